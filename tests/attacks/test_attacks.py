@@ -8,10 +8,14 @@ from tests.attacks.attack import Attack, simulated
 from tests.attacks.cost import MAX_GROWTH, MAX_STALL_S, Cost
 from tests.attacks.resources import Burden, bear
 from tests.attacks.stage import Stage
-from tests.attacks.suite import BURDENS, SIMULATED
+from tests.attacks.suite import BURDENS, MODULES, SIMULATED
+from tests.tiers import first_fast
 
 LEAST = 40
 """Attacks that there have to be."""
+QUICK = [name for name, attack in SIMULATED.items() if attack.quick]
+FAST = [module.ATTACKS[0].name for module in MODULES if module.ATTACKS[0].quick]
+"""One of each kind."""
 SHORT_S = 20.0
 """Virtual seconds of an attack after its third round; too few to judge the pace."""
 
@@ -21,7 +25,7 @@ def test_there_are_attacks_of_every_kind_under_names_of_their_own() -> None:
     assert all(attack.name == name for name, attack in SIMULATED.items())
 
 
-@pytest.mark.parametrize("name", [name for name, attack in SIMULATED.items() if attack.quick])
+@pytest.mark.parametrize("name", first_fast([*FAST, *(name for name in QUICK if name not in FAST)], len(FAST)))
 def test_it_is_held(name: str) -> None:
     outcome = simulated(SIMULATED[name], SHORT_S)
     assert outcome.held, outcome.failure

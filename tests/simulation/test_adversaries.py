@@ -16,6 +16,7 @@ from tests.simulation.adversaries import ATTACKS, REFUSED, Copying, averages_not
 from tests.simulation.runs import begin, holds, simulate
 from tests.simulation.seat import Seat
 from tests.simulation.world import World
+from tests.tiers import first_fast
 
 ROUNDS = 11
 START, NEAR = 2.0, 0.25
@@ -32,7 +33,7 @@ def members_of(world: World, seat: Seat, round: int) -> list[str]:
     return [member.peer for member in seat.node.commit_at(round).record.members]
 
 
-@pytest.mark.parametrize("name", ATTACKS)
+@pytest.mark.parametrize("name", first_fast(ATTACKS))
 def test_one_hostile_contribution_of_six_keeps_nobody_from_the_target(name: str) -> None:
     async def scenario(world: World) -> None:
         assert world.signed.manifest.aggregation == "clip"
@@ -57,7 +58,7 @@ def test_a_copied_contribution_keeps_nobody_from_the_target() -> None:
     holds(simulate(6, scenario))
 
 
-@pytest.mark.parametrize("rule", ["trimmed", "centered_clip"])
+@pytest.mark.parametrize("rule", first_fast(["trimmed", "centered_clip"]))
 def test_two_of_seven_keep_nobody_from_the_target_under_the_rules_for_more(rule: Rule) -> None:
     async def scenario(world: World) -> None:
         for seat in world.seats[:2]:
@@ -82,7 +83,7 @@ def test_one_leads_a_mean_astray_and_a_majority_any_rule(rule: Rule, hostile: in
     holds(simulate(6, scenario, signed=run_with(rule)))
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", first_fast(REFUSED))
 def test_a_contribution_that_is_no_number_is_in_no_average(name: str) -> None:
     async def scenario(world: World) -> None:
         hostile, honest, *_ = world.seats
@@ -103,7 +104,7 @@ def test_a_contribution_that_is_no_number_is_in_no_average(name: str) -> None:
     holds(simulate(6, scenario))
 
 
-@pytest.mark.parametrize("tokens", [81, 2**40])
+@pytest.mark.parametrize("tokens", first_fast([81, 2**40]))
 def test_who_claims_tokens_that_no_round_has_is_left_out(tokens: int) -> None:
     async def scenario(world: World) -> None:
         liar, honest, *_ = world.seats

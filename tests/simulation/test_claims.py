@@ -25,6 +25,7 @@ from tests.simulation.liars import Ghost
 from tests.simulation.runs import begin, holds, simulate
 from tests.simulation.seat import Seat
 from tests.simulation.world import World, disk_space, simulated_run
+from tests.tiers import first_fast
 
 STRANGERS = [Identity.from_seed(bytes([number]) * 32) for number in range(100, 116)]
 
@@ -67,6 +68,7 @@ async def rounds_in(world: World, seconds: float) -> int:
 # -- strangers ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_crowd_that_claims_to_be_ahead_costs_less_than_a_tenth_of_the_rounds() -> None:
     async def scenario(world: World) -> None:
         await begin(world, within_s=200)
@@ -89,7 +91,7 @@ def test_a_crowd_that_claims_to_be_ahead_costs_less_than_a_tenth_of_the_rounds()
     assert not any("RolledBack" in line for line in run.trace)
 
 
-@pytest.mark.parametrize("shares_a_result", [False, True])
+@pytest.mark.parametrize("shares_a_result", first_fast([True, False]))
 def test_records_of_a_stranger_whose_results_nobody_has_leave_us_untouched(shares_a_result: bool) -> None:
     """In a young run that anybody may begin, where fork choice alone would prefer them."""
     with disk_space() as folder:
@@ -136,7 +138,7 @@ def with_founders(*founders: PeerId) -> SignedManifest:
 
 
 @pytest.mark.parametrize("named", [False, True])
-@pytest.mark.parametrize("steps", [0, 6, 12])
+@pytest.mark.parametrize("steps", first_fast([6, 0, 12]))
 def test_two_joiners_whose_only_source_died_go_on_from_the_state_that_they_have(steps: int, named: bool) -> None:
     """It dies when both have its records, and so many questions later.  When it comes back, all end on one chain."""
 

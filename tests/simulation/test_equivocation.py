@@ -17,6 +17,7 @@ from protocol.wire.identity import PeerId
 from protocol.wire.messages import Motion, Proposal, Roll, Vote
 from tests.simulation.runs import begin, holds, simulate
 from tests.simulation.world import World
+from tests.tiers import first_fast
 
 Twist = Callable[[Send], list[Send]]
 
@@ -90,9 +91,10 @@ def lying(liar: PeerId, twist: Twist, sent: list[Send]) -> Iterator[None]:
         Delivery.send = honest  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize(
-    "twist", [votes_twice, moves_twice, proposes_twice, shows_no_rolls, counts_itself_out], ids=lambda twist: twist.__name__
-)
+TWISTS = (votes_twice, moves_twice, proposes_twice, shows_no_rolls, counts_itself_out)
+
+
+@pytest.mark.parametrize("twist", first_fast(TWISTS), ids=lambda twist: twist.__name__)
 def test_an_elector_with_two_faces_is_ejected_and_rounds_go_on(twist: Twist) -> None:
     sent: list[Send] = []
 

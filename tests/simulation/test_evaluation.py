@@ -19,6 +19,7 @@ from tests.simulation.liars import Ghost
 from tests.simulation.runs import begin, holds, simulate
 from tests.simulation.seat import Seat
 from tests.simulation.world import World
+from tests.tiers import first_fast
 
 
 @dataclass
@@ -107,7 +108,7 @@ def test_alone_it_measures_itself() -> None:
     lived(1, scenario)
 
 
-@pytest.mark.parametrize("trouble", ["killed", "paused", "leaves"])
+@pytest.mark.parametrize("trouble", first_fast(["killed", "paused", "leaves"]))
 def test_when_who_was_drawn_drops_out_the_next_in_the_order_measures(trouble: str) -> None:
     async def scenario(world: World, record: Record) -> None:
         victims: list[tuple[Seat, int]] = []

@@ -6,6 +6,7 @@ import pytest
 
 from tests.simulation.mutations import MUTATIONS
 from tests.simulation.runs import rough_job
+from tests.tiers import first_fast
 
 INVARIANTS = {"agreement", "parity", "mass", "no loss", "progress", "heal", "crash", "order"}
 SEEDS = 12
@@ -16,7 +17,7 @@ def test_every_invariant_has_a_mutation() -> None:
     assert {mutation.broken for mutation in MUTATIONS.values()} == INVARIANTS
 
 
-@pytest.mark.parametrize("name", list(MUTATIONS))
+@pytest.mark.parametrize("name", first_fast(MUTATIONS, 2))
 def test_the_simulator_finds(name: str) -> None:
     failures = []
     for seed in FINDERS.get(name, range(1, SEEDS + 1)):

@@ -17,6 +17,7 @@ from tests.simulation.rollouts import cast, rl_run
 from tests.simulation.runs import holds, simulate
 from tests.simulation.seat import Seat
 from tests.simulation.world import World
+from tests.tiers import first_fast
 
 LOSSY = Weather(gossip_loss=0.25, gossip_copies=0.2, gossip_late=0.1, request_loss=0.004)
 WARM = 2
@@ -84,7 +85,7 @@ def test_all_compare_with_the_weights_that_rollouts_began_with_and_who_comes_lat
     holds(simulate(sum(ROLES.values()), scenario, signed=RUN))
 
 
-@pytest.mark.parametrize("seed", range(1, 5))
+@pytest.mark.parametrize("seed", first_fast(range(1, 5)))
 def test_trainers_that_die_while_rollouts_begin_compare_with_the_same_weights(seed: int) -> None:
     """By kill or power cut, at any time from the last warm round on; gossip is lost, and requests are."""
 
@@ -180,7 +181,7 @@ def test_where_nobody_has_them_a_trainer_waits_and_says_what_to_do() -> None:
     holds(simulate(sum(ROLES.values()), scenario, signed=RUN))
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", first_fast([1, 2]))
 def test_other_bytes_than_the_chain_names_are_refused(seed: int) -> None:
     """One trainer serves zeros under the right name, and is asked first: the late one takes all from the other."""
 

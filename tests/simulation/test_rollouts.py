@@ -32,6 +32,7 @@ from tests.simulation.rollouts import ROLES, RolloutJudge, cast, rl_run
 from tests.simulation.runs import holds, simulate
 from tests.simulation.seat import Seat
 from tests.simulation.world import World
+from tests.tiers import first_fast
 
 TROUPE = {Role.TRAINER: 4, Role.ROLLOUT: 4, Role.VALIDATOR: 4}
 LOSSY = Weather(gossip_loss=0.25, gossip_copies=0.2, gossip_late=0.1, request_loss=0.004)
@@ -64,7 +65,7 @@ async def until_aside(world: World, judge: RolloutJudge, liar: Seat, judges: lis
     )
 
 
-@pytest.mark.parametrize("seed", range(1, 5))
+@pytest.mark.parametrize("seed", first_fast(range(1, 5)))
 def test_a_third_of_each_role_lies_and_others_die(seed: int) -> None:
     """One of four trainers accuses everybody, one of four rollout peers cheats, one of four validators lies."""
     cheat, liar = CHEATS[seed % len(CHEATS)], LIARS[seed % len(LIARS)]
@@ -90,7 +91,7 @@ def test_a_third_of_each_role_lies_and_others_die(seed: int) -> None:
     holds(simulate(sum(TROUPE.values()), scenario, seed, LOSSY if seed % 2 else None, rl_run()))
 
 
-@pytest.mark.parametrize("liar", LIARS)
+@pytest.mark.parametrize("liar", first_fast(LIARS))
 def test_a_validator_that_lies_is_set_aside_by_whoever_dealt_with_it(liar: type[RolloutTrainer]) -> None:
     """Beside a cheating rollout peer, without which one that accepts all says nothing wrong."""
     roles = {**ROLES, Role.VALIDATOR: 1}
@@ -110,7 +111,7 @@ def test_a_validator_that_lies_is_set_aside_by_whoever_dealt_with_it(liar: type[
     holds(simulate(sum(roles.values()), scenario, signed=rl_run()))
 
 
-@pytest.mark.parametrize("cheat", CHEATS)
+@pytest.mark.parametrize("cheat", first_fast(CHEATS))
 def test_a_rollout_peer_that_cheats_is_told_why_and_learned_from_by_nobody(cheat: type[Cheat]) -> None:
     async def scenario(world: World) -> None:
         judge, seats = cast(world, ROLES, {(Role.ROLLOUT, 0): cheat})

@@ -30,6 +30,7 @@ from tests.simulation.rollouts import ROLES, cast, rl_run
 from tests.simulation.runs import holds, simulate
 from tests.simulation.seat import Seat
 from tests.simulation.world import World
+from tests.tiers import first_fast
 
 ORGANISER = Identity.from_seed(b"\x2a" * 32)
 LOSSY = Weather(gossip_loss=0.25, gossip_copies=0.2, gossip_late=0.1, request_loss=0.004)
@@ -95,7 +96,7 @@ def cast_with_organiser(world: World) -> dict[Role, list[Seat]]:
     return seats
 
 
-@pytest.mark.parametrize("weather", [None, LOSSY])
+@pytest.mark.parametrize("weather", first_fast([None, LOSSY]))
 def test_tasks_of_a_volunteer_are_solved_by_everybody_also_who_comes_late_or_dies(weather: Weather | None) -> None:
     amended: set[tuple[int, int]] = set()
 
@@ -137,6 +138,7 @@ def test_tasks_of_a_volunteer_are_solved_by_everybody_also_who_comes_late_or_die
     assert len(amended) == 2, "each amendment begins at the same version for everybody"
 
 
+@pytest.mark.slow
 def test_a_set_that_nobody_solves_falls_out_everywhere_at_one_version_and_may_come_back() -> None:
     fallen: dict[str, int] = {}
 
@@ -163,6 +165,7 @@ def test_a_set_that_nobody_solves_falls_out_everywhere_at_one_version_and_may_co
     assert len({*fallen.values()}) == 1
 
 
+@pytest.mark.slow
 def test_a_validator_that_lies_about_scores_is_set_aside_and_disputes_no_set() -> None:
     fallen: list[TaskSetFellOut] = []
 
@@ -185,6 +188,7 @@ def test_a_validator_that_lies_about_scores_is_set_aside_and_disputes_no_set() -
     assert not fallen
 
 
+@pytest.mark.slow
 def test_no_crowd_of_validators_has_a_set_fall_out_by_scores_of_programs() -> None:
     """Nobody can prove that they are false, and keys are free: all validators say them here, and no honest one."""
     fallen: list[TaskSetFellOut] = []
@@ -215,6 +219,7 @@ def test_no_crowd_of_validators_has_a_set_fall_out_by_scores_of_programs() -> No
     assert not fallen
 
 
+@pytest.mark.slow
 def test_a_set_whose_answers_get_other_scores_each_time_falls_out() -> None:
     fallen: dict[str, int] = {}
 
@@ -236,6 +241,7 @@ def test_a_set_whose_answers_get_other_scores_each_time_falls_out() -> None:
     assert len({*fallen.values()}) == 1
 
 
+@pytest.mark.slow
 def test_a_set_that_nobody_has_any_more_falls_out_and_the_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("protocol.tasks.lost_sets.LOST_S", 30.0)
     fallen: dict[str, int] = {}
@@ -271,6 +277,7 @@ def test_a_set_that_nobody_has_any_more_falls_out_and_the_run_goes_on(monkeypatc
     assert len({*fallen.values()}) == 1
 
 
+@pytest.mark.slow
 def test_where_the_voters_do_not_train_rounds_of_nothing_are_few_and_the_organiser_ends_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -306,6 +313,7 @@ def test_where_the_voters_do_not_train_rounds_of_nothing_are_few_and_the_organis
     holds(simulate(sum(roles.values()), scenario, signed=signed))
 
 
+@pytest.mark.slow
 def test_statements_of_others_admit_nothing_and_cost_little() -> None:
     """Forged, replayed from another run, malformed, or too many: no handler raises, and nothing is in force."""
     stranger = Identity.from_seed(bytes([7]) * 32)

@@ -24,6 +24,7 @@ from tests.simulation.versions import (
     until_all_have,
 )
 from tests.simulation.world import World
+from tests.tiers import first_fast
 
 Lie = Callable[[Version], Version]
 
@@ -153,7 +154,7 @@ def lose_index(path: Path) -> None:
     path.with_suffix(".leaves").unlink()
 
 
-@pytest.mark.parametrize("damage", [flip, cut_short, lose, lose_index])
+@pytest.mark.parametrize("damage", first_fast([flip, cut_short, lose, lose_index]))
 @pytest.mark.parametrize("restarted", [False, True])
 def test_a_damaged_file_is_never_served_and_is_fetched_again(damage: Callable[[Path], None], restarted: bool) -> None:
     async def scenario(world: World) -> None:

@@ -28,6 +28,7 @@ from tests.simulation.versions import (
     until_all_have,
 )
 from tests.simulation.world import World
+from tests.tiers import first_fast
 
 
 def test_versions_reach_everybody_to_the_bit_while_peers_lie_and_die() -> None:
@@ -67,7 +68,7 @@ LOSSY = Weather(bytes_per_s=RATE, gossip_loss=0.5, gossip_copies=0.3, gossip_lat
 
 @pytest.mark.parametrize(
     ("weather", "seed"),
-    [*((LOSSY, seed) for seed in (1, 2, 3)), (Weather(bytes_per_s=RATE, latency_s=0.3, jitter_s=0.5), 1)],
+    first_fast([*((LOSSY, seed) for seed in (1, 2, 3)), (Weather(bytes_per_s=RATE, latency_s=0.3, jitter_s=0.5), 1)]),
 )
 def test_versions_reach_everybody_in_any_weather(weather: Weather, seed: int) -> None:
     async def scenario(world: World) -> None:
@@ -83,6 +84,7 @@ def test_versions_reach_everybody_in_any_weather(weather: Weather, seed: int) ->
 
 @pytest.mark.parametrize("power_fails", [False, True])
 @pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.slow
 def test_a_death_at_any_disk_operation_costs_nothing_but_time(victim: int, power_fails: bool) -> None:
     """Of the publisher, and of a peer that takes what it publishes; with the power, what was not synced is lost, too."""
     for operation in itertools.count(1):

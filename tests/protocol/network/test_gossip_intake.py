@@ -151,6 +151,7 @@ def test_control_messages_have_us_dial_nobody_and_remember_no_other_topic() -> N
         async with elsewhere, network(a) as target, network(b) as hostile:
             hostile.remember(target.addresses())
             router, topic, rpc = stack(target).gossip._router, topic_of(target), RPC()
+            router.prune_back_off = 1  # seconds, not 60
             for number in range(100):
                 rpc.control.prune.add(topicID=f"another {number}")
                 rpc.control.graft.add(topicID=f"a third {number}") if number < 20 else None
