@@ -1,9 +1,13 @@
-"""Chats as they are written down, one a line (supervised fine-tuning).
+"""Chats as they are written down, one a line or in one JSON array (supervised fine-tuning).
 
 A record is `{"messages": [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]}`, with the roles
-system, user and assistant.  Other usual ways to write the same are read too: `conversations` with `from` and `value`,
-`prompt` and `completion` as texts or as messages, other names of the roles, and a content in parts of text.  How a chat
-becomes tokens is `trainer.data.templates`'s business.
+system, user and assistant.  Other usual ways to write the same are read as well: `conversations` with `from` and `value`,
+`prompt` and `completion` as texts or as messages, Alpaca's `instruction`, `input` and `output`, other names of the roles,
+and a content in parts of text.  How a chat becomes tokens is `trainer.data.templates`'s business.
+
+Every field has a meaning here, or the record is refused: a field that is passed over may be one by which its author says
+what a model must not learn, or has to see.  `COUNTS` and `IS_EXCLUDED` exclude messages from the loss, `METADATA` says
+nothing to the model, and `UNSUPPORTED` is what runs have no form for.  Fields that are null or empty are as good as absent.
 """
 
 from __future__ import annotations
@@ -22,89 +26,269 @@ MAX_MESSAGES = 1 << 12
 MAX_CONTENT_CHARACTERS = 1 << 24
 OTHER_ROLES = {"developer": "system", "human": "user", "gpt": "assistant", "model": "assistant"}
 
+COUNTS = frozenset(
+    "weight train training trainable train_on_turn loss compute_loss calculate_loss include_in_loss learn".split()
+)
+"""0 or false excludes a message of the assistant from the loss, or all of a chat where the record has it."""
+IS_EXCLUDED = frozenset("masked mask mask_loss ignore exclude excluded skip no_loss".split())
+"""1 or true excludes it."""
+UNSUPPORTED = {
+    **dict.fromkeys("tool_calls function_call tool_call_id tools functions tool_choice".split(), "tools"),
+    **dict.fromkeys("image images image_url video videos audio audios file files".split(), "images, audio and files"),
+    **dict.fromkeys(
+        "reasoning_content reasoning reasoning_details thinking thoughts chain_of_thought".split(),
+        "thoughts apart from what is said",
+    ),
+    **dict.fromkeys("name".split(), "names of speakers"),
+    **dict.fromkeys("prefix suffix continue_final_message".split(), "messages that are begun for the model"),
+    **dict.fromkeys(
+        "chat_template chat_template_kwargs template enable_thinking add_generation_prompt".split(), "templates of records"
+    ),
+    **dict.fromkeys("documents context contexts".split(), "documents beside the messages"),
+    **dict.fromkeys(
+        "train_detail training_detail loss_scale loss_weight weights loss_mask completion_mask assistant_masks".split(),
+        "weights of parts of a message",
+    ),
+    **dict.fromkeys("chosen rejected preference kto_tag rank ranking".split(), "preferences"),
+    **dict.fromkeys("refusal".split(), "refusals apart from what is said"),
+    **dict.fromkeys("input_ids labels attention_mask token_ids".split(), "tokens that others made"),
+}
+"""Field: what runs do not support."""
+METADATA = frozenset(
+    "id ids _id idx index uuid hash number row key sample_id prompt_id conversation_id chat_id message_id parent_id "
+    "user_id session_id source sources source_id dataset dataset_name data_source origin subset split version "
+    "revision category categories subcategory tag tags topic topics domain subject task task_type task_name type "
+    "style genre keywords language lang languages locale license author authors annotator created created_at "
+    "updated_at timestamp date time url link title score scores rating quality difficulty reward length num_tokens "
+    "token_count tokens n_tokens turns num_turns n_turns turn generator model_name annotations metadata meta extra "
+    "extra_info info notes note comment comments parallel_tool_calls model".split()
+)
+"""Says nothing to a model.  Whatever else a data set has can lie in `metadata`."""
+TEXTS = frozenset("prompt completion instruction output".split())
+"""Texts of a record that may be empty and still be said."""
+FORMS = (
+    "a chat is a record with a list of 1 to {most} messages, which is called messages or conversations, or with prompt and "
+    "completion, or with instruction and output"
+)
 
-def chats_in(path: Path) -> Iterator[tuple[int, list[Message]]]:
-    """The line's number and the messages of each chat in a file of JSON lines; empty lines are passed over.
 
-    Raises ValueError with one sentence that names file and line.
+def chats_in(path: Path) -> Iterator[tuple[str, list[Message]]]:
+    """Yield where each chat of a file stands ("line 3"), and its messages; empty lines are passed over.
+
+    The file is JSON lines, or one JSON array of records.  Raises ValueError with one sentence that names file and place.
     """
-    for number, line in enumerate(_lines(path), 1):
-        if not line.strip():
-            continue
+    for place, text in _records(path):
         try:
-            yield number, messages_of(_parsed(line))
+            yield place, messages_of(_parsed(text) if isinstance(text, bytes) else text)
         except ValueError as error:
-            raise ValueError(f"{path.name}, line {number}: {error}") from error
+            raise ValueError(f"{path.name}, {place}: {error}") from error
 
 
 def messages_of(record: Any) -> list[Message]:
-    """The messages of a record, of which one at least is the assistant's.
+    """Return the messages of a record, of which one at least is the assistant's.
 
-    Raises ValueError with one sentence for what is no chat; further fields of a record or message are passed over.
+    Raises ValueError with one sentence that names the field, for what is no chat and for what a run cannot do.
     """
-    messages = _listed(record)
-    if not isinstance(messages, list) or not 1 <= len(messages) <= MAX_MESSAGES:
-        raise ValueError(
-            f"a chat is a record with a list of 1 to {MAX_MESSAGES} messages, which is called messages or conversations, "
-            "or with prompt and completion"
-        )
-    found = [_message(number, message) for number, message in enumerate(messages, 1)]
+    if not isinstance(record, Mapping):
+        raise ValueError(FORMS.format(most=MAX_MESSAGES))
+    fields = _given(record, "the record")
+    listed = _listed(fields)
+    if not isinstance(listed, list) or not 1 <= len(listed) <= MAX_MESSAGES:
+        raise ValueError(FORMS.format(most=MAX_MESSAGES))
+    excluded = _is_excluded(fields, "the record")
+    _check_known(fields, "the record", METADATA)
+    found = [_message(number, message) for number, message in enumerate(listed, 1)]
     if all(message.role != LEARNT for message in found):
         raise ValueError("a chat has no message of the assistant, so there is nothing to learn from it")
-    return found
+    return [message._replace(excluded=True) for message in found] if excluded else found
 
 
-def _lines(path: Path) -> Iterator[bytes]:
+def _records(path: Path) -> Iterator[tuple[str, Any]]:
+    """Where each record stands, and its bytes, or what it says where the file is an array."""
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise ValueError(f"{path.name} is larger than {MAX_FILE_BYTES >> 20} MiB; take fewer chats")
         with path.open("rb") as file:
-            yield from file
+            start = file.read(64)
+            file.seek(0)
+            if start.startswith((b"\xff\xfe", b"\xfe\xff")):
+                raise ValueError(f"{path.name} is UTF-16 text; save it as UTF-8")
+            if start.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"["):
+                yield from _array(path.name, file.read())
+                return
+            for number, line in enumerate(file, 1):
+                if line.strip(b"\xef\xbb\xbf \t\r\n"):
+                    yield f"line {number}", line
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}") from error
 
 
-def _parsed(line: bytes) -> Any:
+def _array(name: str, data: bytes) -> Iterator[tuple[str, Any]]:
     try:
-        value = json.loads(line)
+        records = _parsed(data)
+    except ValueError as error:
+        raise ValueError(f"{name}, an array of chats as it begins with [: {error}") from error
+    for number, record in enumerate(records, 1):
+        yield f"record {number}", record
+
+
+def _parsed(data: bytes) -> Any:
+    try:
+        value = json.loads(data.decode("utf-8-sig"), object_pairs_hook=_unique)
     except UnicodeDecodeError as error:
-        raise ValueError("it is not UTF-8 text") from error
+        raise ValueError("it is not UTF-8 text; save the file as UTF-8") from error
     except json.JSONDecodeError as error:
-        raise ValueError(f"it is no JSON ({error.msg} at column {error.colno}); each line is one chat") from error
+        raise ValueError(
+            f"it is no JSON ({error.msg} at line {error.lineno}, column {error.colno}); each line is one chat, or the whole "
+            "file is one JSON array of them"
+            if data.count(b"\n") > 1
+            else f"it is no JSON ({error.msg} at column {error.colno}); each line is one chat"
+        ) from error
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
     check_depth(value)
     return value
 
 
-def _listed(record: Any) -> Any:
-    """The messages of a record, however it calls them."""
-    if not isinstance(record, Mapping):
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the field {twice!r:.40} stands there twice")
+    return found
+
+
+def _given(record: Mapping[str, Any], whose: str) -> dict[str, Any]:
+    """The fields that say something.  Raises ValueError for those that runs do not support."""
+    fields = {
+        name: value for name, value in record.items() if value is not None and (name in TEXTS or value not in ("", [], {}))
+    }
+    for name, value in fields.items():
+        if name in UNSUPPORTED and value is not False:
+            raise ValueError(
+                f"{whose} has the field {name}, and runs do not support {UNSUPPORTED[name]}; leave the chat out, or remove "
+                "the field if the chat makes sense without it"
+            )
+    return {name: value for name, value in fields.items() if name not in UNSUPPORTED}
+
+
+def _listed(fields: dict[str, Any]) -> Any:
+    """Take the messages out of the fields of a record, however it calls them, with the system prompt before them."""
+    found = [name for name in ("messages", "conversations", "completion", "output") if name in fields]
+    if len(found) != 1:
+        if found:
+            raise ValueError(f"the record has {' and '.join(found)}, of which one alone can be the chat")
         return None
-    if "prompt" in record and "completion" in record and "messages" not in record:
-        asked, answered = record["prompt"], record["completion"]
-        if isinstance(asked, list) and isinstance(answered, list):
-            return [*asked, *answered]
-        return [{"role": "user", "content": asked}, {"role": LEARNT, "content": answered}]
-    return record.get("messages", record.get("conversations"))
+    form, listed = found[0], fields.pop(found[0])
+    if form == "completion":
+        listed = _asked_and_answered(fields.pop("prompt", None), listed)
+    elif form == "output":
+        listed = _alpaca(fields, listed)
+    else:
+        fields.pop("prompt", None)  # some sets repeat there what was asked first
+    system = fields.pop("system" if "system" in fields else "system_prompt", None)
+    if system is not None and isinstance(listed, list):
+        if any(isinstance(message, Mapping) and _role(message) == "system" for message in listed):
+            raise ValueError("the record has a field with the system prompt and a message of the system as well; keep one")
+        listed = [{"role": "system", "content": system}, *listed]
+    return listed
+
+
+def _asked_and_answered(asked: Any, answered: Any) -> Any:
+    if asked is None:
+        return None
+    if isinstance(asked, list) and isinstance(answered, list):
+        return [*asked, *answered]
+    return [{"role": "user", "content": asked}, {"role": LEARNT, "content": answered}]
+
+
+def _alpaca(fields: dict[str, Any], output: Any) -> Any:
+    """`instruction`, and `input` on the next line; before them `history`, pairs of what was asked and answered."""
+    instruction, given, history = (fields.pop(name, None) for name in ("instruction", "input", "history"))
+    fields.pop("text", None)  # the published set repeats there all of it in one text
+    if instruction is None:
+        return None
+    if not isinstance(instruction, str) or not isinstance(given, str | None):
+        raise ValueError("the field instruction or input is no text")
+    if not isinstance(history, list | None) or not all(isinstance(pair, list) and len(pair) == 2 for pair in history or ()):
+        raise ValueError("the field history is no list of pairs")
+    turns = [*(history or ()), [f"{instruction}\n{given}" if given else instruction, output]]
+    return [message for asked, answered in turns for message in _asked_and_answered(asked, answered)]
+
+
+def _role(message: Mapping[str, Any]) -> Any:
+    role = message.get("role", message.get("from"))
+    return OTHER_ROLES.get(role, role) if isinstance(role, str) else role
 
 
 def _message(number: int, message: Any) -> Message:
-    fields = message if isinstance(message, Mapping) else {}
-    role, content = fields.get("role", fields.get("from")), fields.get("content", fields.get("value"))
-    known = OTHER_ROLES.get(role, role) if isinstance(role, str) else role
-    if known not in ROLES:
-        raise ValueError(f"the role of message {number} of a chat is {role!r:.40}, and must be one of {', '.join(ROLES)}")
-    if fields.get("tool_calls") or fields.get("function_call"):
-        raise ValueError(f"message {number} of a chat calls a tool, which no template here has; leave the chat out")
-    if isinstance(content, list) and content and all(_is_text(part) for part in content):
+    whose = f"message {number} of a chat"
+    if not isinstance(message, Mapping):
+        raise ValueError(f"{whose} is no record with role and content")
+    role = _role(message)
+    if role not in ROLES:
+        said = message.get("role", message.get("from"))
+        raise ValueError(f"the role of {whose} is {said!r:.40}, and must be one of {', '.join(ROLES)}")
+    fields = _given(message, whose)
+    if len({"role", "from"} & set(fields)) > 1 or len({"content", "value"} & set(message)) > 1:
+        raise ValueError(f"{whose} says its role or its content in two fields; keep role and content")
+    excluded = _is_excluded(fields, whose, role)
+    _check_known(fields, whose, METADATA | {"role", "from", "content", "value"})
+    return Message(role, _content(message, whose), excluded)
+
+
+def _content(message: Mapping[str, Any], whose: str) -> str:
+    content = message.get("content", message.get("value"))
+    if content is None:
+        raise ValueError(f"the content of {whose} is {'null' if {'content', 'value'} & set(message) else 'missing'}")
+    if isinstance(content, list) and content:
+        if not all(_is_text(part) for part in content):
+            raise ValueError(f'the content of {whose} has parts other than {{"type": "text", "text": …}}')
         content = "".join(part["text"] for part in content)
     if not isinstance(content, str) or len(content) > MAX_CONTENT_CHARACTERS:
-        raise ValueError(
-            f"the content of message {number} of a chat is no text of {MAX_CONTENT_CHARACTERS} characters at most"
-        )
-    return Message(known, content)
+        raise ValueError(f"the content of {whose} is no text of {MAX_CONTENT_CHARACTERS} characters at most")
+    if not content.isascii():
+        try:
+            content.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"the content of {whose} has half a character at place {error.start + 1} (\\u{ord(content[error.start]):x} "
+                "without its other half); mend or remove it"
+            ) from error
+    return content
 
 
 def _is_text(part: Any) -> bool:
-    return isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
+    return (
+        isinstance(part, Mapping)
+        and set(part) == {"type", "text"}
+        and part["type"] == "text"
+        and isinstance(part["text"], str)
+    )
+
+
+def _is_excluded(fields: dict[str, Any], whose: str, role: str = LEARNT) -> bool:
+    """Take out the fields that say what counts.  Return True if one of them excludes."""
+    excluded = False
+    for name in sorted((COUNTS | IS_EXCLUDED) & set(fields)):
+        value = fields.pop(name)
+        if not isinstance(value, bool | int | float) or value not in (0, 1):
+            raise ValueError(f"the field {name} of {whose} is {value!r:.40}, and must be 0 or 1, or false or true")
+        counts = bool(value) == (name in COUNTS)
+        if counts and role != LEARNT:
+            raise ValueError(
+                f"the field {name} of {whose} asks to learn what the {role} says, and runs learn what the assistant says; "
+                "remove the field"
+            )
+        excluded |= not counts
+    return excluded
+
+
+def _check_known(fields: Mapping[str, Any], whose: str, known: frozenset[str]) -> None:
+    unknown = sorted(set(fields) - known)
+    if unknown:
+        raise ValueError(
+            f"{whose} has the unknown field {unknown[0]!r:.60}, which may change what is learned; remove it, or move it "
+            "into metadata, which is passed over"
+        )

@@ -57,11 +57,11 @@ class ChatReading(Reading):
         self.cut = self.left_out = 0
         splits = {False: _Split(), True: _Split()}
         count, dtype = 0, np.min_scalar_type(tokenizer.vocab - 1)
-        for number, messages in chats_in(path):
+        for place, messages in chats_in(path):
             try:
                 chat = tokenizer.chat(messages)
             except ValueError as error:
-                raise ValueError(f"{path.name}, line {number}: {error}") from error
+                raise ValueError(f"{path.name}, {place}: {error}") from error
             if self._cut(chat):
                 held_out = count * held_out_percent % 100 < held_out_percent
                 splits[held_out].add(np.array(chat.tokens, dtype), np.array(chat.mask))
@@ -97,7 +97,7 @@ class ChatReading(Reading):
         """For a person: how many there are, and what is lost."""
         chats, held = (len(split.ends) - 1 for split in (self._splits[False], self._splits[True]))
         lost = f"; {self.cut} longer than a window are cut" if self.cut else ""
-        lost += f", {self.left_out} of them with nothing left to learn" if self.left_out else ""
+        lost += f"; {self.left_out} with nothing to learn are left out" if self.left_out else ""
         windows = f"{self.windows} window{'s' * (self.windows != 1)}"
         return f"{chats} chat{'s' * (chats != 1)} in {windows} to learn from, {held} held out{lost}"
 

@@ -22,10 +22,11 @@ class Mark(str):
 
 
 class Message(NamedTuple):
-    """Of one of the `ROLES`."""
+    """Of one of the `ROLES`.  excluded: read by the model, and not learned, although it may be the assistant's."""
 
     role: str
     content: str
+    excluded: bool = False
 
 
 class Chat(NamedTuple):
@@ -105,7 +106,8 @@ class TemplatedTokenizer(Tokenizer):
     def chat(self, messages: Sequence[Message]) -> Chat:
         """The tokens of a conversation; what the assistant says and the end after it count, so that it learns to stop.
 
-        Raises ValueError with one sentence for a content that holds an end token.
+        Excluded messages and their ends do not count.  Raises ValueError with one sentence for a content that holds an end
+        token.
         """
         tokens, mask = self._conversation(messages)
         return Chat(self._begin + tokens, [False] * len(self._begin) + mask)
@@ -113,12 +115,12 @@ class TemplatedTokenizer(Tokenizer):
     def _conversation(self, messages: Sequence[Message]) -> Chat:
         tokens: list[int] = []
         mask: list[bool] = []
-        for role, content in messages:
+        for role, content, excluded in messages:
             said = self.encode(content)
             if not set(self.ends).isdisjoint(said):
                 raise ValueError(f"a message of the {role} holds a token that ends a turn")
-            learnt = role == LEARNT
-            after = [self.end, *self._gap] if learnt else self._close
+            learnt = role == LEARNT and not excluded
+            after = [self.end, *self._gap] if role == LEARNT else self._close
             tokens += self._headings[role] + said + after
             mask += [False] * len(self._headings[role]) + [learnt] * len(said)
             mask += [learnt and place == 0 for place in range(len(after))]

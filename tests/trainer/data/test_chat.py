@@ -119,7 +119,9 @@ ASKED_AND_ANSWERED = [Message("user", "2 + 2?"), Message("assistant", "4")]
 @pytest.mark.parametrize(
     "record",
     [
-        {"id": 3, "messages": [USER, FOUR | {"name": "x", "tool_calls": []}]},
+        {"instruction": "2 + 2?", "input": "", "output": "4", "text": "Below is an instruction"},
+        {"prompt": "2 + 2?", "messages": [USER, FOUR], "conversations": None, "system": "", "tools": []},
+        {"id": 3, "messages": [USER, FOUR | {"name": None, "tool_calls": []}]},
         {"conversations": [{"from": "human", "value": "2 + 2?"}, {"from": "gpt", "value": "4"}]},
         {"prompt": "2 + 2?", "completion": "4"},
         {"prompt": [USER], "completion": [FOUR]},
@@ -135,6 +137,184 @@ def test_there_are_several_ways_to_write_a_chat(record: Any) -> None:
     assert messages_of(record) == ASKED_AND_ANSWERED
 
 
+def test_records_of_alpaca_and_system_prompts_are_taken() -> None:
+    alpaca = {"instruction": "Add.", "input": "2 + 2", "output": "4", "system": "Be brief.", "history": [["Hi", "Hello"]]}
+    assert messages_of(alpaca) == [
+        Message("system", "Be brief."), Message("user", "Hi"), Message("assistant", "Hello"), Message("user", "Add.\n2 + 2"),
+        Message("assistant", "4"),
+    ]  # fmt: skip
+    asked = {"system_prompt": "Be brief.", "conversations": [{"from": "human", "value": "2 + 2?"}, FOUR]}
+    assert messages_of(asked) == [Message("system", "Be brief."), *ASKED_AND_ANSWERED]
+
+
+EXCLUDED = [
+    {"weight": 0}, {"weight": 0.0}, {"weight": False}, {"train": False}, {"train": 0}, {"training": False},
+    {"trainable": False},
+    {"train_on_turn": False}, {"loss": False}, {"loss": 0}, {"compute_loss": False}, {"calculate_loss": False},
+    {"include_in_loss": False}, {"masked": True}, {"mask": 1}, {"mask_loss": True}, {"ignore": True}, {"excluded": True},
+    {"skip": True}, {"weight": 1, "train": False}, {"masked": True, "weight": None},
+]  # fmt: skip
+
+
+def test_a_message_of_others_may_say_that_it_is_not_learned() -> None:
+    for flags in ({"weight": 0.0}, {"masked": True}, {"train": False}):
+        assert counted(*tokens_of([SYSTEM | flags, USER | flags, FOUR])) == b"4\0"
+    for asked in ({"weight": 1}, {"masked": False}, {"train": True}):
+        with pytest.raises(
+            ValueError, match=f"the field {next(iter(asked))} of message 1 of a chat asks to learn what the user"
+        ):
+            tokens_of([USER | asked, FOUR])
+
+
+INCLUDED = [
+    {"weight": 1}, {"weight": 1.0}, {"train": True}, {"training": 1}, {"loss": True}, {"masked": False}, {"mask": 0},
+    {"weight": None}, {"weight": 1, "train": True}, {"ignore": False}, {"trainable": True},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("flags", EXCLUDED, ids=str)
+def test_a_message_that_its_author_excluded_is_read_and_not_learned(flags: dict[str, Any]) -> None:
+    wrong = {"role": "assistant", "content": "5"}
+    asked_again = [USER, wrong | flags, {"role": "user", "content": "no"}, FOUR]
+    tokens, mask = tokens_of(asked_again)
+    assert counted(tokens, mask) == b"4\0"
+    assert bytes(tokens).count(b"assistant:\n5\0\n") == 1, "the end of the message is there and does not count either"
+    assert all(message.excluded or message.role == "user" for message in messages_of({"messages": [USER, FOUR], **flags}))
+
+
+@pytest.mark.parametrize("flags", INCLUDED, ids=str)
+def test_a_message_that_its_author_included_is_learned(flags: dict[str, Any]) -> None:
+    assert counted(*tokens_of([USER, FOUR | flags, MORE, SEVEN])) == b"4\x007\0"
+
+
+@given(MESSAGES, st.data())
+def test_excluding_messages_changes_nothing_but_what_counts(messages: list[dict[str, str]], data: st.DataObject) -> None:
+    said = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
+    if not said:
+        return
+    excluded = data.draw(st.sets(st.sampled_from(said)))
+    flagged = [message | ({"weight": 0} if place in excluded else {}) for place, message in enumerate(messages)]
+    tokens, mask = tokens_of(flagged)
+    assert tokens == tokens_of(messages).tokens
+    assert counted(tokens, mask) == b"".join(
+        messages[place]["content"].encode() + b"\0" for place in said if place not in excluded
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "part"),
+    [
+        ({"weight": 0.5}, "the field weight of message 2 of a chat is 0.5, and must be 0 or 1"),
+        ({"weight": 2}, "the field weight of message 2 of a chat is 2, and must be 0 or 1"),
+        ({"weight": -1}, "is -1, and must be 0 or 1"),
+        ({"weight": "0"}, "is '0', and must be 0 or 1"),
+        ({"weight": float("nan")}, "is nan, and must be 0 or 1"),
+        ({"train": "false"}, "the field train of message 2 of a chat is 'false'"),
+        ({"mask": "User"}, "the field mask of message 2 of a chat is 'User'"),
+        ({"train_detail": [{"begin_offset": 0, "end_offset": 1, "train": False}]}, "has the field train_detail"),
+        ({"loss_scale": 0.1}, "weights of parts of a message"),
+        ({"name": "Ada"}, "has the field name, and runs do not support names of speakers"),
+        ({"prefix": True}, "has the field prefix"),
+        ({"reasoning_content": "I think"}, "has the field reasoning_content, and runs do not support thoughts"),
+        ({"thinking": "I think"}, "has the field thinking"),
+        ({"function_call": {"name": "f"}}, "has the field function_call, and runs do not support tools"),
+        ({"tool_call_id": "1"}, "has the field tool_call_id"),
+        ({"images": ["a.png"]}, "has the field images, and runs do not support images, audio and files"),
+        ({"audio": {"id": "a"}}, "has the field audio"),
+        ({"refusal": "I cannot"}, "has the field refusal"),
+        ({"learnable": False}, "has the unknown field 'learnable'"),
+        ({"include": False}, "has the unknown field 'include', which may change what is learned"),
+        ({"value": "5"}, "says its role or its content in two fields"),
+    ],
+    ids=str,
+)
+def test_fields_that_change_what_is_learned_are_refused(flags: dict[str, Any], part: str, tmp_path: Path) -> None:
+    path = tmp_path / "talk.jsonl"
+    lines = [{"messages": [USER, FOUR]}, {"messages": [USER, FOUR | flags]}]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    with pytest.raises(ValueError) as caught:
+        list(chats_in(path))
+    assert str(caught.value).startswith("talk.jsonl, line 2: ") and part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "part"),
+    [
+        ({"tools": [{"type": "function"}]}, "the record has the field tools, and runs do not support tools"),
+        ({"functions": [{}]}, "the record has the field functions"),
+        ({"images": ["a.png"]}, "the record has the field images"),
+        ({"chat_template": "{{x}}"}, "templates of records"),
+        ({"chat_template_kwargs": {"enable_thinking": True}}, "templates of records"),
+        ({"documents": ["x"]}, "documents beside the messages"),
+        ({"labels": [1]}, "tokens that others made"),
+        ({"rejected": [USER]}, "preferences"),
+        ({"weight": 0.3}, "the field weight of the record is 0.3, and must be 0 or 1"),
+        ({"conversations": [USER, FOUR]}, "the record has messages and conversations"),
+        ({"completion": "4"}, "the record has messages and completion"),
+        ({"quality_filter": 0}, "the record has the unknown field 'quality_filter'"),
+        ({"system": "Be brief.", "messages": [SYSTEM, USER, FOUR]}, "a field with the system prompt and a message"),
+    ],
+    ids=str,
+)
+def test_fields_of_a_record_that_change_what_is_learned_are_refused(fields: dict[str, Any], part: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        messages_of({"messages": [USER, FOUR]} | fields)
+    assert part in str(caught.value)
+
+
+def test_what_says_nothing_to_a_model_is_passed_over() -> None:
+    about: dict[str, Any] = dict.fromkeys(chat.METADATA, "something") | {"metadata": {"weight": 0.5, "tools": [1]}}
+    assert messages_of({"messages": [USER | about, FOUR | about], **about}) == ASKED_AND_ANSWERED
+
+
+@pytest.mark.parametrize("named", [chat.COUNTS, chat.IS_EXCLUDED, frozenset(chat.UNSUPPORTED), chat.METADATA, chat.TEXTS])
+def test_a_field_has_one_meaning(named: frozenset[str]) -> None:
+    tables = [chat.COUNTS, chat.IS_EXCLUDED, frozenset(chat.UNSUPPORTED), chat.METADATA, chat.TEXTS]
+    assert sum(not named.isdisjoint(table) for table in tables) == 1
+
+
+def test_a_file_may_be_one_array(tmp_path: Path) -> None:
+    path = tmp_path / "talk.json"
+    records = [{"messages": [USER, FOUR]}, {"instruction": "2 + 2?", "output": "4"}]
+    for start in (b"", b"\xef\xbb\xbf", b"\n "):
+        path.write_bytes(start + json.dumps(records, indent=1).replace("\n", "\r\n").encode())
+        assert list(chats_in(path)) == [("record 1", ASKED_AND_ANSWERED), ("record 2", ASKED_AND_ANSWERED)]
+    path.write_text(json.dumps([*records, {"messages": [USER]}]))
+    with pytest.raises(ValueError, match="talk.json, record 3: a chat has no message of the assistant"):
+        list(chats_in(path))
+    path.write_text("[{]")
+    with pytest.raises(ValueError, match=r"^talk.json, an array of chats as it begins with \[: it is no JSON"):
+        list(chats_in(path))
+
+
+@pytest.mark.parametrize("start", [b"", b"\xef\xbb\xbf"])
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\n\n", b"\r\n \r\n", b"\n\xef\xbb\xbf"])
+def test_marks_of_editors_are_passed_over(start: bytes, end: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "talk.jsonl"
+    line = json.dumps({"messages": [USER, FOUR]}).encode()
+    path.write_bytes(start + line + end + line + end)
+    assert [messages for _, messages in chats_in(path)] == [ASKED_AND_ANSWERED] * 2
+
+
+@pytest.mark.parametrize(
+    ("record", "part"),
+    [
+        ({"messages": [USER, {"role": "assistant", "content": None}]}, "the content of message 2 of a chat is null"),
+        ({"messages": [USER, {"role": "assistant"}]}, "the content of message 2 of a chat is missing"),
+        ({"messages": [USER, {"role": "assistant", "content": "a\ud83d"}]}, "half a character at place 2 (\\ud83d without"),
+        ({"prompt": "a", "completion": None}, "a chat is a record with a list of 1 to 4096 messages"),
+        ({"prompt": "\udc00", "completion": "b"}, "the content of message 1 of a chat has half a character at place 1"),
+        ({"messages": [USER, FOUR | {"content": [{"type": "text", "text": "4", "weight": 0}]}]}, "has parts other than"),
+        ({"messages": [USER, FOUR | {"content": [{"type": "thinking", "thinking": "x"}]}]}, "has parts other than"),
+        ({"messages": [USER, FOUR | {"content": {"text": "4"}}]}, "the content of message 2 of a chat is no text"),
+    ],
+)
+def test_contents_that_cannot_be_read_are_told(record: Any, part: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        messages_of(record)
+    assert part in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("record", "part"),
     [
@@ -146,10 +326,16 @@ def test_there_are_several_ways_to_write_a_chat(record: Any) -> None:
             "a list of 1 to 4096 messages, which is called messages or conversations, or with prompt and",
         ),
         ({"messages": [USER]}, "no message of the assistant"),
-        ({"messages": ["hello"]}, "the role of message 1 of a chat is None"),
+        ({"messages": ["hello"]}, "message 1 of a chat is no record with role and content"),
         ({"messages": [USER, {"role": "tool", "content": "x"}]}, "the role of message 2 of a chat is 'tool'"),
-        ({"prompt": "a", "chosen": "b", "rejected": "c"}, "or with prompt and completion"),
-        ({"messages": [USER, FOUR | {"tool_calls": [{}]}]}, "message 2 of a chat calls a tool"),
+        (
+            {"prompt": "a", "chosen": "b", "rejected": "c"},
+            "the record has the field chosen, and runs do not support preferences",
+        ),
+        (
+            {"messages": [USER, FOUR | {"tool_calls": [{}]}]},
+            "message 2 of a chat has the field tool_calls, and runs do not support tools",
+        ),
         ({"messages": [USER, {"role": ["assistant"], "content": "x"}]}, "the role of message 2"),
         ({"messages": [USER, {"role": "assistant"}]}, "the content of message 2"),
         ({"messages": [USER, {"role": "assistant", "content": [1]}]}, "the content of message 2"),
@@ -172,6 +358,8 @@ def test_a_content_with_an_end_of_turn_is_refused() -> None:
     ("line", "part"),
     [
         (b"{", "it is no JSON"),
+        (b'{"messages": [], "messages": []}', "the field 'messages' stands there twice"),
+        ("[\\ud800]".encode("utf-16"), "it is not UTF-8 text"),
         (b"\xff", "it is not UTF-8 text"),
         (b"[" * 100_000, "it is nested too deeply"),
         (b'{"more": ' + b"[" * 64 + b"]" * 64 + b', "messages": []}', "nested too deeply"),
@@ -184,6 +372,13 @@ def test_a_mistake_is_told_with_file_and_line(line: bytes, part: str, tmp_path: 
     with pytest.raises(ValueError) as caught:
         list(chats_in(path))
     assert str(caught.value).startswith("talk.jsonl, line 3: ") and part in str(caught.value)
+
+
+def test_a_file_in_another_encoding_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "talk.jsonl"
+    path.write_text(json.dumps({"messages": [USER, FOUR]}), encoding="utf-16")
+    with pytest.raises(ValueError, match="talk.jsonl is UTF-16 text; save it as UTF-8"):
+        list(chats_in(path))
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
