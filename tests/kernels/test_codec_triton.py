@@ -11,6 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent.parent
 
 
@@ -21,6 +23,7 @@ def run(*arguments: str, interpret: bool) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_interpreted_kernels_give_the_bytes_of_the_cpu() -> None:
     report = run("pytest", "-p", "no:cacheprovider", "tests/kernels/interpreted_codec.py", interpret=True)
     assert re.search(r"^13 passed", report, re.MULTILINE), report

@@ -40,6 +40,7 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
+@pytest.mark.slow
 def test_everything_is_measured_and_told_in_one_object() -> None:
     done = subprocess.run([sys.executable, "-m", "peer", "bench", "--json"], capture_output=True, text=True)
     assert done.returncode == ExitCode.OK, done.stderr

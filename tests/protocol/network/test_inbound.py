@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 
 import psutil
+import pytest
 import trio
 
 from protocol.events import Event, StrangersClosed
@@ -64,6 +65,7 @@ async def stay_silent(address: str) -> None:
         return
 
 
+@pytest.mark.slow
 def test_2000_connections_leave_nothing_behind() -> None:
     async def main() -> None:
         a = Recorder()
