@@ -7,7 +7,7 @@ the clock it hardly depends on what else the computer does.  Works with `-n` too
 from __future__ import annotations
 
 import resource
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import PurePath
 
@@ -45,12 +45,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Print the table."""
-    tests, folders = Counter[str](), Counter[str]()
+    tests, folders = defaultdict[str, float](float), defaultdict[str, float](float)
     for report in (report for reports in terminalreporter.stats.values() for report in reports):
         if getattr(report, "when", "") == "teardown":
             taken = sum(float(str(value)) for name, value in report.user_properties if name == PROPERTY)
             tests[report.nodeid] += taken
             folders["/".join(PurePath(report.nodeid.split("::")[0]).parts[:2])] += taken
-    terminalreporter.section(f"processor seconds: {tests.total():.0f} of {len(tests)} tests")
-    for name, taken in [*folders.most_common(), *tests.most_common(MOST)]:
+    terminalreporter.section(f"processor seconds: {sum(tests.values()):.0f} of {len(tests)} tests")
+    for name, taken in [*_largest(folders), *_largest(tests)[:MOST]]:
         terminalreporter.write_line(f"{taken:8.1f}  {name}")
+
+
+def _largest(taken: dict[str, float]) -> list[tuple[str, float]]:
+    return sorted(taken.items(), key=lambda each: -each[1])
