@@ -17,6 +17,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.tiers import first_fast
 from tests.trainer.environments import attacks
 from tests.trainer.environments.test_seccomp import numbers_named
 from trainer.environments import sandbox as sandboxes
@@ -47,6 +48,8 @@ HERE = protections().mechanisms
 KINDS = [kind for kind, without in WITHOUT.items() if REQUIRED <= Protections(HERE - without, {}).given]
 """Those that this computer can protect itself with; on a kernel with everything, all."""
 every_kind = pytest.mark.parametrize("kind", KINDS)
+every_kind_slowly = pytest.mark.parametrize("kind", first_fast(KINDS))
+"""For programs that use up a second of a processor, or all the memory; the fast tier runs them under one kind."""
 
 
 @pytest.fixture
@@ -100,7 +103,7 @@ def test_exit_code_and_errors_are_told(kind: str, room: Path) -> None:
     assert not outcome.succeeded
 
 
-@every_kind
+@every_kind_slowly
 def test_endless_loop_runs_out_of_time(kind: str, room: Path) -> None:
     assert run(kind, attacks.LOOP).verdict is Verdict.OUT_OF_TIME
 
@@ -111,19 +114,19 @@ def test_program_that_waits_for_nothing_meets_the_deadline(kind: str, program: s
     assert run(kind, program, Limits(cpu_s=1, wall_s=0.5)).verdict is Verdict.OUT_OF_TIME
 
 
-@every_kind
+@every_kind_slowly
 @pytest.mark.parametrize("program", [attacks.STOP_ITSELF, attacks.IGNORE_SIGNALS], ids=["stopped", "ignoring"])
 def test_signals_change_nothing_about_time(kind: str, program: str, room: Path) -> None:
     assert run(kind, program).verdict is Verdict.OUT_OF_TIME
 
 
-@every_kind
+@every_kind_slowly
 @pytest.mark.parametrize("program", [attacks.FORK_BOMB, attacks.THREAD_BOMB], ids=["processes", "threads"])
 def test_bombs_end_and_leave_nothing(kind: str, program: str, room: Path) -> None:
     assert not run(kind, program).succeeded
 
 
-@every_kind
+@every_kind_slowly
 @pytest.mark.parametrize("program", [attacks.ALLOCATE, attacks.ALLOCATE_SLOWLY], ids=["at once", "slowly"])
 def test_memory_is_limited(kind: str, program: str, room: Path) -> None:
     outcome = run(kind, program)
@@ -291,7 +294,7 @@ def test_orphans_do_not_outlive_the_run(kind: str, room: Path) -> None:
     run(kind, attacks.OUTLIVE)
 
 
-@every_kind
+@every_kind_slowly
 def test_folder_is_removed_however_hard(kind: str, room: Path) -> None:
     program = attacks.HARD_TO_REMOVE
     if kind != "no namespaces":
