@@ -253,6 +253,7 @@ def test_a_batch_that_takes_until_it_is_too_old_is_given_up_for_one_of_newer_wei
     holds(simulate(sum(ROLES.values()), scenario, signed=rl_run()))
 
 
+@pytest.mark.slow
 def test_where_the_chain_goes_back_no_batch_is_decided_on_or_stated_twice() -> None:
     """Two of five trainers are parted from the others, make records of their own, and give them up."""
 
