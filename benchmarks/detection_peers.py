@@ -1,4 +1,7 @@
-"""The peers of `benchmarks.detection`: models built from seeds, honest ways to compute with them, and cheats."""
+"""The peers of `benchmarks.detection`: models built from seeds, honest ways to compute with them, and cheats.
+
+Forgeries, which choose tokens otherwise than the noise does, are in `benchmarks.detection_forgeries`.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from kernels.toploc import prove_all
 from trainer.data.tokens import ByteTokenizer
 from trainer.environments.conversation import read_turns
 from trainer.environments.environment import Environment, Problem
+from trainer.generate.batch import Batch
 from trainer.generate.engine import Engine, Request, complete
 from trainer.generate.sampling import stream_key
 from trainer.models.llama.config import ModelConfig, parameter_layout
@@ -23,25 +28,34 @@ from trainer.models.llama.model import Decoder
 from trainer.rl.config import RlConfig
 from trainer.rl.rollout import Rollout
 
+Choice = Callable[[Tensor, Tensor, Tensor, float], Tensor]
+
 TOKENIZER = ByteTokenizer()
 CPU = torch.device("cpu")
-RL = RlConfig(max_tokens=48, row_tokens=128, micro_batch_tokens=4096)
+SHORT = 48
+"""Tokens of outputs that end by themselves; longer ones are conversations that go on up to the limit."""
+PROMPT_TOKENS = 96
 SHAPE: dict[str, Any] = {"vocab": 256, "dim": 128, "layers": 4, "heads": 4, "kv_heads": 2, "ffn": 384, "norm_eps": 1e-5}
 FAMILIES = {
     "llama": ModelConfig(tied=False, rope_base=500_000.0, **SHAPE),
     "qwen2": ModelConfig(tied=True, rope_base=1_000_000.0, qkv_bias=True, **SHAPE),
     "qwen3": ModelConfig(tied=False, rope_base=1_000_000.0, qk_norm=True, head_dim=64, **SHAPE),
 }
+LONG_LAYERS = 2
+"""Layers of the models that write outputs of more than `SHORT` tokens, so that these can be afforded."""
 SHARPNESS = 4.0
 """Matrices of a model built from a seed are multiplied with this, so that it has opinions."""
 GROUP = 8
 RUN, VERSION, ME, OTHER = b"detection", 3, "12D3KooWworker", "12D3KooWother"
-AT_ONCE = 64
-"""Rollouts that are proven together."""
+TOKENS_AT_ONCE = 4096
+"""Tokens of rollouts that are proven together."""
 
 
 class Numbers(Environment):
-    """Prompts that differ; what is written is worth its share of letters."""
+    """Prompts that differ; the text is worth its share of letters. endless: every turn is replied to."""
+
+    def __init__(self, endless: bool = False) -> None:
+        self._endless = endless
 
     @property
     def size(self) -> int:
@@ -57,12 +71,54 @@ class Numbers(Environment):
     def solution(self, problem: Problem) -> tuple[str, ...]:
         return ("solution",)
 
+    def reply(self, problem: Problem, turns: Sequence[str]) -> str | None:
+        return "\nGo on: " if self._endless else None
+
+
+@dataclass(frozen=True)
+class Run:
+    """A model, its weights, and the length of outputs."""
+
+    config: ModelConfig
+    theta: np.ndarray
+    length: int = SHORT
+
+    @property
+    def environment(self) -> Numbers:
+        return Numbers(endless=self.length > SHORT)
+
+    @property
+    def rl(self) -> RlConfig:
+        return RlConfig(max_tokens=self.length, row_tokens=self.length + PROMPT_TOKENS, micro_batch_tokens=4096)
+
+
+class Choosing(Batch):
+    """A batch whose tokens are chosen by somebody else; `choice` has the arguments of `trainer.generate.sampling.choose`."""
+
+    choice: Choice
+
+    def choose(self, logits_bv: Tensor, keys_b: Tensor, positions_b: Tensor, temperature: float) -> Tensor:
+        return self.choice(logits_bv, keys_b, positions_b, temperature)
+
+
+class ChoosingEngine(Engine):
+    """The engine of a peer that chooses tokens by its own rule."""
+
+    def __init__(
+        self, choice: Choice, config: ModelConfig, *, slots: int, length: int, dtype: torch.dtype, **rest: Any
+    ) -> None:
+        super().__init__(config, CPU, slots=slots, length=length, dtype=dtype, **rest)
+        batch = Choosing(config, CPU, dtype, slots, length)
+        batch.choice = choice
+        self._batch = batch
+
 
 class Peer:
-    """A rollout peer with some weights and some habits."""
+    """A rollout peer with some habits. flat: its weights, the run's unless given. choice: of tokens, if not the noise's."""
 
-    def __init__(self, config: ModelConfig, flat: np.ndarray, **engine: Any) -> None:
-        self.config, self.flat = config, torch.from_numpy(flat)
+    def __init__(self, run: Run, flat: np.ndarray | None = None, choice: Choice | None = None, **engine: Any) -> None:
+        self._run, self._choice = run, choice
+        self.config, self.flat = run.config, torch.from_numpy(run.theta if flat is None else flat)
         self._options: dict[str, Any] = {"slots": 32, "dtype": torch.float32} | engine
         self.spent_s = 0.0
         """Processor time of generating."""
@@ -74,12 +130,20 @@ class Peer:
         *,
         prompt: Callable[[str], str] = lambda text: text,
         first: int = 0,
-        temperature: float = RL.temperature,
+        temperature: float = 1.0,
         version: int = VERSION,
     ) -> list[Rollout]:
         """Completions of the first problems, `GROUP` of each.  prompt: what the model reads instead of the prompt."""
-        length = 96 + RL.max_tokens
-        engine = Engine(self.config, CPU, length=length, temperature=temperature, prove_all=prove_all, **self._options)
+        options = self._options | {
+            "length": PROMPT_TOKENS + self._run.length,
+            "temperature": temperature,
+            "prove_all": prove_all,
+            "reply": self._reply,
+        }
+        if self._choice is None:
+            engine = Engine(self.config, CPU, **options)
+        else:
+            engine = ChoosingEngine(self._choice, self.config, **options)
         engine.load(self.flat.to(self._options["dtype"]))
         texts = [Numbers().problem(first + number // GROUP).prompt for number in range(count)]
         began = time.process_time()
@@ -102,7 +166,17 @@ class Peer:
     ) -> Iterator[Request]:
         for number, text in enumerate(texts):
             key = stream_key(RUN, version, peer, first + number // GROUP, number % GROUP)
-            yield Request(number, tuple(TOKENIZER.encode(prompt(text))), key, RL.max_tokens, (TOKENIZER.end,))
+            yield Request(number, tuple(TOKENIZER.encode(prompt(text))), key, self._run.length, (TOKENIZER.end,))
+
+    def _reply(self, request: Request, output: tuple[int, ...], made: tuple[bool, ...]) -> Sequence[int] | None:
+        environment = self._run.environment
+        reply = environment.reply(environment.problem(0), ())
+        return None if reply is None else TOKENIZER.reply(reply)
+
+
+def model_of(name: str, length: int) -> ModelConfig:
+    """Return the model of a family that writes outputs of this length."""
+    return FAMILIES[name] if length <= SHORT else replace(FAMILIES[name], layers=LONG_LAYERS)
 
 
 def parameters(config: ModelConfig, seed: int = 1) -> np.ndarray:
@@ -144,30 +218,31 @@ class Honest:
     validator: dict[str, Any] = field(default_factory=dict)
 
 
-def honest(config: ModelConfig, theta: np.ndarray, count: int) -> Iterator[Honest]:
+def honest(run: Run, count: int) -> Iterator[Honest]:
     """Each variant with `count` rollouts."""
     made: dict[str, list[Rollout]] = {}
     for name, precision, options in (
         ("as the reference", "float32", {}),
-        ("batch of 5", "float32", {"slots": 5}),
+        ("another batch size", "float32", {"slots": 5 if run.length <= SHORT else max(5, -(-count // 2))}),
         ("prompt in pieces of 7", "float32", {"prefill_tokens": 7}),
         ("products in bf16", "mixed", {"dtype": torch.bfloat16}),
     ):
-        peer = Peer(config, theta, **options)
+        peer = Peer(run, **options)
         made[name] = peer.rollouts(count)
         yield Honest(name, precision, made[name], peer.spent_s)
     plain, coarse = made["as the reference"], made["products in bf16"]
-    yield Honest("whole sequences in padded rows, no cache", "float32", with_proofs_of(config, theta, plain))
+    yield Honest("whole sequences in padded rows, no cache", "float32", with_proofs_of(run, plain))
     yield Honest("validator without padding", "float32", plain, None, {"alone": True})
     yield Honest("validator's products in bf16", "mixed", plain, None, {"dtype": torch.bfloat16})
     yield Honest("products in bf16, of both", "bfloat16", coarse, None, {"dtype": torch.bfloat16})
 
 
 @torch.no_grad()
-def with_proofs_of(config: ModelConfig, theta: np.ndarray, rollouts: list[Rollout]) -> list[Rollout]:
+def with_proofs_of(run: Run, rollouts: list[Rollout]) -> list[Rollout]:
     """Proofs that the model itself makes of what somebody may have written, from rows that are padded at their ends."""
-    model, proven = Decoder(config, CPU, torch.from_numpy(theta)), []
-    for some in (rollouts[start : start + AT_ONCE] for start in range(0, len(rollouts), AT_ONCE)):
+    model, proven = Decoder(run.config, CPU, torch.from_numpy(run.theta)), []
+    at_once = max(1, TOKENS_AT_ONCE // (run.length + PROMPT_TOKENS))
+    for some in (rollouts[start : start + at_once] for start in range(0, len(rollouts), at_once)):
         sequences = [torch.tensor(each.prompt + each.output[:-1]) for each in some]
         hidden_bth = model(pad_sequence(sequences, batch_first=True))
         states = [hidden_bth[row, len(each.prompt) - 1 :][: len(each.output)].bfloat16() for row, each in enumerate(some)]
@@ -176,30 +251,28 @@ def with_proofs_of(config: ModelConfig, theta: np.ndarray, rollouts: list[Rollou
     return proven
 
 
-def coarse_cheats(config: ModelConfig, theta: np.ndarray, count: int) -> Iterator[tuple[str, list[Rollout]]]:
+def coarse_cheats(run: Run, count: int) -> Iterator[tuple[str, list[Rollout]]]:
     """Those that a run in which everybody computes in bf16 could hide."""
     for name, levels in (("int8", 127), ("int4", 7)):
-        peer = Peer(config, quantised(theta, levels), dtype=torch.bfloat16)
+        peer = Peer(run, quantised(run.theta, levels), dtype=torch.bfloat16)
         yield f"weights rounded to {name}, all in bf16", peer.rollouts(count)
 
 
-def cheats(config: ModelConfig, theta: np.ndarray, count: int) -> Iterator[tuple[str, list[Rollout]]]:
-    """What dishonest peers hand in."""
-    true = Peer(config, theta)
+def cheats(run: Run, count: int) -> Iterator[tuple[str, list[Rollout]]]:
+    """The rollouts of dishonest peers whose outputs end by themselves."""
+    true = Peer(run)
     good = true.rollouts(count)
 
     def by_the_right_model(rollouts: list[Rollout]) -> list[Rollout]:
-        return with_proofs_of(config, theta, rollouts)
+        return with_proofs_of(run, rollouts)
 
-    yield "other weights", Peer(config, parameters(config, seed=2)).rollouts(count)
-    yield "weights rounded to int8", Peer(config, quantised(theta, 127)).rollouts(count)
-    yield "weights rounded to int4", Peer(config, quantised(theta, 7)).rollouts(count)
+    yield "other weights", Peer(run, parameters(run.config, seed=2)).rollouts(count)
     yield "another prompt", true.rollouts(count, prompt=lambda text: "Be brief. " + text)
     yield "truncated output, proofs cut", [_cut(each, len(each.output) // 2) for each in good]
     yield "truncated output, proven anew", by_the_right_model([_cut(each, len(each.output) // 2) for each in good])
     early = [_cut(each, len(each.output) // 3, end=True) for each in good]
     yield "early end token, proven anew", by_the_right_model(early)
-    yield "text of a smaller model, proofs of the right one", by_the_right_model(_smaller(config, theta).rollouts(count))
+    yield "text of a smaller model, proofs of the right one", by_the_right_model(_smaller(run).rollouts(count))
     yield "proofs of another rollout (replayed)", _replayed(good)
     yield "another peer's rollout (copied)", true.rollouts(count, peer=OTHER)
     yield (
@@ -217,12 +290,13 @@ def cheats(config: ModelConfig, theta: np.ndarray, count: int) -> Iterator[tuple
     yield "inflated reward: a solution written in", by_the_right_model([_solved(each) for each in good])
 
 
-def _smaller(config: ModelConfig, theta: np.ndarray) -> Peer:
+def _smaller(run: Run) -> Peer:
     """A peer with a model without the last layer."""
+    config, theta = run.config, run.theta
     last = f"layers.{config.layers - 1}."
     kept = [place for place in parameter_layout(config) if last not in place.name]
     shorter = np.concatenate([theta[place.offset : place.offset + place.count] for place in kept])
-    return Peer(ModelConfig(**{**vars(config), "layers": config.layers - 1}), shorter)
+    return Peer(replace(run, config=ModelConfig(**{**vars(config), "layers": config.layers - 1}), theta=shorter))
 
 
 def worth(rollout: Rollout) -> float:

@@ -108,9 +108,11 @@ class RlSection(Section):
     max_mantissa_median: Mantissa = 8.0
     """Median by which they may differ."""
     max_shortfall: Above = 0.5
-    """Units of logits over temperature by which a token may be behind the one that the sampling chooses."""
-    max_share_beyond: Share = 0.01
-    """Share of a rollout's tokens that may be farther behind."""
+    """Units of logits over temperature by which all but two tokens of a rollout may fall short of the sampling's choice."""
+    shortfall_ceiling: Above = 1.0
+    """Units by which any token may fall short at most; max_shortfall at least."""
+    shortfall_rate: Annotated[float, Field(ge=0, le=0.1, allow_inf_nan=False)] = 0.001
+    """Mean by which honest tokens fall short, per unit of 1 - sum p^2; tokens together may by three times as much."""
     files: Annotated[list[TasksSection], Field(max_length=MAX_TASKS_FILES)] = []
     """The files that the environment reads, which every peer fetches; they follow from those beside the run file."""
 
@@ -147,6 +149,12 @@ class RlSection(Section):
                 ("row_tokens", "max_tokens"),
                 f"row_tokens ({self.row_tokens}) is less than max_tokens ({self.max_tokens}), and a sequence is never cut; "
                 f"row_tokens = {self.max_tokens + self.max_tokens // 4} would do",
+            )
+        if self.shortfall_ceiling < self.max_shortfall:
+            yield Problem(
+                ("shortfall_ceiling", "max_shortfall"),
+                f"shortfall_ceiling ({self.shortfall_ceiling:g}) is less than max_shortfall ({self.max_shortfall:g}); "
+                f"shortfall_ceiling = {2 * self.max_shortfall:g} would do",
             )
         if self.delta < 1 + self.eps:
             yield Problem(("delta", "eps"), f"delta ({self.delta:g}) is less than 1 + eps; delta = 4.0 would do")

@@ -105,12 +105,16 @@ class Batch:
         hidden_bd = self.model(self.tokens[:slots].gather(1, at[:, None]), past=past)[:, 0]
         self.hidden.flatten(0, 1).index_copy_(0, past.cells, hidden_bd.bfloat16())
         logits_bv = F.linear(hidden_bd.to(self.model.flat.dtype), self.model.output_weight)
-        chosen = choose(logits_bv, self._keys[:slots], at + 1, temperature)
+        chosen = self.choose(logits_bv, self._keys[:slots], at + 1, temperature)
         following = (at + 1).clamp_(max=spare)
         self.tokens[:slots].scatter_(1, following[:, None], chosen[:, None])
         self.position[:slots] = torch.where(running, following, self.position[:slots])
         ended = (chosen[:, None] == self._ends[:slots]).any(dim=1) | (following >= self._last[:slots])
         running.logical_and_(~ended)
+
+    def choose(self, logits_bv: Tensor, keys_b: Tensor, positions_b: Tensor, temperature: float) -> Tensor:
+        """Return the tokens at `positions_b`, int64 (B,). Measurements of peers that choose otherwise replace it."""
+        return choose(logits_bv, keys_b, positions_b, temperature)
 
     def progress(self, slots: int) -> tuple[list[int], list[bool]]:
         """Position, and whether it runs, of each of the first `slots` slots.  Waits for the device."""

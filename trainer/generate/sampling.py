@@ -88,6 +88,17 @@ def probability(logits_nv: Tensor, tokens_n: Tensor, temperature: float) -> Tens
     return (scaled_nv.gather(1, tokens_n[:, None]).squeeze(1) - scaled_nv.logsumexp(dim=1)).exp_()
 
 
+def near_ties(logits_nv: Tensor, temperature: float) -> Tensor:
+    """Return the density of near-ties of each row, 1 - sum p^2, fp32 (N,).
+
+    Times a small margin it is the probability that the two best tokens, noise included, are nearer than that: the perturbed
+    values of two tokens differ by logistic noise, whose density where they are equal is p (1 - p) for each token. Logits
+    that are not numbers give 0. temperature: above 0.
+    """
+    p_nv = torch.softmax(logits_nv.float() / temperature, dim=1)
+    return (1.0 - p_nv.square_().sum(dim=1)).nan_to_num_(nan=0.0).clamp_(0.0, 1.0)
+
+
 def _perturbed(logits_bv: Tensor, keys_b: Tensor, positions_b: Tensor, temperature: float) -> Tensor:
     if temperature == 0.0:
         return logits_bv.float()

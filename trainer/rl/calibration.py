@@ -13,39 +13,69 @@ from collections.abc import Iterable
 
 from kernels.toploc import Mismatch, Thresholds
 from trainer.rl.config import RlConfig
-from trainer.rl.verification import Measured, Tolerances
+from trainer.rl.tolerances import SLACK, Measured, Tolerances
 
 MARGIN = 1.5
 """The worst of some thousand honest chunks is not the worst of all."""
 LEAST = Thresholds(2, 0.25, 1.0)
 """No threshold is below what another order of summation may do."""
 LEAST_SHORTFALL = 0.05
+CEILING_MARGIN, LEAST_CEILING = 4.0, 0.4
+"""Of the ceiling on a single token: one honest token beyond it would refuse a whole batch."""
+LEAST_RATE = 1e-5
+"""Mean shortfall per near-tie that is allowed for where none was seen: peers of one precision measure about as much."""
 
 
 def proposed(honest: Iterable[Measured], margin: float = MARGIN) -> Tolerances:
-    """The tolerances with which all of these pass, with a margin; never wider than the defaults.
+    """Return tolerances with which all of these pass, with a margin; never wider than the defaults.
 
-    Raises ValueError where an honest rollout is beyond the defaults: such a device cannot take part.
+    honest: of one kind of device; combine the proposals for several with `widest`. Raises ValueError if an honest rollout is
+    beyond the defaults: such a device cannot take part.
     """
-    widest = Tolerances.of(RlConfig())
-    exponents, mean, median, shortfall = 0, 0.0, 0.0, 0.0
+    usual = Tolerances.of(RlConfig())
+    exponents, mean, median, shortfall, stretch, total, density = 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
     for measured in honest:
-        shortfall = max(shortfall, measured.shortfall)
+        shortfall, stretch = max(shortfall, measured.shortfall), max(stretch, measured.stretch)
+        total, density = total + measured.total, density + measured.density
         for each in measured.mismatches:
             exponents = max(exponents, each.exponent_mismatches)
             mean, median = max(mean, each.mantissa_mean), max(median, each.mantissa_median)
-    if not widest.proofs.accept(Mismatch(exponents, mean, median)):
+    if not usual.proofs.accept(Mismatch(exponents, mean, median)):
         raise ValueError(
             f"honest rollouts differ by {exponents} exponents and {mean:.3g} (median {median:.3g}) in their mantissas, "
             "more than is allowed at all; compute with the reference's precision"
         )
+    if not (shortfall <= usual.ceiling and stretch <= SLACK):
+        raise ValueError(
+            f"honest tokens fall short by {shortfall:.3g}, and by {stretch:.3g} together, more than is allowed at all; "
+            "compute with the reference's precision"
+        )
     return Tolerances(
         Thresholds(
-            min(widest.proofs.exponent_mismatches, max(LEAST.exponent_mismatches, math.ceil(margin * exponents))),
-            min(widest.proofs.mantissa_mean, max(LEAST.mantissa_mean, margin * mean)),
-            min(widest.proofs.mantissa_median, max(LEAST.mantissa_median, math.ceil(margin * median))),
+            min(usual.proofs.exponent_mismatches, max(LEAST.exponent_mismatches, math.ceil(margin * exponents))),
+            min(usual.proofs.mantissa_mean, max(LEAST.mantissa_mean, margin * mean)),
+            min(usual.proofs.mantissa_median, max(LEAST.mantissa_median, math.ceil(margin * median))),
         ),
-        min(widest.shortfall, max(LEAST_SHORTFALL, margin * shortfall)),
-        widest.share_beyond,
-        widest.end_probability,
+        min(usual.shortfall, max(LEAST_SHORTFALL, margin * shortfall)),
+        min(usual.ceiling, max(LEAST_CEILING, CEILING_MARGIN * shortfall)),
+        min(usual.rate, max(LEAST_RATE, total / density if density else 0.0)),
+        usual.end_probability,
     )
+
+
+def widest(proposals: Iterable[Tolerances]) -> Tolerances:
+    """Return the tolerances with which everything passes that passes with one of these."""
+    first, *others = proposals
+    for other in others:
+        first = Tolerances(
+            Thresholds(
+                max(first.proofs.exponent_mismatches, other.proofs.exponent_mismatches),
+                max(first.proofs.mantissa_mean, other.proofs.mantissa_mean),
+                max(first.proofs.mantissa_median, other.proofs.mantissa_median),
+            ),
+            max(first.shortfall, other.shortfall),
+            max(first.ceiling, other.ceiling),
+            max(first.rate, other.rate),
+            min(first.end_probability, other.end_probability),
+        )
+    return first

@@ -101,9 +101,12 @@ class RlConfig(Section):
     max_mantissa_median: float = 8.0
     """Median by which they may differ."""
     max_shortfall: float = 0.5
-    """Units of logits over temperature by which a token may be behind the one that the sampling chooses.  Ours."""
-    max_share_beyond: float = 0.01
-    """Share of a rollout's tokens that may be farther behind.  Ours."""
+    """Units of logits over temperature by which all but two tokens of a rollout may at most fall short of the one that the
+    sampling chooses.  Ours."""
+    shortfall_ceiling: float = 1.0
+    """Units by which any token may fall short at most.  Ours."""
+    shortfall_rate: float = 0.001
+    """Mean by which honest tokens fall short, per unit of 1 - sum p^2 of the distributions that they are from.  Ours."""
 
     def __post_init__(self) -> None:
         for name in (
@@ -114,7 +117,7 @@ class RlConfig(Section):
                 raise ValueError(f"{name} must be at least 1")
         for name in (
             "max_async", "warmup_steps", "length_weight", "entropy_weight", "kl_weight", "weight_decay",
-            "max_exponent_mismatches", "max_mantissa_mean", "max_mantissa_median",
+            "max_exponent_mismatches", "max_mantissa_mean", "max_mantissa_median", "shortfall_rate",
         ):  # fmt: skip
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must not be negative")
@@ -130,8 +133,8 @@ class RlConfig(Section):
             raise ValueError(
                 "solve rates and min_end_probability must be from 0 to 1, and the lower rate below the upper one"
             )
-        if not 0 <= self.max_share_beyond <= 1:
-            raise ValueError("max_share_beyond must be from 0 to 1")
+        if not self.shortfall_ceiling >= self.max_shortfall:
+            raise ValueError("shortfall_ceiling must be at least max_shortfall")
         if self.row_tokens < self.max_tokens:
             raise ValueError("row_tokens must be at least max_tokens: a sequence is never cut")
         if any(target < 1 for target in self.length_targets):

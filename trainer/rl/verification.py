@@ -12,82 +12,33 @@ In this order, the cheap ones first; the first that fails is the reason:
 
 The reward is computed here.  What a verdict leads to is decided elsewhere.
 
-Who makes a rollout knows the tolerances, and can have its proofs or tokens be as far off as just passes on one device, and
-does not on another.  So a verdict says whether it is sure: that every honest device comes to it.
+The tolerances are in `trainer.rl.tolerances`.  Who makes a rollout knows them, and can have its proofs or tokens be as far
+off as just passes on one device, and does not on another.  So a verdict says whether it is sure: that every honest device
+comes to it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from kernels.toploc import Mismatch, Thresholds, compare_all
+from kernels.toploc import Mismatch, compare_all, proof_sizes
 from trainer.data.tokens import Tokenizer
 from trainer.environments.environment import Environment, Problem
-from trainer.generate.sampling import probability, shortfall, stream_key
+from trainer.generate.sampling import near_ties, probability, shortfall, stream_key
 from trainer.models.llama.model import Decoder
 from trainer.rl.config import RlConfig
 from trainer.rl.form import Forms, Reason, Refused
 from trainer.rl.rollout import Rollout
+from trainer.rl.tolerances import DEVICES_APART, BatchBounds, Choices, Measured, Tolerances
 
 CPU_TOKENS = 2048
 """Tokens that a CPU computes at once: what a layer makes of more does not fit its caches."""
 CHOICES = 1 << 22
 """Logits that are looked at together, each with some 40 bytes of noise and sums."""
-DEVICES_APART = 2 / 3
-"""Of a tolerance: by so much two honest devices may measure the same rollout differently.  Tolerances are proposed so
-(`trainer.rl.calibration.MARGIN`)."""
-
-
-@dataclass(frozen=True)
-class Tolerances:
-    """What an honest peer's device may do differently.
-
-    shortfall: how far, in units of logits over temperature, a token may be from the one that the noise chooses.
-    share_beyond: of the tokens of a rollout that may be farther than that.
-    end_probability: of an end token that is farther than that, at least.
-    """
-
-    proofs: Thresholds
-    shortfall: float
-    share_beyond: float
-    end_probability: float
-
-    @classmethod
-    def of(cls, config: RlConfig) -> Self:
-        """Those of a run."""
-        return cls(
-            Thresholds(config.max_exponent_mismatches, config.max_mantissa_mean, config.max_mantissa_median),
-            config.max_shortfall,
-            config.max_share_beyond,
-            config.min_end_probability,
-        )
-
-    def times(self, factor: float) -> Self:
-        """So many times as tolerant of what a device does."""
-        proofs = self.proofs
-        return replace(
-            self,
-            proofs=Thresholds(
-                int(factor * proofs.exponent_mismatches), factor * proofs.mantissa_mean, factor * proofs.mantissa_median
-            ),
-            shortfall=factor * self.shortfall,
-            end_probability=min(1.0, self.end_probability / factor),
-        )
-
-    def fields(self) -> dict[str, Any]:
-        """As the fields of a run's `[rl]`, which `RlConfig` has as well."""
-        return {
-            "max_exponent_mismatches": self.proofs.exponent_mismatches,
-            "max_mantissa_mean": self.proofs.mantissa_mean,
-            "max_mantissa_median": self.proofs.mantissa_median,
-            "max_shortfall": self.shortfall,
-            "max_share_beyond": self.share_beyond,
-        }
 
 
 @dataclass(frozen=True)
@@ -99,22 +50,6 @@ class Assignment:
     peer: str
     problems: tuple[int, ...]
     copies: int
-
-
-@dataclass(frozen=True)
-class Measured:
-    """What was measured of a rollout, for calibration.
-
-    mismatches: of each chunk of tokens.  shortfall: the largest.  beyond: tokens farther off than the tolerance.
-    end_probability: the least that an end token had which is beyond the tolerance; 1 where there is none.
-    mean_probability: of the chosen tokens.
-    """
-
-    mismatches: tuple[Mismatch, ...]
-    shortfall: float
-    beyond: int
-    end_probability: float
-    mean_probability: float
 
 
 @dataclass(frozen=True)
@@ -141,7 +76,6 @@ class Verifier:
     def __init__(self, model: Decoder, environment: Environment, tokenizer: Tokenizer, config: RlConfig) -> None:
         self._model, self._environment, self._tokenizer = model, environment, tokenizer
         self._config, self._tolerances = config, Tolerances.of(config)
-        self._narrow, self._wide = (self._tolerances.times(1 + sign * DEVICES_APART) for sign in (-1, 1))
         self._forms = Forms(model.config, environment, tokenizer, config)
 
     def verify(
@@ -159,13 +93,16 @@ class Verifier:
                 turns[index] = self._check_form(assignment, rollout, seen)
             except Refused as refusal:
                 verdicts[index] = Judged(refusal.reason, refusal.detail)
+        own, narrow, wide = (self._bounds(1 + sign * DEVICES_APART) for sign in (0, -1, 1))
         for indices in self._micro_batches(rollouts, list(turns)):
             between()
             for index, found in zip(indices, self._measure(assignment, [rollouts[each] for each in indices]), strict=True):
-                judged = self._judge(rollouts[index], self._measured(*found, self._tolerances), *turns[index])
-                other = self._narrow if judged.reason is None else self._wide
-                flaw = self._flaw(rollouts[index], self._measured(*found, other), other, *turns[index])
-                verdicts[index] = replace(judged, sure=(flaw is None) is (judged.reason is None))
+                rollout = rollouts[index]
+                stop = self._stop(rollout, *turns[index])
+                judged = self._judge(rollout, self._flaw(own, rollout, *found, stop), own.measured(*found), *turns[index])
+                flaws = [self._flaw(each, rollout, *found, stop) for each in (narrow, wide)]
+                other = flaws[0] if judged.reason is None else flaws[1]
+                verdicts[index] = replace(judged, sure=(other is None) is (judged.reason is None))
         return [verdict for verdict in verdicts if verdict is not None]
 
     def _check_form(
@@ -197,9 +134,7 @@ class Verifier:
         return batches
 
     @torch.no_grad()
-    def _measure(
-        self, assignment: Assignment, rollouts: Sequence[Rollout]
-    ) -> list[tuple[list[Mismatch], tuple[Tensor, Tensor, Tensor]]]:
+    def _measure(self, assignment: Assignment, rollouts: Sequence[Rollout]) -> list[tuple[list[Mismatch], Choices]]:
         """One pass over prompt and output but its last token; of each, the rows that predict the output's tokens."""
         width, device = max(_length(rollout) for rollout in rollouts), self._model.flat.device
         tokens_bt = torch.zeros((len(rollouts), width), dtype=torch.int64)
@@ -216,10 +151,8 @@ class Verifier:
         )
         return [*zip(mismatches, self._choices(assignment, rollouts, own), strict=True)]
 
-    def _choices(
-        self, assignment: Assignment, rollouts: Sequence[Rollout], own: Sequence[Tensor]
-    ) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """Of each rollout the tokens that the model made, their shortfalls and their probabilities, on the host.
+    def _choices(self, assignment: Assignment, rollouts: Sequence[Rollout], own: Sequence[Tensor]) -> list[Choices]:
+        """Return what is to be known of the tokens that the model made, of each rollout.
 
         own: hidden states (tokens of the output, dim) of each.  The rows of all are looked at together, so many at a time
         that their numbers for every token of the vocabulary need not much memory.
@@ -235,31 +168,44 @@ class Verifier:
         device, rows = model.flat.device, max(1, CHOICES // model.config.vocab)
         rows_of_all = (torch.cat(list(own))[made_n.to(device)], tokens_n, keys_n, torch.cat(positions)[made_n])
         parts = [torch.split(each.to(device), rows) for each in rows_of_all]
-        short, likely = [], []
+        short, likely, dense = [], [], []
         for hidden_nh, chosen_n, key_n, position_n in zip(*parts, strict=True):
             logits_nv = _logits(model, hidden_nh)
             short.append(shortfall(logits_nv, chosen_n, key_n, position_n, temperature).cpu())
             likely.append(probability(logits_nv, chosen_n, temperature).cpu())
+            dense.append(near_ties(logits_nv, temperature).cpu())
         counts = [sum(each.made) for each in rollouts]
-        return [*zip(*(torch.split(each, counts) for each in (tokens_n, torch.cat(short), torch.cat(likely))), strict=True)]
-
-    def _measured(
-        self, mismatches: Sequence[Mismatch], choices: tuple[Tensor, Tensor, Tensor], tolerances: Tolerances
-    ) -> Measured:
-        tokens_n, short_n, probability_n = choices
-        beyond_n = short_n > tolerances.shortfall
-        ends_n = probability_n[beyond_n & torch.isin(tokens_n, torch.tensor(self._tokenizer.ends, device=tokens_n.device))]
-        return Measured(
-            tuple(mismatches),
-            float(short_n.max()),
-            int(beyond_n.sum()),
-            float(ends_n.min()) if len(ends_n) else 1.0,
-            float(probability_n.mean()),
+        by_rollout = (
+            torch.split(each, counts) for each in (tokens_n, torch.cat(short), torch.cat(likely), torch.cat(dense))
         )
+        return [Choices(*each) for each in zip(*by_rollout, strict=True)]
 
-    def _judge(self, rollout: Rollout, measured: Measured, problem: Problem, turns: tuple[str, ...]) -> Judged:
+    # -- the verdict --------------------------------------------------------------------------------------------------
+
+    def _bounds(self, factor: float) -> BatchBounds:
+        """Return the run's tolerances, widened by a factor, for the rollouts of a batch."""
+        whole = min(self._config.top_k, self._config.chunk_tokens * self._model.config.dim)
+        return BatchBounds(self._tolerances.times(factor), self._tokenizer.ends, whole)
+
+    def _flaw(
+        self, bounds: BatchBounds, rollout: Rollout, mismatches: Sequence[Mismatch], choices: Choices, stop: str
+    ) -> tuple[Reason, str] | None:
+        """Return why a rollout is rejected within these bounds, or None."""
+        config = self._config
+        sizes = proof_sizes(len(rollout.output), self._model.config.dim, config.top_k, config.chunk_tokens)
+        values = [size // 2 - 1 for size in sizes]
+        return bounds.flaw(bounds.measured(mismatches, choices), choices, values, stop)
+
+    def _judge(
+        self,
+        rollout: Rollout,
+        flaw: tuple[Reason, str] | None,
+        measured: Measured,
+        problem: Problem,
+        turns: tuple[str, ...],
+    ) -> Judged:
         made = sum(rollout.made)
-        if flaw := self._flaw(rollout, measured, self._tolerances, problem, turns):
+        if flaw is not None:
             return Judged(*flaw, None, measured, made)
         try:
             reward = self._environment.score(problem, turns)
@@ -268,32 +214,12 @@ class Verifier:
         assert 0 <= reward <= 1, "an environment's score is from 0 to 1"
         return Judged(None, "", reward, measured, made, self._environment.is_exact(problem))
 
-    def _flaw(
-        self, rollout: Rollout, measured: Measured, tolerances: Tolerances, problem: Problem, turns: tuple[str, ...]
-    ) -> tuple[Reason, str] | None:
-        """Why a rollout of which this was measured is rejected with these tolerances; None where it is not."""
-        far = [number for number, each in enumerate(measured.mismatches) if not tolerances.proofs.accept(each)]
-        if far:
-            return Reason.WRONG_COMPUTATION, _told(far[0], measured.mismatches[far[0]])
-        if termination := self._termination(rollout, measured, tolerances, problem, turns):
-            return Reason.BAD_TERMINATION, termination
-        if measured.beyond > tolerances.share_beyond * sum(rollout.made):
-            detail = f"{measured.beyond} of {sum(rollout.made)} tokens are not those that the sampling chooses"
-            return Reason.BAD_SAMPLING, detail
-        return None
-
-    def _termination(
-        self, rollout: Rollout, measured: Measured, tolerances: Tolerances, problem: Problem, turns: tuple[str, ...]
-    ) -> str:
-        """What is wrong with where the output ends; empty for nothing."""
+    def _stop(self, rollout: Rollout, problem: Problem, turns: tuple[str, ...]) -> str:
+        """Return what is wrong with the place where the output stops; empty for nothing."""
         left = self._config.max_tokens - len(rollout.output)
         ended = rollout.made[-1] and rollout.output[-1] in self._tokenizer.ends
         if left and not (ended and self._is_over(problem, turns, left)):
             return f"the output stops after {len(rollout.output)} tokens without an end"
-        if measured.end_probability < tolerances.end_probability:
-            return (
-                f"a turn ends with a token of probability {measured.end_probability:.2g}, which the sampling does not choose"
-            )
         return ""
 
     def _is_over(self, problem: Problem, turns: tuple[str, ...], left: int) -> bool:
@@ -311,10 +237,3 @@ def _logits(model: Decoder, hidden_nh: Tensor) -> Tensor:
     """(N, vocabulary), fp32."""
     weight = model.output_weight
     return (hidden_nh.to(weight.dtype) @ weight.T).float()
-
-
-def _told(number: int, mismatch: Mismatch) -> str:
-    return (
-        f"chunk {number} is not what the weights give: {mismatch.exponent_mismatches} exponents differ, "
-        f"mantissas by {mismatch.mantissa_mean:.3g} on average (median {mismatch.mantissa_median:.3g})"
-    )

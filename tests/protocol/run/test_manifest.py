@@ -308,6 +308,14 @@ def test_a_trainer_reads_the_defaults_and_what_a_run_says_instead() -> None:
     assert theirs == RlConfig(prompts=256, optimizer_steps=2, max_exponent_mismatches=4, max_shortfall=0.1)
 
 
+def test_tolerances_that_contradict_each_other_or_grow_with_an_output_are_refused() -> None:
+    with pytest.raises(ValidationError, match=r"shortfall_ceiling \(1\) is less than max_shortfall \(2\)"):
+        a_manifest(rl=RL | {"max_shortfall": 2.0})
+    for gone in ({"max_share_beyond": 0.01}, {"shortfall_rate": 0.2}, {"shortfall_rate": float("nan")}):
+        with pytest.raises(ValidationError):
+            a_manifest(rl=RL | gone)
+
+
 def test_examples_are_those_of_an_environment() -> None:
     assert a_manifest(data={"corpus": "examples"}, rl=RL).data.corpus == "examples"
     with pytest.raises(ValidationError, match=r"no section \[rl\]"):

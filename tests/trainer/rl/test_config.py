@@ -41,6 +41,10 @@ def test_a_section_says_what_differs() -> None:
         ({"min_end_probability": 1.1}, "min_end_probability"),
         ({"row_tokens": 32_767}, "row_tokens must be at least max_tokens"),
         ({"length_targets": (0,)}, "length_targets"),
+        ({"shortfall_ceiling": 0.4}, "shortfall_ceiling must be at least max_shortfall"),
+        ({"shortfall_ceiling": float("nan")}, "shortfall_ceiling must be at least max_shortfall"),
+        ({"shortfall_rate": -1e-3}, "shortfall_rate must not be negative"),
+        ({"shortfall_rate": float("nan")}, "shortfall_rate must not be negative"),
     ],
 )
 def test_what_makes_no_sense_is_refused(change: dict[str, Any], part: str) -> None:

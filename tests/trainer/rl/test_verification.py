@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +22,8 @@ from trainer.rl.verification import Assignment, Judged, Verifier
 RL = RlConfig(max_tokens=24, row_tokens=64, micro_batch_tokens=256, top_k=32, chunk_tokens=8)
 ASSIGNED = Assignment(b"run", 5, "12D3KooWworker", (4, 7), 3)
 QWEN3 = FAMILIES["qwen3"]
+ANY_TOKEN: dict[str, Any] = {"max_shortfall": 1e6, "shortfall_ceiling": 1e6, "shortfall_rate": 1e9}
+"""Of a run in which the choice of tokens is not checked."""
 
 
 def verifier(config: ModelConfig = QWEN3, seed: int = 3) -> Verifier:
@@ -59,7 +62,7 @@ def test_a_run_says_how_far_a_proof_may_be_off() -> None:
     theta = parameters(QWEN3)
     theta *= 1 + 0.01 * np.random.default_rng(1).standard_normal(len(theta), np.float32)
     near = decoder(QWEN3, theta)
-    wide = replace(RL, max_shortfall=10.0)
+    wide = replace(RL, **ANY_TOKEN)
     assert reasons(Verifier(near, Letters(), TOKENIZER, wide).verify(ASSIGNED, honest())) == {None}
     for tight in ({"max_exponent_mismatches": 0}, {"max_mantissa_mean": 0.0}, {"max_mantissa_median": 0.0}):
         judged = Verifier(near, Letters(), TOKENIZER, replace(wide, **tight)).verify(ASSIGNED, honest())
@@ -68,7 +71,7 @@ def test_a_run_says_how_far_a_proof_may_be_off() -> None:
 
 def test_a_run_says_how_far_a_token_may_be_off() -> None:
     key = replace(ASSIGNED, run=b"another run")
-    tolerant = replace(RL, max_shortfall=1000.0, min_end_probability=0.0)
+    tolerant = replace(RL, min_end_probability=0.0, **ANY_TOKEN)
     assert reasons(verifier().verify(key, honest())) <= {Reason.BAD_SAMPLING, Reason.BAD_TERMINATION}
     model = decoder(QWEN3, parameters(QWEN3))
     assert reasons(Verifier(model, Letters(), TOKENIZER, tolerant).verify(key, honest())) == {None}
@@ -79,7 +82,7 @@ def test_what_another_device_may_measure_otherwise_is_no_sure_verdict() -> None:
     theta = parameters(QWEN3)
     theta *= 1 + 0.03 * np.random.default_rng(1).standard_normal(len(theta), np.float32)
     near = decoder(QWEN3, theta)
-    wide = replace(RL, max_exponent_mismatches=99, max_mantissa_mean=999.0, max_mantissa_median=999.0, max_shortfall=99.0)
+    wide = replace(RL, max_exponent_mismatches=99, max_mantissa_mean=999.0, max_mantissa_median=999.0, **ANY_TOKEN)
     found = Verifier(near, Letters(), TOKENIZER, wide).verify(ASSIGNED, honest())
     pairs = [(each.measured, rollout) for each, rollout in zip(found, honest(), strict=True) if each.measured is not None]
     measured, rollout = max(pairs, key=lambda pair: pair[0].shortfall)
@@ -91,10 +94,14 @@ def test_what_another_device_may_measure_otherwise_is_no_sure_verdict() -> None:
     worst = {
         "max_mantissa_mean": max(each.mantissa_mean for each in measured.mismatches),
         "max_mantissa_median": max(each.mantissa_median for each in measured.mismatches),
-        "max_shortfall": measured.shortfall,
+        "shortfall_ceiling": measured.shortfall,
     }
     for name, value in worst.items():
-        judgements = [judged(replace(wide, **{name: share * value})) for share in (0.5, 0.9, 1.1, 4.0)]  # type: ignore[arg-type]
+        names = (name, "max_shortfall") if name == "shortfall_ceiling" else (name,)
+        judgements = [
+            judged(replace(wide, **dict.fromkeys(names, share * value)))  # type: ignore[arg-type]
+            for share in (0.5, 0.9, 1.1, 4.0)
+        ]
         assert judgements == [(False, True), (False, False), (True, False), (True, True)], (name, value)
 
 
@@ -185,7 +192,7 @@ def test_outputs_out_of_bounds_are_malformed() -> None:
     assert spoiled(rollout, output=(*rollout.output[:-1], 256)) is Reason.MALFORMED
 
 
-def test_a_verdict_depends_on_no_other_rollout() -> None:
+def test_a_verdict_on_an_honest_rollout_depends_on_no_other_one() -> None:
     rollouts = honest()
     together = verifier().verify(ASSIGNED, rollouts)
     alone = [verifier().verify(ASSIGNED, [rollout])[0] for rollout in rollouts]

@@ -1,0 +1,111 @@
+"""Answers written into outputs, and other choices than the noise's, by peers with the right weights and honest proofs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+
+import pytest
+import torch
+
+from benchmarks.detection import is_rejected_alone, judge
+from benchmarks.detection_forgeries import Steered, Written, at_temperature, top_p
+from benchmarks.detection_peers import GROUP, SHAPE, TOKENIZER, Choice, Peer, Run, parameters, quantised
+from trainer.models.llama.config import ModelConfig
+from trainer.rl.calibration import proposed
+from trainer.rl.config import RlConfig
+from trainer.rl.form import Reason
+from trainer.rl.rollout import Rollout
+
+LENGTH = 320
+SMALL = ModelConfig(tied=False, rope_base=500_000.0, **{**SHAPE, "layers": 1, "dim": 64, "ffn": 96})
+RUN = Run(SMALL, parameters(SMALL), LENGTH)
+PRECISIONS = (torch.float32, torch.bfloat16)
+
+WRITTEN = {
+    "at the start": ("\nAnswer: 42", 0),
+    "after the first token": ("\nAnswer: 42", 1),
+    "in the middle": ("\nAnswer: 42", LENGTH // 2),
+    "at a chunk's end": ("\nAnswer: 42", 123),
+    "at the end": ("\nAnswer: 42", LENGTH - 11),
+    "a word at the end": (" yes", LENGTH - 4),
+    "a digit at the end": ("7", LENGTH - 1),
+    "two digits at the end": ("42", LENGTH - 2),
+    "the box of an answer": ("\\boxed{42}", LENGTH - 40),
+    "a line": ("\n#### 42\n", LENGTH - 100),
+    "a sentence in the middle": ("Therefore the answer is 42, and nothing else.", LENGTH // 3),
+}
+
+
+@cache
+def honest(dtype: torch.dtype = torch.float32, slots: int = 32) -> list[Rollout]:
+    return Peer(RUN, dtype=dtype, slots=slots).rollouts(GROUP)
+
+
+def forged(choice: Choice, count: int = 4) -> list[Rollout]:
+    return Peer(RUN, choice=choice).rollouts(count)
+
+
+def written(text: str, places: Sequence[int], count: int = 2) -> list[Rollout]:
+    return forged(Written(0, count, TOKENIZER.encode(text), places), count)
+
+
+def test_long_outputs_of_honest_peers_of_any_precision_and_batch_are_accepted() -> None:
+    for made, judging in ((made, judging) for made in PRECISIONS for judging in PRECISIONS):
+        for slots in (3, 32):
+            judged = judge(RUN, honest(made, slots), dtype=judging)
+            assert [each.reason for each in judged] == [None] * GROUP, (made, judging, slots)
+            assert all(each.sure for each in judged)
+
+
+@pytest.mark.parametrize("where", WRITTEN)
+def test_an_answer_written_into_a_long_output_is_refused(where: str) -> None:
+    text, begin = WRITTEN[where]
+    for dtype in PRECISIONS:
+        judged = judge(RUN, written(text, range(begin, begin + len(text))), dtype=dtype)
+        assert [(each.reason, each.sure) for each in judged] == [(Reason.BAD_SAMPLING, True)] * 2
+
+
+def test_an_answer_spread_over_the_output_is_refused() -> None:
+    text = "Answer: 42"
+    judged = judge(RUN, written(text, range(5, LENGTH, LENGTH // len(text))[: len(text)]))
+    assert {each.reason for each in judged} == {Reason.BAD_SAMPLING}
+
+
+CHOICES: dict[str, Callable[[], Choice]] = {
+    "steered within 0.5": lambda: Steered(0.5),
+    "steered within 0.2": lambda: Steered(0.2),
+    "temperature 0.9": lambda: at_temperature(0.9),
+    "temperature 1.1": lambda: at_temperature(1.1),
+    "top-p 0.95": lambda: top_p(0.95),
+}
+
+
+@pytest.mark.parametrize("kind", CHOICES)
+def test_another_choice_is_refused_within_a_few_long_outputs(kind: str) -> None:
+    judged = judge(RUN, forged(CHOICES[kind]()))
+    assert Reason.BAD_SAMPLING in {each.reason for each in judged}
+    assert {each.reason for each in judged} <= {None, Reason.BAD_SAMPLING}
+
+
+def test_weights_in_four_bits_are_refused() -> None:
+    judged = judge(RUN, Peer(RUN, quantised(RUN.theta, 7)).rollouts(4))
+    assert None not in {each.reason for each in judged}
+
+
+def test_a_peer_that_knows_the_rules_gains_the_slack_of_a_batch_once() -> None:
+    """What it spends in all of its rollouts together stays within the slack and the rate."""
+    rate = RlConfig().shortfall_rate
+    judged = judge(RUN, forged(Steered(0.5, rate), GROUP))
+    measured = [each.measured for each in judged if each.measured is not None]
+    spent = sum(each.total for each in measured)
+    assert 0 < spent <= 0.5 + 3 * rate * sum(each.density for each in measured)
+
+
+def test_what_is_proposed_for_honest_peers_refuses_finer_steering() -> None:
+    found = [each.measured for each in judge(RUN, honest(torch.bfloat16)) if each.measured is not None]
+    rl = RlConfig(**{**vars(RUN.rl), **proposed(found).fields()})
+    assert {each.reason for each in judge(RUN, honest(torch.bfloat16), rl)} == {None}
+    steered = judge(RUN, forged(Steered(0.1), GROUP), rl)
+    assert Reason.BAD_SAMPLING in {each.reason for each in steered}
+    assert any(is_rejected_alone(each, rl) for each in steered)
