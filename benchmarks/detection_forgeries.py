@@ -6,7 +6,7 @@ Each goes on as the noise says after what it wrote, so that nothing but its own 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -103,6 +103,16 @@ def at_temperature(factor: float) -> Choice:
     return lambda logits_bv, keys_b, positions_b, temperature: choose(logits_bv, keys_b, positions_b, factor * temperature)
 
 
+def forged(run: Run, count: int, kinds: Mapping[str, Callable[[int], Choice]]) -> dict[str, list[Rollout]]:
+    """Return `count` completions of each kind, generated together. kinds: the choice from completion number `first` on."""
+    choices: dict[int, Choice] = {}
+    for number, kind in enumerate(kinds.values()):
+        choice = kind(number * count)
+        choices |= {key: choice for _, key in _keys(number * count, count)}
+    made = Peer(run, choice=ByKey(choices), slots=min(SLOTS, len(kinds) * count)).rollouts(len(kinds) * count)
+    return {name: made[number * count : (number + 1) * count] for number, name in enumerate(kinds)}
+
+
 def forgeries(run: Run, count: int, rate: float) -> Iterator[tuple[str, list[Rollout]]]:
     """Yield rollouts of each kind of forgery, each with completions of its own.
 
@@ -130,13 +140,7 @@ def forgeries(run: Run, count: int, rate: float) -> Iterator[tuple[str, list[Rol
         "forged sampling: top-p 0.95": lambda first: top_p(0.95),
         "forged sampling: top-p 0.99": lambda first: top_p(0.99),
     }
-    choices: dict[int, Choice] = {}
-    for number, kind in enumerate(kinds.values()):
-        choice = kind(number * count)
-        choices |= {key: choice for _, key in _keys(number * count, count)}
-    made = Peer(run, choice=ByKey(choices), slots=min(SLOTS, len(kinds) * count)).rollouts(len(kinds) * count)
-    for number, name in enumerate(kinds):
-        yield name, made[number * count : (number + 1) * count]
+    yield from forged(run, count, kinds).items()
     for levels, name in ((127, "int8"), (7, "int4")):
         yield f"weights rounded to {name}", Peer(run, quantised(run.theta, levels)).rollouts(count)
 

@@ -8,18 +8,19 @@ from functools import cache
 import pytest
 import torch
 
-from benchmarks.detection import is_rejected_alone, judge
-from benchmarks.detection_forgeries import Steered, Written, at_temperature, top_p
-from benchmarks.detection_peers import GROUP, SHAPE, TOKENIZER, Choice, Peer, Run, parameters, quantised
+from benchmarks.detection import judge
+from benchmarks.detection_forgeries import Steered, Written, at_temperature, forged, top_p
+from benchmarks.detection_peers import SHAPE, TOKENIZER, Choice, Peer, Run, parameters, quantised
 from trainer.models.llama.config import ModelConfig
 from trainer.rl.calibration import proposed
 from trainer.rl.config import RlConfig
 from trainer.rl.form import Reason
 from trainer.rl.rollout import Rollout
 
-LENGTH = 320
+LENGTH, COUNT = 256, 4
 SMALL = ModelConfig(tied=False, rope_base=500_000.0, **{**SHAPE, "layers": 1, "dim": 64, "ffn": 96})
 RUN = Run(SMALL, parameters(SMALL), LENGTH)
+RATE = RlConfig().shortfall_rate
 PRECISIONS = (torch.float32, torch.bfloat16)
 
 WRITTEN = {
@@ -37,75 +38,70 @@ WRITTEN = {
 }
 
 
+CHOICES: dict[str, Callable[[int], Choice]] = {
+    "steered within 0.5": lambda first: Steered(0.5),
+    "steered within 0.2": lambda first: Steered(0.2),
+    "temperature 0.9": lambda first: at_temperature(0.9),
+    "temperature 1.1": lambda first: at_temperature(1.1),
+    "top-p 0.95": lambda first: top_p(0.95),
+}
+
+
+def writes(text: str, places: Sequence[int]) -> Callable[[int], Choice]:
+    return lambda first: Written(first, COUNT, TOKENIZER.encode(text), places)
+
+
 @cache
 def honest(dtype: torch.dtype = torch.float32, slots: int = 32) -> list[Rollout]:
-    return Peer(RUN, dtype=dtype, slots=slots).rollouts(GROUP)
+    return Peer(RUN, dtype=dtype, slots=slots).rollouts(COUNT)
 
 
-def forged(choice: Choice, count: int = 4) -> list[Rollout]:
-    return Peer(RUN, choice=choice).rollouts(count)
-
-
-def written(text: str, places: Sequence[int], count: int = 2) -> list[Rollout]:
-    return forged(Written(0, count, TOKENIZER.encode(text), places), count)
+@cache
+def forgeries() -> dict[str, list[Rollout]]:
+    texts = {name: writes(text, range(begin, begin + len(text))) for name, (text, begin) in WRITTEN.items()}
+    spread = writes("Answer: 42", range(5, LENGTH, LENGTH // 10)[:10])
+    kept = {"keeps to the rules": lambda first: Steered(0.5, RATE), "steered within 0.1": lambda first: Steered(0.1)}
+    return forged(RUN, COUNT, {**texts, "spread": spread, **CHOICES, **kept})
 
 
 def test_long_outputs_of_honest_peers_of_any_precision_and_batch_are_accepted() -> None:
     for made, judging in ((made, judging) for made in PRECISIONS for judging in PRECISIONS):
         for slots in (3, 32):
             judged = judge(RUN, honest(made, slots), dtype=judging)
-            assert [each.reason for each in judged] == [None] * GROUP, (made, judging, slots)
+            assert [each.reason for each in judged] == [None] * COUNT, (made, judging, slots)
             assert all(each.sure for each in judged)
 
 
-@pytest.mark.parametrize("where", WRITTEN)
+@pytest.mark.parametrize("where", [*WRITTEN, "spread"])
 def test_an_answer_written_into_a_long_output_is_refused(where: str) -> None:
-    text, begin = WRITTEN[where]
     for dtype in PRECISIONS:
-        judged = judge(RUN, written(text, range(begin, begin + len(text))), dtype=dtype)
-        assert [(each.reason, each.sure) for each in judged] == [(Reason.BAD_SAMPLING, True)] * 2
-
-
-def test_an_answer_spread_over_the_output_is_refused() -> None:
-    text = "Answer: 42"
-    judged = judge(RUN, written(text, range(5, LENGTH, LENGTH // len(text))[: len(text)]))
-    assert {each.reason for each in judged} == {Reason.BAD_SAMPLING}
-
-
-CHOICES: dict[str, Callable[[], Choice]] = {
-    "steered within 0.5": lambda: Steered(0.5),
-    "steered within 0.2": lambda: Steered(0.2),
-    "temperature 0.9": lambda: at_temperature(0.9),
-    "temperature 1.1": lambda: at_temperature(1.1),
-    "top-p 0.95": lambda: top_p(0.95),
-}
+        judged = judge(RUN, forgeries()[where], dtype=dtype)
+        assert [(each.reason, each.sure) for each in judged] == [(Reason.BAD_SAMPLING, True)] * COUNT
 
 
 @pytest.mark.parametrize("kind", CHOICES)
 def test_another_choice_is_refused_within_a_few_long_outputs(kind: str) -> None:
-    judged = judge(RUN, forged(CHOICES[kind]()))
+    judged = judge(RUN, forgeries()[kind])
     assert Reason.BAD_SAMPLING in {each.reason for each in judged}
     assert {each.reason for each in judged} <= {None, Reason.BAD_SAMPLING}
 
 
 def test_weights_in_four_bits_are_refused() -> None:
-    judged = judge(RUN, Peer(RUN, quantised(RUN.theta, 7)).rollouts(4))
+    judged = judge(RUN, Peer(RUN, quantised(RUN.theta, 7)).rollouts(COUNT))
     assert None not in {each.reason for each in judged}
 
 
 def test_a_peer_that_knows_the_rules_gains_the_slack_of_a_batch_once() -> None:
     """What it spends in all of its rollouts together stays within the slack and the rate."""
-    rate = RlConfig().shortfall_rate
-    judged = judge(RUN, forged(Steered(0.5, rate), GROUP))
+    judged = judge(RUN, forgeries()["keeps to the rules"])
     measured = [each.measured for each in judged if each.measured is not None]
     spent = sum(each.total for each in measured)
-    assert 0 < spent <= 0.5 + 3 * rate * sum(each.density for each in measured)
+    assert 0 < spent <= 0.5 + 3 * RATE * sum(each.density for each in measured)
 
 
 def test_what_is_proposed_for_honest_peers_refuses_finer_steering() -> None:
     found = [each.measured for each in judge(RUN, honest(torch.bfloat16)) if each.measured is not None]
     rl = RlConfig(**{**vars(RUN.rl), **proposed(found).fields()})
     assert {each.reason for each in judge(RUN, honest(torch.bfloat16), rl)} == {None}
-    steered = judge(RUN, forged(Steered(0.1), GROUP), rl)
+    steered = judge(RUN, forgeries()["steered within 0.1"], rl)
     assert Reason.BAD_SAMPLING in {each.reason for each in steered}
-    assert any(is_rejected_alone(each, rl) for each in steered)
