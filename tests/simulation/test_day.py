@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 import trio
 
 from protocol.sync.held import HELD_BRANCHES
@@ -17,6 +18,7 @@ from tests.simulation.world import World
 BRISK = Pace(gap_s=(60.0, 120.0), sleeps_s=(120.0,), full_s=(200.0,))
 
 
+@pytest.mark.slow
 def test_peers_at_home_come_back_by_themselves_and_hold_no_more_than_the_others() -> None:
     day = live(0.4, seed=7, pace=BRISK)
     assert day.failure is None, day.failure

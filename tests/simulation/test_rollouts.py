@@ -196,6 +196,7 @@ def test_by_invitation_peers_that_have_never_met_hear_each_others_rollouts_and_v
     holds(simulate(sum(ROLES.values()), scenario, signed=signed))
 
 
+@pytest.mark.slow
 def test_rollouts_that_nobody_serves_are_rejected_and_their_maker_is_not_blamed() -> None:
     async def scenario(world: World) -> None:
         judge, seats = cast(world, ROLES)

@@ -174,6 +174,7 @@ def test_an_evaluation_goes_on_beside_training_and_after_its_first_step(tmp_path
     with_trainer(tmp_path, scenario)
 
 
+@pytest.mark.slow
 def test_a_cancelled_evaluation_says_nothing_of_parameters_that_changed_since(tmp_path: Path) -> None:
     async def scenario(bench: Bench) -> None:
         trainer, theta = bench.trainer, bench.theta.view
@@ -189,6 +190,7 @@ def test_a_cancelled_evaluation_says_nothing_of_parameters_that_changed_since(tm
     with_trainer(tmp_path, scenario)
 
 
+@pytest.mark.slow
 def test_paused_trainer_still_finishes_when_asked(tmp_path: Path) -> None:
     async def scenario(bench: Bench) -> None:
         trainer = bench.trainer
@@ -216,6 +218,7 @@ def test_paused_trainer_still_finishes_when_asked(tmp_path: Path) -> None:
     with_trainer(tmp_path, scenario)
 
 
+@pytest.mark.slow
 def test_threads_change_between_steps_and_hold_for_the_next_process(tmp_path: Path) -> None:
     async def scenario(bench: Bench) -> None:
         trainer, theta = bench.trainer, bench.theta.view
@@ -270,6 +273,7 @@ def test_killed_trainer_raises_trainer_died_and_is_started_again(tmp_path: Path)
     with_trainer(tmp_path, scenario)
 
 
+@pytest.mark.slow
 def test_trainer_that_always_fails_is_given_up_with_the_reason(tmp_path: Path) -> None:
     async def scenario(bench: Bench) -> None:
         with pytest.raises(TrainerGaveUp, match="no-such-device"):
