@@ -6,9 +6,10 @@
     centered_clip  mean of differences from a robust centre, each at most as long as the median difference
 
 Every rule sees one chunk and nothing else: whoever holds the contributions to a chunk can compute its result and check
-somebody else's, and no number that a member claims about itself is believed but its tokens.  Except in `mean`, those
-count at most `WEIGHT_CAP` times their median.  Fewer than three contributions have no majority: `trimmed` and
-`centered_clip` are then the mean with those weights; one alone is what it is under every rule.
+somebody else's.  The only number that a member claims about itself and that counts is its tokens, and except in `mean`
+a member weighs at most `WEIGHT_CAP` times the median of the members' tokens.  Each median counts members, whatever tokens
+they claim.  Fewer than three contributions have no majority: `trimmed` and `centered_clip` are then the mean with those
+weights; one alone is what it is under every rule.
 
 Why the bytes are the same everywhere: elementwise IEEE operations in the order of the members; selection by minimum
 and maximum, which round nothing; sums of squares of codes, whole numbers below 2^24, exact in any order; other sums by
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from fractions import Fraction
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -36,8 +38,9 @@ Rule = Literal["mean", "clip", "trimmed", "centered_clip"]
 CLIP = 1.25
 """A contribution's chunk may be so many times as long as the median one: honest ones seldom are, and less would gain little
 (`python -m benchmarks.byzantine` with one attacker: sign flip +1.4, +1.6, +1.8 % at 1, 1.25, 1.5)."""
-WEIGHT_CAP = 4
-"""Tokens count up to so many times their median."""
+WEIGHT_CAP = Fraction(3, 2)
+"""A member weighs at most so many times the members' median: f hostile members of eight have at most 1.5 f / (8 + f / 2) of
+the weight beside equal honest ones, 3 of 17 parts alone (`python -m benchmarks.byzantine --claims 1,2,4`)."""
 ITERATIONS = 3
 """Steps of `centered_clip` from the coordinate-wise median; further ones move it by little."""
 WORKING = 1 << 19
@@ -48,22 +51,32 @@ View = tuple[Floats, npt.NDArray[np.int8]]
 """Scales and codes of a contribution."""
 
 
-def aggregate(rule: Rule, contributions: Sequence[Any], weights: Sequence[int], count: int, out: Any) -> None:
+def aggregate(rule: Rule, contributions: Sequence[Any], tokens: Sequence[int], count: int, out: Any) -> None:
     """Aggregate `contributions` (sane codec bytes of `count` values each, in canonical order) into codec bytes `out`.
 
-    weights: the members' tokens.  `out` must not overlap any contribution.
+    tokens: of the members, positive.  `out` must not overlap any contribution.
     """
-    _RULES[rule](contributions, weights, count, out)
+    _RULES[rule](contributions, weights_of(rule, tokens), count, out)
+
+
+def weights_of(rule: Rule, tokens: Sequence[int]) -> list[int]:
+    """Return the members' weights under `rule`: their tokens, except in `mean` at most `WEIGHT_CAP` times the median.
+
+    The median is the smaller middle one of an even number, so that half of the members cannot raise it by their claims.
+    """
+    if rule == "mean":
+        return list(tokens)
+    limit = WEIGHT_CAP.numerator * sorted(tokens)[(len(tokens) - 1) // 2] // WEIGHT_CAP.denominator
+    return [min(each, limit) for each in tokens]
 
 
 def clipped_mean(contributions: Sequence[Any], weights: Sequence[int], count: int, out: Any) -> None:
-    """The mean of contributions scaled down to at most `CLIP` times their median norm (weighted by tokens).
+    """The mean of contributions scaled down to at most `CLIP` times their median norm.
 
-    Who holds less than half of the weight can place the median norm nowhere but among the others' norms.
+    Fewer than half of the members can place the median norm nowhere but among the others' norms.
     """
-    weights = capped(weights)
     norms = [math.sqrt(sum_of_squares(contribution, count)) for contribution in contributions]
-    limit = CLIP * weighted_median(norms, weights)
+    limit = CLIP * median(norms)
     clipped = [
         contribution if norm <= limit else _scaled_down(contribution, count, limit / norm)
         for contribution, norm in zip(contributions, norms, strict=True)
@@ -72,11 +85,11 @@ def clipped_mean(contributions: Sequence[Any], weights: Sequence[int], count: in
 
 
 def trimmed_mean(contributions: Sequence[Any], weights: Sequence[int], count: int, out: Any) -> None:
-    """Coordinate-wise trimmed mean (Yin et al. 2018, "Byzantine-robust distributed learning"), weighted by tokens.
+    """Coordinate-wise trimmed mean (Yin et al. 2018, "Byzantine-robust distributed learning"), weighted.
 
     Of n values of a parameter those below the k-th smallest or above the k-th largest are left out, k = `trim`(n).
     """
-    weights, members = capped(weights), len(contributions)
+    members = len(contributions)
     k = trim(members)
     if k == 0:
         return weighted_mean(contributions, weights, count, out)
@@ -115,7 +128,7 @@ def centered_clip(contributions: Sequence[Any], weights: Sequence[int], count: i
     the last round's result as the first centre and a radius as a parameter, this takes the coordinate-wise median and the
     median distance: a chunk's result then depends on its contributions alone.
     """
-    weights, members = capped(weights), len(contributions)
+    members = len(contributions)
     if members < 3:
         return weighted_mean(contributions, weights, count, out)
     shares = shares_of(weights)
@@ -128,7 +141,7 @@ def centered_clip(contributions: Sequence[Any], weights: Sequence[int], count: i
         np.add(low * half, high * half, out=centre[start : start + low.size])
     for _ in range(ITERATIONS):
         distances = [math.sqrt(_squared_distance(view, centre)) for view in views]
-        radius = weighted_median(distances, weights)
+        radius = median(distances)
         factors = [
             share * np.float32(1.0 if distance <= radius else radius / distance)
             for share, distance in zip(shares, distances, strict=True)
@@ -145,25 +158,14 @@ _RULES: dict[Rule, Callable[[Sequence[Any], Sequence[int], int, Any], None]] = {
 }
 
 
-def capped(weights: Sequence[int]) -> list[int]:
-    """Weights of at most `WEIGHT_CAP` times their median (the upper one of an even number)."""
-    limit = WEIGHT_CAP * sorted(weights)[len(weights) // 2]
-    return [min(weight, limit) for weight in weights]
-
-
 def trim(members: int) -> int:
     """How many values a trimmed mean leaves out at each end: 1 of 3, 2 of 7 or 8, a quarter of many."""
     return (members + 1) // 4
 
 
-def weighted_median(values: Sequence[float], weights: Sequence[int]) -> float:
-    """The smallest value that, with all below it, has more than half of the weight."""
-    total, so_far = sum(weights), 0
-    for value, weight in sorted(zip(values, weights, strict=True)):
-        so_far += weight
-        if 2 * so_far > total:
-            return value
-    raise AssertionError("weights are positive")
+def median(values: Sequence[float]) -> float:
+    """Return the median of the members' values, of an even number the larger middle one: of two neither is clipped."""
+    return sorted(values)[len(values) // 2]
 
 
 def sum_of_squares(contribution: Any, count: int) -> float:

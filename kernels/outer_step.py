@@ -1,4 +1,4 @@
-"""Rate and momentum of a round's outer step: a pure function of its members' tokens and of H, the same bits everywhere.
+"""Rate and momentum of a round's outer step: a pure function of its members' weights and of H, the same bits everywhere.
 
 Why they depend on the members.  The mean of n members' differences has n times less noise than one of them, but it is no
 longer: each took steps that fit its own noisy gradients.  Data-parallel training on the n batches goes further, about
@@ -15,7 +15,7 @@ The published recipe, 0.7 with 0.9, was tuned for long rounds and several member
 DiLoCo", arXiv 2503.09799) find that the best rate grows with the members, whatever the model's size.  The numbers here
 are from `python -m benchmarks.diloco`.
 
-Members count by their tokens: n = (sum t)^2 / (sum t^2), between 1 and their number whatever they claim.
+Members count by their weights under the aggregation rule: n = (sum w)^2 / (sum w^2), between 1 and their number.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ MEAN = OuterStep(1.0, 0.0)
 takes the policy too far (`python -m benchmarks.rl_trainers`)."""
 
 
-def automatic(tokens: Sequence[int], inner_steps: int) -> OuterStep:
-    """The outer step after a round of H = `inner_steps`, to which the members contributed so many tokens each."""
-    members, several = effective_members(tokens), rate_of_several(inner_steps)
+def automatic(weights: Sequence[int], inner_steps: int) -> OuterStep:
+    """The outer step after a round of H = `inner_steps` whose members have these weights (`aggregate.weights_of`)."""
+    members, several = effective_members(weights), rate_of_several(inner_steps)
     if members > SEVERAL:
         return OuterStep(_on_grid(min(HIGHEST, several * _root(members / SEVERAL))), _on_grid(MOST))
     remembered = ROUNDS_A_MEMBER * (members - 1)
@@ -59,10 +59,10 @@ def automatic(tokens: Sequence[int], inner_steps: int) -> OuterStep:
     return OuterStep(_on_grid(1 - (1 - several) * momentum / MOST), _on_grid(momentum))
 
 
-def effective_members(tokens: Sequence[int]) -> Fraction:
-    """How many equal members would weigh as these do: from 1 to the number of those with tokens; 1 for nobody."""
-    weights = [weight for weight in tokens if weight > 0]
-    return Fraction(sum(weights) ** 2, sum(weight * weight for weight in weights)) if weights else Fraction(1)
+def effective_members(weights: Sequence[int]) -> Fraction:
+    """Return how many equal members would weigh as these do: from 1 to the number with a weight; 1 for nobody."""
+    positive = [weight for weight in weights if weight > 0]
+    return Fraction(sum(positive) ** 2, sum(weight * weight for weight in positive)) if positive else Fraction(1)
 
 
 def rate_of_several(inner_steps: int) -> Fraction:

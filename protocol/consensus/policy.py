@@ -25,7 +25,7 @@ from protocol.consensus.planning import choose_members, plan_with, within_uses
 from protocol.consensus.terms import View
 from protocol.run.admission import verify_admission
 from protocol.state.base import Base, RoundSettings
-from protocol.state.chain import check_rollouts
+from protocol.state.chain import check_claims
 from protocol.state.electorate import quorum_size
 from protocol.wire.body import MAX_ELECTORS, MAX_MEMBERS
 from protocol.wire.canonical import Malformed
@@ -82,12 +82,12 @@ class ClosingPolicy:
         that the peer was admitted."""
         if ready.round != self.base.round or ready.base != self.base.tip:
             return False
-        if ready.fragment != self.base.fragment or ready.tokens > self.settings.max_tokens:
+        if ready.fragment != self.base.fragment:
             return False
         if (ready.against or 0).bit_length() > len(self.base.tasks.sets):
             return False  # a plan with it would be none
         try:
-            check_rollouts(self.settings.manifest, self.base.round, ready.rollouts, ready.against)
+            check_claims(self.settings.manifest, self.base.round, ready)
         except Malformed:
             return False  # else no plan that it is in would be taken
         known = self.ready_of(peer)

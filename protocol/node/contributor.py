@@ -28,6 +28,7 @@ from protocol.rollouts.occupation import Occupation
 from protocol.rollouts.selection import Selection
 from protocol.run.settings import NodeSettings
 from protocol.state.base import Base
+from protocol.state.chain import most_tokens
 from protocol.state.credit import learned_by
 from protocol.state.replica import Replica
 from protocol.state.tasks_in_force import TasksInForce
@@ -182,7 +183,10 @@ class Contributor:
                 selection.note_death(chosen)
                 raise
         work.rollouts = selection.use(task.round, chosen, contribution)
-        return contribution
+        # A batch may hold more than its maker said; a READY claims no more than the batches that it names.
+        return replace(
+            contribution, tokens=min(contribution.tokens, most_tokens(self._replica.manifest, task.round, work.rollouts))
+        )
 
     def _learned_before(self) -> frozenset[tuple[PeerId, Hash]]:
         """Blocking: what our places in the last records name.  An earlier life may have learned from it, and died before

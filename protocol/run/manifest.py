@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from kernels.aggregate import Rule
+from kernels.aggregate import Rule, weights_of
 from kernels.codec import BLOCK
 from kernels.layout import chunk_count
 from kernels.outer_step import MEAN, OuterStep, automatic
@@ -286,9 +286,8 @@ class RunManifest(Section):
 
     @property
     def tokens_per_round(self) -> int:
-        """Tokens that a member reads in a round of all its inner steps, or learns from in one with rollouts at most."""
-        read = self.rounds.inner_steps * self.data.sequences_per_step * self.data.sequence_length
-        return read if self.rl is None else max(read, self.rl.tokens_per_round)
+        """Tokens that a member reads in a round of all its inner steps."""
+        return self.rounds.inner_steps * self.data.sequences_per_step * self.data.sequence_length
 
     def learns_from_rollouts(self, round: int) -> bool:
         """Whether a round's members learn from accepted rollouts; else they read text."""
@@ -323,7 +322,9 @@ class RunManifest(Section):
         """Rate and momentum of a round whose record's members contributed so many tokens each, whatever chunks lack some."""
         if isinstance(self.outer, OuterSection):
             return OuterStep(self.outer.lr, self.outer.momentum)
-        return MEAN if self.learns_from_rollouts(round) else automatic(tokens, self.rounds.inner_steps)
+        if self.learns_from_rollouts(round):
+            return MEAN
+        return automatic(weights_of(self.aggregation, tokens), self.rounds.inner_steps)
 
     def trainer_sections(self) -> dict[str, Any]:
         """All that a trainer needs to know, as plain values."""

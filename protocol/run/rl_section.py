@@ -178,8 +178,8 @@ class RlSection(Section):
 
     @property
     def tokens_per_round(self) -> int:
-        """Tokens of a member's rollouts in a round at most, prompts included."""
-        return self.batches_per_round * self.rollouts_per_batch * (self.row_tokens + 1)
+        """Tokens that a member learns from in a round at most: prompts do not count."""
+        return self.batches_per_round * self.tokens_per_batch
 
     def trainer_section(self) -> dict[str, Any]:
         """What `trainer.rl.config` reads."""

@@ -22,7 +22,7 @@ def fragment_of(round: int, fragments: int) -> int:
 class RoundSettings:
     """What the manifest says about rounds.
 
-    fragments: of the state; a round exchanges one.  chunks: chunks of a contribution.  max_tokens: of a member in a round.
+    fragments: of the state; a round exchanges one.  chunks: chunks of a contribution.
     founders: sorted; None when anyone may found the run.  is_open: whether keys are admitted without being known.
     """
 
@@ -30,7 +30,6 @@ class RoundSettings:
     manifest: RunManifest
     fragments: int
     chunks: int
-    max_tokens: int
     codec: str
     min_members: int
     max_members: int
@@ -54,7 +53,6 @@ def round_settings(run: Hash, manifest: RunManifest) -> RoundSettings:
         manifest=manifest,
         fragments=manifest.fragments,
         chunks=manifest.chunks,
-        max_tokens=manifest.tokens_per_round,
         codec=manifest.codec,
         min_members=rounds.min_members,
         max_members=rounds.max_members,

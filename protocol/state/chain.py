@@ -60,10 +60,8 @@ def verify_members(settings: RoundSettings, members: Sequence[Member], base: Bas
     peers = [member.peer for member in members]
     if peers != sorted(set(peers)) or not settings.min_members <= len(peers) <= settings.max_members:
         raise Malformed("members that are not sorted, too few or too many")
-    if any(member.tokens > settings.max_tokens for member in members):
-        raise Malformed("a member with more tokens than a round has")
     for member in members:
-        check_rollouts(settings.manifest, base.round, member.rollouts, member.against)
+        check_claims(settings.manifest, base.round, member)
     if (weights_in(state) is not None) != (settings.manifest.rl is not None):
         raise Malformed("the root of bf16 weights in a run without rollouts, or none in a run with them")
     if any((member.against or 0).bit_length() > len(base.tasks.sets) for member in members):
@@ -76,18 +74,26 @@ def verify_members(settings: RoundSettings, members: Sequence[Member], base: Bas
     check_admissions(settings.manifest, settings.run, base.round, members, base.known, base.uses)
 
 
-def check_rollouts(manifest: RunManifest, round: int, learned: Learned | None, against: int | None) -> None:
-    """Whether a member of a round may name this as what it learned from; raises `Malformed` with the reason.
+def check_claims(manifest: RunManifest, round: int, said: Ready | Member) -> None:
+    """Raise `Malformed` with the reason if a member of a round cannot have learned from these rollouts, or so many tokens.
 
-    against: the sets of tasks that it is against.  Who is against one may have nothing to learn from: where nobody has a set
-    any more there are no rollouts, and the record that leaves it out has to be made without.
+    A member that is against a set of tasks may have nothing to learn from: if nobody has a set any more there are no
+    rollouts, and the record that leaves it out has to be made without.
     """
-    if learned is None and against and manifest.learns_from_rollouts(round):
-        return
-    if (learned is not None) != manifest.learns_from_rollouts(round):
+    learned, learns = said.rollouts, manifest.learns_from_rollouts(round)
+    if (learned is not None) != learns and not (learns and said.against):
         raise Malformed("a member that names rollouts in a round without, or none in a round with them")
     if learned is not None and manifest.rl is not None:
         check_learned(learned, manifest.rl.batches_per_round, manifest.rl.tokens_per_batch)
+    if said.tokens > most_tokens(manifest, round, learned):
+        raise Malformed("a member that claims more tokens than its contribution can have")
+
+
+def most_tokens(manifest: RunManifest, round: int, learned: Learned | None) -> int:
+    """Return the most tokens that a member of a round can claim: of the batches that it names, or of the text of a round."""
+    if not manifest.learns_from_rollouts(round):
+        return manifest.tokens_per_round
+    return learned.tokens if learned is not None else 1
 
 
 def voters_of(base: Base, members: Iterable[Member], absent: Sequence[str]) -> tuple[PeerId, ...]:

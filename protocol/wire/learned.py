@@ -57,6 +57,11 @@ class Learned(Body):
                 yield UsedBatch(PeerId(each.author), Hash(entry[:HASH_BYTES]), tokens)
 
     @property
+    def tokens(self) -> int:
+        """Tokens of all the batches: a member that learned from them can claim no more, and at least one."""
+        return max(1, sum(batch.tokens for batch in self.batches))
+
+    @property
     def root(self) -> Hash:
         """Over the sorted names of the batches."""
         return tree_root(sorted(batch.root for batch in self.batches))

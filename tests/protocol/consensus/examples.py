@@ -45,7 +45,6 @@ SETTINGS = RoundSettings(
     manifest=RunManifest(name="example", organiser=PEERS[0], founders="anyone"),
     fragments=1,
     chunks=CHUNKS,
-    max_tokens=1000,
     codec="int8",
     min_members=2,
     max_members=4,

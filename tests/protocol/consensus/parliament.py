@@ -45,7 +45,7 @@ from tests.protocol.consensus.witness import Witness
 
 
 def settings(min_members: int = 1) -> RoundSettings:
-    return replace(SETTINGS, max_tokens=10_000, min_members=min_members, max_members=16)
+    return replace(SETTINGS, min_members=min_members, max_members=16)
 
 
 @dataclass

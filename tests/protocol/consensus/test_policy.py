@@ -74,8 +74,8 @@ def a_view(*looks: PeerView) -> View:
         ({"round": 4}, False),
         ({"base": ZERO_HASH}, False),
         ({"fragment": 1}, False),
-        ({"tokens": SETTINGS.max_tokens}, True),
-        ({"tokens": SETTINGS.max_tokens + 1}, False),
+        ({"tokens": SETTINGS.manifest.tokens_per_round}, True),
+        ({"tokens": SETTINGS.manifest.tokens_per_round + 1}, False),
         ({"rollouts": learned_from([UsedBatch(PEERS[4], ZERO_HASH, 1)], None)}, False),
     ],
 )
@@ -94,11 +94,50 @@ def test_in_a_run_with_rollouts_a_ready_names_as_many_batches_as_a_plan_may_have
     tasks = TasksInForce(1, 50, (AdmittedSet(name="s", count=1, size=9, root=bytes(32), slot=1, publisher=PEERS[4]),))
     closing = ClosingPolicy(ME, replace(SETTINGS, manifest=manifest), replace(BASE, tasks=tasks), Patience())
     used = [UsedBatch(PEERS[4], hash_bytes("b", bytes([number])), 8) for number in range(batches)]
-    assert says_ready(closing, 1, rollouts=learned_from(used, 0.5) if used else None) is taken
+    assert says_ready(closing, 1, rollouts=learned_from(used, 0.5) if used else None, tokens=8) is taken
     if used:
-        assert not says_ready(closing, 2, rollouts=learned_from([used[0]._replace(tokens=17)], 0.5)), "more than it can have"
-    assert says_ready(closing, 2, against=1), "who is against a set may have nothing to learn from"
-    assert not says_ready(closing, 3, against=2), "there is no such set"
+        more = learned_from([used[0]._replace(tokens=17)], 0.5)
+        assert not says_ready(closing, 2, rollouts=more, tokens=8), "more than it can have"
+    assert says_ready(closing, 2, against=1, tokens=1), "who is against a set may have nothing to learn from"
+    assert not says_ready(closing, 3, against=2, tokens=1), "there is no such set"
+
+
+@pytest.mark.parametrize(
+    ("batches", "tokens", "taken"),
+    [
+        ([8], 1, True),
+        ([8], 8, True),
+        ([8], 9, False),
+        ([8, 16], 24, True),
+        ([8, 16], 25, False),
+        ([16, 16], 32, True),
+        ([16, 16], 33, False),
+        ([0], 1, True),
+        ([0], 2, False),
+        ([8], 2 * (16 + 1) * 2, False),
+        ([16, 16], 2**40, False),
+        ([], 1, True),
+        ([], 2, False),
+    ],
+)
+def test_a_ready_claims_no_more_tokens_than_its_batches_have(batches: list[int], tokens: int, taken: bool) -> None:
+    """Prompts do not count, nor what a member did not name; who learned from nothing claims one token."""
+    rl = RlSection(environment="x", prompts_per_batch=1, group_size=2, batches_per_round=2, max_tokens=8, row_tokens=16)
+    settings = replace(SETTINGS, manifest=SETTINGS.manifest.model_copy(update={"rl": rl}))
+    tasks = TasksInForce(1, 50, (AdmittedSet(name="s", count=1, size=9, root=bytes(32), slot=1, publisher=PEERS[4]),))
+    closing = ClosingPolicy(ME, settings, replace(BASE, tasks=tasks), Patience())
+    used = [UsedBatch(PEERS[4], hash_bytes("b", bytes([at])), each) for at, each in enumerate(batches)]
+    said = {"rollouts": learned_from(sorted(used, key=lambda each: each.root), None)} if used else {"against": 1}
+    assert says_ready(closing, 1, tokens=tokens, **said) is taken
+
+
+def test_a_round_of_text_in_a_run_with_rollouts_counts_its_text() -> None:
+    rl = RlSection(environment="x", warm_rounds=6, max_tokens=8192, row_tokens=16384)
+    manifest = SETTINGS.manifest.model_copy(update={"rl": rl})
+    closing = ClosingPolicy(ME, replace(SETTINGS, manifest=manifest), BASE, Patience())
+    assert rl.tokens_per_round > manifest.tokens_per_round
+    assert not says_ready(closing, 1, tokens=manifest.tokens_per_round + 1)
+    assert says_ready(closing, 1, tokens=manifest.tokens_per_round)
 
 
 @pytest.mark.parametrize(

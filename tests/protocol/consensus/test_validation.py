@@ -26,6 +26,7 @@ from tests.protocol.consensus.examples import (
 )
 
 ROOT = b"\x05" * 32
+MOST = SETTINGS.manifest.tokens_per_round
 ILL_SORTED = "members that are not sorted, too few or too many"
 
 
@@ -43,8 +44,11 @@ ILL_SORTED = "members that are not sorted, too few or too many"
         ({"members": members(PEERS[0])}, "a chunk of its plan has an owner that is no member"),
         ({"members": members(PEERS[0]), "owners": bytes(3)}, f"its plan has {ILL_SORTED}"),
         ({"members": members(*PEERS)}, f"its plan has {ILL_SORTED}"),
-        ({"members": members(*PEERS[:3], tokens=1000)}, None),
-        ({"members": members(*PEERS[:3], tokens=1001)}, "its plan has a member with more tokens than a round has"),
+        ({"members": members(*PEERS[:3], tokens=MOST)}, None),
+        (
+            {"members": members(*PEERS[:3], tokens=MOST + 1)},
+            "its plan has a member that claims more tokens than its contribution can have",
+        ),
         ({"owners": b"\0\1"}, "its plan has 2 chunks, not 3"),
         ({"owners": b"\0\1\2\0"}, "its plan has 4 chunks, not 3"),
         ({"owners": b"\0\1\3"}, "a chunk of its plan has an owner that is no member"),
@@ -63,7 +67,10 @@ def test_plans(changes: dict[str, Any], flaw: str | None) -> None:
         ({"fragment": 1}, "a record of another fragment or codec than the round's"),
         ({"codec": "fp32"}, "a record of another fragment or codec than the round's"),
         ({"members": members(*PEERS)}, ILL_SORTED),
-        ({"members": members(*PEERS[:3], tokens=1001)}, "a member with more tokens than a round has"),
+        (
+            {"members": members(*PEERS[:3], tokens=MOST + 1)},
+            "a member that claims more tokens than its contribution can have",
+        ),
         ({"result_root": ZERO_HASH}, "a record whose chunks do not match its result root"),
     ],
 )

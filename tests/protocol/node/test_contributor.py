@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from math import inf, nan
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,13 @@ from protocol.membership.activity import Activity
 from protocol.membership.pace import Pace
 from protocol.node.contributor import Contributor
 from protocol.node.work import Work
+from protocol.run.rl_section import RlSection
 from protocol.run.settings import NodeSettings
 from protocol.state.base import Base
 from protocol.trainer_link import ComputeTask, Contribution, Progress, TrainerDied, TrainerGaveUp
 from protocol.wire.hashes import Hash, chunk_hash, verify_proof
 from protocol.wire.identity import PeerId
-from protocol.wire.learned import UsedBatch, learned_from
+from protocol.wire.learned import Learned, UsedBatch, learned_from
 from protocol.wire.presence import Phase, Role, WhyIdle
 from tests.protocol.chains import a_replica, a_run, next_commit
 from tests.protocol.peers import ANN, BOB, ME, TableNetwork, a_session, at_once
@@ -211,6 +213,7 @@ class Chosen:
     """A `Selection` of batches; `ended` are those over which the trainer process ended."""
 
     before: frozenset[tuple[PeerId, Hash]] = frozenset()
+    says: Learned | None = None
 
     def __init__(self) -> None:
         self.batches, self.paths, self.reference = ["batch"], (Path("batch"),), None
@@ -226,8 +229,27 @@ class Chosen:
     def note_death(self, chosen: Chosen) -> None:
         self.ended += chosen.batches
 
-    def use(self, round: int, chosen: Chosen, contribution: Contribution) -> None:
+    def use(self, round: int, chosen: Chosen, contribution: Contribution) -> Learned | None:
         self.used += chosen.batches
+        return self.says
+
+
+def test_a_trainer_claims_no_more_tokens_than_the_makers_of_its_batches_said(tmp_path: Path) -> None:
+    """The maker of a batch may have said fewer than it holds, and a READY that claims more is refused by everybody."""
+
+    async def check(table: Table) -> None:
+        signed = table.replica.signed
+        manifest = signed.manifest.model_copy(update={"rl": RlSection(environment="x")})
+        table.contributor._replica = replace(table.replica, signed=replace(signed, manifest=manifest))
+        selection, task = Chosen(), ComputeTask(7, 0, 1, 0, 0)
+        others: Any = selection
+        link: Any = table.trainer
+        for said, claimed in ((0, 1), (1, 1), (7, 7), (79, 79), (80, 80), (2**30, 80)):
+            selection.says = learned_from([UsedBatch(BOB.peer_id, Hash(b"b" * 32), said)], None)
+            contribution = await table.contributor._learn(link, task, table.work, others)
+            assert contribution.tokens == claimed
+
+    on_table(tmp_path, check)
 
 
 def test_the_batches_over_which_a_trainer_ends_are_noted(tmp_path: Path) -> None:

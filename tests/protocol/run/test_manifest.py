@@ -140,10 +140,21 @@ def test_the_outer_step_follows_from_the_members_unless_the_run_says_otherwise()
     assert a_manifest().outer == "auto"
     for inner_steps in (10, 100):
         manifest = a_manifest(rounds={"inner_steps": inner_steps})
-        for tokens in ([4096], [4096] * 4, [4096, 100]):
+        for tokens in ([4096], [4096] * 4, [4096, 3000]):
             assert manifest.outer_step(0, tokens) == automatic(tokens, inner_steps)
     fixed = a_manifest(outer=OuterSection(lr=0.5, momentum=0.8))
     assert fixed.outer_step(0, [4096]) == fixed.outer_step(0, [4096] * 8) == (0.5, 0.8)
+
+
+@pytest.mark.parametrize("claim", [1, 10, 999, 1000, 1001, 1500, 2000, 4000, 2**30, 2**40])
+def test_the_claim_of_one_member_does_not_take_the_momentum_of_the_others(claim: int) -> None:
+    """With tokens as weights a huge claim makes eight members count as one: rate 1, no momentum."""
+    assert automatic([1000] * 7 + [2**40], 20) == (1.0, 0.0)
+    fair = a_manifest().outer_step(0, [1000] * 8)
+    step = a_manifest().outer_step(0, [1000] * 7 + [claim])
+    assert step.momentum == fair.momentum and abs(step.rate - fair.rate) < 0.04
+    assert step == a_manifest().outer_step(0, [1000] * 7 + [min(claim, 1500)])
+    assert a_manifest(aggregation="mean").outer_step(0, [1000] * 8) == fair
 
 
 @pytest.mark.parametrize("form", ["auto", OuterSection(), OuterSection(lr=1.0, momentum=0.0)])
