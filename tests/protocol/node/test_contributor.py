@@ -241,7 +241,7 @@ def test_a_trainer_claims_no_more_tokens_than_the_makers_of_its_batches_said(tmp
         signed = table.replica.signed
         manifest = signed.manifest.model_copy(update={"rl": RlSection(environment="x")})
         table.contributor._replica = replace(table.replica, signed=replace(signed, manifest=manifest))
-        selection, task = Chosen(), ComputeTask(7, 0, 1, 0, 0)
+        selection, task = Chosen(), ComputeTask(7, 0, 1, 0)
         others: Any = selection
         link: Any = table.trainer
         for said, claimed in ((0, 1), (1, 1), (7, 7), (79, 79), (80, 80), (2**30, 80)):
