@@ -142,8 +142,7 @@ def tasks(environment: str) -> Check:
     try:
         check_packages(environment)
     except PackageMissing as error:
-        what, _, how = str(error).partition(": ")
-        return Check("tasks", Verdict.FAIL, what, "", how)
+        return Check("tasks", Verdict.FAIL, error.what, "", error.remedy)
     except SandboxUnavailable as error:
         return Check("tasks", Verdict.FAIL, str(error), "", "join as a seed (--role seed), which solves no tasks")
     except ValueError as error:

@@ -23,7 +23,7 @@ from trainer.data.templates import TemplatedTokenizer
 from trainer.data.tokens import ByteTokenizer, TokenizerFile
 from trainer.environments.jsonl import RecordedTasks, digest_of, read_file
 from trainer.environments.naming import read_name
-from trainer.environments.records import MAX_LINE_BYTES, read_tasks
+from trainer.environments.records import BYTE_ORDER_MARK, MAX_LINE_BYTES, read_tasks
 from trainer.environments.registry import FILE, files_of, open_named
 from trainer.environments.sandbox import SandboxUnavailable
 from trainer.environments.solve_rates import SolveRates, told
@@ -162,7 +162,10 @@ def _tasks(source: Path, data: bytes) -> tuple[RecordedTasks, list[dict[str, Any
         tasks = read_tasks(io.BytesIO(data))
     except ValueError as error:
         raise ValueError(f"{source}: {error}; docs/environments.md says what a line has") from error
-    records = [json.loads(line) for line in io.BytesIO(data) if line.strip()]
+    lines = (line.removeprefix(BYTE_ORDER_MARK) for line in io.BytesIO(data))
+    records = [json.loads(line) for line in lines if line.strip()]
+    for record, task in zip(records, tasks, strict=True):
+        record["problem_id"] = task.problem_id  # lines have other numbers once blank ones are gone
     return RecordedTasks(tasks, digest_of(data)), records
 
 

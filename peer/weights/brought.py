@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,10 @@ from protocol.wire.hashes import Hash
 from trainer.config import TrainingConfig
 from trainer.data.chat_reading import ChatReading
 from trainer.data.templates import TemplatedTokenizer
-from trainer.environments.jsonl import read_file
+from trainer.environments.jsonl import digest_of, read_file
 from trainer.environments.packages import PackageMissing
 from trainer.environments.records import Task, read_tasks
-from trainer.environments.registry import check_named, files_of
+from trainer.environments.registry import check_named, files_of, problems_of, with_digests
 from trainer.environments.sandbox import SandboxUnavailable
 from trainer.environments.solve_rates import SolveRates, told
 from trainer.reading import environment_of, reading_of, tokenizer_of
@@ -43,6 +44,18 @@ Tell = Callable[[str, str], None]
 """Told one thing that a person should know: what it is about, and what it says."""
 
 
+@dataclass(frozen=True)
+class Tasks:
+    """Files of tasks beside a run file, by what its environment calls them.
+
+    said: fields of the manifest that follow from the files: the environment with their digests, and how many problems there
+    are where the run file does not say it.
+    """
+
+    paths: dict[str, Path]
+    said: dict[str, Any]
+
+
 class Brought:
     """A `protocol.run.run_file.Start`.  Raises `PeerError` for what no run can have."""
 
@@ -51,13 +64,12 @@ class Brought:
         folder: FolderStart | None,
         tokenizer: Path | None,
         chats: Path | None,
-        tasks: Mapping[str, Path],
+        tasks: Tasks,
         said: Mapping[str, Any],
     ) -> None:
-        """tasks: by what the environment calls them.  said: what the run file says of the tokenizer, which goes before what
-        its files say."""
+        """said: what the run file says of the tokenizer, which goes before what its files say."""
         self._folder = folder
-        paths = {TOKENIZER: tokenizer, CHATS: chats} | {TASKS + name: tasks[name] for name in tasks}
+        paths = {TOKENIZER: tokenizer, CHATS: chats} | {TASKS + name: path for name, path in tasks.paths.items()}
         self._paths = {name: path for name, path in paths.items() if path is not None}
         self._data = {name: _content(path) for name, path in self._paths.items()}
         self.sections: dict[str, dict[str, Any]] = {}
@@ -66,9 +78,9 @@ class Brought:
         if tokenizer is not None:
             with_file = {"file": file_section(self._data[TOKENIZER]).model_dump()}
             self.sections["tokenizer"] = tokenizer_facts(tokenizer, said) | with_file
-        if tasks:
-            files = [{"path": name, **file_section(self._data[TASKS + name]).model_dump()} for name in sorted(tasks)]
-            self.sections["rl"] = {"files": files}
+        if tasks.paths:
+            files = [{"path": name, **file_section(self._data[TASKS + name]).model_dump()} for name in sorted(tasks.paths)]
+            self.sections["rl"] = {**tasks.said, "files": files}
 
     @property
     def facts(self) -> Mapping[str, Any] | None:
@@ -180,20 +192,37 @@ def brought_by(path: Path) -> Brought | None:
     return Brought(FolderStart(model) if model is not None else None, tokenizer, chats, tasks, said)
 
 
-def _tasks(path: Path, section: Any) -> dict[str, Path]:
+def _tasks(path: Path, section: Any) -> Tasks:
     """The files beside the run file that its environment names; a wrong environment is told of when the run is."""
+    beside = Tasks({}, {})
+    if not isinstance(section, Mapping):
+        return beside
     try:
-        files = files_of(section["environment"]) if isinstance(section, Mapping) else []
+        environment = with_digests(section["environment"], lambda name: digest_of(_read_beside(path, name)))
+        files = files_of(environment)
     except (KeyError, TypeError, ValueError):
-        return {}
-    found: dict[str, Path] = {}
+        return beside
+    beside.said["environment"] = environment
+    left: dict[str, int] = {}
     for name, digest in files:
-        found[name] = path.parent / name
-        try:
-            read_file(str(found[name]), digest)
-        except ValueError as error:
-            raise RunFileError(f"{path.name}: [rl] environment: {error}") from error
-    return found
+        beside.paths[name] = path.parent / name
+        data = _read_beside(path, name, digest)
+        with suppress(KeyError, TypeError, ValueError):  # told with the line when the tasks are checked
+            low, high = (
+                section.get(name, RlSection.model_fields[name].default) for name in ("min_solve_rate", "max_solve_rate")
+            )
+            left[name] = len(SolveRates(low, high).left(read_tasks(io.BytesIO(data))))
+    problems = problems_of(environment, left) if files else None
+    if problems is not None and "problems" not in section:
+        beside.said["problems"] = problems
+    return beside
+
+
+def _read_beside(path: Path, name: str, digest: str | None = None) -> bytes:
+    try:
+        return read_file(str(path.parent / name), digest)
+    except ValueError as error:
+        raise RunFileError(f"{path.name}: [rl] environment: {error}") from error
 
 
 def _named(path: Path, section: Any) -> Path | None:

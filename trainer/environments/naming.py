@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 MAX_NAME = 1000
@@ -28,6 +29,14 @@ def read_name(text: str) -> tuple[str, dict[str, Any]]:
         reader.fail("fewer brackets in each other")
     reader.end()
     return name, options
+
+
+def write_name(name: str, options: Mapping[str, Any]) -> str:
+    """Return the text that `read_name` reads as this name and these options."""
+    items = [f"{key}={json.dumps(value)}" for key, value in options.items() if key != "of"]
+    for part in options.get("of", ()):
+        items.append(write_name(part["name"], {key: value for key, value in part.items() if key != "name"}))
+    return f"{name}({', '.join(items)})" if items else name
 
 
 class _Reader:

@@ -100,15 +100,17 @@ os.dup2(2, 1)
 
 
 class PackageMissing(ValueError):
-    """A package of an extra is not installed; the text says how to install it."""
+    """A package of an extra is not installed, or does not work.  remedy: a command."""
+
+    def __init__(self, what: str, remedy: str = "pip install 'manyhands[rl]'") -> None:
+        super().__init__(f"{what}: {remedy}")
+        self.what, self.remedy = what, remedy
 
 
 def installed_version(module: str, distribution: str, purpose: str) -> str:
     """The version of an installed package, which is not imported.  Raises PackageMissing."""
     if importlib.util.find_spec(module) is None:
-        raise PackageMissing(
-            f"{purpose} need the package {distribution}, which is not installed: pip install 'manyhands[rl]'"
-        )
+        raise PackageMissing(f"{purpose} need the package {distribution}, which is not installed")
     return importlib.metadata.version(distribution)
 
 

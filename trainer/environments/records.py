@@ -1,8 +1,9 @@
 """Tasks as lines of JSON, in the form of GENESYS and SYNTHETIC-1: strict about everything, and bounded.
 
-A line is an object with `problem_id`, `task_type`, `prompt`, `verification_info`, and if wanted `source`, `in_source_id`,
-`gold_standard_solution`, `metadata`, `hf_dataset_name`, `solve_rate`, `samples`.  `verification_info` is an object, or a
-text that is one in JSON.
+A line is an object with `task_type`, `prompt`, `verification_info`, and if wanted `problem_id` (its line's number where it
+says none), `source`, `in_source_id`, `gold_standard_solution`, `metadata`, `hf_dataset_name`, `solve_rate`, `samples`.
+`verification_info` is an object, or a text that is one in JSON.
+
 By task type it holds:
 
 * `exact_answer`: `ground_truth`, a text that the answer must be.
@@ -38,12 +39,30 @@ MAX_CASE_BYTES = 256 << 10
 MAX_SAMPLES = 1 << 20
 """Answers that a solve rate may be of."""
 NUMBER = re.compile(
-    r"[+-]?[0-9]{1,60}(\.[0-9]{1,60})?([eE][+-]?[0-9]{1,3})?|[+-]?\.[0-9]{1,60}([eE][+-]?[0-9]{1,3})?|[+-]?[0-9]{1,60}/[0-9]{1,60}"
+    r"[+-]?([0-9]{1,60}(\.[0-9]{1,60})?|\.[0-9]{1,60}|[1-9][0-9]{0,2}(,[0-9]{3}){1,19}(\.[0-9]{1,60})?)([eE][+-]?[0-9]{1,3})?"
+    r"|[+-]?[0-9]{1,60}/[0-9]{1,60}"
 )
-"""Numbers that are read: decimals and fractions, short enough that none becomes huge."""
+"""Numbers that are read: decimals and fractions, short enough that none becomes huge.
 
-_FIELDS = {"problem_id", "task_type", "prompt", "verification_info"}
-_ALSO = {"source", "in_source_id", "gold_standard_solution", "metadata", "hf_dataset_name", "solve_rate", "samples"}
+A point is decimal.  A comma stands between thousands and nowhere else: "1,5" may be a decimal, a list or a slip.
+"""
+MINUS = "\u2212"
+"""The minus sign of typography, which is read as the one of keyboards."""
+
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+"""Some editors write it before a text in UTF-8."""
+
+_FIELDS = {"task_type", "prompt", "verification_info"}
+_ALSO = {
+    "problem_id",
+    "source",
+    "in_source_id",
+    "gold_standard_solution",
+    "metadata",
+    "hf_dataset_name",
+    "solve_rate",
+    "samples",
+}
 
 
 @dataclass(frozen=True)
@@ -117,10 +136,10 @@ def read_tasks(lines: Iterable[bytes]) -> tuple[Task, ...]:
     tasks: list[Task] = []
     numbers: dict[str, int] = {}
     for number, line in enumerate(lines, start=1):
-        if not line.strip():
+        if not line.removeprefix(BYTE_ORDER_MARK).strip():
             continue
         try:
-            task = read_task(line)
+            task = read_task(line, number)
             if task.problem_id in numbers:
                 raise ValueError(f"problem_id {task.problem_id!r} was used in line {numbers[task.problem_id]}")
             if len(tasks) == MAX_TASKS:
@@ -134,14 +153,15 @@ def read_tasks(lines: Iterable[bytes]) -> tuple[Task, ...]:
     return tuple(tasks)
 
 
-def read_task(line: bytes) -> Task:
+def read_task(line: bytes, number: int = 1) -> Task:
     """The task of one line.  Raises ValueError with one sentence."""
+    line = line.removeprefix(BYTE_ORDER_MARK)
     if len(line) > MAX_LINE_BYTES:
         raise ValueError(f"longer than {MAX_LINE_BYTES >> 10} KiB")
     try:
         text = line.decode()
     except UnicodeDecodeError as error:
-        raise ValueError(f"not UTF-8 at byte {error.start}") from error
+        raise ValueError(f"not UTF-8 at byte {error.start}; save the file as UTF-8") from error
     record = _object("the line", _json(text))
     _check_fields("the line", record, _FIELDS, _ALSO)
     prompt = _text(record, "prompt", MAX_PROMPT_BYTES)
@@ -159,7 +179,12 @@ def read_task(line: bytes) -> Task:
         solution = verification.text
     if solution is None and isinstance(verification, NumericAnswer):
         solution = str(verification.value)
-    return Task(_text(record, "problem_id", MAX_NAME_BYTES), prompt, verification, solution, _solve_rate(record))
+    return Task(_problem_id(record, number), prompt, verification, solution, _solve_rate(record))
+
+
+def _problem_id(record: Mapping[str, Any], number: int) -> str:
+    name = record.get("problem_id", number)
+    return str(name) if type(name) is int else _text(record, "problem_id", MAX_NAME_BYTES)
 
 
 def _solve_rate(record: Mapping[str, Any]) -> float | None:
@@ -175,11 +200,11 @@ def _solve_rate(record: Mapping[str, Any]) -> float | None:
 
 def number_in(text: str) -> Fraction | None:
     """The number that a text is, and None when it is none (or one with hundreds of digits)."""
-    text = text.strip().replace(",", "")
+    text = text.strip().replace(MINUS, "-")
     if not NUMBER.fullmatch(text):
         return None
     try:
-        return Fraction(text)
+        return Fraction(text.replace(",", ""))
     except ZeroDivisionError:
         return None
 

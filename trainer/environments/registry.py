@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import inspect
 import re
 from collections.abc import Callable, Mapping
@@ -11,10 +12,11 @@ from typing import Any
 from trainer.environments import builtin, conversations, jsonl, reasoning_gym, verifiers_tasks
 from trainer.environments.environment import Environment
 from trainer.environments.mixture import Mixture
-from trainer.environments.naming import read_name
+from trainer.environments.naming import read_name, write_name
 from trainer.environments.packages import PackageProgram, installed_version
 from trainer.environments.reasoning_gym import ReasoningGym
 from trainer.environments.solve_rates import ALL, SolveRates
+from trainer.environments.verification import MATH_VERIFY, check_maths
 from trainer.environments.verifiers_tasks import VerifiersTasks
 
 
@@ -87,12 +89,35 @@ def files_of(text: str) -> list[tuple[str, str]]:
     return sorted({(part["path"], part["digest"]) for part in _named_parts(text) if part["name"] == FILE})
 
 
+def with_digests(text: str, digest: Callable[[str], str]) -> str:
+    """Return what a manifest says for this name: with the digest of each file of tasks that it names without one.
+
+    digest: of the file that the environment calls so.  Raises ValueError for a name that is none, and what `digest` raises.
+    """
+    name, options = read_name(text)
+    parts = options.get("of") if name == MIXTURE else [options]
+    incomplete = False
+    for part in parts if isinstance(parts, list) else []:
+        path = part.get("path")
+        if part.get("name", name) == FILE and "digest" not in part and isinstance(path, str) and _FILE_NAME.fullmatch(path):
+            part["digest"], incomplete = digest(path), True
+    return write_name(name, options) if incomplete else text
+
+
+def problems_of(text: str, tasks: Mapping[str, int]) -> int | None:
+    """Return how many problems an environment has whose files have so many tasks; None where that cannot be told here."""
+    return _check(*read_name(text), tasks)
+
+
 def check_packages(text: str) -> None:
     """Raise PackageMissing or SandboxUnavailable where this computer lacks what the environment's packages take.
 
-    What tasks in a file take is in the file.  Raises ValueError for a name that is none.
+    What tasks in a file take is in the file, so math-verify has to work where it is installed, and may be missing.  Raises
+    ValueError for a name that is none.
     """
     for part in _named_parts(text):
+        if part["name"] == FILE and importlib.util.find_spec(MATH_VERIFY[0]) is not None:
+            check_maths()
         if part["name"] in PACKAGES:
             installed_version(*PACKAGES[part["name"]])
             PackageProgram("")
@@ -103,6 +128,10 @@ def _named_parts(text: str) -> list[dict[str, Any]]:
     name, options = read_name(text)
     _check(name, options)
     return _parts(options["of"]) if name == MIXTURE else [{"name": name, **options}]
+
+
+def _options(part: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in part.items() if key != "name"}
 
 
 def _opener(name: str, options: Mapping[str, Any]) -> Callable[..., Environment]:
@@ -127,7 +156,7 @@ def _check(name: str, options: Mapping[str, Any], tasks: Mapping[str, int] | Non
         parts = _parts(options["of"])
         if not parts or any(part["name"] == MIXTURE for part in parts):
             raise ValueError("a mixture is of environments that are no mixtures, as in mixture(add(digits=3), sort)")
-        sizes = [_check(part["name"], {key: part[key] for key in part if key != "name"}, tasks) for part in parts]
+        sizes = [_check(part["name"], _options(part), tasks) for part in parts]
         known = [size for size in sizes if size is not None]
         return len(sizes) * min(known) if len(known) == len(sizes) else None
     if name == FILE:
@@ -142,13 +171,13 @@ def _check_file(options: Mapping[str, Any]) -> None:
     if not isinstance(path, str) or not _FILE_NAME.fullmatch(path):
         raise ValueError("the path of a run's tasks is the name of a file, without folders")
     if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
-        raise ValueError("a file of tasks needs its digest, so that all peers have the same; add digest (b2sum -l 128)")
+        raise ValueError("a file of tasks needs its digest, so that all peers have the same; `peer run create` adds it")
 
 
 def _opened(name: str, options: Mapping[str, Any], files: Mapping[str, str], rates: SolveRates) -> Environment:
     """The environment, with its tasks from the run's files."""
     if name == MIXTURE:
-        parts = [(part["name"], {key: part[key] for key in part if key != "name"}) for part in options["of"]]
+        parts = [(part["name"], _options(part)) for part in options["of"]]
         return Mixture([_opened(part, its_options, files, rates) for part, its_options in parts])
     if name != FILE:
         return open_environment(name, **options)

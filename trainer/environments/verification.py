@@ -1,21 +1,26 @@
 """Compares what a model wrote with what a task says of right answers.  1 or 0, nothing in between.
 
-What counts as the answer in a longer text: what stands in the last `\\boxed{…}`; else what follows the last "Answer:"; else
-all of it.  A program is the last block between ``` fences; without fences all of the text.
+What counts as the answer in a longer text: what stands in the last `\\boxed{…}`, or what follows the last "Answer:" in large
+or small letters, whichever comes later; without either all of it.  Marks around the answer are passed over (`plain_answer`):
+emphasis of Markdown and LaTeX, dollar signs, one full stop.  An answer is taken as a whole: more words, units or a second
+number make it wrong.  A program is the last block between ``` fences; without fences all of the text.
 
-Of a code task the sandbox gets the program and the inputs, never the expected results: these are compared here, so a
-program cannot claim to have passed.
+Of a code task the sandbox gets the program and the inputs, never the expected results: these are compared here, so a program
+cannot claim to have passed.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import re
+from collections.abc import Iterator
 from typing import Any
 
-from trainer.environments.packages import PackageProgram, installed_version
+from trainer.environments.packages import PackageMissing, PackageProgram, installed_version
 from trainer.environments.records import (
+    MINUS,
     CallCase,
     CodeTests,
     ExactAnswer,
@@ -27,6 +32,8 @@ from trainer.environments.records import (
 )
 from trainer.environments.sandbox import Limits, Sandbox
 
+MATH_VERIFY = ("math_verify", "math-verify", "tasks of maths")
+"""As `installed_version` takes it."""
 CODE_LIMITS = Limits()
 """For one case that reads its input, and for all function calls of a task together."""
 MATHS_LIMITS = Limits(cpu_s=10, wall_s=60.0, memory_bytes=4 << 30)
@@ -54,12 +61,22 @@ for name, arguments in order["calls"]:
 MATHS = """
 from math_verify import parse, verify
 
-def answer(question):
-    right = parse("\\\\boxed{" + question["right"] + "}", parsing_timeout=None)
+def boxed(text):
+    return parse("\\\\boxed{" + text + "}", parsing_timeout=None)
+
+def answer(pairs):
+    right = [boxed(pair[0]) for pair in pairs]
     guard()
-    said = parse("\\\\boxed{" + question["said"] + "}", parsing_timeout=None)
-    return bool(right and said and verify(right, said, timeout_seconds=None))
+    said = [boxed(pair[1]) for pair in pairs]
+    return [bool(one and other and verify(one, other, timeout_seconds=None)) for one, other in zip(right, said)]
 """
+KNOWN = {("\\frac{1}{2}", "0.5"): True, ("x^2+1", "1+x^2"): True, ("\\frac{1}{2}", "0.6"): False}
+"""Pairs of answers and whether they mean the same: a package that cannot tell would give every right answer 0."""
+ANSWER = re.compile(r"(?ai)\banswer[*_`]*\s*:")
+WRAPPED = re.compile(
+    r"\\(?:text|textbf|textit|emph|mathrm|mathbf|boldsymbol)\{([^{}]*)\}|\$\$?([^$]*)\$\$?|\\[(\[](.*)\\[)\]]", re.DOTALL
+)
+EMPHASIS = "`*_"
 
 
 class Verifier:
@@ -69,30 +86,31 @@ class Verifier:
         """Raises PackageMissing (a ValueError) or SandboxUnavailable for what this computer lacks."""
         self._sandbox = Sandbox(CODE_LIMITS) if needs_code else None
         self._maths: PackageProgram | None = None
-        self.version = "1"
+        self.version = "2"
         if needs_maths:
-            self.version = f"1, math-verify {installed_version('math_verify', 'math-verify', 'tasks of maths')}"
+            self.version = f"2, math-verify {check_maths()}"
             self._maths = PackageProgram(MATHS, MATHS_LIMITS)
 
     def score(self, verification: Verification, text: str) -> float:
         """1 for a right answer, else 0."""
         if isinstance(verification, ExactAnswer):
-            return float(verification.text.strip() in (text.strip(), final_answer(text)))
+            return float(_is_text(verification.text.strip(), text))
         if isinstance(verification, NumericAnswer):
-            number = number_in(final_answer(text))
+            number = number_in(plain_answer(final_answer(text)))
             return float(number is not None and abs(number - verification.value) <= verification.tolerance)
         if isinstance(verification, MathsAnswer):
-            return float(self._is_same(verification.text, final_answer(text)))
+            return float(self._is_same(verification.text, text))
         return float(self._passes(verification, program_in(text)))
 
-    def _is_same(self, right: str, said: str) -> bool:
-        if said == right.strip():
+    def _is_same(self, right: str, text: str) -> bool:
+        if _is_text(right.strip(), text):
             return True
-        if not said or len(said) > MAX_ANSWER_CHARACTERS:
+        said = plain_answer(final_answer(text))
+        if not said or len(said) > MAX_ANSWER_CHARACTERS or not _is_balanced(said):
             return False
         assert self._maths
         try:
-            return self._maths.ask({"right": right, "said": said}) is True
+            return bool(self._maths.ask([[right, said]]) == [True])
         except ValueError:
             return False
 
@@ -124,16 +142,83 @@ class Verifier:
             return False
 
 
+def check_maths() -> str:
+    """Return the version of math-verify.  Raise PackageMissing where it is missing, cannot be imported, or is wrong."""
+    version = installed_version(*MATH_VERIFY)
+    _ask_what_is_known(version)
+    return version
+
+
+@functools.cache
+def _ask_what_is_known(version: str) -> None:
+    """Raise PackageMissing where this math-verify gives other answers than `KNOWN`; one that does not is asked once."""
+    works_not, remedy = (
+        f"math-verify {version} is installed and does not work",
+        "pip install --force-reinstall 'manyhands[rl]'",
+    )
+    try:
+        found = PackageProgram(MATHS, MATHS_LIMITS).ask([*KNOWN])
+    except ValueError as error:
+        raise PackageMissing(f"{works_not}; {error}", remedy) from error
+    if found != [*KNOWN.values()]:
+        raise PackageMissing(f"{works_not}; it does not tell a half from 0.6", remedy)
+
+
 def final_answer(text: str) -> str:
-    """What counts as the answer in a text, without blanks around it."""
+    """Return what counts as the answer in a text, without blanks around it."""
     start = text.rfind("\\boxed{")
     if start >= 0:
         depth = 0
-        for place in range(start + len("\\boxed{") - 1, len(text)):
+        for place in range(start + len("\\boxed"), len(text)):
             depth += (text[place] == "{") - (text[place] == "}")
             if depth == 0:
-                return text[start + len("\\boxed{") : place].strip()
-    return text.rpartition("Answer:")[2].strip()
+                if not ANSWER.search(text, place):
+                    return _stated(text[start + len("\\boxed{") : place])
+                break
+    return _stated(text)
+
+
+def _stated(text: str) -> str:
+    """What follows the last "Answer:", or all of the text."""
+    return ANSWER.split(text)[-1].strip()
+
+
+def plain_answer(answer: str) -> str:
+    """Return an answer without the marks around it: emphasis, dollar signs, `\\text{…}`, and one full stop."""
+    return list(_forms(answer))[-1]
+
+
+def _forms(answer: str) -> Iterator[str]:
+    """An answer, and what it is without one kind of mark after the other, until none is left."""
+    stopped = False
+    yield (form := answer.strip())
+    while True:
+        before = form
+        for sign in EMPHASIS:
+            form = form.strip(sign).strip()
+            yield form
+        if wrapped := WRAPPED.fullmatch(form):
+            form = next(group for group in wrapped.groups() if group is not None).strip()
+        elif not stopped and form.endswith(".") and not form.endswith(".."):
+            stopped, form = True, form[:-1].rstrip()
+        yield form
+        if form == before:
+            return
+
+
+def _is_text(right: str, text: str) -> bool:
+    forms = {form.replace(MINUS, "-") for form in _forms(final_answer(text))}
+    return right == text.strip() or right.replace(MINUS, "-") in forms
+
+
+def _is_balanced(text: str) -> bool:
+    """Return True if no brace of LaTeX ends or begins outside the text, which would be read as several answers then."""
+    depth = 0
+    for sign in text:
+        depth += (sign == "{") - (sign == "}")
+        if depth < 0:
+            return False
+    return depth == 0
 
 
 def program_in(text: str) -> str:

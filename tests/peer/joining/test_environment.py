@@ -68,6 +68,42 @@ def test_the_tasks_are_files_of_the_run_which_the_organiser_has_and_a_trainer_re
         create_run(path, data)
 
 
+NAMELESS = b'\xef\xbb\xbf{"task_type": "numeric_answer", "prompt": "1+1", "verification_info": {"ground_truth": 2}}\r\n'
+
+
+@pytest.mark.parametrize(
+    ("environment", "of", "problems"),
+    [
+        ('jsonl(path="tasks.jsonl")', 'jsonl(path="tasks.jsonl", digest="DIGEST")', 3),
+        ('mixture(add, jsonl(path="tasks.jsonl"))', 'mixture(add(), jsonl(path="tasks.jsonl", digest="DIGEST"))', 6),
+        ('jsonl(digest="DIGEST", path="tasks.jsonl")', 'jsonl(digest="DIGEST", path="tasks.jsonl")', 3),
+    ],
+)
+def test_digest_count_and_ids_of_tasks_are_worked_out_when_the_run_is_created(
+    environment: str, of: str, problems: int, tmp_path: Path
+) -> None:
+    tasks, run = tmp_path / "tasks.jsonl", tmp_path / "run.toml"
+    tasks.write_bytes(NAMELESS * 3 + b"\r\n" + json.dumps(json.loads(TASK) | {"solve_rate": 1.0}).encode())
+    environment, of = (text.replace("DIGEST", digest_of(tasks.read_bytes())) for text in (environment, of))
+    run.write_text(f"name = \"a run\"\n[rl]\nenvironment = '{environment}'\nprompts_per_batch = 1\n")
+    signed = create_run(run, tmp_path / "data")
+    assert signed.manifest.rl is not None
+    assert signed.manifest.rl.environment == of.replace("add()", "add") and signed.manifest.rl.problems == problems
+    files = {"tasks/tasks.jsonl": str(tasks)}
+    opened = environment_of(TrainingConfig.from_sections({**signed.manifest.trainer_sections(), "files": files}))
+    assert opened.size == problems
+    assert parse_run_file(dump(signed.manifest), PeerId(signed.manifest.organiser)) == signed.manifest
+
+
+def test_a_file_of_tasks_that_is_missing_or_elsewhere_is_told_when_the_run_is_created(tmp_path: Path) -> None:
+    with pytest.raises(
+        RunFileError, match=r"run.toml: \[rl\] environment: there is no file .*none.jsonl; put the tasks there"
+    ):
+        create_run(run_file(tmp_path, 'jsonl(path=\\"none.jsonl\\")'), tmp_path / "data")
+    with pytest.raises(RunFileError, match="is the name of a file, without folders"):
+        create_run(run_file(tmp_path, 'jsonl(path=\\"../run.toml\\")'), tmp_path / "data")
+
+
 @pytest.mark.parametrize("role", [Role.TRAINER, Role.ROLLOUT, Role.VALIDATOR])
 def test_a_joiner_is_told_of_tasks_that_only_another_version_knows(role: Role, tmp_path: Path) -> None:
     organiser = Identity.from_seed(bytes(32)).peer_id

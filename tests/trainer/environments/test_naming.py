@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.environments.jsonl import digest_of
-from trainer.environments.naming import MAX_NAME, read_name
-from trainer.environments.registry import BUILT_IN, check_named, files_of, open_environment, open_named
+from trainer.environments.naming import MAX_NAME, read_name, write_name
+from trainer.environments.registry import BUILT_IN, check_named, files_of, open_environment, open_named, with_digests
 
 TASK = b'{"problem_id": "one", "task_type": "exact_answer", "prompt": "1+1", "verification_info": {"ground_truth": "2"}}\n'
 DIGEST = digest_of(TASK)
@@ -29,6 +29,34 @@ DIGEST = digest_of(TASK)
 )  # fmt: skip
 def test_a_name_has_options_and_parts(text: str, name: str, options: dict[str, Any]) -> None:
     assert read_name(text) == (name, options)
+
+
+VALUES = st.booleans() | st.integers() | st.text(max_size=8) | st.lists(st.integers(), max_size=3)
+OPTIONS = st.dictionaries(st.sampled_from(["digits", "path", "settings"]), VALUES)
+NAMES = st.sampled_from(["add", "jsonl", "reasoning-gym"])
+
+
+@given(NAMES, OPTIONS, st.lists(st.tuples(NAMES, OPTIONS), max_size=3))
+def test_what_is_written_is_read_again(name: str, options: dict[str, Any], parts: list[tuple[str, dict[str, Any]]]) -> None:
+    assert read_name(write_name(name, options)) == (name, options)
+    of = {"of": [{"name": part, **its_options} for part, its_options in parts]} if parts else {}
+    assert read_name(write_name("mixture", of)) == ("mixture", of)
+    assert write_name(name, options).isascii()
+
+
+def test_digests_are_added_where_they_are_missing() -> None:
+    asked: list[str] = []
+
+    def noted(name: str) -> str:
+        asked.append(name)
+        return DIGEST
+
+    jsonl = 'jsonl(path="a.jsonl")'
+    complete = f'jsonl(path="a.jsonl", digest="{DIGEST}")'
+    assert with_digests(jsonl, noted) == complete and asked == ["a.jsonl"]
+    assert with_digests(f"mixture({jsonl}, sort)", lambda name: DIGEST) == f"mixture({complete}, sort)"
+    for text in ("add", "add(digits=3)", f" {complete} ", "mixture(of=3)", 'jsonl(path="../a")', "jsonl(path=3)", "jsonl"):
+        assert with_digests(text, lambda name: "nothing to ask for") == text
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from tests.fuzz.mutations import mutated
 from tests.trainer.environments.lines import CALLS, KINDS, line, record
 from trainer.environments import records
 from trainer.environments.records import (
+    BYTE_ORDER_MARK,
     CallCase,
     CodeTests,
     ExactAnswer,
@@ -70,7 +71,10 @@ def test_only_four_fields_are_needed() -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        (line(problem_id=...), "has no problem_id"),
+        (line(task_type=...), "has no task_type"),
+        (line(problem_id=""), "problem_id is empty"),
+        (line(problem_id=1.5), "problem_id is no text"),
+        (line(problem_id=True), "problem_id is no text"),
         (line(solutions=1), "the line has the unknown field 'solutions'"),
         (line(prompt=""), "prompt is empty"),
         (line(prompt=3), "prompt is no text"),
@@ -135,6 +139,28 @@ def test_sentence_names_the_line() -> None:
         read_tasks([b"", b"  \n"])
 
 
+def test_a_task_without_an_id_is_called_by_its_line() -> None:
+    nameless = line(problem_id=...)
+    assert [task.problem_id for task in read_tasks([nameless, b"\n", nameless, line(problem_id=7), line()])] == [
+        "1", "3", "7", "exact_answer-1",
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match=r"^line 2: problem_id '1' was used in line 1$"):
+        read_tasks([nameless, line(problem_id=1)])
+
+
+@pytest.mark.parametrize("start", [b"", BYTE_ORDER_MARK])
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\n\r\n \n", b"\n" + BYTE_ORDER_MARK])
+def test_marks_of_editors_are_passed_over(start: bytes, end: bytes) -> None:
+    data = start + end.join([line("numeric_answer"), line(problem_id=...), b""])
+    tasks = read_tasks(data.splitlines(keepends=True))
+    assert [task.verification for task in tasks] == [NumericAnswer(Fraction(7, 2), Fraction(1, 100)), ExactAnswer("Paris")]
+
+
+def test_a_file_in_another_encoding_is_told() -> None:
+    with pytest.raises(ValueError, match="line 1: not UTF-8 at byte 0; save the file as UTF-8"):
+        read_tasks(line().decode().encode("utf-16").splitlines(keepends=True))
+
+
 def test_number_of_tasks_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "MAX_TASKS", 2)
     with pytest.raises(ValueError, match="line 3: a set has at most 2 tasks"):
@@ -145,6 +171,12 @@ def test_number_of_tasks_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     ("text", "number"),
     [
         (" 1,234.50 ", Fraction(2469, 2)),
+        ("1,234", Fraction(1234)),
+        ("\u22123/4", Fraction(-3, 4)),
+        ("1,2", None),
+        ("1,23,4", None),
+        ("0,123", None),
+        ("1234,567", None),
         ("-3/4", Fraction(-3, 4)),
         (".5e1", Fraction(5)),
         ("1e-3", Fraction(1, 1000)),

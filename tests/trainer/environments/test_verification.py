@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from tests.trainer.environments.lines import CALLS, line
 from trainer.environments import jsonl
 from trainer.environments.jsonl import digest_of, open_file
-from trainer.environments.records import CodeTests, ExactAnswer, NumericAnswer, Verification, read_task
+from trainer.environments.packages import PackageMissing
+from trainer.environments.records import CodeTests, ExactAnswer, MathsAnswer, NumericAnswer, Verification, read_task
+from trainer.environments.registry import check_packages
 from trainer.environments.sandbox import SandboxUnavailable, protections
-from trainer.environments.verification import Verifier, final_answer, program_in
+from trainer.environments.verification import Verifier, _ask_what_is_known, final_answer, program_in
 
 PLAIN = Verifier(needs_code=False, needs_maths=False)
 SUMS = read_task(line("verifiable_code")).verification
@@ -53,6 +55,109 @@ def test_numeric_answers() -> None:
     right = NumericAnswer(Fraction(7, 2), Fraction(1, 100))
     assert [PLAIN.score(right, text) for text in ("3.5", "7/2", "Answer: 3.509", "\\boxed{3.50}")] == [1.0] * 4
     assert [PLAIN.score(right, text) for text in ("3.52", "3", "3.5 4", "inf", "1e999", "")] == [0.0] * 6
+
+
+SHAPES = [
+    "{}", "Answer: {}", "Answer: {}.", "answer: {}", "ANSWER: {}", "Final Answer: {}", "**Answer: {}**",
+    "**Answer:** {}", "**Final Answer**: {}", "The answer:\n\n{}\n", "Answer: **{}**", "Answer: **{}**.",
+    "Answer: **{}.**", "Answer: __{}__", "Answer: *{}*", "Answer: `{}`", "Answer: ${}$", "Answer: ${}$.",
+    "Answer: \\({}\\)", "It is \\boxed{{{}}}.", "\\boxed{{{}.}}", "$\\boxed{{{}}}$", "\\boxed{{\\text{{{}}}}}",
+    "\\boxed{{\\textbf{{{}}}}}", "Answer: \\boxed{{{}}}", "\\boxed{{Answer: {}}}", "\\boxed{{1}}, no, \\boxed{{{}}}",
+    "Answer: 1. No! Answer: {}", "\\boxed{{1}} Answer: {}", "Answer: 1 \\boxed{{{}}}", " {}\r\n", "{}.",
+]  # fmt: skip
+"""Ways of saying an answer."""
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_an_answer_counts_in_every_usual_shape(shape: str) -> None:
+    for right, said, wrong in (
+        ("42", "42", "43"),
+        ("-5", "\u22125", "5"),
+        ("7/2", "3.50", "3.55"),
+        ("1000", "1,000", "100"),
+    ):
+        verification = NumericAnswer(Fraction(right), Fraction(0))
+        assert PLAIN.score(verification, shape.format(said)) == 1.0
+        assert PLAIN.score(verification, shape.format(wrong)) == 0.0
+    assert PLAIN.score(ExactAnswer("Paris"), shape.format("Paris")) == 1.0
+    assert PLAIN.score(ExactAnswer("Paris"), shape.format("London")) == 0.0
+    assert PLAIN.score(MathsAnswer("\\pi r^2"), shape.format("\\pi r^2")) == 1.0 or "text" in shape
+
+
+NUMBERS = [
+    # truth, said, its score
+    ("42", "42.0", 1), ("42", "+42", 1), ("42", "042", 1), ("42", "4.2e1", 1), ("42", "84/2", 1), ("42", "42.", 1),
+    ("42", "42 .", 1), ("42", "42..", 0), ("42", "42...", 0), ("42", "42\u2026", 0), ("42", "42.5", 0),
+    ("42", "42.5.", 0), ("42", "-42", 0), ("42", "24", 0), ("42", "4 2", 0), ("42", "42,", 0), ("42", "42;", 0),
+    ("42", "42!", 0), ("42", "42?", 0), ("42", "(42)", 0), ("42", "[42]", 0), ("42", "42%", 0), ("42", "42 %", 0),
+    ("0.42", "42%", 0), ("42", "42 cm", 0), ("42", "42cm", 0), ("42", "$42", 0), ("42", "\u20ac42", 0),
+    ("42", "42\u00b0", 0), ("42", "x = 42", 0), ("42", "= 42", 0), ("42", "about 42", 0), ("42", "~42", 0),
+    ("42", "~~42~~", 0), ("42", "\u224842", 0), ("42", "\u00b142", 0), ("42", "41 or 42", 0), ("42", "41, 42", 0),
+    ("42", "42, 41", 0), ("42", "42 42", 0), ("42", "41\n42", 0), ("42", "41-42", 0), ("42", "41\u201342", 0),
+    ("42", "41..42", 0), ("42", "42 because 6 * 7", 0), ("42", "forty-two", 0), ("42", "0x2a", 0), ("42", "4_2", 0),
+    ("42", "\u0664\u0662", 0), ("42", "\uff14\uff12", 0), ("42", "XLII", 0), ("42", "NaN", 0), ("42", "inf", 0),
+    ("42", "", 0), ("42", ".", 0), ("42", "**", 0), ("42", "42**2", 0), ("42", "42\u00b2", 0), ("-5", "-5", 1),
+    ("-5", "\u22125", 1), ("-5", "\u22125.0", 1), ("-5", "5", 0), ("5", "-5", 0), ("5", "\u22125", 0),
+    ("-5", "- 5", 0), ("-5", "--5", 0), ("5", "--5", 0), ("-5", "\u20135", 0), ("-5", "(5)", 0), ("0", "-0", 1),
+    ("0.001", "1e\u22123", 1), ("1000", "1e-3", 0), ("1000", "1,000", 1), ("1000", "1,000.00", 1),
+    ("1000", "1.000", 0), ("1", "1.000", 1), ("1", "1,000", 0), ("1000", "1 000", 0), ("1234567.5", "1,234,567.5", 1),
+    ("1234567", "1234,567", 0), ("1234567", "1,234567", 0), ("1234567", "12,34,567", 0), ("1234", "1,23,4", 0),
+    ("12", "1,2", 0), ("1.2", "1,2", 0), ("123", "1,23", 0), ("1.5", "1,5", 0), ("15", "1,5", 0), ("15", "1,5.", 0),
+    ("1", "1,0", 0), ("10", "1,0", 0), ("123", "0,123", 0), ("0.123", "0,123", 0), ("1000", ",000", 0),
+    ("1000", "1,,000", 0), ("1000", "1,000,", 0), ("1000.5", "1.000,5", 0), ("1000000", "1.000.000", 0),
+    ("1234.5", "1,234.5,6", 0), ("123", "1, 2, 3", 0), ("123", "1,2,3", 0), ("12", "1, 2", 0), ("0.5", "1/2", 1),
+    ("0.5", "2/4", 1), ("0.5", "-1/-2", 0), ("0.5", "1/2/1", 0), ("0.5", "1 / 2", 0), ("1.5", "1 1/2", 0),
+    ("0.5", "1/0", 0), ("0.5", ".5", 1), ("0.5", "50%", 0), ("1.23", "1.2.3", 0), ("123", "1.2.3", 0),
+    ("20240105", "2024-01-05", 0), ("2024", "2024-01-05", 0), ("2014", "2024-01-09", 0), ("1.5", "01.05.", 0),
+    ("1230", "12:30", 0), ("12", "12th", 0), ("3.14159", "3.14", 0), ("3", "3.14", 0), ("1e400", "1e400", 1),
+    ("1", "1e9999", 0), ("42", "42" + "0" * 99, 0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("truth", "said", "score"), NUMBERS)
+def test_numbers_count_as_a_whole(truth: str, said: str, score: float) -> None:
+    verification = NumericAnswer(Fraction(truth), Fraction(0))
+    for shape in ("{}", "Answer: {}", "\\boxed{{{}}}"):
+        assert PLAIN.score(verification, shape.format(said)) == score, shape
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Answer: 42\nAnswer: 41", "\\boxed{42} \\boxed{41}", "\\boxed{42} Answer: 41", "Answer: 42 \\boxed{41}",
+        "Answer: 42 or 41", "Answer: 42\n\nI hope this helps.", "The answer is 42", "Answer 42", "\\boxed{42, 41}",
+        "\\boxed{42}{41} Answer: \\boxed{41}", "\\boxed{42", "Answer: \\boxed{42", "42 Answer:", "Answer: 42 Answer:",
+        "\\boxed{}", "\\boxed{\\boxed{41}} 42",
+    ],
+)  # fmt: skip
+def test_what_is_said_last_is_the_answer_and_all_of_it(text: str) -> None:
+    assert PLAIN.score(NumericAnswer(Fraction(42), Fraction(0)), text) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("truth", "said", "score"),
+    [
+        ("__init__", "__init__", 1), ("__init__", "Answer: `__init__`", 1), ("__init__", "init", 0),
+        ("Yes.", "Yes.", 1), ("Yes.", "Answer: Yes.", 1), ("Yes", "Answer: **Yes.**", 1), ("yes", "Yes", 0),
+        ("U.S.A.", "Answer: U.S.A.", 1), ("a\u2212b", "a-b", 1), ("a-b", "Answer: a\u2212b", 1),
+        ("a-b", "a\u2013b", 0), ("1,2", "1,2", 1), ("1,2", "1, 2", 0), ("...", "...", 1),
+        ("Answer: 5", "Answer: 5", 1), ("$5$", "$5$", 1), ("*", "*", 1),
+    ],
+)  # fmt: skip
+def test_exact_answers_are_that_text(truth: str, said: str, score: float) -> None:
+    assert PLAIN.score(ExactAnswer(truth), said) == score
+
+
+@given(st.text(st.sampled_from("0123456789.,-+/eE \u2212*_$%"), max_size=12), st.fractions(max_denominator=8))
+def test_no_other_number_than_the_truth_counts(said: str, truth: Fraction) -> None:
+    """Against a plain reading: what counts is the number once marks, the stop and commas between thousands are gone."""
+    score = PLAIN.score(NumericAnswer(truth, Fraction(0)), said)
+    plain = said.strip(" *_$").removesuffix(".").strip(" *_$").replace("\u2212", "-").replace(",", "")
+    try:
+        read = Fraction(plain) if " " not in plain and "_" not in plain else None
+    except (ValueError, ZeroDivisionError):
+        read = None
+    assert score == 0.0 or read == truth
 
 
 @given(st.text())
@@ -173,6 +278,74 @@ def test_tasks_of_maths_say_which_package_they_need(tmp_path: Path, monkeypatch:
     monkeypatch.setattr("importlib.util.find_spec", lambda module: None)
     with pytest.raises(ValueError, match=r"tasks of maths need the package math-verify.*pip install 'manyhands\[rl\]'"):
         open_file(str(path))
+
+
+def installed(folder: Path, program: str) -> None:
+    """A math-verify of our own in a folder."""
+    (folder / "math_verify").mkdir()
+    (folder / "math_verify" / "__init__.py").write_text(program)
+    (folder / "math_verify-0.9.0.dist-info").mkdir()
+    (folder / "math_verify-0.9.0.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: math-verify\nVersion: 0.9.0\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("program", "sentence"),
+    [
+        (
+            "raise ImportError('Could not deserialize ATN with version 3 (expected 4).')",
+            "ImportError: Could not deserialize ATN",
+        ),
+        ("import no_such_module_of_antlr4", "ModuleNotFoundError: No module named 'no_such_module_of_antlr4'"),
+        ("def parse(text, **more): raise RuntimeError('the grammar is gone')", "cannot import name 'verify'"),
+        ("def parse(text, **more): return []\ndef verify(*pair, **more): return True", "it does not tell a half from 0.6"),
+        (
+            "def parse(text, **more): return [text]\ndef verify(*pair, **more): return True",
+            "it does not tell a half from 0.6",
+        ),
+        (
+            "def parse(text, **more): return [text]\ndef verify(a, b, **more): return a == b",
+            "it does not tell a half from 0.6",
+        ),
+        ("import sys\nsys.exit(3)", "does not work"),
+    ],
+)
+def test_a_package_that_cannot_tell_what_is_right_is_refused_with_the_reason(
+    program: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would score every right answer 0: such a validator contradicts honest peers, such a trainer learns that."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    installed(folder, program)
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setattr("trainer.environments.sandbox._package_folders", lambda: [str(folder)])
+    _ask_what_is_known.cache_clear()
+    path = tmp_path / "tasks.jsonl"
+    path.write_bytes(line("verifiable_math"))
+    with pytest.raises(ValueError) as refused:
+        open_file(str(path))
+    with pytest.raises(PackageMissing):
+        check_packages(f'jsonl(path="tasks.jsonl", digest="{digest_of(path.read_bytes())}")')
+    assert sentence in str(refused.value) and "math-verify 0.9.0 is installed and does not work; " in str(refused.value)
+    assert "pip install --force-reinstall 'manyhands[rl]'" in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_a_package_that_answers_the_known_question_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "site"
+    folder.mkdir()
+    program = "values = {'\\\\frac{1}{2}': 0.5, 'x^2+1': 7, '1+x^2': 7}\n"
+    program += "def parse(text, **more):\n    inner = text[7:-1]\n    return [values.get(inner, inner)]\n"
+    installed(folder, program + "def verify(a, b, **more): return str(a[0]) == str(b[0])")
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setattr("trainer.environments.sandbox._package_folders", lambda: [str(folder)])
+    _ask_what_is_known.cache_clear()
+    made = [Verifier(needs_code=False, needs_maths=True) for _ in range(2)]
+    assert _ask_what_is_known.cache_info().misses == 1
+    right = MathsAnswer("\\frac{1}{2}")
+    said = ("\\boxed{0.5}", "Answer: **0.5**.", "answer: $0.5$", "\\boxed{0.6}", "0.5} \\boxed{0.6", "0.6}{0.5", "")
+    assert [made[1].score(right, text) for text in said] == [1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
+    _ask_what_is_known.cache_clear()
 
 
 def test_tasks_of_code_are_refused_where_programs_cannot_be_confined(
