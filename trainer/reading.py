@@ -22,6 +22,11 @@ TOKENIZER, CHATS = "tokenizer.json", "chats.jsonl"
 def tokenizer_of(config: TrainingConfig) -> TemplatedTokenizer:
     """What a run's model reads and writes.  Raises ValueError for a tokenizer that does not fit the run."""
     if config.tokenizer is None:
+        if config.model.vocab < ByteTokenizer.vocab:
+            raise ValueError(
+                f"the run reads bytes, which are {ByteTokenizer.vocab} tokens, and its model has {config.model.vocab}; make "
+                "model.vocab 256, or give the run the model's tokenizer"
+            )
         return TemplatedTokenizer(ByteTokenizer(), "plain" if config.data.format == "chat" else "raw")
     file = TokenizerFile(_file(config, TOKENIZER), config.tokenizer.ends)
     if file.vocab > config.model.vocab:

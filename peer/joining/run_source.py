@@ -20,7 +20,7 @@ from peer.joining.environment import environment_problem
 from peer.joining.mistaken_words import remedy_for
 from peer.keyfile import load_or_create_identity
 from peer.paths import make_private, manifest_file
-from peer.weights.brought import Brought, Tell, brought_by
+from peer.weights.brought import Brought, Tell, brought_by, tell_of_mismatches
 from protocol.run.invitation import Invitation, looks_like_invitation, read_invitation
 from protocol.run.manifest import MAX_MANIFEST_BYTES, SignedManifest, open_manifest, sign
 from protocol.run.run_file import RunFileError, load_run_file
@@ -37,11 +37,12 @@ def create_run(path: Path, data: Path, tell: Tell = lambda what, about: None) ->
     """Sign the run file with this peer's identity as organiser, and keep the manifest in the data directory, with all that
     the run file brings along.
 
-    tell: gets what a person should know of its chats and tasks.
+    tell: gets what a person should know of its chats, its tasks and its model.
     """
     signed, start = _signed_run(path, data)
     if start is not None:
         start.check(signed.manifest, tell)
+    tell_of_mismatches(signed.manifest, tell)
     store_manifest(signed, data)
     if start is not None:
         start.keep(signed, data)

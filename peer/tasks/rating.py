@@ -18,6 +18,7 @@ from peer.errors import ExitCode, PeerError
 from peer.files.atomic import write_atomically
 from peer.tasks.kept_rates import kept_rates
 from peer.weights.tokenizer_facts import tokenizer_facts
+from peer.weights.tokenizer_files import check_readable
 from protocol.run.manifest import RunManifest
 from trainer.data.templates import TemplatedTokenizer
 from trainer.data.tokens import ByteTokenizer, TokenizerFile
@@ -192,6 +193,7 @@ def _tokenizer(how: Answering, folder: WeightsFolder) -> tuple[TemplatedTokenize
         facts = tokenizer_facts(path, {name: value for name, value in said.items() if value})
         read = {"tokenizer": digest_of(path.read_bytes()), "template": facts["template"], "ends": [*facts["ends"]]}
         return TemplatedTokenizer(TokenizerFile(path, facts["ends"]), facts["template"]), read
+    check_readable(folder.folder)
     if folder.config.vocab != ByteTokenizer.vocab:
         raise PeerError(f"{folder.folder} has no {TOKENIZER}; copy the one of the model there", ExitCode.INPUT)
     template = how.template or "raw"

@@ -17,6 +17,7 @@ from peer.errors import ExitCode, PeerError
 from peer.paths import make_private, run_dir
 from peer.weights.start import FolderStart
 from peer.weights.tokenizer_facts import tokenizer_facts
+from peer.weights.tokenizer_files import check_readable
 from protocol.run.data_section import CHATS, MAX_FILE_BYTES, TASKS, TOKENIZER, FileSection
 from protocol.run.manifest import RunManifest, SignedManifest
 from protocol.run.rl_section import RlSection
@@ -28,12 +29,14 @@ from protocol.wire.hashes import Hash
 from trainer.config import TrainingConfig
 from trainer.data.chat_reading import ChatReading
 from trainer.data.templates import TemplatedTokenizer
+from trainer.data.tokens import ByteTokenizer
 from trainer.environments.jsonl import digest_of, read_file
 from trainer.environments.packages import PackageMissing
 from trainer.environments.records import Task, read_tasks
 from trainer.environments.registry import check_named, files_of, problems_of, with_digests
 from trainer.environments.sandbox import SandboxUnavailable
 from trainer.environments.solve_rates import SolveRates, told
+from trainer.git_lfs import POINTER_FLAW, is_pointer, is_pointer_file
 from trainer.reading import environment_of, reading_of, tokenizer_of
 from trainer.rl.targets import prompt_flaw
 
@@ -181,15 +184,38 @@ def brought_by(path: Path) -> Brought | None:
     model, tokenizer, chats = (_named(path, sections.get(name)) for name in ("model", "tokenizer", "data"))
     said = sections.get("tokenizer", {})
     if tokenizer is not None and tokenizer.is_dir():
+        check_readable(tokenizer)
         tokenizer = tokenizer / TOKENIZER
     if tokenizer is None and model is not None and "file" not in said and (model / TOKENIZER).is_file():
         tokenizer = model / TOKENIZER
+    if tokenizer is None and model is not None and "file" not in said:
+        check_readable(model)
     if tokenizer is None and "tokenizer" in sections and isinstance(said, Mapping) and not {"file", "from"} & set(said):
         raise RunFileError(f'{path.name}: [tokenizer] names no file; add from = "tokenizer.json", or remove the section')
     tasks = _tasks(path, sections.get("rl"))
     if model is None and tokenizer is None and chats is None and "rl" not in sections:
         return None
     return Brought(FolderStart(model) if model is not None else None, tokenizer, chats, tasks, said)
+
+
+def tell_of_mismatches(manifest: RunManifest, tell: Tell) -> None:
+    """Tell a person about a model that does not fit its rows or its tokens, though the run is possible."""
+    model = manifest.model
+    if manifest.tokenizer is None and model.vocab != ByteTokenizer.vocab:
+        tell(
+            "tokenizer",
+            f"none: the run reads bytes, which are {ByteTokenizer.vocab} tokens, and the model has {model.vocab}; name its "
+            "tokenizer in [tokenizer] if it was trained with one",
+        )
+    rows = {"data.sequence_length": manifest.data.sequence_length}
+    rows |= {"rl.row_tokens": manifest.rl.row_tokens} if manifest.rl is not None else {}
+    for name, tokens in rows.items():
+        if 0 < model.context < tokens:
+            tell(
+                "context",
+                f"{name} is {tokens}, and the model was made for {model.context} (max_position_embeddings): it learns on "
+                f"positions that it has not seen, and what is exported says {model.context} still",
+            )
 
 
 def _tasks(path: Path, section: Any) -> Tasks:
@@ -219,6 +245,8 @@ def _tasks(path: Path, section: Any) -> Tasks:
 
 
 def _read_beside(path: Path, name: str, digest: str | None = None) -> bytes:
+    if is_pointer_file(path.parent / name):
+        raise RunFileError(f"{path.name}: [rl] environment: {name} {POINTER_FLAW}")
     try:
         return read_file(str(path.parent / name), digest)
     except ValueError as error:
@@ -238,6 +266,8 @@ def _content(path: Path) -> bytes:
         data = path.read_bytes()
     except OSError as error:
         raise PeerError(f"{path}: {error.strerror}; give the path of a file", ExitCode.INPUT) from error
+    if is_pointer(data):
+        raise PeerError(f"{path} {POINTER_FLAW}", ExitCode.INPUT)
     if not data:
         raise PeerError(f"{path} is empty; give a file with something in it", ExitCode.INPUT)
     return data

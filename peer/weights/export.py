@@ -6,17 +6,18 @@ The states on disk are `protocol.state.stored_run`'s, the files' formats `traine
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from peer.errors import ExitCode, PeerError
 from peer.paths import run_dir
 from peer.weights.new_folder import check_room, check_target, published_as, told
-from peer.weights.tokenizer_files import copy_tokenizer
+from peer.weights.tokenizer_files import copy_tokenizer, generation_in
 from protocol.run.data_section import TOKENIZER
 from protocol.run.manifest import RunManifest, SignedManifest
 from protocol.state.disk import Disk
@@ -24,6 +25,7 @@ from protocol.state.stored_run import F32, NotStored, StoredRun, StoredState
 from protocol.state.weight_files import WeightFiles
 from protocol.sync.run_files import paths_of
 from trainer.config import TrainingConfig
+from trainer.models.llama.huggingface import ends_in
 from trainer.models.llama.initial import initial_parameters
 from trainer.weights.numbers import ExportFormat
 from trainer.weights.writing import write_folder
@@ -73,27 +75,35 @@ def export(
             config = TrainingConfig.from_sections(manifest.trainer_sections()).model
             fetched = paths_of(manifest, WeightFiles(Disk(), folder / "files")).get(TOKENIZER)
             has_tokenizer = copy_tokenizer(folder, unfinished, fetched)
+            generation = generation_in(unfinished)
             write_folder(
                 unfinished,
                 config,
                 told(state.parameters(seeded), manifest.parameters, on_progress),
                 form,
-                context=manifest.data.sequence_length,
-                eos=_end_of_text(manifest, has_tokenizer=has_tokenizer),
+                context=_longest_row(manifest),
+                eos=_ends_of_text(manifest, generation, has_tokenizer=has_tokenizer),
+                generation=generation,
             )
             del seeded
             (unfinished / ".initial").unlink(missing_ok=True)
-            if has_tokenizer:
-                copy_tokenizer(folder, unfinished, fetched)  # it may have a generation_config.json of its own
             total = sum(path.stat().st_size for path in unfinished.iterdir())
     return Exported(state.rounds, manifest.parameters, total, has_tokenizer)
 
 
-def _end_of_text(manifest: RunManifest, *, has_tokenizer: bool) -> int | None:
-    """The token that ends a text; None where the run does not say."""
+def _longest_row(manifest: RunManifest) -> int:
+    """The most tokens that a run's model reads in a row."""
+    return max(manifest.data.sequence_length, manifest.rl.row_tokens if manifest.rl is not None else 0)
+
+
+def _ends_of_text(manifest: RunManifest, generation: Mapping[str, Any], *, has_tokenizer: bool) -> Sequence[int]:
+    """The tokens that end a text: the run's, and those that the model's own generation_config.json names."""
+    ends: Sequence[int] = ()
     if manifest.tokenizer is not None:
-        return manifest.tokenizer.ends[0]
-    return BYTES_EOS if manifest.model.vocab == BYTES_VOCABULARY and not has_tokenizer else None
+        ends = manifest.tokenizer.ends
+    elif manifest.model.vocab == BYTES_VOCABULARY and not has_tokenizer:
+        ends = (BYTES_EOS,)
+    return tuple(dict.fromkeys([*ends, *(end for end in ends_in(generation) if end < manifest.model.vocab)]))
 
 
 def _stored_state(signed: SignedManifest, folder: Path, checkpoint: int | None) -> StoredState:

@@ -61,15 +61,16 @@ def merge(
         first = folders[0]
         with published_as(target) as unfinished:
             check_room(unfinished, form.width * first.config.parameters)
+            has_tokenizer = take_tokenizer(first.folder, unfinished)
             write_folder(
                 unfinished,
                 first.config,
                 told(merged(folders, rule), first.config.parameters, on_progress),
                 form,
                 context=first.config.context or CONTEXT,
-                eos=first.eos,
+                eos=first.ends,
+                generation=first.generation,
             )
-            has_tokenizer = take_tokenizer(first.folder, unfinished)
             total = sum(path.stat().st_size for path in unfinished.iterdir())
     except FolderError as error:
         raise PeerError(str(error), ExitCode.INPUT) from error

@@ -18,6 +18,7 @@ from trainer.config import TrainingConfig
 from trainer.models.llama.config import ParameterPlace, parameter_layout
 from trainer.weights.errors import FolderError
 from trainer.weights.numbers import ExportFormat
+from trainer.weights.reading import check_repeated
 from trainer.weights.safetensors_file import READ_BYTES, StoredTensor, header_of, tensors_in
 
 
@@ -65,8 +66,8 @@ def _tensors(source: Path) -> dict[str, StoredTensor]:
 
 
 def _check(source: Path, tensors: dict[str, StoredTensor], layout: list[ParameterPlace], *, tied: bool) -> None:
-    if tied:
-        tensors.pop("lm_head.weight", None)  # some writers repeat the embedding, and readers ignore it
+    if tied and (head := tensors.pop("lm_head.weight", None)) is not None:
+        check_repeated(source, tensors.get("model.embed_tokens.weight"), head)
     for place in layout:
         tensor = tensors.get(place.name)
         if tensor is None:

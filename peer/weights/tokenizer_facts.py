@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from peer.errors import ExitCode, PeerError
-from trainer.data.templates import TEMPLATES, Mark
+from trainer.data.marks import MESSAGE_END, TURN_END, Mark
+from trainer.data.templates import TEMPLATES
 from trainer.data.tokens import special_in
+from trainer.git_lfs import POINTER_FLAW, is_pointer_file
+from trainer.models.llama.huggingface import ends_in
+from trainer.weights.errors import FolderError
+from trainer.weights.reading import json_in
 
-TURN_ENDS = {"chatml": "<|im_end|>", "llama3": "<|eot_id|>"}
+TURN_ENDS = {"chatml": TURN_END, "llama3": MESSAGE_END}
 MOST_ENDS = 8
 
 
@@ -53,8 +57,7 @@ def _template(special: Mapping[str, int]) -> str:
 def _ends(folder: Path, special: Mapping[str, int]) -> Iterator[int]:
     """The end tokens that the folder names, the most particular file first."""
     for name in ("generation_config.json", "config.json"):
-        ends = _json(folder / name).get("eos_token_id")
-        yield from (end for end in (ends if isinstance(ends, list) else [ends]) if type(end) is int)
+        yield from ends_in(_json(folder / name))
     text = _json(folder / "tokenizer_config.json").get("eos_token")
     text = text.get("content") if isinstance(text, dict) else text
     if isinstance(text, str) and text in special:
@@ -62,9 +65,9 @@ def _ends(folder: Path, special: Mapping[str, int]) -> Iterator[int]:
 
 
 def _json(path: Path) -> Mapping[str, Any]:
-    """An object in a file; empty for a file that is not there or none."""
-    with suppress(OSError, ValueError, RecursionError):
-        found = json.loads(path.read_text())
-        if isinstance(found, dict):
-            return found
+    """An object in a file; empty for a file that is not there or none.  Raises `PeerError` for a pointer of Git LFS."""
+    if is_pointer_file(path):
+        raise PeerError(f"{path} {POINTER_FLAW}", ExitCode.INPUT)
+    with suppress(FolderError):
+        return json_in(path, "copy it again")
     return {}

@@ -8,8 +8,12 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
+from peer.errors import ExitCode, PeerError
 from peer.paths import make_private
+from trainer.weights.errors import FolderError
+from trainer.weights.reading import json_in
 
 NAMES = (
     "tokenizer.json",
@@ -23,8 +27,30 @@ NAMES = (
     "generation_config.json",
 )
 """What transformers reads beside config.json and the weights; the last one says which token ends a text."""
-ESSENTIAL = ("tokenizer.json", "tokenizer.model", "vocab.json")
+ESSENTIAL = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+    "vocab.txt",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "tekken.json",
+)
 """Without one of these there is no tokenizer."""
+UNREAD = (*ESSENTIAL[1:], "*.tiktoken", "*.spm", "*.sp.model")
+"""Tokenizers in forms that are not read, as a folder has them."""
+
+
+def check_readable(folder: Path) -> None:
+    """Raise `PeerError` for a folder with a tokenizer in another form than tokenizer.json: the run would read bytes."""
+    if not (folder / "tokenizer.json").exists() and (unread := _unread_in(folder)):
+        raise PeerError(
+            f"{folder} has no tokenizer.json, and its tokenizer ({', '.join(unread)}) is in a form that is not read; "
+            f'convert it with transformers: AutoTokenizer.from_pretrained("{folder}").save_pretrained("{folder}"), or name '
+            'another one in the run file: [tokenizer] from = "tokenizer.json"',
+            ExitCode.INPUT,
+        )
 
 
 def keep_tokenizer(source: Path, run_folder: Path) -> None:
@@ -49,6 +75,18 @@ def take_tokenizer(source: Path, target: Path) -> bool:
     """Copy these files from one Hugging Face folder to another; whether there is a tokenizer among them."""
     _copy(source, target)
     return _is_tokenizer(source)
+
+
+def generation_in(folder: Path) -> dict[str, Any]:
+    """The generation_config.json in a folder; empty where there is none that can be read."""
+    try:
+        return json_in(folder / "generation_config.json", "copy it again")
+    except FolderError:
+        return {}
+
+
+def _unread_in(folder: Path) -> list[str]:
+    return sorted({path.name for pattern in UNREAD for path in folder.glob(pattern) if path.is_file()})
 
 
 def _is_tokenizer(folder: Path) -> bool:

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trainer.data.rows import Reading, Rows, Tokens
-from trainer.data.tokens import Tokenizer
+from trainer.data.tokens import Tokenizer, UnreadableText
 
 U8 = npt.NDArray[np.uint8]
 
@@ -99,9 +99,17 @@ def _tokens(texts: Sequence[bytes], tokenizer: Tokenizer | None) -> Tokens:
     if tokenizer is None:
         return np.frombuffer(SEPARATOR.join(texts), dtype=np.uint8)
     dtype = np.min_scalar_type(tokenizer.vocab - 1)
-    return np.concatenate(
-        [np.array([*tokenizer.encode(text.decode(errors="replace")), tokenizer.end], dtype) for text in texts]
-    )
+    documents: list[Tokens] = []
+    for text in texts:
+        try:
+            tokens = tokenizer.encode(text.decode(errors="replace"))
+        except UnreadableText as error:  # a document that holds an end token or a mark is left out
+            flaw = error.flaw
+        else:
+            documents.append(np.array([*tokens, tokenizer.end], dtype))
+    if not documents:
+        raise ValueError(f"the run's tokenizer reads none of the corpus: a text {flaw}; take another tokenizer")
+    return np.concatenate(documents)
 
 
 def _sources(root: Path) -> list[Path]:

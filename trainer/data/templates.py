@@ -2,7 +2,7 @@
 
 A template is one of the few below and no program: those that come with models are written in Jinja, which a peer must not
 run for a stranger.  Each piece is made into tokens by itself, so where the assistant begins does not depend on the
-tokenizer, and neither can a content forge a turn's end: marks are special tokens, which no text contains.
+tokenizer, and no content forges a turn: a tokenizer makes no text into a mark or an end token (`trainer.data.tokens`).
 """
 
 from __future__ import annotations
@@ -11,14 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from trainer.data.tokens import Tokenizer
+from trainer.data.marks import HEADING_BEGIN, HEADING_END, MESSAGE_END, TEXT_BEGIN, TURN_BEGIN, TURN_END, Mark
+from trainer.data.tokens import Tokenizer, UnreadableText
 
 ROLES = ("system", "user", "assistant")
 LEARNT = "assistant"
-
-
-class Mark(str):
-    """The name of a special token in a template."""
 
 
 class Message(NamedTuple):
@@ -54,12 +51,12 @@ TEMPLATES = {
     "raw": Template(),
     "plain": Template(heading=("{role}:\n",), close=("\n",), gap=("\n",)),
     "chatml": Template(
-        heading=(Mark("<|im_start|>"), "{role}\n"), close=(Mark("<|im_end|>"), "\n"), gap=("\n",)
+        heading=(TURN_BEGIN, "{role}\n"), close=(TURN_END, "\n"), gap=("\n",)
     ),
     "llama3": Template(
-        begin=(Mark("<|begin_of_text|>"),),
-        heading=(Mark("<|start_header_id|>"), "{role}", Mark("<|end_header_id|>"), "\n\n"),
-        close=(Mark("<|eot_id|>"),),
+        begin=(TEXT_BEGIN,),
+        heading=(HEADING_BEGIN, "{role}", HEADING_END, "\n\n"),
+        close=(MESSAGE_END,),
     ),
 }  # fmt: skip
 """By name.  "raw": what is said, one after the other.  "plain": headings of text.  "chatml": of Qwen.  "llama3"."""
@@ -106,8 +103,8 @@ class TemplatedTokenizer(Tokenizer):
     def chat(self, messages: Sequence[Message]) -> Chat:
         """The tokens of a conversation; what the assistant says and the end after it count, so that it learns to stop.
 
-        Excluded messages and their ends do not count.  Raises ValueError with one sentence for a content that holds an end
-        token.
+        Excluded messages and their ends do not count.  Raises ValueError with one sentence for a content that no text
+        may be, such as an end token.
         """
         tokens, mask = self._conversation(messages)
         return Chat(self._begin + tokens, [False] * len(self._begin) + mask)
@@ -116,9 +113,10 @@ class TemplatedTokenizer(Tokenizer):
         tokens: list[int] = []
         mask: list[bool] = []
         for role, content, excluded in messages:
-            said = self.encode(content)
-            if not set(self.ends).isdisjoint(said):
-                raise ValueError(f"a message of the {role} holds a token that ends a turn")
+            try:
+                said = self.encode(content)
+            except UnreadableText as error:
+                raise ValueError(f"a message of the {role} {error.flaw}") from error
             learnt = role == LEARNT and not excluded
             after = [self.end, *self._gap] if role == LEARNT else self._close
             tokens += self._headings[role] + said + after

@@ -1,7 +1,8 @@
 """Text to tokens and back.
 
 A byte-level model needs no file: its tokens are the bytes of UTF-8.  Other models bring a `tokenizer.json`, which Hugging
-Face's `tokenizers` reads.  An end token closes a document and what the model writes in one turn.
+Face's `tokenizers` reads after `trainer.data.tokenizer_json` has checked it.  An end token closes a document and what the
+model writes in one turn.  No text becomes an end token or a template's mark: it is encoded otherwise, or refused.
 
 A model that learnt chats reads a conversation in the form of its template (`trainer.data.templates`), which is a tokenizer,
 too: `prompt` and `reply` are what an environment says at the beginning and after a turn.
@@ -10,18 +11,31 @@ too: `prompt` and `reply` are what an environment says at the beginning and afte
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 
-import tokenizers
+from trainer.data.marks import MARKS
+from trainer.data.tokenizer_json import TokenizerRefused, read_in_child
+from trainer.data.tokenizer_library import LibraryError, LibraryTokenizer, load
+from trainer.git_lfs import POINTER_FLAW, is_pointer
 
 MAX_TOKENIZER_BYTES = 64 << 20
 """The largest `tokenizer.json` read; those of common models have up to 20 MiB."""
 
 
+SPARE_TOKENS = 16
+"""Tokens that an encoding may have beyond the bytes of its text, for what a tokenizer puts before its words."""
 NO_TEXT = "\ufffd"
 """Stands for what is no text."""
+
+
+class UnreadableText(ValueError):
+    """A text that no model of the run may read.  flaw: a phrase that follows "a text" or "a message of the user"."""
+
+    def __init__(self, flaw: str) -> None:
+        super().__init__(f"a text {flaw}")
+        self.flaw = flaw
 
 
 class Tokenizer(ABC):
@@ -40,7 +54,7 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def encode(self, text: str) -> list[int]:
-        """The tokens of a text, without an end token.  Raises ValueError for a text that has none."""
+        """The tokens of a text, none of them an end token or a mark.  Raises `UnreadableText` for a text that has none."""
 
     @abstractmethod
     def decode(self, tokens: Sequence[int]) -> str:
@@ -69,7 +83,10 @@ class ByteTokenizer(Tokenizer):
     vocab = 256
 
     def encode(self, text: str) -> list[int]:
-        return list(text.encode())
+        tokens = list(_utf8(text))
+        if self.end in tokens:
+            raise UnreadableText("holds a token that ends a turn (a byte 0)")
+        return tokens
 
     def decode(self, tokens: Sequence[int]) -> str:
         return _decoded(tokens, lambda token: token < self.vocab, lambda some: bytes(some).decode(errors="replace"))
@@ -81,42 +98,55 @@ class ByteTokenizer(Tokenizer):
 class TokenizerFile(Tokenizer):
     """A `tokenizer.json` of Hugging Face.  ends: numbers of the end tokens, the one of chats first.
 
-    What looks like a special token in a text is text: nobody can end a turn by writing `<|endoftext|>` into a prompt.
+    Marks and end tokens in a text are text: nobody can end a turn by writing `<|endoftext|>` into a prompt.  A text that
+    becomes one all the same, by the model's own vocabulary, is refused.
     """
 
     def __init__(self, path: Path, ends: Sequence[int]) -> None:
         """Raises ValueError with one sentence for a file that cannot be used."""
-        self._tokenizer, self._path = _read(path), path
-        self._tokenizer.encode_special_tokens = True
-        self._known = frozenset(self._tokenizer.get_vocab().values())
+        self._tokenizer, self._path = _read(path, frozenset(ends)), path
+        self._known = self._tokenizer.numbers()
         unknown = [end for end in ends if end not in self._known]
         if unknown or not ends:
             raise ValueError(f"{path} has no token {unknown[0] if unknown else 'that ends a turn'}; name its end tokens")
         self.ends = tuple(ends)
         self.vocab = max(self._known) + 1
+        self._marks = {number: mark for mark in MARKS if (number := self._tokenizer.number(mark)) is not None}
 
     def encode(self, text: str) -> list[int]:
-        text.encode()  # a lone surrogate is a ValueError here, and a panic there
-        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        size = len(_utf8(text))  # a lone surrogate is refused here, and a panic there
+        try:
+            tokens = self._tokenizer.encode(text)
+        except LibraryError as error:
+            raise UnreadableText(f"has no tokens: {error}") from error
+        if len(tokens) > size + SPARE_TOKENS:
+            raise UnreadableText(f"of {size} bytes has {len(tokens)} tokens, more than it has bytes")
+        if not set(self.ends).isdisjoint(tokens):
+            raise UnreadableText("holds a token that ends a turn")
+        if forged := self._marks.keys() & set(tokens):
+            raise UnreadableText(f"holds the mark {self._marks[min(forged)]}")
+        return tokens
 
     def decode(self, tokens: Sequence[int]) -> str:
-        return _decoded(
-            tokens,
-            lambda token: token in self._known,
-            lambda some: str(self._tokenizer.decode(some, skip_special_tokens=False)),
-        )
+        return _decoded(tokens, lambda token: token in self._known, self._tokenizer.decode)
 
     def special(self, name: str) -> int:
-        number = self._tokenizer.token_to_id(name)
+        number = self._tokenizer.number(name)
         if number is None:
             raise ValueError(f"{self._path} has no token {name!r}, which the run's template needs; take another template")
         return int(number)
 
 
-def special_in(path: Path) -> dict[str, int]:
-    """The special tokens of a `tokenizer.json` and their numbers.  Raises ValueError for a file that is none."""
-    added = _read(path).get_added_tokens_decoder()
-    return {token.content: number for number, token in added.items()}
+def special_in(path: Path) -> Mapping[str, int]:
+    """The added tokens of a `tokenizer.json` and their numbers.  Raises ValueError for a file that is none."""
+    return _read(path, frozenset()).added()
+
+
+def _utf8(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise UnreadableText("holds half of a surrogate pair, which is no character") from error
 
 
 def _decoded(tokens: Sequence[int], known: Callable[[int], bool], decode: Callable[[list[int]], str]) -> str:
@@ -130,14 +160,17 @@ def _decoded(tokens: Sequence[int], known: Callable[[int], bool], decode: Callab
     return "".join(parts)
 
 
-def _read(path: Path) -> tokenizers.Tokenizer:
+def _read(path: Path, reserved: frozenset[int]) -> LibraryTokenizer:
+    """The tokenizer in a file.  reserved: numbers of tokens that no text may become, besides the marks."""
     try:
         if path.stat().st_size > MAX_TOKENIZER_BYTES:
             raise ValueError(f"{path} is larger than {MAX_TOKENIZER_BYTES >> 20} MiB, so it is no tokenizer.json")
         data = path.read_bytes()
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}") from error
+    if is_pointer(data):
+        raise ValueError(f"{path} {POINTER_FLAW}")
     try:
-        return tokenizers.Tokenizer.from_buffer(data)
-    except Exception as error:  # the library raises Exception itself for any fault of the file
-        raise ValueError(f"{path} is no tokenizer.json: {error}") from error
+        return load(read_in_child(data, reserved))
+    except (TokenizerRefused, LibraryError) as error:
+        raise ValueError(f"{path} is no tokenizer.json that a run can use: {error}") from error

@@ -9,14 +9,15 @@ from typing import Any
 
 import numpy as np
 
+from trainer.git_lfs import POINTER_FLAW, is_pointer
 from trainer.models.llama.config import ModelConfig, parameter_layout
-from trainer.models.llama.huggingface import UnknownModel, facts_of
+from trainer.models.llama.huggingface import UnknownModel, ends_in, facts_of
 from trainer.weights.errors import FolderError
 from trainer.weights.numbers import F32
 from trainer.weights.safetensors_file import StoredTensor, tensors_in
 
-MAX_JSON_BYTES = 64 << 20
-"""An index of the largest models that we train has some megabytes."""
+MAX_JSON_BYTES = 2 << 20
+"""An index of the largest models that we train has some hundred kilobytes; to parse a byte takes up to 30."""
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 BUFFERS = ("rotary_emb.inv_freq",)
 """Ends of names of what old files hold besides parameters: it follows from config.json."""
@@ -25,21 +26,21 @@ BUFFERS = ("rotary_emb.inv_freq",)
 class WeightsFolder:
     """A folder that transformers has written, or `peer export`.
 
-    facts: the model section of a run that begins with it.  eos: the token that ends a text, None where none or several do.
-    Raises `FolderError` where it says something that a run cannot.
+    facts: the model section of a run that begins with it.  generation: its generation_config.json, empty where it has none.
+    ends: the tokens that end a text, that file's first.  Raises `FolderError` where it says something that a run cannot.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        described = _json(folder / "config.json", "give a folder that transformers has saved a model in")
+        described = json_in(folder / "config.json", "give a folder that transformers has saved a model in")
         try:
             self.facts: dict[str, Any] = facts_of(described)
             self.config = ModelConfig.from_mapping(self.facts)
         except (UnknownModel, ValueError) as error:
             raise FolderError(f"{folder / 'config.json'}: {error}") from error
-
-        eos = described.get("eos_token_id")
-        self.eos: int | None = eos if type(eos) is int else None
+        generation = folder / "generation_config.json"
+        self.generation = json_in(generation, "copy it again, or remove it") if generation.exists() else {}
+        self.ends = tuple(dict.fromkeys([*ends_in(self.generation), *ends_in(described)]))
 
     def values(self) -> Iterator[F32]:
         """The flat vector in order, in blocks; raises `FolderError` at once or between two of them."""
@@ -66,11 +67,14 @@ class WeightsFolder:
                 f"{self.folder} has fewer tensors than config.json says that there are layers; copy both from one place"
             )
         layout = parameter_layout(self.config)
-        if self.config.tied:
-            found.pop("lm_head.weight", None)  # some writers repeat the embedding, and readers ignore it
+        if self.config.tied and (head := found.pop("lm_head.weight", None)) is not None:
+            check_repeated(self.folder, found.get("model.embed_tokens.weight"), head)
         for place in layout:
             if place.name not in found:
-                raise FolderError(f"{self.folder} has no tensor {place.name}, which its config.json asks for; copy it again")
+                because = ", as tie_word_embeddings is false" if place.name == "lm_head.weight" else ""
+                raise FolderError(
+                    f"{self.folder} has no tensor {place.name}, which its config.json asks for{because}; copy it again"
+                )
             if found[place.name].shape != place.shape:
                 raise FolderError(
                     f"{self.folder}: {place.name} has the shape {list(found[place.name].shape)}, and config.json says "
@@ -92,17 +96,66 @@ class WeightsFolder:
         try:
             if single.exists():
                 return tensors_in(single)
-            index = _json(self.folder / INDEX, "save the model as safetensors (save_pretrained does)")
-            names = index.get("weight_map")
-            if not isinstance(names, dict) or not all(_is_file_name(name) for name in names.values()):
-                raise FolderError(f"{self.folder / INDEX} does not say which file holds which tensor; copy it again")
+            names = self._index()
+            missing = [name for name in sorted(set(names.values())) if not (self.folder / name).is_file()]
+            if missing:
+                more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+                raise FolderError(
+                    f"{self.folder} has no file {missing[0][:80]}{more}, which its index names; copy the folder again"
+                )
             files = {name: tensors_in(self.folder / name) for name in sorted(set(names.values()))}
         except OSError as error:
             raise FolderError(f"{error.filename}: {error.strerror}; copy the folder again") from error
         for tensor, name in names.items():
             if tensor not in files[name]:
                 raise FolderError(f"{self.folder / name} has no tensor {tensor[:80]}, which the index says; copy it again")
+        for name, tensors in files.items():
+            if strange := sorted(tensor for tensor in tensors if names.get(tensor) != name):
+                raise FolderError(
+                    f"{self.folder / name} has a tensor {strange[0][:80]}, which the index does not say; copy "
+                    "the folder again"
+                )
         return {tensor: files[name][tensor] for tensor, name in names.items()}
+
+    def _index(self) -> dict[str, str]:
+        """The file of each tensor, as the index says; raises `FolderError`, also where there is neither index nor file."""
+        if not (self.folder / INDEX).exists() and (flaw := self._other_weights()):
+            raise FolderError(f"{self.folder} {flaw}")
+        names = json_in(self.folder / INDEX, "save the model as safetensors (save_pretrained does)").get("weight_map")
+        if not isinstance(names, dict) or not all(_is_file_name(name) for name in names.values()):
+            raise FolderError(f"{self.folder / INDEX} does not say which file holds which tensor; copy it again")
+        return names
+
+    def _other_weights(self) -> str:
+        """A phrase about the weights that the folder has in another form; empty where it has none."""
+        for pattern, flaw in _OTHER_WEIGHTS:
+            if found := sorted(self.folder.glob(pattern)):
+                return flaw.format(found[0].name[:80])
+        return ""
+
+
+def check_repeated(source: Path, embedding: StoredTensor | None, head: StoredTensor) -> None:
+    """Raise `FolderError` unless the output layer of a tied model is its embedding, which some writers say twice."""
+    if embedding is None or (embedding.shape, embedding.form) != (head.shape, head.form):
+        same = False
+    else:
+        pairs = zip(embedding.values(), head.values(), strict=True)
+        same = all(np.array_equal(one, other, equal_nan=True) for one, other in pairs)
+    if not same:
+        raise FolderError(
+            f"{source} has a tensor lm_head.weight that is not the embedding, and the model is tied; set "
+            "tie_word_embeddings to false in config.json if it was trained so, or remove the tensor"
+        )
+
+
+_OTHER_WEIGHTS = (
+    ("adapter_model.*", "has {0}, an adapter without its model; merge both first (PEFT: merge_and_unload)"),
+    ("model-*-of-*.safetensors", f"has {{0}} and no {INDEX}; copy the whole folder"),
+    ("*.safetensors", f"has {{0}} and no {SINGLE}; name the file so, if it holds the whole model"),
+    ("*.bin", "has its weights in {0}; save the model as safetensors (save_pretrained does)"),
+    ("*.pth", "has its weights in {0}; save the model as safetensors (save_pretrained does)"),
+    ("*.gguf", "has its weights in {0}; take the model as safetensors, before it was made GGUF"),
+)
 
 
 def _is_file_name(name: Any) -> bool:
@@ -110,7 +163,7 @@ def _is_file_name(name: Any) -> bool:
     return isinstance(name, str) and name.endswith(".safetensors") and Path(name).name == name
 
 
-def _json(path: Path, remedy: str) -> dict[str, Any]:
+def json_in(path: Path, remedy: str) -> dict[str, Any]:
     try:
         if path.exists() and not path.is_file():
             raise FolderError(f"{path} is no file; {remedy}")  # to open a pipe would wait for ever
@@ -118,6 +171,8 @@ def _json(path: Path, remedy: str) -> dict[str, Any]:
             raw = file.read(MAX_JSON_BYTES + 1)
     except OSError as error:
         raise FolderError(f"{path}: {error.strerror}; {remedy}") from error
+    if is_pointer(raw):
+        raise FolderError(f"{path} {POINTER_FLAW}")
     try:
         value = json.loads(raw) if len(raw) <= MAX_JSON_BYTES else None
     except (ValueError, RecursionError):

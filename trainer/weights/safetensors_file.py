@@ -9,17 +9,23 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainer.git_lfs import POINTER_FLAW, is_pointer_file
 from trainer.models.llama.config import ParameterPlace
 from trainer.weights.errors import FolderError
 from trainer.weights.numbers import F32, WIDTHS, ExportFormat, read
 
-MAX_HEADER_BYTES = 100_000_000
-"""As the library has it."""
+MAX_HEADER_BYTES = 2 << 20
+"""A run's model has at most 256 layers of 14 tensors, and a tensor takes some 150 bytes here; to parse a byte takes 30."""
+MOST_DIMENSIONS = 8
+MOST_LENGTH = 1 << 48
+"""Of a dimension.  Products of larger ones take time."""
+QUANTISED = ("F8_", "F4", "F6_", "I8", "U8", "I4", "U4", "I16", "U16", "I32", "U32", "I64", "U64")
+"""How formats of numbers begin that are codes, not values."""
 LENGTH_BYTES = 8
 READ_BYTES = 4 << 20
 
@@ -59,37 +65,75 @@ def header_of(places: Sequence[ParameterPlace], form: ExportFormat) -> bytes:
 
 
 def tensors_in(path: Path) -> dict[str, StoredTensor]:
-    """What a file says it holds, by name; raises `FolderError`.  Numbers in formats that are not read are told here."""
+    """The tensors that a file says it holds, by name; raises `FolderError`, also for formats of numbers that are not read.
+
+    As the library demands, they follow each other without gap or overlap to the end of the file.
+    """
+    if is_pointer_file(path):
+        raise FolderError(f"{path} {POINTER_FLAW}")
     size = path.stat().st_size
     if size <= LENGTH_BYTES:  # of a pipe, too, which to open would wait for ever
         raise FolderError(f"{path} is no safetensors file, or only a part of one; copy it again")
     with path.open("rb") as file:
         length = int.from_bytes(file.read(LENGTH_BYTES), "little")
-        if not 2 <= length <= min(MAX_HEADER_BYTES, size - LENGTH_BYTES):
+        if not 2 <= length <= size - LENGTH_BYTES:
             raise FolderError(f"{path} is no safetensors file, or only a part of one; copy it again")
+        if length > MAX_HEADER_BYTES:
+            raise FolderError(
+                f"{path} has a header of {length} bytes, and a run's model needs at most {MAX_HEADER_BYTES}; save the model "
+                "again without what else is in it"
+            )
         raw = file.read(length)
     try:
-        header = json.loads(raw)
+        header = json.loads(raw, object_pairs_hook=_distinct)
     except (ValueError, RecursionError) as error:
         raise FolderError(f"{path} has no readable header; copy it again") from error
     if not isinstance(header, dict):
         raise FolderError(f"{path} has no readable header; copy it again")
+    about = header.get("__metadata__", {})
+    if not isinstance(about, dict) or not all(isinstance(value, str) for value in about.values()):
+        raise FolderError(f"{path} has __metadata__ that are no texts; copy it again, or save the model again")
     body = LENGTH_BYTES + length
-    return {name: _tensor(path, name, said, body, size) for name, said in header.items() if name != "__metadata__"}
+    found = {name: _tensor(path, name, said, body, size) for name, said in header.items() if name != "__metadata__"}
+    _check_places(path, found, body, size)
+    return found
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON; raises ValueError where it says one name twice, as readers differ in which of them they take."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name is said twice")
+    return found
+
+
+def _check_places(path: Path, found: Mapping[str, StoredTensor], body: int, size: int) -> None:
+    """Raise `FolderError` unless the tensors fill the file."""
+    at = body
+    for name, tensor in sorted(found.items(), key=lambda item: (item[1].start, item[1].stop)):
+        if tensor.start != at:
+            what = "bytes of no tensor before" if tensor.start > at else "bytes of another tensor in"
+            raise FolderError(f"{path} has {what} {name[:80]}; copy it again, or save the model again")
+        at = tensor.stop
+    if at != size:
+        raise FolderError(f"{path} has bytes of no tensor at its end; copy it again, or save the model again")
 
 
 def _tensor(path: Path, name: str, said: Any, body: int, size: int) -> StoredTensor:
     match said:
-        case {"dtype": str(form), "shape": list(shape), "data_offsets": [int(start), int(stop)]} if all(
-            type(length) is int and length >= 0 for length in shape
+        case {"dtype": str(form), "shape": list(shape), "data_offsets": [start, stop]} if (
+            len(shape) <= MOST_DIMENSIONS
+            and all(type(length) is int and 0 <= length <= MOST_LENGTH for length in shape)
+            and type(start) is type(stop) is int
         ):
             pass
         case _:
             raise FolderError(f"{path} describes the tensor {name[:80]!r} as no safetensors file does; copy it again")
     if form not in WIDTHS:
+        what = "is quantised, in" if form.startswith(QUANTISED) else "holds numbers of"
         raise FolderError(
-            f"{path}: {name[:80]} holds numbers of the format {form[:20]!r}, and {', '.join(WIDTHS)} are read; save the "
-            "model in one of these"
+            f"{path}: {name[:80]} {what} the format {form[:20]!r}, and {', '.join(WIDTHS)} are read; take the model in one "
+            "of these, as it is before it is quantised, or save it so"
         )
     if not 0 <= start <= stop <= size - body or stop - start != math.prod(shape) * WIDTHS[form]:
         raise FolderError(f"{path} does not hold all of the tensor {name[:80]}; copy it again")

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from trainer.models.llama.config import ModelConfig, ParameterPlace, parameter_layout
-from trainer.models.llama.huggingface import config_json, generation_json
+from trainer.models.llama.huggingface import Ends, config_json, generation_json
 from trainer.weights.numbers import F32, ExportFormat, written
 from trainer.weights.safetensors_file import header_of
 
@@ -28,16 +28,17 @@ def write_folder(
     form: ExportFormat,
     *,
     context: int,
-    eos: int | None,
+    eos: Ends,
+    generation: Mapping[str, Any] | None = None,
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
     """Write config.json, generation_config.json and the weights into an empty folder; each file is on disk after it.
 
-    values: the flat vector in order, in blocks of any size.  context: tokens that the model reads, where `config` does not
-    say.  eos: the token that ends a text, None where no token does.
+    values: the flat vector in order, in blocks of any size.  context: tokens that the model was trained to read, where
+    `config` does not say.  eos: what ends a text.  generation: what the model's own generation_config.json says.
     """
     _write_json(folder / "config.json", config_json(config, form.torch_name, context=context, eos=eos))
-    _write_json(folder / "generation_config.json", generation_json(eos))
+    _write_json(folder / "generation_config.json", generation_json(eos, generation))
     shards = _shards(parameter_layout(config), form, shard_bytes)
     names = [_shard_name(number, len(shards)) for number in range(len(shards))]
     source = _Source(values)

@@ -133,7 +133,7 @@ def test_a_peer_that_fetched_the_tokenizer_exports_it(tmp_path: Path) -> None:
     assert main(["export", str(tmp_path / "out"), "--data-dir", str(tmp_path / "data")]) == ExitCode.OK
     made = (tmp_path / "tokens" / "tokenizer.json").read_bytes()
     assert (tmp_path / "out" / "tokenizer.json").read_bytes() == made
-    assert json.loads((tmp_path / "out" / "generation_config.json").read_text())["eos_token_id"] == ENDS[0]
+    assert json.loads((tmp_path / "out" / "generation_config.json").read_text())["eos_token_id"] == [*ENDS]
 
 
 def test_the_command_tells_how_many_chats_there_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -97,8 +98,9 @@ def test_tokenizer_files_go_in_and_out(tmp_path: Path) -> None:
     create_run(a_run_file(tmp_path, "[tokenizer]\nends = [5]\n"), data)
     assert main(["export", str(tmp_path / "out"), "--data-dir", str(data)]) == ExitCode.OK
     assert (tmp_path / "out" / "tokenizer.json").read_bytes() == tokenizer
-    for name in ("tokenizer_config.json", "generation_config.json"):
-        assert (tmp_path / "out" / name).read_text() == f'{{"from": "{name}"}}'
+    assert (tmp_path / "out" / "tokenizer_config.json").read_text() == '{"from": "tokenizer_config.json"}'
+    generation = json.loads((tmp_path / "out" / "generation_config.json").read_text())
+    assert generation == {"from": "generation_config.json", "eos_token_id": 5}
     assert not (tmp_path / "out" / "secret.txt").exists()
 
 

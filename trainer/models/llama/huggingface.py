@@ -7,11 +7,14 @@ that a run's model does not have is refused by name; what only training reads (d
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from trainer.models.llama.config import ModelConfig
+
+Ends = Sequence[int] | int | None
+"""The tokens that end a text: one, several, or none."""
 
 
 class UnknownModel(ValueError):
@@ -20,21 +23,25 @@ class UnknownModel(ValueError):
 
 @dataclass(frozen=True)
 class _Family:
-    """model_type, and the architecture's name.  head_dim: what a file means that does not say; None for an equal share."""
+    """model_type, and the architecture's name.
+
+    head_dim, kv_heads: what a file means that does not say; None for an equal share, and for as many as heads.
+    """
 
     name: str
     architecture: str
     qkv_bias: bool = False
     qk_norm: bool = False
     head_dim: int | None = None
+    kv_heads: int | None = None
 
 
 FAMILIES = {
     family.name: family
     for family in (
         _Family("llama", "LlamaForCausalLM"),
-        _Family("qwen2", "Qwen2ForCausalLM", qkv_bias=True),
-        _Family("qwen3", "Qwen3ForCausalLM", qk_norm=True, head_dim=128),
+        _Family("qwen2", "Qwen2ForCausalLM", qkv_bias=True, kv_heads=32),
+        _Family("qwen3", "Qwen3ForCausalLM", qk_norm=True, head_dim=128, kv_heads=32),
     )
 }
 _MUST_BE: Mapping[str, Any] = {
@@ -44,14 +51,45 @@ _MUST_BE: Mapping[str, Any] = {
     "use_sliding_window": False,
     "partial_rotary_factor": 1.0,
     "quantization_config": None,
+    "compression_config": None,
+    # What other families have, whose code may have made the file:
+    "use_qk_norm": False,
+    "qk_layernorm": False,
+    "use_mrope": False,
+    "rotary_pct": 1.0,
+    "rope_interleaved": False,
+    "no_rope_layers": None,
+    "no_rope_layer_interval": 0,
+    "attention_chunk_size": None,
+    "attn_logit_softcapping": None,
+    "final_logit_softcapping": None,
+    "query_pre_attn_scalar": None,
+    "clip_qkv": None,
+    "logit_scale": 1.0,
+    "logits_scaling": 1.0,
+    "embedding_multiplier": 1.0,
+    "residual_multiplier": 1.0,
+    "attention_multiplier": 1.0,
+    "scale_emb": 1.0,
+    "scale_depth": 1.0,
+    "alibi": False,
+    "parallel_residual": False,
+    "use_parallel_residual": False,
+    "num_experts": 0,
+    "num_local_experts": 0,
+    "is_encoder_decoder": False,
+    "add_cross_attention": False,
 }
-"""Switches that a run's model has in one position, which is also what a file means that does not say."""
+"""Switches that a run's model has in one position, which is also what a file means that does not say.  null is that, too."""
+ORIGINAL = "original_max_position_embeddings"
+_OWN_CODE = ("AutoConfig", "AutoModel", "AutoModelForCausalLM")
+"""Names in `auto_map` of code that computes the model otherwise than its family does."""
 
 # -- out --------------------------------------------------------------------------------------------------------------
 
 
-def config_json(config: ModelConfig, torch_dtype: str, *, context: int, eos: int | None) -> dict[str, Any]:
-    """The config.json of a model.  context: where `config` has none.  eos: the token that ends a text.
+def config_json(config: ModelConfig, torch_dtype: str, *, context: int, eos: Ends) -> dict[str, Any]:
+    """The config.json of a model.  context: where `config` has none.  eos: what ends a text.
 
     Positions are described twice, as transformers 5 reads them and as all others do.
     """
@@ -78,7 +116,7 @@ def config_json(config: ModelConfig, torch_dtype: str, *, context: int, eos: int
         "initializer_range": 0.02,
         "use_cache": True,
         "bos_token_id": None,  # said, for Llama's defaults are 1 and 2
-        "eos_token_id": eos,
+        "eos_token_id": _as_said(eos),
         "pad_token_id": None,
         "torch_dtype": torch_dtype,
     }
@@ -93,9 +131,23 @@ def config_json(config: ModelConfig, torch_dtype: str, *, context: int, eos: int
     return described
 
 
-def generation_json(eos: int | None) -> dict[str, Any]:
-    """The generation_config.json.  eos: the token that ends a text."""
-    return {"bos_token_id": None, "eos_token_id": eos, "pad_token_id": None, "do_sample": True}
+def generation_json(eos: Ends, known: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The generation_config.json.  eos: what ends a text.  known: what the model's own file says besides."""
+    known = known or {"bos_token_id": None, "pad_token_id": None, "do_sample": True}
+    return {**known, "eos_token_id": _as_said(eos)}
+
+
+def ends_in(described: Mapping[str, Any]) -> list[int]:
+    """The end tokens that a config.json or a generation_config.json names: none, one or a list."""
+    ends = described.get("eos_token_id")
+    return [end for end in (ends if isinstance(ends, list) else [ends]) if type(end) is int and end >= 0]
+
+
+def _as_said(eos: Ends) -> int | list[int] | None:
+    """End tokens as these files have them: null, one number, or a list of several."""
+    if eos is None or isinstance(eos, int):
+        return eos
+    return list(eos) if len(eos) > 1 else next(iter(eos), None)
 
 
 def _family_of(config: ModelConfig) -> _Family:
@@ -124,13 +176,21 @@ def facts_of(described: Mapping[str, Any]) -> dict[str, Any]:
     """
     family = _family_named(described)
     for name, only in _MUST_BE.items():
-        if (value := described.get(name, only)) != only:
+        if (value := described.get(name, only)) is not None and value != only:
             raise UnknownModel(f"{name} is {value!r:.40}, and a run's model has only {only!r}; take another model")
+    own_code = described.get("auto_map")
+    if isinstance(own_code, dict) and any(name in own_code for name in _OWN_CODE):
+        raise UnknownModel("auto_map names code of the model's own, which a run does not execute; take another model")
+    if family.name == "llama" and described.get("sliding_window") is not None:
+        raise UnknownModel(
+            f"sliding_window is {described['sliding_window']!r:.40}, and a Llama of a run attends to everything; take "
+            "another model, or remove the field if the model was not trained so"
+        )
     layers = described.get("layer_types") or []
     if not isinstance(layers, list) or any(kind != "full_attention" for kind in layers):
         raise UnknownModel("layer_types has layers without full attention, which a run's model has not; take another model")
     dim, heads = _count(described, "hidden_size"), _count(described, "num_attention_heads")
-    kv_heads = described.get("num_key_value_heads")
+    kv_heads = described.get("num_key_value_heads", family.kv_heads)
     given = described.get("head_dim")
     head_dim = (family.head_dim or 0) if given is None else _count(described, "head_dim")
     facts = {
@@ -138,7 +198,7 @@ def facts_of(described: Mapping[str, Any]) -> dict[str, Any]:
         "dim": dim,
         "layers": _count(described, "num_hidden_layers"),
         "heads": heads,
-        "kv_heads": heads if kv_heads is None else _count(described, "num_key_value_heads"),
+        "kv_heads": heads if kv_heads is None else _count({"num_key_value_heads": kv_heads}, "num_key_value_heads"),
         "ffn": _count(described, "intermediate_size"),
         "norm_eps": _number(described, "rms_norm_eps", 1e-6),
         "tied": _switch(described, "tie_word_embeddings"),
@@ -164,29 +224,56 @@ def _family_named(described: Mapping[str, Any]) -> _Family:
 
 
 def _rope_facts(described: Mapping[str, Any]) -> dict[str, Any]:
-    """Rotary positions: 4.x says rope_theta and rope_scaling, 5.x rope_parameters, which has both."""
-    scaling = described.get("rope_scaling") or described.get("rope_parameters") or {}
-    if not isinstance(scaling, dict):
-        raise UnknownModel(f"rope_scaling is {scaling!r:.40}, and must be a section or null; copy the file again")
-    facts = {"rope_base": _number(scaling, "rope_theta", _number(described, "rope_theta", 10_000.0))}
-    kind = scaling.get("rope_type", scaling.get("type", "default"))
-    if scaling.get("partial_rotary_factor", 1.0) != 1.0:
+    """Rotary positions: 4.x says rope_theta and rope_scaling, 5.x rope_parameters, which has both.
+
+    A file may say a number in several places; readers differ in which they take, so they have to agree.
+    """
+    places = _rope_places(described)
+    kind = _said_once(places, "rope_type", "type") or "default"
+    if _said_once(places, "partial_rotary_factor") not in (None, 1.0):
         raise UnknownModel("partial_rotary_factor is not 1, and a run's model turns whole heads; take another model")
+    facts = {"rope_base": _number({"rope_theta": _said_once(places, "rope_theta", default=10_000.0)}, "rope_theta")}
     if kind == "default":
         return facts
     if kind != "llama3":
         raise UnknownModel(
             f"rope_type is {kind!r:.40}, and a run's model has only 'default' and 'llama3'; take another model"
         )
-    original = described.get("original_max_position_embeddings", scaling.get("original_max_position_embeddings"))
+    names = ("factor", "low_freq_factor", "high_freq_factor")
+    factor, low, high = (_number({name: _said_once(places, name)}, name) for name in names)
+    original = _said_once(places, ORIGINAL)
     return facts | {
-        "rope_factor": _number(scaling, "factor"),
-        "rope_low_freq_factor": _number(scaling, "low_freq_factor"),
-        "rope_high_freq_factor": _number(scaling, "high_freq_factor"),
+        "rope_factor": factor,
+        "rope_low_freq_factor": low,
+        "rope_high_freq_factor": high,
         "rope_original_context": _count(described, "max_position_embeddings")
         if original is None
-        else _count({"original_max_position_embeddings": original}, "original_max_position_embeddings"),
+        else _count({ORIGINAL: original}, ORIGINAL),
     }
+
+
+def _rope_places(described: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    """The parts of a config.json that may say something about rotary positions, and what they are called there."""
+    top = {name: described[name] for name in ("rope_theta", ORIGINAL) if name in described}
+    places: list[tuple[str, Mapping[str, Any]]] = [("", top)]
+    for name in ("rope_scaling", "rope_parameters"):
+        section = described.get(name) or {}
+        if not isinstance(section, dict):
+            raise UnknownModel(f"{name} is {section!r:.40}, and must be a section or null; copy the file again")
+        places.append((name + ".", section))
+    return places
+
+
+def _said_once(places: Sequence[tuple[str, Mapping[str, Any]]], *names: str, default: Any = None) -> Any:
+    """The value that all places give which name it; `default` where none does.  Raises `UnknownModel` if two differ."""
+    found = [(place + name, said[name]) for place, said in places for name in names if said.get(name) is not None]
+    for where, value in found[1:]:
+        if value != found[0][1]:
+            raise UnknownModel(
+                f"{found[0][0]} is {found[0][1]!r:.40} and {where} is {value!r:.40}; find out which of them the model was "
+                "trained with, and remove the other"
+            )
+    return found[0][1] if found else default
 
 
 def _count(described: Mapping[str, Any], name: str, default: int | None = None) -> int:

@@ -1,0 +1,413 @@
+"""The parts that a `tokenizer.json` may have, checked before Hugging Face's `tokenizers` reads it.
+
+Such a file is a program: normalizers rewrite the text, expressions search it, decoders write it anew.  Every peer of a run
+runs it on texts of strangers, so known parts are allowed by name and with bounds: no part makes a text longer than a small
+multiple, and expressions are those of known models.  The file also keeps what a tool did last (truncation, padding, dropout,
+what is put around a text); that is no part of the model, and is removed.
+
+`read_in_child` does this in a process with little memory and time, since even to parse the file costs what its author likes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trainer.data.marks import MARKS
+from trainer.data.tokenizer_library import LibraryError, load
+from trainer.data.tokenizer_patterns import PATTERNS
+
+MEMORY_BYTES = 2 << 30
+"""Of the process that reads a file first; 262 144 tokens with as many merges, 23 MB, take 0.4 GiB."""
+COMPUTE_S, READ_S = 60, 300.0
+"""Seconds of a core, and on the clock, for the process; 23 MB take 4 seconds of a core."""
+MAX_PARTS = 16
+"""Normalizers, pre-tokenizers or decoders in a row."""
+MAX_TOKEN_BYTES = 1024
+"""Of one token's text, which bounds what a sequence of tokens can become."""
+MAX_TOKENS = 1 << 20
+MAX_MERGES = 1 << 21
+REFUSED = 3
+"""Exit code of the process for a file that may not be used; its output is the sentence."""
+SAMPLES = ("", "a", " a  b\n\n", "It's 3 \u00e9\u4e2d\U0001f600 <|im_start|>\t\x00")
+"""Texts that a tokenizer is tried with before it is used."""
+
+_ROOT = Path(__file__).resolve().parents[2]
+
+Check = Callable[[Any], bool]
+
+
+class TokenizerRefused(ValueError):
+    """A tokenizer.json that a run may not use; the text is the rest of a sentence, and names the part."""
+
+
+# -- the parts ---------------------------------------------------------------------------------------------------------
+
+
+def _is_switch(value: Any) -> bool:
+    return type(value) is bool
+
+
+def _one_of(*values: Any) -> Check:
+    return lambda value: any(type(value) is type(each) and value == each for each in values)
+
+
+def _up_to(most: int) -> Check:
+    return lambda value: type(value) is int and 0 <= value <= most
+
+
+def _text(most: int, least: int = 0) -> Check:
+    return lambda value: isinstance(value, str) and least <= len(value) <= most
+
+
+def _is_known_pattern(value: Any) -> bool:
+    """A literal text, which is found in one pass, or the expression of a known model."""
+    match value:
+        case {"String": str(literal)} if len(value) == 1:
+            return 1 <= len(literal) <= 16
+        case {"Regex": str(expression)} if len(value) == 1:
+            return expression in PATTERNS
+    return False
+
+
+_SWITCH_OR_NULL: Check = lambda value: value is None or _is_switch(value)  # noqa: E731 - a check beside the others
+_KEEPS = _one_of("Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous")
+_BYTE_LEVEL: Mapping[str, Check] = {"add_prefix_space": _is_switch, "trim_offsets": _is_switch, "use_regex": _is_switch}
+_METASPACE: Mapping[str, Check] = {
+    "replacement": _text(1, 1), "prepend_scheme": _one_of("always", "never", "first"), "split": _is_switch,
+    "add_prefix_space": _is_switch, "str_rep": _text(1, 1),
+}  # fmt: skip
+_REPLACE: Mapping[str, Check] = {"pattern": _is_known_pattern, "content": _text(16)}
+
+NORMALIZERS: Mapping[str, Mapping[str, Check]] = {
+    "NFC": {}, "NFD": {}, "NFKC": {}, "NFKD": {}, "Lowercase": {}, "StripAccents": {}, "ByteLevel": {},
+    "Strip": {"strip_left": _is_switch, "strip_right": _is_switch},
+    "Prepend": {"prepend": _text(1, 1)},
+    "Replace": _REPLACE,
+    "BertNormalizer": {
+        "clean_text": _is_switch, "handle_chinese_chars": _is_switch, "strip_accents": _SWITCH_OR_NULL,
+        "lowercase": _is_switch,
+    },
+}  # fmt: skip
+PRE_TOKENIZERS: Mapping[str, Mapping[str, Check]] = {
+    "ByteLevel": {**_BYTE_LEVEL, "add_prefix_space": _one_of(False)},
+    "Metaspace": _METASPACE,
+    "Split": {"pattern": _is_known_pattern, "behavior": lambda value: isinstance(value, str), "invert": _is_switch},
+    "Digits": {"individual_digits": _is_switch},
+    "Punctuation": {"behavior": _KEEPS},
+    "BertPreTokenizer": {}, "Whitespace": {}, "WhitespaceSplit": {},
+}  # fmt: skip
+DECODERS: Mapping[str, Mapping[str, Check]] = {
+    "ByteLevel": _BYTE_LEVEL,
+    "Metaspace": _METASPACE,
+    "Replace": _REPLACE,
+    "Strip": {"content": _text(1, 1), "start": _up_to(1), "stop": _up_to(0)},
+    "WordPiece": {"prefix": _text(8), "cleanup": _is_switch},
+    "BPEDecoder": {"suffix": _text(8)},
+    "ByteFallback": {}, "Fuse": {},
+}  # fmt: skip
+"""Parts by their names, and what each of their settings may be."""
+_LISTS = {"normalizer": "normalizers", "pre_tokenizer": "pretokenizers", "decoder": "decoders"}
+"""Slots of a file, and what a `Sequence` in them calls its parts."""
+_SLOTS = {"normalizer": NORMALIZERS, "pre_tokenizer": PRE_TOKENIZERS, "decoder": DECODERS}
+_PREFIX = (
+    "puts a space before every text (add_prefix_space is true); set it to false there, or train the tokenizer without it"
+)
+
+
+def _check_slot(slot: str, part: Any) -> None:
+    """Raise `TokenizerRefused` unless all parts in a slot are known ones."""
+    parts = list(_parts(slot, part))
+    if len(parts) > MAX_PARTS:
+        raise TokenizerRefused(f"its {slot} has {len(parts)} parts, more than {MAX_PARTS}; take another tokenizer")
+    for each in parts:
+        _check_part(slot, each)
+
+
+def _parts(slot: str, part: Any, depth: int = 0) -> Iterator[Any]:
+    if part is None:
+        return
+    if isinstance(part, dict) and part.get("type") == "Sequence" and depth < 2:
+        if set(part) != {"type", _LISTS[slot]} or not isinstance(part[_LISTS[slot]], list):
+            raise TokenizerRefused(f"its {slot} is no list of parts; copy the file again")
+        for each in part[_LISTS[slot]]:
+            yield from _parts(slot, each, depth + 1)
+    else:
+        yield part
+
+
+def _check_part(slot: str, part: Any) -> None:
+    kind = part.get("type") if isinstance(part, dict) else None
+    fields = _SLOTS[slot].get(kind) if isinstance(kind, str) else None
+    if fields is None:
+        raise TokenizerRefused(
+            f"its {slot} is {kind!r:.40}, and a run allows {', '.join(_SLOTS[slot])}; take another tokenizer"
+        )
+    for name, value in part.items():
+        if name == "type":
+            continue
+        if slot == "pre_tokenizer" and kind == "ByteLevel" and name == "add_prefix_space" and value is True:
+            raise TokenizerRefused(f"its {slot} {_PREFIX}")
+        if name not in fields or not fields[name](value):
+            raise TokenizerRefused(
+                f"its {slot} {kind} has {name[:40]} {_shown(value)}, which a run does not allow; take another tokenizer"
+            )
+    if kind == "Replace":
+        _check_replace(slot, part)
+    if kind == "Split" and not _KEEPS(part.get("behavior")) and not (part["behavior"] == "Removed" and part.get("invert")):
+        raise TokenizerRefused(f"its {slot} Split removes what it finds from the text; take another tokenizer")
+
+
+def _check_replace(slot: str, part: Mapping[str, Any]) -> None:
+    """Raise `TokenizerRefused` for a replacement that makes texts longer, or by an expression."""
+    match part:
+        case {"pattern": {"String": str(old)}, "content": str(new)} if len(new) <= len(old):
+            return
+    raise TokenizerRefused(
+        f"its {slot} Replace makes {_shown(part.get('pattern'))} into {_shown(part.get('content'))}; a run allows to "
+        "replace a text by one that is no longer; take another tokenizer"
+    )
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=True)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+# -- the model ---------------------------------------------------------------------------------------------------------
+
+_UNKNOWN: Check = lambda value: value is None or _text(MAX_TOKEN_BYTES)(value)  # noqa: E731
+_AFFIX: Check = lambda value: value is None or _text(8)(value)  # noqa: E731
+_MODELS: Mapping[str, Mapping[str, Check]] = {
+    "BPE": {
+        "dropout": lambda value: True, "unk_token": _UNKNOWN, "continuing_subword_prefix": _AFFIX,
+        "end_of_word_suffix": _AFFIX, "fuse_unk": _is_switch, "byte_fallback": _is_switch, "ignore_merges": _is_switch,
+        "vocab": lambda value: isinstance(value, dict), "merges": lambda value: isinstance(value, list),
+    },
+    "WordPiece": {
+        "unk_token": _text(MAX_TOKEN_BYTES), "continuing_subword_prefix": _text(8),
+        "max_input_chars_per_word": _up_to(1000), "vocab": lambda value: isinstance(value, dict),
+    },
+    "Unigram": {
+        "unk_id": lambda value: value is None or _up_to(MAX_TOKENS)(value), "byte_fallback": _is_switch,
+        "vocab": lambda value: isinstance(value, list),
+    },
+}  # fmt: skip
+_BYTE_TOKENS = frozenset(f"<0x{byte:02X}>" for byte in range(256))
+
+
+def _check_model(model: Any) -> None:
+    """Raise `TokenizerRefused` unless it is of a known kind, and its tokens are."""
+    if not isinstance(model, dict):
+        raise TokenizerRefused("it has no model; copy the file again")
+    kind = model.get("type", "BPE" if "merges" in model else None)
+    fields = _MODELS.get(kind) if isinstance(kind, str) else None
+    if fields is None:
+        raise TokenizerRefused(f"its model is {kind!r:.40}, and a run allows {', '.join(_MODELS)}; take another tokenizer")
+    for name, value in model.items():
+        if name != "type" and (name not in fields or not fields[name](value)):
+            raise TokenizerRefused(
+                f"its model {kind} has {name[:40]} {_shown(value)}, which a run does not allow; take another tokenizer"
+            )
+    tokens = _vocabulary(model)
+    if "byte_fallback" in fields and not model.get("byte_fallback") and tokens.issuperset(_BYTE_TOKENS):
+        raise TokenizerRefused(
+            "its model has tokens for bytes and byte_fallback is off, so that most texts would be lost; set it to true there"
+        )
+    merges = model.get("merges", [])
+    if len(merges) > MAX_MERGES:
+        raise TokenizerRefused(f"its model has {len(merges)} merges, more than {MAX_MERGES}; take another tokenizer")
+    for merge in merges:
+        pair = merge.split(" ") if isinstance(merge, str) else merge
+        if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(each, str) and each for each in pair):
+            raise TokenizerRefused(f"its model has a merge {_shown(merge)}, which is no pair of tokens; copy the file again")
+
+
+def _vocabulary(model: Mapping[str, Any]) -> set[str]:
+    """The tokens of a model.  Raises `TokenizerRefused` where they are none."""
+    vocabulary = model.get("vocab")
+    if isinstance(vocabulary, dict):
+        numbers, tokens = list(vocabulary.values()), list(vocabulary)
+        if not all(type(number) is int and 0 <= number < MAX_TOKENS for number in numbers):
+            raise TokenizerRefused(
+                f"its model has a token whose number is none from 0 to {MAX_TOKENS - 1}; copy the file again"
+            )
+        if len(set(numbers)) != len(numbers):
+            raise TokenizerRefused("its model has two tokens of one number; copy the file again")
+    else:
+        pairs = vocabulary if isinstance(vocabulary, list) else []
+        if not all(
+            isinstance(pair, list)
+            and len(pair) == 2
+            and isinstance(pair[0], str)
+            and isinstance(pair[1], int | float)
+            and -1e9 < pair[1] < 1e9
+            for pair in pairs
+        ):
+            raise TokenizerRefused("its model has a token that is no pair of a text and a score; copy the file again")
+        tokens = [pair[0] for pair in pairs]
+    if not 1 <= len(tokens) <= MAX_TOKENS:
+        raise TokenizerRefused(
+            f"its model has {len(tokens)} tokens, and a run allows 1 to {MAX_TOKENS}; take another tokenizer"
+        )
+    _check_lengths(tokens)
+    return set(tokens)
+
+
+def _check_lengths(tokens: Sequence[str]) -> None:
+    for token in tokens:
+        if len(token) > MAX_TOKEN_BYTES or len(token.encode(errors="surrogatepass")) > MAX_TOKEN_BYTES:
+            raise TokenizerRefused(f"it has a token of more than {MAX_TOKEN_BYTES} bytes; take another tokenizer")
+
+
+# -- added tokens ------------------------------------------------------------------------------------------------------
+
+_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+
+
+def _added(tokens: Any, reserved: frozenset[int]) -> list[dict[str, Any]]:
+    """The tokens that were added to the model's own, marks and `reserved` numbers as special ones.
+
+    A special token is never looked for in a text.  Raises `TokenizerRefused`.
+    """
+    if not isinstance(tokens, list) or len(tokens) > MAX_TOKENS:
+        raise TokenizerRefused("its added_tokens are no list of tokens; copy the file again")
+    numbers: set[int] = set()
+    contents: set[str] = set()
+    added: list[dict[str, Any]] = []
+    for token in tokens:
+        match token:
+            case {"id": int(number), "content": str(content)} if (
+                set(token) == {"id", "content", *_FLAGS} and all(_is_switch(token[flag]) for flag in _FLAGS) and content
+            ):
+                pass
+            case _:
+                raise TokenizerRefused(f"it has an added token {_shown(token)} that is none; copy the file again")
+        if number in numbers or content in contents:
+            raise TokenizerRefused(
+                f"it has the added token {content[:40]!r} twice, or two of one number; copy the file again"
+            )
+        numbers.add(number)
+        contents.add(content)
+        special = token["special"] or content in MARKS or number in reserved
+        for flag in ("lstrip", "rstrip", "single_word"):
+            if token[flag] and not special:
+                raise TokenizerRefused(
+                    f"its added token {content[:40]!r} has {flag}, which changes the text around it; set it to false there"
+                )
+        added.append({**token, "special": special})
+    _check_lengths([*contents])
+    return added
+
+
+# -- the whole file ----------------------------------------------------------------------------------------------------
+
+_TOP = frozenset(
+    {"version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer", "post_processor", "decoder", "model"}
+)
+
+
+def checked(data: bytes, reserved: frozenset[int] = frozenset()) -> bytes:
+    """The file without what tools left in it: truncation, padding, dropout, what is put around a text.
+
+    reserved: numbers of tokens that no text may become, besides the marks.  Raises `TokenizerRefused`.
+    """
+    try:
+        said = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise TokenizerRefused("it is not readable as JSON; copy it again") from error
+    if not isinstance(said, dict) or "model" not in said:
+        raise TokenizerRefused("it has no model; copy it again")
+    if strange := sorted(set(said) - _TOP):
+        raise TokenizerRefused(f"it has a part {strange[0][:40]!r}, which no run knows; take another tokenizer")
+    for slot in _SLOTS:
+        _check_slot(slot, said.get(slot))
+    _check_model(said["model"])
+    model = dict(said["model"])
+    if model.get("type", "BPE") == "BPE":
+        model["dropout"] = None
+    kept = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": _added(said.get("added_tokens", []), reserved),
+        "post_processor": None,
+        **{slot: said.get(slot) for slot in _SLOTS},
+        "model": model,
+    }
+    return json.dumps(kept, ensure_ascii=False, separators=(",", ":")).encode(errors="surrogatepass")
+
+
+def tried(data: bytes, reserved: frozenset[int]) -> bytes:
+    """As `checked`; the library has then read the result, and has made tokens and texts with it.
+
+    Raises `TokenizerRefused` and `LibraryError`.
+    """
+    clean = checked(data, reserved)
+    tokenizer = load(clean)
+    for token in json.loads(clean)["added_tokens"]:
+        if tokenizer.number(token["content"]) != token["id"]:
+            raise TokenizerRefused(
+                f"its added token {token['content'][:40]!r} is number {token['id']} in the file, and the library makes it "
+                f"{tokenizer.number(token['content'])}; save the tokenizer again"
+            )
+    for text in SAMPLES:
+        tokenizer.decode(tokenizer.encode(text))
+    return clean
+
+
+# -- the process -------------------------------------------------------------------------------------------------------
+
+
+def read_in_child(data: bytes, reserved: frozenset[int]) -> bytes:
+    """What `tried` returns, from a process with little memory and time.  Raises `TokenizerRefused`."""
+    command = [sys.executable, "-s", "-P", "-m", __name__, *map(str, sorted(reserved))]
+    others = os.environ.get("PYTHONPATH", "")
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(_ROOT), *filter(None, [others])]),
+        "RAYON_NUM_THREADS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    try:
+        done = subprocess.run(command, input=data, capture_output=True, timeout=READ_S, env=environment)
+    except subprocess.TimeoutExpired as error:
+        raise TokenizerRefused(f"it takes more than {READ_S:.0f} s to read here; take another tokenizer") from error
+    if done.returncode == 0:
+        return done.stdout
+    if done.returncode == REFUSED:
+        raise TokenizerRefused(done.stdout.decode(errors="replace"))
+    raise TokenizerRefused(
+        f"it cannot be read in {MEMORY_BYTES >> 30} GiB of memory and {COMPUTE_S} s; take another tokenizer"
+    )
+
+
+def main(words: Sequence[str]) -> int:
+    """Read a file from the standard input and write what is left of it, or the sentence why it may not be used."""
+    _use_little()
+    try:
+        sys.stdout.buffer.write(tried(sys.stdin.buffer.read(), frozenset(map(int, words))))
+    except (TokenizerRefused, LibraryError) as error:
+        sys.stdout.buffer.write(str(error).encode(errors="replace"))
+        return REFUSED
+    return 0
+
+
+def _use_little() -> None:
+    try:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+        resource.setrlimit(resource.RLIMIT_CPU, (COMPUTE_S, COMPUTE_S))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    except (ImportError, ValueError, OSError):
+        return  # a system without such limits: `READ_S` is what there is
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
