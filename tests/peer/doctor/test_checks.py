@@ -22,6 +22,8 @@ from protocol.network.libp2p.reachability import Reachability
 from protocol.run.manifest import demo_manifest
 from protocol.wire.identity import PeerId
 from protocol.wire.presence import Role
+from trainer.environments import registry
+from trainer.environments.packages import PackageMissing
 from trainer.environments.sandbox import SandboxUnavailable
 
 DEMO = demo_manifest().manifest
@@ -53,6 +55,20 @@ def test_tasks_whose_package_is_missing_are_told_with_what_installs_it(monkeypat
     assert missing.verdict is Verdict.FAIL and missing.value.endswith("the package reasoning-gym, which is not installed")
     assert missing.remedy == "pip install 'manyhands[rl]'"
     assert "organiser" in computer.tasks("no-such-tasks").remedy
+
+
+def test_a_package_that_does_not_work_is_told_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> str:
+        raise PackageMissing("math-verify 0.9.0 is installed and does not work; ImportError: antlr4", "pip install it")
+
+    monkeypatch.setattr(registry, "check_maths", broken)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    named = f'jsonl(path="tasks.jsonl", digest="{"0" * 32}")'
+    for environment in (named, f"mixture(add, {named})"):
+        check = computer.tasks(environment)
+        assert check.verdict is Verdict.FAIL and check.remedy == "pip install it"
+        assert check.value == "math-verify 0.9.0 is installed and does not work; ImportError: antlr4"
+    assert computer.tasks("add").verdict is Verdict.OK
 
 
 def test_programs_that_cannot_be_confined_are_told(monkeypatch: pytest.MonkeyPatch) -> None:

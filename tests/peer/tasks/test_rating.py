@@ -85,6 +85,16 @@ def test_records_are_written_again_with_their_rates(place: Place) -> None:
         place.measure()
 
 
+def test_tasks_without_ids_have_those_of_their_lines_afterwards(place: Place) -> None:
+    nameless = [{key: value for key, value in task.items() if key != "problem_id"} for task in TASKS]
+    place.source.write_bytes(b"\xef\xbb\xbf" + "\r\n\r\n".join(map(json.dumps, nameless)).encode())
+    place.measure()
+    assert [record["problem_id"] for record in read(place.target)] == ["1", "3", "5", "7", "9"]
+    before, after = (open_file(str(path)) for path in (place.source, place.target))
+    for at in range(COUNT):
+        assert before.problem(at).answer == replace(after.problem(at).answer, solve_rate=None)
+
+
 class Interrupted(Exception):
     """Ctrl-C, at a place of our choice."""
 
