@@ -124,12 +124,15 @@ def forgeries(run: Run, count: int, rate: float) -> Iterator[tuple[str, list[Rol
     def written(places: Sequence[int], first: int) -> Choice:
         return Written(first, count, answer, places)
 
+    written_at: dict[str, Sequence[int]] = {
+        "an answer written in: start": range(1, 1 + len(answer)),
+        "an answer written in: middle": range(length // 2, length // 2 + len(answer)),
+        "an answer written in: end": range(length - len(answer), length),
+        "an answer written in: places spread over it": spread,
+    }
     kinds: dict[str, Callable[[int], Choice]] = {
         "none: an honest peer": lambda first: choose,
-        "an answer written in: start": partial(written, range(1, 1 + len(answer))),
-        "an answer written in: middle": partial(written, range(length // 2, length // 2 + len(answer))),
-        "an answer written in: end": partial(written, range(length - len(answer), length)),
-        "an answer written in: places spread over it": partial(written, spread),
+        **{name: partial(written, places) for name, places in written_at.items()},
         "steered among near-ties within 0.05": lambda first: Steered(0.05),
         "steered among near-ties within 0.2": lambda first: Steered(0.2),
         "steered among near-ties within 0.5": lambda first: Steered(0.5),
@@ -140,7 +143,9 @@ def forgeries(run: Run, count: int, rate: float) -> Iterator[tuple[str, list[Rol
         "forged sampling: top-p 0.95": lambda first: top_p(0.95),
         "forged sampling: top-p 0.99": lambda first: top_p(0.99),
     }
-    yield from forged(run, count, kinds).items()
+    for name, rollouts in forged(run, count, kinds).items():
+        first = written_at.get(name, range(1))[0]
+        yield name, [each for each in rollouts if len(each.output) > first]  # one that ended before is honest
     for levels, name in ((127, "int8"), (7, "int4")):
         yield f"weights rounded to {name}", Peer(run, quantised(run.theta, levels)).rollouts(count)
 
