@@ -115,3 +115,17 @@ def test_a_full_disk_is_noticed_before_anything_is_written(
 
 def test_a_merge_needs_no_torch() -> None:
     assert "torch" not in loaded_after("import peer.weights.merge")
+
+
+def test_a_merge_ends_texts_as_its_first_model_does(tmp_path: Path) -> None:
+    one, other = model(tmp_path / "a", 0), model(tmp_path / "b", 1)
+    config = tmp_path / "a" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"eos_token_id": [7, 9]}))
+    (tmp_path / "a" / "generation_config.json").unlink()
+    assert main(["merge", one, other, str(tmp_path / "merged")]) == ExitCode.OK
+    (tmp_path / "a" / "generation_config.json").write_text('{"eos_token_id": 11, "temperature": 0.6}')
+    assert main(["merge", one, other, str(tmp_path / "again")]) == ExitCode.OK
+    for name in ("config.json", "generation_config.json"):
+        assert json.loads((tmp_path / "merged" / name).read_text())["eos_token_id"] == [7, 9]
+        assert json.loads((tmp_path / "again" / name).read_text())["eos_token_id"] == [11, 7, 9]
+    assert json.loads((tmp_path / "again" / "generation_config.json").read_text())["temperature"] == 0.6

@@ -154,3 +154,39 @@ def test_a_model_beyond_the_ranges_of_a_run_is_refused_with_its_field(
     config.write_text(config.read_text().replace('"num_hidden_layers": 3', '"num_hidden_layers": 300000000'))
     assert main(["run", "show", str(a_run_file(tmp_path)), "--data-dir", str(tmp_path / "data")]) == ExitCode.INPUT
     assert "model.layers is 300000000; it must be less than or equal to 256" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["tokenizer.model"], ["vocab.json", "merges.txt"], ["merges.txt"], ["vocab.json"], ["tekken.json"], ["vocab.txt"],
+        ["spiece.model"], ["sentencepiece.bpe.model"], ["qwen.tiktoken"], ["tokenizer.model", "tokenizer_config.json"],
+    ],
+)  # fmt: skip
+def test_a_tokenizer_in_another_form_is_named_and_refused(
+    names: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a_folder(tmp_path / "base")
+    for name in names:
+        (tmp_path / "base" / name).write_text("{}")
+    assert main(["run", "create", str(a_run_file(tmp_path)), "--data-dir", str(tmp_path / "data")]) == ExitCode.INPUT
+    said = capsys.readouterr().err
+    assert all(name in said for name in names if name != "tokenizer_config.json")
+    assert "save_pretrained" in said and said.count("\n") == 1
+    make_tokenizer(tmp_path / "tokenizer.json")
+    given = a_run_file(tmp_path, '[tokenizer]\nfrom = "tokenizer.json"\nends = [5]\n')
+    assert main(["run", "create", str(given), "--data-dir", str(tmp_path / "data")]) == ExitCode.OK
+
+
+def test_windows_beyond_the_context_and_bytes_for_a_larger_vocabulary_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a_folder(tmp_path / "base")
+    file = a_run_file(tmp_path, "[data]\nsequence_length = 128\n")
+    assert main(["run", "create", str(file), "--data-dir", str(tmp_path / "data")]) == ExitCode.OK
+    said = capsys.readouterr().out
+    assert "data.sequence_length is 128, and the model was made for 99" in said
+    assert "the run reads bytes, which are 256 tokens, and the model has 300" in said
+    file = a_run_file(tmp_path, "[data]\nsequence_length = 99\n")
+    assert main(["run", "create", str(file), "--data-dir", str(tmp_path / "data")]) == ExitCode.OK
+    assert "was made for" not in capsys.readouterr().out

@@ -17,6 +17,7 @@ from trainer.models.llama.config import ModelConfig, parameter_layout
 from trainer.weights.errors import FolderError
 from trainer.weights.numbers import ExportFormat
 from trainer.weights.reading import WeightsFolder
+from trainer.weights.safetensors_file import MAX_HEADER_BYTES, tensors_in
 from trainer.weights.writing import write_folder
 
 CONFIG = ModelConfig.from_mapping(QWEN2 | {"tied": False, "context": 64})
@@ -180,3 +181,118 @@ def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(FolderError, match="save the model as safetensors"):
         back(tmp_path)
+
+
+PLACES = [{"dtype": "F32", "shape": [2], "data_offsets": [start, start + 8]} for start in (0, 8)]
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + 32 * b"4d" + b"\nsize 11421896\n"
+
+
+def twice_said(one: Any, other: Any) -> bytes:
+    return raw_header(f'{{"a": {json.dumps(one)}, "a": {json.dumps(other)}}}')
+
+
+def raw_header(text: str) -> bytes:
+    return len(text).to_bytes(8, "little") + text.encode()
+
+
+@pytest.mark.parametrize(
+    ("content", "part"),
+    [
+        (header(a=PLACES[0], b=PLACES[0]) + bytes(8), "bytes of another tensor in b"),
+        (header(a=PLACES[0], b=PLACES[1] | {"data_offsets": [4, 12]}) + bytes(12), "bytes of another tensor in b"),
+        (header(a=PLACES[0], b=PLACES[1] | {"data_offsets": [12, 20]}) + bytes(20), "bytes of no tensor before b"),
+        (header(a=PLACES[1]) + bytes(16), "bytes of no tensor before a"),
+        (header(a=PLACES[0]) + bytes(9), "bytes of no tensor at its end"),
+        (header() + bytes(8), "bytes of no tensor at its end"),
+        (twice_said(PLACES[0], PLACES[1]) + bytes(16), "no readable header"),
+        (twice_said(PLACES[0], PLACES[0]) + bytes(8), "no readable header"),
+        (header(a=PLACES[0] | {"data_offsets": [False, 8]}) + bytes(8), "as no safetensors file does"),
+        (header(a=PLACES[0] | {"data_offsets": [0, 8, 9]}) + bytes(8), "as no safetensors file does"),
+        (header(a=PLACES[0] | {"shape": [2] + [1] * 8}) + bytes(8), "as no safetensors file does"),
+        (header(a=PLACES[0] | {"shape": [1 << 60, 0]}) + bytes(8), "as no safetensors file does"),
+        (header(a=PLACES[0], __metadata__=[{}]) + bytes(8), "__metadata__"),
+        (header(a=PLACES[0], __metadata__={"format": 3}) + bytes(8), "__metadata__"),
+        (header(a=PLACES[0] | {"dtype": "F8_E4M3", "shape": [8]}) + bytes(8), "is quantised, in the format 'F8_E4M3'"),
+        (header(a=PLACES[0] | {"dtype": "I8", "shape": [8]}) + bytes(8), "is quantised, in the format 'I8'"),
+        (raw_header("{" + " " * MAX_HEADER_BYTES + "}"), "has a header of 2097154 bytes"),
+        (POINTER, "is a pointer of Git LFS, not the file; fetch the file with `git lfs pull`"),
+    ],
+)
+def test_files_that_contradict_themselves_are_refused_with_the_reason(content: bytes, part: str, tmp_path: Path) -> None:
+    write(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(FolderError) as caught:
+        back(tmp_path)
+    assert part in str(caught.value) and "; " in str(caught.value)
+
+
+def test_tensors_without_numbers_may_lie_anywhere_between_others(tmp_path: Path) -> None:
+    empty = {"dtype": "F32", "shape": [0, 3], "data_offsets": [8, 8]}
+    (tmp_path / "some.safetensors").write_bytes(header(b=PLACES[1], none=empty, a=PLACES[0]) + bytes(16))
+    assert {name: tensor.shape for name, tensor in tensors_in(tmp_path / "some.safetensors").items()} == {
+        "a": (2,), "b": (2,), "none": (0, 3)
+    }  # fmt: skip
+
+
+def test_an_output_layer_of_its_own_in_a_tied_model_is_refused(tmp_path: Path) -> None:
+    config = ModelConfig.from_mapping(QWEN2 | {"tied": True})
+    for head in (torch.zeros(300, 64), torch.zeros(299, 64), torch.zeros(300, 64, dtype=torch.bfloat16)):
+        change_tensors(write(tmp_path, config, random_parameters(config)), **{"lm_head.weight": head})
+        with pytest.raises(FolderError, match="lm_head.weight that is not the embedding, and the model is tied; set"):
+            back(tmp_path)
+
+
+def test_an_untied_model_without_output_layer_is_refused(tmp_path: Path) -> None:
+    change_tensors(write(tmp_path), **{"lm_head.weight": None})
+    with pytest.raises(FolderError, match="no tensor lm_head.weight, which its config.json asks for, as tie_word"):
+        back(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "model.safetensors.index.json"])
+def test_a_pointer_of_git_lfs_is_named_wherever_it_stands(name: str, tmp_path: Path) -> None:
+    write(tmp_path, shard_bytes=SHARD)
+    (tmp_path / name).write_bytes(POINTER)
+    with pytest.raises(FolderError, match=f"{name} is a pointer of Git LFS"):
+        back(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("absent", "present", "part"),
+    [
+        ("model-00002-of-*", "", "has no file model-00002-of-"),
+        ("model-0000*", "", "more, which its index names"),
+        ("*.index.json", "", "has model-00001-of-"),
+        ("model*", "pytorch_model.bin", "has its weights in pytorch_model.bin; save the model as safetensors"),
+        ("model*", "consolidated.00.pth", "has its weights in consolidated.00.pth"),
+        ("model*", "model-q4.gguf", "before it was made GGUF"),
+        ("model*", "adapter_model.safetensors", "an adapter without its model; merge both first"),
+        ("model*", "weights.safetensors", "has weights.safetensors and no model.safetensors; name the file so"),
+    ],
+)
+def test_weights_that_are_not_there_are_told_from_what_is(absent: str, present: str, part: str, tmp_path: Path) -> None:
+    write(tmp_path, shard_bytes=SHARD)
+    for path in tmp_path.glob(absent):
+        path.unlink()
+    if present:
+        (tmp_path / present).touch()
+    with pytest.raises(FolderError) as caught:
+        back(tmp_path)
+    assert part in str(caught.value) and "; " in str(caught.value)
+
+
+def test_a_file_with_more_than_the_index_says_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, shard_bytes=SHARD)
+    index = tmp_path / "model.safetensors.index.json"
+    said = json.loads(index.read_text())
+    del said["weight_map"][NORM]
+    index.write_text(json.dumps(said))
+    with pytest.raises(FolderError, match="a tensor model.norm.weight, which the index does not say; copy the folder again"):
+        back(tmp_path)
+
+
+def test_end_tokens_are_those_of_both_files(tmp_path: Path) -> None:
+    write(tmp_path)
+    for name, eos in (("config.json", 5), ("generation_config.json", [7, 5])):
+        said = json.loads((tmp_path / name).read_text())
+        (tmp_path / name).write_text(json.dumps(said | {"eos_token_id": eos}))
+    assert WeightsFolder(tmp_path).ends == (7, 5)

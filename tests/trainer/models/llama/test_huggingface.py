@@ -9,7 +9,7 @@ import pytest
 from protocol.run.model_section import ModelSection
 from tests.trainer.weights.models import CONFIGS
 from trainer.models.llama.config import ModelConfig
-from trainer.models.llama.huggingface import UnknownModel, config_json, facts_of
+from trainer.models.llama.huggingface import UnknownModel, config_json, facts_of, generation_json
 
 LLAMA_31 = {
     "architectures": ["LlamaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 128000,
@@ -90,9 +90,68 @@ def test_rotary_positions_are_read_in_the_old_form_and_in_the_new_one() -> None:
         (QWEN3, {"head_dim": {}}, "head_dim is {}"),
         (LLAMA_31, {"rms_norm_eps": "small"}, "rms_norm_eps is 'small'"),
         (LLAMA_31, {"tie_word_embeddings": 1}, "tie_word_embeddings is 1"),
+        (LLAMA_31, {"sliding_window": 4096}, "sliding_window is 4096"),
+        (LLAMA_31, {"auto_map": {"AutoModelForCausalLM": "modeling.Own"}}, "auto_map names code"),
+        (LLAMA_31, {"compression_config": {"format": "int"}}, "compression_config is"),
+        (LLAMA_31, {"final_logit_softcapping": 30.0}, "final_logit_softcapping is 30.0"),
+        (LLAMA_31, {"logit_scale": 0.25}, "logit_scale is 0.25"),
+        (LLAMA_31, {"residual_multiplier": 0.22}, "residual_multiplier is 0.22"),
+        (LLAMA_31, {"num_local_experts": 8}, "num_local_experts is 8"),
+        (QWEN3, {"no_rope_layers": [1, 0]}, "no_rope_layers is [1, 0]"),
+        (QWEN25, {"use_mrope": True}, "use_mrope is True"),
     ],
 )
 def test_what_a_run_cannot_be_is_refused_by_name(base: dict[str, Any], change: dict[str, Any], part: str) -> None:
     with pytest.raises(UnknownModel) as caught:
         facts_of(base | change)
     assert part in str(caught.value) and "; " in str(caught.value)
+
+
+STRETCHED: dict[str, Any] = dict(LLAMA_31["rope_scaling"])  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize(
+    ("base", "change", "one", "other"),
+    [
+        (LLAMA_31, {"original_max_position_embeddings": 64}, "original_max_position_embeddings is 64", "is 8192"),
+        (LLAMA_31, {"rope_parameters": STRETCHED | {"original_max_position_embeddings": 64}}, "rope_scaling.orig", "is 64"),
+        (LLAMA_31, {"rope_parameters": STRETCHED | {"factor": 4.0}}, "scaling.factor is 8.0", "parameters.factor is 4.0"),
+        (LLAMA_31, {"rope_parameters": STRETCHED | {"low_freq_factor": 2.0}}, "low_freq_factor is 1.0", "is 2.0"),
+        (LLAMA_31, {"rope_parameters": STRETCHED | {"high_freq_factor": 2.0}}, "high_freq_factor is 4.0", "is 2.0"),
+        (LLAMA_31, {"rope_parameters": {"rope_type": "default"}}, "rope_scaling.rope_type is 'llama3'", "is 'default'"),
+        (LLAMA_31, {"rope_scaling": STRETCHED | {"type": "linear"}}, "rope_type is 'llama3'", "type is 'linear'"),
+        (LLAMA_31, {"rope_scaling": STRETCHED | {"rope_theta": 10_000.0}}, "rope_theta is 500000.0", "is 10000.0"),
+        (QWEN3, {"rope_parameters": {"rope_type": "default", "rope_theta": 5e6}}, "rope_theta is 1000000", "is 5000000.0"),
+        (QWEN3, {"rope_parameters": {"rope_theta": 1e6}, "rope_scaling": {"rope_theta": 1e4}}, "theta is", "rope_scaling"),
+        (QWEN25, {"rope_scaling": {"type": "default"}, "rope_parameters": {"rope_type": "yarn"}}, "'default'", "'yarn'"),
+    ],
+)  # fmt: skip
+def test_a_rope_number_with_two_values_is_refused_with_both(
+    base: dict[str, Any], change: dict[str, Any], one: str, other: str
+) -> None:
+    with pytest.raises(UnknownModel) as caught:
+        facts_of(base | change)
+    assert one in str(caught.value) and other in str(caught.value) and "; " in str(caught.value)
+
+
+def test_a_rope_number_that_is_said_twice_alike_is_read() -> None:
+    again = LLAMA_31 | {
+        "original_max_position_embeddings": 8192, "rope_parameters": STRETCHED | {"type": "llama3", "rope_theta": 500_000},
+    }  # fmt: skip
+    assert facts_of(again) == facts_of(LLAMA_31)
+
+
+@pytest.mark.parametrize(("base", "heads"), [(LLAMA_31, 32), (QWEN25, 32), (QWEN3, 32)], ids=["llama", "qwen2", "qwen3"])
+def test_missing_key_value_heads_are_those_of_the_family(base: dict[str, Any], heads: int) -> None:
+    absent = {name: value for name, value in base.items() if name != "num_key_value_heads"}
+    assert facts_of(absent)["kv_heads"] == heads
+    assert facts_of(base | {"num_key_value_heads": None})["kv_heads"] == base["num_attention_heads"]
+
+
+def test_end_tokens_are_written_as_one_number_or_a_list() -> None:
+    config = CONFIGS["demo"]
+    for eos, said in ((None, None), ((), None), (7, 7), ((7,), 7), ((7, 9), [7, 9])):
+        assert config_json(config, "float32", context=8, eos=eos)["eos_token_id"] == said
+        assert generation_json(eos)["eos_token_id"] == said
+        known = {"temperature": 0.6, "eos_token_id": 3}
+        assert generation_json(eos, known) == {"temperature": 0.6, "eos_token_id": said}
