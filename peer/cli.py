@@ -17,11 +17,12 @@ import peer.commands
 from peer.console.standard_streams import discard, open_standard_streams
 from peer.errors import ExitCode, PeerError
 from peer.installation import check_rooms
+from peer.nearest_command import CommandParser
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of the whole command line; every module in `peer.commands` adds its own part."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="peer",
         description="Train a language model together with others.",
         epilog="`peer join` without an invitation joins the demo run.  Exit codes: see docs/commands.md.",

@@ -9,10 +9,12 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from protocol.short_id import short_id
+
 Naming = Callable[[str], str]
 """Peer ID -> what to call it."""
 
-SHORT_ID = 6
+TENTHS_BELOW_S = 10
 
 
 def clean(text: str, limit: int = 40) -> str:
@@ -26,8 +28,8 @@ def visible(text: str) -> str:
 
 
 def short(peer: str) -> str:
-    """The end of a peer ID (the beginning is the same for all)."""
-    return "…" + clean(peer)[-SHORT_ID:]
+    """The short form of a peer ID, of which a stranger may have written any character."""
+    return clean(short_id(peer))
 
 
 def naming(names: Mapping[str, str]) -> Naming:
@@ -64,10 +66,12 @@ def many(count: int, noun: str, plural: str = "") -> str:
 
 
 def duration(seconds: float) -> str:
-    """ "45 s", "3 min", "2 h 5 min"; "-" for what has no end."""
+    """ "4.2 s", "45 s", "3 min", "2 h 5 min"; "-" for what has no end."""
     if not math.isfinite(seconds):
         return "-"
-    whole = max(0, round(seconds))
+    if seconds < TENTHS_BELOW_S:
+        return f"{max(0.1, round(seconds, 1)) if seconds > 0 else 0:g} s"
+    whole = round(seconds)
     if whole < 120:
         return f"{whole} s"
     minutes = round(whole / 60)

@@ -26,11 +26,13 @@ from cryptography.hazmat.primitives.serialization import (
 
 from peer.files.atomic import remove_left_overs, write_atomically
 from peer.files.lock import LockHeld, locked
+from peer.paths import make_private, must_be_writable
 from protocol.wire.canonical import Malformed
 from protocol.wire.identity import Identity
 
 KEY_FILE = "identity.pem"
 LOCK_FILE = "identity.lock"
+"""Also `peer.control.client.LOCK_NAME`, which is too light to import this."""
 INCARNATION_FILE = "incarnation"
 MAX_KEY_BYTES = 4096
 MAX_INCARNATION = 2**53 - 1
@@ -71,10 +73,10 @@ def load_or_create_identity(data_dir: Path) -> Identity:
     found = load_identity(data_dir)
     if found is not None:
         return found
-    data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private(data_dir)
     fresh = Identity.generate()
     try:
-        write_atomically(data_dir / KEY_FILE, to_pem(fresh), replace=False)
+        write_atomically(must_be_writable(data_dir) / KEY_FILE, to_pem(fresh), replace=False)
     except FileExistsError:
         found = load_identity(data_dir)
         assert found is not None, "an identity file that exists can be loaded or raises"

@@ -10,12 +10,15 @@ Decides names and permissions only; nothing here reads or writes contents.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import tempfile
 from pathlib import Path
 
 from peer.errors import ExitCode, PeerError
+
+READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 def data_dir(option: str | os.PathLike[str] | None = None) -> Path:
@@ -38,6 +41,21 @@ def make_private(folder: Path) -> Path:
             ExitCode.RESOURCES,
         ) from error
     return folder
+
+
+def must_be_writable(folder: Path) -> Path:
+    """The data directory, if a file can be made in it; raises `PeerError`."""
+    try:
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".writable.", suffix=".new"):
+            return folder
+    except OSError as error:
+        if error.errno not in READ_ONLY:
+            raise
+        raise PeerError(
+            f"the data directory {folder} is read-only for this user ({error.strerror}); let this user write there, or "
+            "choose another one with --data-dir",
+            ExitCode.RESOURCES,
+        ) from error
 
 
 def runtime_dir() -> Path:

@@ -21,6 +21,8 @@ def sentence(event: ev.Event, name: Naming = short) -> str:
         case ev.PeerJoined() | ev.PeerBanned() | ev.PeerEjected() | ev.PeerSuspected() | ev.PeerGone():
             return _of_a_peer(event, name)
         case ev.StrangersClosed(silent, crowded, busiest):
+            where, _, relay = busiest.rpartition(" ")
+            busiest = f"{where} {short(relay)}" if where else busiest
             return (
                 f"closed {silent + crowded} connections from outside ({silent} that did not greet in time, "
                 f"{crowded} for want of room), most of them from {clean(busiest)}"
@@ -51,6 +53,8 @@ def sentence(event: ev.Event, name: Naming = short) -> str:
             return f"a {clean(what)} from {name(peer)} made its handler fail{again}; please report: {clean(reason, 200)}"
         case ev.NobodyAnswers(seconds, tried, check):
             return f"no peer of the invitation answers after {duration(seconds)}: {attempted(tried)}; {clean(check, 200)}"
+        case ev.ReachabilityChanged("unknown"):
+            return "whether others reach this peer is not known now"
         case ev.ReachabilityChanged(_, addresses):
             there = [address for address, verdict in addresses.items() if verdict == "reachable"]
             return f"others reach this peer at {', '.join(there)}" if there else "nobody reaches this peer"
@@ -248,7 +252,7 @@ def _of_a_round(event: ev.Event, name: Naming) -> str:
             again = f" (attempt {attempt})" if attempt else ""
             return f"round {round}{again}: {name(proposer)} proposes {many(len(members), 'member')}{without}"
         case ev.ExchangeFinished(round, seconds, up_bytes, down_bytes):
-            return f"round {round}: exchanged in {seconds:.1f} s ({size(up_bytes)} up, {size(down_bytes)} down)"
+            return f"round {round}: exchanged in {duration(seconds)} ({size(up_bytes)} up, {size(down_bytes)} down)"
         case ev.MemberLost(round, peer):
             return f"round {round}: {name(peer)} stopped delivering; averaging without it"
         case ev.AuditDone(round, chunks, checked):

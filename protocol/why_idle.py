@@ -37,19 +37,19 @@ class WhyIdle(str, Enum):
 
 
 REMEDIES = {
-    WhyIdle.STARTING: "nothing; it takes seconds",
+    WhyIdle.STARTING: "nothing; it takes seconds, or minutes with a large model",
     WhyIdle.CONNECTING: "`peer doctor INVITATION` says why; or ask for a newer invitation",
     WhyIdle.WAITING_FOR_PEERS: "nothing; or invite others",
-    WhyIdle.FETCHING_STATE: "nothing; a low `max_down` makes it long",
+    WhyIdle.FETCHING_STATE: "nothing; your line, the others' and `max_down` limit how fast it comes",
     WhyIdle.WAITING_FOR_MEMBERS: "nothing; a slow member is waited for as long as the run allows",
     WhyIdle.WAITING_FOR_ROLLOUTS: "nothing; or join with more peers `--role rollout`",
     WhyIdle.FETCHING_TASKS: "`peer tasks list` says which set is missing, or cannot be used",
     WhyIdle.FETCHING_REFERENCE: "nothing; or start again a trainer or seed that was in this run before",
-    WhyIdle.WAITING_FOR_WEIGHTS: "nothing; the next round brings them",
+    WhyIdle.WAITING_FOR_WEIGHTS: "nothing; a coming round brings them",
     WhyIdle.WAITING_FOR_VERDICTS: "nothing; or join with more peers `--role validator`",
     WhyIdle.NOTHING_TO_CHECK: "nothing; batches are dealt by lot",
-    WhyIdle.EXCHANGING: "nothing; a relayed or slow line makes it long",
-    WhyIdle.COMMITTING: "nothing; it takes seconds",
+    WhyIdle.EXCHANGING: "nothing; over a relayed or slow line it takes longer",
+    WhyIdle.COMMITTING: "nothing; it takes seconds when enough of the electors are here",
     WhyIdle.TRAINER_RESTARTING: "the end of `trainer.log` in the run's folder says why",
     WhyIdle.PAUSED: "`peer resume`, or `p` in the interface",
     WhyIdle.OUTSIDE_HOURS: "nothing; or set other hours with `peer config schedule`",
@@ -60,7 +60,10 @@ REMEDIES = {
     WhyIdle.DISK_FULL: "make room, remove a run's folder (`peer runs`), or raise `max_disk`",
     WhyIdle.NOT_A_TRAINER: "nothing; or join with `--role trainer`",
 }
-"""What to do about each reason; docs/troubleshooting.md says the same.  Each fits on a line of a small terminal."""
+"""What to do about each reason; docs/troubleshooting.md says the same.  Each fits on a line of a small terminal.
+
+A remedy holds wherever its reason is shown: to a founder, to a peer that is alone, and to one that nobody invited.
+"""
 
 
 def remedy(why: str) -> str:

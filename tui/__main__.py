@@ -28,7 +28,7 @@ def main() -> int:
     from tui.app import PeerView
     from tui.feed import Feed
 
-    view = PeerView(Feed(folder), own, unicode=has_unicode())
+    view = PeerView(Feed(folder, is_starting=own is not None), own, unicode=has_unicode())
     gc.freeze()  # what is imported stays: looking through all of it for garbage would hold up a key for 50 ms
     view.run()
     if own is None:

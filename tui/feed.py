@@ -19,6 +19,7 @@ from protocol.status import PeerStatus
 STATUS_S = 1.0
 RETRY_S = 1.0
 MOST_WAITING = 20_000
+STARTING = "the peer is starting"
 
 
 @dataclass(frozen=True)
@@ -53,9 +54,10 @@ class Source(Protocol):
 
 
 class Feed:
-    """Of the peer whose data directory is given."""
+    """Of the peer whose data directory is given.  is_starting: that peer was started just now."""
 
-    def __init__(self, data_dir: Path) -> None:
+    def __init__(self, data_dir: Path, *, is_starting: bool = False) -> None:
+        self._is_starting = is_starting
         self._client = ControlClient(data_dir)
         self._waiting: deque[Told] = deque(maxlen=MOST_WAITING)
         self._closed = threading.Event()
@@ -91,12 +93,13 @@ class Feed:
                     self._stream = stream
                     self._waiting.extend([Found(), stream.status])
                     self._running.set()
+                    self._is_starting = False
                     for stamped in chain([each for each in stream.recent if each.at > self._newest], stream):
                         self._waiting.append(stamped)
                         self._newest = max(self._newest, stamped.at)
                     reason = stream.end
-            except NotRunning:
-                reason = "no peer runs here; `peer join` starts one"
+            except NotRunning as error:
+                reason = STARTING if self._is_starting else error.with_remedy
             except (ControlError, OSError) as error:
                 reason = str(error)
             self._running.clear()

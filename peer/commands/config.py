@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
         if not args.now:
             _write(name, args.value)
         effect = _tell(args, name)
-    found = _of_the_running_peer(args) or _of_the_next_start()
+    found = _of_the_running_peer(args) or _of_the_next_start(args)
     if args.json:
         chosen = [each for each in found["settings"] if name in (None, each["name"])]
         print_json({**found, "settings": chosen})
@@ -117,15 +117,17 @@ def _of_the_running_peer(args: argparse.Namespace) -> dict[str, Any] | None:
         return None
 
 
-def _of_the_next_start() -> dict[str, Any]:
+def _of_the_next_start(args: argparse.Namespace) -> dict[str, Any]:
+    from peer.paths import data_dir
+    from peer.settings.kept_name import with_kept_name
     from peer.settings.sources import gather
     from peer.settings.telling import as_map
 
-    return {"running": False, **as_map(gather({}))}
+    return {"running": False, **as_map(with_kept_name(gather({}), data_dir(args.data_dir)))}
 
 
 def describe(found: Mapping[str, Any], only: str | None = None) -> list[str]:
-    """A line for each setting: name, value, source."""
+    """A table of the settings: name, value, default, and where the value is from."""
     from pathlib import Path
 
     from peer.formatting import clean, size
@@ -137,8 +139,12 @@ def describe(found: Mapping[str, Any], only: str | None = None) -> list[str]:
         month = found["month"]
         lines.append("peer  running, with these settings")
         lines.append(f"month {clean(month['month'] or '-', 10)}: {size(month['bytes'])} sent and received")
+    rows = [("SETTING", "VALUE", "DEFAULT", "FROM")]
     for each in found["settings"]:
         if only in (None, each["name"]):
             source = "peer.toml" if each["source"] == file else clean(each["source"], 200)
-            lines.append(f"{each['name']:<20}{clean(each['shown'], 200) or '-':<14}{source}")
+            value, default = clean(each.get("told", each["shown"]), 200), clean(each.get("default_told", ""), 200)
+            rows.append((each["name"], value or "-", default or "-", source))
+    widths = [max(len(row[column]) for row in rows) + 2 for column in range(2)]
+    lines += [f"{name:<{widths[0]}}{value:<{widths[1]}}{default:<22}{source}" for name, value, default, source in rows]
     return lines

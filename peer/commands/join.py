@@ -113,9 +113,10 @@ def _live(args: argparse.Namespace) -> int:
     from peer.daemon.daemon import Daemon
     from peer.daemon.failure import problem_of
     from peer.keyfile import IdentityLocked, identity_lock, load_or_create_identity
-    from peer.paths import data_dir, make_private
+    from peer.paths import data_dir, make_private, must_be_writable
+    from peer.settings.kept_name import keep_name
 
-    folder = make_private(data_dir(args.data_dir))
+    folder = must_be_writable(make_private(data_dir(args.data_dir)))
     identity = load_or_create_identity(folder)
     choice = choose(args.what or os.environ.get("PEER_RUN") or None, folder, identity.peer_id)
     settings = _settings(args, folder, identity.peer_id)
@@ -127,6 +128,7 @@ def _live(args: argparse.Namespace) -> int:
 
     try:
         with identity_lock(folder):
+            keep_name(settings.live.gathered(), folder)
             return trio.run(live)
     except IdentityLocked as error:
         raise PeerError(str(error), ExitCode.ALREADY_RUNNING) from error
@@ -140,13 +142,14 @@ def _settings(args: argparse.Namespace, folder: Path, peer: PeerId) -> DaemonSet
     """What the command line says, and for each setting the environment and peer.toml.  Raises PeerError."""
     from peer.console.display import Style
     from peer.daemon.settings import DaemonSettings
+    from peer.settings.kept_name import with_kept_name
     from peer.settings.live import LiveSettings
     from peer.settings.preferences import SETTINGS
     from peer.settings.sources import gather
     from protocol.wire.identity import PeerId
     from protocol.wire.presence import Role
 
-    gathered = gather({name: getattr(args, name) for name in SETTINGS})
+    gathered = with_kept_name(gather({name: getattr(args, name) for name in SETTINGS}), folder)
     preferences = gathered.preferences
     return DaemonSettings(
         data_dir=folder,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from peer.commands import add_command
@@ -12,6 +13,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from peer.commands import Subparsers
+
+
+WHO = 42
+"""Columns for a name with the short form of the peer ID."""
 
 
 def register(subparsers: Subparsers) -> None:
@@ -35,17 +40,19 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(found)
         return ExitCode.OK
-    from peer.formatting import amount, many
+    from peer.drawing import pad
+    from peer.formatting import amount, many, naming
 
     print(f"run {found['run']}: {many(found['rounds'], 'round')}, {amount(found['tokens'])} tokens")
     has_rollouts = any(member["batches"] for member in found["members"])
     if has_rollouts:
         print(f"learned from {amount(found['accepted_tokens'])} tokens of rollouts, each credited to the peer that made it")
-    print(
-        f"{'PEER':<54}{'ROUNDS':>8}{'TOKENS':>10}{'SHARE':>9}" + (f"{'BATCHES':>9}{'ACCEPTED':>10}" if has_rollouts else "")
-    )
+    of_rollouts = f"{'BATCHES':>9}{'ACCEPTED':>10}" if has_rollouts else ""
+    print(f"{'PEER':<{WHO}}{'ROUNDS':>8}{'TOKENS':>10}{'SHARE':>9}{of_rollouts}")
+    name = naming(found["names"])
     for member in found["members"]:
-        row = f"{member['peer']:<54}{member['rounds']:>8}{amount(member['tokens']):>10}{100 * member['share']:>7.1f} %"
+        who = name(member["peer"]) + (" (me)" if member["peer"] == found["me"] else "")
+        row = f"{pad(who, WHO)}{member['rounds']:>8}{amount(member['tokens']):>10}{100 * member['share']:>7.1f} %"
         made = f"{member['batches']:>9}{amount(member['accepted_tokens']):>10}" if has_rollouts else ""
         print(row + made)
     if found["untold"]:
@@ -54,14 +61,17 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _find(folder: Path, wanted: str | None) -> dict[str, Any]:
-    """The ledger, with the run's ID under "run"."""
+    """The ledger, with the run's ID under "run", our peer ID under "me", and under "names" what peers call themselves."""
     from peer.control.client import ControlClient, ControlError, NotRunning
+    from peer.control.ledger import names_in
 
     client = ControlClient(folder)
     try:
-        running = client.status().run
-        if wanted is None or running.startswith(wanted):
-            return {"run": running, **client.request("ledger")}
+        status = client.status()
+        if wanted is None or status.run.startswith(wanted):
+            told = client.request("ledger")
+            names = names_in(folder / "runs" / status.run, told) | status.names()
+            return {"run": status.run, "me": status.peer, "names": names, **told}
     except NotRunning:
         pass
     except ControlError as error:
@@ -70,7 +80,8 @@ def _find(folder: Path, wanted: str | None) -> dict[str, Any]:
 
 
 def _read(folder: Path, wanted: str | None) -> dict[str, Any]:
-    from peer.control.ledger import ledger
+    from peer.control.ledger import ledger, names_in
+    from peer.keyfile import KeyfileError, load_identity
     from protocol.state.store import Store
 
     runs = [path for path in (folder / "runs").glob("*") if path.is_dir() and path.name.startswith(wanted or "")]
@@ -81,4 +92,8 @@ def _read(folder: Path, wanted: str | None) -> dict[str, Any]:
     if wanted is not None and len(runs) > 1:
         raise PeerError(f"{len(runs)} runs begin with {wanted}; give more of the run ID", ExitCode.INPUT)
     chosen = max(runs, key=lambda path: path.stat().st_mtime)
-    return {"run": chosen.name, **ledger(Store(chosen))}
+    told, me = ledger(Store(chosen)), ""
+    with suppress(KeyfileError):
+        identity = load_identity(folder)
+        me = identity.peer_id if identity is not None else ""
+    return {"run": chosen.name, "me": me, "names": names_in(chosen, told), **told}

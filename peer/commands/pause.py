@@ -26,10 +26,10 @@ def register(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Pause the peer here."""
-    from peer.formatting import duration
+    from peer.formatting import clean
 
-    _ask(args, "pause", **({"seconds": args.time} if args.time is not None else {}))
-    print(f"Paused {'until `peer resume`' if args.time is None else 'for ' + duration(args.time)}.")
+    told = _ask(args, "pause", **({"seconds": args.time} if args.time is not None else {}))
+    print(f"Paused {clean(told['until'], 100)}, also if the peer starts again meanwhile.")
     return ExitCode.OK
 
 

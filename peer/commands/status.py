@@ -31,8 +31,8 @@ def run(args: argparse.Namespace) -> int:
         if args.json:
             print_json({"running": False, "reason": str(error)})
         else:
-            text = str(error)
-            print(f"{text[:1].upper()}{text[1:]}; start one with `peer join`")
+            text = error.with_remedy
+            print(f"{text[:1].upper()}{text[1:]}")
         return ExitCode.NOT_RUNNING
     if args.json:
         print_json({"running": True, **status.to_fields()})
@@ -58,6 +58,22 @@ def _reachable(status: PeerStatus) -> str:
         return "not known yet"
     there = [address for address, verdict in status.reachability.items() if verdict == "reachable"]
     return f"yes, at {', '.join(there)}" if there else "no; this peer reaches others, who cannot reach it"
+
+
+def _rounds(status: PeerStatus) -> str:
+    """The rounds committed, and how many of them are final; the others could still be replaced (provisional)."""
+    provisional = status.round - status.final_rounds
+    if not status.round:
+        return "0"
+    return (
+        f"{status.round} (all final)"
+        if not provisional
+        else f"{status.round} ({status.final_rounds} final, {provisional} provisional)"
+    )
+
+
+def _members(status: PeerStatus) -> str:
+    return f"{len(status.members)} in the last round" if status.round else "none before the first round"
 
 
 def _rollouts(role: str, told: RolloutStatus) -> str:
@@ -89,7 +105,7 @@ def describe(status: PeerStatus) -> list[str]:
         f"run       {clean(status.run_name)} {status.run}",
         f"doing     {status.phase}" + (f": {why}" if why else ""),
         *todo,
-        f"round     {status.round}, step {status.steps} of {status.inner_steps}" + (f", {left}" if left else ""),
+        f"round     {_rounds(status)}, step {status.steps} of {status.inner_steps}" + (f", {left}" if left else ""),
         f"tip       {status.tip[:32] or '-'}",
         f"state     after {many(status.state_rounds, 'round')}, digest {status.state_digest[:32] or '-'}",
         f"loss      {number(status.loss)}, {_held_out(status)}",
@@ -99,7 +115,7 @@ def describe(status: PeerStatus) -> list[str]:
         f"trainer   {f'process {status.trainer_pid}' if status.trainer_pid else 'not running'}",
         f"running   for {duration(status.uptime_s)}, version {status.version}",
         f"reachable {_reachable(status)}",
-        f"members   {len(status.members)} in the last round, {status.peers} other peers here",
+        f"members   {_members(status)}, {many(status.peers, 'other peer')} here",
     ]
     if status.invite_command:
         lines.append(f"invite    with: {clean(status.invite_command, 500)}")

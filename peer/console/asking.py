@@ -17,7 +17,7 @@ def ask(args: argparse.Namespace, command: str, timeout_s: float = 10.0, **field
     try:
         return ControlClient(data_dir(args.data_dir), timeout_s=timeout_s).request(command, **fields)
     except NotRunning as error:
-        raise PeerError(f"{error}; start one with `peer join`", ExitCode.NOT_RUNNING) from error
+        raise PeerError(error.with_remedy, ExitCode.NOT_RUNNING) from error
     except ControlError as error:
         raise PeerError(str(error)) from error
 

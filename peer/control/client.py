@@ -32,6 +32,9 @@ MAX_REQUEST_BYTES = 64 << 10
 MAX_ANSWER_BYTES = 8 << 20
 """Largest frame from the daemon (a ledger or a snapshot of a long run)."""
 ANSWER_TIMEOUT_S = 10.0
+LOCK_NAME = "identity.lock"
+CLOCK_SLACK_S = 1.0
+"""Between the times of processes and of files."""
 MAX_UNIX_PATH = 100
 """Socket paths have at most 104 (BSD) to 108 bytes (Linux); longer ones go through the folder's descriptor."""
 
@@ -42,6 +45,20 @@ class ControlError(Exception):
 
 class NotRunning(ControlError):
     """Nobody listens on this data directory's control socket."""
+
+    @property
+    def with_remedy(self) -> str:
+        """The sentence for somebody who wants a peer to run here."""
+        return f"{self}; start one with `peer join`"
+
+
+class StillStarting(NotRunning):
+    """A peer holds the data directory, and has not opened its control socket yet."""
+
+    @property
+    def with_remedy(self) -> str:
+        """The sentence, which has its remedy already."""
+        return str(self)
 
 
 class BadFrame(ControlError):
@@ -69,6 +86,28 @@ class Stamped:
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError("event without its time") from error
         return cls(at, mono, from_fields(rest))
+
+
+def starting_process(data_dir: Path) -> int | None:
+    """The process that holds the data directory's lock; None when none does.
+
+    The lock names it, also after a kill: so it counts only if it began before it wrote that.  Asking the lock itself would
+    mean to take it for a moment, in which a peer that starts would be refused.
+    """
+    path = data_dir / LOCK_NAME
+    try:
+        written, text = path.stat().st_mtime, path.read_text()[:32].strip()
+    except (OSError, ValueError):
+        return None
+    if not text.isascii() or not text.isdigit():
+        return None
+    import psutil  # only when it is needed: most questions find somebody who answers
+
+    try:
+        began = psutil.Process(int(text)).create_time()
+    except (psutil.Error, OverflowError):
+        return None
+    return int(text) if began <= written + CLOCK_SLACK_S else None
 
 
 def pack_frame(message: dict[str, Any], *, max_bytes: int) -> bytes:
@@ -199,6 +238,11 @@ class ControlClient:
                 connection.connect(address)
         except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError) as error:
             connection.close()
+            process = starting_process(self.data_dir)
+            if process is not None:
+                raise StillStarting(
+                    f"the peer of {self.data_dir} is starting (process {process}); ask again in a few seconds"
+                ) from error
             raise NotRunning(f"no peer is running with the data directory {self.data_dir}") from error
         except OSError as error:
             connection.close()

@@ -5,15 +5,23 @@ The counting is `protocol.state.credit.ledger`'s, so that every peer counts alik
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
+from peer.control.event_lines import stamped_in
+from peer.control.event_log import LOG_NAMES
+from protocol.events import PeerJoined, Started
 from protocol.state import credit
 from protocol.state.store import Store
 from protocol.wire.messages import Commit
 
 MAX_MEMBERS_TOLD = 10_000
 """Members in an answer on the control socket: with 150 bytes each far below its largest frame."""
+MAX_LINE = 1 << 16
+NAMED_IN = (b"PeerJoined", b"Started")
+"""In lines of the event log that say what a peer calls itself."""
 
 
 def ledger(store: Store, most: int | None = None) -> dict[str, Any]:
@@ -36,6 +44,18 @@ def ledger(store: Store, most: int | None = None) -> dict[str, Any]:
         "members": told,
         "untold": len(members) - len(told),
     }
+
+
+def names_in(folder: Path, told: Mapping[str, Any]) -> dict[str, str]:
+    """What the members of a ledger call themselves, as the event log of the run in `folder` heard it last.  Blocking."""
+    members, names = {member["peer"] for member in told["members"]}, dict[str, str]()
+    for name in reversed(LOG_NAMES):
+        with suppress(OSError), (folder / name).open("rb") as file:
+            while line := file.readline(MAX_LINE):
+                stamped = stamped_in(line) if any(kind in line for kind in NAMED_IN) else None
+                if stamped is not None and isinstance(stamped.event, PeerJoined | Started) and stamped.event.peer in members:
+                    names[stamped.event.peer] = stamped.event.name
+    return names
 
 
 def _commits(store: Store, length: int) -> Iterator[Commit]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import time
 from dataclasses import asdict
 from typing import Any, Protocol
 
@@ -19,7 +20,7 @@ from peer.control.server import Command
 from peer.control.tasks import TaskControls
 from peer.discovery.contacts import Contacts
 from peer.errors import PeerError
-from peer.formatting import duration
+from peer.rests.pause import MAX_PAUSE_S, Pause
 from protocol.node.line_probe import Lines, NotNow
 from protocol.state.store import Store
 from protocol.status import PeerStatus
@@ -29,7 +30,8 @@ from protocol.versions.weight_versions import WeightVersions
 from protocol.wire.presence import Phase
 
 MAX_VALUE_CHARACTERS = 2000
-MAX_PAUSE_S = 366 * 86_400.0
+LOOK_S = 30.0
+"""Between two looks at the clock during a pause."""
 GIVEN = re.compile(r"\.given-\d{1,10}\.new")
 """Names of files that `peer weights publish` has made ready."""
 
@@ -61,9 +63,9 @@ class Peer(Protocol):
 
     def finish(self) -> None: ...
 
-    def pause(self) -> None: ...
+    async def pause(self, pause: Pause) -> None: ...
 
-    def resume(self) -> None: ...
+    async def resume(self) -> None: ...
 
     def settings(self) -> dict[str, Any]: ...
 
@@ -71,21 +73,23 @@ class Peer(Protocol):
 
 
 class Controls:
-    """The commands of one peer.  `run` ends the pauses that have a length."""
+    """The commands of one peer.  `run` ends the pauses that have a length.
 
-    def __init__(self, peer: Peer) -> None:
-        self._peer = peer
-        self._pause_ends = math.inf
+    paused: the pause with which it begins, if any.
+    """
+
+    def __init__(self, peer: Peer, paused: Pause | None = None) -> None:
+        self._peer, self._paused = peer, paused
         self._pause_changed = trio.Event()
 
     async def run(self) -> None:
         """Until cancelled."""
         while True:
-            with trio.move_on_at(self._pause_ends) as wait:
+            with trio.move_on_after(min(LOOK_S, self._pause_left_s())):
                 await self._pause_changed.wait()
-            if wait.cancelled_caught:
-                self._pause_ends = math.inf
-                self._peer.resume()
+            if self._paused is not None and self._pause_left_s() <= 0:
+                self._paused = None
+                await self._peer.resume()
                 self._peer.notice("info", "the pause is over")
             self._pause_changed = trio.Event()
 
@@ -188,20 +192,25 @@ class Controls:
             isinstance(seconds, (int, float)) and math.isfinite(seconds) and 0 < seconds <= MAX_PAUSE_S
         ):
             raise ControlError("a pause lasts between a moment and a year; try `peer pause 30m`")
-        self._peer.pause()
-        self._end_pause_after(math.inf if seconds is None else float(seconds))
-        until = "until `peer resume`" if seconds is None else f"for {duration(seconds)}"
-        self._peer.notice("info", f"paused {until}")
-        return {}
+        now = time.time()
+        pause = Pause(math.inf if seconds is None else now + float(seconds))
+        await self._peer.pause(pause)
+        self._change_pause(pause)
+        self._peer.notice("info", f"paused {pause.end(now)}")
+        return {"until": pause.end(now)}
 
     async def _resume(self, fields: dict[str, Any]) -> dict[str, Any]:
-        self._end_pause_after(math.inf)
-        self._peer.resume()
+        self._change_pause(None)
+        await self._peer.resume()
         status = self._peer.status()
         rests = status.why_detail if status.phase == Phase.PAUSED.value else ""
         self._peer.notice("info", f"resumed, but {rests}" if rests else "resumed")
         return {"rests": rests}
 
-    def _end_pause_after(self, seconds: float) -> None:
-        self._pause_ends = trio.current_time() + seconds
+    def _pause_left_s(self) -> float:
+        """By the clock that the person reads, which a computer that slept has moved on."""
+        return self._paused.left_s(time.time()) if self._paused is not None else math.inf
+
+    def _change_pause(self, pause: Pause | None) -> None:
+        self._paused = pause
         self._pause_changed.set()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from typing import Any
 
 import trio
@@ -31,6 +32,7 @@ from peer.daemon.settings import DaemonSettings, RunChoice
 from peer.discovery.contacts import Contacts
 from peer.errors import ExitCode, PeerError
 from peer.paths import run_dir
+from peer.rests.pause import Pause, keep_pause, kept_pause
 from peer.settings.file import write_setting
 from peer.settings.live import read_change
 from peer.settings.preferences import SETTINGS
@@ -58,6 +60,8 @@ class Daemon:
         self._lives = Lives(settings, identity, choice, self._log.emit)
         encoding = "utf-8" if settings.style is Style.JSON else sys.stdout.encoding
         self._output = Output(sys.stdout.fileno(), encoding, lambda text: self.notice("warning", text))
+        self._pending_notice = ""
+        """What to tell as soon as the log has begun."""
         self._at_once = False
         self._problem: PeerError | None = None
         self._scope = trio.CancelScope()
@@ -67,7 +71,11 @@ class Daemon:
 
     async def run(self) -> int:
         """Live until left, interrupted, or unable to go on; returns the exit code or raises PeerError."""
-        controls = Controls(self)
+        paused = await trio.to_thread.run_sync(kept_pause, self._settings.data_dir, time.time())
+        controls = Controls(self, paused)
+        if paused is not None:
+            self._lives.pause(paused)
+            self._pending_notice = f"still paused {paused.end(time.time())}; `peer resume` goes on"
         server = ControlServer(self._settings.data_dir, self._log, controls.commands(), self.status)
         with open_signals() as signals:
             try:
@@ -122,13 +130,23 @@ class Daemon:
         self._node().finish()
         self.notice("info", "stopping when this round is complete")
 
-    def pause(self) -> None:
-        """Compute nothing until `resume`."""
-        self._lives.pause()
+    async def pause(self, pause: Pause) -> None:
+        """Compute nothing until `resume`, also after a restart.  Raises ControlError when that cannot be kept."""
+        await self._keep(pause)
+        self._lives.pause(pause)
 
-    def resume(self) -> None:
-        """Go on after a pause."""
+    async def resume(self) -> None:
+        """Go on after a pause.  Raises ControlError when that cannot be kept."""
+        await self._keep(None)
         self._lives.resume()
+
+    async def _keep(self, pause: Pause | None) -> None:
+        try:
+            await trio.to_thread.run_sync(keep_pause, self._settings.data_dir, pause)
+        except OSError as error:
+            raise ControlError(
+                f"the pause cannot be kept in {self._settings.data_dir}: {error.strerror or error}"
+            ) from error
 
     def settings(self) -> dict[str, Any]:
         """What `peer config --json` shows of a running peer."""
@@ -213,9 +231,16 @@ class Daemon:
         """Until the peer has left or cannot go on; the latter as `_problem`."""
         with self._scope:
             try:
-                await self._lives.run(self._log.begin)
+                await self._lives.run(self._begin)
             except* Exception as group:
                 self._problem = problem_of(group, self._settings.data_dir)
+
+    def _begin(self) -> None:
+        """The network listens."""
+        self._log.begin()
+        if self._pending_notice:
+            self.notice("warning", self._pending_notice)
+            self._pending_notice = ""
 
     async def _show(self) -> None:
         await show(self._log, self._settings.style, self.status, self._output)

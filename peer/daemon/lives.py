@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -17,6 +18,7 @@ from peer.resources.room import Room
 from peer.rests.judge import Rest
 from peer.rests.keeper import in_a_thread
 from peer.rests.month import MonthTraffic
+from peer.rests.pause import Pause
 from peer.rests.quota import MonthlyQuota
 from peer.rests.sensors import Sensors
 from protocol.events import Event, PhaseChanged
@@ -43,7 +45,8 @@ class Lives:
         self._away = Away(self._quota, self._room, self._state)
         self._rest: Rest | None = None
         """What keeps it away, or makes it leave."""
-        self._is_away, self._leaving, self._paused = False, False, False
+        self._is_away, self._leaving = False, False
+        self._paused: Pause | None = None
         self._moved = (0, 0)
         """Bytes up and down in earlier stays."""
         self.part = self._participation(choice)
@@ -66,8 +69,8 @@ class Lives:
     async def _stay(self, opened: Callable[[], None]) -> None:
         """In the run, until it has left for good, or something keeps it away, which is `_rest` then."""
         part, begun = self.part, trio.current_time()
-        if self._paused:
-            part.pause()
+        if self._paused is not None:
+            part.pause(self._paused.detail(time.time()))
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(
@@ -118,14 +121,14 @@ class Lives:
         """Whether `leave` was called."""
         return self._leaving
 
-    def pause(self) -> None:
+    def pause(self, pause: Pause) -> None:
         """Compute nothing until `resume`, also in later stays."""
-        self._paused = True
-        self.part.pause()
+        self._paused = pause
+        self.part.pause(pause.detail(time.time()))
 
     def resume(self) -> None:
         """Go on after a pause."""
-        self._paused = False
+        self._paused = None
         self.part.resume()
 
     # -- what it looks like -------------------------------------------------------------------------------------------

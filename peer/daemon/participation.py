@@ -100,7 +100,7 @@ class Participation:
         self._trainer_problem: PeerError | None = None
         self._keeper: RestKeeper | None = None
         self._trainer: TrainerProcess | None = None
-        self._paused = False
+        self._paused = ""
         self._keeps_moments = False
         """Whether the disk has room for the trainer's moments, too."""
         self._role = settings.role
@@ -164,15 +164,15 @@ class Participation:
             self.node.serve_while_paused(now.serve_while_paused)
             self.node.keep_weights(self._weights())
 
-    def pause(self) -> None:
-        """Compute nothing until `resume`; from the beginning, where no node runs yet."""
-        self._paused = True
+    def pause(self, detail: str) -> None:
+        """Compute nothing until `resume`; from the beginning, where no node runs yet.  detail: what the status says."""
+        self._paused = detail
         if self.node is not None:
-            self.node.rest(WhyIdle.PAUSED, "paused by you; `peer resume` goes on")
+            self.node.rest(WhyIdle.PAUSED, detail)
 
     def resume(self) -> None:
         """Go on after a pause."""
-        self._paused = False
+        self._paused = ""
         if self.node is not None:
             self.node.go_on(WhyIdle.PAUSED)
 
@@ -331,7 +331,7 @@ class Participation:
             self._keeper = RestKeeper(Judge(_limits(settings.live.now)), in_a_thread(Sensors().read), node)
             nursery.start_soon(self._keeper.run)
         if self._paused:
-            self.pause()
+            self.pause(self._paused)
         self._lobby.admit(node.dispatcher)
         spare_what_is_loaded()
         await node.run()

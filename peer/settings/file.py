@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import difflib
 import os
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 from peer.errors import ExitCode, PeerError
 from peer.files.atomic import write_atomically
 from peer.settings.preferences import SETTINGS
+from protocol.run.toml_text import MAX_SAID, decode_toml, parse_toml
 
 MAX_FILE_BYTES = 1 << 20
 
@@ -32,7 +32,7 @@ def config_file(environment: Mapping[str, str] = os.environ) -> Path | None:
 def read_config(path: Path) -> dict[str, str]:
     """What the file sets, as text, by name; nothing where there is no file.  Raises PeerError."""
     found: dict[str, str] = {}
-    for name, value in tomllib.loads(_text_of(path)).items():
+    for name, value in parse_toml(_text_of(path)).items():
         setting = known(name, f"{path}: ")
         if setting in found:
             raise PeerError(f"{path}: {setting} is there twice, also as {name}; remove one of them", ExitCode.USAGE)
@@ -50,10 +50,10 @@ def _text_of(path: Path) -> str:
     if len(raw) > MAX_FILE_BYTES:
         raise PeerError(f"{path} is larger than {MAX_FILE_BYTES} bytes, so it is no file of settings", ExitCode.USAGE)
     try:
-        text = raw.decode()
-        tomllib.loads(text)
+        text = decode_toml(raw)
+        parse_toml(text)
     except ValueError as error:
-        raise PeerError(f"{path} is no TOML ({str(error)[:100]}); mend it, or move it away", ExitCode.USAGE) from error
+        raise PeerError(f"{path} is no TOML ({str(error)[:MAX_SAID]}); mend it, or move it away", ExitCode.USAGE) from error
     return text
 
 

@@ -42,6 +42,7 @@ class Setting:
     """read: raises ValueError with a sentence.  placeholder: stands for the value in the help of the flag.
 
     aliases: other names of the flag.  choices: all there are.  live: whether a running peer takes a change at once.
+    unset: what holds where nothing is set, in words.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Setting:
     aliases: tuple[str, ...]
     choices: tuple[str, ...] | None
     live: bool
+    unset: str
 
     @property
     def flag(self) -> str:
@@ -68,6 +70,10 @@ class Setting:
         """As a person would write it; empty where nothing is set."""
         return "" if value is None else self.show(value)
 
+    def told(self, value: Any) -> str:
+        """As a person would write it; in words where nothing is set."""
+        return self.shown(value) or self.unset
+
 
 def _setting(
     default: Any,
@@ -78,8 +84,9 @@ def _setting(
     aliases: tuple[str, ...] = (),
     choices: tuple[str, ...] | None = None,
     live: bool = False,
+    unset: str = "",
 ) -> Any:
-    return field(default=default, metadata={"how": (meaning, read, show, placeholder, aliases, choices, live)})
+    return field(default=default, metadata={"how": (meaning, read, show, placeholder, aliases, choices, live, unset)})
 
 
 _SIZE = (read_size, show_size, "SIZE")
@@ -90,20 +97,25 @@ _SWITCH = (read_switch, show_switch, "yes|no")
 class Preferences:
     """The values in force.  Rates are bytes a second, sizes are bytes."""
 
-    name: str = _setting("", "what others see as this peer's name (default: from the peer ID)", read_name)
+    name: str = _setting(
+        "", "what others see as this peer's name (default: from the peer ID)", read_name, unset="from the peer ID"
+    )
     role: str = _setting(
         "auto",
         "rollout, validator: of a run with rollouts; seed: keep and serve the state, do not train",
         one_of(ROLES),
         choices=ROLES,
     )
-    port: int | None = _setting(None, "TCP port to listen on (default: 4001, or a free one)", read_port)
+    port: int | None = _setting(
+        None, "TCP port to listen on (default: 4001, or a free one)", read_port, unset="4001, or a free one"
+    )
     announce: tuple[str, ...] | None = _setting(
         None,
         "where others reach this computer, as /ip4/203.0.113.7/tcp/4001 (default: what a provider's variables say)",
         read_addresses,
         ",".join,
         "ADDRESS",
+        unset="as a provider says",
     )
     port_mapping: bool = _setting(
         True, "have the router open the port, by UPnP or NAT-PMP", read_switch, show_switch, "yes|no"
@@ -116,7 +128,12 @@ class Preferences:
         "RATE|off",
     )
     threads: int | None = _setting(
-        None, "CPU threads of the trainer (default: a fair share of the cores)", read_count, placeholder="N", live=True
+        None,
+        "CPU threads of the trainer (default: a fair share of the cores)",
+        read_count,
+        placeholder="N",
+        live=True,
+        unset="a fair share",
     )
     max_up: float | None = _setting(
         None,
@@ -126,17 +143,35 @@ class Preferences:
         "RATE",
         ("--up-limit",),
         live=True,
+        unset="no limit",
     )
     max_down: float | None = _setting(
-        None, "receive at most so much in all, written likewise", read_rate, show_rate, "RATE", ("--down-limit",), live=True
+        None,
+        "receive at most so much in all, written likewise",
+        read_rate,
+        show_rate,
+        "RATE",
+        ("--down-limit",),
+        live=True,
+        unset="no limit",
     )
     monthly_quota: int | None = _setting(
-        None, "rest for the rest of a month in which so much was sent and received, e.g. 200GB", *_SIZE, live=True
+        None,
+        "rest for the rest of a month in which so much was sent and received, e.g. 200GB",
+        *_SIZE,
+        live=True,
+        unset="no limit",
     )
-    max_disk: int | None = _setting(None, "disk that the whole data directory may take, e.g. 50GB", *_SIZE, live=True)
+    max_disk: int | None = _setting(
+        None, "disk that the whole data directory may take, e.g. 50GB", *_SIZE, live=True, unset="no limit"
+    )
     keep_versions: int = _setting(2, "versions of the weights that stay whole", read_count, placeholder="N", live=True)
     weights_cap: int | None = _setting(
-        None, "disk that all of them may take, e.g. 20GB (default: no more than needed)", *_SIZE, live=True
+        None,
+        "disk that all of them may take, e.g. 20GB (default: no more than needed)",
+        *_SIZE,
+        live=True,
+        unset="as needed",
     )
     schedule: Schedule | None = _setting(
         None,
@@ -145,18 +180,34 @@ class Preferences:
         lambda it: it.text,
         "HOURS",
         live=True,
+        unset="always",
     )
     max_temperature: float | None = _setting(
-        None, "rest while a GPU is hotter, e.g. 83C", read_temperature, show_temperature, "CELSIUS", live=True
+        None,
+        "rest while a GPU is hotter, e.g. 83C",
+        read_temperature,
+        show_temperature,
+        "CELSIUS",
+        live=True,
+        unset="no limit",
     )
     max_power: float | None = _setting(
-        None, "draw at most so much on a GPU, on average, e.g. 200W", read_power, show_power, "WATTS", live=True
+        None,
+        "draw at most so much on a GPU, on average, e.g. 200W",
+        read_power,
+        show_power,
+        "WATTS",
+        live=True,
+        unset="no limit",
     )
     yield_gpu: bool = _setting(False, "rest while other programs use the GPU", *_SWITCH, live=True)
     on_battery: bool = _setting(False, "compute on battery, too", *_SWITCH, live=True)
     serve_while_paused: bool = _setting(True, "give others what they fetch here while it rests, too", *_SWITCH, live=True)
     metrics_port: int | None = _setting(
-        None, "tell Prometheus's metrics on this port of 127.0.0.1 (default: not at all)", read_metrics_port
+        None,
+        "tell Prometheus's metrics on this port of 127.0.0.1 (default: not at all)",
+        read_metrics_port,
+        unset="not at all",
     )
     owner: tuple[str, ...] | None = _setting(
         None,
@@ -164,6 +215,7 @@ class Preferences:
         read_owners,
         ",".join,
         "PEER",
+        unset="nobody",
     )
     log_format: str = _setting("human", "what log lines are", one_of(LOG_FORMATS), choices=LOG_FORMATS)
 

@@ -16,7 +16,9 @@ def as_map(gathered: Gathered, only: str | None = None) -> dict[str, Any]:
             "value": effective.value if _is_plain(effective.value) else SETTINGS[name].shown(effective.value),
             "shown": SETTINGS[name].shown(effective.value),
             "source": effective.source,
+            "told": SETTINGS[name].told(effective.value),
             "default": SETTINGS[name].default,
+            "default_told": SETTINGS[name].told(SETTINGS[name].default),
             "meaning": SETTINGS[name].meaning,
             "live": SETTINGS[name].live,
         }

@@ -70,11 +70,14 @@ class OwnContribution(Protocol):
 
 
 class Unaccountable(Exception):
-    """Not to be voted for; the text says why.  evidence: proof that a member lied, if that is why."""
+    """Not to be voted for; the text says why.  evidence: proof that a member lied, if that is why.
 
-    def __init__(self, reason: str, evidence: WrongAverage | None = None) -> None:
+    is_doubt: it may be right, and nobody showed it.
+    """
+
+    def __init__(self, reason: str, evidence: WrongAverage | None = None, *, is_doubt: bool = False) -> None:
         super().__init__(reason)
-        self.evidence = evidence
+        self.evidence, self.is_doubt = evidence, is_doubt
 
 
 class Finding(Enum):
@@ -156,15 +159,19 @@ class Auditor:
         self, record: Record, index: Sequence[ChunkEntry], provenance: Provenance, chunks: Sequence[int], result: memoryview
     ) -> None:
         """Look at fetched chunks of a record before voting for it: one that is much larger than our own part must be
-        shown to be right.  Raises `Unaccountable`."""
+        shown to be right, unless we averaged it ourselves.  Raises `Unaccountable`."""
         plan = plan_of(record, provenance)
         case = _Case(plan, plan_hash(plan), index, provenance)
-        for chunk in (await self._offload(self._outsized, chunks, result))[:MAX_SUSPECTS]:
+        others = [chunk for chunk in chunks if case.signer(chunk) != self._session.me]
+        for chunk in (await self._offload(self._outsized, others, result))[:MAX_SUSPECTS]:
             finding = await self._audit(case, chunk)
+            if isinstance(finding, WrongAverage):
+                raise Unaccountable(f"a record with a wrong average of chunk {chunk}", finding)
             if finding is not Finding.RIGHT:
                 raise Unaccountable(
-                    f"a record whose chunk {chunk} is far larger than ours, and cannot be checked",
-                    finding if isinstance(finding, WrongAverage) else None,
+                    f"a record whose chunk {chunk} is more than {SUSPICIOUS:g} times our own part, as it is when others "
+                    "trained more: its members did not show in time that it is right",
+                    is_doubt=True,
                 )
 
     def _outsized(self, chunks: Iterable[int], result: memoryview | None) -> list[int]:

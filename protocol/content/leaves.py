@@ -10,6 +10,7 @@ from protocol.content.messages import LeavesRequest
 from protocol.events import Dropped, Notice
 from protocol.network.interface import MAX_REQUEST_BYTES, NetworkError
 from protocol.network.session import Session
+from protocol.short_id import short_id
 from protocol.wire.body import decode_body
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash, tree_root
@@ -51,7 +52,7 @@ async def _ask(session: Session, root: Hash, count: int, peer: PeerId, what: str
         answer = await session.network.request(peer, "leaves", question, timeout_s=ASK_TIMEOUT_S)
         reply = decode_body(LeavesReply, answer, max_bytes=MAX_REQUEST_BYTES)
     except (NetworkError, Malformed) as error:
-        session.emit(Notice("debug", f"no {what} hashes from {peer}: {error}"))
+        session.emit(Notice("debug", f"no {what} hashes from {short_id(peer)}: {error}"))
         return None
     leaves = [Hash(leaf) for leaf in reply.leaves]
     if len(leaves) == count and tree_root(leaves) == root:

@@ -21,6 +21,7 @@ from enum import Enum
 from protocol.events import Event, PeerGone, PeerJoined, PeerSuspected
 from protocol.membership.strangers import MAX_MEMBERS, MAX_STRANGERS, Marks, displaced
 from protocol.network.interface import Members
+from protocol.short_id import short_id
 from protocol.wire.identity import PeerId
 from protocol.wire.presence import Goodbye, Heartbeat
 
@@ -102,7 +103,7 @@ class Membership:
     def name(self, peer: PeerId) -> str:
         """What to call a peer in a sentence: the name in its heartbeats, else the end of its peer ID."""
         neighbour = self._peers.get(peer)
-        return (neighbour.heartbeat.name if neighbour else "") or peer[-6:]
+        return (neighbour.heartbeat.name if neighbour else "") or short_id(peer)
 
     def is_live(self, peer: PeerId) -> bool:
         """Whether the peer is alive; we are."""

@@ -39,7 +39,7 @@ class Gathering:
 
     async def listen(self) -> None:
         """Hear the swarm first: what we hold may be old.  We have listened since the start, whatever else we did."""
-        self._activity.show(Phase.STARTING, WhyIdle.CONNECTING, "listening for the swarm")
+        self._activity.show(Phase.STARTING, WhyIdle.STARTING, "listening for other peers of the run")
         settle_s = TICK_S * 2
         with trio.move_on_at(max(self._membership.started + LISTEN_S, trio.current_time() + settle_s)):
             while not self._membership.live_peers():
@@ -54,7 +54,7 @@ class Gathering:
         """
         if not self._is_anchored():
             self._show(
-                WhyIdle.FETCHING_STATE,
+                WhyIdle.CONNECTING,
                 "waiting for a peer that has the record which the invitation names; "
                 "if none comes, ask for a new invitation, or join with the run's ID",
             )
@@ -69,7 +69,7 @@ class Gathering:
             return True
         if unheard:
             those = "a peer, waiting to hear from it" if unheard == 1 else f"{unheard} peers, waiting to hear from them"
-            self._show(WhyIdle.CONNECTING, f"connected to {those}")
+            self._show(WhyIdle.STARTING, f"connected to {those}")
         elif alone:
             self._show(WhyIdle.CONNECTING, "no peer of the invitation answers yet")
         else:

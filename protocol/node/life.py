@@ -106,7 +106,7 @@ class Life:
     async def _live(self, outlasting: Outlasting) -> None:
         if not self._files.are_here:
             await self._files.until_here(partial(self._activity.show, Phase.SYNCING, WhyIdle.FETCHING_STATE))
-        self._activity.show(Phase.SYNCING, WhyIdle.FETCHING_STATE, "reading the state from disk")
+        self._activity.show(Phase.SYNCING, WhyIdle.STARTING, "reading the state from disk")
         await self._keeper.restore()
         await self._gathering.listen()
         while True:

@@ -34,17 +34,15 @@ class RoundReport:
             )
         else:
             names = ", ".join(self._membership.name(peer) for peer in waiting[:4]) or (
-                "the others' votes; this peer does not vote yet (see --only-copy)" if self._abstains else "the proposer"
+                "the others' votes; this peer does not vote yet (see --only-copy)" if self._abstains else "the proposal"
             )
-            self._activity.show(
-                Phase.READY, WhyIdle.WAITING_FOR_MEMBERS, f"round {machine.base.round}: {ready} ready, waiting for {names}"
-            )
+            self._activity.show(Phase.READY, WhyIdle.WAITING_FOR_MEMBERS, f"{ready} ready, waiting for {names}")
 
     def exchanging(self, plan: Plan) -> None:
         """An exchange begins."""
         others = len(plan.members) - 1
-        whom = f"{others} {'other' if others == 1 else 'others'}" if others else "nobody, as there is one member"
-        self._activity.show(Phase.EXCHANGING, WhyIdle.EXCHANGING, f"round {plan.round}: exchanging with {whom}")
+        whom = f"with {others} {'other' if others == 1 else 'others'}" if others else "with nobody, alone in this round"
+        self._activity.show(Phase.EXCHANGING, WhyIdle.EXCHANGING, whom)
 
     def ready(self, ready: Ready) -> None:
         """We have contributed."""
@@ -53,7 +51,7 @@ class RoundReport:
     def sent(self, body: Body) -> None:
         """A statement of ours goes out: votes and new proposals are shown."""
         if isinstance(body, Vote) and body.step is Step.FIRST:
-            self._activity.show(Phase.VOTING, WhyIdle.COMMITTING, f"round {body.round}: voted, waiting for the quorum")
+            self._activity.show(Phase.VOTING, WhyIdle.COMMITTING, "voted, waiting for the quorum")
             self._session.emit(RoundVoted(body.round, body.attempt, body.record_hash.hex()))
         elif isinstance(body, Proposal) and body.attempt != self._proposed:
             plan, self._proposed = body.plan, body.attempt
@@ -71,4 +69,5 @@ class RoundReport:
         """We do not vote for a record; each reason is told once."""
         if str(problem) not in self._complained:
             self._complained[str(problem)] = None
-            self._session.emit(Notice("warning", f"round {round}: no vote for {problem}"))
+            level = "info" if problem.is_doubt else "warning"
+            self._session.emit(Notice(level, f"round {round}: no vote for {problem}"))

@@ -96,7 +96,7 @@ class StateKeeper:
             elif history.length == 0 and self._lacks_genesis():
                 await self._begin()
             elif self._replica.state.rounds < history.length:
-                self._show_catching_up()
+                self._show_mending()
                 await self._mend(trio.current_time() - mending_since)
             elif self._following.is_promising(trio.current_time() - begun):
                 self._show_catching_up()
@@ -119,6 +119,13 @@ class StateKeeper:
 
     def _show_catching_up(self) -> None:
         self._activity.show(Phase.SYNCING, WhyIdle.FETCHING_STATE, "catching up with the swarm")
+
+    def _show_mending(self) -> None:
+        missing = self._replica.history.length - self._replica.state.rounds
+        text = "the result of a round" if missing == 1 else f"results of {missing} rounds"
+        self._activity.show(
+            Phase.SYNCING, WhyIdle.FETCHING_STATE, f"{text} missing on this disk; looking for others who have it"
+        )
 
     async def _make(self, move: Move) -> None:
         """Another branch, or the same one further on; our own state again when that fails."""
@@ -170,7 +177,7 @@ class StateKeeper:
     async def advance(self, commit: Commit) -> bool:
         """The record to disk, then its result into the state.  Whether a checkpoint is due.  Raises `StoreFull`."""
         record, history = commit.record, self._replica.history
-        self._activity.show(Phase.APPLYING, WhyIdle.COMMITTING, f"applying round {record.round}")
+        self._activity.show(Phase.APPLYING, WhyIdle.COMMITTING, "the result goes into the state")
         async with self.changing:
             (await self._offload(history.written, commit))()
             self._following.go_on(was_away=self._activity.was_away)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import tomllib
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from enum import Enum
@@ -22,6 +21,7 @@ from pydantic_core import ErrorDetails
 from protocol.run.derive import DERIVED, derived
 from protocol.run.fitting import Misfit
 from protocol.run.manifest import FOUNDERS_FORMS, OUTER_FORMS, RunManifest
+from protocol.run.toml_text import MAX_SAID, decode_toml, parse_toml
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 
@@ -62,8 +62,8 @@ def sections_of(path: Path) -> dict[str, dict[str, Any]]:
 
     Raises `RunFileError` for a file that cannot be read; other mistakes are `load_run_file`'s to tell.
     """
-    with suppress(ValueError, RecursionError):
-        return {name: fields for name, fields in tomllib.loads(_text(path)).items() if isinstance(fields, dict)}
+    with suppress(ValueError):
+        return {name: fields for name, fields in parse_toml(_text(path)).items() if isinstance(fields, dict)}
     return {}
 
 
@@ -82,10 +82,9 @@ def parse_run_file(text: str, organiser: PeerId, name: str = "run file", start: 
         if line.count(".") > MAX_DOTS:
             raise RunFileError(f"{name}: line {number} has more than {MAX_DOTS} dots; write it shorter")
     try:
-        fields = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
-        reason = "nested too deeply" if isinstance(error, RecursionError) else _shown(str(error), 200)
-        raise RunFileError(f"{name}: not valid TOML: {reason}; correct that place") from error
+        fields = parse_toml(text)
+    except ValueError as error:
+        raise RunFileError(f"{name}: not valid TOML: {_shown(str(error), MAX_SAID)}; correct that place") from error
     if fields.setdefault("organiser", organiser) != organiser:
         raise RunFileError(
             f"{name}: organiser is somebody else than this peer ({organiser}); remove the line to organise it yourself"
@@ -209,11 +208,11 @@ def _text(path: Path) -> str:
             data = file.read(MAX_RUN_FILE_BYTES + 1)
         if len(data) > MAX_RUN_FILE_BYTES:
             raise RunFileError(f"{path.name}: over {MAX_RUN_FILE_BYTES} bytes; give a run file")
-        return data.decode("utf-8")
+        return decode_toml(data)
     except OSError as error:
         raise RunFileError(f"{path}: {error.strerror}; give the path of a run file") from error
-    except UnicodeDecodeError as error:
-        raise RunFileError(f"{path.name}: not UTF-8 text; give a run file in TOML") from error
+    except ValueError as error:
+        raise RunFileError(f"{path.name}: not UTF-8 text: {error}") from error
 
 
 def _sentence(error: ErrorDetails) -> str:

@@ -19,6 +19,7 @@ from protocol.network.interface import NetworkError
 from protocol.network.session import Session
 from protocol.offload import Offload
 from protocol.run.anchor import Anchor
+from protocol.short_id import short_id
 from protocol.state.branch import Branch, Uprooted
 from protocol.state.disk import StoreFailed
 from protocol.state.replica import Replica
@@ -200,7 +201,7 @@ class Following:
                 claims.postpone(peer)  # no fault of its own
                 return
             except NetworkError as error:
-                self._session.emit(Notice("debug", f"could not follow {peer}: {error}"))
+                self._session.emit(Notice("debug", f"could not follow {short_id(peer)}: {error}"))
             except Malformed as error:
                 self._session.emit(Dropped(peer, "chain", str(error)))
         claims.disbelieve(peer)

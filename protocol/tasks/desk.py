@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from protocol.network.session import Session
+from protocol.short_id import short_id
 from protocol.state.disk import StoreFailed
 from protocol.tasks.counting import fault_of
 from protocol.tasks.offers import MOST_OF_ONE, Offer
@@ -64,7 +65,7 @@ class TaskDesk:
             if offer.publisher != self._session.me:
                 self._sets.offers.drop(offer.root)  # somebody may have offered another's set, in a false size
             raise CannotAmend(
-                f"nobody who is here has the set {name} as {offer.publisher} offers it; "
+                f"nobody who is here has the set {name} as {short_id(offer.publisher)} offers it; "
                 f"ask its publisher to start the peer, and try again after {REPEAT_S:.0f} s"
             )
         return offer, self._sets.files.path(offer.root)

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import math
 
+import pytest
+
 from peer.formatting import amount, attempted, clean, duration, endpoint, naming, number, roughly, short, size, to_go
+from protocol.short_id import short_id
+from protocol.wire.identity import Identity
 
 
 def test_numbers_have_units_that_a_person_reads() -> None:
@@ -26,6 +30,21 @@ def test_text_of_strangers_cannot_move_the_cursor() -> None:
     assert clean("a\x1b[0mb\n") == "a[0mb" and clean("x" * 50) == "x" * 40
     assert naming({"12D3KooWABCDEF": "\x1b[31mred"})("12D3KooWABCDEF") == f"[31mred ({short('12D3KooWABCDEF')})"
     assert naming({})("12D3KooWABCDEF") == short("12D3KooWABCDEF") == "…ABCDEF"
+    assert short("12D3\x1b[2J") == "…D3[2J"
+
+
+def test_a_peer_id_has_one_short_form_its_end() -> None:
+    peer = Identity.from_seed(bytes(32)).peer_id
+    assert short(peer) == short_id(peer) == "…" + peer[-6:] and len(peer) == 52
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(0, "0 s"), (0.004, "0.1 s"), (0.26, "0.3 s"), (4, "4 s"), (4.25, "4.2 s"), (9.96, "10 s"), (10.4, "10 s"), (-3, "0 s"),
+     (119.4, "119 s"), (math.inf, "-"), (math.nan, "-")],
+)  # fmt: skip
+def test_seconds_have_tenths_below_ten(seconds: float, said: str) -> None:
+    assert duration(seconds) == said
 
 
 def test_addresses_and_what_came_of_them() -> None:

@@ -102,3 +102,12 @@ def test_a_viewer_that_takes_nothing_costs_a_bounded_memory(tmp_path: Path, monk
         feed._waiting.append(Stopped(str(number)))
     told = feed.take()
     assert len(told) == feeds.MOST_WAITING and told[-1] == Stopped(str(feeds.MOST_WAITING + 4)) and feed.take() == []
+
+
+def test_a_peer_that_was_started_just_now_is_starting_until_it_answers(tmp_path: Path) -> None:
+    for is_starting, said in ((True, "the peer is starting"), (False, "start one with `peer join`")):
+        feed, told = Feed(tmp_path, is_starting=is_starting), list[Told]()
+        feed.start()
+        until(feed, told, Stopped, 1)
+        feed.close()
+        assert all(isinstance(each, Stopped) and said in each.reason for each in told)

@@ -46,7 +46,7 @@ def _waits(picture: Picture, status: PeerStatus, width: int) -> Text:
         who = ", ".join(name(peer) for peer in waiting[:3]) + (f" and {len(waiting) - 3} more" if len(waiting) > 3 else "")
         waits = f", waiting for {who}" if waiting else ""
         return line(fit(f"round {status.round}: exchanging {done}/{total} chunks{waits}", width))
-    why = clean(status.why_detail or status.why_idle, 300)
+    why = clean(status.why_detail or status.why_idle, 300).removeprefix(f"round {status.round}: ")  # as older peers say
     text = f"round {status.round}: {status.phase}" + (f": {why}" if why else "")
     return line((fit(text, width), WARNING if why else GOOD))
 

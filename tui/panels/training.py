@@ -21,7 +21,7 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
     swarm = mine + sum(known.tokens_per_s for known in status.swarm if _counts(known, status)) if status else 0.0
     losses = [loss for _, loss in picture.losses]
     newest = number(losses[-1]) if losses else number(status.loss if status is not None else None)
-    head = f"loss {newest}   {amount(mine)} tokens/s here, {amount(swarm)} in all"
+    head = f"loss {newest}   tokens/s: {amount(mine)} here, {amount(swarm)} in the swarm"
     lines = [line(fit(head, width)), line((fit(_held_out(picture), width), GOOD if picture.evals else FAINT))]
     if len(losses) < 2 and status is not None and status.role != "trainer":
         losses = [loss for _, loss, _ in picture.evals]  # who follows commits no rounds, and hears only of this loss

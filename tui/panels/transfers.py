@@ -40,5 +40,5 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
 
 def _rate(way: str, rates: list[float], total: int, width: int, look: Look) -> Text:
     now = rates[-1] if rates else 0.0
-    text = f"{way:<5}{size(now) + '/s':<13}{size(total) + ' in all':<16}"
+    text = f"{way:<5}{size(now) + '/s':<13}{size(total) + ' so far':<16}"
     return line(fit(text, width), (sparkline(rates, width - TEXT, unicode=look.unicode), GOOD))

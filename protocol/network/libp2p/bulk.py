@@ -40,6 +40,7 @@ from protocol.network.libp2p.receiving import Receiving
 from protocol.network.libp2p.reputation import EXCESS, Reputation
 from protocol.network.libp2p.sending import Sending
 from protocol.network.libp2p.short_questions import answer_with, ask
+from protocol.short_id import short_id
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 
@@ -147,7 +148,7 @@ class Bulk:
         with trio.move_on_after(timeout_s) as scope:
             await (self._spare if spare else self._sending).push(self._nursery, peer, header, data, on_sent)
         if scope.cancelled_caught:
-            raise Unreachable(f"{peer} did not take a push of {len(data)} bytes within {timeout_s:g} s")
+            raise Unreachable(f"{short_id(peer)} did not take a push of {len(data)} bytes within {timeout_s:g} s")
 
     async def _dial(self, peer: PeerId) -> Link:
         nonce = os.urandom(NONCE_BYTES)

@@ -17,6 +17,7 @@ from protocol.network.libp2p.library import TaskStatus
 from protocol.network.libp2p.own_addresses import OwnAddresses
 from protocol.network.libp2p.reachability import Reachability
 from protocol.network.libp2p.settings import NetworkSettings
+from protocol.short_id import short_id
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity, PeerId
 
@@ -183,7 +184,7 @@ class Libp2pNetwork:
     async def request(self, peer: PeerId, kind: str, data: bytes, *, timeout_s: float) -> bytes:
         """Ask a connected peer and return its answer.  Raises `Unreachable` or `Refused`."""
         if self._stack is None:
-            raise Unreachable(f"{peer} is not connected")
+            raise Unreachable(f"{short_id(peer)} is not connected")
         return await self._stack.request(peer, kind, data, timeout_s)
 
     async def push(
@@ -198,7 +199,7 @@ class Libp2pNetwork:
     ) -> None:
         """Send `data` into the buffer that `peer` names for `header`.  Raises `Unreachable` or `Refused`."""
         if self._stack is None:
-            raise Unreachable(f"{peer} is not connected")
+            raise Unreachable(f"{short_id(peer)} is not connected")
         await self._stack.push(peer, header, data, timeout_s, spare=spare, on_sent=on_sent)
 
 

@@ -33,6 +33,7 @@ from protocol.network.libp2p.streams import (
     read_length,
     write_frame,
 )
+from protocol.short_id import short_id
 from protocol.wire import canonical
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash
@@ -99,13 +100,13 @@ class Requests:
             try:
                 return await self._ask(peer, kind, data, timeout_s)
             except NotSpoken as error:
-                raise OtherRun(f"{peer}: {OTHER_RUN}") from error
+                raise OtherRun(f"{short_id(peer)}: {OTHER_RUN}") from error
             except (Refused, Unreachable):
                 raise
             except Exception as error:
-                raise Unreachable(f"the question '{kind}' to {peer} failed: {error}") from error
+                raise Unreachable(f"the question '{kind}' to {short_id(peer)} failed: {error}") from error
         assert scope.cancelled_caught
-        raise Unreachable(f"{peer} did not answer '{kind}' within {timeout_s:g} s")
+        raise Unreachable(f"{short_id(peer)} did not answer '{kind}' within {timeout_s:g} s")
 
     async def run(self) -> None:
         """Close the streams that nobody uses any more, until cancelled."""

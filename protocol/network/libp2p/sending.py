@@ -30,6 +30,7 @@ from protocol.network.libp2p.link import (
     states_of,
 )
 from protocol.network.libp2p.rate_limit import SMALLEST_FRAME_BYTES, RateLimit, Turn
+from protocol.short_id import short_id
 from protocol.wire.identity import PeerId
 
 NEAR_BYTES, FAR_BYTES = 0, 16 << 20
@@ -291,11 +292,11 @@ class Lane:
                             while self._waiting:
                                 other.take(self._waiting.popleft())
                             return
-                        self._lose(self._waiting, f"no bulk connection to {self._peer}: {error}")
+                        self._lose(self._waiting, f"no bulk connection to {short_id(self._peer)}: {error}")
                         continue
                     await self._use(link)
         finally:
-            self._lose(self._waiting, f"{self._peer} disconnected")
+            self._lose(self._waiting, f"{short_id(self._peer)} disconnected")
 
     async def _use(self, link: Link) -> None:
         """Send until the link breaks."""
@@ -322,7 +323,7 @@ class Lane:
             self.link = self._current = None
             lost = deque(self._unanswered.values())
             self._unanswered.clear()
-            self._lose(lost, f"the bulk connection to {self._peer} broke: {link.why}")
+            self._lose(lost, f"the bulk connection to {short_id(self._peer)} broke: {link.why}")
 
     async def _something_waits(self) -> None:
         while not self._waiting:

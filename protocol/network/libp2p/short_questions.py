@@ -10,6 +10,7 @@ import trio
 from protocol.network.interface import Unreachable
 from protocol.network.libp2p.library import Host, MuxedConnection, Stream, peer_id_of
 from protocol.network.libp2p.streams import agreement, discard, finish, open_stream, read_exactly
+from protocol.short_id import short_id
 from protocol.wire.identity import PeerId
 
 log = logging.getLogger(__name__)
@@ -26,19 +27,19 @@ async def ask(
         try:
             stream = await open_stream(host, peer, protocol, question)
         except Exception as error:
-            raise Unreachable(f"{peer} cannot be asked: {error}") from error
+            raise Unreachable(f"{short_id(peer)} cannot be asked: {error}") from error
         try:
             await agreement(stream, protocol)
             answer = await read_exactly(stream, answer_bytes)
         except Exception as error:
             await discard(stream)
-            raise Unreachable(f"{peer} does not answer: {error}") from error
+            raise Unreachable(f"{short_id(peer)} does not answer: {error}") from error
         except BaseException:
             await discard(stream)
             raise
         await finish(stream)
         return answer, stream.muxed_conn
-    raise Unreachable(f"{peer} does not answer within {deadline_s:g} s")
+    raise Unreachable(f"{short_id(peer)} does not answer within {deadline_s:g} s")
 
 
 def answer_with(host: Host, protocol: str, question_bytes: int, answer: Answerer, deadline_s: float) -> None:

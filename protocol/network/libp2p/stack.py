@@ -34,6 +34,7 @@ from protocol.network.libp2p.reputation import Reputation
 from protocol.network.libp2p.requests import OtherRun, Requests
 from protocol.network.libp2p.settings import NetworkSettings
 from protocol.network.libp2p.traversal.traversal import Traversal
+from protocol.short_id import short_id
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity, PeerId
 
@@ -189,7 +190,7 @@ class Stack:
     async def request(self, peer: PeerId, kind: str, data: bytes, timeout_s: float) -> bytes:
         """Ask a connected peer; raises `Refused` or `Unreachable`."""
         if peer not in self.connections:
-            raise Unreachable(f"{peer} is not connected")
+            raise Unreachable(f"{short_id(peer)} is not connected")
         try:
             return await self.requests.ask(peer, kind, data, timeout_s)
         except OtherRun:
@@ -201,7 +202,7 @@ class Stack:
     ) -> None:
         """Push to a connected peer; raises `Refused` or `Unreachable`."""
         if peer not in self.connections:
-            raise Unreachable(f"{peer} is not connected")
+            raise Unreachable(f"{short_id(peer)} is not connected")
         await self.bulk.push(peer, header, data, timeout_s, spare=spare, on_sent=on_sent)
 
     # -- what happens -------------------------------------------------------------------------------------------------

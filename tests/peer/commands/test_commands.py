@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from peer.cli import main
 from peer.commands.pause import seconds_of
+from peer.commands.status import describe
+from peer.control.client import LOCK_NAME, Stamped, starting_process
+from peer.control.event_log import to_line
+from peer.control.ledger import names_in
 from peer.errors import ExitCode
+from peer.keyfile import identity_lock
+from protocol.events import PeerJoined, Started
+from tests.protocol.example_status import status
 
 
 def test_status_says_that_nothing_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -43,3 +52,67 @@ def test_a_cap_has_its_old_name_too() -> None:
 
     args = build_parser().parse_args(["join", "--up-limit", "8", "--max-down", "1MB"])
     assert (args.max_up, args.max_down) == (1e6, 1e6)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "final", "said"),
+    [(0, 0, "0, step 11"), (12, 12, "12 (all final), step 11"), (41, 39, "41 (39 final, 2 provisional), step 11")],
+)
+def test_the_status_says_how_many_rounds_are_final(rounds: int, final: int, said: str) -> None:
+    (line,) = [line for line in describe(status(round=rounds, final_rounds=final)) if line.startswith("round ")]
+    assert line.removeprefix("round").strip().startswith(said)
+
+
+def test_before_the_first_round_no_members_are_claimed() -> None:
+    assert "members   none before the first round, 0 other peers here" in describe(status(round=0, members=[], peers=0))
+    assert "members   2 in the last round, 1 other peer here" in describe(status())
+
+
+def test_a_peer_that_is_starting_is_not_said_not_to_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with identity_lock(tmp_path):
+        assert main(["status", "--data-dir", str(tmp_path)]) == ExitCode.NOT_RUNNING
+        said = capsys.readouterr().out
+        assert f"is starting (process {os.getpid()}); ask again in a few seconds" in said and "start one" not in said
+        assert main(["leave", "--data-dir", str(tmp_path)]) == ExitCode.NOT_RUNNING
+        assert "ask again in a few seconds" in capsys.readouterr().err
+    assert starting_process(tmp_path) is None
+
+
+def test_a_lock_that_a_killed_peer_left_is_no_peer_that_starts(tmp_path: Path) -> None:
+    lock = tmp_path / LOCK_NAME
+    for text in ("", "x", "999999999", "9" * 100, "-1"):
+        lock.write_text(text)
+        assert starting_process(tmp_path) is None, text
+    lock.write_text(str(os.getpid()))
+    os.utime(lock, (1e9, 1e9))
+    assert starting_process(tmp_path) is None, "the process with this number began after the lock was written"
+
+
+def test_the_ledger_calls_members_by_their_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    me, other, third = (f"12D3KooW{'x' * 38}{end}" for end in ("ABCDEF", "UVWXYZ", "GHIJKL"))
+    told = {"members": [{"peer": me}, {"peer": other}, {"peer": third}]}
+    events = [
+        Started(me, "old", "", "", "0", 1, [], ""),
+        Started(me, "attic", "", "", "0", 1, [], ""),
+        PeerJoined(other, "kitchen"),
+        PeerJoined("12D3KooWstranger", "nobody"),
+    ]
+    lines = [to_line(Stamped(1.0, 1.0, event)) for event in events]
+    (tmp_path / "events.jsonl").write_text("\n".join(["{", *lines, "PeerJoined"]))
+    assert names_in(tmp_path, told) == {me: "attic", other: "kitchen"}
+
+
+def test_a_data_directory_that_cannot_be_written_is_named_as_such(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for code in (errno.EROFS, errno.EACCES, errno.EPERM):
+
+        def refuse(*arguments: object, code: int = code, **options: object) -> None:
+            raise OSError(code, os.strerror(code), str(tmp_path))
+
+        monkeypatch.setattr("peer.paths.tempfile.NamedTemporaryFile", refuse)
+        for command in (["join", "--headless"], ["id"]):
+            assert main([*command, "--data-dir", str(tmp_path)]) == ExitCode.RESOURCES
+            said = capsys.readouterr().err
+            assert f"the data directory {tmp_path} is read-only for this user ({os.strerror(code)})" in said
+            assert "--data-dir" in said

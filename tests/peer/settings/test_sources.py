@@ -82,7 +82,12 @@ def test_the_command_writes_one_key_and_keeps_the_rest(
     assert told["file"] == str(path) and (up["value"], up["shown"], up["source"]) == (2.5e6, "20Mbit", str(path))
     assert main(["config", "max_up", "--unset"]) == ExitCode.OK
     assert "max_up" not in path.read_text()
-    assert capsys.readouterr().out.splitlines()[1].split() == ["max_up", "-", "default"]
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "SETTING  VALUE     DEFAULT               FROM",
+        "max_up   no limit  no limit              default",
+    ]
+    assert main(["config", "relay", "off"]) == ExitCode.OK
+    assert capsys.readouterr().out.splitlines()[2].split() == ["relay", "off", "10Mbit", "peer.toml"]
 
 
 def test_a_key_is_found_however_it_is_written_and_values_keep_their_kind(

@@ -35,4 +35,4 @@ def test_a_round_begins_when_the_record_of_the_invitation_is_here(length: int, t
         assert await gathering.may_begin() is begins
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
-    assert begins or (activity.why is WhyIdle.FETCHING_STATE and "ask for a new invitation" in activity.detail)
+    assert begins or (activity.why is WhyIdle.CONNECTING and "ask for a new invitation" in activity.detail)

@@ -157,10 +157,8 @@ def test_until_the_records_are_read_it_is_starting() -> None:
     stage.life._ratifier = Part("ratifier", stage.log, load=load)  # type: ignore[assignment]
     stage.run()
     assert seen == [(Phase.STARTING, WhyIdle.STARTING, "reading the records from disk")]
-    assert [event.why_idle for event in stage.events if isinstance(event, PhaseChanged)][:2] == [
-        "starting",
-        "fetching state",
-    ]
+    told = [(event.why_idle, event.detail) for event in stage.events if isinstance(event, PhaseChanged)]
+    assert told[:2] == [("starting", "reading the records from disk"), ("starting", "reading the state from disk")]
 
 
 def test_a_checkpoint_is_written_beside_the_next_round_when_it_is_due() -> None:

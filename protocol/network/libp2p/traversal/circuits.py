@@ -35,6 +35,7 @@ from protocol.network.libp2p.traversal.relay import (
     summons_protocol,
 )
 from protocol.network.libp2p.way import LinkKind, Way
+from protocol.short_id import short_id
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 
@@ -115,12 +116,12 @@ class Circuits:
         """A socket that leads to `peer`.  Raises `Unreachable`, or OSError."""
         end = self._dialled().get(relay)
         if end is None:
-            raise Unreachable(f"the relay {relay} is not connected")
+            raise Unreachable(f"the relay {short_id(relay)} is not connected")
         question = QUESTION.pack(CONNECT, peer.encode().ljust(PEER_BYTES, b"\0"))
         answer, _ = await ask(self._host, relay, self._protocol, question, ANSWER.size, 2 * ANSWER_S)
         granted, token, kb_per_s = ANSWER.unpack(answer)
         if granted != 1:
-            raise Unreachable(f"the relay {relay} does not lead to {peer}")
+            raise Unreachable(f"the relay {short_id(relay)} does not lead to {short_id(peer)}")
         return await self._come(end, token), _way(relay, kb_per_s)
 
     async def _look_for_places(self) -> None:

@@ -41,6 +41,7 @@ from protocol.network.libp2p.traversal.race import (
     write_candidates,
 )
 from protocol.network.libp2p.way import LinkKind, Way
+from protocol.short_id import short_id
 from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import PeerId
 
@@ -104,7 +105,7 @@ class Meetings:
             theirs, _ = await ask(self._host, peer, self._protocol, ours, OFFER_BYTES, ANSWER_S)
             won = await self._race(token_of(ours, theirs), True, theirs, outside)
         if won is None:
-            raise Unreachable(f"no way to {peer} without a relay")
+            raise Unreachable(f"no way to {short_id(peer)} without a relay")
         return won[0], Way(won[1])
 
     async def accept(self, sock: trio.socket.SocketType, address: str) -> None:

@@ -25,6 +25,7 @@ from protocol.network.libp2p.traversal.meeting import Meetings
 from protocol.network.libp2p.traversal.mirror import Mirror
 from protocol.network.libp2p.traversal.relay import Relay
 from protocol.network.libp2p.way import DIRECT, Way, is_dialled, raw_connection, way_of
+from protocol.short_id import short_id
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 
@@ -163,7 +164,7 @@ class Traversal:
                 return (await self.circuits.open(name, peer))[0]
             except (Unreachable, OSError) as error:
                 problem = Unreachable(str(error))
-        raise problem or Unreachable(f"no way to {peer}")
+        raise problem or Unreachable(f"no way to {short_id(peer)}")
 
     def _mirrors(self) -> list[End]:
         return list(self._dialled().values())

@@ -1,0 +1,117 @@
+"""Sentences about waiting that hold wherever they are shown: at the start, to a founder, alone, and from disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from protocol.events import PhaseChanged
+from protocol.membership.activity import Activity
+from protocol.node.gathering import Gathering
+from protocol.node.round_report import RoundReport
+from protocol.run.anchor import Anchor
+from protocol.run.settings import NodeSettings
+from protocol.why_idle import REMEDIES, WhyIdle
+from protocol.wire.presence import Phase, Role
+
+ONLY_FOR_GUESTS = "INVITATION"
+"""In remedies that nobody without an invitation can follow."""
+
+
+class Stage:
+    """A peer that gathers; what it shows is in `told`."""
+
+    def __init__(self, *, invited: bool = False, anchored: bool = False, connected: int = 0, least: int = 1) -> None:
+        self.told: list[tuple[WhyIdle, str]] = []
+        anchor = Anchor(rounds=7, tip=bytes(32)) if anchored else None
+        settings = NodeSettings("me", Role.TRAINER, "0", 1, wait_for_contact=invited, anchor=anchor)
+        replica: Any = SimpleNamespace(rounds=SimpleNamespace(min_members=least), history=SimpleNamespace(length=0))
+        membership: Any = SimpleNamespace(live_peers=list, started=0.0, get=lambda peer: None)
+        session: Any = SimpleNamespace(network=SimpleNamespace(connected=lambda: [str(n) for n in range(connected)]))
+        claims: Any = None
+        activity = Activity(self.note)
+        self.gathering = Gathering(session, replica, settings, membership, claims, activity)
+
+    def note(self, event: object) -> None:
+        assert isinstance(event, PhaseChanged)
+        self.told.append((WhyIdle(event.why_idle), event.detail))
+
+    def run(self) -> list[tuple[WhyIdle, str]]:
+        async def main() -> None:
+            await self.gathering.listen()
+            membership: Any = self.gathering._membership
+            membership.started = trio.current_time()
+            await self.gathering.may_begin()
+
+        trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+        return self.told
+
+
+@pytest.mark.parametrize(
+    ("stage", "last"),
+    [
+        ({}, WhyIdle.STARTING),
+        ({"connected": 1}, WhyIdle.STARTING),
+        ({"connected": 3}, WhyIdle.STARTING),
+        ({"least": 2}, WhyIdle.WAITING_FOR_PEERS),
+        ({"least": 2, "connected": 1}, WhyIdle.STARTING),
+    ],
+)
+def test_a_founder_is_not_sent_to_the_invitation_that_it_has_not(stage: dict[str, int], last: WhyIdle) -> None:
+    told = Stage(**stage).run()  # type: ignore[arg-type]
+    assert told[-1][0] is last
+    for why, detail in told:
+        assert ONLY_FOR_GUESTS not in REMEDIES[why] and "invitation" not in detail, (why, detail)
+
+
+@pytest.mark.parametrize("stage", [{"invited": True}, {"anchored": True}, {"invited": True, "least": 3}])
+def test_a_guest_that_nobody_answers_is_sent_to_the_doctor(stage: dict[str, Any]) -> None:
+    why, detail = Stage(**stage).run()[-1]
+    assert why is WhyIdle.CONNECTING and "invitation" in detail and ONLY_FOR_GUESTS in REMEDIES[why]
+
+
+@pytest.mark.parametrize("why", [each for each in REMEDIES if each is not WhyIdle.CONNECTING])
+def test_only_who_connects_by_an_invitation_is_told_of_one(why: WhyIdle) -> None:
+    assert ONLY_FOR_GUESTS not in REMEDIES[why]
+
+
+@pytest.mark.parametrize("why", [WhyIdle.STARTING, WhyIdle.COMMITTING, WhyIdle.EXCHANGING, WhyIdle.WAITING_FOR_MEMBERS])
+def test_no_line_is_blamed_for_what_the_disk_or_others_take(why: WhyIdle) -> None:
+    assert "max_down" not in REMEDIES[why] and "makes it long" not in REMEDIES[why]
+
+
+def test_what_is_read_from_disk_waits_for_no_line() -> None:
+    """The package says so in one place each."""
+    source = Path(__file__).parents[2] / "protocol"
+    for path in source.rglob("*.py"):
+        for line in path.read_text().splitlines():
+            if "from disk" in line and "show(" in line:
+                assert "WhyIdle.STARTING" in line, f"{path}: {line}"
+
+
+@pytest.mark.parametrize(
+    ("members", "said"), [(1, "with nobody, alone in this round"), (2, "with 1 other"), (3, "with 2 others")]
+)
+def test_an_exchange_says_with_how_many(members: int, said: str) -> None:
+    activity = Activity(lambda event: None)
+    report = RoundReport(SimpleNamespace(), SimpleNamespace(), activity, abstains=False)  # type: ignore[arg-type]
+    plan: Any = SimpleNamespace(members=[None] * members, round=41)
+    report.exchanging(plan)
+    assert (activity.phase, activity.detail) == (Phase.EXCHANGING, said)
+
+
+def test_no_sentence_about_a_round_repeats_its_number() -> None:
+    activity = Activity(lambda event: None)
+    membership: Any = SimpleNamespace(name=lambda peer: "kitchen")
+    report = RoundReport(SimpleNamespace(), membership, activity, abstains=False)  # type: ignore[arg-type]
+    machine: Any = SimpleNamespace(waiting_for=lambda view: ["x"], readys=[1], base=SimpleNamespace(round=41))
+    report.waiting(machine, None, 1)  # type: ignore[arg-type]
+    assert activity.detail == "1 ready, waiting for kitchen"
+    machine.waiting_for = lambda view: []
+    report.waiting(machine, None, 1)  # type: ignore[arg-type]
+    assert activity.detail == "1 ready, waiting for the proposal"
