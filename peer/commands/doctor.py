@@ -25,7 +25,7 @@ def register(subparsers: Subparsers) -> None:
     parser.add_argument(
         "what",
         metavar="WHAT",
-        nargs="?",
+        nargs="*",
         help="as for `peer join`; default: the run of the peer here, else the demo (PEER_RUN)",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object")
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
         value, _, remedy = error.text.partition("; ")
         checks = [Check("settings", Verdict.FAIL, value, "", remedy or "see `peer config`")]
     progress = Progress()
-    announce, what = preferences.announce, args.what or os.environ.get("PEER_RUN") or None
+    announce, what = preferences.announce, " ".join(args.what) or os.environ.get("PEER_RUN") or None
     examination = Examination(
         folder,
         preferences,

@@ -29,7 +29,7 @@ def register(subparsers: Subparsers) -> None:
         epilog="Without WHAT: the demo run, with whoever runs it on this computer or network; the first one founds it.",
     )
     parser.add_argument(
-        "what", metavar="WHAT", nargs="?", help="an invitation, a run file (you found the run), or a manifest (PEER_RUN)"
+        "what", metavar="WHAT", nargs="*", help="an invitation, a run file (you found the run), or a manifest (PEER_RUN)"
     )
     parser.add_argument("--headless", action="store_true", help="log lines instead of the terminal interface")
     _add_settings(parser)
@@ -118,7 +118,7 @@ def _live(args: argparse.Namespace) -> int:
 
     folder = must_be_writable(make_private(data_dir(args.data_dir)))
     identity = load_or_create_identity(folder)
-    choice = choose(args.what or os.environ.get("PEER_RUN") or None, folder, identity.peer_id)
+    choice = choose(" ".join(args.what) or os.environ.get("PEER_RUN") or None, folder, identity.peer_id)
     settings = _settings(args, folder, identity.peer_id)
 
     _log_to(folder)

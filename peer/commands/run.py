@@ -219,23 +219,28 @@ def _add_addresses(parser: argparse.ArgumentParser) -> None:
         metavar="ADDR",
         action="append",
         default=[],
-        help="where guests find a first peer, as a multiaddr; may be repeated (default: where others reached your peer)",
+        help="where guests find a first peer, as HOST[:PORT] or a multiaddr; may be repeated (default: where others reached "
+        "your peer)",
     )
     parser.add_argument("--port", type=int, help="name this computer's addresses with this port instead")
 
 
 def _addresses(args: argparse.Namespace, run: Hash, peer: PeerId, data: Path) -> tuple[list[str], Anchor | None]:
     """The addresses and the anchor for an invitation; a person is told when nobody is known to have reached them."""
+    from peer.addresses import local_remark
     from peer.joining.inviting import find_addresses, find_anchor
     from peer.joining.run_source import DEFAULT_PORT, dialable
 
     given = args.port
     if args.address or given:
-        return dialable(args.address, peer, _port(given or DEFAULT_PORT)), find_anchor(run, data)
-    found = find_addresses(run, peer, data)
-    if found.remark:
-        print(f"peer: {found.remark}", file=sys.stderr, flush=True)
-    return found.addresses, found.anchor
+        addresses, anchor, remark = dialable(args.address, peer, _port(given or DEFAULT_PORT)), find_anchor(run, data), ""
+    else:
+        found = find_addresses(run, peer, data)
+        addresses, anchor, remark = found.addresses, found.anchor, found.remark
+    for each in (remark, local_remark(addresses)):
+        if each:
+            print(f"peer: {each}", file=sys.stderr, flush=True)
+    return addresses, anchor
 
 
 def _port(given: int | str) -> int:

@@ -16,6 +16,7 @@ from importlib import import_module
 
 import trio
 
+from peer.addresses import local_remark
 from peer.control.remote import Door
 from peer.daemon.ports import chosen_port
 from peer.daemon.settings import DaemonSettings, RunChoice
@@ -135,6 +136,9 @@ class Participation:
             nursery = await stack.enter_async_context(trio.open_nursery())
             network.remember(self.choice.addresses)
             opened()
+            remark = local_remark(self.choice.addresses)
+            if remark and not settings.local:
+                self._emit(Notice("info", remark))
             search = self._discover(network, nursery)
             signed = await self._manifest(network, search)
             await self._live(signed, network, nursery)

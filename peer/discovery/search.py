@@ -12,6 +12,7 @@ from typing import Protocol
 
 import trio
 
+from peer.addresses import names_only_local
 from peer.formatting import attempted, duration
 from protocol.events import Event, NobodyAnswers
 from protocol.network.libp2p.attempts import NO_ROUTE, OTHER_RUN, REFUSED, SILENT, WRONG_PEER, Attempt
@@ -33,6 +34,10 @@ CHECKS = (
     (REFUSED, "check that the peer runs and listens on this port (its `peer status` names its addresses)"),
     (OTHER_RUN, "ask who invited you to start that peer with this run, or for a newer invitation"),
     (WRONG_PEER, "ask who invited you for a newer invitation"),
+)
+ELSEWHERE = (
+    "the invitation names only addresses of the local network that it was made in: join from there, or ask for one with an "
+    "address that you reach"
 )
 OTHERWISE = "ask who invited you for a newer invitation"
 
@@ -123,6 +128,8 @@ def told(attempts: Sequence[Attempt]) -> str:
 def check(attempts: Sequence[Attempt]) -> str:
     """What the person can look at, for the problem that most tells."""
     problems = {attempt.problem for attempt in attempts}
+    if problems != {TRYING} and names_only_local([attempt.address for attempt in attempts]):
+        return ELSEWHERE
     if problems == {NO_ROUTE}:
         return CHECKS[0][1]
     if problems == {TRYING}:

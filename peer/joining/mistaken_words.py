@@ -6,6 +6,7 @@ import re
 
 MULTIADDR = re.compile(r"/(ip4|ip6|dns|dns4|dns6|dnsaddr|p2p)/")
 URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+HOST_AND_PORT = re.compile(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9.-]+):[0-9]{1,5}")
 PEER_ID = re.compile(r"(12D3KooW|Qm)[1-9A-HJ-NP-Za-km-z]{40,}")
 
 
@@ -21,6 +22,11 @@ def remedy_for(word: str) -> str:
         return (
             f"{shown} is the address of a peer, which does not say which run; ask for an invitation: there it is "
             "printed by `peer status --json` or `peer run invite`"
+        )
+    if HOST_AND_PORT.fullmatch(word):
+        return (
+            f"{shown} is an address, which does not say which run, nor who answers there; ask for an invitation: there it "
+            f"is printed by `peer run invite --address {shown}`"
         )
     if PEER_ID.fullmatch(word):
         return f"{shown} is the ID of a peer, which does not say which run or where it is; ask for an invitation"

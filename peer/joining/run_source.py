@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 
+from peer.addresses import multiaddr_of
 from peer.control.client import ControlClient, ControlError
 from peer.errors import ExitCode, PeerError
 from peer.files.atomic import write_atomically
@@ -20,6 +21,7 @@ from peer.joining.environment import environment_problem
 from peer.joining.mistaken_words import remedy_for
 from peer.keyfile import load_or_create_identity
 from peer.paths import make_private, manifest_file
+from peer.settings.values import USUAL_PORT
 from peer.weights.brought import Brought, Tell, brought_by, tell_of_mismatches
 from protocol.run.invitation import Invitation, looks_like_invitation, read_invitation
 from protocol.run.manifest import MAX_MANIFEST_BYTES, SignedManifest, open_manifest, sign
@@ -28,7 +30,7 @@ from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import HASH_BYTES, Hash
 from protocol.wire.identity import PeerId
 
-DEFAULT_PORT = 4001
+DEFAULT_PORT = USUAL_PORT
 """Where a peer listens if nobody says otherwise (TCP)."""
 MAX_OWN_ADDRESSES = 8
 
@@ -142,14 +144,14 @@ def chosen_run(word: str | None, data: Path) -> SignedManifest:
 
 
 def dialable(addresses: Sequence[str], peer: PeerId, port: int) -> list[str]:
-    """The addresses for an invitation: those given, each with our peer ID at its end, else this computer's own."""
-    for address in addresses:
-        if not address.startswith("/"):
-            raise PeerError(
-                f"{address} is no multiaddr; write it like /ip4/203.0.113.7/tcp/{port}",
-                ExitCode.INPUT,
-            )
-    chosen = addresses or own_addresses(port)
+    """The addresses for an invitation: those given, each with our peer ID at its end, else this computer's own.
+
+    addresses: multiaddrs, or HOST[:PORT]; without a port, `port`.  Raises PeerError.
+    """
+    try:
+        chosen = [multiaddr_of(address, port) for address in addresses] or own_addresses(port)
+    except ValueError as error:
+        raise PeerError(f"--address: {error}", ExitCode.INPUT) from error
     return [address if "/p2p/" in address else f"{address}/p2p/{peer}" for address in chosen]
 
 

@@ -5,15 +5,17 @@ A reader raises ValueError with a sentence that says what is wrong and what to g
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Callable, Sequence
+
+from peer.addresses import multiaddr_of
 
 RATE_UNITS = {"": 125e3, "kbit": 125.0, "mbit": 125e3, "gbit": 125e6, "kb": 1e3, "mb": 1e6, "gb": 1e9}
 SIZE_UNITS = {"mb": 10**6, "gb": 10**9, "tb": 10**12}
 LEAST_RATE, MOST_RATE = 16e3, 1e12
 LEAST_SIZE, MOST_SIZE = 10**6, 10**16
 MAX_NAME = 40
+USUAL_PORT = 4001
 MOST_ADDRESSES = 4
 PEER_ID = re.compile("12D3KooW[1-9A-HJ-NP-Za-km-z]{44}")
 """As base58 writes that of an Ed25519 key."""
@@ -86,26 +88,14 @@ def read_power(text: str) -> float:
 
 
 def read_addresses(text: str) -> tuple[str, ...]:
-    """Multiaddrs of an IP address and a TCP port, with commas between them."""
-    addresses = tuple(part.strip() for part in text.split(","))
-    if len(addresses) > MOST_ADDRESSES:
+    """Multiaddrs of TCP, from multiaddrs or HOST:PORT, with commas between them."""
+    written = tuple(part.strip() for part in text.split(","))
+    if len(written) > MOST_ADDRESSES:
         raise ValueError(f"at most {MOST_ADDRESSES} addresses are announced")
-    for address in addresses:
-        if not _is_address(address):
-            raise ValueError(f"{address or 'nothing'} is no address; write it like /ip4/203.0.113.7/tcp/4001")
+    addresses = tuple(multiaddr_of(each, USUAL_PORT) for each in written)
+    if any(address.count("/") != 4 for address in addresses):
+        raise ValueError(f"{text} says more than where this computer is reached; write HOST:PORT alone")
     return addresses
-
-
-def _is_address(text: str) -> bool:
-    parts = text.split("/")
-    if len(parts) != 5 or parts[0] or parts[1] not in ("ip4", "ip6") or parts[3] != "tcp":
-        return False
-    try:
-        ip = ipaddress.ip_address(parts[2])
-    except ValueError:
-        return False
-    odd = ip.is_unspecified or ip.is_multicast
-    return not odd and ip.version == int(parts[1][2]) and _is_number(parts[4], 5) and 0 < int(parts[4]) < 65536
 
 
 def read_owners(text: str) -> tuple[str, ...]:

@@ -10,7 +10,9 @@ With a bearer token it contains the token's private key, and is a secret: its ho
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Sequence
+from itertools import islice
 from typing import Annotated
 
 import base58
@@ -24,12 +26,20 @@ from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import KEY_BYTES, Identity, PeerId, public_key_of
 
 PREFIX = "mh1"
-AROUND = "\"'`<>“”‘’„«»,;."
+AROUND = "\"'`<>()[]*_“”‘’„«»,;.:!?…"
 """What mail and chats put around an invitation."""
 MAX_ADDRESSES = 16
 MAX_INVITATION_BYTES = 5000
 MAX_INVITATION_CHARACTERS = 7500
 CHECKSUM_BYTES = 4
+MAX_BEGINNINGS = 4
+"""Places in one text at which an invitation is looked for."""
+MAX_RUNS = 256
+"""Pieces into which line breaks may have cut an invitation, with the words of a sentence behind it."""
+LEAST_IN_A_SENTENCE = 32
+"""Characters of the first piece of an invitation that stands in a sentence."""
+RUN = re.compile("[1-9A-HJ-NP-Za-km-z]+")
+BEGINNING = re.compile(f"(?<![0-9A-Za-z/]){PREFIX}[1-9A-HJ-NP-Za-km-z]*")
 
 MAX_ADDRESS_CHARACTERS = 200
 ADDRESS_FORM = r"^(/[!-.0-~]+)+$"
@@ -81,34 +91,70 @@ def make_invitation(
 
 
 def looks_like_invitation(text: str) -> bool:
-    """Whether somebody meant an invitation, or the beginning of one, and not the name of a file."""
+    """Whether somebody meant an invitation, or the beginning of one, maybe in a sentence, and not the name of a file."""
     compact = _compact(text)
-    return compact.startswith(PREFIX) and (len(compact) > 64 or (len(compact) > 16 and compact.isalnum()))
+    if compact.startswith(PREFIX):
+        return len(compact) > 64 or (len(compact) > 16 and compact.isalnum())
+    return any(len(found[0]) >= LEAST_IN_A_SENTENCE for found in BEGINNING.finditer(_seen(text)))
 
 
 def read_invitation(text: str) -> Invitation:
-    """The invitation in `text`, without line breaks of a wrapped copy and quotes around it; raises `Malformed`."""
+    """The invitation in `text`, without what mail and chats do to it; raises `Malformed`.
+
+    Line breaks inside, quotes, angle brackets, characters that cannot be seen and a sentence around it are taken away: the
+    checksum says where it ends.
+    """
     if len(text) > 2 * MAX_INVITATION_CHARACTERS:
         raise Malformed("this text is too long for an invitation; paste the invitation alone")
-    compact = _compact(text)
-    if not compact.startswith(PREFIX):
-        raise Malformed(f"an invitation begins with {PREFIX}; copy it whole from where you got it")
-    if len(compact) > MAX_INVITATION_CHARACTERS:
-        raise Malformed("this text is too long for an invitation; paste the invitation alone")
-    try:
-        raw = base58.b58decode(compact[len(PREFIX) :].encode("ascii"))
-    except ValueError as error:  # also UnicodeEncodeError
-        raise Malformed("the invitation has a character that cannot be in one; copy it again") from error
-    body = raw[CHECKSUM_BYTES:]
-    if len(raw) <= CHECKSUM_BYTES or raw[:CHECKSUM_BYTES] != _checksum(body):
-        raise Malformed("the invitation is incomplete or mistyped; copy it again, from mh1 to the very end")
+    text = _seen(text)
+    beginnings = islice(BEGINNING.finditer(text), MAX_BEGINNINGS)
+    body = next((body for found in beginnings if (body := _body_at(text, found.start())) is not None), None)
+    if body is None:
+        raise Malformed(_problem(text))
     invitation = decode_body(Invitation, body, max_bytes=MAX_INVITATION_BYTES)
     public_key_of(PeerId(invitation.organiser))
     return invitation
 
 
+def _body_at(text: str, start: int) -> bytes | None:
+    """The body of the invitation that begins at `start`; None where none does whose checksum is right.
+
+    What can be in an invitation is joined run by run, for a line may be broken anywhere, until the checksum fits.
+    """
+    joined = ""
+    for number, run in enumerate(RUN.finditer(text, start)):
+        joined += run[0]
+        if number >= MAX_RUNS or len(joined) > MAX_INVITATION_CHARACTERS:
+            return None
+        raw = base58.b58decode(joined[len(PREFIX) :].encode("ascii"))
+        if len(raw) > CHECKSUM_BYTES and raw[:CHECKSUM_BYTES] == _checksum(raw[CHECKSUM_BYTES:]):
+            return raw[CHECKSUM_BYTES:]
+    return None
+
+
+def _problem(text: str) -> str:
+    """Why a text has no invitation, as a sentence with the remedy."""
+    compact = _compact(text)
+    found = BEGINNING.search(text)
+    if not compact.startswith(PREFIX) and (found is None or len(found[0]) < LEAST_IN_A_SENTENCE):
+        return f"an invitation begins with {PREFIX}; copy it whole from where you got it"
+    if len(compact) > MAX_INVITATION_CHARACTERS:
+        return "this text is too long for an invitation; paste the invitation alone"
+    if compact.startswith(PREFIX) and RUN.fullmatch(compact) is None:
+        return "the invitation has a character that cannot be in one; copy it again"
+    return (
+        "the invitation is incomplete or mistyped; copy it again, from mh1 to the very end, and put it between quotes if "
+        "it has line breaks"
+    )
+
+
+def _seen(text: str) -> str:
+    """The text without characters that cannot be seen: zero-width ones, soft hyphens, marks of direction."""
+    return "".join(each for each in text if unicodedata.category(each) != "Cf")
+
+
 def _compact(text: str) -> str:
-    return "".join(text.split()).strip(AROUND)
+    return "".join(_seen(text).split()).strip(AROUND)
 
 
 def _checksum(body: bytes) -> bytes:

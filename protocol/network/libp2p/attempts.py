@@ -6,10 +6,13 @@ import errno
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from protocol.network.libp2p.names import ForbiddenAddress, UnknownName
+
 REFUSED = "refused, nothing listens there"
 SILENT = "no answer in time"
 NO_ROUTE = "no way there from this network"
 NO_NAME = "its name has no address"
+FORBIDDEN = "its name leads to an address at which peers are not dialled"
 WRONG_PEER = "another peer answers there"
 NO_PEER = "what answers there does not speak as a peer"
 OTHER_RUN = "that peer takes part in another run now"
@@ -43,6 +46,8 @@ def problem_of(error: BaseException) -> str:
     from libp2p.security.noise.exceptions import NoiseFailure, PeerIDMismatchesPubkey
 
     found = list(_causes(error))
+    if isinstance(error, UnknownName | ForbiddenAddress):
+        return NO_NAME if isinstance(error, UnknownName) else FORBIDDEN
     for cause in found:
         if isinstance(cause, OSError) and cause.errno in _OF_ERRNO:
             return _OF_ERRNO[cause.errno]
@@ -50,8 +55,6 @@ def problem_of(error: BaseException) -> str:
         return WRONG_PEER
     if any(isinstance(cause, MultiselectError | MultiselectClientError | NoiseFailure) for cause in found):
         return NO_PEER
-    if any("resolve" in str(cause) for cause in found):
-        return NO_NAME
     return ODD
 
 

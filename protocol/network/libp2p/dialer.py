@@ -12,6 +12,7 @@ that have led to nobody are tried at a pace that hurts nobody.
 
 from __future__ import annotations
 
+import errno
 import logging
 import random
 from collections.abc import Awaitable, Callable, Sequence
@@ -26,6 +27,7 @@ from protocol.network.libp2p.book import FIRST_PAUSE_S, Book, Entry, Standing
 from protocol.network.libp2p.ends import End
 from protocol.network.libp2p.library import Host, library_id
 from protocol.network.libp2p.named_ends import end_of, may_be_dialled
+from protocol.network.libp2p.names import looked_up
 from protocol.network.libp2p.token_bucket import Allowance, TokenBucket
 from protocol.network.libp2p.traversal.circuit_address import CircuitAddress, circuit_address, direct_address
 from protocol.wire.identity import PeerId
@@ -238,9 +240,17 @@ class Dialer:
         if circuit is not None:
             await self._through_relay(circuit)
             return True
-        self._host.get_peerstore().clear_addrs(identity)
-        await self._host.connect(PeerInfo(identity, [Multiaddr(address.rsplit("/p2p/", 1)[0])]))
-        return True
+        found = await looked_up(address.rsplit("/p2p/", 1)[0], self._listening)
+        problem: Exception = OSError(errno.ETIMEDOUT, "no answer")
+        for where in found:
+            self._host.get_peerstore().clear_addrs(identity)
+            try:
+                with trio.move_on_after(DIAL_S / len(found)):
+                    await self._host.connect(PeerInfo(identity, [Multiaddr(where)]))
+                    return True
+            except Exception as error:  # noqa: BLE001 - the library raises anything; the name has other addresses
+                problem = error
+        raise problem
 
     async def _through_relay(self, address: CircuitAddress) -> None:
         """Raises what the library raises."""
@@ -260,7 +270,8 @@ class Dialer:
                     if circuit is not None:
                         await self._through_relay(circuit)
                     else:
-                        await swarm.dial_addr(Multiaddr(address.rsplit("/p2p/", 1)[0]), library_id(peer))
+                        where = (await looked_up(address.rsplit("/p2p/", 1)[0], self._listening))[0]
+                        await swarm.dial_addr(Multiaddr(where), library_id(peer))
                 return True
             except Exception as error:  # noqa: BLE001 - the library raises anything; there are other addresses, and times
                 log.debug("connecting anew to %s failed: %r", address, error)
@@ -270,8 +281,8 @@ class Dialer:
         """Whether the peer of this address answers there now: it proves its identity, and the connection is closed."""
         from multiaddr import Multiaddr
 
-        direct, swarm = direct_address(address), self._host.get_network()
-        if direct is None:
+        direct, swarm, end = direct_address(address), self._host.get_network(), end_of(address)
+        if direct is None or end is None or not may_be_dialled(end, self._listening):
             return False
         connection = None
         try:

@@ -246,4 +246,4 @@ def test_goodbyes_of_unknown_strangers_are_no_news_and_those_of_members_are_kept
 
 def test_a_peer_is_called_by_its_name_else_by_the_end_of_its_id() -> None:
     membership = heard()
-    assert (membership.name(PEER), membership.name(BOB.peer_id)) == ("ann", BOB.peer_id[-6:])
+    assert (membership.name(PEER), membership.name(BOB.peer_id)) == ("ann", f"…{BOB.peer_id[-6:]}")

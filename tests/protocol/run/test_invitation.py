@@ -103,3 +103,61 @@ def test_an_endless_text_is_refused_without_decoding() -> None:
 def test_bad_addresses_are_not_put_in(addresses: list[str]) -> None:
     with pytest.raises(ValueError):
         make_invitation(RUN, ONE.peer_id, addresses)
+
+
+def cut(text: str, width: int, joint: str) -> str:
+    return joint.join(text[start : start + width] for start in range(0, len(text), width))
+
+
+PASTED = {
+    "a sentence around it": f"Join with: peer join {GOOD} please",
+    "a full stop behind it": f"{GOOD}.",
+    "an ellipsis behind it": f"{GOOD}…",
+    "a sentence and a full stop": f"Here you are: {GOOD}. See you there!",
+    "a line break inside": f"{GOOD[:40]}\n{GOOD[40:]}",
+    "line breaks of a narrow mail": cut(GOOD, 38, "\r\n"),
+    "quoted lines of a reply": "> Join with\n> " + cut(GOOD, 60, "\n> ") + "\n> thanks",
+    "soft line breaks of mail": cut(GOOD, 76, "=\n"),
+    "continued lines of a shell": cut(GOOD, 76, "\\\n"),
+    "typographic quotes": f"“{GOOD}”",
+    "angle brackets": f"<{GOOD}>",
+    "a link in Markdown": f"[{GOOD}](https://example.org/)",
+    "bold in Markdown": f"**{GOOD}**",
+    "a block of code": f"```\npeer join {GOOD}\n```",
+    "a scheme before it": f"manyhands:{GOOD}",
+    "zero-width characters": "\u200b".join(cut(GOOD, 20, " ").split()),
+    "a byte order mark": f"\ufeff{GOOD}\u2060",
+    "soft hyphens": cut(GOOD, 30, "\u00ad\n"),
+    "spaces that do not break": f"\u00a0{GOOD[:50]}\u00a0{GOOD[50:]}\u00a0",
+    "brackets and a comma": f"(use {GOOD}, as before)",
+    "a broken one before it": f"{GOOD[:-8]}11111111 was wrong, this is right: {GOOD}",
+}
+
+
+@pytest.mark.parametrize("what", PASTED)
+def test_what_mail_and_chats_do_to_an_invitation_does_no_harm(what: str) -> None:
+    assert looks_like_invitation(PASTED[what])
+    assert read_invitation(PASTED[what]) == read_invitation(GOOD)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(20, 100), st.sampled_from(["\n", "\r\n", "\n> ", " ", "\u200b", "=\n", "\t"]), st.text(" .,!?\n", max_size=5)
+)
+def test_an_invitation_cut_anywhere_is_read(width: int, joint: str, end: str) -> None:
+    assert read_invitation(f"please: {cut(GOOD, width, joint)}{end}").run == RUN
+
+
+@pytest.mark.parametrize("name", ["mh1-notes.toml", "mh1.toml", "runs/mh1abc.toml", "my run.toml", "run.toml", "mh1abcdefg"])
+def test_names_of_files_are_no_invitations(name: str) -> None:
+    assert not looks_like_invitation(name)
+
+
+def test_a_half_that_a_shell_cut_off_is_told_to_be_quoted() -> None:
+    with pytest.raises(Malformed, match="between quotes if it has line breaks"):
+        read_invitation(GOOD[:80])
+
+
+def test_a_text_of_many_beginnings_is_refused_soon() -> None:
+    with pytest.raises(Malformed):
+        read_invitation("mh1 " * 3000)

@@ -1,0 +1,103 @@
+"""Addresses of peers as people write them, HOST[:PORT], and as invitations name them, multiaddrs."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Sequence
+
+LEAST_NAMED_PORT = 1024
+"""A name may lead anywhere tomorrow, so it is dialled at ports at which peers listen alone, as claims of strangers are
+(`protocol.network.libp2p.named_ends`)."""
+MAX_NAME_CHARS = 120
+NAME = re.compile(r"(?=.*[a-z])(?:[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\.)*[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\.?")
+NAMED_BY = ("dns", "dns4", "dns6")
+HOW = "write HOST:PORT, as home.example.org:4001 or 203.0.113.7:4001, or a multiaddr, as /ip4/203.0.113.7/tcp/4001"
+
+
+def multiaddr_of(text: str, port: int) -> str:
+    """The multiaddr for an address as a person writes it.  port: where it says none.  Raises ValueError with a sentence."""
+    text = text.strip()
+    if text.startswith("/"):
+        return _checked(text)
+    host, port_text = _split(text, port)
+    try:
+        ip = ipaddress.ip_address(host)
+    except ValueError:
+        if not NAME.fullmatch(host.lower()) or len(host) > MAX_NAME_CHARS:
+            raise ValueError(f"{_shown(text)} is no address of a peer; {HOW}") from None
+        return _checked(f"/dns/{host.lower().rstrip('.')}/tcp/{port_text}")
+    return _checked(f"/ip{ip.version}/{ip}/tcp/{port_text}")
+
+
+def names_only_local(addresses: Sequence[str]) -> bool:
+    """Whether all addresses of an invitation are of a local network, or of the computer itself; a name may lead anywhere."""
+    hosts = [host for address in addresses if (host := _ip_in(address)) is not None]
+    return bool(addresses) and len(hosts) == len(addresses) and not any(host.is_global for host in hosts)
+
+
+def local_remark(addresses: Sequence[str]) -> str:
+    """A sentence for an invitation that names local addresses alone; empty for others."""
+    if not names_only_local(addresses):
+        return ""
+    loopback = all(host is not None and host.is_loopback for host in map(_ip_in, addresses))
+    where = "the computer that it was made on" if loopback else "the local network that it was made in"
+    return (
+        f"the invitation names only addresses of {where}, so nobody elsewhere can join with it; for others name an address "
+        "that they reach: `peer run invite --address HOST:PORT`"
+    )
+
+
+def _split(text: str, port: int) -> tuple[str, str]:
+    """Host and port; an IPv6 address with a port stands in brackets."""
+    if text.startswith("["):
+        host, closed, rest = text[1:].partition("]")
+        return (host, rest.removeprefix(":") or str(port)) if closed and rest[:1] in ("", ":") else (text, "")
+    if text.count(":") > 1:
+        return text, str(port)
+    host, _, given = text.partition(":")
+    return host, given or str(port)
+
+
+def _checked(address: str) -> str:
+    """A multiaddr of TCP, maybe with a peer ID or a relay's way behind; raises ValueError with a sentence."""
+    parts = address.split("/")
+    kind = parts[1] if len(parts) > 1 else ""
+    if kind == "dnsaddr":
+        raise ValueError(f"{_shown(address)} names a record that leads to further addresses, which is not followed; {HOW}")
+    if len(parts) < 5 or parts[3] != "tcp" or kind not in ("ip4", "ip6", *NAMED_BY):
+        raise ValueError(f"{_shown(address)} is no address of a peer; {HOW}")
+    port = parts[4]
+    if not port.isascii() or not port.isdecimal() or len(port) > 5 or not 0 < int(port) < 65536:
+        raise ValueError(f"{_shown(port) or 'nothing'} is no port; {HOW}")
+    if kind in NAMED_BY:
+        if not NAME.fullmatch(parts[2].lower()) or len(parts[2]) > MAX_NAME_CHARS:
+            raise ValueError(f"{_shown(parts[2]) or 'nothing'} is no name of a computer; {HOW}")
+        if int(port) < LEAST_NAMED_PORT:
+            raise ValueError(
+                f"port {port} is not dialled by name: give the IP address, or a port from {LEAST_NAMED_PORT} on"
+            )
+    elif not _is_host(kind, parts[2]):
+        raise ValueError(f"{_shown(parts[2]) or 'nothing'} is no address of one computer; {HOW}")
+    return address
+
+
+def _is_host(kind: str, text: str) -> bool:
+    try:
+        ip = ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return f"ip{ip.version}" == kind and not (ip.is_unspecified or ip.is_multicast)
+
+
+def _ip_in(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """The IP address that a multiaddr begins with; None where it begins with a name."""
+    parts = address.split("/")
+    try:
+        return ipaddress.ip_address(parts[2]) if len(parts) > 2 and parts[1] in ("ip4", "ip6") else None
+    except ValueError:
+        return None
+
+
+def _shown(text: str) -> str:
+    return "".join(each if each.isprintable() else "?" for each in text)[:80]
