@@ -12,6 +12,11 @@ LEAST_NAMED_PORT = 1024
 MAX_NAME_CHARS = 120
 NAME = re.compile(r"(?=.*[a-z])(?:[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\.)*[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\.?")
 NAMED_BY = ("dns", "dns4", "dns6")
+LOCAL = tuple(
+    ipaddress.ip_network(each)
+    for each in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "169.254.0.0/16", "127.0.0.0/8")
+    + ("fc00::/7", "fe80::/10", "::1/128")
+)
 HOW = "write HOST:PORT, as home.example.org:4001 or 203.0.113.7:4001, or a multiaddr, as /ip4/203.0.113.7/tcp/4001"
 
 
@@ -33,7 +38,7 @@ def multiaddr_of(text: str, port: int) -> str:
 def names_only_local(addresses: Sequence[str]) -> bool:
     """Whether all addresses of an invitation are of a local network, or of the computer itself; a name may lead anywhere."""
     hosts = [host for address in addresses if (host := _ip_in(address)) is not None]
-    return bool(addresses) and len(hosts) == len(addresses) and not any(host.is_global for host in hosts)
+    return bool(addresses) and len(hosts) == len(addresses) and all(_is_local(host) for host in hosts)
 
 
 def local_remark(addresses: Sequence[str]) -> str:
@@ -97,6 +102,10 @@ def _ip_in(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None
         return ipaddress.ip_address(parts[2]) if len(parts) > 2 and parts[1] in ("ip4", "ip6") else None
     except ValueError:
         return None
+
+
+def _is_local(host: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    return any(host.version == network.version and host in network for network in LOCAL)
 
 
 def _shown(text: str) -> str:

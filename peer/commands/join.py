@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from peer.daemon.settings import DaemonSettings
     from protocol.wire.identity import PeerId
 
+MAX_ANSWER = 64
+"""Characters of an answer that are read."""
+
 
 def register(subparsers: Subparsers) -> None:
     """Describe the command line."""
@@ -84,8 +87,37 @@ def run(args: argparse.Namespace) -> int:
     from peer.paths import data_dir
 
     if _wants_interface(args):
+        _ask_before_founding(args, data_dir(args.data_dir))
         _become_interface(data_dir(args.data_dir))
     return _live(args)
+
+
+def _ask_before_founding(args: argparse.Namespace, folder: Path) -> None:
+    """Ask a person whose run file others seem to have founded already; returns if it is to be founded here, too.
+
+    A headless peer, which nobody answers for, founds the run and tells of the others as long as it has no record.
+    Raises PeerError when the person says no.
+    """
+    word = " ".join(args.what)
+    if not word.endswith(".toml") or not os.path.isfile(word):
+        return
+    from peer.discovery.twin_watch import find_twins, founded
+    from peer.formatting import visible
+    from peer.joining.run_source import find_run
+    from peer.paths import make_private, run_dir
+    from protocol.run.manifest import SignedManifest
+
+    found = find_run(word, make_private(folder))
+    if not isinstance(found, SignedManifest) or run_dir(folder, found.run).is_dir():
+        return
+    twins = find_twins(founded(found), args.local)
+    if not twins:
+        return
+    for text in twins:
+        print(f"peer: {visible(text)}", file=sys.stderr)
+    print("Found a run of your own all the same? [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline(MAX_ANSWER).strip().lower() not in ("y", "yes"):
+        raise PeerError("no run was founded; join the other one with its invitation", ExitCode.INPUT)
 
 
 def _wants_interface(args: argparse.Namespace) -> bool:

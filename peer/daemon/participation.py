@@ -25,6 +25,7 @@ from peer.discovery.contacts import Contacts
 from peer.discovery.nat_pmp import NatPmp
 from peer.discovery.port_mapping import PortMapping
 from peer.discovery.search import Search
+from peer.discovery.twin_watch import founded, tell_of_twins
 from peer.discovery.upnp import Upnp
 from peer.errors import ExitCode, PeerError
 from peer.files.original import is_original, mark_original
@@ -336,6 +337,9 @@ class Participation:
             nursery.start_soon(self._keeper.run)
         if self._paused:
             self.pause(self._paused)
+        if signed.manifest.organiser == self._identity.peer_id and not replica.history.length:
+            twin, local = founded(signed), settings.local
+            nursery.start_soon(tell_of_twins, twin, local, self._emit, lambda: replica.history.length > 0)
         self._lobby.admit(node.dispatcher)
         spare_what_is_loaded()
         await node.run()

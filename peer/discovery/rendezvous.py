@@ -51,7 +51,7 @@ class Rendezvous:
             return []
         found: list[str] = []
         for name in names:
-            if name != self._peer and _is_peer_id(name):
+            if name != self._peer and is_peer_id(name):
                 found += _addresses(self.folder / name, PeerId(name))
         return found
 
@@ -60,7 +60,8 @@ class Rendezvous:
         self._file.remove()
 
 
-def _is_peer_id(name: str) -> bool:
+def is_peer_id(name: str) -> bool:
+    """Whether a name is the ID of a peer."""
     try:
         public_key_of(PeerId(name))
     except Malformed:

@@ -13,6 +13,7 @@ from typing import Protocol
 import trio
 
 from peer.addresses import names_only_local
+from peer.discovery.contacts import is_loopback
 from peer.formatting import attempted, duration
 from protocol.events import Event, NobodyAnswers
 from protocol.network.libp2p.attempts import NO_ROUTE, OTHER_RUN, REFUSED, SILENT, WRONG_PEER, Attempt
@@ -128,7 +129,8 @@ def told(attempts: Sequence[Attempt]) -> str:
 def check(attempts: Sequence[Attempt]) -> str:
     """What the person can look at, for the problem that most tells."""
     problems = {attempt.problem for attempt in attempts}
-    if problems != {TRYING} and names_only_local([attempt.address for attempt in attempts]):
+    addresses = [attempt.address for attempt in attempts if not is_loopback(attempt.address)]
+    if problems & {SILENT, NO_ROUTE, REFUSED} and len(addresses) == len(attempts) and names_only_local(addresses):
         return ELSEWHERE
     if problems == {NO_ROUTE}:
         return CHECKS[0][1]

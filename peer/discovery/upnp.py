@@ -71,7 +71,7 @@ def main(words: Sequence[str]) -> str:
     """In the process that asks.  Raises what the library raises, which is anything."""
     import miniupnpc
 
-    _use_little_memory()
+    use_little_memory()
     device = miniupnpc.UPnP()
     match words:
         case ["open", port, lease_s, wanted]:
@@ -99,7 +99,8 @@ def _open(device: Any, port: int, lease_s: int, wanted: int) -> int:
     raise problem
 
 
-def _use_little_memory() -> None:
+def use_little_memory() -> None:
+    """Limit the memory of this process to `MEMORY_BYTES`."""
     try:
         import resource
 

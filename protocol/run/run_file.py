@@ -87,7 +87,8 @@ def parse_run_file(text: str, organiser: PeerId, name: str = "run file", start: 
         raise RunFileError(f"{name}: not valid TOML: {_shown(str(error), MAX_SAID)}; correct that place") from error
     if fields.setdefault("organiser", organiser) != organiser:
         raise RunFileError(
-            f"{name}: organiser is somebody else than this peer ({organiser}); remove the line to organise it yourself"
+            f"{name}: organiser is somebody else than this peer ({organiser}); join that run with its organiser's "
+            "invitation, or remove the line to found one of your own"
         )
     for name_of_list in ("allowlist", "founders", "publishers"):  # people list peers in any order; the manifest in one
         peers = fields.get(name_of_list)

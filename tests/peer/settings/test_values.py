@@ -29,7 +29,13 @@ from peer.settings.values import (
         (read_port, {"0": 0, "4001": 4001, "65535": 65535}),
         (read_count, {"1": 1, "12": 12}),
         (read_switch, {"yes": True, "off": False, "True": True, "0": False}),
-        (read_addresses, {"/ip4/1.2.3.4/tcp/5": ("/ip4/1.2.3.4/tcp/5",)}),
+        (
+            read_addresses,
+            {
+                "/ip4/1.2.3.4/tcp/5": ("/ip4/1.2.3.4/tcp/5",),
+                "1.2.3.4,home.example.org:5000": ("/ip4/1.2.3.4/tcp/4001", "/dns/home.example.org/tcp/5000"),
+            },
+        ),
         (read_name, {"": "", "Ada's box": "Ada's box"}),
     ],
 )
@@ -48,7 +54,15 @@ def test_what_is_right_is_read(read: Callable[[str], Any], right: dict[str, Any]
         (read_switch, ["", "maybe"]),
         (
             read_addresses,
-            ["", "/ip4/1.2.3/tcp/5", "/ip6/1.2.3.4/tcp/5", "/ip4/1.2.3.4/tcp/0", "/ip4/1.2.3.4/udp/5", "1.2.3.4:5"],
+            [
+                "",
+                "/ip4/1.2.3/tcp/5",
+                "/ip6/1.2.3.4/tcp/5",
+                "/ip4/1.2.3.4/tcp/0",
+                "/ip4/1.2.3.4/udp/5",
+                "1.2.3.4:x",
+                "a.b:80",
+            ],
         ),
         (read_addresses, [",".join(["/ip4/1.2.3.4/tcp/5"] * 5)]),
         (read_name, ["n" * 41, "two\nlines"]),

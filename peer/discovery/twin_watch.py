@@ -1,0 +1,89 @@
+"""Tells a founder of runs like its own that others founded, until its run has its first record (`founded_runs`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import trio
+
+from peer.discovery.founded_runs import Founded, FoundedTwice, Multicast, Noticeboard, noticed
+from peer.errors import PeerError
+from peer.paths import runtime_dir
+from protocol.events import Event, Notice
+from protocol.run.manifest import SignedManifest
+from protocol.wire.hashes import hash_bytes
+
+LOOK_S = 2.0
+HEAR_S = 3.0
+"""How long somebody who is about to found a run listens first."""
+
+
+def founded(signed: SignedManifest) -> Founded:
+    """The announcement of a run.  Its file is known by all that its manifest says but for the organiser."""
+    manifest = signed.manifest
+    anonymous = manifest.model_copy(update={"organiser": ""})
+    digest = hash_bytes("run file", anonymous.model_dump_json().encode())
+    return Founded(signed.run.hex(), manifest.organiser, manifest.name, digest.hex())
+
+
+async def tell_of_twins(ours: Founded, local: bool, emit: Callable[[Event], None], is_over: Callable[[], bool]) -> None:
+    """Announce our run, and tell of each other one that looks like it, until `is_over`.
+
+    local: on this computer alone.  Without a folder or a network for it, it is silently off.
+    """
+    try:
+        runtime = runtime_dir()
+    except PeerError:
+        return  # the address book says so
+    board, multicast, twice = Noticeboard(runtime, ours.organiser), Multicast(ours), FoundedTwice(ours)
+    try:
+        if not local:
+            with suppress(OSError):
+                await trio.to_thread.run_sync(multicast.start)
+        while not is_over():
+            with suppress(OSError):
+                await trio.to_thread.run_sync(board.announce, ours)
+            for other in await _heard(runtime, multicast):
+                text = twice.sentence(other)
+                if text:
+                    emit(Notice("warning", text))
+            await trio.sleep(LOOK_S)
+    finally:
+        with suppress(OSError):
+            board.withdraw()
+        with trio.CancelScope(shield=True):
+            await trio.to_thread.run_sync(multicast.close)
+
+
+def find_twins(ours: Founded, local: bool) -> list[str]:
+    """What to tell somebody who is about to found `ours`; takes `HEAR_S` at most.  Blocking."""
+
+    async def listen() -> list[str]:
+        told: list[str] = []
+        twice, multicast = FoundedTwice(ours), Multicast(None)
+        try:
+            if not local:
+                with suppress(OSError):
+                    await trio.to_thread.run_sync(multicast.start)
+            with trio.move_on_after(0 if local else HEAR_S):
+                while not multicast.heard:
+                    await trio.sleep(0.1)
+            with suppress(PeerError):
+                heard = await _heard(runtime_dir(), multicast)
+                told += [text for other in heard if (text := twice.sentence(other))]
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(multicast.close)
+        return told
+
+    return trio.run(listen)
+
+
+async def _heard(runtime: Path, multicast: Multicast) -> list[Founded]:
+    here: list[Founded] = []
+    with suppress(OSError):
+        here = await trio.to_thread.run_sync(partial(noticed, runtime))
+    return [*here, *multicast.heard]
