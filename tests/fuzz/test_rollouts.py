@@ -25,7 +25,7 @@ def test_changed_proofs_rollouts_batches_and_statements_are_refused_or_mean_the_
     [
         (proofs, "check_form", lambda *arguments: None, "Malformed"),
         (Forms, "_check_bounds", lambda self, rollout: None, "Malformed"),
-        (Verifier, "_judge", lambda self, rollout, measured, *turns: Judged(None, measured=measured), "is accepted"),
+        (Verifier, "_judge", lambda self, rollout, flaw, measured, *turns: Judged(None, measured=measured), "is accepted"),
         (Pool, "_is_possible", lambda self, body: True, "a pool passes on"),
     ],
 )
