@@ -22,10 +22,13 @@ HEAR_S = 3.0
 
 
 def founded(signed: SignedManifest) -> Founded:
-    """The announcement of a run.  Its file is known by all that its manifest says but for the organiser."""
+    """The announcement of a run.  Its file is known by all that its manifest says but for the organiser's peer ID.
+
+    That is also the founders' where a file leaves them out.
+    """
     manifest = signed.manifest
-    anonymous = manifest.model_copy(update={"organiser": ""})
-    digest = hash_bytes("run file", anonymous.model_dump_json().encode())
+    anonymous = manifest.model_dump_json().replace(manifest.organiser, "")
+    digest = hash_bytes("run file", anonymous.encode())
     return Founded(signed.run.hex(), manifest.organiser, manifest.name, digest.hex())
 
 

@@ -7,6 +7,7 @@ stays in when its token expires.
 
 from __future__ import annotations
 
+import time
 from typing import Annotated, ClassVar
 
 from pydantic import Field
@@ -21,6 +22,9 @@ from protocol.wire.presence import Role
 
 OLDEST_PROTOCOL_VERSION = PROTOCOL_VERSION
 """Oldest version of the protocol that this software still speaks."""
+
+LAST_SECOND = 253_402_300_799.0
+"""End of the year 9999, in unix seconds: what a date can show."""
 
 VersionNumber = Annotated[int, Field(ge=1, le=1_000_000)]
 VersionName = Annotated[str, Field(max_length=40)]
@@ -84,7 +88,10 @@ def admit_at_door(
             return f"the run {manifest.name} admits only listed peers; ask its organiser to list {peer}"
         return f"the invitation is not good for {peer} ({error}); ask the run's organiser for a new one"
     if has_expired(admitted, wall_now):
-        return "the token of the invitation has expired; ask the run's organiser for a new invitation"
+        return (
+            "the token of the invitation has expired; ask the run's organiser for a new invitation (good until "
+            f"{_date(admitted.expires)}, by a clock that shows {_date(wall_now)}: set it if that is wrong)"
+        )
     try:
         admitted.require(role, round)
     except Malformed as error:
@@ -118,6 +125,11 @@ def version_problem(manifest: RunManifest) -> str | None:
     if manifest.protocol_max < OLDEST_PROTOCOL_VERSION:
         return f"{problem}; install an older version of manyhands"
     return None
+
+
+def _date(seconds: float) -> str:
+    """A time in unix seconds, as a person reads it."""
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(min(max(0.0, seconds), LAST_SECOND)))
 
 
 def _range(lowest: int, highest: int) -> str:

@@ -25,6 +25,7 @@ from peer.discovery.twin_watch import find_twins, founded, tell_of_twins
 from peer.errors import ExitCode
 from protocol.events import Event, Notice
 from protocol.run.manifest import RunManifest, SignedManifest, sign
+from protocol.run.run_file import load_run_file
 from protocol.wire.identity import Identity
 
 ME, OTHER = Identity.from_seed(bytes(32)), Identity.from_seed(bytes([1]) * 32)
@@ -39,7 +40,11 @@ def signed(identity: Identity, **fields: object) -> SignedManifest:
     return sign(identity, manifest)
 
 
-def test_the_same_file_is_known_at_two_organisers() -> None:
+def test_the_same_file_is_known_at_two_organisers(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('name = "mine"\n[rounds]\nmin_members = 2\n')
+    of_file = [founded(sign(each, load_run_file(path, each.peer_id))) for each in (ME, OTHER)]
+    assert of_file[0].file == of_file[1].file and of_file[0].run != of_file[1].run
     mine, theirs, another = founded(signed(ME)), founded(signed(OTHER)), founded(signed(OTHER, seed=7))
     assert mine.file == theirs.file and mine.run != theirs.run
     assert another.file != mine.file and another.name == mine.name

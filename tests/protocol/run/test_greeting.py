@@ -71,6 +71,13 @@ def test_others_read_why_not(manifest: RunManifest, peer: PeerId, shown: bytes, 
     assert isinstance(reason, str) and part in reason and len(reason) <= 300
 
 
+def test_who_is_too_late_reads_by_which_clock() -> None:
+    for now, shown in ((NOW, "1970-01-12 13:46 UTC"), (1e18, "9999-12-31 23:59 UTC")):
+        reason = admit_at_door(INVITE, run_id(INVITE), GUEST, proof(expires=NOW), now, round=7)
+        assert isinstance(reason, str) and f"by a clock that shows {shown}: set it if that is wrong" in reason
+        assert "good until 1970-01-12 13:46 UTC" in reason and len(reason) <= 300
+
+
 def test_a_token_is_good_for_a_seed_and_a_seeds_for_nothing_else() -> None:
     for role in Role:
         assert isinstance(admit_at_door(INVITE, RUN, GUEST, proof(role=role), NOW, role=Role.SEED), AdmittedBy)
