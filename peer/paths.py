@@ -21,6 +21,11 @@ from peer.errors import ExitCode, PeerError
 READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
+OVERFLOW_UID = 65534
+"""The owner of all that lies outside a container which has users of its own."""
+WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+
+
 def data_dir(option: str | os.PathLike[str] | None = None) -> Path:
     """The data directory, absolute; `option` is what the command line said.  Not created here."""
     chosen = option or os.environ.get("PEER_DATA_DIR")
@@ -32,14 +37,23 @@ def data_dir(option: str | os.PathLike[str] | None = None) -> Path:
 
 
 def make_private(folder: Path) -> Path:
-    """Create `folder` if it is missing, readable by this user only; raises `PeerError`."""
+    """Create `folder` if it is missing, for this user only; raises `PeerError`.
+
+    One that exists must be this user's, and no other user may write there: whoever can, replaces the settings, the
+    identity or the control socket.
+    """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found, link = folder.stat(), folder.lstat()
     except OSError as error:
         raise PeerError(
             f"cannot create the folder {folder}: {error.strerror}; choose another one with --data-dir",
             ExitCode.RESOURCES,
         ) from error
+    if link.st_uid not in (0, os.getuid()):
+        found = link
+    if (flaw := _flaw_of(folder, found)) is not None:
+        raise PeerError(flaw, ExitCode.RESOURCES)
     return folder
 
 
@@ -56,6 +70,21 @@ def must_be_writable(folder: Path) -> Path:
             "choose another one with --data-dir",
             ExitCode.RESOURCES,
         ) from error
+
+
+def _flaw_of(folder: Path, found: os.stat_result) -> str | None:
+    """Return a sentence with the remedy if another user owns the folder, or can write in it or replace it."""
+    if found.st_uid != os.getuid():
+        return f"the folder {folder} belongs to another user; choose one of your own with --data-dir"
+    if found.st_mode & WRITABLE_BY_OTHERS:
+        return f"other users can write in the folder {folder}; run: chmod go-w {folder}"
+    for parent in folder.absolute().resolve().parents:
+        above = parent.stat()
+        if above.st_mode & stat.S_IWOTH and not above.st_mode & stat.S_ISVTX:
+            return f"other users can replace the folder {folder}, for they can write in {parent}; run: chmod o-w {parent}"
+        if above.st_uid not in (0, os.getuid(), OVERFLOW_UID):
+            return f"the folder {folder} lies in {parent}, which is another user's; choose another one with --data-dir"
+    return None
 
 
 def runtime_dir() -> Path:

@@ -11,7 +11,8 @@ EVENTS: dict[str, type[Event]] = {cls.__name__: cls for cls in Event.__subclasse
 
 def from_fields(fields: dict[str, Any]) -> Event:
     """The event in `fields`; raises ValueError when there is no such event or its fields are wrong."""
-    cls = EVENTS.get(fields.get("event", ""))
+    name = fields.get("event")
+    cls = EVENTS.get(name) if isinstance(name, str) else None
     if cls is None:
         raise ValueError(f"no such event: {fields.get('event')!r}")
     try:

@@ -83,7 +83,7 @@ class Stamped:
         rest = dict(fields)
         try:
             at, mono = float(rest.pop("at")), float(rest.pop("mono"))
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ValueError("event without its time") from error
         return cls(at, mono, from_fields(rest))
 

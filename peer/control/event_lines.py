@@ -10,17 +10,22 @@ from typing import Any, get_args, get_origin, get_type_hints
 from peer.control.client import Stamped
 from protocol.event import Event
 
+LATEST_S = 1e11
+"""Seconds since 1970 in the year 5138: no clock says more, and calendars end some thousand years later."""
+MOST = 2**63
+"""No event has a number as large; sentences and pictures reckon with it in floating point."""
+
 
 def stamped_in(line: bytes) -> Stamped | None:
     """The event in a line; None for anything that no peer writes."""
     try:
         fields = json.loads(line)
         stamped = Stamped.from_fields(fields) if isinstance(fields, dict) else None
+        if stamped is None or not 0 <= stamped.at <= LATEST_S or not abs(stamped.mono) <= LATEST_S:
+            return None
+        return _checked(stamped)
     except (ValueError, RecursionError):
         return None
-    if stamped is None or not math.isfinite(stamped.at) or not math.isfinite(stamped.mono):
-        return None
-    return _checked(stamped)
 
 
 def _checked(stamped: Stamped) -> Stamped | None:
@@ -49,12 +54,22 @@ def _is(value: object, kind: Any) -> bool:
     if isinstance(kind, UnionType):
         return any(_is(value, each) for each in get_args(kind))
     if kind is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
+        return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf and _is_small(value)
     if kind is int:
-        return isinstance(value, int) and not isinstance(value, bool)
+        return isinstance(value, int) and not isinstance(value, bool) and _is_small(value)
+    if kind is str:
+        return isinstance(value, str) and not any("\ud800" <= character <= "\udfff" for character in value)
     origin, inside = get_origin(kind), get_args(kind)
     if origin is list:
         return isinstance(value, list) and all(_is(each, inside[0]) for each in value)
     if origin is dict:
         return isinstance(value, dict) and all(_is(k, inside[0]) and _is(v, inside[1]) for k, v in value.items())
-    return isinstance(value, kind) if kind in (str, bool, NoneType) else isinstance(value, str | int | float | bool | list)
+    if kind in (bool, NoneType):
+        return isinstance(value, kind)
+    if isinstance(value, list):
+        return all(_is(each, kind) for each in value)
+    return any(_is(value, each) for each in (str, int, float, bool))
+
+
+def _is_small(value: float) -> bool:
+    return not isinstance(value, int) or abs(value) <= MOST

@@ -27,7 +27,7 @@ from protocol.audit.evidence import (
 from protocol.audit.postponed import Postponed
 from protocol.events import Dropped, Notice, PeerEjected
 from protocol.membership.liveness import Membership
-from protocol.network.interface import NetworkError, Refused, Unreachable
+from protocol.network.interface import MALFORMED, NetworkError, Refused, Unreachable
 from protocol.network.session import Session
 from protocol.offload import Offload
 from protocol.state.disk import StoreFailed
@@ -177,7 +177,7 @@ class Ejections:
         try:
             question = decode_body(EvidenceRequest, data, max_bytes=256)
         except Malformed as error:
-            raise Refused(str(error)) from error
+            raise Refused(MALFORMED) from error
         raw = await self._offload(self._store.evidence.load, Hash(question.evidence))
         if raw is None:
             raise Refused("that proof is not here")

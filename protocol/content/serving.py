@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from protocol.network.interface import Refused
+from protocol.network.interface import MALFORMED, Refused
 from protocol.offload import Offload
 from protocol.state.replica import Replica
 from protocol.wire.body import Body, decode_body
@@ -51,7 +51,7 @@ class Serving:
         try:
             answer = await self._offload(self._answers[kind], data)
         except Malformed as error:
-            raise Refused(str(error)) from error
+            raise Refused(MALFORMED) from error
         assert isinstance(answer, bytes)
         return answer
 

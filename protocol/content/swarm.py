@@ -35,7 +35,7 @@ from protocol.content.transfer import Purpose
 from protocol.content.uploads import Uploads
 from protocol.event import Event
 from protocol.events import TransferProgress
-from protocol.network.interface import Landing, Members, NetworkError, Refused
+from protocol.network.interface import MALFORMED, Landing, Members, NetworkError, Refused
 from protocol.network.session import Session
 from protocol.offload import Offload
 from protocol.wire.body import decode_body
@@ -204,7 +204,7 @@ class Swarm:
         try:
             return await self._answers[kind](peer, data)
         except Malformed as error:
-            raise Refused(str(error)) from error
+            raise Refused(MALFORMED) from error
 
     async def _blob(self, peer: PeerId, data: bytes) -> bytes:
         question = decode_body(BlobRequest, data)

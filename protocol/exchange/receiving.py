@@ -15,7 +15,7 @@ from protocol.exchange.chunks import Results
 from protocol.exchange.events import Heard, Moving, PartArrived, ResultArrived, SignedEarly
 from protocol.exchange.machine import ExchangeMachine
 from protocol.exchange.messages import PushHeader, read_header
-from protocol.network.interface import Landing, Offence
+from protocol.network.interface import MALFORMED, Landing, Offence
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import Envelope
 from protocol.wire.hashes import Hash, verify_proof
@@ -109,7 +109,7 @@ class Receiver:
             )
         except Malformed as error:
             self._emit(Dropped(peer, "chunk", str(error)))
-            raise Offence(str(error)) from error
+            raise Offence(MALFORMED) from error
         self.down_bytes += len(raw) + len(landing.buffer)
         return arrived
 

@@ -11,7 +11,7 @@ Being named in a record is admission for good, so a voter must know that the mem
 from __future__ import annotations
 
 from protocol.membership.guests import Guests
-from protocol.network.interface import Network, Refused, Unreachable
+from protocol.network.interface import MALFORMED, Network, Refused, Unreachable
 from protocol.run.admission import AdmittedBy, has_expired, needs_proof, verify_admission
 from protocol.run.greeting import Hello, admit_at_door, answer_hello, make_hello
 from protocol.run.manifest import Admission, RunManifest
@@ -77,7 +77,7 @@ class Handshake:
         try:
             hello = decode_body(Hello, data, max_bytes=MAX_HELLO_BYTES)
         except Malformed as error:
-            raise Refused(str(error)) from error
+            raise Refused(MALFORMED) from error
         reply = answer_hello(self._manifest, self._run, hello, self._settings.version)
         refusal = reply if isinstance(reply, str) else self._let_in(peer, hello)
         if refusal is not None:

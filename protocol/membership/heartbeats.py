@@ -112,7 +112,6 @@ class Heartbeats:
             role=settings.role,
             phase=activity.phase,
             why_idle=WhyIdle.PAUSED if rests else activity.why,
-            why_detail="" if rests else activity.detail[:200],
             round=history.length,
             tip=history.tip,
             steps=self._progress.steps,

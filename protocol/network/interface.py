@@ -35,8 +35,15 @@ class Unreachable(NetworkError):
     """The peer cannot be reached now, or the deadline passed."""
 
 
+MALFORMED = "the message is malformed"
+"""The reason for whatever is ill-formed; the flaw itself is for our own log."""
+
+
 class Refused(NetworkError):
-    """The peer refused; the text is its reason (at most 300 characters)."""
+    """The peer refused; the text is its reason (at most 300 characters).
+
+    The text leaves the computer: a fixed sentence with at most public values in it, never the text of another error.
+    """
 
 
 class Offence(Refused):

@@ -11,7 +11,7 @@ from protocol.content.serving import Serving
 from protocol.content.swarm import Swarm
 from protocol.exchange.messages import ExchangeAsk
 from protocol.membership.handshake import Handshake
-from protocol.network.interface import Refused
+from protocol.network.interface import MALFORMED, Refused
 from protocol.network.session import Session
 from protocol.node.current_round import CurrentRound
 from protocol.node.ratifier import Ratifier
@@ -111,7 +111,7 @@ class Answers:
         try:
             ask = decode_body(ExchangeAsk, data, max_bytes=256)
         except Malformed as error:
-            raise Refused(str(error)) from error
+            raise Refused(MALFORMED) from error
         exchanges = self._round.exchanges
         exchange = await exchanges.find(Hash(ask.plan)) if exchanges is not None else None
         if exchange is None:
@@ -124,7 +124,7 @@ class Answers:
         try:
             question = decode_body(PartRequest, data, max_bytes=256)
         except Malformed as error:
-            raise Refused(str(error)) from error
+            raise Refused(MALFORMED) from error
         work = self._round.work
         part = work.part(Hash(question.root), question.chunk) if work is not None else None
         if part is None:

@@ -16,7 +16,7 @@ import trio
 from protocol.consensus.ballot import RATIFYING
 from protocol.consensus.ratification import Tally, has_ratified, objection_to_ratify, ratify
 from protocol.events import RecordRatified
-from protocol.network.interface import NetworkError, Refused
+from protocol.network.interface import MALFORMED, NetworkError, Refused
 from protocol.network.session import Session
 from protocol.node.guard import Guard
 from protocol.node.rounds import kept_on_disk
@@ -201,7 +201,7 @@ class Ratifier:
         try:
             question = decode_body(RatificationRequest, data)
         except Malformed as error:
-            raise Refused(str(error)) from error
+            raise Refused(MALFORMED) from error
         found = await self._known(question.round, Hash(question.record_hash))
         if found is None:
             raise Refused("no votes for that record here")

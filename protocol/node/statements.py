@@ -17,7 +17,7 @@ from protocol.consensus.relay import RELAYED
 from protocol.events import Dropped
 from protocol.membership.handshake import Handshake
 from protocol.membership.liveness import Membership
-from protocol.network.interface import Acceptance, Offence
+from protocol.network.interface import MALFORMED, Acceptance, Offence
 from protocol.network.session import Session
 from protocol.node.background import Background
 from protocol.node.current_round import CurrentRound
@@ -173,7 +173,7 @@ class Statements:
                 sender, body, envelope = unpack(data, self._session.run)
         except Malformed as error:
             self._session.emit(Dropped(bringer, "statement", str(error)))
-            raise Offence(str(error)) from error
+            raise Offence(MALFORMED) from error
         if sender != bringer and not isinstance(body, (Commit, *RELAYED)):
             raise Offence("a statement of somebody else")
         self._convict_all(sender, self._witness.hear(sender, body, envelope))
@@ -184,7 +184,7 @@ class Statements:
         try:
             sender, body, _ = unpack(data, self._session.run, max_bytes=MAX_GOSSIP_BYTES)
         except Malformed as error:
-            raise Offence(str(error)) from error
+            raise Offence(MALFORMED) from error
         if sender != leaver or not isinstance(body, Goodbye):
             raise Offence("no goodbye of its own")
         if self._background.is_open and self._on_goodbye(leaver, body):

@@ -15,7 +15,7 @@ import trio
 
 from protocol.content.swarm import Swarm
 from protocol.events import Dropped, VersionPublished, VersionRefused
-from protocol.network.interface import MAX_REQUEST_BYTES, Acceptance, NetworkError, Offence, Refused
+from protocol.network.interface import MALFORMED, MAX_REQUEST_BYTES, Acceptance, NetworkError, Offence, Refused
 from protocol.network.session import Session
 from protocol.offload import Offload
 from protocol.run.settings import WeightSettings
@@ -196,7 +196,7 @@ class WeightVersions:
         try:
             sender, body, envelope = unpack(data, self._session.run, max_bytes=MAX_STATEMENT_BYTES)
         except Malformed as error:
-            raise Offence(str(error)) from error
+            raise Offence(MALFORMED) from error
         if not isinstance(body, Version):
             raise Offence("no version of the weights")
         if not self._background.is_open:
@@ -248,7 +248,7 @@ class WeightVersions:
         try:
             decode_body(VersionsRequest, data)
         except Malformed as error:
-            raise Refused(str(error)) from error
+            raise Refused(MALFORMED) from error
         return VersionsReply(statements=[signed.raw for signed in self._catalogue.all()]).encode()
 
     # -- what the person asks -----------------------------------------------------------------------------------------

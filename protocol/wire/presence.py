@@ -54,7 +54,11 @@ class Measurement(Body):
 
 
 class Heartbeat(Body):
-    """Every 2 s, gossiped.  `incarnation` grows with every start, `seq` with every beat."""
+    """Every 2 s, gossiped.  `incarnation` grows with every start, `seq` with every beat.
+
+    why_idle: a code alone.  The sentence that goes with it may name folders and people of this computer, and stays here.
+    name: as the person chose it with `--name`, or drawn from the peer ID.
+    """
 
     KIND: ClassVar[str] = "heartbeat"
     incarnation: Count
@@ -63,7 +67,6 @@ class Heartbeat(Body):
     role: Annotated[Role, Field(strict=False)]
     phase: Annotated[Phase, Field(strict=False)]
     why_idle: Annotated[WhyIdle, Field(strict=False)]
-    why_detail: Annotated[str, Field(max_length=200)]
     round: Count
     tip: HashField
     steps: Count

@@ -107,7 +107,6 @@ def _beat(addresses: list[str]) -> Heartbeat:
         role=Role.TRAINER,
         phase=Phase.COMPUTING,
         why_idle=WhyIdle.BUSY,
-        why_detail="",
         round=0,
         tip=ZERO_HASH,
         steps=0,

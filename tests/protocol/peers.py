@@ -29,7 +29,6 @@ def a_heartbeat(**changes: Any) -> Heartbeat:
         "role": Role.TRAINER,
         "phase": Phase.COMPUTING,
         "why_idle": WhyIdle.BUSY,
-        "why_detail": "",
         "round": 0,
         "tip": ZERO_HASH,
         "steps": 0,

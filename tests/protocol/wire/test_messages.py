@@ -35,7 +35,7 @@ ONE = Identity.from_seed(bytes(32))
 RUN = hash_bytes("manifest", b"run")
 TIP = hash_bytes("record", b"tip")
 HEARTBEAT = Heartbeat(
-    incarnation=1, seq=2, name="n", role=Role.TRAINER, phase=Phase.COMPUTING, why_idle=WhyIdle.BUSY, why_detail="",
+    incarnation=1, seq=2, name="n", role=Role.TRAINER, phase=Phase.COMPUTING, why_idle=WhyIdle.BUSY,
     round=3, tip=TIP, steps=4, loss=5.5, tokens_per_s=6.0, up_bytes_per_s=0.0, down_bytes_per_s=0.0,
     addresses=["/ip4/127.0.0.1/tcp/1"], version="1",
 )  # fmt: skip

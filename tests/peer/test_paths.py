@@ -1,0 +1,63 @@
+"""The data directory is its user's alone: a folder that others can write in is refused."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from peer.errors import PeerError
+from peer.paths import make_private
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o775, 0o772, 0o770, 0o720, 0o702, 0o1777, 0o2775, 0o3777, 0o733])
+def test_a_folder_that_others_can_write_in_is_refused_with_the_remedy(tmp_path: Path, mode: int) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    folder.chmod(mode)
+    with pytest.raises(PeerError, match=rf"other users can write in the folder {folder}; run: chmod go-w {folder}"):
+        make_private(folder)
+    folder.chmod(mode & 0o755)
+    assert make_private(folder) == folder
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o755, 0o750, 0o711])
+def test_a_folder_that_only_its_user_writes_in_is_taken_as_it_is(tmp_path: Path, mode: int) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    folder.chmod(mode)
+    make_private(folder)
+    assert folder.stat().st_mode & 0o777 == mode
+
+
+def test_a_new_folder_is_private(tmp_path: Path) -> None:
+    assert make_private(tmp_path / "a" / "b").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_folder_in_one_where_everybody_writes_is_refused_unless_that_one_is_sticky(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    with pytest.raises(PeerError, match="other users can replace the folder"):
+        make_private(shared / "data")
+    shared.chmod(0o1777)
+    make_private(shared / "data")
+
+
+def test_a_link_counts_as_the_folder_that_it_leads_to(tmp_path: Path) -> None:
+    real = tmp_path / "real"
+    real.mkdir(mode=0o700)
+    (tmp_path / "link").symlink_to(real)
+    make_private(tmp_path / "link")
+    real.chmod(0o777)
+    with pytest.raises(PeerError, match="other users can write"):
+        make_private(tmp_path / "link")
+
+
+def test_a_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make_private(tmp_path / "data")
+    me = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: me + 1)
+    with pytest.raises(PeerError, match="belongs to another user; choose one of your own with --data-dir"):
+        make_private(folder)
