@@ -139,31 +139,38 @@ def _become_interface(folder: Path) -> NoReturn:
 
 
 def _live(args: argparse.Namespace) -> int:
+    from peer.keyfile import IdentityLocked, identity_lock
+    from peer.paths import data_dir, make_private, must_be_writable
+
+    folder = must_be_writable(make_private(data_dir(args.data_dir)))
+    try:
+        with identity_lock(folder):  # before what takes seconds to import: who asks meanwhile hears that a peer is starting
+            return _live_in(args, folder)
+    except IdentityLocked as error:
+        raise PeerError(str(error), ExitCode.ALREADY_RUNNING) from error
+
+
+def _live_in(args: argparse.Namespace, folder: Path) -> int:
+    """Live with the data directory `folder`, which is ours."""
     import trio
 
     from peer.daemon.choice import choose
     from peer.daemon.daemon import Daemon
     from peer.daemon.failure import problem_of
-    from peer.keyfile import IdentityLocked, identity_lock, load_or_create_identity
-    from peer.paths import data_dir, make_private, must_be_writable
+    from peer.keyfile import load_or_create_identity
     from peer.settings.kept_name import keep_name
 
-    folder = must_be_writable(make_private(data_dir(args.data_dir)))
     identity = load_or_create_identity(folder)
     choice = choose(" ".join(args.what) or os.environ.get("PEER_RUN") or None, folder, identity.peer_id)
     settings = _settings(args, folder, identity.peer_id)
-
     _log_to(folder)
 
     async def live() -> int:
         return await Daemon(settings, identity, choice).run()
 
+    keep_name(settings.live.gathered(), folder)
     try:
-        with identity_lock(folder):
-            keep_name(settings.live.gathered(), folder)
-            return trio.run(live)
-    except IdentityLocked as error:
-        raise PeerError(str(error), ExitCode.ALREADY_RUNNING) from error
+        return trio.run(live)
     except Exception as error:
         if args.debug or isinstance(error, PeerError):
             raise

@@ -50,7 +50,7 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
 def _me(status: PeerStatus) -> SwarmPeer:
     return SwarmPeer(
         peer=status.peer,
-        name=f"{clean(status.name, 12)} (me)",
+        name=f"{clean(status.name, 10)} (me)",
         role=status.role,
         phase=status.phase,
         round=status.round,
@@ -69,7 +69,7 @@ def _row(known: SwarmPeer, totals: Mapping[str, float], width: int, *, mine: boo
     total = totals[known.role]  # of its role: tokens that are generated are no tokens that are trained
     share = f"{100 * known.tokens_per_s / total:.0f} %" if total > 0 and alive else "-"
     cells = (
-        pad(f"{clean(known.name, 16)} {short(known.peer)}", NAME),
+        pad(f"{clean(known.name, 15)} {short(known.peer)}", NAME),
         f"{fit(known.role, 9):<10}",
         f"{fit(known.phase if alive else known.liveness, 10):<11}",
         f"{known.round:>5}",
