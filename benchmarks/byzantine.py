@@ -42,6 +42,7 @@ from trainer.data import corpus as corpora
 from trainer.data.rows import Rows
 from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.initial import initial_parameters
+from trainer.optim.rate import Place
 from trainer.worker import Task, Worker
 
 F32 = npt.NDArray[np.float32]
@@ -143,7 +144,7 @@ ATTACKS: dict[str, Callable[[Scene], F32]] = {
 def config_for(settings: Settings, rate: float) -> TrainingConfig:
     inner = InnerConfig(
         lr=rate, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, clip_norm=1.0, z_loss=2e-4, schedule="wsd",
-        warmup_steps=30, stable_steps=1 << 30, total_steps=1 << 31, joiner_warmup_steps=10,
+        warmup_steps=30, cooldown=0.0, joiner_warmup_steps=10,
     )  # fmt: skip
     data = DataConfig(corpus="stdlib", sequence_length=64, sequences_per_step=settings.sequences, held_out_percent=5)
     return TrainingConfig(
@@ -179,7 +180,7 @@ class Bench:
         for round_number in range(self.warm_rounds):
             for step in range(self.settings.inner_steps):
                 rows = Rows.joined([worker.batch(round_number, lane, step) for lane in range(4)])
-                worker.inner.step(rows, round_number * self.settings.inner_steps + step)
+                worker.inner.step(rows, Place(round_number * self.settings.inner_steps + step, 0.0))
         return worker.model.flat.numpy().copy()
 
     def loss(self, theta: F32) -> float:

@@ -17,6 +17,7 @@ from trainer.data import corpus as corpora
 from trainer.data.rows import Rows
 from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.initial import initial_parameters
+from trainer.optim.rate import Place
 from trainer.worker import Task, Worker
 
 F32 = npt.NDArray[np.float32]
@@ -61,7 +62,7 @@ class Settings:
         """One round as long as the longest run, so that what a lane reads does not depend on H."""
         inner = InnerConfig(
             lr=rate, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, clip_norm=1.0, z_loss=2e-4, schedule="wsd",
-            warmup_steps=30, stable_steps=1 << 30, total_steps=1 << 31, joiner_warmup_steps=10,
+            warmup_steps=30, cooldown=0.0, joiner_warmup_steps=10,
         )  # fmt: skip
         data = DataConfig("stdlib", self.sequence_length, self.sequences, held_out_percent=5)
         return TrainingConfig(seed, MODEL, data, inner, LONGEST, lanes=MOST, chunk_parameters=CHUNK)
@@ -191,7 +192,7 @@ def data_parallel(member: Member, theta: F32, steps: range, size: Callable[[int]
     member.load(theta)
     for step in steps:
         rows = Rows.joined([member.batch(0, lane, step) for lane in range(size(step))])
-        member.inner.step(rows, step)
+        member.inner.step(rows, Place(step, 0.0))
     return member.model.flat.numpy().copy()
 
 

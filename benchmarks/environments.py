@@ -44,7 +44,7 @@ MODEL = ModelConfig.from_mapping(
 )
 INNER = InnerConfig(
     lr=2e-3, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, clip_norm=1.0, z_loss=0.0, schedule="wsd",
-    warmup_steps=20, stable_steps=10**6, total_steps=2 * 10**6, joiner_warmup_steps=0,
+    warmup_steps=20, cooldown=0.0, joiner_warmup_steps=0,
 )  # fmt: skip
 BATCH = 64
 PLAYED = 200

@@ -36,7 +36,7 @@ def config_of(name: str, kl_weight: float) -> TrainingConfig:
     model = SHAPES[name] | {"rope_base": 10_000.0, "norm_eps": 1e-5, "tied": True}
     inner = {
         "lr": 1e-3, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.0, "clip_norm": 1.0, "z_loss": 0.0,
-        "schedule": "wsd", "warmup_steps": 0, "stable_steps": 1, "total_steps": 1, "joiner_warmup_steps": 0,
+        "schedule": "wsd", "warmup_steps": 0, "cooldown": 0.2, "joiner_warmup_steps": 0,
     }  # fmt: skip
     data = {"corpus": "stdlib", "sequence_length": 64, "sequences_per_step": 1, "held_out_percent": 5}
     return TrainingConfig.from_sections(

@@ -270,6 +270,30 @@ class RoundCommitted(Event):
 
 
 @dataclass(frozen=True)
+class RunEnded(Event):
+    """The run has reached its total: this is its final record, and the state after it the final one.
+
+    Told once in every life that comes to it.  rounds, tokens: done, of all members.  unit: "tokens" or "rounds", which the
+    total counts.  tip: the final record's hash.
+    """
+
+    rounds: int
+    tokens: int
+    unit: str
+    total: int
+    tip: str
+
+
+@dataclass(frozen=True)
+class RunExtended(Event):
+    """The run goes on for longer, as its organiser signed and the chain says.  total: in `unit`, from `round` on."""
+
+    round: int
+    unit: str
+    total: int
+
+
+@dataclass(frozen=True)
 class StateApplied(Event):
     """`rounds` records have been applied; `digest` is the outer state's."""
 

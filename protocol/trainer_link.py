@@ -35,7 +35,8 @@ class ComputeTask:
     round: number of the round.
     lane: which stream of samples is ours in this round (`0 <= lane < 2 * max_members`).
     steps: inner steps to take at most (H).
-    first_step: swarm's step number of our first step (round * H), for the schedule.
+    first_step: swarm's step number of our first step, H a round since the present stage of the run began, for the warm-up.
+    shares: of the run's present stage that are done before this round and after it, 0 to 1, for the cooldown.
     rollouts: files of accepted batches to learn from, in a run of reinforcement learning.
     reference: file of the weights that its KL term compares with, bf16; None where the run has no such term.
     """
@@ -46,6 +47,7 @@ class ComputeTask:
     first_step: int
     rollouts: tuple[Path, ...] = ()
     reference: Path | None = None
+    shares: tuple[float, float] = (0.0, 0.0)
 
 
 @dataclass(frozen=True)

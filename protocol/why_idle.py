@@ -34,6 +34,7 @@ class WhyIdle(str, Enum):
     MONTHLY_QUOTA = "monthly quota"
     DISK_FULL = "disk full"
     NOT_A_TRAINER = "not a trainer"
+    RUN_ENDED = "run ended"
 
 
 REMEDIES = {
@@ -59,6 +60,7 @@ REMEDIES = {
     WhyIdle.MONTHLY_QUOTA: "wait for the next month, or raise `monthly_quota`",
     WhyIdle.DISK_FULL: "make room, remove a run's folder (`peer runs`), or raise `max_disk`",
     WhyIdle.NOT_A_TRAINER: "nothing; or join with `--role trainer`",
+    WhyIdle.RUN_ENDED: "`peer export FOLDER` writes the model; `peer leave` ends the peer",
 }
 """What to do about each reason; docs/troubleshooting.md says the same.  Each fits on a line of a small terminal.
 

@@ -44,7 +44,7 @@ class TokenizerConfig(Section):
 
 @dataclass(frozen=True)
 class InnerConfig(Section):
-    """AdamW and its schedule, in the swarm's steps (round * H + local step)."""
+    """AdamW and its schedule.  warmup_steps: of the swarm (round * H + local step).  cooldown: share of the run's end."""
 
     lr: float
     beta1: float
@@ -55,8 +55,7 @@ class InnerConfig(Section):
     z_loss: float
     schedule: str
     warmup_steps: int
-    stable_steps: int
-    total_steps: int
+    cooldown: float
     joiner_warmup_steps: int
 
 

@@ -26,6 +26,7 @@ from trainer.evaluation import Evaluation, evaluation_tokens, load
 from trainer.models.llama.model import Decoder
 from trainer.optim.inner import InnerLoop
 from trainer.optim.moments import MomentsFile
+from trainer.optim.rate import Place
 from trainer.reading import reading_of, tokenizer_of
 
 F32 = npt.NDArray[np.float32]
@@ -46,6 +47,7 @@ class Task:
     rollouts: Sequence[str] = ()
     rollouts_in: str = ""
     reference: str = ""
+    shares: Sequence[float] = (0.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -142,7 +144,7 @@ class Worker:
         losses, tokens, began = 0.0, 0, time.monotonic()
         for step in range(task.steps):
             rows = self.batch(task.round, task.lane, step)
-            losses += self.inner.step(rows, task.first_step + step)
+            losses += self.inner.step(rows, self._place(task, step))
             steps, mean = step + 1, losses / (step + 1)
             if not math.isfinite(mean):
                 raise NotFinite(f"loss is {mean} at step {steps} of round {task.round}")
@@ -151,6 +153,10 @@ class Worker:
                 break
         norm = encode_difference(theta, self.model.flat, self.layout, out)
         return Done(tokens, steps, mean, norm)
+
+    def _place(self, task: Task, step: int) -> Place:
+        begin, end = task.shares
+        return Place(task.first_step + step, begin + (end - begin) * step / self.config.inner_steps)
 
     def evaluation(self, theta: F32, tokens: int | None = None) -> Evaluation:
         """The held-out loss of `theta`, yet to be measured; on `tokens` tokens, or as many as the run's members read."""

@@ -30,7 +30,7 @@ def flaw_of_plan(settings: RoundSettings, base: Base, plan: Plan) -> str | None:
         return "a member of its plan owns more than its share of the chunks"
     try:
         verify_members(settings, plan.members, base, plan.state)
-        base.tasks.check(settings.run, settings.manifest, plan.amendment)
+        base.check_amendment(settings.run, settings.manifest, plan.amendment)
     except Malformed as error:
         return f"its plan has {error}"
     return None

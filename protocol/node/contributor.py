@@ -30,6 +30,7 @@ from protocol.run.settings import NodeSettings
 from protocol.state.base import Base
 from protocol.state.chain import most_tokens
 from protocol.state.credit import learned_by
+from protocol.state.progress import RunProgress
 from protocol.state.replica import Replica
 from protocol.state.tasks_in_force import TasksInForce
 from protocol.trainer_link import ComputeTask, Contribution, Progress, TrainerDied, TrainerGaveUp, TrainerLink
@@ -49,7 +50,7 @@ class Contributor:
     """Trains in round after round.
 
     trainer: None at a peer that does not train.  selection: of rollouts to learn from.  occupation: of a peer that generates
-    or verifies.  against: the sets of tasks that fall out by what we counted.
+    or verifies.  against: the sets of tasks that fall out by what we counted.  progress: of the run in the round on a base.
     """
 
     def __init__(
@@ -64,10 +65,12 @@ class Contributor:
         selection: Selection | None = None,
         occupation: Occupation | None = None,
         against: Callable[[TasksInForce], int | None] = lambda tasks: None,
+        progress: Callable[[Base], RunProgress] = lambda base: base.progress,
     ) -> None:
         self._session, self._replica, self._settings = session, replica, settings
         self._trainer, self._offload, self._pace, self._activity = trainer, offload, pace, activity
         self._selection, self._occupation, self._against = selection, occupation, against
+        self._progress = progress
         self._pause = Pause()
         self._rests: dict[WhyIdle, str] = {}
         """Reasons to compute nothing, each with its sentence; the person's own is shown, else the first."""
@@ -153,7 +156,10 @@ class Contributor:
         manifest = self._replica.manifest
         inner_steps = manifest.steps_of(base.round)
         work.wanted = max(1, inner_steps - ahead - SPARE_STEPS) if ahead else inner_steps
-        task = ComputeTask(base.round, self._lane(base), work.wanted, base.round * inner_steps)
+        progress = self._progress(base)
+        begun = 0 if manifest.learns_from_rollouts(base.round) else progress.first  # there the rate never comes down
+        first, shares = (base.round - begun) * inner_steps, (progress.share, progress.next_share)
+        task = ComputeTask(base.round, self._lane(base), work.wanted, first, shares=shares)
         if self._selection is not None and manifest.learns_from_rollouts(base.round):
             return await self._learn(trainer, task, work, self._selection)
         async with self._selection.alone() if self._selection is not None else nullcontext():

@@ -65,13 +65,16 @@ class Evaluator:
             await training.wait()
             await self._take_turns(state, lambda text: None, math.inf)
 
-    async def at_the_end(self) -> None:
-        """Get the last state measured, when nobody trains any more; until it is, or `stop`."""
+    async def at_the_end(self, show: Show | None = None) -> None:
+        """Get the last state measured, when nobody trains any more; until it is, or `stop`.
+
+        show: None to show what we wait for as our activity.
+        """
         state = self._open()
         if self._trainer is None:
             return
         with trio.CancelScope() as self._ending:
-            await self._take_turns(state, self._show, END_PATIENCE_S)
+            await self._take_turns(state, show or self._show, END_PATIENCE_S)
 
     def _show(self, text: str) -> None:
         self._activity.show(Phase.SEEDING, WhyIdle.BUSY, text)

@@ -13,14 +13,17 @@ from protocol.membership.heartbeats import Heartbeats
 from protocol.network.session import Session
 from protocol.node.dispatcher import Dispatcher
 from protocol.node.evaluator import Evaluator
+from protocol.node.extensions import Extensions
 from protocol.node.gathering import Gathering
 from protocol.node.outlasting import Outlasting
 from protocol.node.ratifier import Ratifier
 from protocol.node.round_runner import Outcome, Wrong
 from protocol.node.rounds import Rounds
+from protocol.node.run_end import RunEnd
 from protocol.node.state_keeper import StateKeeper
 from protocol.node.watch import Watch
 from protocol.rollouts.rollouts import Rollouts
+from protocol.run.settings import NodeSettings
 from protocol.state.history import History
 from protocol.sync.run_files import RunFiles
 from protocol.tasks.task_sets import TaskSets
@@ -33,13 +36,13 @@ HAND_OVER_S = 2.0
 
 
 class Life:
-    """Runs once.  stop_after: leave after so many rounds of the run; None to go on."""
+    """Runs once."""
 
     def __init__(
         self,
         session: Session,
         history: History,
-        stop_after: int | None,
+        settings: NodeSettings,
         *,
         dispatcher: Dispatcher,
         heartbeats: Heartbeats,
@@ -53,15 +56,18 @@ class Life:
         gathering: Gathering,
         rounds: Rounds,
         evaluator: Evaluator,
+        extensions: Extensions,
+        run_end: RunEnd,
         activity: Activity,
         rollouts: Rollouts | None = None,
         tasks: TaskSets | None = None,
     ) -> None:
-        self._session, self._history, self._stop_after = session, history, stop_after
+        self._session, self._history, self._settings = session, history, settings
         self._dispatcher, self._heartbeats, self._ejections, self._watch = dispatcher, heartbeats, ejections, watch
         self._keeper, self._gathering, self._rounds, self._evaluator = keeper, gathering, rounds, evaluator
         self._activity, self._ratifier, self._swarm, self._versions = activity, ratifier, swarm, versions
         self._rollouts, self._tasks, self._files = rollouts, tasks, files
+        self._extensions, self._run_end = extensions, run_end
         self._leaving = trio.Event()
         self._finishing = False
 
@@ -72,12 +78,14 @@ class Life:
             await self._ejections.load()
             await self._keeper.load()
             await self._ratifier.load()
+            await self._extensions.load()
             nursery.start_soon(self._heartbeats.run)
             nursery.start_soon(self._ejections.announce)
             nursery.start_soon(self._watch.run, nursery)
             nursery.start_soon(self._ratifier.run)
             nursery.start_soon(self._swarm.run)
             nursery.start_soon(self._files.run)
+            nursery.start_soon(self._extensions.run)
             self._versions.resume()
             if self._tasks is not None:
                 nursery.start_soon(self._tasks.run)
@@ -120,12 +128,19 @@ class Life:
                 return
             if self._leaving.is_set():
                 await trio.sleep_forever()  # what we would begin now, others would wait for in vain
-            if await self._gathering.may_begin():
+            if self._run_end.has_come:
+                await self._run_end.stay(self._is_done, until_measured=self._settings.until_end)
+                if self._settings.until_end and self._run_end.has_come:
+                    await self._gathering.linger()
+                    self.leave()
+                    return
+            elif await self._gathering.may_begin():
                 outcome = await self._rounds.run_next(state_verified=self._keeper.is_verified, outlasting=outlasting)
                 await self._conclude(outcome, outlasting.nursery)
 
     def _is_done(self) -> bool:
-        return self._finishing or (self._stop_after is not None and self._history.length >= self._stop_after)
+        stop_after = self._settings.stop_after
+        return self._finishing or (stop_after is not None and self._history.length >= stop_after)
 
     async def _conclude(self, outcome: Outcome, nursery: trio.Nursery) -> None:
         if isinstance(outcome, Commit):

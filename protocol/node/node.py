@@ -27,6 +27,7 @@ from protocol.node.contributor import Contributor
 from protocol.node.current_round import CurrentRound
 from protocol.node.dispatcher import Dispatcher
 from protocol.node.evaluator import Evaluator
+from protocol.node.extensions import Extensions
 from protocol.node.gathering import Gathering
 from protocol.node.guard import Guard, Thinned
 from protocol.node.life import Life
@@ -34,6 +35,7 @@ from protocol.node.line_probe import LineProbe
 from protocol.node.ratifier import Ratifier
 from protocol.node.readys import Readys
 from protocol.node.rounds import Rounds
+from protocol.node.run_end import RunEnd
 from protocol.node.state_keeper import StateKeeper
 from protocol.node.statements import Statements
 from protocol.node.watch import Watch
@@ -118,6 +120,7 @@ class Node:
         self._keeper = StateKeeper(session, replica, offload, activity, self._catch_up, self._following, claims)
         self._tasks = TaskSets(session, guard, replica, offload, self._swarm) if replica.manifest.rl is not None else None
         self.tasks = TaskDesk(session, self._tasks) if self._tasks is not None else None
+        self.extensions = Extensions(session, guard, replica, offload)
         self._rollouts = self._make_rollouts(trainer)
         self._contributor = self._make_contributor()
         self._ratifier = Ratifier(
@@ -153,7 +156,17 @@ class Node:
         against = tasks.against if tasks is not None else lambda tasks: None
         session, replica, settings, offload = self._session, self._replica, self._settings, self._offload
         return Contributor(
-            session, replica, settings, self._trainer, offload, self._pace, self._activity, selection, occupation, against
+            session,
+            replica,
+            settings,
+            self._trainer,
+            offload,
+            self._pace,
+            self._activity,
+            selection,
+            occupation,
+            against,
+            self.extensions.progress,
         )
 
     def _generating(self) -> float:
@@ -182,6 +195,7 @@ class Node:
             self.versions,
             self._rollouts,
             self._tasks,
+            self.extensions,
             current,
         )
         serving = Serving(replica, offload)
@@ -227,12 +241,14 @@ class Node:
             self._readys,
             current,
             is_copy=settings.is_copy,
-            amendment=self._tasks.amendment if self._tasks is not None else lambda: None,
+            amendment=self._amendment,
         )
         return Life(
             session,
             self._history,
-            settings.stop_after,
+            settings,
+            extensions=self.extensions,
+            run_end=RunEnd(session, replica, activity, self._keeper, self.extensions, self._evaluator, self._rollouts),
             dispatcher=self.dispatcher,
             heartbeats=self._heartbeats,
             ejections=self._ejections,
@@ -249,6 +265,11 @@ class Node:
             evaluator=self._evaluator,
             activity=activity,
         )
+
+    def _amendment(self) -> bytes | None:
+        """What is to go into our plans; after the end of the run only an extension leads on."""
+        tasks = self._tasks.amendment if self._tasks is not None else lambda: None
+        return self.extensions.amendment() or tasks()
 
     async def run(self) -> None:
         """Until `leave`, the goodbye said.  Raises `StoreFull` when the disk is full: nothing is lost by that."""

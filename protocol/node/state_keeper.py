@@ -57,6 +57,17 @@ class StateKeeper:
         """Whether peers that stand on another state than ours are not to make us look at ours again, for now."""
         return not self._second_thoughts.are_due(self._replica.history.length)
 
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether the state is that of our tip, and no other branch is ready to be taken over."""
+        return self._following.move is None and self._replica.state.rounds == self._replica.history.length
+
+    @property
+    def has_checkpoint(self) -> bool:
+        """Whether the state of our tip is on disk as a checkpoint."""
+        history = self._replica.history
+        return (history.length, history.tip) in self._replica.store.checkpoints.marks()
+
     # -- from the disk ------------------------------------------------------------------------------------------------
 
     async def load(self) -> None:

@@ -22,6 +22,7 @@ from protocol.network.session import Session
 from protocol.node.background import Background
 from protocol.node.current_round import CurrentRound
 from protocol.node.evaluator import Evaluator
+from protocol.node.extensions import Extensions
 from protocol.node.guard import Guard
 from protocol.node.readys import Readys
 from protocol.offload import Offload
@@ -32,6 +33,7 @@ from protocol.versions.weight_versions import WeightVersions
 from protocol.wire.body import LARGE_BYTES, Body
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import MAX_GOSSIP_BYTES, Envelope
+from protocol.wire.extension import Extension
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Accusation, Commit, Ready, unpack
 from protocol.wire.presence import Goodbye, Heartbeat
@@ -39,7 +41,7 @@ from protocol.wire.rollouts import Deal, Judgement, RolloutBatch
 from protocol.wire.tasks import Amendment, TaskSet
 from protocol.wire.versions import Version
 
-GOSSIP_KINDS = (Heartbeat, Goodbye, Ready, Accusation, Version, RolloutBatch, Deal, Judgement, TaskSet, Amendment)
+GOSSIP_KINDS = (Heartbeat, Goodbye, Ready, Accusation, Version, RolloutBatch, Deal, Judgement, TaskSet, Amendment, Extension)
 MAX_TOLD = 1024
 """Goodbyes remembered that did not come by gossip."""
 
@@ -62,12 +64,13 @@ class Statements:
         versions: WeightVersions,
         rollouts: Rollouts | None,
         tasks: TaskSets | None,
+        extensions: Extensions,
         current: CurrentRound,
     ) -> None:
         self._session, self._guard, self._offload, self._background = session, guard, offload, background
         self._membership, self._handshake, self._ejections = membership, handshake, ejections
         self._witness, self._evaluator, self._readys, self._round = witness, evaluator, readys, current
-        self._versions, self._rollouts, self._tasks = versions, rollouts, tasks
+        self._versions, self._rollouts, self._tasks, self._extensions = versions, rollouts, tasks, extensions
         self._decoding = trio.Lock()
         """One large statement is decoded at a time."""
         self._told: dict[PeerId, None] = {}
@@ -92,6 +95,8 @@ class Statements:
                 return self._versions.hear(forwarder, sender, body, envelope.raw)
             if isinstance(body, Amendment):  # the organiser's word counts by the manifest alone
                 return self._tasks.hear(sender, body, envelope.raw) if self._tasks is not None else Acceptance.IGNORE
+            if isinstance(body, Extension):
+                return self._extensions.hear(sender, body, envelope.raw)
             if isinstance(body, Ready | Heartbeat):
                 self._handshake.meet(sender, body)
             may_speak = self._handshake.may_speak(sender) and sender not in self._ejections

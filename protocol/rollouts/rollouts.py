@@ -122,7 +122,7 @@ class Rollouts:
         self._kept: KeptVersions | None = None
         self._given: GivenTasks | None = None
         self._worker: Worker | None = None
-        self._pause = Pause()
+        self._pause, self._rests, self._ended = Pause(), False, False
         self.occupation = Occupation(activity, settings.role) if settings.role in WORK and link is not None else None
         """What is shown of a rollout peer's or a validator's work."""
         if link is not None:
@@ -230,6 +230,16 @@ class Rollouts:
 
     def rest(self, on: bool) -> None:
         """Whether to compute nothing, because its owner, or the computer, says so; what was made is served all the same."""
+        self._rests = on
+        self._pause_or_go_on()
+
+    def end(self, on: bool) -> None:
+        """Whether to compute nothing because the run has ended."""
+        self._ended = on
+        self._pause_or_go_on()
+
+    def _pause_or_go_on(self) -> None:
+        on = self._rests or self._ended
         if on == self._pause.on:
             return
         (self._pause.begin if on else self._pause.end)()

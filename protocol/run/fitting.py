@@ -210,15 +210,17 @@ def data_problems(sequence_length: int, sequences_per_step: int) -> Iterator[Pro
         )
 
 
-def schedule_problems(warmup_steps: int, stable_steps: int, total_steps: int) -> Iterator[Problem]:
-    """What does not fit in the learning-rate schedule, a sentence each."""
-    if not warmup_steps <= stable_steps < total_steps:
-        total = max(total_steps, 1)
-        stable = total * 4 // 5
+def total_problems(tokens: int | None, rounds: int | None) -> Iterator[Problem]:
+    """Yield a sentence where the run has not exactly one total."""
+    if tokens is None and rounds is None:
         yield Problem(
-            ("warmup_steps", "stable_steps", "total_steps"),
-            f"warmup_steps ({warmup_steps}), stable_steps ({stable_steps}) and total_steps ({total_steps}) must "
-            f"come in this order; {min(warmup_steps, stable)}, {stable} and {total} would do",
+            ("total_tokens", "total_rounds"),
+            "total_tokens or total_rounds is missing, which says when the run ends; total_rounds = 100 would do",
+        )
+    if tokens is not None and rounds is not None:
+        yield Problem(
+            ("total_tokens", "total_rounds"),
+            f"total_tokens ({tokens}) and total_rounds ({rounds}) both say when the run ends; remove one of them",
         )
 
 

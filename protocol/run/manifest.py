@@ -30,15 +30,17 @@ from protocol.run.fitting import (
     fragment_problems,
     member_problems,
     refuse,
-    schedule_problems,
+    total_problems,
     used_problems,
 )
+from protocol.run.goal import Goal, Unit
 from protocol.run.model_section import ModelSection
 from protocol.run.rl_section import RlSection
 from protocol.run.section import Section
 from protocol.wire.body import MAX_FRAGMENTS, MAX_MEMBERS, PeerField, decode_body
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import open_envelope
+from protocol.wire.extension import Total
 from protocol.wire.hashes import ZERO_HASH, Hash, hash_bytes
 from protocol.wire.identity import Identity
 from protocol.wire.messages import pack
@@ -64,7 +66,8 @@ Steps = Annotated[int, Field(ge=0, le=2**40)]
 
 
 class InnerSection(Section):
-    """AdamW and its schedule, in the swarm's steps (round times inner_steps + local step)."""
+    """AdamW and its schedule: the rate warms up over the swarm's steps (round times inner_steps + local step), stays, and
+    comes down to zero at the run's total."""
 
     lr: Positive = 3e-3
     """Peak learning rate."""
@@ -84,17 +87,10 @@ class InnerSection(Section):
     """Shape of the learning rate: linear warm-up, constant, then 1 - sqrt to zero."""
     warmup_steps: Steps = 100
     """Steps over which the rate rises from zero."""
-    stable_steps: Steps = 8_000
-    """Step at which the decay begins."""
-    total_steps: Steps = 10_000
-    """Step at which the rate has come down to zero."""
+    cooldown: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.2
+    """Share of the run's total, at its end, in which the rate comes down to zero."""
     joiner_warmup_steps: Annotated[int, Field(ge=0, le=100_000)] = 10
     """Steps over which the rate rises for a joiner, whose Adam moments are empty."""
-
-    @model_validator(mode="after")
-    def _in_order(self) -> Self:
-        refuse(schedule_problems(self.warmup_steps, self.stable_steps, self.total_steps))
-        return self
 
 
 class OuterSection(Section):
@@ -179,7 +175,9 @@ class RunManifest(Section):
     """A run.  Two runs that differ in any field are different runs."""
 
     KIND: ClassVar[str] = "manifest"
-    LATER: ClassVar[frozenset[str]] = frozenset({"initial_state", "publishers", "rl", "tokenizer"})
+    LATER: ClassVar[frozenset[str]] = frozenset(
+        {"initial_state", "publishers", "rl", "tokenizer", "total_rounds", "total_tokens"}
+    )
 
     name: Annotated[str, Field(min_length=1, max_length=64, pattern=PRINTABLE)]
     """What people call the run."""
@@ -219,8 +217,10 @@ class RunManifest(Section):
     """Rounds between checkpoints on disk."""
     checkpoint_chunk_bytes: Annotated[int, Field(ge=1 << 12, le=MAX_CHECKPOINT_CHUNK_BYTES, multiple_of=1 << 12)] = 1 << 20
     """Bytes in one chunk of a checkpoint; a multiple of 4096."""
-    total_tokens: Annotated[int, Field(ge=1, le=2**53)] = 1_000_000_000
-    """Tokens of all members together at which the run has reached its goal."""
+    total_tokens: Total | None = None
+    """Tokens of all members together at which the run ends; a run has this or total_rounds."""
+    total_rounds: Total | None = None
+    """Rounds after which the run ends; a run has this or total_tokens."""
     rl: RlSection | None = None
     """Reinforcement learning from rollouts; left out where the run reads text."""
     tokenizer: TokenizerSection | None = None
@@ -252,6 +252,7 @@ class RunManifest(Section):
             )
         if self.rl is not None:
             yield from used_problems(self.rounds.max_members, self.rl.batches_per_round)
+        yield from total_problems(self.total_tokens, self.total_rounds)
         yield from fragment_problems(self.fragments)
         yield from chunk_problems(self.parameters, self.chunk_parameters, self.state_bytes, self.checkpoint_chunk_bytes)
         if self.allowlist != sorted(set(self.allowlist)):
@@ -266,6 +267,14 @@ class RunManifest(Section):
                 ("allowlist", "admission"),
                 'admission is "allowlist" but the allowlist is empty; put peer IDs into it, or admit by "invite"',
             )
+
+    @property
+    def goal(self) -> Goal:
+        """The end of the run, as long as the organiser has not extended it."""
+        if self.total_tokens is not None:
+            return Goal(Unit.TOKENS, self.total_tokens, self.inner.cooldown)
+        assert self.total_rounds is not None, "a run has a total"
+        return Goal(Unit.ROUNDS, self.total_rounds, self.inner.cooldown)
 
     @property
     def parameters(self) -> int:

@@ -31,6 +31,13 @@ MAX_DOTS = 64
 MAX_NAME_CHARS = 80
 MAX_TOLD = 20
 """Mistakes that are told at once."""
+REPLACED = {
+    "inner.total_steps": "write total_rounds (total_steps divided by rounds.inner_steps) or total_tokens above the sections "
+    "instead, which says when the run ends and the rate is zero",
+    "inner.stable_steps": "write inner.cooldown instead, the share of the run at its end in which the rate comes down "
+    "(0.2 by default)",
+}
+"""Fields of earlier versions, and what to write instead."""
 PLACEHOLDERS = {"name": "run"}
 """Stand in for required fields that are wrong, so that the others can be looked at."""
 
@@ -95,7 +102,8 @@ def parse_run_file(text: str, organiser: PeerId, name: str = "run file", start: 
         if isinstance(peers, list) and all(isinstance(peer, str) for peer in peers):
             fields[name_of_list] = sorted(set(peers))
     fields |= _brought(start, fields, name)
-    mistakes = _mistakes(fields)
+    tunes = start is not None and start.facts is not None
+    mistakes = _mistakes(fields, tunes=tunes)
     if len(mistakes) == 1:
         raise RunFileError(f"{name}: {mistakes[0]}")
     if mistakes:
@@ -103,7 +111,7 @@ def parse_run_file(text: str, organiser: PeerId, name: str = "run file", start: 
         told = "\n  ".join([*mistakes[:MAX_TOLD], *more])
         raise RunFileError(f"{name} has {len(mistakes)} mistakes:\n  {told}")
     try:
-        manifest = RunManifest.model_validate(derived(fields))
+        manifest = RunManifest.model_validate(derived(fields, tunes=tunes))
         if start is not None and start.facts is not None:
             manifest = manifest.model_copy(update={"initial_state": start.digest(manifest.checkpoint_chunk_bytes).hex()})
         manifest.encode()
@@ -139,7 +147,7 @@ def _begun_with(facts: Mapping[str, Any], fields: Mapping[str, Any], name: str) 
     return dict(facts)
 
 
-def _mistakes(fields: dict[str, Any]) -> list[str]:
+def _mistakes(fields: dict[str, Any], *, tunes: bool) -> list[str]:
     """A sentence for each.
 
     Numbers are compared with each other only when each of them is allowed.  So what is wrong is taken out, the rest is
@@ -149,7 +157,7 @@ def _mistakes(fields: dict[str, Any]) -> list[str]:
     wrong: set[str] = set()
     while True:
         try:
-            RunManifest.model_validate(derived(fields))
+            RunManifest.model_validate(derived(fields, tunes=tunes))
             return list(sentences)
         except ValidationError as error:
             found = [mistake for item in error.errors() for mistake in _read(item)]
@@ -221,6 +229,8 @@ def _sentence(error: ErrorDetails) -> str:
     place = [str(part) for part in error["loc"] if part not in (*OUTER_FORMS, *FOUNDERS_FORMS)]
     field = _shown(".".join(part[:MAX_NAME_CHARS] for part in place), MAX_NAME_CHARS)
     kind = error["type"]
+    if kind == "extra_forbidden" and field in REPLACED:
+        return f"{field} is no field of a run any more; {REPLACED[field]}"
     if kind == "extra_forbidden":
         near = difflib.get_close_matches(place[-1][:MAX_NAME_CHARS], _names(place[:-1]), 1)
         return f"{field} is no field of a run; " + (f"did you mean {near[0]}?" if near else "remove it")

@@ -33,7 +33,7 @@ class NodeSettings:
 
     incarnation: grows with every start of this identity.
     wait_for_contact: an invitation named somebody, so do not begin the run alone.
-    stop_after: leave after so many rounds of the run; None to go on.
+    stop_after: leave after so many rounds of the run; None to go on.  until_end: leave when the run has ended.
     admission: the admission proof of this peer, to show at the door and in READYs; empty where the run asks for none.
     introduced: peers whose addresses the invitation names; they are heard until a chain says who is in.
     anchor: a record that our chain has to go through, as the invitation says; None when it names none.
@@ -50,6 +50,7 @@ class NodeSettings:
     incarnation: int
     wait_for_contact: bool = False
     stop_after: int | None = None
+    until_end: bool = False
     admission: bytes = b""
     introduced: frozenset[PeerId] = frozenset()
     anchor: Anchor | None = None

@@ -8,9 +8,13 @@ from functools import lru_cache
 
 from protocol.run.admission import TokenUses
 from protocol.run.manifest import Admission, RunManifest
+from protocol.state.amendment import open_amendment
+from protocol.state.progress import RunProgress
 from protocol.state.tasks_in_force import TasksInForce
+from protocol.wire.extension import Extension
 from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import PeerId
+from protocol.wire.tasks import Amendment
 
 
 def fragment_of(round: int, fragments: int) -> int:
@@ -75,7 +79,7 @@ class Base:
 
     electors: who votes on it, sorted; none at the genesis of a run without founders.  contributors: the members of the
     record before whose parts are in it, sorted.  known: the members of all records.  uses: of admission tokens, in all of
-    them.  tasks: the sets of tasks of the version that the round begins with.
+    them.  tasks: the sets of tasks of the version that the round begins with.  progress: of the run before the round.
     """
 
     round: int
@@ -86,6 +90,14 @@ class Base:
     known: frozenset[PeerId] = frozenset()
     uses: TokenUses = TokenUses()
     tasks: TasksInForce = TasksInForce()
+    progress: RunProgress = RunProgress()
+
+    def check_amendment(self, run: Hash, manifest: RunManifest, raw: bytes | None) -> None:
+        """Check that the next record may carry this amendment, or none; raises `Malformed` otherwise."""
+        body = open_amendment(raw, run, PeerId(manifest.organiser)) if raw is not None else None
+        self.progress.check(body if isinstance(body, Extension) else None)
+        if isinstance(body, Amendment):
+            self.tasks.flaw(body, has_rollouts=manifest.rl is not None)
 
     def ranked(self, peers: Iterable[PeerId]) -> list[PeerId]:
         """In the order in which these peers propose: the tip draws it, so nobody can choose a key for it in advance."""

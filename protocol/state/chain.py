@@ -50,7 +50,7 @@ def verify_record(settings: RoundSettings, record: Record, index: Sequence[Chunk
     for entry in index:
         members_in(entry.mask, len(record.members))
     verify_members(settings, record.members, base, record.state)
-    base.tasks.check(settings.run, settings.manifest, record.amendment)
+    base.check_amendment(settings.run, settings.manifest, record.amendment)
 
 
 def verify_members(settings: RoundSettings, members: Sequence[Member], base: Base, state: bytes) -> None:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from protocol.state.base import RoundSettings
 from protocol.state.chain import genesis_tip, is_full, record_hash
-from protocol.state.electorate import Electorate
 from protocol.state.roster import Roster
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
@@ -48,7 +47,7 @@ class ChainMemory:
     @classmethod
     def start(cls, settings: RoundSettings) -> ChainMemory:
         """Of a chain without records."""
-        roster = Roster(Electorate.start(settings))
+        roster = Roster.start(settings)
         return cls([genesis_tip(settings.run)], [roster.electorate.electors], [], {0: roster}, None)
 
     @property

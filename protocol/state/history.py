@@ -12,7 +12,6 @@ from functools import partial
 from protocol.state.base import Base, RoundSettings, fragment_of
 from protocol.state.chain import is_full
 from protocol.state.chain_memory import ChainMemory
-from protocol.state.electorate import Electorate
 from protocol.state.roster import Roster, base_on
 from protocol.state.store import Store
 from protocol.wire.hashes import Hash
@@ -76,7 +75,7 @@ class History:
         """What the first `rounds` records say about peers, at most `length`.  Reads them again when that is long ago."""
         if (known := self._now.rosters.get(rounds)) is not None:
             return known
-        roster = Roster(Electorate.start(self._settings))
+        roster = Roster.start(self._settings)
         for round in range(rounds):
             roster = roster.after(self.commit_at(round))
         return roster

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 from protocol.run.admission import TokenUses, verify_admission
 from protocol.run.manifest import RunManifest
+from protocol.state.amendment import extension_of
 from protocol.state.base import Base, RoundSettings, fragment_of
 from protocol.state.electorate import Electorate, contributors
+from protocol.state.progress import RunProgress
 from protocol.state.tasks_in_force import TasksInForce
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
@@ -18,13 +20,20 @@ from protocol.wire.messages import Commit, Member
 @dataclass(frozen=True)
 class Roster:
     """Immutable; what did not change is shared.  members: of any record so far.  uses: of admission tokens.  contributors:
-    the members of the last record whose parts are in it, sorted.  tasks: the sets of tasks."""
+    the members of the last record whose parts are in it, sorted.  tasks: the sets of tasks.  progress: towards the run's
+    total."""
 
     electorate: Electorate
     members: frozenset[PeerId] = frozenset()
     uses: TokenUses = TokenUses()
     contributors: tuple[PeerId, ...] = ()
     tasks: TasksInForce = TasksInForce()
+    progress: RunProgress = RunProgress()
+
+    @classmethod
+    def start(cls, settings: RoundSettings) -> Roster:
+        """The roster of a chain without records."""
+        return cls(Electorate.start(settings), progress=RunProgress(settings.manifest.goal))
 
     def after(self, commit: Commit) -> Roster:
         """What one more record, which has been verified, makes of it."""
@@ -32,11 +41,12 @@ class Roster:
         masks = [entry.mask for entry in commit.index]
         electorate, contributing = self.electorate.after(named, masks), tuple(sorted(contributors(named, masks)))
         tasks = self.tasks.after(commit.record, self.electorate.electors)
+        progress = self.progress.after(commit, extension_of(commit.record))
         new = [member for member in commit.record.members if member.peer not in self.members]
         if not new:
-            return Roster(electorate, self.members, self.uses, contributing, tasks)
+            return Roster(electorate, self.members, self.uses, contributing, tasks, progress)
         uses = self.uses.after([(PeerId(member.peer), member.admission) for member in new])
-        return Roster(electorate, self.members.union(named), uses, contributing, tasks)
+        return Roster(electorate, self.members.union(named), uses, contributing, tasks, progress)
 
 
 def base_on(settings: RoundSettings, round: int, tip: Hash, roster: Roster) -> Base:
@@ -50,6 +60,7 @@ def base_on(settings: RoundSettings, round: int, tip: Hash, roster: Roster) -> B
         roster.members,
         roster.uses,
         roster.tasks,
+        roster.progress,
     )
 
 

@@ -13,6 +13,7 @@
     tasks/                      sets of tasks, likewise, what was signed about them, and what was counted
     reference/                  the weights that a run's KL term compares with, likewise
     standing                    how rollout peers and validators stand with us, likewise
+    extension                   the organiser's newest extension of the run, signed
     chosen                      the record of an invitation to whose history this peer came over
 
 Write, fsync, rename; then act.  A file that is torn or altered counts as absent and is moved out of the way.
@@ -83,7 +84,7 @@ class Store:
         self.reference = WeightFiles(self.disk, root / "reference")
         self.tasks = WeightFiles(self.disk, root / "tasks")
         self._records, self._branches, self._journal = records, branches, root / "switch"
-        self._chosen, self._standing = root / "chosen", root / "standing"
+        self._chosen, self._standing, self._extension = root / "chosen", root / "standing", root / "extension"
         begun = read_guarded(self.disk, self._journal)
         if begun is not None:
             self._carry_out(_Switch(*canonical.decode(begun, max_bytes=JOURNAL_BYTES)))
@@ -105,6 +106,14 @@ class Store:
     def standing(self) -> bytes | None:
         """What an earlier life knew of them."""
         return read_guarded(self.disk, self._standing)
+
+    def keep_extension(self, raw: bytes) -> None:
+        """Replace the organiser's extension of the run.  Raises `StoreFailed`."""
+        write_guarded(self.disk, self._extension, raw)
+
+    def extension(self) -> bytes | None:
+        """The organiser's newest extension that an earlier life heard of."""
+        return read_guarded(self.disk, self._extension)
 
     def switch(self, common: int, slot: str, length: int, kept: str) -> None:
         """Exchange our records from `common` on for those in `slot` up to `length`; ours are in the slot `kept` then.

@@ -11,14 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from protocol.run.manifest import RunManifest
-from protocol.wire import canonical
-from protocol.wire.body import decode_body
+from protocol.state.amendment import tasks_of
 from protocol.wire.canonical import Malformed
-from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Record, unpack
-from protocol.wire.tasks import MAX_AMENDMENT_BYTES, MAX_SET_TASKS, AdmittedSet, Amendment
+from protocol.wire.messages import Record
+from protocol.wire.tasks import MAX_SET_TASKS, AdmittedSet, Amendment
 
 OWN_PROBLEMS = 1 << 40
 """Numbers below are of the problems of the manifest's environment."""
@@ -53,11 +50,6 @@ class TasksInForce:
         """The sets that problems are drawn from, by slot."""
         return tuple(each for each in self.sets if each.slot not in self.fallen)
 
-    def check(self, run: Hash, manifest: RunManifest, raw: bytes | None) -> None:
-        """Whether the next record may carry this amendment, or none; raises `Malformed`."""
-        if raw is not None:
-            self.flaw(open_amendment(raw, run, PeerId(manifest.organiser)), has_rollouts=manifest.rl is not None)
-
     def flaw(self, amendment: Amendment, *, has_rollouts: bool = True) -> None:
         """Raises `Malformed` where this amendment cannot come next."""
         if not has_rollouts:
@@ -69,7 +61,8 @@ class TasksInForce:
 
     def after(self, record: Record, electors: Sequence[PeerId]) -> TasksInForce:
         """What one more record, which has been verified, makes of it.  electors: that vote on it; its members, if none."""
-        if record.amendment is None and not self.live:
+        new = tasks_of(record)
+        if new is None and not self.live:
             return self
         voters: set[str] = {*electors} or {member.peer for member in record.members}
         against = [member.against or 0 for member in record.members if member.peer in voters]
@@ -78,24 +71,8 @@ class TasksInForce:
         }
         version = record.round + 1
         fell = self.fell if fallen == self.fallen else version
-        if record.amendment is None:
+        if new is None:
             return self if fallen == self.fallen else replace(self, fallen=fallen, fell=fell)
-        new = _read(record.amendment)
         slots = [each.slot for each in new.sets]
         highest, left = max([self.highest, *slots]), fallen.intersection(slots)
         return TasksInForce(new.number, new.percent, tuple(new.sets), left, highest, since=version, fell=fell)
-
-
-def open_amendment(raw: bytes, run: Hash, organiser: PeerId) -> Amendment:
-    """What the organiser of this run signed; raises `Malformed` for anything else."""
-    sender, body, _ = unpack(raw, run, max_bytes=MAX_AMENDMENT_BYTES)
-    if not isinstance(body, Amendment) or sender != organiser:
-        raise Malformed("no amendment of the organiser")
-    return body
-
-
-def _read(raw: bytes) -> Amendment:
-    """An amendment in a record that has been verified."""
-    fields = canonical.decode(raw, max_bytes=MAX_AMENDMENT_BYTES)
-    assert isinstance(fields, dict)
-    return decode_body(Amendment, fields["body"], max_bytes=MAX_AMENDMENT_BYTES)

@@ -28,6 +28,7 @@ from protocol.wire.body import (
 )
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import MAX_ENVELOPE_BYTES, Envelope, open_envelope, seal
+from protocol.wire.extension import Extension
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.presence import Goodbye, Heartbeat
@@ -112,7 +113,8 @@ class Record(OnState):
 
     members' `tokens` are what each contributed; the divisor of chunk c is the tokens of the members in its mask.
     result_root: `index_root` of the chunk entries.  state_digest: the outer state before this round.  amendment: what the
-    organiser signed about sets of tasks, if it is new; it holds from the version after this record on.
+    organiser signed about sets of tasks, or about the run's total, if it is new; it holds from the version after this record
+    on.
     """
 
     KIND: ClassVar[str] = "record"
@@ -308,6 +310,7 @@ STATEMENTS: dict[str, type[Body]] = {
         Judgement,
         TaskSet,
         Amendment,
+        Extension,
     )
 }
 

@@ -99,7 +99,7 @@ class Council:
 
     def __init__(self) -> None:
         identities = [Identity.from_seed(bytes([number + 1]) * 32) for number in range(SEATS)]
-        manifest = RunManifest(name="explored", organiser=identities[0].peer_id, founders="anyone")
+        manifest = RunManifest(name="explored", organiser=identities[0].peer_id, founders="anyone", total_rounds=10**6)
         self.settings = replace(round_settings(RUN, manifest), chunks=CHUNKS)
         electors = tuple(sorted(identity.peer_id for identity in identities))
         self.base = Base(ROUND, 0, TIP, electors, electors)

@@ -7,6 +7,7 @@
     No loss    whose READY the proposer had heard, and whom it took for alive, is in its plan
     Justice    nobody honest is ever ejected
     Calm       no statement makes its handler raise
+    End        no record stands on one that has reached the run's total, but one that carries an extension
     Order      a peer applies each round once, in order; it jumps only to a checkpoint, and goes back only by a fork
 
 Progress, healing and the return from crashes are asserted by the scenarios: they are about time.
@@ -35,8 +36,11 @@ from protocol.events import (
 )
 from protocol.exchange.assignment import contribution_leaves
 from protocol.node.node import Node
+from protocol.run.goal import Unit
 from protocol.run.manifest import RunManifest
+from protocol.state.amendment import extension_of
 from protocol.state.chain import is_full
+from protocol.state.progress import counted_tokens
 from protocol.wire.hashes import Hash, chunk_hash, tree_root
 from protocol.wire.identity import PeerId
 from protocol.wire.masks import members_in
@@ -73,6 +77,9 @@ class Judge:
         """The rounds in whose exchange somebody gave this peer up."""
         self._applied: dict[PeerId, int] = {}
         self._now = 0.0
+        self._unit, self._total = manifest.goal.unit, manifest.goal.total
+        self._done: dict[str, tuple[int, int]] = {}
+        """After each tip, how much of the run's total is done, and the total."""
         self.liars: dict[PeerId, None] = {}
         self.false_chunks = 0
         self.ejections: dict[PeerId, dict[PeerId, float]] = {}
@@ -100,6 +107,7 @@ class Judge:
         if isinstance(event, RoundCommitted):
             commit = node.commit_at(event.round)
             self._agreement(peer, event.round, event.tip, commit)
+            self._end(peer, event.round, event.tip, commit)
             self._mass(commit, event.tip)
             self._no_loss(peer, event, now)
         elif isinstance(event, RecordRatified):
@@ -132,6 +140,16 @@ class Judge:
             return
         if sum(seen.values()) > 1:
             raise Violation(f"agreement: round {round} was committed as {sorted(seen)}, at last by {peer}")
+
+    def _end(self, peer: PeerId, round: int, tip: str, commit: Commit) -> None:
+        """Count anew what is done, and what the total is, after each tip."""
+        before = self._done.get(commit.record.previous.hex(), (round if self._unit is Unit.ROUNDS else 0, self._total))
+        done, total = before
+        extension = extension_of(commit.record)
+        if done >= total and extension is None:
+            raise Violation(f"end: {peer} committed round {round} after the final record")
+        added = 1 if self._unit is Unit.ROUNDS else counted_tokens(commit)
+        self._done[tip] = done + added, extension.total if extension is not None else total
 
     def _justice(self, accused: PeerId, judge: PeerId, now: float) -> None:
         if accused not in self.liars:

@@ -45,6 +45,7 @@ class Seat:
     disk_operations: int = 0
     farewell: str = ""
     stop_after: int | None = None
+    until_end: bool = False
     died_at: float = 0.0
 
     @property

@@ -34,6 +34,7 @@ def a_run() -> SignedManifest:
         outer=OuterSection(lr=0.7, momentum=0.9),
         rounds=RoundSection(inner_steps=100, max_members=64, grace_s=4, eviction_s=20, stall_s=5),
         checkpoint_chunk_bytes=CHUNK_BYTES,
+        total_rounds=10**6,
     )
     return sign(PUBLISHER, manifest)
 

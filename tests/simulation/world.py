@@ -155,6 +155,7 @@ class World:
             version="0",
             incarnation=seat.lives,
             stop_after=seat.stop_after,
+            until_end=seat.until_end,
             admission=seat.admission,
             introduced=seat.introduced,
             is_copy=seat.is_copy,

@@ -26,7 +26,7 @@ SECTIONS: dict[str, Any] = {
     "data": {"corpus": "stdlib", "sequence_length": 16, "sequences_per_step": 2, "held_out_percent": 5},
     "inner": {
         "lr": 1e-2, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1, "clip_norm": 1.0, "z_loss": 2e-4,
-        "schedule": "wsd", "warmup_steps": 2, "stable_steps": 1000, "total_steps": 2000, "joiner_warmup_steps": 4,
+        "schedule": "wsd", "warmup_steps": 2, "cooldown": 0.2, "joiner_warmup_steps": 4,
     },
     "inner_steps": 1000,
     "max_members": 4,

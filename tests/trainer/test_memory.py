@@ -19,6 +19,7 @@ from trainer.memory import micro_batch, trainer_memory
 from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.model import Decoder
 from trainer.optim.inner import InnerLoop
+from trainer.optim.rate import Place
 from trainer.rl.config import RlConfig
 
 SHAPE = ModelConfig.from_mapping(small.MODEL | {"dim": 64, "heads": 4, "kv_heads": 2, "ffn": 160, "layers": 3})
@@ -66,7 +67,7 @@ def test_a_cpu_computes_as_many_sequences_at_once_as_were_planned(monkeypatch: p
     one = 4 * 16 * memory._saved_values(model)
     for limit in (100 * one, 3 * one, one - 1):
         monkeypatch.setattr(memory, "ACTIVATION_BYTES", limit)
-        loop.step(rows, 0)
+        loop.step(rows, Place(0, 0.0))
     assert parts == [8, 3, 1]
 
 

@@ -13,7 +13,7 @@ from trainer.models.llama.model import Decoder
 from trainer.models.loss import loss_of
 from trainer.optim.adamw import AdamW
 from trainer.optim.micro_batches import MicroBatches
-from trainer.optim.rate import scheduled_rate, warmed
+from trainer.optim.rate import Place, scheduled_rate, warmed
 
 
 class InnerLoop:
@@ -26,13 +26,13 @@ class InnerLoop:
         self._micro_batches = MicroBatches()
         self._joined_at = 0
 
-    def step(self, rows: Rows, swarm_step: int) -> float:
+    def step(self, rows: Rows, place: Place) -> float:
         """One inner step on rows of windows; the mean loss of their counted tokens, nats a token, before the update."""
         if self.optimiser.steps == 0:
-            self._joined_at = swarm_step
+            self._joined_at = place.step
         factor = warmed(self.optimiser.steps, self.config.joiner_warmup_steps) if self._joined_at else 1.0
         loss = self._micro_batches.run(self._at_once(rows), lambda part: self._accumulate(rows, part))
-        self.optimiser.step(scheduled_rate(self.config, swarm_step) * factor)
+        self.optimiser.step(scheduled_rate(self.config, place) * factor)
         return loss
 
     def _accumulate(self, rows: Rows, part: int) -> float:

@@ -219,7 +219,6 @@ def adamw_config(config: RlConfig) -> InnerConfig:
         z_loss=0.0,
         schedule="wsd",
         warmup_steps=config.warmup_steps,
-        stable_steps=1 << 53,
-        total_steps=1 << 53,
+        cooldown=0.0,
         joiner_warmup_steps=0,
     )

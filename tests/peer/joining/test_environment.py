@@ -107,7 +107,7 @@ def test_a_file_of_tasks_that_is_missing_or_elsewhere_is_told_when_the_run_is_cr
 @pytest.mark.parametrize("role", [Role.TRAINER, Role.ROLLOUT, Role.VALIDATOR])
 def test_a_joiner_is_told_of_tasks_that_only_another_version_knows(role: Role, tmp_path: Path) -> None:
     organiser = Identity.from_seed(bytes(32)).peer_id
-    run = {"name": "later", "organiser": organiser, "founders": "anyone", "rl": {"environment": "chess"}}
+    run = {"name": "later", "organiser": organiser, "founders": "anyone", "total_rounds": 9, "rl": {"environment": "chess"}}
     manifest = RunManifest.model_validate(run)
     found = find_standing(manifest, run_id(manifest), organiser, b"", 0, role, tmp_path)
     assert found.problem is not None and "'chess'" in found.problem and "install the version" in found.problem
@@ -118,7 +118,13 @@ def test_a_manifest_whose_environment_reads_a_file_that_it_does_not_name_is_refu
     organiser = Identity.from_seed(bytes(32)).peer_id
     environment = TASKS.replace("\\", "")
     manifest = RunManifest.model_validate(
-        {"name": "no file", "organiser": organiser, "founders": "anyone", "rl": {"environment": environment}}
+        {
+            "name": "no file",
+            "organiser": organiser,
+            "founders": "anyone",
+            "total_rounds": 9,
+            "rl": {"environment": environment},
+        }
     )
     found = find_standing(manifest, run_id(manifest), organiser, b"", 0, Role.TRAINER, tmp_path)
     assert found.problem is not None and "tasks.jsonl" in found.problem

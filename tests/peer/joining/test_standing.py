@@ -23,6 +23,7 @@ MANIFEST = RunManifest(
     founders="anyone",
     admission=Admission.INVITE,
     data=DataSection(sequence_length=64),
+    total_rounds=100,
 )
 RUN = run_id(MANIFEST)
 EXPIRES = 1000

@@ -42,7 +42,7 @@ STATE = Hash(b"\x03" * 32)
 CHUNKS = 3
 SETTINGS = RoundSettings(
     run=RUN,
-    manifest=RunManifest(name="example", organiser=PEERS[0], founders="anyone"),
+    manifest=RunManifest(name="example", organiser=PEERS[0], founders="anyone", total_rounds=10**6),
     fragments=1,
     chunks=CHUNKS,
     codec="int8",

@@ -340,7 +340,9 @@ def test_a_plan_stands_on_our_state_and_each_member_signed_its_ready() -> None:
 def test_a_plan_has_no_more_newcomers_than_their_token_admits_and_none_without_a_proof() -> None:
     """Whoever signs a READY chooses what it shows; a plan that others must reject would cost an attempt."""
     organiser = IDENTITIES[PEERS[0]]
-    manifest = RunManifest(name="club", organiser=organiser.peer_id, founders="anyone", admission=Admission.INVITE)
+    manifest = RunManifest(
+        name="club", organiser=organiser.peer_id, founders="anyone", admission=Admission.INVITE, total_rounds=10**6
+    )
     settings = replace(SETTINGS, manifest=manifest)
     base = replace(BASE, electors=tuple(PEERS[:2]), contributors=tuple(PEERS[:2]), known=frozenset(PEERS[:2]))
     closing = ClosingPolicy(ME, settings, base, Patience())

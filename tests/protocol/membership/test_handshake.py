@@ -28,7 +28,7 @@ from tests.protocol.peers import a_heartbeat
 ORGANISER, KEY = (Identity.from_seed(bytes([number]) * 32) for number in (0, 8))
 GUEST, OTHER = (Identity.from_seed(bytes([number]) * 32).peer_id for number in (2, 3))
 RUN = RunManifest.model_validate(
-    {"name": "run", "organiser": ORGANISER.peer_id, "founders": "anyone", "admission": "invite"}
+    {"name": "run", "organiser": ORGANISER.peer_id, "founders": "anyone", "admission": "invite", "total_rounds": 9}
 )
 EXPIRES = 1_000_000
 

@@ -25,6 +25,7 @@ from protocol.node.background import Background
 from protocol.node.current_round import CurrentRound
 from protocol.node.dispatcher import Dispatcher
 from protocol.node.evaluator import Evaluator
+from protocol.node.extensions import Extensions
 from protocol.node.guard import Guard
 from protocol.node.ratifier import Ratifier
 from protocol.node.readys import Readys
@@ -88,6 +89,7 @@ class Stage:
         self.versions = WeightVersions(session, guard, self.background, replica, catalogue, at_once, swarm, settings.weights)
         self.ejections = Ejections(session, replica, self.membership, at_once)
         self.readys = Readys(history, replica.rounds.max_members)
+        self.extensions = Extensions(session, guard, replica, at_once)
         self.statements = Statements(
             session,
             guard,
@@ -102,6 +104,7 @@ class Stage:
             self.versions,
             None,
             None,
+            self.extensions,
             current,
         )
         serving, self.changing = Serving(replica, at_once), trio.Lock()

@@ -15,10 +15,11 @@ from protocol.node.background import Background
 from protocol.node.life import HAND_OVER_S, Life
 from protocol.node.outlasting import Outlasting
 from protocol.node.round_runner import Behind, Outcome, Wrong
+from protocol.run.settings import NodeSettings
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Commit
-from protocol.wire.presence import Phase, WhyIdle
+from protocol.wire.presence import Phase, Role, WhyIdle
 from tests.protocol.consensus.examples import INDEX, PEERS, RECORD, votes_for
 from tests.protocol.peers import ANN, BOB
 
@@ -76,12 +77,15 @@ class Stage:
             "versions": SimpleNamespace(resume=lambda: None),
             "files": SimpleNamespace(run=self._fetch_files, are_here=not files_s, until_here=self._until_files),
             "keeper": Part("keeper", self.log, advance=lambda commit: checkpoint_due, repair=self.repaired.append),
+            "extensions": Part("extensions", self.log),
+            "run_end": SimpleNamespace(has_come=False),
             "gathering": Part("gathering", self.log, may_begin=self._may_begin),
         }
         parts["keeper"].is_verified = True
         rounds: Any = SimpleNamespace(run_next=self._run_next, hand_over=self._hand_over)
         parts |= {"dispatcher": dispatcher, "rounds": rounds, "evaluator": evaluator, "activity": self.activity}
-        self.life = Life(session, history, stop_after, **parts)
+        settings = NodeSettings("ann", Role.TRAINER, "0", 1, stop_after=stop_after)
+        self.life = Life(session, history, settings, **parts)
 
     def _may_begin(self) -> bool:
         self.refusals -= 1

@@ -18,7 +18,9 @@ NOW = 1_000_000
 
 
 def a_manifest(**fields: object) -> RunManifest:
-    return RunManifest.model_validate({"name": "run", "organiser": ORGANISER.peer_id, "founders": "anyone", **fields})
+    return RunManifest.model_validate(
+        {"name": "run", "organiser": ORGANISER.peer_id, "founders": "anyone", "total_rounds": 10**6, **fields}
+    )
 
 
 INVITE = a_manifest(admission="invite")

@@ -34,7 +34,7 @@ def test_round_trip() -> None:
 def test_an_invitation_makes_the_proof_of_whoever_holds_it() -> None:
     key, guest = Identity.generate(), Identity.generate().peer_id
     manifest = RunManifest.model_validate(
-        {"name": "run", "organiser": ONE.peer_id, "founders": "anyone", "admission": "invite"}
+        {"name": "run", "organiser": ONE.peer_id, "founders": "anyone", "admission": "invite", "total_rounds": 9}
     )
     run = run_id(manifest)
     bound = make_invitation(run, ONE.peer_id, [ADDRESS], bound_token(ONE, run, guest, expires=1))

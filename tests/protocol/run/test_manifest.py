@@ -30,7 +30,8 @@ DEMO = demo_manifest()
 
 
 def a_manifest(**fields: object) -> RunManifest:
-    return RunManifest.model_validate({"name": "run", "organiser": ONE.peer_id, "founders": [ONE.peer_id], **fields})
+    named = {"name": "run", "organiser": ONE.peer_id, "founders": [ONE.peer_id], "total_tokens": 10**9}
+    return RunManifest.model_validate({**named, **fields})
 
 
 @pytest.mark.parametrize("founders", ["anyone", [ONE.peer_id], sorted([ONE.peer_id, TWO.peer_id])])
@@ -212,7 +213,9 @@ def test_absurd_models_are_refused(model: dict[str, int]) -> None:
         {"fragments": 0}, {"fragments": 2}, {"fragments": 65},
         {"inner": {"lr": 0.0}}, {"inner": {"lr": float("nan")}}, {"outer": {"momentum": 1.0}},
         {"outer": "fixed"}, {"outer": None},
-        {"inner": {"stable_steps": 9, "total_steps": 8}}, {"rounds": {"min_members": 3, "max_members": 2}},
+        {"inner": {"stable_steps": 9}}, {"inner": {"cooldown": 1.5}}, {"inner": {"cooldown": -0.1}}, {"total_rounds": 0},
+        {"total_tokens": None}, {"total_rounds": 5, "total_tokens": 5}, {"total_rounds": 1 << 54},
+        {"rounds": {"min_members": 3, "max_members": 2}},
         {"rounds": {"max_members": 257}}, {"rounds": {"grace_s": float("inf")}}, {"total_tokens": 0}, {"seed": True},
         {"data": {"sequence_length": 1 << 17, "sequences_per_step": 1 << 16}}, {"unknown": 1},
         {"model": {"dim": 1024, "layers": 200, "ffn": 8192}, "chunk_parameters": 256},

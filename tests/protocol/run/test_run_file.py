@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels.layout import chunk_layout
-from protocol.run.derive import derived
+from protocol.run.derive import TOKENS_A_PARAMETER, derived
 from protocol.run.fitting import (
     LEAST_CHECKPOINT_CHUNK_BYTES,
     MAX_PARAMETERS,
@@ -19,6 +19,7 @@ from protocol.run.fitting import (
     head_count,
     kv_head_count,
 )
+from protocol.run.goal import Goal, Unit
 from protocol.run.manifest import RunManifest, demo_manifest
 from protocol.run.model_section import ModelSection
 from protocol.run.run_file import RunFileError, dump, parse_run_file
@@ -69,8 +70,14 @@ def test_what_is_said_is_kept() -> None:
 
 
 def test_a_file_without_a_model_has_the_default_one() -> None:
-    chunk_bytes = LEAST_CHECKPOINT_CHUNK_BYTES
-    assert parsed("") == RunManifest(name="run", organiser=ME, founders=[ME], checkpoint_chunk_bytes=chunk_bytes)
+    said = parsed("")
+    assert said == RunManifest(
+        name="run",
+        organiser=ME,
+        founders=[ME],
+        checkpoint_chunk_bytes=LEAST_CHECKPOINT_CHUNK_BYTES,
+        total_tokens=TOKENS_A_PARAMETER * said.parameters,
+    )
     assert derived({})["model"] == {"ffn": 384, "heads": 4, "kv_heads": 2}
 
 
@@ -160,11 +167,46 @@ def test_the_value_that_a_sentence_names_fits(text: str) -> None:
     parsed(re.sub(*fitting(said), text))
 
 
-def test_a_schedule_out_of_order_is_told_one_that_fits() -> None:
-    (said,) = mistakes("[inner]\ntotal_steps = 500\n")
-    found = re.search(r"; (\d+), (\d+) and (\d+) would do", said)
-    assert found is not None
-    parsed("[inner]\nwarmup_steps = {}\nstable_steps = {}\ntotal_steps = {}\n".format(*found.groups()))
+def test_a_run_has_one_total_in_tokens_or_in_rounds() -> None:
+    assert parsed("total_rounds = 7\n").goal == Goal(Unit.ROUNDS, 7, 0.2)
+    assert parsed("total_tokens = 9\n[inner]\ncooldown = 0.5\n").goal == Goal(Unit.TOKENS, 9, 0.5)
+    (said,) = mistakes("total_rounds = 7\ntotal_tokens = 9\n")
+    assert said.endswith("remove one of them")
+    for text in ("total_rounds = 0\n", "total_tokens = 1e9\n", "total_tokens = -5\n", 'total_rounds = "all"\n'):
+        (said,) = mistakes(text)
+        assert "it must be" in said or "greater than" in said
+
+
+def test_a_manifest_is_written_with_its_total_and_nothing_else() -> None:
+    for text in ("total_rounds = 7\n", "total_tokens = 9\n"):
+        manifest = parsed(text)
+        assert parsed(dump(manifest)) == manifest and text.strip() in dump(manifest)
+        assert ("total_rounds" in manifest.model_dump()) != ("total_tokens" in manifest.model_dump())
+
+
+@pytest.mark.parametrize(
+    ("text", "goal"),
+    [
+        ("[model]\ndim = 64\nlayers = 2\n", Goal(Unit.TOKENS, 200 * 20 * 4 * 512, 0.2)),
+        ("[model]\ndim = 512\nlayers = 8\n", Goal(Unit.TOKENS, 20 * 24_256_000, 0.2)),
+        ('[rl]\nenvironment = "add"\nwarm_rounds = 5\n', Goal(Unit.ROUNDS, 205, 0.2)),
+    ],
+)
+def test_the_total_follows_from_what_is_trained_where_the_file_says_none(text: str, goal: Goal) -> None:
+    found = parsed(text)
+    assert found.goal.unit is goal.unit
+    if goal.unit is Unit.TOKENS:
+        assert found.goal.total == max(20 * found.parameters, 200 * found.tokens_per_round)
+    else:
+        assert found.goal == goal
+
+
+@pytest.mark.parametrize(
+    ("field", "instead"), [("total_steps = 500", "total_rounds"), ("stable_steps = 80_000", "inner.cooldown")]
+)
+def test_fields_of_the_old_schedule_are_told_what_to_write_instead(field: str, instead: str) -> None:
+    (said,) = mistakes(f"[inner]\n{field}\n")
+    assert f"write {instead}" in said and "did you mean" not in said
 
 
 def test_all_mistakes_are_told_at_once() -> None:
@@ -181,7 +223,7 @@ def test_all_mistakes_are_told_at_once() -> None:
         "22.94 G parameters",
         "grace_s",
         "min_members (5)",
-        "total_steps (500)",
+        "write total_rounds",
         "inner.lr is 'fast'",
     ]
     assert len(said) == len(parts)

@@ -16,7 +16,7 @@ from tests.protocol.members import a_member
 ORGANISER, KEY = (Identity.from_seed(bytes([number]) * 32) for number in (0, 9))
 PEERS = [Identity.from_seed(bytes([number]) * 32).peer_id for number in (1, 2, 3)]
 MANIFEST = RunManifest.model_validate(
-    {"name": "run", "organiser": ORGANISER.peer_id, "founders": "anyone", "admission": "invite"}
+    {"name": "run", "organiser": ORGANISER.peer_id, "founders": "anyone", "admission": "invite", "total_rounds": 10**6}
 )
 RUN = run_id(MANIFEST)
 

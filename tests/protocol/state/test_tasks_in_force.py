@@ -8,6 +8,7 @@ import pytest
 
 from protocol.rollouts.dealing import problems_of
 from protocol.run.rl_section import RlSection
+from protocol.state.base import Base
 from protocol.state.tasks_in_force import OWN_PROBLEMS, TasksInForce, first_problem, place_of
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash, hash_bytes
@@ -44,7 +45,7 @@ def a_record(raw: bytes | None, against: dict[PeerId, int] | None = None) -> Rec
 def in_force(*records: Record) -> TasksInForce:
     tasks = TasksInForce()
     for record in records:
-        tasks.check(RUN, MANIFEST, record.amendment)
+        Base(0, 0, TIP, (), tasks=tasks).check_amendment(RUN, MANIFEST, record.amendment)
         tasks = tasks.after(record, PEERS)
     return tasks
 
@@ -71,12 +72,12 @@ def test_the_record_says_which_sets_there_are() -> None:
 def test_nothing_else_is_taken(raw: bytes, reason: str) -> None:
     tasks = in_force(a_record(amendment(2, 1, 2)))
     with pytest.raises(Malformed, match=reason):
-        tasks.check(RUN, MANIFEST, raw)
+        Base(0, 0, TIP, (), tasks=tasks).check_amendment(RUN, MANIFEST, raw)
 
 
 def test_runs_without_rollouts_have_no_tasks() -> None:
     with pytest.raises(Malformed, match="without rollouts"):
-        TasksInForce().check(RUN, MANIFEST.model_copy(update={"rl": None}), amendment(1, 1))
+        Base(0, 0, TIP, ()).check_amendment(RUN, MANIFEST.model_copy(update={"rl": None}), amendment(1, 1))
 
 
 def test_more_than_half_of_the_voters_make_a_set_fall_out_until_it_has_another_slot() -> None:
