@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from protocol.status import PeerStatus
 
 from protocol.short_id import short_id
 
@@ -106,6 +109,19 @@ def attempted(tried: Sequence[Mapping[str, Any]]) -> str:
 def number(value: float | None, digits: int = 3) -> str:
     """A loss, or "-" when there is none yet."""
     return "-" if value is None or not math.isfinite(value) else f"{value:.{digits}f}"
+
+
+def goal_line(status: PeerStatus) -> str:
+    """How far the run is: "41 of 100 rounds (41 %), about 2 hours to go", or that it has ended."""
+    if not status.goal_total:
+        return "-"
+    total = f"{amount(status.goal_total)} tokens" if status.goal_unit == "tokens" else many(status.goal_total, "round")
+    done = amount(status.goal_done) if status.goal_unit == "tokens" else str(status.goal_done)
+    text = f"{done} of {total} ({min(100, 100 * status.goal_done // status.goal_total)} %)"
+    if status.run_ended:
+        return f"{text}; the run has ended, and `peer export FOLDER` writes its final state"
+    left = status.goal_left_s
+    return text if left is None else f"{text}, about {roughly(left)} to go at the speed of the last round"
 
 
 def to_go(seconds: float | None) -> str:

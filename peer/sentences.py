@@ -268,6 +268,14 @@ def _of_a_round(event: ev.Event, name: Naming) -> str:
                 f"round {round} committed: {many(len(members), 'member')}{part}, {amount(tokens)} tokens, "
                 f"loss {number(loss)}, tip {tip[:8]}"
             )
+        case ev.RunEnded(rounds, tokens, unit, total, _):
+            goal = f"{amount(total)} tokens" if unit == "tokens" else many(total, "round")
+            return (
+                f"the run has ended: its total of {goal} is reached, after {many(rounds, 'round')} and {amount(tokens)} "
+                "tokens; peers serve the final weights until they leave, and `peer export FOLDER` writes them"
+            )
+        case ev.RunExtended(round, unit, total):
+            return f"the organiser has extended the run to {amount(total)} {clean(unit)}, from round {round} on"
         case ev.StateApplied(rounds, digest):
             return f"state after {many(rounds, 'round')}: {digest[:16]}"
         case ev.ComputeProgress(round, steps, total, loss, rate, left_s):

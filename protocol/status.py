@@ -88,6 +88,9 @@ class NodeStatus:
     has applied, and its digest.  peers: live peers of the run besides this one; before the node runs, those connected.
     members, tokens, loss: of the last committed round; `loss` is the running round's once it has a step.
     steps, inner_steps: done and wanted in the running round.  round_left_s: until the last one; None when not training.
+    goal_total: in `goal_unit` ("tokens" or "rounds"), of which goal_done is done; goal_left_s: until then, at the speed of
+    the last round made here, None while none was.  run_ended: whether the total is reached.  run_tokens_per_s: of all
+    members, in that round.
     eval_*: as `HeldOutStatus`.  rollouts: None in a run without them.  trainer_pid: None while no trainer is ready.
     """
 
@@ -126,6 +129,13 @@ class NodeStatus:
     version: str
     swarm: list[SwarmPeer] = field(default_factory=list)
     rollouts: RolloutStatus | None = None
+    organiser: str = ""
+    goal_unit: str = ""
+    goal_total: int = 0
+    goal_done: int = 0
+    goal_left_s: float | None = None
+    run_ended: bool = False
+    run_tokens_per_s: float | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "why_remedy", remedy(self.why_idle))

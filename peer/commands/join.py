@@ -38,6 +38,11 @@ def register(subparsers: Subparsers) -> None:
     _add_settings(parser)
     parser.add_argument("--rounds", type=_count, metavar="N", help="leave when the run has committed N rounds")
     parser.add_argument(
+        "--until-end",
+        action="store_true",
+        help="leave when the run has ended (default: stay, and serve its final weights)",
+    )
+    parser.add_argument(
         "--until-eof", action="store_true", help="leave when standard input ends (for programs that start a peer)"
     )
     parser.add_argument(
@@ -198,6 +203,7 @@ def _settings(args: argparse.Namespace, folder: Path, peer: PeerId) -> DaemonSet
         live=LiveSettings(gathered),
         port=preferences.port,
         rounds=args.rounds,
+        until_end=args.until_end,
         local=args.local,
         until_eof=args.until_eof,
         ignore_closed_output=args.ignore_closed_output,

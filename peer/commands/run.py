@@ -14,6 +14,7 @@ from peer.errors import ExitCode, PeerError
 
 if TYPE_CHECKING:
     from peer.commands import Subparsers
+    from peer.joining.purpose import Speed
     from protocol.run.anchor import Anchor
     from protocol.run.invitation import Invitation
     from protocol.run.manifest import SignedManifest
@@ -66,12 +67,25 @@ def register(subparsers: Subparsers) -> None:
     )
     _add_addresses(invite)
 
+    extend = add_command(
+        group,
+        "extend",
+        "let your run go on for longer, also after its end",
+        run_extend,
+        epilog="Your peer must run.  The new total holds from the record on that carries it, which the next round makes.",
+    )
+    extend.add_argument("what", metavar="RUN", nargs="?", help="a run ID, also its beginning (default: the running one)")
+    total = extend.add_mutually_exclusive_group(required=True)
+    total.add_argument("--tokens", type=_total, metavar="N", help="the run's new total, if it counts tokens")
+    total.add_argument("--rounds", type=_total, metavar="N", help="the run's new total, if it counts rounds")
+
 
 def run_create(args: argparse.Namespace) -> int:
     """Sign and keep a run; the last line printed is the invitation."""
     from peer.files.atomic import write_atomically
     from peer.formatting import amount
     from peer.joining.inviting import invite_command
+    from peer.joining.purpose import purpose_lines, unusual_data
     from peer.joining.run_source import create_run
     from peer.paths import data_dir
     from peer.resources.memory import memory_line
@@ -89,8 +103,12 @@ def run_create(args: argparse.Namespace) -> int:
     print(f"name        {manifest.name}")
     print(f"parameters  {manifest.parameters} ({amount(manifest.parameters)})")
     print(f"memory      {memory_line(manifest)}")
+    for subject, said in purpose_lines(manifest):
+        print(f"{subject:<12}{said}")
     for remark in remarks:
         print(remark)
+    if warning := unusual_data(manifest):
+        print(f"peer: {warning}", file=sys.stderr, flush=True)
     if manifest.admission is Admission.INVITE:
         print(
             "This run admits by token, which this invitation has not; while your peer runs, make one for each guest, whose "
@@ -103,6 +121,7 @@ def run_create(args: argparse.Namespace) -> int:
 
 def run_show(args: argparse.Namespace) -> int:
     """Print a run as a run file, with its ID and what the invitation adds as comments."""
+    from peer.daemon.manifest_request import ask_for_manifest
     from peer.joining.run_source import find_run, stored_manifest
     from peer.paths import data_dir
     from protocol.run.invitation import Invitation
@@ -111,14 +130,40 @@ def run_show(args: argparse.Namespace) -> int:
     data = data_dir(args.data_dir)
     found = find_run(args.what, data)
     if not isinstance(found, Invitation):
-        _print_manifest(found)
+        _print_manifest(found, data)
         return ExitCode.OK
     _print_invitation(found)
-    stored = stored_manifest(Hash(found.run), data)
-    if stored is None:
-        print("# The manifest is not on this computer yet; `peer join` fetches it from the peers above.")
-    else:
-        _print_manifest(stored)
+    signed = stored_manifest(Hash(found.run), data)
+    if signed is None:
+        print("# The manifest is not on this computer yet; asking the peers above.", flush=True)
+        signed = ask_for_manifest(found)
+    _print_manifest(signed, data)
+    return ExitCode.OK
+
+
+def run_extend(args: argparse.Namespace) -> int:
+    """Have the running peer of the organiser sign a larger total."""
+    from peer.control.client import ControlClient, ControlError
+    from peer.paths import data_dir
+
+    client = ControlClient(data_dir(args.data_dir))
+    unit, total = ("tokens", args.tokens) if args.tokens is not None else ("rounds", args.rounds)
+    status = client.status()
+    if args.what and not status.run.startswith(args.what):
+        raise PeerError(
+            f"your peer takes part in run {status.run[:12]}, not in {args.what[:12]}; join that one to extend it",
+            ExitCode.INPUT,
+        )
+    try:
+        done = client.request("extend-run", unit=unit, total=total)
+    except ControlError as error:
+        raise PeerError(str(error), ExitCode.INPUT) from error
+    print(f"run         {status.run}")
+    print(f"until       {done['total']} {unit}, once the next record carries it; before: {done['before']}")
+    print(
+        "After the end of the run, or while its rate comes down, the rate warms up again, stays, and comes down at the "
+        "end of what was added."
+    )
     return ExitCode.OK
 
 
@@ -213,6 +258,13 @@ def _token(args: argparse.Namespace, organiser: Identity, run: Hash, guest: Peer
         raise PeerError(f"{guest[:80]}: {error}; the guest's `peer id` prints it", ExitCode.INPUT) from error
 
 
+def _total(text: str) -> int:
+    digits = text.replace("_", "")
+    if not digits.isascii() or not digits.isdigit() or not 1 <= int(digits) <= 1 << 53:
+        raise argparse.ArgumentTypeError(f"{text} is no total; give a whole number from 1, such as 2_000_000")
+    return int(digits)
+
+
 def _add_addresses(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--address",
@@ -277,18 +329,41 @@ def _invitation(
         ) from error
 
 
-def _print_manifest(signed: SignedManifest) -> None:
+def _print_manifest(signed: SignedManifest, data: Path) -> None:
     from peer.formatting import amount
+    from peer.joining.purpose import purpose_lines
     from peer.resources.memory import memory_line
     from protocol.run.run_file import dump
 
     manifest = signed.manifest
+    speed, extended = _as_it_runs(signed.run, data)
     print(
         f"# Run {signed.run.hex()}, {manifest.parameters} parameters ({amount(manifest.parameters)}), "
         f"{manifest.chunks} chunks a round."
     )
     print(f"# Memory: {memory_line(manifest)}.")
+    for subject, said in purpose_lines(manifest, speed):
+        print(f"# {subject:<10}{said}")
+    if extended:
+        print(f"# {extended}")
     print(dump(manifest), end="")
+
+
+def _as_it_runs(run: Hash, data: Path) -> tuple[Speed | None, str]:
+    """The speed of the run's last round, and how far it is, where a peer of this data directory takes part in it."""
+    from peer.control.client import ControlClient, ControlError
+    from peer.formatting import goal_line
+    from peer.joining.purpose import Speed
+
+    try:
+        status = ControlClient(data).status()
+    except ControlError:
+        return None, ""
+    if status.run != run.hex() or not status.goal_total:
+        return None, ""
+    rate = status.run_tokens_per_s
+    speed = Speed(rate, "measured in the last round, all members together") if rate else None
+    return speed, f"{'now':<10}{goal_line(status)}"
 
 
 def _print_invitation(invitation: Invitation) -> None:

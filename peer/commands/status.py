@@ -94,7 +94,7 @@ def _rollouts(role: str, told: RolloutStatus) -> str:
 
 def describe(status: PeerStatus) -> list[str]:
     """The status as lines for a person."""
-    from peer.formatting import amount, clean, duration, many, number, short, size, to_go
+    from peer.formatting import amount, clean, duration, goal_line, many, number, short, size, to_go
 
     why = clean(status.why_detail or status.why_idle, 200)
     left = to_go(status.round_left_s)
@@ -105,6 +105,7 @@ def describe(status: PeerStatus) -> list[str]:
         f"run       {clean(status.run_name)} {status.run}",
         f"doing     {status.phase}" + (f": {why}" if why else ""),
         *todo,
+        f"goal      {goal_line(status)}",
         f"round     {_rounds(status)}, step {status.steps} of {status.inner_steps}" + (f", {left}" if left else ""),
         f"tip       {status.tip[:32] or '-'}",
         f"state     after {many(status.state_rounds, 'round')}, digest {status.state_digest[:32] or '-'}",

@@ -21,7 +21,9 @@ from peer.control.tasks import TaskControls
 from peer.discovery.contacts import Contacts
 from peer.errors import PeerError
 from peer.rests.pause import MAX_PAUSE_S, Pause
+from protocol.node.extensions import CannotExtend, Extensions
 from protocol.node.line_probe import Lines, NotNow
+from protocol.run.goal import Unit
 from protocol.state.store import Store
 from protocol.status import PeerStatus
 from protocol.tasks.desk import TaskDesk
@@ -50,6 +52,8 @@ class Peer(Protocol):
 
     @property
     def tasks(self) -> TaskDesk | None: ...
+
+    def extensions(self) -> Extensions: ...
 
     def status(self) -> PeerStatus: ...
 
@@ -108,6 +112,7 @@ class Controls:
             "set": self._set,
             "weights": self._weights,
             "publish-weights": self._publish_weights,
+            "extend-run": self._extend,
             **TaskControls(self._peer).commands(),
         }
 
@@ -155,6 +160,17 @@ class Controls:
             "size_bytes": body.weights.size,
             "patch_bytes": body.patch.blob.size if body.patch is not None else None,
         }
+
+    async def _extend(self, fields: dict[str, Any]) -> dict[str, Any]:
+        unit, total = fields.get("unit"), fields.get("total")
+        if unit not in [each.value for each in Unit] or type(total) is not int or total < 1:
+            raise ControlError("a run is extended to a total of tokens or of rounds; use `peer run extend`")
+        before = self._peer.status().goal_total
+        try:
+            body = await self._peer.extensions().extend(Unit(unit), total)
+        except CannotExtend as error:
+            raise ControlError(str(error)) from error
+        return {"total": body.total, "before": before}
 
     def _versions(self) -> WeightVersions:
         versions = self._peer.versions

@@ -38,6 +38,7 @@ from peer.settings.live import read_change
 from peer.settings.preferences import SETTINGS
 from peer.settings.telling import as_map
 from protocol.events import Left, Notice, Started
+from protocol.node.extensions import Extensions
 from protocol.node.line_probe import Lines
 from protocol.node.node import Node
 from protocol.state.store import Store
@@ -171,6 +172,10 @@ class Daemon:
     async def measure_lines(self) -> Lines:
         """How fast the lines to some peers are; takes seconds.  Raises NotNow."""
         return await self._node().line_probe.measure()
+
+    def extensions(self) -> Extensions:
+        """The extensions of the run."""
+        return self._node().extensions
 
     async def weights(self) -> dict[str, Any]:
         """What `peer weights --json` shows."""

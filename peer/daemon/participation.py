@@ -31,6 +31,7 @@ from peer.errors import ExitCode, PeerError
 from peer.files.original import is_original, mark_original
 from peer.joining.inviting import anchor_of, invite_command
 from peer.joining.lobby import Lobby, fetch_manifest
+from peer.joining.purpose import purpose_sentence, unusual_data
 from peer.joining.run_source import store_manifest
 from peer.joining.standing import compare_with_anchor, find_standing, keep_admission
 from peer.keyfile import next_incarnation
@@ -272,6 +273,9 @@ class Participation:
             raise PeerError(search.failure(MANIFEST_DEADLINE_S), ExitCode.UNREACHABLE)
         self._early = WhyIdle.STARTING, "opening the run on disk"
         manifest = signed.manifest
+        self._emit(Notice("info", purpose_sentence(manifest)))
+        if warning := unusual_data(manifest):
+            self._emit(Notice("warning", warning))
         role = await chosen_role(manifest, signed.run, self._identity.peer_id, self._emit, self._role)
         self._role = role
         standing = await trio.to_thread.run_sync(
@@ -371,6 +375,7 @@ class Participation:
             incarnation=next_incarnation(settings.data_dir, floor=int(time.time())),
             wait_for_contact=bool(self.choice.addresses),
             stop_after=settings.rounds,
+            until_end=settings.until_end,
             admission=self.choice.admission,
             introduced=introduced,
             anchor=self.choice.anchor,

@@ -41,6 +41,7 @@ class DaemonSettings:
     role: None for what the run and this computer allow.
     live: those settings that may change while it runs.
     port: None for the usual one, or a free one when that is busy.  rounds: stop when so many are committed.
+    until_end: leave when the run has ended.
     local: meet only peers on this computer.  until_eof: leave when standard input ends.
     ignore_closed_output: go on when nobody reads standard output any more.
     only_copy: vote at once, although the data directory was copied or put back.
@@ -57,6 +58,7 @@ class DaemonSettings:
     live: LiveSettings
     port: int | None = None
     rounds: int | None = None
+    until_end: bool = False
     local: bool = False
     until_eof: bool = False
     ignore_closed_output: bool = False

@@ -25,6 +25,7 @@ from protocol.node.watch import Watch
 from protocol.rollouts.rollouts import Rollouts
 from protocol.run.settings import NodeSettings
 from protocol.state.history import History
+from protocol.state.progress import RunPace, counted_tokens
 from protocol.sync.run_files import RunFiles
 from protocol.tasks.task_sets import TaskSets
 from protocol.versions.weight_versions import WeightVersions
@@ -68,6 +69,7 @@ class Life:
         self._activity, self._ratifier, self._swarm, self._versions = activity, ratifier, swarm, versions
         self._rollouts, self._tasks, self._files = rollouts, tasks, files
         self._extensions, self._run_end = extensions, run_end
+        self.pace = RunPace()
         self._leaving = trio.Event()
         self._finishing = False
 
@@ -129,6 +131,7 @@ class Life:
             if self._leaving.is_set():
                 await trio.sleep_forever()  # what we would begin now, others would wait for in vain
             if self._run_end.has_come:
+                self.pace.pause()
                 await self._run_end.stay(self._is_done, until_measured=self._settings.until_end)
                 if self._settings.until_end and self._run_end.has_come:
                     await self._gathering.linger()
@@ -144,6 +147,7 @@ class Life:
 
     async def _conclude(self, outcome: Outcome, nursery: trio.Nursery) -> None:
         if isinstance(outcome, Commit):
+            self.pace.note(counted_tokens(outcome), trio.current_time())
             if await self._keeper.advance(outcome):
                 nursery.start_soon(self._keeper.checkpoint)
         elif isinstance(outcome, Wrong):

@@ -364,6 +364,7 @@ class Node:
         work = self._round.work
         traffic, held_out = self._session.network.traffic(), self._evaluator.status()
         last, final = self._history.last, self._final_rounds()
+        progress = self._history.roster.progress
         settled = max(final, min(self._following.settled.rounds, self._history.length)) if not self._is_young() else 0
         return NodeStatus(
             peer=self._session.me,
@@ -399,6 +400,13 @@ class Node:
             trainer_pid=self._process.pid if self._process else None,
             version=self._settings.version,
             swarm=self._heartbeats.neighbours(),
+            organiser=self._replica.manifest.organiser,
+            goal_unit=progress.goal.unit.value,
+            goal_total=progress.goal.total,
+            goal_done=progress.done,
+            goal_left_s=self._life.pace.left_s(progress),
+            run_ended=self.extensions.has_ended,
+            run_tokens_per_s=self._life.pace.tokens_per_s,
             rollouts=self._counting.status(self._state.rounds, self._rollouts.waiting)
             if self._rollouts is not None
             else None,

@@ -87,6 +87,36 @@ class RunProgress:
         return replace(before, rounds=self.rounds + 1, tokens=self.tokens + added, added=added)
 
 
+class RunPace:
+    """The speed of the run as one peer sees it: the time between the last two records that were made here."""
+
+    def __init__(self) -> None:
+        self._at: float | None = None
+        self._seconds, self._tokens = 0.0, 0
+
+    def note(self, tokens: int, now: float) -> None:
+        """A record was made, which counts so many tokens."""
+        if self._at is not None:
+            self._seconds, self._tokens = now - self._at, tokens
+        self._at = now
+
+    def pause(self) -> None:
+        """No record follows at once: the time until the next one says nothing about the speed."""
+        self._at = None
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Tokens a second of all members; None while two records were not made here."""
+        return self._tokens / self._seconds if self._seconds > 0 else None
+
+    def left_s(self, progress: RunProgress) -> float | None:
+        """Seconds until the total is reached, at the speed of the last round; None where that is not known."""
+        added = self._tokens if progress.goal.unit is Unit.TOKENS else 1
+        if self._seconds <= 0 or not added:
+            return None
+        return max(0, progress.goal.total - progress.done) / added * self._seconds
+
+
 def counted_tokens(commit: Commit) -> int:
     """The tokens of a record that count towards the run's total."""
     members, chunks = commit.record.members, len(commit.index)

@@ -26,11 +26,11 @@ from tests.protocol.peers import ANN, BOB
 COMMIT = Commit(record=RECORD, index=INDEX, certificate=votes_for(RECORD, PEERS[:4], 0))
 WRONG = Wrong(Hash(b"\x04" * 32))
 HEARD_BY = 3
-BEGIN = ["ejections.load", "keeper.load", "ratifier.load", "keeper.restore", "gathering.listen"]
+BEGIN = ["ejections.load", "keeper.load", "ratifier.load", "extensions.load", "keeper.restore", "gathering.listen"]
 GOODBYE = ["rounds.hand_over", "heartbeats.say_goodbye"]
 REACH = ["keeper.reach_tip", "ejections.look_again"]
 ROUND = [*REACH, "gathering.may_begin", "rounds.run_next"]
-BESIDE = {"heartbeats.run", "ejections.announce", "watch.run", "ratifier.run", "swarm.run"}
+BESIDE = {"heartbeats.run", "ejections.announce", "watch.run", "ratifier.run", "swarm.run", "extensions.run"}
 
 
 class Part:

@@ -180,7 +180,7 @@ def test_a_run_has_one_total_in_tokens_or_in_rounds() -> None:
 def test_a_manifest_is_written_with_its_total_and_nothing_else() -> None:
     for text in ("total_rounds = 7\n", "total_tokens = 9\n"):
         manifest = parsed(text)
-        assert parsed(dump(manifest)) == manifest and text.strip() in dump(manifest)
+        assert parse_run_file(dump(manifest), ME) == manifest and text.strip() in dump(manifest)
         assert ("total_rounds" in manifest.model_dump()) != ("total_tokens" in manifest.model_dump())
 
 

@@ -1,0 +1,119 @@
+"""A run in plain words: what is trained, on what, at which rate, until when, and who organises it.
+
+The same lines stand in `peer run create`, `peer run show` and the first lines of `peer join`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from peer.formatting import amount, clean, roughly, short
+from protocol.run.goal import Unit
+from protocol.run.manifest import RunManifest
+
+ASSUMED_FLOPS = 1e12
+"""Of one member that nobody has measured: a fast processor, or a small GPU."""
+FLOPS_A_PARAMETER = 6
+"""Floating point operations for a token of training: two forward, four backward (Kaplan et al. 2020)."""
+MOST_TOKENS_PER_S = 50_000.0
+"""Small models are held up by other things than arithmetic."""
+
+
+@dataclass(frozen=True)
+class Speed:
+    """The pace of a whole run.  of: where the number is from, as a phrase."""
+
+    tokens_per_s: float
+    of: str
+
+
+def assumed_speed(manifest: RunManifest) -> Speed:
+    """The speed of one member of a run that was never measured."""
+    rate = min(MOST_TOKENS_PER_S, ASSUMED_FLOPS / (FLOPS_A_PARAMETER * manifest.parameters))
+    return Speed(rate, "assumed for one member with 1 TFLOP/s")
+
+
+def purpose_lines(manifest: RunManifest, speed: Speed | None = None) -> list[tuple[str, str]]:
+    """What to know of a run before taking part: (subject, statement).  speed: None for an assumed one."""
+    return [
+        ("trains", _trains(manifest)),
+        ("reads", _reads(manifest)),
+        ("rate", _rate(manifest)),
+        ("until", until(manifest, speed or assumed_speed(manifest))),
+        ("organiser", f"{short(manifest.organiser)} ({manifest.organiser})"),
+    ]
+
+
+def purpose_sentence(manifest: RunManifest) -> str:
+    """The same in one sentence, without the time that it takes."""
+    return (
+        f"this run trains {_trains(manifest)} on {_reads(manifest)}; rate {_rate(manifest)}; it ends after "
+        f"{_total(manifest)}; organised by {short(manifest.organiser)}"
+    )
+
+
+def until(manifest: RunManifest, speed: Speed) -> str:
+    """The goal in tokens, rounds and hours, of one member that reads all it may in each round."""
+    goal, per_round = manifest.goal, manifest.tokens_per_round
+    if manifest.rl is not None:
+        warm = f", the first {manifest.rl.warm_rounds} of them on text" if manifest.rl.warm_rounds else ""
+        return f"{_total(manifest)}{warm}; how long that takes follows from who makes rollouts"
+    if goal.unit is Unit.TOKENS:
+        tokens, rounds = goal.total, -(-goal.total // per_round)
+        counted = f"{amount(tokens)} tokens of all members together ({rounds} rounds of one member)"
+    else:
+        tokens, rounds = goal.total * per_round, goal.total
+        counted = f"{rounds} rounds ({amount(tokens)} tokens of each member)"
+    seconds = tokens / max(1e-9, speed.tokens_per_s)
+    return f"{counted}, about {roughly(seconds)} at {amount(speed.tokens_per_s)} tokens/s ({speed.of})"
+
+
+def _total(manifest: RunManifest) -> str:
+    goal = manifest.goal
+    return f"{amount(goal.total)} tokens" if goal.unit is Unit.TOKENS else f"{goal.total} rounds"
+
+
+def _trains(manifest: RunManifest) -> str:
+    size = f"{amount(manifest.parameters).strip()} parameters"
+    return f"the weights of a folder ({size})" if manifest.initial_state else f"a model of {size} from scratch"
+
+
+def _reads(manifest: RunManifest) -> str:
+    """What is read; where somebody brings weights and no data, how to change it."""
+    text = _text(manifest)
+    if manifest.rl is None:
+        return text
+    warm = f"{text} for {manifest.rl.warm_rounds} rounds, then " if manifest.rl.warm_rounds else ""
+    return f"{warm}rollouts of {clean(manifest.rl.environment, 200)}"
+
+
+def _text(manifest: RunManifest) -> str:
+    if manifest.data.format == "chat":
+        return "the chats of the run (what the assistant says counts)"
+    return (
+        "the environment's solved problems"
+        if manifest.data.corpus == "examples"
+        else "the source of Python's standard library"
+    )
+
+
+def unusual_data(manifest: RunManifest) -> str:
+    """A sentence for somebody whose weights would learn Python's source, which hardly anybody means; empty otherwise."""
+    reads_text = manifest.rl is None or manifest.rl.warm_rounds > 0
+    if not manifest.initial_state or not reads_text or manifest.data.format == "chat" or manifest.data.corpus != "stdlib":
+        return ""
+    return (
+        "these weights will learn the source of Python's standard library, as the run file names no other data; for your "
+        'own, add [data] with format = "chat" and from = "chats.jsonl"'
+    )
+
+
+def _rate(manifest: RunManifest) -> str:
+    inner, rl = manifest.inner, manifest.rl
+    read = f"{inner.lr:g}, after {inner.warmup_steps} steps of warm-up"
+    if inner.cooldown:
+        read += f", down to 0 in the last {100 * inner.cooldown:g} % of the run"
+    if rl is None:
+        return read
+    learned = f"{rl.lr:g} on rollouts, after {rl.warmup_steps} steps of warm-up"
+    return f"{read}; {learned}" if rl.warm_rounds else learned
