@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     signed = chosen_run(args.run_id, data)
     done = export(signed, data, folder, ExportFormat(args.dtype), args.checkpoint, _show if sys.stderr.isatty() else _ignore)
     print(f"run         {signed.run.hex()} ({signed.manifest.name})")
-    print(f"rounds      {done.rounds}")
+    print(f"rounds      {done.rounds}" + (", the final state of the run" if done.is_final else ""))
     print(f"parameters  {done.parameters} ({amount(done.parameters)}), {args.dtype}")
     print(f"folder      {folder} ({size(done.size_bytes)})")
     if not done.tokenizer:

@@ -40,9 +40,11 @@ BYTES_VOCABULARY, BYTES_EOS = 256, 0
 
 @dataclass(frozen=True)
 class Exported:
-    """rounds: of the run that the model has learned from.  tokenizer: whether the folder has one."""
+    """rounds: of the run that the model has learned from.  is_final: whether the run has ended with this state.  tokenizer:
+    whether the folder has one."""
 
     rounds: int
+    is_final: bool
     parameters: int
     size_bytes: int
     tokenizer: bool
@@ -88,7 +90,8 @@ def export(
             del seeded
             (unfinished / ".initial").unlink(missing_ok=True)
             total = sum(path.stat().st_size for path in unfinished.iterdir())
-    return Exported(state.rounds, manifest.parameters, total, has_tokenizer)
+    is_final = StoredRun(signed, folder).is_final(state.rounds)
+    return Exported(state.rounds, is_final, manifest.parameters, total, has_tokenizer)
 
 
 def _longest_row(manifest: RunManifest) -> int:

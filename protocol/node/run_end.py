@@ -52,7 +52,9 @@ class RunEnd:
 
         until_measured: also until the held-out loss of the final state is known.  Raises `StoreFull`.
         """
-        self._tell(self._replica.history.roster.progress)
+        progress = self._replica.history.roster.progress
+        self._show(progress)
+        self._tell(progress)
         if not self._keeper.has_checkpoint:
             await self._keeper.checkpoint()
         if self._rollouts is not None:

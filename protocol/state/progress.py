@@ -1,8 +1,8 @@
 """How far a run is on its way to its total: a function of the chain, and so the same for everybody.
 
 The total is a number of rounds or of tokens.  Rounds are counted; tokens are those of the records' members, each weighted by
-the share of its chunks that were averaged, and a member of one record counts for at most `MOST` times the median of them, so
-nobody ends a run much earlier by claiming more than it did.
+the share of its chunks that were averaged, and a member counts for no more than its bounded weight in the average
+(`kernels.aggregate.weights_of`), so nobody ends a run much earlier by claiming more than it did.
 
 The first record that reaches the total is the last one: no record stands on it, but one that carries the organiser's
 `Extension` to a larger total.  The learning rate follows from the share of the total that is done; an extension that comes
@@ -12,17 +12,15 @@ share of what the extension added.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from kernels.aggregate import weights_of
 from protocol.run.goal import Goal, Unit
 from protocol.wire.canonical import Malformed
 from protocol.wire.extension import MAX_TOTAL, Extension
 from protocol.wire.masks import members_in
 from protocol.wire.messages import Commit
 
-MOST = (3, 2)
-"""A member counts for at most this fraction of the median of the members of its record."""
 ENDLESS = Goal(Unit.ROUNDS, MAX_TOTAL, 0.0)
 
 
@@ -124,12 +122,5 @@ def counted_tokens(commit: Commit) -> int:
     for entry in commit.index:
         for member in members_in(entry.mask, len(members)):
             included[member] += 1
-    bounded = bounded_tokens([member.tokens for member in members])
+    bounded = weights_of("clip", [member.tokens for member in members])
     return sum(tokens * share // chunks for tokens, share in zip(bounded, included, strict=True))
-
-
-def bounded_tokens(claims: Sequence[int]) -> list[int]:
-    """What the members of a record claim to have read, each at most `MOST` times the (lower) median."""
-    times, of = MOST
-    most = max(1, sorted(claims)[(len(claims) - 1) // 2] * times // of)
-    return [min(claim, most) for claim in claims]

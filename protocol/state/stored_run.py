@@ -19,10 +19,12 @@ from kernels.layout import Layout, chunk_layout, payload_bytes
 from kernels.outer import apply_result
 from kernels.outer_step import OuterStep
 from protocol.run.manifest import SignedManifest
+from protocol.state.amendment import extension_of
 from protocol.state.chain import genesis_tip, record_hash
 from protocol.state.checkpoints import Checkpoints
 from protocol.state.disk import Disk
 from protocol.state.genesis import certified_digest
+from protocol.state.progress import RunProgress
 from protocol.state.records import Records
 from protocol.state.results import Results
 from protocol.wire.hashes import Hash, chunk_hash, tree_root
@@ -113,6 +115,18 @@ class StoredRun:
             if commit is None or commit.record.previous != self._tips[-1]:
                 break
             self._tips.append(record_hash(commit.record))
+
+    def is_final(self, rounds: int) -> bool:
+        """Whether the run has ended after so many rounds, as far as its records here say."""
+        if rounds != self.length:
+            return False
+        progress = RunProgress(self._manifest.goal)
+        for round in range(rounds):
+            commit = self._records.at(round)
+            if commit is None:
+                return False
+            progress = progress.after(commit, extension_of(commit.record))
+        return progress.is_over
 
     @property
     def length(self) -> int:

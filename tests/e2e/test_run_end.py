@@ -1,0 +1,82 @@
+"""A run to its end with real peers: it says so, its state is exported, newcomers get it, and its organiser extends it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from peer.errors import ExitCode
+from protocol import events as ev
+from tests.e2e.swarm import TINY_MODEL, Peer, Swarm
+
+SHORT_RUN = (
+    TINY_MODEL.replace('name = "tiny"', 'name = "short"\ntotal_rounds = 2')
+    + """
+[rounds]
+inner_steps = 4
+grace_s = 3.0
+eviction_s = 8.0
+stall_s = 4.0
+"""
+)
+PAIR = SHORT_RUN.replace("total_rounds = 2", "total_rounds = 3").replace(
+    "inner_steps = 4", "inner_steps = 20\nmin_members = 2"
+)
+
+
+def exported(swarm: Swarm, peer: Peer, name: str) -> tuple[str, Path]:
+    folder = swarm.folder / name
+    return swarm.command(peer.folder, "export", str(folder)), folder
+
+
+def says_the_end(peer: Peer) -> bool:
+    return bool(peer.heard(ev.RunEnded))
+
+
+def test_a_run_ends_says_so_and_is_exported(tmp_path: Path) -> None:
+    with Swarm(tmp_path, SHORT_RUN) as swarm:
+        swarm.create_run()
+        alone = swarm.peer("alone").start("--until-end")
+        assert alone.wait() == ExitCode.OK
+        assert '"event":"RunEnded"' in alone.log.replace(" ", "") and '"event":"RunExtended"' not in alone.log.replace(
+            " ", ""
+        )
+        said, folder = exported(swarm, alone, "model")
+        assert "final state of the run" in said and (folder / "model.safetensors").is_file()
+
+
+@pytest.mark.slow
+def test_an_ended_run_serves_newcomers_survives_a_kill_and_is_extended(tmp_path: Path) -> None:
+    with Swarm(tmp_path, PAIR) as swarm:
+        organiser = swarm.peer("organiser", str(swarm.run_file)).start()
+        swarm.until("it waits for others", lambda: organiser.heard(ev.PhaseChanged))
+        invitation = organiser.status()["invitation"]
+        told = swarm.command(swarm.place("curious"), "run", "show", invitation)
+        assert "3 rounds" in told and "total_rounds = 3" in told, told
+        other = swarm.peer("other", invitation).start()
+        swarm.until("the final record", lambda: 2 in other.commits)
+        other.kill()
+        swarm.until("the end at the organiser's", lambda: says_the_end(organiser))
+        other.start()
+        swarm.until("the end at a peer that was killed", lambda: says_the_end(other))
+        late = swarm.peer("late", invitation).start()
+        swarm.until("the end at a newcomer", lambda: says_the_end(late))
+        assert not late.heard(ev.ComputeProgress)
+        status = late.status()
+        assert status["run_ended"] and status["why_idle"] == "run ended" and status["round"] == 3
+        assert (status["goal_done"], status["goal_total"], status["goal_unit"]) == (3, 3, "rounds")
+        assert "the run has ended" in swarm.command(late.folder, "status")
+        said, _ = exported(swarm, late, "final")
+        assert "final state of the run" in said
+
+        refused = swarm.command(organiser.folder, "run", "extend", "--rounds", "3", code=ExitCode.INPUT)
+        assert "the run's total is 3 rounds already" in refused
+        assert "only the run's organiser" in swarm.command(
+            late.folder, "run", "extend", "--rounds", "5", code=ExitCode.INPUT
+        )
+        assert "give --rounds" in swarm.command(organiser.folder, "run", "extend", "--tokens", "9", code=ExitCode.INPUT)
+        assert "5 rounds" in swarm.command(organiser.folder, "run", "extend", "--rounds", "5")
+        swarm.until("the new end at every peer", lambda: all(len(each.heard(ev.RunEnded)) == 2 for each in swarm.up()))
+        swarm.equal(5)
+        assert all(each.heard(ev.RunExtended) for each in swarm.up())
