@@ -17,7 +17,7 @@ from peer.daemon.settings import DaemonSettings, RunChoice
 from peer.resources.room import Room
 from peer.settings.live import LiveSettings
 from peer.settings.sources import gather
-from protocol.events import Event, PhaseChanged
+from protocol.events import Event, Notice, PhaseChanged
 from protocol.run.manifest import demo_manifest
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.presence import Role, WhyIdle
@@ -71,5 +71,7 @@ def test_until_it_has_the_manifest_it_is_connecting_and_then_starting(
     trio.run(table.part._manifest, nothing, nothing)
     sentences = ["asking for the run's manifest", "no peer of the invitation answers yet"]
     assert seen == [(WhyIdle.CONNECTING.value, each) for each in sentences]
-    assert table.told == [PhaseChanged("starting", "connecting", each) for each in sentences], "each once"
+    told, purpose = table.told[:-1], table.told[-1]
+    assert told == [PhaseChanged("starting", "connecting", each) for each in sentences], "each once"
+    assert isinstance(purpose, Notice) and purpose.text.startswith("this run trains a model of ")
     assert table.why == (WhyIdle.STARTING.value, "opening the run on disk")
