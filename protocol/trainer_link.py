@@ -63,9 +63,10 @@ class Progress:
 
 @dataclass(frozen=True)
 class Tried:
-    """What became of a problem: `rollouts` of it, of which `solved` got more than half of the reward.
+    """What became of a problem in one batch: `rollouts` of it, of which `solved` got more than half of the reward.
 
-    scored_twice: answers that were scored once more, where a program runs for it; `same` got the same score.
+    scored_twice: answers that were scored once more, where a program runs for it; `same` got the same score.  batch: the
+    place of the batch in `ComputeTask.rollouts`.
     """
 
     problem: int
@@ -73,6 +74,7 @@ class Tried:
     solved: int
     scored_twice: int = 0
     same: int = 0
+    batch: int = 0
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ def slot(body: Body) -> tuple[object, ...] | None:
         case ChunkResult():
             return ("chunk", body.plan, body.chunk)
         case RolloutBatch():
-            return ("rollouts", body.version, body.incarnation, body.number)
+            return ("rollouts", body.tip, body.incarnation, body.number)
         case Vote():
             return ("vote", tip_of(body), body.attempt, body.step)
         case Proposal():

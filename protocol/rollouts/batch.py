@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 
+from protocol.rollouts.dealing import lot_of
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.rollouts import CODES, Reason, RolloutBatch, Verdict
@@ -16,6 +18,10 @@ UNSURE = CODES.index((Verdict.INCONCLUSIVE, Reason.NONE))
 WITHHELD = CODES.index((Verdict.REJECT, Reason.WITHHELD))
 MOST_DEATHS = 2
 """Of our trainer process over one batch."""
+
+
+Slot = tuple[PeerId, Hash, int]
+"""A maker, the tip of a version, and the number of a batch: in one life a maker states one batch in it."""
 
 
 class Opinion(Enum):
@@ -98,6 +104,12 @@ class Batch:
     used: bool = False
     is_restated: bool = False
     """Whether its maker stated another batch with its number, in another life."""
+    is_withheld: bool = False
+    """Whether we could not get its bytes."""
+    is_named: bool = False
+    """Whether our places in the last records name it."""
+    is_due: bool = False
+    """Whether its turn has come (`protocol.rollouts.sequence`)."""
 
     @property
     def root(self) -> Hash:
@@ -105,9 +117,26 @@ class Batch:
         return Hash(self.body.root)
 
     @property
-    def place(self) -> tuple[PeerId, int, int, Hash]:
+    def slot(self) -> Slot:
+        """Its maker's number at a version."""
+        return self.author, Hash(self.body.tip), self.body.number
+
+    @property
+    def place(self) -> tuple[Slot, Hash]:
         """What says in another time that it is the same one."""
-        return self.author, self.body.version, self.body.number, self.root
+        return self.slot, self.root
+
+    @cached_property
+    def lot(self) -> Hash:
+        """Draws the trainer that it is for."""
+        return lot_of(Hash(self.body.tip), self.author, self.body.number)
+
+    @property
+    def is_delivered(self) -> bool:
+        """Whether its maker has done its part, as far as we can see."""
+        if self.used or self.is_named:
+            return True
+        return not self.is_withheld and not self.is_restated and (self.bytes_ is Bytes.HERE or self.decision is not None)
 
     @property
     def key(self) -> tuple[PeerId, Hash]:

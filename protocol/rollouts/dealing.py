@@ -1,15 +1,16 @@
 """Who solves which problems, whom a batch is for, and who judges it.
 
-Pure.  What draws is always something that the one who would profit cannot choose: the tip of a version draws a peer's
-problems, the root of a batch the trainer that it is for, and that trainer's signature, made after it has heard the root, the
-validators.  A trainer that chose its validators itself would deceive nobody but itself.
+Pure.  Nobody who would profit from a draw can vary its inputs.  The tip of a version, the maker and the number of a batch
+draw its problems and the trainer that it is for; nothing that the maker writes into the batch or its statement does.  That
+trainer's signature, made after it has heard the root, draws the validators.  A trainer that chose its validators itself
+would deceive nobody but itself.  docs/security.md lists all draws of the protocol.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from heapq import nsmallest
-from itertools import count
+from itertools import count, islice
 
 from protocol.state.tasks_in_force import TasksInForce, first_problem
 from protocol.wire.hashes import Hash, hash_bytes
@@ -17,6 +18,8 @@ from protocol.wire.identity import PeerId
 
 TWICE = 8
 """One batch in so many is dealt to two validators."""
+REDRAWS = 8
+"""Tasks of a set that are drawn for one place in a batch, until one is new; then the place is the environment's."""
 
 
 def problems_of(
@@ -25,20 +28,20 @@ def problems_of(
     """The numbers of the problems, all different, that batch `number` of `peer` at the version on `tip` is about.
 
     prompts: how many.  problems: of the environment; not fewer.  tasks: the sets of the version; `tasks.percent` of the
-    problems are of these, of each as many as of the others.
+    problems are of these, of each as many as of the others.  Batches differ by one in how many are of the sets, and of each
+    set: a batch that had many more would be worth grinding keys for.
     """
     seed = hash_bytes("problems", run + tip + peer.encode() + number.to_bytes(8, "big"))
+    draws = (int.from_bytes(hash_bytes("problem", seed + at.to_bytes(8, "big")), "big") for at in count())
     drawn: dict[int, None] = {}
-    for at in count():
-        if len(drawn) == prompts:
-            break
-        draw = hash_bytes("problem", seed + at.to_bytes(8, "big"))
-        choice = int.from_bytes(draw[:16], "big")
-        if tasks.live and int.from_bytes(draw[16:20], "big") % 100 < tasks.percent:
-            one = tasks.live[int.from_bytes(draw[20:24], "big") % len(tasks.live)]
-            drawn[first_problem(one.slot) + choice % one.count] = None
-        else:
-            drawn[choice % problems] = None
+    if tasks.live:
+        of_sets, first = (prompts * tasks.percent + next(draws) % 100) // 100, next(draws)
+        for place in range(of_sets):
+            one = tasks.live[(first + place) % len(tasks.live)]
+            choices = (first_problem(one.slot) + next(draws) % one.count for _ in range(REDRAWS))
+            drawn |= dict.fromkeys(islice((choice for choice in choices if choice not in drawn), 1))
+    while len(drawn) < prompts:
+        drawn[next(draws) % problems] = None
     return tuple(drawn)
 
 
@@ -71,18 +74,24 @@ def some_of(tip: Hash, validators: frozenset[PeerId], most: int) -> frozenset[Pe
     return frozenset(nsmallest(most, validators, key=lambda peer: hash_bytes("some", tip + peer.encode())))
 
 
-def trainer_of(root: Hash, trainers: Sequence[PeerId]) -> PeerId | None:
-    """Which of the trainers of the last record (sorted) a batch is for; None where there is none."""
-    return trainers[_lot(root) % len(trainers)] if trainers else None
+def lot_of(tip: Hash, author: PeerId, number: int) -> Hash:
+    """Draws the trainer that batch `number` of `author` at the version on `tip` is for.  Nothing in the batch plays a part:
+    its maker could vary it until it drew the trainer that it likes."""
+    return hash_bytes("share", tip + author.encode() + number.to_bytes(8, "big"))
 
 
-def is_for(root: Hash, me: PeerId, trainers: Sequence[PeerId]) -> bool:
-    """Whether `me` may learn from a batch: who was in the last record from its own share, and who was not from a share of
-    the same size, which others may learn from as well."""
+def trainer_of(lot: Hash, trainers: Sequence[PeerId]) -> PeerId | None:
+    """Which of the trainers of the version's record (sorted) a batch with this lot is for; None where there is none."""
+    return trainers[_number_in(lot) % len(trainers)] if trainers else None
+
+
+def is_for(lot: Hash, me: PeerId, trainers: Sequence[PeerId]) -> bool:
+    """Whether `me` may learn from a batch: who was in the version's record from its own share, and who was not from a share
+    of the same size, which others may learn from as well."""
     if me in trainers:
-        return trainer_of(root, trainers) == me
-    return _lot(hash_bytes("newcomer", root + me.encode())) % (len(trainers) + 1) == 0
+        return trainer_of(lot, trainers) == me
+    return _number_in(hash_bytes("newcomer", lot + me.encode())) % (len(trainers) + 1) == 0
 
 
-def _lot(root: Hash) -> int:
-    return int.from_bytes(root[:8], "big")
+def _number_in(lot: Hash) -> int:
+    return int.from_bytes(lot[:8], "big")

@@ -17,8 +17,9 @@ from collections.abc import Callable
 from typing import Protocol
 
 from protocol.rollouts.batch import WITHHELD, Batch, Bytes, Decision, Opinion, opinion_of, reason_of
-from protocol.rollouts.dealing import places_of, trainer_of
+from protocol.rollouts.dealing import places_of
 from protocol.rollouts.happenings import Compare, Deal, PoolEffect
+from protocol.rollouts.intake import Intake
 from protocol.rollouts.scene import Scene, opinion_in
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
@@ -114,22 +115,25 @@ class Leading(Onlooker):
     draw: a number from 0 to 1 that a name gives, and that nobody else can foresee.
     """
 
-    def __init__(self, scene: Scene, draw: Callable[[Hash], float]) -> None:
-        self._scene, self._draw = scene, draw
+    def __init__(self, scene: Scene, intake: Intake, draw: Callable[[Hash], float]) -> None:
+        self._scene, self._intake, self._draw = scene, intake, draw
 
     def needs_bytes(self, batch: Batch) -> bool:
         """As `Duty.needs_bytes`."""
-        return self._scene.is_mine(batch) and not self._scene.lacks_tip(batch)
+        return batch.is_due and self._scene.is_mine(batch)
 
     def look(self, batch: Batch, now: float) -> list[PoolEffect]:
         """As `Duty.look`."""
         scene = self._scene
-        if not self.needs_bytes(batch) or batch.own is not None:
+        if not scene.is_mine(batch) or batch.own is not None:
+            return []
+        batch.is_due = batch.is_due or self._intake.admits(batch, now)
+        if not batch.is_due:
             return []
         batch.led = True
         dealt = batch.deals.get(scene.me)
         if dealt is None:
-            if scene.validators - {batch.author} and trainer_of(batch.root, scene.moved.trainers) == scene.me:
+            if scene.validators - {batch.author} and scene.trainer_of(batch) == scene.me:
                 return [Deal(batch)] if batch.bytes_ is Bytes.HERE else []  # what is withheld costs nobody else anything
             batch.wanted = True  # nobody works for us yet, or there is nobody
             return []
@@ -149,6 +153,7 @@ class Leading(Onlooker):
 
     def unavailable(self, batch: Batch) -> list[PoolEffect]:
         """As `Duty.unavailable`."""
+        batch.is_withheld = True
         self._scene.standing.anomaly(batch.author)
         said = self._scene.say(batch, bytes([WITHHELD]) * batch.body.rollouts)  # for its maker: it was dealt to nobody
         return [*said, *self._scene.decide(batch, Decision.REJECTED, Reason.WITHHELD)]

@@ -43,14 +43,14 @@ class JudgementHeard:
 
 @dataclass(frozen=True)
 class Moved:
-    """The state is another one.  tips: of the newest versions, by number.  trainers: of the last record; before: of the
-    record before it.  electors: of the tip."""
+    """The state is another one.  tips: of the newest versions, by number.  trainers: of their records, likewise.  electors:
+    of the tip.  makers: rollout peers that we know by now."""
 
     version: int
     tips: Mapping[int, Hash]
-    trainers: tuple[PeerId, ...]
-    before: tuple[PeerId, ...]
+    trainers: Mapping[int, tuple[PeerId, ...]]
     electors: tuple[PeerId, ...]
+    makers: frozenset[PeerId] = frozenset()
 
 
 @dataclass(frozen=True)

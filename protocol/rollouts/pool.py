@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 
-from protocol.rollouts.batch import MOST_DEATHS, UNSURE, Batch, Bytes, Dealt, Decision, found_in, is_well_formed
-from protocol.rollouts.dealing import trainer_of
+from protocol.rollouts.batch import MOST_DEATHS, UNSURE, Batch, Bytes, Dealt, Decision, Slot, found_in, is_well_formed
 from protocol.rollouts.duties import Duty, Leading, Onlooker, Validating
 from protocol.rollouts.happenings import (
     Check,
@@ -31,6 +30,7 @@ from protocol.rollouts.happenings import (
     Tell,
     Tick,
 )
+from protocol.rollouts.intake import Intake
 from protocol.rollouts.room import MOST_BATCHES, Room
 from protocol.rollouts.scene import PATIENCE, Scene, discard
 from protocol.rollouts.telling import judged
@@ -53,21 +53,22 @@ class Pool:
 
     def __init__(self, me: PeerId, role: Role, rl: RlSection, draw: Callable[[Hash], float]) -> None:
         self._scene = scene = Scene(me, role, rl)
+        self._slots: dict[Slot, Batch] = {}
+        self._intake = Intake(scene, self._slots)
         self._duty: Duty = Onlooker()
         if role is Role.TRAINER:
-            self._duty = Leading(scene, draw)
+            self._duty = Leading(scene, self._intake, draw)
         elif role is Role.VALIDATOR:
             self._duty = Validating(scene)
         self.standing = scene.standing
         self._room = Room(scene.standing, AHEAD_ROUNDS * rl.batches_per_round)
         self._batches: dict[tuple[PeerId, Hash], Batch] = {}
-        self._slots: dict[tuple[PeerId, int, int], Batch] = {}
         self._lacking: dict[tuple[PeerId, Hash], Batch] = {}
         """Whose bytes are to be fetched."""
         self.before: frozenset[tuple[PeerId, Hash]] = frozenset()
         """What our places in the last records name: an earlier life may have learned from it, and whoever made it says it
         again while it is young enough."""
-        self._past: OrderedDict[tuple[PeerId, int, int, Hash], Decision] = OrderedDict()
+        self._past: OrderedDict[tuple[Slot, Hash], Decision] = OrderedDict()
         """What we decided on batches that were forgotten since: where the chain goes back they come again."""
         self._stuck = False
         """Whether nothing could be fetched: what strangers say then waits for the next tick, as looking takes time."""
@@ -98,6 +99,10 @@ class Pool:
         """
         young = now - PATIENCE * self._scene.rl.judge_s
         return sum(batch.author == self._scene.me and not batch.judgements and batch.at > young for batch in self)
+
+    def unanswered(self) -> list[Batch]:
+        """Batches of ours that nobody has dealt or judged."""
+        return [batch for batch in self if batch.author == self._scene.me and not batch.deals and not batch.judgements]
 
     def usable(self, version: int) -> list[Batch]:
         """What a trainer may learn from at this version, and has not yet; the oldest first."""
@@ -150,9 +155,9 @@ class Pool:
             case JudgementHeard():
                 return self._hear_judgement(event, now)
             case Moved():
-                return self._move(event)
+                return self._move(event, now)
             case Tick():
-                self._scene.tick(event.validators, event.kept)
+                self._scene.tick(event.validators, event.kept, now)
                 return [effect for batch in self for effect in self._look(batch, now)]
             case Fetched():
                 return self._fetched(event, now)
@@ -169,7 +174,7 @@ class Pool:
         author, body = event.author, event.body
         if self.standing.aside(author) or not self._is_possible(body):
             return []
-        known = self._slots.get((author, body.version, body.number))
+        known = self._slots.get((author, Hash(body.tip), body.number))
         if known is not None:
             return self._hear_again(known, event)
         is_ours = author == self._scene.me
@@ -184,7 +189,7 @@ class Pool:
                 return []
             if loser is not None:
                 effects += self._end(loser)
-        self._batches[batch.key] = self._slots[author, body.version, body.number] = batch
+        self._batches[batch.key] = self._slots[batch.slot] = batch
         return [*effects, *self._look(batch, now)]
 
     def _hear_again(self, known: Batch, event: Heard) -> list[PoolEffect]:
@@ -197,6 +202,7 @@ class Pool:
         if known.is_restated:
             return []
         known.is_restated = True
+        self.standing.anomaly(known.author)
         return [Forward(), *self._drop(known, Decision.STALE)]
 
     def _is_possible(self, body: RolloutBatch) -> bool:
@@ -212,10 +218,8 @@ class Pool:
         )
 
     def _hear_deal(self, event: DealHeard, now: float) -> list[PoolEffect]:
-        batch, moved = self.find(event.author, event.root), self._scene.moved
-        if batch is None or event.trainer in batch.deals:
-            return []
-        if event.trainer not in (trainer_of(event.root, moved.trainers), trainer_of(event.root, moved.before)):
+        batch = self.find(event.author, event.root)
+        if batch is None or event.trainer in batch.deals or event.trainer != self._scene.trainer_of(batch):
             return []
         batch.deals[event.trainer] = Dealt(event.beacon, now)
         return [Forward(), *self._look(batch, now)]
@@ -234,7 +238,8 @@ class Pool:
         effects += scene.accuse(batch)
         return [*effects, *self._drop_all_of(batch.author), *self._look(batch, now)]
 
-    def _move(self, moved: Moved) -> list[PoolEffect]:
+    def _move(self, moved: Moved, now: float) -> list[PoolEffect]:
+        self._intake.move(self._scene.moved, moved, now)
         self._scene.moved = moved
         effects: list[PoolEffect] = []
         for batch in self:
@@ -248,7 +253,8 @@ class Pool:
 
     def _look(self, batch: Batch, now: float) -> list[PoolEffect]:
         """What is to be done with it now, if anything."""
-        if batch.used or batch.key in self.before:
+        batch.is_named = batch.key in self.before
+        if batch.used or batch.is_named:
             self._lacking.pop(batch.key, None)
             return discard(batch)  # else old ones had the room that new ones need
         if batch.decision is not None or batch.author == self._scene.me:
@@ -336,7 +342,7 @@ class Pool:
         """Forget a batch; what was not decided is stale."""
         del self._batches[batch.key]
         self._lacking.pop(batch.key, None)
-        del self._slots[batch.author, batch.body.version, batch.body.number]
+        del self._slots[batch.slot]
         effects = [*self._scene.decide(batch, Decision.STALE), *discard(batch)]
         if batch.led and batch.decision is not None:
             self._past[batch.place] = batch.decision

@@ -22,9 +22,9 @@ class Repeating:
         self._due: dict[bytes, tuple[float, int]] = {}
         """When each is said next, and how often it was."""
 
-    def say(self, raw: bytes) -> None:
-        """Say it at the next turn, and some times after."""
-        self._due[raw] = (trio.current_time(), 0)
+    def say(self, raw: bytes, times: int = TIMES) -> None:
+        """Say it at the next turn, and so often in all."""
+        self._due[raw] = (trio.current_time(), TIMES - times)
         if len(self._due) > MOST:
             del self._due[next(iter(self._due))]
 

@@ -14,7 +14,7 @@ import trio
 from protocol.content.swarm import Swarm
 from protocol.events import Notice
 from protocol.membership.activity import Activity
-from protocol.membership.liveness import Membership
+from protocol.membership.liveness import Liveness, Membership
 from protocol.membership.pause import Pause
 from protocol.network.session import Session
 from protocol.offload import Offload
@@ -70,6 +70,9 @@ from protocol.wire.rollouts import Deal as DealBody
 LOOK_S = 0.25
 MOST_PENDING = 16
 """Batches of ours that wait for a verdict, at which we make no more."""
+REMIND_S = 30.0
+"""So often batches of ours that nobody answered are said again, `MOST_PENDING` at a time: a trainer that has not heard of
+one takes no later ones."""
 
 
 class Liars(Container[object], Protocol):
@@ -114,6 +117,7 @@ class Rollouts:
         self._repeating = Repeating(session)
         self._fetching = Fetching(session, guard, self._library, pool, rl.judge_s, self._handle)
         self._tip: Hash | None = None
+        self._reminded_at, self._reminded = trio.current_time(), 0
         self._nursery: trio.Nursery | None = None
         self._turn = Turn()
         self._checking = Checking(session, rl, self._files, self._turn, tasks)
@@ -195,9 +199,21 @@ class Rollouts:
             self._handle(Tick(self._validators(), self._ready_tips()))
             self._fetching.end_useless()
             await self._standing.keep(trio.current_time())
+            self._remind(trio.current_time())
             await self._repeating.turn()
             await self._fetching.remove_unwanted()
             await trio.sleep(LOOK_S)
+
+    def _remind(self, now: float) -> None:
+        """Say some batches again that nobody answered; others the next time."""
+        if now - self._reminded_at < REMIND_S:
+            return
+        unanswered = self._pool.unanswered()
+        start = self._reminded if self._reminded < len(unanswered) else 0
+        some = unanswered[start : start + MOST_PENDING]
+        self._reminded_at, self._reminded = now, start + len(some)
+        for batch in some:
+            self._repeating.say(batch.raw, times=1)
 
     def _ready_tips(self) -> dict[int, Hash]:
         """The tips of versions whose batches can be verified here: the trainer process has the weights and the tasks."""
@@ -217,6 +233,11 @@ class Rollouts:
             found.add(self._session.me)
         return frozenset(peer for peer in found if peer not in self._liars)
 
+    def _makers(self) -> frozenset[PeerId]:
+        """Rollout peers whose heartbeats were heard, lately or now."""
+        known = [(peer, each) for peer, each in self._membership if each.liveness is not Liveness.UNPROVEN]
+        return frozenset(peer for peer, each in known if each.heartbeat.role is Role.ROLLOUT)
+
     def _move(self) -> None:
         history = self._replica.history
         if history.tip == self._tip:
@@ -225,8 +246,8 @@ class Rollouts:
         oldest = max(0, length - self._rl.max_async)
         tips = {oldest + at: tip for at, tip in enumerate(history.tips(oldest, length + 1 - oldest))}
         self._turn.moved(tips)
-        roster, before = history.roster, history.roster_at(max(0, length - 1))
-        self._handle(Moved(length, tips, roster.contributors, before.contributors, roster.electorate.electors))
+        trainers = {version: history.roster_at(version).contributors for version in tips}
+        self._handle(Moved(length, tips, trainers, history.roster.electorate.electors, self._makers()))
 
     def rest(self, on: bool) -> None:
         """Whether to compute nothing, because its owner, or the computer, says so; what was made is served all the same."""

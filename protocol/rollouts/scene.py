@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from protocol.rollouts.batch import Batch, Bytes, Dealt, Decision, Opinion, found_in
-from protocol.rollouts.dealing import is_for, order_of, places_of, some_of
+from protocol.rollouts.dealing import is_for, order_of, places_of, some_of, trainer_of
 from protocol.rollouts.happenings import Discard, Judge, Moved, PoolEffect, Tell
 from protocol.rollouts.standing import Standing
 from protocol.rollouts.telling import decided, judged, set_aside
@@ -34,15 +34,19 @@ class Scene:
     def __init__(self, me: PeerId, role: Role, rl: RlSection) -> None:
         self.me, self.role, self.rl = me, role, rl
         self.standing = Standing()
-        self.moved = Moved(0, {}, (), (), ())
+        self.moved = Moved(0, {}, {}, ())
         self.validators: frozenset[PeerId] = frozenset()
         self.kept: Mapping[int, Hash] = {}
+        self.accepted_at = 0.0
+        """When we accepted a batch last."""
+        self._now = 0.0
         self._redraws = MOST_REDRAWN
         self._mute: set[PeerId] = set()
         """Validators that let a turn pass, and have said nothing since: their turn is the next one's, too."""
 
-    def tick(self, validators: frozenset[PeerId], kept: Mapping[int, Hash]) -> None:
+    def tick(self, validators: frozenset[PeerId], kept: Mapping[int, Hash], now: float) -> None:
         """These validators live, and our trainer process holds these versions."""
+        self._now = now
         tip = self.moved.tips.get(self.moved.version, Hash(b""))
         drawn = some_of(tip, validators, MOST_DEALT)
         self.kept, self._redraws = kept, MOST_REDRAWN
@@ -54,7 +58,16 @@ class Scene:
 
     def is_mine(self, batch: Batch) -> bool:
         """Whether we are a trainer that the batch is for."""
-        return self.role is Role.TRAINER and is_for(batch.root, self.me, self.moved.trainers)
+        return self.role is Role.TRAINER and self.is_ours(batch.body.version, batch.lot)
+
+    def is_ours(self, version: int, lot: Hash) -> bool:
+        """Whether a batch of this version with this lot is for us, as a trainer."""
+        trainers = self.moved.trainers.get(version)
+        return trainers is not None and is_for(lot, self.me, trainers)
+
+    def trainer_of(self, batch: Batch) -> PeerId | None:
+        """The member of its version's record that a batch is for; None where there is none, or it is not known here."""
+        return trainer_of(batch.lot, self.moved.trainers.get(batch.body.version, ()))
 
     def turn(self, batch: Batch, dealt: Dealt, now: float) -> tuple[list[PeerId], bool]:
         """The validators whose turn has come, in order, and whether to wait for others that follow them."""
@@ -117,6 +130,8 @@ class Scene:
         if batch.decision is not None:
             return []
         batch.decision, batch.wanted = decision, False
+        if decision is Decision.ACCEPTED:
+            self.accepted_at = self._now
         is_for_us = batch.led or (batch.author == self.me and not batch.judgements)
         told: list[PoolEffect] = [Tell(decided(batch, reason))] if is_for_us else []
         return told if decision is Decision.ACCEPTED else [*told, *discard(batch)]

@@ -18,6 +18,7 @@ from protocol.rollouts.pool import Pool
 from protocol.rollouts.reference import Reference
 from protocol.rollouts.turn import Turn
 from protocol.state.weight_files import WeightFiles
+from protocol.tasks.counting import LEAST_CLEAN
 from protocol.tasks.task_sets import TaskSets
 from protocol.trainer_link import Contribution
 from protocol.wire.hashes import Hash
@@ -133,7 +134,10 @@ class Selection:
             return None
         for batch in chosen.batches:
             batch.used = True
-        self._tasks.note_tried(contribution.tried)
+        makers = [
+            batch.author if self._pool.standing.clean(batch.author) >= LEAST_CLEAN else None for batch in chosen.batches
+        ]
+        self._tasks.note_tried(contribution.tried, makers)
         names, rollouts = [batch.root.hex() for batch in chosen.batches], sum(each.body.rollouts for each in chosen.batches)
         told = RolloutsUsed(round, names, rollouts, contribution.reward, learned.root.hex(), contribution.kl)
         self._session.emit(told)

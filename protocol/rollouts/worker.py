@@ -52,10 +52,10 @@ class Worker:
         self._session, self._rl, self._files, self._swarm, self._offload = session, rl, files, swarm, offload
         self._link, self._turn, self._versions, self._incarnation = link, turn, versions, incarnation
         self._given, self._tasks = given, tasks
-        self._died_over: tuple[int, int] | None = None
-        self._next: dict[int, int] = {}
-        """Of each version, the number of the next batch.  The chain may go back: who then stated another batch with a number
-        of before would have signed two statements that contradict each other."""
+        self._died_over: tuple[Hash, int] | None = None
+        self._next: dict[Hash, int] = {}
+        """The number of the next batch at each tip.  The chain may go back: who then stated another batch with a number of
+        before would have signed two statements that contradict each other."""
 
     async def recall(self) -> list[tuple[RolloutBatch, Envelope]]:
         """What an earlier life stated, of which the bytes are still here; numbers go on after it."""
@@ -66,7 +66,8 @@ class Worker:
             except Malformed:
                 continue
             if isinstance(body, RolloutBatch) and sender == self._session.me:
-                self._next[body.version] = max(self._next.get(body.version, 0), body.number + 1)
+                tip = Hash(body.tip)
+                self._next[tip] = max(self._next.get(tip, 0), body.number + 1)
                 if self._files.has(Hash(body.root)):
                     found.append((body, envelope))
         return found
@@ -80,7 +81,7 @@ class Worker:
             return f"rollouts begin with round {warm}; until then the run reads text"
         if missing := self._given.missing(newest[0]):
             return missing
-        return "all batches of these weights are made" if self._next.get(newest[0], 0) >= MAX_BATCHES else ""
+        return "all batches of these weights are made" if self._next.get(newest[1], 0) >= MAX_BATCHES else ""
 
     async def make(self, on_progress: Callable[[int, int], None]) -> tuple[RolloutBatch, Envelope] | None:
         """The next batch, stated but not said yet; None while there are no weights to make it with, or where it was given
@@ -92,7 +93,7 @@ class Worker:
                 return None
             version, tip = newest
             lent.about(version, tip)
-            number = self._next.get(version, 0)
+            number = self._next.get(tip, 0)
             run, me, sets = self._session.run, self._session.me, self._tasks.at(version)
             problems = problems_of(run, tip, me, number, rl.prompts_per_batch, rl.problems, sets)
             task = GenerateTask(run, version, me, problems, rl.group_size)
@@ -100,20 +101,18 @@ class Worker:
             try:
                 made = await self._link.generate(task, path, on_progress)
             except TrainerDied:
-                self._note_death(version, number)
+                self._note_death(tip, number)
                 raise
         if made is None:
             return None
-        self._next[version] = number + 1
-        for old in sorted(self._next)[:-VERSIONS_REMEMBERED]:
-            del self._next[old]
         body = await self._offload(self._adopt, version, tip, number, made)
         envelope = self._session.seal(body)
         try:
-            await self._offload(self._files.keep, version * MAX_BATCHES + number, envelope.raw)  # we never sign another one
+            await self._offload(self._files.keep, version * MAX_BATCHES + number, envelope.raw)  # we never state another one
         except StoreFailed:
             await self._offload(self._files.remove, Hash(body.root))  # nobody will hear of it, and the disk is full
             raise
+        self._count(tip, number)
         self._swarm.originate(Hash(body.root), body.chunks)
         seconds = trio.current_time() - begun
         self._session.emit(
@@ -121,11 +120,19 @@ class Worker:
         )
         return body, envelope
 
-    def _note_death(self, version: int, number: int) -> None:
-        """The process ended over a batch.  One over which it ended twice is never made: it might end over it without end."""
-        if self._died_over == (version, number):
-            self._next[version] = number + 1
-        self._died_over = version, number
+    def _count(self, tip: Hash, number: int) -> None:
+        """This number is given: its statement is on the disk, or it is passed over.  No gap comes of a full disk: trainers
+        take the numbers in order."""
+        self._next[tip] = number + 1
+        while len(self._next) > VERSIONS_REMEMBERED:
+            del self._next[next(iter(self._next))]
+
+    def _note_death(self, tip: Hash, number: int) -> None:
+        """The process ended over a batch.  One over which it ended twice is never made: it might end over it without end.
+        The trainer that it is for takes the later ones after a while."""
+        if self._died_over == (tip, number):
+            self._count(tip, number)
+        self._died_over = tip, number
 
     def _adopt(self, version: int, tip: Hash, number: int, made: Generated) -> RolloutBatch:
         """Blocking: the bytes that were made, under their name.  Raises `TrainerDied` where there are none."""

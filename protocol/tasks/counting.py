@@ -1,9 +1,18 @@
 """What becomes of the tasks of each admitted set, as one trainer counts it, and when a set falls out by that.
 
-Pure: counts in, decisions out.  A contributor can be mistaken or hostile.  A set falls out when scoring its tasks is not
-repeatable (one answer gets different scores here), when nearly all tasks are never solved, as with wrong answers, or
-nearly all are always solved, so that nothing can be learned.  Each accepted batch is counted once, with rewards that this
-trainer computed itself; how its counts become everybody's decision is `protocol.state.tasks_in_force`'s matter.
+Pure: counts in, decisions out.  A contributor can be mistaken or hostile, and so can whoever answers its tasks.  A set falls
+out when scoring its tasks is not repeatable (one answer gets different scores here), when nearly all tasks are never solved,
+as with wrong answers, or nearly all are always solved, so that nothing can be learned.  Each accepted batch is counted once,
+with rewards that this trainer computed itself; how its counts become everybody's decision is
+`protocol.state.tasks_in_force`'s matter.
+
+Keys are free, so a set is judged by what has a price:
+
+* Only answers of makers with a clean history count, and of one maker for a task no more than half of what judges it.
+* Tasks that are judged say that they are dead, and so do all answers to the set together.  Draws give each batch as many
+  tasks of a set as any other, give or take one, so whoever wants a good set to fall out has to make most of the batches,
+  whatever tasks it aims at.
+* Scores that are not repeatable are found in the answers of most makers.
 
 What validators say of answers is counted for people to look at and decides nothing: keys are free, and a crowd of them could
 have any set fall out by scores that nobody can prove false.
@@ -12,29 +21,44 @@ have any set fall out by scores that nobody can prove false.
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from protocol.state.tasks_in_force import TasksInForce, place_of
 from protocol.trainer_link import Tried
 from protocol.wire import canonical
 from protocol.wire.hashes import Hash
+from protocol.wire.identity import PeerId
 from protocol.wire.rollouts import UNSCORED
 from protocol.wire.tasks import MAX_SET_TASKS, Place
 
 LEAST_ATTEMPTS = 32
 """Attempts at a task before its solve rate says anything."""
-LEAST_SCORED_TWICE = 32
-"""Answers of a set that were scored twice here before that says anything."""
+MOST_OF_ONE = LEAST_ATTEMPTS // 2
+"""Attempts that one maker counts for at a task."""
+LEAST_CLEAN = 4
+"""Checks in a row that came out right before a maker counts."""
+LEAST_SCORED_TWICE = 8
+"""Answers of a maker to a set that were scored twice here before that says anything."""
 LEAST_SAME = 0.9
 """Least share of these that get the same score both times."""
-LEAST_JUDGED = 8
+LEAST_MAKERS = 2
+"""Makers of which that is said before a set is judged by it."""
+LEAST_JUDGED = 16
 """Tasks with enough attempts before a set is judged by them (all of them, where it has fewer)."""
 MOST_DEAD = 0.8
-"""Largest share of judged tasks that nobody ever solved, or that everybody always solved."""
+"""Largest share of judged tasks, and of all attempts, that nobody ever solved, or that everybody always solved."""
+MOST_MAKERS = 8
+"""Makers that count at a task; what later ones try is only shown."""
 MAX_COUNT = (1 << 32) - 1
 
-_ROW = struct.Struct(">7I")
+OTHERS = ""
+"""In place of a maker, for what does not count."""
+_ROW = struct.Struct(">8I")
+
+ByMaker = Mapping[str, "TaskCounts"]
+"""What became of a task, by maker."""
 
 
 @dataclass(frozen=True)
@@ -60,21 +84,48 @@ class TaskCounts:
     def __add__(self, other: TaskCounts) -> TaskCounts:
         return TaskCounts(*map(sum, zip(vars(self).values(), vars(other).values(), strict=True)))
 
+    @property
+    def of_one(self) -> TaskCounts:
+        """As far as one maker counts: never and always solved stay so."""
+        if self.attempts <= MOST_OF_ONE:
+            return self
+        solved = self.solved * MOST_OF_ONE // self.attempts
+        least, most = int(self.solved > 0), MOST_OF_ONE - int(self.solved < self.attempts)
+        return TaskCounts(MOST_OF_ONE, min(most, max(least, solved)), scored_twice=self.scored_twice, same=self.same)
 
-def fault_of(count: int, counts: Collection[TaskCounts]) -> str:
-    """Why a set falls out, in a phrase; empty while it stays.  count: tasks of the set.  counts: of those with some."""
-    twice, same = sum(task.scored_twice for task in counts), sum(task.same for task in counts)
-    if twice >= LEAST_SCORED_TWICE and same < LEAST_SAME * twice:
-        return f"{same} of {twice} answers that were scored twice got the same score"
-    judged = [task for task in counts if task.attempts >= LEAST_ATTEMPTS]
+
+def fault_of(count: int, tasks: Collection[ByMaker]) -> str:
+    """Why a set falls out, in a phrase; empty while it stays.  count: tasks of the set.  tasks: what became of some."""
+    return _unrepeatable(tasks) or _dead(count, tasks)
+
+
+def _unrepeatable(tasks: Collection[ByMaker]) -> str:
+    """The fault of a set whose answers get other scores each time, whoever made them."""
+    by_maker: defaultdict[str, TaskCounts] = defaultdict(TaskCounts)
+    for task in tasks:
+        for maker, counts in task.items():
+            by_maker[maker] += counts
+    voices = [each for maker, each in by_maker.items() if maker != OTHERS and each.scored_twice >= LEAST_SCORED_TWICE]
+    against = [each for each in voices if each.same < LEAST_SAME * each.scored_twice]
+    if len(voices) < LEAST_MAKERS or 2 * len(against) <= len(voices):
+        return ""
+    twice, same = sum(each.scored_twice for each in voices), sum(each.same for each in voices)
+    return f"{same} of {twice} answers that were scored twice got the same score"
+
+
+def _dead(count: int, tasks: Collection[ByMaker]) -> str:
+    """The fault of a set that teaches nothing."""
+    found = [sum((counts.of_one for maker, counts in task.items() if maker != OTHERS), start=TaskCounts()) for task in tasks]
+    judged = [task for task in found if task.attempts >= LEAST_ATTEMPTS]
     if len(judged) < min(LEAST_JUDGED, count):
         return ""
-    never = sum(task.solved == 0 for task in judged)
-    always = sum(task.solved == task.attempts for task in judged)
-    if never > MOST_DEAD * len(judged):
-        return f"{never} of {len(judged)} tasks were never solved"
-    if always > MOST_DEAD * len(judged):
-        return f"{always} of {len(judged)} tasks were solved by every answer"
+    attempts = sum(task.attempts for task in found)
+    never = [task for task in found if task.solved == 0]
+    always = [task for task in found if task.solved == task.attempts]
+    for dead, says in ((never, "were never solved"), (always, "were solved by every answer")):
+        of_judged = sum(task.attempts >= LEAST_ATTEMPTS for task in dead)
+        if of_judged > MOST_DEAD * len(judged) and sum(task.attempts for task in dead) > MOST_DEAD * attempts:
+            return f"{of_judged} of {len(judged)} tasks {says}"
     return ""
 
 
@@ -85,35 +136,47 @@ class Counting:
     """
 
     def __init__(self) -> None:
-        self._sets: dict[Place, dict[int, TaskCounts]] = {}
+        self._sets: dict[Place, dict[int, dict[str, TaskCounts]]] = {}
         self.is_new = False
 
-    def note_tried(self, tried: Iterable[Tried], sets: Mapping[int, Hash]) -> None:
-        """Rollouts were learned from.  sets: the roots of the sets in the slots, on our chain; others are not counted."""
+    def note_tried(self, tried: Iterable[Tried], makers: Sequence[PeerId | None], sets: Mapping[int, Hash]) -> None:
+        """Rollouts were learned from.
+
+        makers: of the batches, by place; None for one without a clean history.  sets: the roots of the sets in the slots,
+        on our chain; others are not counted.
+        """
         for each in tried:
             counts = TaskCounts(each.rollouts, each.solved, scored_twice=each.scored_twice, same=each.same)
-            self._add(each.problem, counts, sets)
+            self._add(each.problem, makers[each.batch] or OTHERS, counts, sets)
 
     def note_scores(self, problems: Iterable[int], ours: bytes, theirs: bytes, sets: Mapping[int, Hash]) -> None:
         """Another peer scored what we did, rollout for rollout.  problems: of the rollouts.  sets: as above."""
         for problem, our, their in zip(problems, ours, theirs, strict=False):
             if UNSCORED not in (our, their):
-                self._add(problem, TaskCounts(verdicts=1, agreeing=int(our == their)), sets)
+                self._add(problem, OTHERS, TaskCounts(verdicts=1, agreeing=int(our == their)), sets)
 
-    def _add(self, problem: int, counts: TaskCounts, sets: Mapping[int, Hash]) -> None:
+    def _add(self, problem: int, maker: str, counts: TaskCounts, sets: Mapping[int, Hash]) -> None:
         place = place_of(problem)
-        if place is not None and place[0] in sets:
-            of_set = self._sets.setdefault((place[0], sets[place[0]]), {})
-            of_set[place[1]] = of_set.get(place[1], TaskCounts()) + counts
-            self.is_new = True
+        if place is None or place[0] not in sets:
+            return
+        task = self._sets.setdefault((place[0], sets[place[0]]), {}).setdefault(place[1], {})
+        if maker not in task and len(task.keys() - {OTHERS}) >= MOST_MAKERS:
+            maker = OTHERS
+        task[maker] = task.get(maker, TaskCounts()) + counts
+        self.is_new = True
 
     def keep_only(self, sets: Mapping[int, Hash]) -> None:
         """Forget all other sets."""
         self._sets = {place: of_set for place, of_set in self._sets.items() if sets.get(place[0]) == place[1]}
 
     def of_set(self, slot: int, root: Hash) -> Mapping[int, TaskCounts]:
-        """By task."""
-        return self._sets.get((slot, root), {})
+        """By task, of all makers."""
+        tasks = self._sets.get((slot, root), {})
+        return {task: sum(by_maker.values(), start=TaskCounts()) for task, by_maker in tasks.items()}
+
+    def fault(self, place: Place, count: int) -> str:
+        """Why the set in a slot falls out, as `fault_of`."""
+        return fault_of(count, self._sets.get(place, {}).values())
 
     def against(self, tasks: TasksInForce, lost: Collection[Place] = ()) -> int | None:
         """The sets that fall out by what was counted here: bit i for the i-th of the amendment; None where none does.
@@ -122,7 +185,7 @@ class Counting:
         """
         mask = 0
         for at, each in enumerate(tasks.sets):
-            is_bad = each.place in lost or fault_of(each.count, self.of_set(each.slot, Hash(each.root)).values())
+            is_bad = each.place in lost or self.fault(each.place, each.count)
             if each.slot not in tasks.fallen and is_bad:
                 mask |= 1 << at
         return mask or None
@@ -130,15 +193,7 @@ class Counting:
     def encode(self) -> bytes:
         """For `decode`, in another life."""
         self.is_new = False
-        return canonical.encode(
-            {
-                f"{slot} {root.hex()}": b"".join(
-                    _ROW.pack(task, *(min(count, MAX_COUNT) for count in vars(counts).values()))
-                    for task, counts in of_set.items()
-                )
-                for (slot, root), of_set in self._sets.items()
-            }
-        )
+        return canonical.encode({f"{slot} {root.hex()}": _encoded(of_set) for (slot, root), of_set in self._sets.items()})
 
     @classmethod
     def decode(cls, data: bytes) -> Counting:
@@ -146,11 +201,33 @@ class Counting:
         made, fields = cls(), canonical.decode(data, max_bytes=len(data))
         if not isinstance(fields, dict):
             raise ValueError("no counts")
-        for place, rows in fields.items():
+        for place, of_set in fields.items():
             slot, _, root = place.partition(" ")
-            if not root or not isinstance(rows, bytes) or len(rows) % _ROW.size:
+            if not root:
                 raise ValueError("counts of another form")
-            made._sets[int(slot), Hash(bytes.fromhex(root))] = {
-                task: TaskCounts(*counts) for task, *counts in _ROW.iter_unpack(rows) if task < MAX_SET_TASKS
-            }
+            made._sets[int(slot), Hash(bytes.fromhex(root))] = _decoded(of_set)
         return made
+
+
+def _encoded(of_set: Mapping[int, ByMaker]) -> list[object]:
+    """The makers, and a row for each task and maker."""
+    makers = sorted({maker for by_maker in of_set.values() for maker in by_maker})
+    numbers = {maker: number for number, maker in enumerate(makers)}
+    rows = (
+        _ROW.pack(task, numbers[maker], *(min(count, MAX_COUNT) for count in vars(counts).values()))
+        for task, by_maker in of_set.items()
+        for maker, counts in by_maker.items()
+    )
+    return [makers, b"".join(rows)]
+
+
+def _decoded(fields: object) -> dict[int, dict[str, TaskCounts]]:
+    match fields:
+        case [[*makers], bytes(rows)] if len(rows) % _ROW.size == 0 and all(isinstance(maker, str) for maker in makers):
+            of_set: dict[int, dict[str, TaskCounts]] = {}
+            for task, maker, *counts in _ROW.iter_unpack(rows):
+                if task >= MAX_SET_TASKS or maker >= len(makers):
+                    raise ValueError("counts of a task or a maker that is none")
+                of_set.setdefault(task, {})[makers[maker]] = TaskCounts(*counts)
+            return of_set
+    raise ValueError("counts of another form")

@@ -9,7 +9,6 @@ from typing import Any
 from protocol.network.session import Session
 from protocol.short_id import short_id
 from protocol.state.disk import StoreFailed
-from protocol.tasks.counting import fault_of
 from protocol.tasks.offers import MOST_OF_ONE, Offer
 from protocol.tasks.organising import CannotAmend, admitting, removing
 from protocol.tasks.task_sets import REPEAT_S, TaskSets
@@ -135,7 +134,8 @@ class TaskDesk:
 
     def _shown(self, body: TaskSet, publisher: str, state: str, admitted: AdmittedSet | None = None) -> dict[str, Any]:
         slot = admitted.slot if admitted is not None else 0
-        counts = self._sets.counting.of_set(slot, Hash(body.root)).values()
+        counting, place = self._sets.counting, (slot, Hash(body.root))
+        counts = counting.of_set(*place).values()
         return {
             "id": body.root.hex(),
             "name": body.name,
@@ -150,6 +150,6 @@ class TaskDesk:
             "agreeing": sum(each.agreeing for each in counts),
             "scored_twice": sum(each.scored_twice for each in counts),
             "same": sum(each.same for each in counts),
-            "fault": fault_of(body.count, counts),
+            "fault": counting.fault(place, body.count),
             "unusable": self._sets.unusable.get((slot, Hash(body.root)), ""),
         }

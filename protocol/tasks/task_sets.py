@@ -192,9 +192,9 @@ class TaskSets:
         are_here = all(each.root in self.files.digests for each in body.sets)
         return raw if are_here and self.opened(body.sets) else None
 
-    def note_tried(self, tried: Iterable[Tried]) -> None:
+    def note_tried(self, tried: Iterable[Tried], makers: Sequence[PeerId | None]) -> None:
         """As `Counting.note_tried`, of rollouts of versions of our chain."""
-        self.counting.note_tried(tried, self._roots())
+        self.counting.note_tried(tried, makers, self._roots())
 
     def note_scores(self, problems: Iterable[int], ours: bytes, theirs: bytes) -> None:
         """As `Counting.note_scores`, likewise."""

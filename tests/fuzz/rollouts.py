@@ -235,7 +235,7 @@ class StatementCases:
     def _move(self) -> None:
         tips = {version: TIPS[version] for version in range(self._version - RL.max_async, self._version + 1)}
         for pool in self._pools:
-            self._handle(pool, Moved(self._version, tips, self._trainers, self._trainers, self._trainers))
+            self._handle(pool, Moved(self._version, tips, dict.fromkeys(tips, self._trainers), self._trainers))
             self._handle(pool, Tick(self._validators, TIPS))
 
 

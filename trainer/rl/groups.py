@@ -30,10 +30,14 @@ class Scored:
 
 @dataclass(frozen=True)
 class Group:
-    """The completions of one problem that came in, in the order of their copies."""
+    """The completions of one problem that came in, in the order of their copies.
+
+    batch: the place of the batch that they are of.
+    """
 
     problem: int
     members: tuple[Scored, ...]
+    batch: int = 0
 
     @property
     def rewards(self) -> list[float]:

@@ -134,11 +134,11 @@ class RolloutWorker:
         out, with a line in the log.
         """
         groups: list[Group] = []
-        for path in paths:
+        for place, path in enumerate(paths):
             try:
                 rollouts = decode_batch(path.read_bytes())
                 check_lengths(rollouts, self.config.row_tokens)
-                groups += grouped(map(self._scored, rollouts))
+                groups += [replace(group, batch=place) for group in grouped(map(self._scored, rollouts))]
             except Exception as error:  # noqa: BLE001 - bytes of strangers, and what environments do with texts
                 print(f"the batch {path.name} is left out: {error}", file=sys.stderr)
         return [replace(group, problem=number) for number, group in zip(count(), groups, strict=False)]

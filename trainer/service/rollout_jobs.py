@@ -25,8 +25,9 @@ VERDICTS_AT_ONCE = 32
 MAX_DETAIL = 200
 PROBLEMS_AT_ONCE = 1024
 
-Tried = tuple[int, int, int, int, int]
-"""A problem, its rollouts, how many solved it, how many were scored twice, and how many of these got the same score."""
+Tried = tuple[int, int, int, int, int, int]
+"""A problem, its rollouts, how many solved it, how many were scored twice, how many of these got the same score, and the
+place of their batch."""
 
 
 class RolloutJobs:
@@ -117,7 +118,8 @@ class RolloutJobs:
         """One answer of a group is scored twice, another one each round."""
         right = sum(member.solved > 0.5 for member in group.members)
         same = self._rollouts.is_repeatable(group.members[round % len(group.members)])
-        return group.members[0].rollout.problem, len(group.members), right, int(same is not None), int(same is True)
+        problem, twice = group.members[0].rollout.problem, int(same is not None)
+        return problem, len(group.members), right, twice, int(same is True), group.batch
 
 
 def _assignment(task: dict[str, Any]) -> Assignment:

@@ -28,6 +28,7 @@ from protocol.rollouts.happenings import (
     Tell,
     Tick,
 )
+from protocol.rollouts.intake import HOLD_S
 from protocol.rollouts.pool import Pool
 from protocol.run.rl_section import RlSection
 from protocol.wire.hashes import Hash, hash_bytes
@@ -55,6 +56,7 @@ class Table:
         self.now = 0.0
         self.trainers = trainers
         self.validators = frozenset(VALIDATORS)
+        self.makers = frozenset[PeerId]()
         self.move(3)
         self.tick()
 
@@ -63,7 +65,11 @@ class Table:
 
     def move(self, version: int) -> list[PoolEffect]:
         tips = {each: TIPS[each] for each in range(max(0, version - RL.max_async), version + 1)}
-        return self.tell(Moved(version, tips, self.trainers, self.trainers, self.trainers))
+        return self.tell(self.state(version, tips))
+
+    def state(self, version: int, tips: dict[int, Hash]) -> Moved:
+        """On a chain with these tips."""
+        return Moved(version, tips, dict.fromkeys(tips, self.trainers), self.trainers, self.makers)
 
     def tick(self) -> list[PoolEffect]:
         return self.tell(Tick(self.validators, TIPS))
@@ -271,7 +277,7 @@ def test_of_what_ends_the_learning_process_again_nothing_is_learned_and_its_make
 def test_versions_of_another_branch_are_forgotten() -> None:
     table = dealt()
     other = {version: hash_bytes("other", bytes([version])) for version in (2, 3, 4)}
-    table.tell(Moved(4, other, table.trainers, table.trainers, table.trainers))
+    table.tell(table.state(4, other))
     assert table.pool.find(WORKER, ROOT) is None
 
 
@@ -282,7 +288,7 @@ def test_a_batch_that_comes_again_when_the_chain_goes_back_is_not_decided_on_aga
     if accepted:
         table.judge(table.order[0], GOOD)
     other = {version: hash_bytes("other", bytes([version])) for version in (2, 3, 4)}
-    told = kinds(table.tell(Moved(4, other, table.trainers, table.trainers, table.trainers)))
+    told = kinds(table.tell(table.state(4, other)))
     assert (BatchDecided in told) is not accepted
     table.move(4)
     assert kinds(table.hear()) == [Forward], "others may know nothing of it"
@@ -371,7 +377,9 @@ def test_of_a_number_that_is_stated_in_several_lives_nobody_learns(accepted: boo
     assert table.hear(root=others[1], incarnation=3) == [], "once is enough"
     table.judge(table.order[0], GOOD)
     assert table.pool.usable(3) == [] and not table.pool.standing.aside(WORKER), "it may have lost its disk"
-    assert kinds(table.hear(root=others[1], number=1, incarnation=3)) == [Forward, Fetch]
+    assert kinds(table.hear(root=others[1], number=1, incarnation=3)) == [Forward], "nor was that number delivered"
+    table.now += HOLD_S
+    assert kinds(table.tick()) == [Fetch]
 
 
 def test_a_verdict_counts_once_and_not_on_ones_own_batch() -> None:

@@ -24,6 +24,7 @@ from protocol.rollouts.happenings import (
     PoolEffect,
     Tick,
 )
+from protocol.rollouts.intake import HOLD_S
 from protocol.rollouts.room import PLACES
 from protocol.rollouts.standing import Standing
 from protocol.wire.hashes import Hash, hash_bytes
@@ -73,11 +74,11 @@ def test_copies_in_a_false_size_keep_nobody_with_a_clean_history_from_being_fetc
     """However many keys state them, from which nothing was fetched yet."""
     table = Table(Role.TRAINER, trainers=())
     table.pool.standing.right(WORKER)
-    table.hear(number=1, root=root_of(1))
+    table.hear(root=root_of(1))
     table.tell(Fetched(WORKER, root_of(1), True))
     for key in CROWD[:40]:
         table.hear(key, size=7)
-    assert fetched_in(table.hear()) == [], "a copy is being fetched"
+    assert fetched_in(table.hear(number=1)) == [], "a copy is being fetched"
     assert fetched_in(table.tell(Fetched(CROWD[0], ROOT, False))) == [WORKER]
 
 
@@ -152,6 +153,8 @@ def test_who_withheld_bytes_comes_after_others() -> None:
     table.hear(CROWD[1], root_of(1))
     table.hear(CROWD[2], root_of(2))
     table.hear(CROWD[0], root_of(3), number=1)
+    table.now += HOLD_S
+    table.tick()
     table.hear(CROWD[3], root_of(4))
     assert fetched_in(table.tell(Fetched(CROWD[1], root_of(1), False))) == [CROWD[3]]
     assert fetched_in(table.tell(Fetched(CROWD[2], root_of(2), False))) == [CROWD[0]]

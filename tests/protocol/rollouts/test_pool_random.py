@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from random import Random
 from typing import Any
@@ -10,8 +11,9 @@ import pytest
 
 from protocol.rollouts.batch import Batch, Bytes, Decision
 from protocol.rollouts.happenings import Check, Checked, Deal, DealHeard, Ejected, Fetch, Fetched, Idle, JudgementHeard
+from protocol.rollouts.intake import HOLD_S
 from protocol.wire.hashes import hash_bytes
-from protocol.wire.identity import Identity
+from protocol.wire.identity import Identity, PeerId
 from protocol.wire.presence import Role
 from protocol.wire.rollouts import Judgement
 from tests.protocol.rollouts.test_pool import BAD, GOOD, ME, ONE_PLACE, UNSURE, VALIDATORS, WORKER, Table
@@ -27,7 +29,7 @@ class Played:
         self.random, self.table = Random(seed), Table(role, draw=0.0)
         self.coming: list[Batch] = []
         self.check: Batch | None = None
-        self.version = self.numbers = 3
+        self.version, self.numbers = 3, Counter[tuple[PeerId, int]]()
 
     def take(self, effects: Iterable[object]) -> None:
         for effect in effects:
@@ -64,9 +66,11 @@ class Played:
             self.tell(Idle())
 
     def hear(self, author: Any) -> None:
-        self.numbers += 1
-        root = hash_bytes("root", bytes([self.random.randrange(40)]))
-        self.take(self.table.hear(author, root, version=self.version, number=self.numbers))
+        number = self.numbers[author, self.version]
+        self.numbers[author, self.version] += 1
+        name = f"{self.version} {number}" if author == WORKER else str(self.random.randrange(40))
+        root = hash_bytes("root", name.encode())
+        self.take(self.table.hear(author, root, version=self.version, number=number))
 
     def step(self) -> None:
         random, pool = self.random, self.table.pool
@@ -99,14 +103,15 @@ def test_whatever_happens_an_honest_peers_batch_is_decided_in_the_end(role: Role
     played = Played(role, seed)
     for _ in range(STEPS):
         played.step()
-    played.numbers += 1
+    number = played.numbers[WORKER, played.version]
     root = hash_bytes("root", b"the last")
-    played.take(played.table.hear(WORKER, root, version=played.version, number=played.numbers))
+    played.take(played.table.hear(WORKER, root, version=played.version, number=number))
     if role is Role.VALIDATOR:
         played.table.validators = frozenset({ME})
     last = played.table.pool.find(WORKER, root)
     assert last is not None
     for _ in range(600):
+        played.table.now += HOLD_S / 10  # what was withheld holds it up
         played.look()
         for batch in played.table.pool.usable(played.version):
             batch.used = True
