@@ -54,12 +54,13 @@ class Decision(Enum):
 @dataclass
 class Dealt:
     """beacon: what draws the validators.  at: when we heard of it.  order: the first of them, drawn among `among`; None
-    while they are not drawn.  turn: those whose turn had come when we looked last."""
+    while they are not drawn.  early: those that lived at first.  turn: those whose turn had come when we looked last."""
 
     beacon: Hash
     at: float
     order: tuple[PeerId, ...] = ()
     among: frozenset[PeerId] | None = None
+    early: frozenset[PeerId] = frozenset()
     turn: tuple[PeerId, ...] = ()
 
 

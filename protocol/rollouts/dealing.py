@@ -55,10 +55,19 @@ def places_of(beacon: Hash) -> int:
     return 2 if beacon[0] % TWICE == 0 else 1
 
 
-def order_of(beacon: Hash, root: Hash, validators: Collection[PeerId], most: int | None = None) -> list[PeerId]:
+def order_of(
+    beacon: Hash,
+    root: Hash,
+    validators: Collection[PeerId],
+    most: int | None = None,
+    late: Collection[PeerId] = frozenset(),
+) -> list[PeerId]:
     """The validators, or the first `most`, in the order in which the batch is dealt to them: who joins or leaves moves
-    nobody else."""
-    drawn = sorted(validators, key=lambda peer: hash_bytes("validator", beacon + root + peer.encode()))
+    nobody else.
+
+    late: those that came when the beacon was known; they come last, for their keys may be made for it.
+    """
+    drawn = sorted(validators, key=lambda peer: (peer in late, hash_bytes("validator", beacon + root + peer.encode())))
     return drawn[:most]
 
 
@@ -67,11 +76,17 @@ def validators_of(beacon: Hash, root: Hash, validators: Collection[PeerId]) -> t
     return tuple(order_of(beacon, root, validators, places_of(beacon)))
 
 
-def some_of(tip: Hash, validators: frozenset[PeerId], most: int) -> frozenset[PeerId]:
-    """Of a crowd of validators those that batches are dealt to while this is the tip, which nobody could foresee."""
+def some_of(
+    tip: Hash, validators: frozenset[PeerId], most: int, late: Collection[PeerId] = frozenset()
+) -> frozenset[PeerId]:
+    """Of a crowd of validators those that batches are dealt to while this is the tip, which nobody could foresee.
+
+    late: those that came when the tip was known, as in `order_of`.
+    """
     if len(validators) <= most:
         return validators
-    return frozenset(nsmallest(most, validators, key=lambda peer: hash_bytes("some", tip + peer.encode())))
+    drawn = nsmallest(most, validators, key=lambda peer: (peer in late, hash_bytes("some", tip + peer.encode())))
+    return frozenset(drawn)
 
 
 def lot_of(tip: Hash, author: PeerId, number: int) -> Hash:

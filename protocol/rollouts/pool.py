@@ -240,7 +240,7 @@ class Pool:
 
     def _move(self, moved: Moved, now: float) -> list[PoolEffect]:
         self._intake.move(self._scene.moved, moved, now)
-        self._scene.moved = moved
+        self._scene.move(moved)
         effects: list[PoolEffect] = []
         for batch in self:
             version = batch.body.version

@@ -36,6 +36,10 @@ class Scene:
         self.standing = Standing()
         self.moved = Moved(0, {}, {}, ())
         self.validators: frozenset[PeerId] = frozenset()
+        self._live: frozenset[PeerId] = frozenset()
+        """All validators that live."""
+        self._early: frozenset[PeerId] | None = None
+        """Those that did when the newest version came; None in the first one of our life."""
         self.kept: Mapping[int, Hash] = {}
         self.accepted_at = 0.0
         """When we accepted a batch last."""
@@ -44,11 +48,17 @@ class Scene:
         self._mute: set[PeerId] = set()
         """Validators that let a turn pass, and have said nothing since: their turn is the next one's, too."""
 
+    def move(self, moved: Moved) -> None:
+        """The state is another one."""
+        self._early = self._live if self.moved.tips else None
+        self.moved = moved
+
     def tick(self, validators: frozenset[PeerId], kept: Mapping[int, Hash], now: float) -> None:
         """These validators live, and our trainer process holds these versions."""
         self._now = now
         tip = self.moved.tips.get(self.moved.version, Hash(b""))
-        drawn = some_of(tip, validators, MOST_DEALT)
+        late = validators - self._early if self._early is not None else frozenset[PeerId]()
+        drawn, self._live = some_of(tip, validators, MOST_DEALT, late), validators
         self.kept, self._redraws = kept, MOST_REDRAWN
         if drawn != self.validators:
             self.validators = drawn
@@ -94,7 +104,9 @@ class Scene:
         if dealt.among is None or (dealt.among is not self.validators and self._redraws > 0):
             self._redraws -= dealt.among is not None
             validators = self.validators - {batch.author}
-            dealt.order = tuple(order_of(dealt.beacon, batch.root, validators, FIRST_ASKED))
+            dealt.early = dealt.early if dealt.among is not None else validators
+            late = validators - dealt.early
+            dealt.order = tuple(order_of(dealt.beacon, batch.root, validators, FIRST_ASKED, late))
             dealt.among = self.validators
         return dealt.order
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import Any
 
 from protocol.rollouts import room
@@ -235,9 +236,9 @@ def test_a_look_at_thousands_of_batches_draws_no_validators_anew(monkeypatch: An
     drawn: list[int] = []
     draw = order_of
 
-    def counted(beacon: Hash, root: Hash, validators: Any, most: int | None = None) -> list[PeerId]:
+    def counted(beacon: Hash, root: Hash, validators: Any, *others: Any) -> list[PeerId]:
         drawn.append(len(validators))
-        return draw(beacon, root, validators, most)
+        return draw(beacon, root, validators, *others)
 
     monkeypatch.setattr(scenes, "order_of", counted)
     for number, key in enumerate(CROWD):
@@ -303,3 +304,21 @@ def test_who_repeats_what_others_found_is_not_believed_for_it() -> None:
     table.check(GOOD)
     table.judge(after, GOOD)
     assert [table.pool.standing.clean(peer) for peer in (asked, before, after)] == [1, 0, 0]
+
+
+def test_a_validator_key_that_is_made_for_a_deal_or_a_tip_comes_last() -> None:
+    table = dealt()
+    batch = table.pool.find(WORKER, ROOT)
+    assert batch is not None
+    order = table.order
+    keys = (PeerId(f"12D3KooW{number:0>44}") for number in count())
+    first = next(key for key in keys if order_of(ONE_PLACE, ROOT, [key, *VALIDATORS])[0] == key)
+    table.validators |= {first}
+    table.tick()
+    assert batch.deals[ME].order == (*order, first)
+    table.validators = frozenset(CROWD[:40])
+    table.tick()
+    table.move(4)
+    table.validators = frozenset(CROWD)
+    table.tick()
+    assert len(table.pool._scene.validators) == scenes.MOST_DEALT and table.pool._scene.validators > {*CROWD[:40]}

@@ -1,0 +1,241 @@
+"""Whoever profits from a draw can vary none of its inputs: a trainer takes every number in order, of makers that it knew."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from protocol.rollouts.batch import Batch, Decision
+from protocol.rollouts.dealing import is_for, lot_of, trainer_of
+from protocol.rollouts.happenings import Checked, Deal, DealHeard, Fetch, Fetched, Forward, Idle
+from protocol.rollouts.intake import HOLD_S, NEWCOMERS_S
+from protocol.wire.hashes import Hash, hash_bytes
+from protocol.wire.identity import PeerId
+from protocol.wire.presence import Role
+from protocol.wire.rollouts import MAX_BATCHES, RolloutBatch
+from tests.protocol.rollouts.test_pool import GOOD, ME, ONE_PLACE, RL, TIPS, VALIDATORS, WORKER, Table, kinds
+
+OTHER = VALIDATORS[0]
+TRAINERS = tuple(sorted((ME, OTHER)))
+OURS = [number for number in range(200) if trainer_of(lot_of(TIPS[4], WORKER, number), TRAINERS) == ME]
+"""Numbers of the maker at version 4 that are for us."""
+STRANGER = PeerId("12D3KooW" + "x" * 44)
+
+
+def root_of(number: int) -> Hash:
+    return hash_bytes("root", number.to_bytes(4, "big"))
+
+
+class Stall(Table):
+    """A trainer of two that came to version 4 from the one before, and knew the maker then."""
+
+    def __init__(self) -> None:
+        super().__init__(Role.TRAINER, trainers=TRAINERS)
+        self.makers = frozenset({WORKER})
+        self.move(4)
+
+    def say(self, number: int, author: PeerId = WORKER, **changes: Any) -> list[PeerId | int]:
+        """The maker states a batch; the numbers that are fetched then."""
+        return self.fetched_numbers(
+            self.hear(author, **{"version": 4, "number": number, "root": root_of(number), **changes})
+        )
+
+    def wait(self, seconds: float = 0.0) -> list[int]:
+        self.now += seconds
+        return self.fetched_numbers(self.tick())
+
+    def deliver(self, number: int, here: bool = True) -> list[int]:
+        effects = self.tell(Fetched(WORKER, root_of(number), here))
+        return [*self.fetched_numbers(effects), *self.wait()]
+
+    @staticmethod
+    def fetched_numbers(effects: Any) -> list[Any]:
+        return [effect.batch.body.number for effect in effects if isinstance(effect, Fetch)]
+
+
+def test_a_trainer_takes_the_numbers_of_its_share_in_order_whatever_order_they_come_in() -> None:
+    stall = Stall()
+    assert [stall.say(number) for number in (OURS[2], OURS[1])] == [[], []]
+    assert stall.say(OURS[0]) == [OURS[0]]
+    assert stall.wait() == [], "one after another"
+    assert stall.deliver(OURS[0]) == [OURS[1]]
+
+
+def test_numbers_for_other_trainers_hold_nothing_up() -> None:
+    stall = Stall()
+    theirs = next(number for number in range(200) if number not in OURS)
+    assert stall.say(theirs) == [] and stall.say(OURS[0]) == [OURS[0]]
+
+
+@pytest.mark.parametrize("how", ["never announced", "withheld", "announced in two lives"])
+def test_what_is_not_delivered_holds_the_later_ones_up_and_costs_the_makers_history(how: str) -> None:
+    stall = Stall()
+    stall.pool.standing.right(WORKER)
+    if how != "never announced":
+        stall.say(OURS[0])
+        if how == "withheld":
+            stall.deliver(OURS[0], here=False)
+        else:
+            stall.hear(version=4, number=OURS[0], root=root_of(999), incarnation=2)
+    assert stall.say(OURS[1]) == []
+    assert stall.wait(HOLD_S - 1) == [] and stall.wait(2) == [OURS[1]]
+    assert stall.pool.standing.clean(WORKER) == 0 and not stall.pool.standing.aside(WORKER), "our line may be bad"
+    stall.say(OURS[0], incarnation=3, root=root_of(7777))
+    assert stall.wait(HOLD_S) == [], "its turn is over"
+
+
+def test_each_number_that_is_not_delivered_holds_up_for_itself() -> None:
+    """Else one wait would let a maker jump to whatever number it likes."""
+    stall = Stall()
+    stall.say(OURS[5])
+    waited = 0
+    while not stall.wait(HOLD_S):
+        waited += 1
+        assert waited < 9
+    assert waited == 4
+
+
+def test_a_batch_that_we_have_not_fetched_yet_is_not_held_against_its_maker() -> None:
+    stall = Stall()
+    stall.pool.standing.right(WORKER)
+    stall.say(OURS[0])
+    stall.say(OURS[1])
+    assert stall.wait(HOLD_S * 5) == [] and stall.pool.standing.clean(WORKER) == 1, "its bytes are on their way"
+    assert stall.deliver(OURS[0]) == [OURS[1]]
+
+
+def test_a_maker_that_came_after_the_version_waits_for_the_next_one() -> None:
+    stall = Stall()
+    number = next(n for n in range(99) if trainer_of(lot_of(TIPS[4], STRANGER, n), TRAINERS) == ME)
+    assert stall.say(number, STRANGER) == [] and stall.wait(NEWCOMERS_S - 1) == []
+    stall.makers |= {STRANGER}
+    stall.move(5)
+    first = next(n for n in range(99) if trainer_of(lot_of(TIPS[5], STRANGER, n), TRAINERS) == ME)
+    assert stall.say(first, STRANGER, version=5) == [first]
+
+
+def test_newcomers_are_taken_where_the_others_are_gone() -> None:
+    stall = Stall()
+    number = next(n for n in range(99) if trainer_of(lot_of(TIPS[4], STRANGER, n), TRAINERS) == ME)
+    stall.say(number, STRANGER)
+    stall.say(OURS[0])
+    stall.now = NEWCOMERS_S / 2
+    stall.tell(Fetched(WORKER, root_of(OURS[0]), True))
+    stall.tell(DealHeard(ME, WORKER, root_of(OURS[0]), ONE_PLACE))
+    stall.validators = frozenset()
+    stall.tick()
+    [batch] = [batch for batch in stall.pool if batch.author == WORKER]
+    assert batch.wanted
+    stall.tell(Idle())
+    stall.tell(Checked(WORKER, batch.root, GOOD))
+    assert batch.decision is Decision.ACCEPTED
+    assert stall.wait(NEWCOMERS_S - 1) == [], "an accepted batch shows that others are there"
+    assert stall.wait(2) == [number]
+
+
+def test_where_no_maker_was_known_all_are_taken() -> None:
+    stall = Stall()
+    stall.makers = frozenset()
+    stall.move(5)
+    first = next(n for n in range(99) if trainer_of(lot_of(TIPS[5], STRANGER, n), TRAINERS) == ME)
+    assert stall.say(first, STRANGER, version=5) == [first]
+
+
+def test_in_a_version_that_we_came_into_the_first_number_heard_is_the_first() -> None:
+    """What was said before nobody says again, and without accepted batches no next version comes."""
+    stall = Table(Role.TRAINER)
+    assert kinds(stall.hear(number=17)) == [Forward, Fetch]
+    stall.tell(Fetched(WORKER, hash_bytes("root", b"0"), True))
+    assert kinds(stall.hear(number=19, root=root_of(19))) == [Forward]
+    assert kinds(stall.hear(number=18, root=root_of(18))) == [Forward, Fetch]
+    branch = {version: hash_bytes("branch", bytes([version])) for version in (2, 3, 4)}
+    stall.tell(stall.state(4, branch))
+    assert kinds(stall.hear(version=4, tip=branch[4], number=9, root=root_of(9))) == [Forward, Fetch]
+
+
+# -- what whoever profits may try to vary -----------------------------------------------------------------------------------
+
+HONEST: dict[str, Any] = {
+    "version": 4,
+    "tip": TIPS[4],
+    "number": OURS[0],
+    "incarnation": 1,
+    "rollouts": RL.rollouts_per_batch,
+    "tokens": 9,
+    "size": 100,
+    "root": root_of(OURS[0]),
+}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"root": root_of(12345)},
+        {"root": bytes(32)},
+        {"size": 1},
+        {"size": 101},
+        {"tokens": 0},
+        {"tokens": 16},
+        {"incarnation": 0},
+        {"incarnation": 1 << 40},
+        {"rollouts": 1},
+        {"version": 5},
+        {"size": 77, "tokens": 3, "root": root_of(4), "incarnation": 5},
+    ],
+    ids=lambda changes: "-".join(changes),
+)
+def test_nothing_in_a_statement_but_tip_maker_and_number_draws(changes: dict[str, Any]) -> None:
+    honest, varied = (Batch(WORKER, RolloutBatch(**fields), b"") for fields in (HONEST, HONEST | changes))
+    assert varied.lot == honest.lot and varied.slot == honest.slot
+    assert is_for(varied.lot, ME, TRAINERS) and not is_for(varied.lot, OTHER, TRAINERS)
+
+
+@pytest.mark.parametrize(
+    ("what", "changes"),
+    [
+        ("the number of a later one", {"number": OURS[1]}),
+        ("a number that is for another trainer", {"number": next(n for n in range(9) if n not in OURS)}),
+        ("a far number", {"number": next(n for n in range(40_000, 50_000) if n not in OURS)}),
+        ("the last number", {"number": MAX_BATCHES - 1}),
+        ("the tip of another version", {"tip": TIPS[3]}),
+        ("a tip that is none", {"tip": root_of(1)}),
+        ("another version with this tip", {"version": 3}),
+        ("a version that is too old", {"version": 1, "tip": TIPS[1]}),
+        ("a version that is not there yet", {"version": 5, "tip": TIPS[4]}),
+        ("a version far ahead", {"version": 9, "tip": TIPS[9]}),
+        ("more rollouts than a batch has", {"rollouts": 4}),
+        ("more tokens than a batch has", {"tokens": 10**6}),
+        ("more bytes than a batch has", {"size": 1 << 30}),
+        ("a key that nobody knew", {"author": STRANGER}),
+    ],
+)
+def test_what_is_out_of_order_or_does_not_fit_is_not_taken(what: str, changes: dict[str, Any]) -> None:
+    stall, fields = Stall(), HONEST | changes
+    author = fields.pop("author", WORKER)
+    effects = stall.hear(author, **fields)
+    assert not {Fetch, Deal} & {*kinds(effects)} and stall.wait(HOLD_S - 1) == [], what
+
+
+def test_the_bytes_of_one_batch_under_another_number_are_no_second_batch() -> None:
+    stall = Stall()
+    assert stall.say(OURS[0]) == [OURS[0]]
+    stall.tell(Fetched(WORKER, root_of(OURS[0]), True))
+    assert stall.say(OURS[1], root=root_of(OURS[0])) == [] and stall.wait() == []
+
+
+def test_of_65536_numbers_1000_roots_and_1000_new_keys_a_grinder_has_no_choice() -> None:
+    stall = Stall()
+    intake = stall.pool._intake
+
+    def batch(author: PeerId, number: int, root: Hash) -> Batch:
+        return Batch(author, RolloutBatch.model_construct(**HONEST | {"number": number, "root": root}), b"")
+
+    def admitted(author: PeerId, number: int) -> bool:
+        return intake.admits(batch(author, number, root_of(0)), 0.0)
+
+    assert [number for number in range(MAX_BATCHES) if admitted(WORKER, number)] == [OURS[0]]
+    drawn = {trainer_of(batch(WORKER, OURS[0], root_of(number)).lot, TRAINERS) for number in range(1000)}
+    assert drawn == {ME}
+    keys = [PeerId(f"12D3KooW{number:0>44}") for number in range(1000)]
+    assert not any(admitted(key, number) for key in keys for number in range(8))
