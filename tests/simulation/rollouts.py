@@ -85,8 +85,8 @@ class RolloutJudge:
         """Names of batches that were made right."""
         self.accepted: dict[tuple[int, int], set[str]] = defaultdict(set)
         """Of a seat's life."""
-        self._decided: set[tuple[int, int, str, int, int]] = set()
-        """By author, version and number: a cheat may state the same bytes again."""
+        self._decided: set[tuple[int, int, str, int, int, str]] = set()
+        """By author, version, number and root: a cheat may state the same bytes again, and each branch has its numbers."""
         self.decisions: Counter[str] = Counter()
         self._learned: set[tuple[int, int, str]] = set()
         self.learned: Counter[int] = Counter()
@@ -119,7 +119,7 @@ class RolloutJudge:
 
     def on_event(self, seat: Seat, event: Event) -> None:
         if isinstance(event, BatchDecided):
-            key = (seat.number, seat.lives, event.author, event.version, event.number)
+            key = (seat.number, seat.lives, event.author, event.version, event.number, event.root)
             if key in self._decided:
                 raise Violation(f"once: {seat.number} gave {event.root[:8]} a second verdict, {event.verdict}")
             self._decided.add(key)

@@ -44,6 +44,7 @@ def _unverified() -> Any:
     """Whatever is heard is accepted."""
 
     def look(self: Leading, batch: Batch, now: float) -> list[PoolEffect]:
+        batch.is_due = True
         batch.led = self.needs_bytes(batch)
         ready = batch.led and batch.bytes_ is Bytes.HERE
         return self._scene.decide(batch, Decision.ACCEPTED) if ready else []

@@ -110,7 +110,7 @@ def test_one_answer_to_each_task_of_a_set_is_scored_twice(
     task = Task(3, 0, 1, 3, ["batch"], str(tmp_path))
     jobs.learn(task, small.theta(), out, lambda *_: False, tried.extend)
     assert [each[:2] for each in tried] == [(5, 3), (9, 3)]
-    assert [each[3:] for each in tried] == [found] * 2
+    assert [each[3:] for each in tried] == [(*found, 0)] * 2
 
 
 def test_a_kl_term_compares_with_the_file_that_the_task_names(worker: Worker, tmp_path: Path) -> None:
