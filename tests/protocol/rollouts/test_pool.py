@@ -400,3 +400,14 @@ def test_a_batch_of_ours_that_nobody_judged_in_time_is_told_to_be_stale_and_one_
     assert [(event.author, event.number, event.verdict) for event in told if isinstance(event, BatchDecided)] == [
         (ME, 1, "stale")
     ]
+
+
+def test_a_batch_of_ours_is_said_again_until_it_is_dealt_or_judged() -> None:
+    """A trainer that has not heard of it takes no later ones."""
+    table = Table(Role.ROLLOUT, trainers=(VALIDATORS[0],))
+    for number in range(3):
+        table.hear(ME, root=hash_bytes("root", bytes([number])), number=number)
+    first, second, third = table.pool.unanswered()
+    table.tell(DealHeard(VALIDATORS[0], ME, first.root, ONE_PLACE))
+    table.tell(JudgementHeard(VALIDATORS[1], Judgement(author=ME, root=second.root, codes=GOOD)))
+    assert table.pool.unanswered() == [third]

@@ -13,7 +13,7 @@ from protocol.rollouts import worker as worker_module
 from protocol.rollouts.dealing import problems_of
 from protocol.rollouts.turn import Turn
 from protocol.rollouts.worker import Worker
-from protocol.state.disk import Disk
+from protocol.state.disk import Disk, StoreFailed
 from protocol.state.tasks_in_force import TasksInForce
 from protocol.state.weight_files import WeightFiles
 from protocol.trainer_link import Generated, GenerateTask, TrainerDied
@@ -106,5 +106,22 @@ def test_a_batch_over_which_the_process_ends_again_is_passed_over(tmp_path: Path
                 await stage.makes(3, T)
         [body] = await stage.makes(3, T)
         assert body.number == 2 and stage.tasks.count(fatal) == 2
+
+    trio.run(main)
+
+
+def test_a_statement_that_the_disk_does_not_take_gives_no_number(tmp_path: Path, monkeypatch: Any) -> None:
+    """Trainers take numbers in order: they would wait for it."""
+
+    def full(number: int, raw: bytes) -> None:
+        raise StoreFailed("no space left")
+
+    async def main() -> None:
+        stage = Stage(tmp_path)
+        await stage.makes(3, T)
+        with monkeypatch.context() as patched, pytest.raises(StoreFailed):
+            patched.setattr(stage.files, "keep", full)
+            await stage.makes(3, T)
+        assert [body.number for body in await stage.makes(3, T)] == [1]
 
     trio.run(main)
