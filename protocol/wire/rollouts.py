@@ -56,8 +56,9 @@ UNSCORED = 255
 class RolloutBatch(Body):
     """A peer commits to rollouts that it made with the weights of `version`, before it is known who will judge them.
 
-    version, tip: the rounds committed, and the tip, of the weights.  number: of the batch, at this version; it draws the
-    problems.  incarnation: of its maker's life; in one life a batch is stated once.  rollouts: in the batch.  tokens: that
+    version, tip: the rounds committed, and the tip, of the weights.  number: of the batch, from 0 at each tip; the tip, the
+    maker and the number draw its problems and its trainer.  incarnation: of its maker's life; in one life a batch is stated
+    once.  rollouts: in the batch.  tokens: that
     the model made, in all.
     size, root: of its bytes, tokens and proofs, cut into chunks of `ROLLOUT_CHUNK_BYTES`.
     """
