@@ -82,6 +82,8 @@ class NodeStatus:
     """A peer as its node knows it.  The defaults are those of a peer whose node does not run yet.
 
     why_idle: a `WhyIdle`, empty while it computes.  why_detail: its sentence.  why_remedy: what to do about it.
+    finishing: what it waits for before it stops, a phrase; empty while nobody asked it to finish.  finishing_left_s: until
+    it leaves without that.
     round: rounds committed.  tip: hash of the last record.  final_*: how many rounds are final, and the tip after them.
     settled_*: the same of those that are settled for this peer, at least the final ones.
     state_rounds, state_digest: how many rounds the outer state
@@ -103,6 +105,8 @@ class NodeStatus:
     why_idle: str
     why_detail: str
     why_remedy: str = field(init=False)
+    finishing: str = ""
+    finishing_left_s: float | None = None
     round: int = 0
     tip: str = ""
     final_rounds: int = 0

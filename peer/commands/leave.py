@@ -41,13 +41,15 @@ def run(args: argparse.Namespace) -> int:
 def run_finish(args: argparse.Namespace) -> int:
     """Ask the peer to stop after this round."""
     from peer.control.client import ControlClient, ControlError
+    from peer.formatting import duration
     from peer.paths import data_dir
 
     try:
-        ControlClient(data_dir(args.data_dir)).request("finish")
+        within_s = ControlClient(data_dir(args.data_dir)).request("finish").get("within_s")
     except ControlError as error:
         raise PeerError(str(error), ExitCode.NOT_RUNNING) from error
-    print("The peer stops when its round is complete.")
+    within = f", in {duration(within_s)} at most" if isinstance(within_s, int | float) else ""
+    print(f"The peer stops when its round is complete or nobody is left to complete it with{within}; see `peer status`.")
     return ExitCode.OK
 
 

@@ -99,6 +99,11 @@ def describe(status: PeerStatus) -> list[str]:
     why = clean(status.why_detail or status.why_idle, 200)
     left = to_go(status.round_left_s)
     todo = [f"to do     {status.why_remedy}"] if status.why_remedy else []
+    if status.finishing:
+        within = duration(status.finishing_left_s or 0.0)
+        todo.append(
+            f"finishing leaves after round {status.round}, in {within} at most; it waits for: {clean(status.finishing, 200)}"
+        )
     rollouts = [f"rollouts  {_rollouts(status.role, status.rollouts)}"] if status.rollouts is not None else []
     lines = [
         f"peer      {clean(status.name)} {status.peer}",

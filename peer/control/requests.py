@@ -65,7 +65,7 @@ class Peer(Protocol):
 
     def leave(self) -> None: ...
 
-    def finish(self) -> None: ...
+    def finish(self) -> float: ...
 
     async def pause(self, pause: Pause) -> None: ...
 
@@ -199,8 +199,7 @@ class Controls:
         return {}
 
     async def _finish(self, fields: dict[str, Any]) -> dict[str, Any]:
-        self._peer.finish()
-        return {}
+        return {"within_s": self._peer.finish()}
 
     async def _pause(self, fields: dict[str, Any]) -> dict[str, Any]:
         seconds = fields.get("seconds")

@@ -31,6 +31,7 @@ from peer.daemon.lives import Lives
 from peer.daemon.settings import DaemonSettings, RunChoice
 from peer.discovery.contacts import Contacts
 from peer.errors import ExitCode, PeerError
+from peer.formatting import duration
 from peer.paths import run_dir
 from peer.rests.pause import Pause, keep_pause, kept_pause
 from peer.settings.file import write_setting
@@ -126,10 +127,11 @@ class Daemon:
             self._problem = problem
             self.leave()
 
-    def finish(self) -> None:
-        """Stop when the running round is complete."""
-        self._node().finish()
-        self.notice("info", "stopping when this round is complete")
+    def finish(self) -> float:
+        """Stop when the running round is complete, or cannot be; returns the seconds that it takes at most."""
+        within_s = self._node().finish()
+        self.notice("info", f"stopping when this round is complete, in {duration(within_s)} at most")
+        return within_s
 
     async def pause(self, pause: Pause) -> None:
         """Compute nothing until `resume`, also after a restart.  Raises ControlError when that cannot be kept."""

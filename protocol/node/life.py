@@ -8,9 +8,11 @@ import trio
 
 from protocol.audit.ejection import Ejections
 from protocol.content.swarm import Swarm
+from protocol.events import Notice
 from protocol.membership.activity import Activity
 from protocol.membership.heartbeats import Heartbeats
 from protocol.network.session import Session
+from protocol.node.departure import Departure
 from protocol.node.dispatcher import Dispatcher
 from protocol.node.evaluator import Evaluator
 from protocol.node.extensions import Extensions
@@ -60,6 +62,7 @@ class Life:
         extensions: Extensions,
         run_end: RunEnd,
         activity: Activity,
+        departure: Departure,
         rollouts: Rollouts | None = None,
         tasks: TaskSets | None = None,
     ) -> None:
@@ -71,7 +74,7 @@ class Life:
         self._extensions, self._run_end = extensions, run_end
         self.pace = RunPace()
         self._leaving = trio.Event()
-        self._finishing = False
+        self._departure = departure
 
     async def run(self) -> int:
         """Until `leave`, the goodbye said: returns how many peers confirmed it.  Raises `StoreFull`."""
@@ -93,6 +96,7 @@ class Life:
                 nursery.start_soon(self._tasks.run)
             if self._rollouts is not None:
                 nursery.start_soon(self._rollouts.run)
+            nursery.start_soon(self._depart)
             outlasting = Outlasting(nursery)
             nursery.start_soon(self._live, outlasting)
             for peer in self._session.network.connected():
@@ -108,10 +112,16 @@ class Life:
         self._activity.show(Phase.STOPPING, WhyIdle.BUSY, "leaving")
         self._leaving.set()
 
-    def finish(self) -> None:
-        """Stop when the running round is complete."""
-        self._finishing = True
+    def finish(self, training_s: float) -> None:
+        """Stop when the running round is complete, or cannot be.  training_s: seconds that our own training still needs."""
+        self._departure.begin(training_s)
         self._evaluator.stop()
+
+    async def _depart(self) -> None:
+        reason = await self._departure.given_up()
+        if not self._leaving.is_set():
+            self._session.emit(Notice("warning", f"leaving without round {self._history.length}: {reason}"[:300]))
+            self.leave()
 
     async def _live(self, outlasting: Outlasting) -> None:
         if not self._files.are_here:
@@ -123,7 +133,7 @@ class Life:
             await self._keeper.reach_tip()
             await self._ejections.look_again()
             if self._is_done():
-                if not self._finishing:
+                if not self._departure.has_begun:
                     await self._evaluator.at_the_end()
                 await self._gathering.linger()
                 self.leave()
@@ -143,7 +153,7 @@ class Life:
 
     def _is_done(self) -> bool:
         stop_after = self._settings.stop_after
-        return self._finishing or (stop_after is not None and self._history.length >= stop_after)
+        return self._departure.has_begun or (stop_after is not None and self._history.length >= stop_after)
 
     async def _conclude(self, outcome: Outcome, nursery: trio.Nursery) -> None:
         if isinstance(outcome, Commit):

@@ -25,6 +25,7 @@ from protocol.node.answers import Answers
 from protocol.node.background import Background
 from protocol.node.contributor import Contributor
 from protocol.node.current_round import CurrentRound
+from protocol.node.departure import Departure
 from protocol.node.dispatcher import Dispatcher
 from protocol.node.evaluator import Evaluator
 from protocol.node.extensions import Extensions
@@ -127,6 +128,7 @@ class Node:
             session, guard, replica, offload, self._following, self._keeper.changing, is_copy=settings.is_copy
         )
         self.dispatcher = self._make_dispatcher(offload)
+        self._departure = Departure(settings.role, membership, self._activity)
         self._life = self._make_life(offload)
         self.goodbye_heard_by: int | None = None
         """Peers that confirmed our goodbye; None before it was said."""
@@ -264,6 +266,7 @@ class Node:
             rounds=rounds,
             evaluator=self._evaluator,
             activity=activity,
+            departure=self._departure,
         )
 
     def _amendment(self) -> bytes | None:
@@ -279,9 +282,10 @@ class Node:
         """Stop now, with a goodbye; `run` returns."""
         self._life.leave()
 
-    def finish(self) -> None:
-        """Stop when the running round is complete."""
-        self._life.finish()
+    def finish(self) -> float:
+        """Stop when the running round is complete, or cannot be; returns the seconds that it takes at most."""
+        self._life.finish(self._round_left_s(self._round.work) or 0.0)
+        return self._departure.left_s or 0.0
 
     def rest(self, why: WhyIdle, detail: str) -> None:
         """Compute nothing for this reason until `go_on`; follow the swarm all the same.  detail: what ends it."""
@@ -375,6 +379,8 @@ class Node:
             phase=self._activity.phase.value,
             why_idle=self._activity.why.value,
             why_detail=self._activity.detail,
+            finishing=self._departure.waits_for,
+            finishing_left_s=self._departure.left_s,
             round=self._history.length,
             tip=self._history.tip.hex(),
             final_rounds=final,

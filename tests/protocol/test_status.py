@@ -103,6 +103,8 @@ EARLY = {
     "why_idle": "connecting",
     "why_detail": "",
     "why_remedy": "`peer doctor INVITATION` says why; or ask for a newer invitation",
+    "finishing": "",
+    "finishing_left_s": None,
     "round": 0,
     "tip": "",
     "final_rounds": 0,

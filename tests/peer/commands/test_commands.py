@@ -29,6 +29,13 @@ def test_status_says_that_nothing_runs(tmp_path: Path, capsys: pytest.CaptureFix
     assert json.loads(capsys.readouterr().out)["running"] is False
 
 
+def test_status_says_what_a_peer_that_finishes_waits_for() -> None:
+    waiting = status(finishing="1 of 8 accepted batches\x1b[2J of rollouts are here", finishing_left_s=1500.0)
+    (line,) = [line for line in describe(waiting) if "finishing" in line]
+    assert "after round 12" in line and "25 min" in line and "1 of 8 accepted batches" in line and "\x1b" not in line
+    assert not any("finishing" in line for line in describe(status()))
+
+
 @pytest.mark.parametrize("command", ["leave", "finish", "pause", "resume"])
 def test_commands_to_nobody_are_a_sentence(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command, "--data-dir", str(tmp_path)]) == ExitCode.NOT_RUNNING

@@ -11,7 +11,9 @@ import trio.testing
 
 from protocol.events import Event, PhaseChanged
 from protocol.membership.activity import Activity
+from protocol.membership.liveness import Membership
 from protocol.node.background import Background
+from protocol.node.departure import Departure
 from protocol.node.life import HAND_OVER_S, Life
 from protocol.node.outlasting import Outlasting
 from protocol.node.round_runner import Behind, Outcome, Wrong
@@ -83,7 +85,14 @@ class Stage:
         }
         parts["keeper"].is_verified = True
         rounds: Any = SimpleNamespace(run_next=self._run_next, hand_over=self._hand_over)
-        parts |= {"dispatcher": dispatcher, "rounds": rounds, "evaluator": evaluator, "activity": self.activity}
+        self.departure = Departure(Role.TRAINER, Membership(ANN.peer_id, 0.0, history), self.activity)
+        parts |= {
+            "departure": self.departure,
+            "dispatcher": dispatcher,
+            "rounds": rounds,
+            "evaluator": evaluator,
+            "activity": self.activity,
+        }
         settings = NodeSettings("ann", Role.TRAINER, "0", 1, stop_after=stop_after)
         self.life = Life(session, history, settings, **parts)
 
@@ -187,7 +196,7 @@ def test_no_round_begins_before_the_gathering_says_so() -> None:
 
 def test_to_finish_is_to_leave_after_the_running_round_with_nothing_left_to_measure() -> None:
     stage = Stage(COMMIT, COMMIT)
-    stage.run(stage.life.finish, after_s=5)
+    stage.run(lambda: stage.life.finish(0.0), after_s=5)
     end = [*REACH, "gathering.linger", *GOODBYE]
     assert stage.steps == [*BEGIN, *ROUND, "evaluator.stop", "keeper.advance", *end]
 

@@ -1,0 +1,130 @@
+"""A departure at the end of the round: it waits for those who can end the wait, and for nobody else, and not for ever."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from protocol.membership.activity import Activity
+from protocol.node.departure import ALONE_S, LOOK_S, PATIENCE_S, Departure, helpers
+from protocol.wire.presence import Phase, Role, WhyIdle
+
+T, S, R, V = Role.TRAINER, Role.SEED, Role.ROLLOUT, Role.VALIDATOR
+EVERYBODY = {T, S, R, V}
+
+
+@pytest.mark.parametrize(
+    ("role", "why", "roles"),
+    [
+        (T, WhyIdle.BUSY, None),
+        (T, WhyIdle.TRAINER_RESTARTING, None),
+        (T, WhyIdle.WAITING_FOR_ROLLOUTS, {R}),
+        (T, WhyIdle.WAITING_FOR_MEMBERS, {T}),
+        (T, WhyIdle.WAITING_FOR_PEERS, {T}),
+        (T, WhyIdle.EXCHANGING, {T}),
+        (T, WhyIdle.COMMITTING, {T}),
+        (T, WhyIdle.PAUSED, {T}),
+        (T, WhyIdle.MONTHLY_QUOTA, {T}),
+        (T, WhyIdle.FETCHING_STATE, EVERYBODY),
+        (T, WhyIdle.FETCHING_REFERENCE, EVERYBODY),
+        (S, WhyIdle.NOT_A_TRAINER, {T}),
+        (R, WhyIdle.BUSY, {T}),
+        (R, WhyIdle.WAITING_FOR_WEIGHTS, {T}),
+        (V, WhyIdle.NOTHING_TO_CHECK, {T}),
+    ],
+)
+def test_who_can_end_a_wait(role: Role, why: WhyIdle, roles: set[Role] | None) -> None:
+    assert helpers(role, why) == roles
+
+
+@pytest.mark.parametrize("why", WhyIdle)
+@pytest.mark.parametrize("role", Role)
+def test_without_others_only_a_trainer_waits_and_only_for_its_own_work(role: Role, why: WhyIdle) -> None:
+    assert (helpers(role, why) is None) == (
+        role is T and why in {WhyIdle.BUSY, WhyIdle.STARTING, WhyIdle.TRAINER_RESTARTING}
+    )
+
+
+class Stage:
+    """A departing peer, and others by role, some of them gone.  `seconds` and `reason` say how it ended."""
+
+    def __init__(self, role: Role, why: WhyIdle, others: dict[str, Role]) -> None:
+        self.others, self.gone = others, set[str]()
+        self.activity = Activity(lambda event: None)
+        self.activity.show(Phase.READY, why, "what it waits for")
+        self.departure = Departure(role, self._membership(), self.activity)
+        self.reason, self.seconds = "", 0.0
+
+    def _membership(self) -> Any:
+        class Others:
+            def __iter__(inner) -> Any:  # noqa: N805
+                return iter(
+                    [(peer, SimpleNamespace(heartbeat=SimpleNamespace(role=role))) for peer, role in self.others.items()]
+                )
+
+            def is_live(inner, peer: str) -> bool:  # noqa: N805
+                return peer not in self.gone
+
+        return Others()
+
+    def run(self, training_s: float = 0.0, **gone_after_s: float) -> None:
+        async def main() -> None:
+            async with trio.open_nursery() as nursery:
+                for peer, after_s in gone_after_s.items():
+                    nursery.start_soon(self._go, peer, after_s)
+                self.departure.begin(training_s)
+                began = trio.current_time()
+                self.reason = await self.departure.given_up()
+                self.seconds = trio.current_time() - began
+                nursery.cancel_scope.cancel()
+
+        trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+    async def _go(self, peer: str, after_s: float) -> None:
+        await trio.sleep(after_s)
+        self.gone.add(peer)
+
+
+def test_who_is_left_alone_leaves_soon() -> None:
+    stage = Stage(T, WhyIdle.WAITING_FOR_MEMBERS, {"ann": T, "bob": S})
+    stage.run(ann=100.0)
+    assert 100 + ALONE_S <= stage.seconds <= 100 + ALONE_S + 2 * LOOK_S
+    assert "nobody is left" in stage.reason and "what it waits for" in stage.reason
+
+
+def test_a_trainer_whose_rollout_peers_have_gone_leaves_although_others_are_here() -> None:
+    stage = Stage(T, WhyIdle.WAITING_FOR_ROLLOUTS, {"ann": T, "bob": R, "cid": V})
+    stage.run(bob=10.0)
+    assert 10 + ALONE_S <= stage.seconds <= 10 + ALONE_S + 2 * LOOK_S
+
+
+@pytest.mark.parametrize("others", [{"ann": T}, {"ann": T, "bob": R}])
+def test_with_others_it_waits_until_the_deadline_beyond_its_own_training(others: dict[str, Role]) -> None:
+    stage = Stage(T, WhyIdle.WAITING_FOR_MEMBERS, others)
+    stage.run(training_s=600.0)
+    assert 600 + PATIENCE_S <= stage.seconds <= 600 + PATIENCE_S + 2 * LOOK_S
+    assert "not complete in time" in stage.reason
+
+
+def test_its_own_work_is_not_cut_short_and_an_impossible_estimate_ends_all_the_same() -> None:
+    stage = Stage(T, WhyIdle.BUSY, {})
+    stage.run(training_s=float("inf"))
+    assert 86_400 <= stage.seconds < 86_400 + PATIENCE_S + 2 * LOOK_S
+
+
+def test_asked_again_the_first_deadline_holds_and_nobody_asked_says_nothing() -> None:
+    stage = Stage(T, WhyIdle.WAITING_FOR_MEMBERS, {"ann": T})
+    assert (stage.departure.left_s, stage.departure.waits_for) == (None, "")
+
+    async def main() -> None:
+        stage.departure.begin(0.0)
+        await trio.sleep(60)
+        stage.departure.begin(5000.0)
+        assert stage.departure.left_s == PATIENCE_S - 60
+        assert stage.departure.waits_for == "what it waits for"
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
