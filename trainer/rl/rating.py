@@ -16,7 +16,7 @@ from torch import Tensor
 from trainer.data.tokens import Tokenizer
 from trainer.environments.conversation import read_turns
 from trainer.environments.environment import Environment
-from trainer.generate.engine import Completion, Engine, Reply, Request, complete
+from trainer.generate.engine import Engine, Reply, Request, complete
 from trainer.generate.sampling import stream_key
 from trainer.models.llama.config import ModelConfig
 from trainer.rl.config import SLOTS
@@ -34,6 +34,16 @@ class Sampling:
     max_tokens: int = 1024
     temperature: float = 1.0
     slots: int = SLOTS
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer of the model.  copy: its number among those to the problem.  turns: the model's.  score: 0 to 1."""
+
+    problem: int
+    copy: int
+    turns: tuple[str, ...]
+    score: float
 
 
 def weights_in(folder: WeightsFolder) -> Tensor:
@@ -66,9 +76,25 @@ class Rater:
     def rates(self, environment: Environment, problems: Sequence[int]) -> Iterator[tuple[int, float]]:
         """Each of the problems (at least one) with the mean score of its answers, 0 to 1, in the order in which they end.
 
-        What is answered depends on the weights, the prompt and the sampling alone, not on which other problems there are,
-        beyond the rounding of sums.  Raises SandboxUnavailable.
+        Raises SandboxUnavailable.
         """
+        samples, scores = self._sampling.samples, dict[int, list[float]]()
+        for place, answer in self._answers(environment, problems):
+            found = scores.setdefault(place, [])
+            found.append(answer.score)
+            if len(found) == samples:
+                yield answer.problem, math.fsum(scores.pop(place)) / samples
+
+    def answers(self, environment: Environment, problems: Sequence[int]) -> Iterator[Answer]:
+        """All answers to the problems (at least one), in the order in which they end.
+
+        They depend on the weights, the prompt and the sampling alone, not on which other problems there are, beyond the
+        rounding of sums.  Raises SandboxUnavailable.
+        """
+        return (answer for _, answer in self._answers(environment, problems))
+
+    def _answers(self, environment: Environment, problems: Sequence[int]) -> Iterator[tuple[int, Answer]]:
+        """Each answer behind the place of its problem among `problems`."""
         samples = self._sampling.samples
         prompts = [tuple(self._tokenizer.prompt(environment.problem(problem).prompt)) for problem in problems]
 
@@ -78,13 +104,11 @@ class Rater:
             return None if said is None else self._tokenizer.reply(said)
 
         engine = self._engine(max(map(len, prompts)), reply if environment.max_turns > 1 else None)
-        scores: dict[int, list[float]] = {}
         for completion in complete(engine, self._requests(prompts)):
-            place = completion.id // samples
-            found = scores.setdefault(place, [])
-            found.append(self._score(environment, problems[place], completion))
-            if len(found) == samples:
-                yield problems[place], math.fsum(scores.pop(place)) / samples
+            place, copy = divmod(completion.id, samples)
+            problem = environment.problem(problems[place])
+            turns = tuple(read_turns(environment, problem, completion.output, completion.made, self._tokenizer))
+            yield place, Answer(problem.index, copy, turns, environment.score(problem, turns))
 
     def _engine(self, longest: int, reply: Reply | None) -> Engine:
         sampling, dtype = self._sampling, torch.bfloat16 if self._device.type == "cuda" else torch.float32
@@ -106,8 +130,3 @@ class Rater:
             named = hashlib.blake2b(repr(prompt).encode(), digest_size=32).digest()
             for copy in range(samples):
                 yield Request(number * samples + copy, prompt, stream_key(named, 0, RATER, 0, copy), most, ends)
-
-    def _score(self, environment: Environment, index: int, completion: Completion) -> float:
-        problem = environment.problem(index)
-        turns = read_turns(environment, problem, completion.output, completion.made, self._tokenizer)
-        return environment.score(problem, turns)
