@@ -15,6 +15,7 @@ from peer.demo.training import Training
 from peer.errors import ExitCode, PeerError
 from peer.joining.run_source import start_of
 from peer.weights.brought import Brought
+from protocol.run.goal import Unit
 from protocol.run.manifest import RunManifest, SignedManifest, demo_manifest, sign
 from protocol.run.run_file import load_run_file, parse_run_file
 from protocol.wire.identity import Identity
@@ -41,7 +42,7 @@ def training_play(peers: int, rounds: int, run_file: Path | None) -> Play:
     rounds_section = manifest.rounds.model_copy(update={"min_members": peers, "max_members": most})
     signed = _private(organiser, manifest, {"rounds": rounds_section.model_dump()})
     cast = only_trainers(peers)
-    return Play(signed, start, cast, Training(cast, rounds, signed.manifest))
+    return Play(signed, start, cast, Training(cast, min(rounds, _rounds_of(signed.manifest, peers)), signed.manifest))
 
 
 def learning_play(versions: int | None, cheat: Cheat | None, run_file: Path | None) -> Play:
@@ -58,6 +59,12 @@ def learning_manifest(organiser: Identity) -> RunManifest:
     """The built-in run with rollouts."""
     text = (files(__package__) / LEARNING_RUN).read_text(encoding="utf-8")
     return parse_run_file(text, organiser.peer_id, LEARNING_RUN)
+
+
+def _rounds_of(manifest: RunManifest, peers: int) -> int:
+    """Rounds after which a run ends, if so many members read all they may: nobody waits for more."""
+    goal = manifest.goal
+    return goal.total if goal.unit is Unit.ROUNDS else -(-goal.total // (peers * manifest.tokens_per_round))
 
 
 def _start(run_file: Path | None) -> Brought | None:

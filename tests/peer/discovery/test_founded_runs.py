@@ -35,7 +35,7 @@ THEIRS = replace(OURS, run="ef" * 32, organiser=OTHER.peer_id)
 
 def signed(identity: Identity, **fields: object) -> SignedManifest:
     manifest = RunManifest.model_validate(
-        {"name": "mine", "organiser": identity.peer_id, "founders": "anyone", "admission": "open", **fields}
+        {"name": "mine", "organiser": identity.peer_id, "founders": "anyone", "total_rounds": 9, **fields}
     )
     return sign(identity, manifest)
 
