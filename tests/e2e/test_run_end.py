@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from peer.errors import ExitCode
 from protocol import events as ev
 from tests.e2e.swarm import TINY_MODEL, Peer, Swarm
 
+ROOT = Path(__file__).parents[2]
 SHORT_RUN = (
     TINY_MODEL.replace('name = "tiny"', 'name = "short"\ntotal_rounds = 2')
     + """
@@ -42,6 +44,32 @@ def test_a_run_ends_says_so_and_is_exported(tmp_path: Path) -> None:
         assert '"event":"RunEnded"' in alone.log.replace(" ", "") and '"event":"RunExtended"' not in alone.log.replace(
             " ", ""
         )
+        said, folder = exported(swarm, alone, "model")
+        assert "final state of the run" in said and (folder / "model.safetensors").is_file()
+
+
+def run_files() -> dict[str, str]:
+    """The run files of the documents and of the examples that one peer can carry to their end."""
+    found = {name: (ROOT / "examples" / name).read_text() for name in ("tiny.toml", "chat.toml")}
+    for name in ("README.md", "docs/organiser.md"):
+        (found[name],) = re.findall(
+            r"^```toml\n(name = \"our first run\".*?)^```", (ROOT / name).read_text(), re.DOTALL | re.M
+        )
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(run_files()))
+def test_the_run_of_a_document_is_run_to_its_end(name: str, tmp_path: Path) -> None:
+    text = re.sub(r"^(total_\w+|min_members) = .*\n", "", run_files()[name], flags=re.M)
+    text = re.sub(r"inner_steps = \d+", "inner_steps = 2", text).replace("sequence_length = 512", "sequence_length = 64")
+    with Swarm(tmp_path, "total_rounds = 2\n" + text) as swarm:
+        (tmp_path / "chats.jsonl").write_bytes((ROOT / "examples" / "chats.jsonl").read_bytes())
+        created = swarm.command(swarm.place("alone"), "run", "create", str(swarm.run_file))
+        assert "2 rounds" in created and "organiser   …" in created
+        alone = swarm.peer("alone", str(swarm.run_file)).start("--until-end")
+        assert alone.wait() == ExitCode.OK
+        assert "this run trains" in alone.log and '"event":"RunEnded"' in alone.log.replace(" ", "")
         said, folder = exported(swarm, alone, "model")
         assert "final state of the run" in said and (folder / "model.safetensors").is_file()
 

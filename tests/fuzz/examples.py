@@ -25,6 +25,7 @@ from protocol.run.greeting import HelloReply, make_hello
 from protocol.run.tokens import bearer_token, bound_token
 from protocol.wire.body import Body
 from protocol.wire.envelope import seal
+from protocol.wire.extension import Extension
 from protocol.wire.hashes import hash_bytes
 from protocol.wire.identity import Identity
 from protocol.wire.learned import UsedBatch, learned_from
@@ -145,6 +146,7 @@ BODIES: list[Body] = [
     Judgement(author=ONE.peer_id, root=TIP, codes=b"\0\0", scores=b"\xfe\xff"),
     OFFER,
     AMENDMENT,
+    Extension(total=9),
 ]
 QUESTIONS: list[Body] = [
     TipsRequest(start=0, count=64),

@@ -19,6 +19,7 @@ from protocol.network.interface import Acceptance, Handlers, Landing, Refused
 from protocol.node.answers import QUESTIONS
 from protocol.wire.body import Body
 from protocol.wire.canonical import Malformed
+from protocol.wire.extension import Extension
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import STATEMENTS, pack, unpack
 from protocol.wire.tasks import Amendment
@@ -96,7 +97,7 @@ class Mouth:
         way = random.choice(["gossip", "round", "round", "round", "question", "question", "push", "goodbye", "version"])
         if kind == Version.KIND or way == "version":
             key, kind, way = random.choice([key, PUBLISHER]), Version.KIND, random.choice(["gossip", "version"])
-        if kind == Amendment.KIND:
+        if kind in (Amendment.KIND, Extension.KIND):
             key = random.choice([key, PUBLISHER])
         with trio.move_on_after(random.choice([0.1, 2.0, 8.0])):
             if way == "question":

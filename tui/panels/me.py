@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.text import Text
 
 from peer.drawing import fit
-from peer.formatting import amount, clean, duration, many, number, size
+from peer.formatting import amount, clean, duration, goal_line, many, number, short, size
 from protocol.status import PeerStatus
 from tui.panels.look import FAINT, Look, line
 from tui.picture import Picture
@@ -21,7 +21,7 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
     others = (known for known in status.swarm if known.liveness == "alive" and known.role == status.role)
     total = status.tokens_per_s + sum(known.tokens_per_s for known in others)
     share = f", {100 * status.tokens_per_s / total:.0f} % of the swarm" if total > 0 else ""
-    rows = (
+    rows: tuple[tuple[str, str], ...] = (
         _work(status, share),
         (
             "counted",
@@ -35,6 +35,9 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
         ("listening", ", ".join(clean(address, 60) for address in status.addresses) or "-"),
         ("others", _reached(status)),
     )
+    if status.goal_total:
+        organised = f"; organised by {short(status.organiser)}" if status.organiser else ""
+        rows = (rows[0], ("run", f"{goal_line(status)}{organised}"), *rows[1:])
     shown = look.window(len(rows), height)
     return [line((f"{rows[place][0]:<10}", FAINT), fit(rows[place][1], width - 10)) for place in shown]
 

@@ -1,0 +1,82 @@
+"""What a person is told of a run before taking part in it."""
+
+from __future__ import annotations
+
+import pytest
+
+from peer.formatting import goal_line
+from peer.joining.purpose import Speed, assumed_speed, purpose_lines, purpose_sentence, until, unusual_data
+from protocol.run.derive import TUNING_RATE, TUNING_ROUNDS, derived
+from protocol.run.manifest import RunManifest
+from protocol.run.run_file import parse_run_file
+from protocol.status import PeerStatus
+from protocol.wire.identity import Identity
+
+ME = Identity.from_seed(bytes(32)).peer_id
+
+
+def a_run(text: str = "", *, tunes: bool = False) -> RunManifest:
+    manifest = parse_run_file('name = "run"\n' + text, ME)
+    if not tunes:
+        return manifest
+    fields = derived({"name": "run", "organiser": ME}, tunes=True)
+    return RunManifest.model_validate({**fields, "initial_state": "ab" * 32})
+
+
+def test_a_run_says_what_on_what_how_fast_until_when_and_for_whom() -> None:
+    said = dict(purpose_lines(a_run("total_rounds = 300\n")))
+    assert list(said) == ["trains", "reads", "rate", "until", "organiser"]
+    assert said["trains"] == "a model of 820.4 k parameters from scratch"
+    assert "Python's standard library" in said["reads"] and said["rate"].startswith("0.003, after 100 steps of warm-up")
+    assert said["until"].startswith("300 rounds (12.3 M tokens of each member), about 4 minutes at 50.0 k tokens/s (assumed")
+    assert said["organiser"].endswith(f"({ME})")
+    sentence = purpose_sentence(a_run("total_tokens = 5_000_000\n"))
+    assert "it ends after 5.0 M tokens" in sentence and f"…{ME[-6:]}" in sentence
+
+
+def test_the_hours_are_at_a_speed_that_is_named() -> None:
+    manifest = a_run("total_tokens = 7_200_000\n")
+    assert "about 2 hours at 1.0 k tokens/s (measured)" in until(manifest, Speed(1000.0, "measured"))
+    assert "assumed for one member" in until(manifest, assumed_speed(manifest))
+
+
+@pytest.mark.parametrize(
+    ("text", "reads"),
+    [
+        ('[rl]\nenvironment = "add"\n', "rollouts of add"),
+        ('[data]\ncorpus = "examples"\n[rl]\nenvironment = "add"\nwarm_rounds = 3\n', "solved problems for 3 rounds, then"),
+    ],
+)
+def test_a_run_with_rollouts_says_so_and_promises_no_hours(text: str, reads: str) -> None:
+    said = dict(purpose_lines(a_run(text)))
+    assert reads in said["reads"] and "who makes rollouts" in said["until"] and "on rollouts" in said["rate"]
+
+
+def test_weights_of_a_folder_are_trained_gently_and_python_source_is_warned_of() -> None:
+    manifest = a_run(tunes=True)
+    assert manifest.inner.lr == TUNING_RATE == 1e-5 and manifest.inner.warmup_steps > 0
+    assert manifest.total_rounds == TUNING_ROUNDS and manifest.total_tokens is None
+    assert "the weights of a folder" in dict(purpose_lines(manifest))["trains"]
+    assert 'add [data] with format = "chat"' in unusual_data(manifest)
+    assert not unusual_data(a_run())
+
+
+def test_a_rate_that_the_file_says_stays() -> None:
+    fields = derived({"name": "run", "organiser": ME, "inner": {"lr": 2e-4}, "total_tokens": 9}, tunes=True)
+    manifest = RunManifest.model_validate(fields)
+    assert manifest.inner.lr == 2e-4 and manifest.goal.total == 9
+
+
+def a_status(**fields: object) -> PeerStatus:
+    said = {"phase": "computing", "why_idle": "", "why_detail": "", "version": "1", "role": "trainer", "run_name": "r"}
+    return PeerStatus.from_fields({"peer": ME, "name": "n", "run": "r", **said, "pid": 1, "uptime_s": 1.0, **fields})
+
+
+def test_a_status_says_how_far_the_run_is() -> None:
+    goal = {"goal_unit": "rounds", "goal_total": 100, "goal_done": 41}
+    assert goal_line(a_status(**goal)) == "41 of 100 rounds (41 %)"
+    assert "about 2 hours to go" in goal_line(a_status(**goal, goal_left_s=7300.0))
+    assert "the run has ended" in goal_line(a_status(**{**goal, "goal_done": 100}, run_ended=True))
+    tokens = {"goal_unit": "tokens", "goal_total": 2_000_000, "goal_done": 500_000}
+    assert goal_line(a_status(**tokens)) == "500.0 k of 2.0 M tokens (25 %)"
+    assert goal_line(a_status()) == "-"
