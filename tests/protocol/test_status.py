@@ -6,6 +6,7 @@ import json
 import re
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -93,7 +94,7 @@ def test_what_is_no_status_is_a_value_error(given: object) -> None:
         PeerStatus.from_fields(given)
 
 
-EARLY = {
+EARLY: dict[str, Any] = {
     "peer": "p",
     "name": "n",
     "run": "r",
