@@ -37,7 +37,7 @@ from peer.joining.standing import compare_with_anchor, find_standing, keep_admis
 from peer.keyfile import next_incarnation
 from peer.paths import run_dir
 from peer.resources.boot_clock import seconds_since_boot
-from peer.resources.check import check_memory, chosen_role
+from peer.resources.check import check_generator, check_memory, chosen_role
 from peer.resources.core_share import chosen_threads, keep_share
 from peer.resources.open_files import raise_open_files
 from peer.resources.room import MARGIN_BYTES, STATES_ON_DISK, STATES_TO_GO_ON, CappedDisk, Room
@@ -69,6 +69,7 @@ from protocol.version import version
 from protocol.wire.collector import spare_what_is_loaded
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.presence import Phase, Role, WhyIdle
+from trainer.generate.choice import GeneratorName
 
 MANIFEST_DEADLINE_S = 120.0
 """How long the peers of an invitation are tried before it is called unreachable."""
@@ -292,6 +293,8 @@ class Participation:
             raise PeerError(standing.problem, ExitCode.NOT_ADMITTED)
         self.choice = replace(self.choice, signed=signed, admission=standing.admission)
         check_memory(manifest, role)
+        if role is Role.ROLLOUT:
+            check_generator(GeneratorName(self._settings.live.now.generator))
         problem = await trio.to_thread.run_sync(self._room.problem, self._folder, manifest.stored_bytes)
         if problem:
             raise StoreFull(problem)
@@ -394,6 +397,7 @@ class Participation:
             files,
             trains=self._role is Role.TRAINER,
             moments=self._folder if self._keeps_moments else None,
+            generator=GeneratorName(self._settings.live.now.generator),
         )
         kind = TrainerProcess if signed.manifest.rl is None else RolloutProcess
         trainer = kind(settings, state.region, self._emit)

@@ -25,6 +25,7 @@ from protocol.wire.presence import Role
 from trainer.environments.packages import PackageMissing
 from trainer.environments.registry import check_packages
 from trainer.environments.sandbox import SandboxUnavailable
+from trainer.generate.choice import GeneratorName, choose_generator
 
 LEAST_PYTHON = (3, 11)
 LEAST_DISK_RATE = 20e6
@@ -148,6 +149,15 @@ def tasks(environment: str) -> Check:
     except ValueError as error:
         return Check("tasks", Verdict.FAIL, str(error), "", "install the version of manyhands that the organiser has")
     return ok("tasks", environment)
+
+
+def generator(wanted: GeneratorName, gpu_free: int | None) -> Check:
+    """The generator that would make this computer's rollouts, and why it is that one."""
+    try:
+        chosen, why = choose_generator(wanted, gpu_free is not None)
+    except ImportError as error:
+        return Check("generator", Verdict.FAIL, "vLLM is set, and not installed", "", str(error))
+    return ok("generator", f"{chosen.value}: {why}")
 
 
 def memory_speed() -> Check:

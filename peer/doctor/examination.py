@@ -30,6 +30,7 @@ from protocol.run.manifest import RunManifest, demo_manifest
 from protocol.status import PeerStatus
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.presence import Role
+from trainer.generate.choice import GeneratorName
 
 CHECK_S = 30.0
 VISIT_S = 90.0
@@ -72,6 +73,9 @@ class Examination:
         role = self._role(found, gpu_free)
         if manifest.rl is not None and role is not Role.SEED:
             await self._thread("tasks", partial(computer.tasks, manifest.rl.environment))
+        if manifest.rl is not None and role is Role.ROLLOUT:
+            wanted = GeneratorName(self.preferences.generator)
+            await self._thread("generator", partial(computer.generator, wanted, gpu_free))
         await self._thread("memory", partial(computer.memory, manifest, role, gpu_free))
         await self._thread("disk space", partial(computer.disk, self.folder, manifest))
         if role is Role.TRAINER:

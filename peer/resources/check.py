@@ -17,6 +17,7 @@ from protocol.run.manifest import RunManifest
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.presence import Role
+from trainer.generate.choice import GeneratorName, choose_generator
 
 FOUNDER_RESTS = (
     "this peer is a founder of the run, and does not vote with the role {role}: until four peers have earned a vote, the "
@@ -49,6 +50,14 @@ async def chosen_role(
     if manifest.rl is not None:
         emit(RoleChosen(role.value, reason))
     return role
+
+
+def check_generator(wanted: GeneratorName) -> None:
+    """Raise `PeerError` if the generator that is set cannot be used here."""
+    try:
+        choose_generator(wanted, free_gpu_memory() is not None)
+    except ImportError as error:
+        raise PeerError(str(error), ExitCode.RESOURCES) from error
 
 
 def check_memory(manifest: RunManifest, role: Role) -> None:

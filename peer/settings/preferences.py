@@ -34,6 +34,7 @@ from peer.settings.values import (
 )
 
 ROLES = ("auto", "trainer", "rollout", "validator", "seed")
+GENERATORS = ("auto", "builtin", "vllm")
 LOG_FORMATS = ("human", "json")
 
 
@@ -126,6 +127,12 @@ class Preferences:
         read_rate_or_off,
         show_rate_or_off,
         "RATE|off",
+    )
+    generator: str = _setting(
+        "auto",
+        "who generates rollouts; auto: vLLM where it is installed and there is a GPU, else the built-in generator",
+        one_of(GENERATORS),
+        choices=GENERATORS,
     )
     threads: int | None = _setting(
         None,

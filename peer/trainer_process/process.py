@@ -29,6 +29,7 @@ from protocol.events import Event, Notice, TrainerStarted, TrainerStopped
 from protocol.run.manifest import RunManifest
 from protocol.state.shared_memory import SharedRegion
 from protocol.trainer_link import ComputeTask, Contribution, NotMeasured, Progress, TrainerGaveUp, Tried
+from trainer.generate.choice import GeneratorName
 
 START_DEADLINE_S = 180.0
 """Importing torch and reading the corpus on a slow, busy computer."""
@@ -53,6 +54,7 @@ class TrainerSettings:
     threads: CPU threads at first, 0 for torch's choice.
     device: "auto" (CUDA where there is one), or a name that torch knows.
     moments: folder in which the trainer keeps its optimiser's moments for a process to come; None for nowhere.
+    generator: who makes rollouts.
     """
 
     sections: Mapping[str, Any]
@@ -62,6 +64,7 @@ class TrainerSettings:
     threads: int = 0
     device: str = "auto"
     moments: Path | None = None
+    generator: GeneratorName = GeneratorName.BUILTIN
     first_backoff_s: float = FIRST_BACKOFF_S
     start_deadline_s: float = START_DEADLINE_S
     silence_deadline_s: float = SILENCE_DEADLINE_S
@@ -75,6 +78,7 @@ class TrainerSettings:
         *,
         trains: bool = True,
         moments: Path | None = None,
+        generator: GeneratorName = GeneratorName.BUILTIN,
     ) -> TrainerSettings:
         """Return the settings for the work of `manifest`.
 
@@ -83,7 +87,7 @@ class TrainerSettings:
         size = payload_bytes(chunk_layout(manifest.parameters, manifest.chunk_parameters))
         here = {name: str(path) for name, path in (files or {}).items()}
         sections = manifest.trainer_sections() | {"files": here}
-        return cls(sections, size, log_path, trains, moments=moments)
+        return cls(sections, size, log_path, trains, moments=moments, generator=generator)
 
 
 class TrainerProcess:
@@ -315,6 +319,7 @@ class TrainerProcess:
             device=settings.device,
             trains=settings.trains,
             moments=str(settings.moments or ""),
+            generator=settings.generator.value,
         )
         if 4 * answer["parameters"] > self._theta.size:
             channel.kill(f"the trainer's model has {answer['parameters']} parameters, more than fit into the state")

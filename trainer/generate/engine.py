@@ -103,6 +103,10 @@ class Engine:
         self._admit()
         return requests
 
+    def close(self) -> None:
+        """Give the memory back."""
+        del self._batch
+
     @torch.no_grad()
     def advance(self) -> list[Completion]:
         """Compute one block of known tokens, and some steps of the running sequences; what has ended then."""

@@ -83,6 +83,9 @@ class Generator(Protocol):
     def withdraw(self) -> list[Request]:
         """Forget the requests that have not begun; they are returned."""
 
+    def close(self) -> None:
+        """Give its memory back; nothing else is asked of it then."""
+
 
 def complete(
     generator: Generator, requests: Iterable[Request], between: Callable[[], None] = lambda: None

@@ -5,15 +5,18 @@ built-in generator beyond rounding.  vLLM shows no hidden states after the final
 anew, in one pass of the built-in model over the finished sequence, as a validator does it.  That costs a second copy of the
 weights on the GPU, and about what a validator pays for a rollout.
 
-Written against vLLM 0.32 (custom logits processors of Model Runner V2, `LLMEngine`, `apply_model`), and compared with the
-source of 0.32 and 0.33.  Not run with vLLM: the tests put a stand-in with that interface in its place, which shows that
-noise, turns, swap of weights and hidden states are as they should be if vLLM does what it says.  One NVIDIA or AMD GPU: on a
-processor vLLM packs its weights anew, so that they cannot be swapped.
+Written against vLLM 0.32 (`LLMEngine`, `reload_weights`, custom logits processors of both model runners).  Most tests put a
+stand-in with that interface in its place; a slow one runs the CPU build of vLLM itself.  It was never run on a GPU.
+
+Nothing is believed of vLLM that would make an honest peer a liar: after each change of weights it computes one prompt, and
+its log-probabilities are compared with those of the built-in model.  Where vLLM keeps weights that it packed at its start,
+that comparison fails, and `NotReloaded` says so instead of batches that every validator rejects.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import tempfile
 from collections import deque
@@ -23,9 +26,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from trainer.generate.batch import Batch, Piece
+from trainer.generate.choice import INSTALL
 from trainer.generate.engine import PREFILL_TOKENS
 from trainer.generate.generator import Completion, Line, Reply, Request, continuation
 from trainer.generate.proving import Prove, ProveAll, Proving
@@ -35,6 +40,18 @@ from trainer.models.llama.huggingface import config_json
 
 SHARE = 0.92
 """Of the memory that is free on the GPU: what vLLM is told to take, for it refuses to begin where it cannot have that."""
+BLOCK_TOKENS = 128
+"""Tokens whose keys and values vLLM holds together on a CPU."""
+BF16_BYTES = 2
+PROBE_TOKENS = 64
+"""Tokens of the prompt that is computed after each change of weights."""
+MOST_DEVIATION = 0.2
+"""Root mean square by which vLLM's log-probabilities of that prompt may differ from ours, in units of their own spread.
+Rounding to bf16 makes about 0.02 of it; a tensor that kept its old weights 0.5 and more."""
+
+
+class NotReloaded(RuntimeError):
+    """vLLM did not take over the weights that it was given."""
 
 
 @dataclass
@@ -73,25 +90,29 @@ class VllmEngine:
         self._line = Line(config.vocab, length, config.parameters)
         self._sequences: dict[str, _Sequence] = {}
         self._turns: deque[tuple[_Sequence, tuple[int, ...]]] = deque()  # written, and not yet continued or ended
-        self._begun = 0
+        self._begun, self._length = 0, length
         self._loaded = False
         self._reference = Batch(config, device, torch.bfloat16, 1, length)
         with tempfile.TemporaryDirectory() as folder:
             described = config_json(config, "bfloat16", context=length, eos=None)
             described["max_position_embeddings"] = length  # vLLM makes nothing longer, whatever the model was made for
             (Path(folder) / "config.json").write_text(json.dumps(described))
-            arguments = {
+            arguments: dict[str, Any] = {
                 "model": folder,
                 "load_format": "dummy",  # until `load`
                 "skip_tokenizer_init": True,
                 "dtype": "bfloat16",
                 "max_model_len": length,
                 "max_num_seqs": slots,
-                "logits_processors": [_noise_processor()],
                 "disable_log_stats": True,
-                **_memory(device),
+                "enforce_eager": device.type != "cuda",  # to compile for a CPU takes minutes
+                "async_scheduling": False,  # the noise of a place needs all tokens before it
+                **_memory(device, config, slots, length),
             }
-            self._vllm = vllm.LLMEngine.from_engine_args(vllm.EngineArgs(**arguments | settings))
+            plan = vllm.EngineArgs(**arguments | settings).create_engine_config()
+            noise = noise_of_v2() if plan.use_v2_model_runner else noise_of_v1()
+            plan.model_config.logits_processors = [noise]
+            self._vllm = vllm.LLMEngine.from_vllm_config(plan, disable_log_stats=True)
 
     @property
     def room(self) -> int:
@@ -133,6 +154,11 @@ class VllmEngine:
             self._turns.popleft()
         return self._proving.due(idle=not self._running)
 
+    def close(self) -> None:
+        """Give vLLM's memory and its process group back.  Needed before another one is made: its end takes both with it."""
+        self._vllm.engine_core.shutdown()
+        del self._vllm, self._reference
+
     @property
     def _running(self) -> int:
         """Requests that have begun."""
@@ -143,12 +169,32 @@ class VllmEngine:
             if isinstance(entry, Request):
                 self._begin(_Sequence(entry))
                 continue
-            weights = list(self._named(entry))
-            self._vllm.apply_model(lambda model, weights=weights: _take_over(model, weights))
+            self._vllm.collective_rpc("reload_weights", kwargs={"weights_iterator": self._named(entry)})
             if not self._vllm.reset_prefix_cache():
                 raise RuntimeError("vLLM holds keys and values of the weights before; start it anew")
             self._reference.load(entry)
+            self._compare()
             self._loaded = True
+
+    def _compare(self) -> None:
+        """Let both models compute one prompt; raise NotReloaded where vLLM's log-probabilities are of other weights."""
+        vllm, count = _vllm(), min(PROBE_TOKENS, self._length - 1)
+        tokens = torch.arange(count).mul(7919).remainder(self._config.vocab)
+        parameters = vllm.SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0, detokenize=False, ignore_eos=True)
+        self._vllm.add_request("probe", {"type": "token", "prompt_token_ids": tokens.tolist()}, parameters)
+        while not (ended := [each for each in self._vllm.step() if each.finished]):
+            continue
+        said = ended[0].prompt_logprobs[1:]
+        theirs = torch.tensor([place[int(token)].logprob for place, token in zip(said, tokens[1:], strict=True)])
+        logits = F.linear(self._hidden(tokens.tolist()), self._reference.model.output_weight).float()
+        ours = logits.log_softmax(dim=1).cpu().gather(1, tokens[1:, None])[:, 0]
+        spread = float(ours.std())
+        deviation = float((theirs - ours).square().mean().sqrt()) / max(spread, 1e-6)
+        if not deviation <= MOST_DEVIATION:
+            raise NotReloaded(
+                f"vLLM computes with other weights than it was given (its log-probabilities are off by {deviation:.2g} of "
+                "their spread), so its rollouts would be rejected; set generator = builtin"
+            )
 
     def _named(self, flat: Tensor) -> Iterator[tuple[str, Tensor]]:
         """The tensors by their names in Hugging Face files."""
@@ -196,27 +242,69 @@ def _vllm() -> Any:
     try:
         import vllm
     except ImportError as error:
-        raise ImportError("vLLM is not installed; install it with: pip install 'manyhands[vllm]'") from error
+        raise ImportError(
+            f"vLLM cannot be used ({error}); install it with: {INSTALL}, or set generator = builtin"
+        ) from error
     return vllm
 
 
-def _memory(device: torch.device) -> dict[str, float]:
-    """How much of a GPU vLLM may have, as a share of all of it: of what the reference and others leave."""
+def _memory(device: torch.device, config: ModelConfig, slots: int, length: int) -> dict[str, Any]:
+    """Return how much memory vLLM may have.
+
+    On a GPU a share of all of it: of what the reference and others leave.  On a CPU, where it would take nearly all, the
+    keys and values of `slots` sequences, in bytes.
+    """
     if device.type != "cuda":
-        return {}
+        tokens = slots * (math.ceil(length / BLOCK_TOKENS) + 1) * BLOCK_TOKENS
+        return {"kv_cache_memory_bytes": 2 * BF16_BYTES * tokens * config.layers * config.kv_width}
     free, total = torch.cuda.mem_get_info(device)
     return {"gpu_memory_utilization": SHARE * free / total}
 
 
-def _take_over(model: Any, weights: list[tuple[str, Tensor]]) -> None:
-    model.load_weights(weights)
+def noise_of_v1() -> type:
+    """Return the class of the logits processor for vLLM's first model runner, which it takes where Triton is missing."""
+    from vllm.v1.sample.logits_processor import LogitsProcessor, MoveDirectionality
+
+    class NoiseOfV1(LogitsProcessor):  # type: ignore[misc]
+        """Logits / temperature + the noise of each row's request.  Rows move within vLLM's batch."""
+
+        def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
+            self.rows: dict[int, tuple[dict[str, Any], int, list[int]]] = {}
+
+        def is_argmax_invariant(self) -> bool:
+            return False
+
+        def update_state(self, batch_update: Any) -> None:
+            if batch_update is None:
+                return
+            for row in batch_update.removed:
+                self.rows.pop(row, None)
+            for row, parameters, prompt, output in batch_update.added:
+                self.rows.pop(row, None)
+                if parameters.extra_args:
+                    self.rows[row] = (parameters.extra_args, len(prompt), output)  # which grows with each token
+            for one, other, direction in batch_update.moved:
+                first, second = self.rows.pop(one, None), self.rows.pop(other, None)
+                if first is not None:
+                    self.rows[other] = first
+                if second is not None and direction == MoveDirectionality.SWAP:
+                    self.rows[one] = second
+
+        def apply(self, logits: Tensor) -> Tensor:
+            for row, (noise, prompt, output) in self.rows.items():
+                key, place = torch.tensor([noise["key"]]), torch.tensor([prompt + len(output)])
+                added = gumbel(key.to(logits.device), place.to(logits.device), logits.shape[1])
+                logits[row] = logits[row] / noise["temperature"] + added[0]
+            return logits
+
+    return NoiseOfV1
 
 
-def _noise_processor() -> type:
-    """The class of the logits processor, which can only be made where vLLM is."""
+def noise_of_v2() -> type:
+    """Return the class of the logits processor for Model Runner V2."""
     from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor
 
-    class Noise(LogitsProcessor):  # type: ignore[misc]
+    class NoiseOfV2(LogitsProcessor):  # type: ignore[misc]
         """Logits / temperature + the noise of each row's request.  State lies in the slots that vLLM numbers."""
 
         def __init__(self, vllm_config: Any, req_states: Any) -> None:
@@ -242,4 +330,4 @@ def _noise_processor() -> type:
             logits.div_(self.temperatures_there[slots, None])
             return logits.add_(gumbel(self.keys_there[slots], ctx.pos.long() + 1, logits.shape[1]))
 
-    return Noise
+    return NoiseOfV2

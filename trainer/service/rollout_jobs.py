@@ -10,6 +10,7 @@ import torch
 
 from trainer.config import TrainingConfig
 from trainer.environments.extended import Extended, TaskFile
+from trainer.generate.choice import GeneratorName
 from trainer.optim.moments import MomentsFile
 from trainer.reading import environment_of, tokenizer_of
 from trainer.rl.config import RlConfig
@@ -33,7 +34,7 @@ place of their batch."""
 class RolloutJobs:
     """Of one run.  worker: has the model that learns; None in a process that only makes and judges rollouts.
 
-    moments: where the learner's moments are kept; None for nowhere.
+    moments: where the learner's moments are kept; None for nowhere.  generator: who makes rollouts.
     """
 
     def __init__(
@@ -43,12 +44,13 @@ class RolloutJobs:
         worker: Worker | None,
         device: torch.device,
         moments: MomentsFile | None = None,
+        generator: GeneratorName = GeneratorName.BUILTIN,
     ) -> None:
         self._config, self._rl, self._worker, self._moments = config, rl, worker, moments
         self._environment = Extended(environment_of(config), rl.solve_rates)
         self._tokenizer = worker.tokenizer if worker is not None else tokenizer_of(config)
         tasks = Tasks(self._environment, self._tokenizer, config.seed)
-        self._rollouts = RolloutWorker(rl, config.model, tasks, device)
+        self._rollouts = RolloutWorker(rl, config.model, tasks, device, generator=generator)
         self._learner: Learner | None = None
 
     def keep_version(self, version: int, theta: F32) -> None:

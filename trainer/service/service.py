@@ -24,6 +24,7 @@ import torch
 from kernels.layout import payload_bytes
 from trainer.config import TrainingConfig
 from trainer.evaluation import Evaluation
+from trainer.generate.choice import GeneratorName
 from trainer.models.llama.initial import initial_parameters
 from trainer.optim.moments import ROLLOUTS, TEXT, MomentsFile
 from trainer.power import Pace, meter_of
@@ -108,7 +109,10 @@ class Service:
         folder = Path(message["moments"]) if message.get("moments") else None
         text, rollouts = (MomentsFile(folder / name) if folder else None for name in (TEXT, ROLLOUTS))
         self._worker = Worker(config, device, moments=text) if message["trains"] else None
-        self._jobs = RolloutJobs(config, config.rl, self._worker, device, rollouts) if config.rl is not None else None
+        generator = GeneratorName(message.get("generator", GeneratorName.BUILTIN))
+        self._jobs = (
+            RolloutJobs(config, config.rl, self._worker, device, rollouts, generator) if config.rl is not None else None
+        )
         self._pace = Pace(meter_of(device))
         if self._worker is not None:
             self._contribution = memoryview(mmap.mmap(self._contribution_fd, payload_bytes(self._worker.layout)))

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from tests.trainer.generate import vllm_stand_in
 from tests.trainer.generate.naive import CPU, END, FAMILIES, parameters, requests, write
+from trainer.generate.choice import GeneratorName, choose_generator
 from trainer.generate.engine import Completion, Ended, Reply, Request, complete
-from trainer.generate.vllm import VllmEngine, _memory
+from trainer.generate.vllm import NotReloaded, VllmEngine, _memory
 
 LENGTH = 141
 CONFIG = FAMILIES["qwen3"]
@@ -29,15 +31,18 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     vllm_stand_in.install(monkeypatch)
 
 
-def engine(slots: int, family: str = "qwen3", temperature: float = 1.0, reply: Reply | None = None) -> VllmEngine:
-    return VllmEngine(FAMILIES[family], CPU, slots=slots, length=LENGTH, temperature=temperature, reply=reply)
+def engine(
+    slots: int, family: str = "qwen3", temperature: float = 1.0, reply: Reply | None = None, **settings: Any
+) -> VllmEngine:
+    return VllmEngine(FAMILIES[family], CPU, slots=slots, length=LENGTH, temperature=temperature, reply=reply, **settings)
 
 
+@pytest.mark.parametrize("is_v2", [True, False], ids=["V2", "V1"])
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_tokens_are_those_of_full_recomputation_with_our_noise(family: str, temperature: float) -> None:
+def test_tokens_are_those_of_full_recomputation_with_our_noise(family: str, temperature: float, is_v2: bool) -> None:
     config, flat = FAMILIES[family], rounded(family=family)
-    generator = engine(3, family, temperature)
+    generator = engine(3, family, temperature, use_v2_model_runner=is_v2)
     generator.load(flat)
     wanted = requests(config, 7, most=20)
     got = {completion.id: completion for completion in complete(generator, wanted)}
@@ -92,6 +97,49 @@ def test_a_model_made_for_less_is_run_for_as_long_as_it_is_wanted() -> None:
     assert [completion.output for completion in complete(generator, [wanted])] == [write(CONFIG, rounded(), wanted).output]
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_tensor_that_keeps_its_old_weights_is_found_at_the_swap(family: str) -> None:
+    decoder = engine(1, family)._reference.model
+    matrices = [name for name, tensor in decoder.tensors.items() if tensor.dim() == 2]
+    assert len(matrices) > 10
+    for name in matrices:
+        vllm_stand_in.LLMEngine.alive.clear()
+        with pytest.raises(NotReloaded, match="set generator = builtin"):
+            engine(1, family, stale=name).load(rounded(family=family))
+
+
+def test_an_engine_is_closed_before_the_next_is_made() -> None:
+    first = engine(1)
+    with pytest.raises(AssertionError, match="parallel group"):
+        engine(1)
+    first.close()
+    engine(1).load(rounded())
+
+
+@pytest.mark.parametrize(
+    ("wanted", "has_gpu", "installed", "chosen"),
+    [
+        ("auto", True, True, "vllm"),
+        ("auto", True, False, "builtin"),
+        ("auto", False, True, "builtin"),
+        ("auto", False, False, "builtin"),
+        ("builtin", True, True, "builtin"),
+        ("vllm", True, True, "vllm"),
+        ("vllm", False, True, "vllm"),
+        ("vllm", True, False, None),
+    ],
+)
+def test_the_generator_follows_from_the_setting_the_gpu_and_what_is_installed(
+    wanted: str, has_gpu: bool, installed: bool, chosen: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.generate.choice.vllm_is_installed", lambda: installed)
+    if chosen is None:
+        with pytest.raises(ImportError, match="set generator = builtin"):
+            choose_generator(GeneratorName(wanted), has_gpu)
+    else:
+        assert choose_generator(GeneratorName(wanted), has_gpu)[0] == chosen
+
+
 def test_keys_and_values_of_the_weights_before_are_not_gone_on_with() -> None:
     generator = engine(1)
     generator._vllm.can_reset = False
@@ -101,7 +149,13 @@ def test_keys_and_values_of_the_weights_before_are_not_gone_on_with() -> None:
 
 def test_vllm_takes_a_share_of_the_memory_that_others_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (6, 24))
-    assert _memory(torch.device("cuda")) == {"gpu_memory_utilization": pytest.approx(0.23)} and _memory(CPU) == {}
+    memory = _memory(torch.device("cuda"), CONFIG, 2, LENGTH)
+    assert memory == {"gpu_memory_utilization": pytest.approx(0.23)}
+
+
+def test_on_a_cpu_vllm_takes_what_the_sequences_need_and_not_all_memory() -> None:
+    needed = 2 * LENGTH * CONFIG.layers * 2 * CONFIG.kv_width * 2
+    assert needed < _memory(CPU, CONFIG, 2, LENGTH)["kv_cache_memory_bytes"] < 4 * needed
 
 
 def test_a_turn_is_not_lost_when_the_environment_fails() -> None:

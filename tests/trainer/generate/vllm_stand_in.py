@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -24,17 +26,27 @@ from trainer.models.llama.model import Decoder
 
 
 class LogitsProcessor:
-    """The base class of custom logits processors."""
+    """The base class of custom logits processors of Model Runner V2."""
+
+
+class LogitsProcessorV1:
+    """The base class of those of the first model runner."""
+
+
+class MoveDirectionality(Enum):
+    UNIDIRECTIONAL = 0
+    SWAP = 1
 
 
 @dataclass
 class SamplingParams:
     temperature: float
     max_tokens: int
-    stop_token_ids: list[int]
     ignore_eos: bool
     detokenize: bool
-    extra_args: dict[str, Any] | None
+    stop_token_ids: list[int] = field(default_factory=list)
+    extra_args: dict[str, Any] | None = None
+    prompt_logprobs: int | None = None
 
 
 @dataclass
@@ -45,21 +57,37 @@ class EngineArgs:
     dtype: str
     max_model_len: int
     max_num_seqs: int
-    logits_processors: list[Any]
     disable_log_stats: bool
+    enforce_eager: bool
+    async_scheduling: bool
+    kv_cache_memory_bytes: int
+    use_v2_model_runner: bool = True
+    stale: str = ""
+    """A tensor that keeps the weights that it had at the start."""
+
+    def create_engine_config(self) -> Any:
+        return SimpleNamespace(
+            arguments=self,
+            described=json.loads((Path(self.model) / "config.json").read_text()),
+            use_v2_model_runner=self.use_v2_model_runner,
+            model_config=SimpleNamespace(logits_processors=None),
+        )
 
 
 @dataclass
 class _Model:
-    """What `apply_model` hands over."""
+    """stale: the tensor that is not changed."""
 
     decoder: Decoder
+    stale: str
 
-    def load_weights(self, weights: list[tuple[str, torch.Tensor]]) -> None:
-        assert [name for name, _ in weights] == list(self.decoder.tensors)
-        for name, tensor in weights:
+    def load_weights(self, weights: Iterator[tuple[str, torch.Tensor]]) -> None:
+        named = dict(weights)
+        assert list(named) == list(self.decoder.tensors)
+        for name, tensor in named.items():
             assert tensor.dtype == torch.bfloat16
-            self.decoder.tensors[name].data.copy_(tensor)
+            if name != self.stale:
+                self.decoder.tensors[name].data.copy_(tensor)
 
 
 @dataclass
@@ -71,29 +99,42 @@ class _Running:
 
 
 class LLMEngine:
-    """One step computes one token of each running request."""
+    """One step computes one token of each running request.  Only one engine may exist at a time, as vLLM has it."""
+
+    alive: ClassVar[list[LLMEngine]] = []
 
     @classmethod
-    def from_engine_args(cls, arguments: EngineArgs) -> LLMEngine:
-        return cls(arguments)
+    def from_vllm_config(cls, config: Any, disable_log_stats: bool) -> LLMEngine:
+        assert disable_log_stats
+        return cls(config)
 
-    def __init__(self, arguments: EngineArgs) -> None:
-        described = json.loads((Path(arguments.model) / "config.json").read_text())
+    def __init__(self, plan: Any) -> None:
+        assert not self.alive, "pipeline model parallel group is not initialized"
+        self.alive.append(self)
+        self.engine_core = SimpleNamespace(shutdown=lambda: self.alive.remove(self))
+        arguments: EngineArgs = plan.arguments
+        described = plan.described
+        assert not arguments.async_scheduling
         config = ModelConfig.from_mapping(facts_of(described))
         self.length = arguments.max_model_len
         assert self.length <= described["max_position_embeddings"], "vLLM refuses more"
-        self.model = _Model(Decoder(config, CPU, torch.zeros(config.parameters)))
+        dummy = torch.randn(config.parameters, generator=torch.Generator().manual_seed(1)) / 10
+        self.model = _Model(Decoder(config, CPU, dummy), arguments.stale)
         states = SimpleNamespace(max_num_reqs=arguments.max_num_seqs, vocab_size=config.vocab, device=CPU)
-        self.processor = arguments.logits_processors[0](arguments, states)
-        assert isinstance(self.processor, LogitsProcessor)
+        [processor] = plan.model_config.logits_processors
+        self.is_v2 = plan.use_v2_model_runner
+        self.processor = processor(plan, states) if self.is_v2 else processor(plan, CPU, False)
+        assert isinstance(self.processor, LogitsProcessor if self.is_v2 else LogitsProcessorV1)
+        self.order: list[str] = []
+        """Names of requests by their rows, where the first model runner computes."""
         self.free = list(range(arguments.max_num_seqs))
         self.running: dict[str, _Running] = {}
         self.resets = 0
         self.can_reset = True
 
-    def apply_model(self, func: Any) -> list[Any]:
-        assert not self.running
-        return [func(self.model)]
+    def collective_rpc(self, method: str, kwargs: dict[str, Any]) -> None:
+        assert method == "reload_weights" and not self.running
+        self.model.load_weights(kwargs["weights_iterator"])
 
     def reset_prefix_cache(self) -> bool:
         self.resets += 1
@@ -106,19 +147,12 @@ class LLMEngine:
         assert params.temperature == 0.0 and params.ignore_eos and not params.detokenize
         slot = self.free.pop()
         self.running[request_id] = _Running(slot, list(tokens), params)
-        assert self.processor.add_request(slot, params) == bool(params.extra_args)
+        if self.is_v2:
+            assert self.processor.add_request(slot, params) == bool(params.extra_args)
         return request_id
 
     def step(self) -> list[Any]:
-        rows = list(self.running.values())[::-1]
-        self.processor.apply_staged_writes()
-        logits = torch.cat([self._logits(each.tokens) for each in rows])
-        context = SimpleNamespace(
-            expanded_idx_mapping=torch.tensor([each.slot for each in rows], dtype=torch.int32),
-            pos=torch.tensor([len(each.tokens) - 1 for each in rows], dtype=torch.int32),
-        )
-        if any(each.parameters.extra_args for each in rows):
-            logits = self.processor.apply(logits, context)
+        rows, logits = self._second_runner() if self.is_v2 else self._first_runner()
         for each, token in zip(rows, logits.argmax(dim=1).tolist(), strict=True):
             each.tokens.append(token)
             each.made.append(token)
@@ -128,21 +162,68 @@ class LLMEngine:
                 self.free.append(self.running.pop(output.request_id).slot)
         return outputs
 
+    def _second_runner(self) -> tuple[list[_Running], torch.Tensor]:
+        rows = list(self.running.values())[::-1]
+        self.processor.apply_staged_writes()
+        logits = torch.cat([self._logits(each.tokens)[-1:] for each in rows])
+        context = SimpleNamespace(
+            expanded_idx_mapping=torch.tensor([each.slot for each in rows], dtype=torch.int32),
+            pos=torch.tensor([len(each.tokens) - 1 for each in rows], dtype=torch.int32),
+        )
+        if any(each.parameters.extra_args for each in rows):
+            logits = self.processor.apply(logits, context)
+        return rows, logits
+
+    def _first_runner(self) -> tuple[list[_Running], torch.Tensor]:
+        """New requests take the rows of those that ended, the last ones move into free rows, and two change places."""
+        gone = [row for row, name in enumerate(self.order) if name not in self.running]
+        waiting = [name for name in self.running if name not in self.order]
+        added, moved, removed = [], [], list(gone)
+        for name in waiting:
+            row = gone.pop(0) if gone else len(self.order)
+            self.order[row : row + 1] = [name]
+            each = self.running[name]
+            added.append((row, each.parameters, each.tokens[: len(each.tokens) - len(each.made)], each.made))
+        while gone:
+            last = len(self.order) - 1
+            if last in gone:
+                gone.remove(last)
+            else:
+                moved.append((last, row := gone.pop(0), MoveDirectionality.UNIDIRECTIONAL))
+                self.order[row] = self.order[last]
+            self.order.pop()
+        if len(self.order) > 1:
+            moved.append((0, 1, MoveDirectionality.SWAP))
+            self.order[0], self.order[1] = self.order[1], self.order[0]
+        self.processor.update_state(SimpleNamespace(removed=removed, added=added, moved=moved))
+        rows = [self.running[name] for name in self.order]
+        return rows, self.processor.apply(torch.cat([self._logits(each.tokens)[-1:] for each in rows]))
+
     def _logits(self, tokens: list[int]) -> torch.Tensor:
-        hidden = self.model.decoder(torch.tensor([tokens]))[:, -1]
-        return F.linear(hidden, self.model.decoder.output_weight)
+        """(tokens, vocabulary)."""
+        return F.linear(self.model.decoder(torch.tensor([tokens]))[0], self.model.decoder.output_weight)
 
     def _output(self, name: str, running: _Running) -> Any:
-        made = running.made
-        ends = made[-1] in running.parameters.stop_token_ids or len(made) == running.parameters.max_tokens
-        return SimpleNamespace(request_id=name, finished=ends, outputs=[SimpleNamespace(token_ids=list(made))])
+        made, parameters = running.made, running.parameters
+        ends = made[-1] in parameters.stop_token_ids or len(made) == parameters.max_tokens
+        said = None
+        if parameters.prompt_logprobs is not None:
+            prompt = running.tokens[: len(running.tokens) - len(made)]
+            table = self._logits(prompt).log_softmax(dim=1)
+            places = [{token: SimpleNamespace(logprob=float(table[at, token]))} for at, token in enumerate(prompt[1:])]
+            said = [None, *places]
+        outputs = [SimpleNamespace(token_ids=list(made))]
+        return SimpleNamespace(request_id=name, finished=ends, outputs=outputs, prompt_logprobs=said)
 
 
 def install(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let `import vllm` find this."""
-    package, processors = ModuleType("vllm"), ModuleType("vllm.v1.worker.gpu.sample.logits_processor")
+    package, second = ModuleType("vllm"), ModuleType("vllm.v1.worker.gpu.sample.logits_processor")
+    first = ModuleType("vllm.v1.sample.logits_processor")
     vars(package).update(LLMEngine=LLMEngine, EngineArgs=EngineArgs, SamplingParams=SamplingParams)
-    vars(processors).update(LogitsProcessor=LogitsProcessor)
-    monkeypatch.setitem(sys.modules, package.__name__, package)
-    monkeypatch.setitem(sys.modules, processors.__name__, processors)
+    vars(second).update(LogitsProcessor=LogitsProcessor)
+    vars(first).update(LogitsProcessor=LogitsProcessorV1, MoveDirectionality=MoveDirectionality)
+    LLMEngine.alive.clear()
+    for module in (package, first, second):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")

@@ -1,0 +1,40 @@
+"""The choice between the generators.  Imports neither torch nor vLLM, so that the peer process can tell it beforehand."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from importlib.util import find_spec
+
+INSTALL = "pip install 'manyhands[vllm]'"
+
+
+class GeneratorName(StrEnum):
+    """A setting: one of the generators, or the one that suits this computer."""
+
+    AUTO = "auto"
+    BUILTIN = "builtin"
+    VLLM = "vllm"
+
+
+def vllm_is_installed() -> bool:
+    """Return True if `import vllm` finds something."""
+    return find_spec("vllm") is not None
+
+
+def choose_generator(wanted: GeneratorName, has_gpu: bool) -> tuple[GeneratorName, str]:
+    """Return the generator that computes here, and why in a few words.
+
+    Raises ImportError with one sentence if vLLM is wanted and not installed.
+    """
+    if wanted is GeneratorName.BUILTIN:
+        return wanted, "as set"
+    installed = vllm_is_installed()
+    if wanted is GeneratorName.VLLM:
+        if not installed:
+            raise ImportError(f"vLLM is not installed; install it with: {INSTALL}, or set generator = builtin")
+        return wanted, "as set"
+    if not has_gpu:
+        return GeneratorName.BUILTIN, "vLLM needs a GPU to be faster"
+    if not installed:
+        return GeneratorName.BUILTIN, f"vLLM is not installed ({INSTALL})"
+    return GeneratorName.VLLM, "vLLM is installed and there is a GPU"
