@@ -107,10 +107,8 @@ class RolloutWorker:
         """
         weights, requests = self._weights(assignment.version), list(self._requests(assignment))
         self._problems = [problem for problem, _ in _places(assignment)]
-        engine = self._ready_engine(max(len(request.prompt) for request in requests) + self.config.max_tokens)
-        if self._loaded != assignment.version:
-            engine.load(weights.to(self._dtype))
-            self._loaded = assignment.version
+        length = max(len(request.prompt) for request in requests) + self.config.max_tokens
+        engine = self._loaded_engine(length, assignment.version, weights)
         done: dict[int, Completion] = {}
         try:
             for completion in complete(engine, requests, between):
@@ -176,6 +174,25 @@ class RolloutWorker:
 
     def _decoder(self, weights: Tensor) -> Decoder:
         return Decoder(self._model, self._device, weights.to(self._dtype))
+
+    def _loaded_engine(self, length: int, version: int, weights: Tensor) -> Generator:
+        """Return a generator with the weights of this version.
+
+        One that nobody asked for by name gives way to the built-in one if it fails.
+        """
+        try:
+            engine = self._ready_engine(length)
+            if self._loaded != version:
+                engine.load(weights.to(self._dtype))
+                self._loaded = version
+        except Exception as error:  # whatever vLLM raises
+            if self._wanted is not GeneratorName.AUTO:
+                raise
+            print(f"vLLM does not work here, so the built-in generator is used: {error}", file=sys.stderr)
+            self.close()
+            self._wanted = GeneratorName.BUILTIN
+            return self._loaded_engine(length, version, weights)
+        return engine
 
     def _ready_engine(self, length: int) -> Generator:
         if self._engine is None or self._engine[0] < length:

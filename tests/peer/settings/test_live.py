@@ -53,6 +53,7 @@ def test_each_setting_that_moves_nothing_else_is_live() -> None:
         "announce",
         "port_mapping",
         "relay",
+        "generator",
         "metrics_port",
         "owner",
         "log_format",

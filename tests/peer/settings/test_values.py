@@ -82,6 +82,7 @@ def test_what_is_shown_can_be_read_again() -> None:
         "announce": ("/ip4/203.0.113.7/tcp/4001", "/ip6/2001:db8::7/tcp/80"),
         "port_mapping": False,
         "relay": 0.0,
+        "generator": "vllm",
         "threads": 3,
         "max_up": 2.5e6,
         "max_down": 16e3,

@@ -31,7 +31,7 @@ HEAD_DIM = 32
 def judged(family: str) -> dict[str, int | str]:
     """Verdicts on what vLLM generated, each by its reason, over two versions whose weights have nothing in common."""
     config, tasks = (
-        replace(FAMILIES[family], head_dim=HEAD_DIM),
+        replace(FAMILIES[family], heads=2, kv_heads=1, head_dim=HEAD_DIM),
         Tasks(Letters(again="more"), TemplatedTokenizer(TOKENIZER, "raw")),
     )
     peer, validator = (

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.trainer.generate import vllm_stand_in
 from tests.trainer.rl.honest import CPU, FAMILIES, TOKENIZER, Letters, decoder, generate, parameters
 from trainer.environments.environment import Problem
+from trainer.generate.choice import GeneratorName
+from trainer.generate.vllm import NotReloaded
 from trainer.models.llama.config import ModelConfig
 from trainer.rl.batch import decode_batch, encode_batch
 from trainer.rl.config import SPARE_VERSIONS, RlConfig
@@ -166,3 +171,42 @@ def test_versions_are_bf16_of_the_swarms_parameters() -> None:
     made.keep_version(1, theta)
     assert made.versions[1].float().numpy().tolist() != theta.tolist()
     assert (made.versions[1] == decoder(LLAMA, theta).flat.bfloat16()).all()
+
+
+def with_vllm(monkeypatch: pytest.MonkeyPatch, generator: GeneratorName, stale: str = "") -> RolloutWorker:
+    """A worker with a stand-in for vLLM.  stale: a tensor that it does not take over."""
+    vllm_stand_in.install(monkeypatch)
+    monkeypatch.setattr(sys.modules["vllm"], "EngineArgs", partial(vllm_stand_in.EngineArgs, stale=stale))
+    monkeypatch.setattr("trainer.rl.worker.choose_generator", lambda wanted, has_gpu: (wanted_or_vllm(wanted), "in a test"))
+    made = RolloutWorker(RL, LLAMA, Tasks(Letters(), TOKENIZER), CPU, generator=generator)
+    made.keep_version(1, parameters(LLAMA, seed=1))
+    return made
+
+
+def wanted_or_vllm(wanted: GeneratorName) -> GeneratorName:
+    return GeneratorName.VLLM if wanted is GeneratorName.AUTO else wanted
+
+
+@pytest.mark.parametrize("stale", ["", "lm_head.weight"])
+def test_a_generator_that_nobody_named_gives_way_to_the_built_in_one(
+    stale: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    maker, assignment = with_vllm(monkeypatch, GeneratorName.AUTO, stale), Assignment(b"run", 1, "peer", (4,), 3)
+    maker.generate(assignment, tmp_path / "batch")
+    assert [judged.reason for judged in worker(LLAMA, 1).verify(assignment, tmp_path / "batch")] == [None] * 3
+    assert ("the built-in generator is used" in capsys.readouterr().err) == bool(stale)
+
+
+def test_a_generator_that_is_set_is_not_replaced_by_another(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    maker = with_vllm(monkeypatch, GeneratorName.VLLM, "lm_head.weight")
+    with pytest.raises(NotReloaded):
+        maker.generate(Assignment(b"run", 1, "peer", (4,), 3), tmp_path / "batch")
+
+
+def test_longer_sequences_get_another_engine_after_the_first_is_closed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    maker = with_vllm(monkeypatch, GeneratorName.VLLM)
+    for problem in (4, 999):  # whose prompt is longer
+        maker.generate(Assignment(b"run", 1, "peer", (problem,), 2), tmp_path / "batch")
+    assert len(vllm_stand_in.LLMEngine.alive) == 1
