@@ -11,10 +11,13 @@ from peer.errors import ExitCode, PeerError
 
 if TYPE_CHECKING:
     from peer.commands import Subparsers
+    from peer.demo.examination import Examination
     from peer.demo.plays import Play
 
 MAX_PEERS = 32
 PEERS, ROUNDS = 3, 8
+RL_ROUNDS = 16
+"""`peer.demo.learning.LEAST_VERSIONS`, which `peer --help` does without importing."""
 CHEATS = ("rollout", "validator")
 
 
@@ -30,8 +33,8 @@ def register(subparsers: Subparsers) -> None:
         "--rounds",
         type=_count,
         metavar="R",
-        help=f"how many rounds (default: {ROUNDS}); with --rl, how many that learn from rollouts (default: as many as it "
-        "takes until the reward has clearly risen)",
+        help=f"how many rounds (default: {ROUNDS}); with --rl, how many that learn from rollouts (default and least: "
+        f"{RL_ROUNDS}, with which the reward rises)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end, and nothing else")
     parser.add_argument("--keep", action="store_true", help="keep the peers' directories, and say where they are")
@@ -54,9 +57,18 @@ def run(args: argparse.Namespace) -> int:
     signal.signal(signal.SIGHUP, _interrupt)
     with Demo(play, keep=args.keep) as demo, Screen(demo, quiet=args.json) as screen:
         demo.start()
-        demo.watch(screen.draw)
+        examination = _examination(play, demo.folder)
+
+        def on_tick() -> None:
+            screen.draw()
+            if examination is not None:
+                examination.look()
+
+        demo.watch(on_tick)
         seconds = demo.seconds
         demo.leave()
+        if examination is not None:
+            examination.conclude()
     if args.json:
         print_json(play.aim.fields(seconds))
     else:
@@ -66,6 +78,18 @@ def run(args: argparse.Namespace) -> int:
     if fault := play.aim.fault():
         raise PeerError(fault)
     return ExitCode.OK
+
+
+def _examination(play: Play, folder: Path) -> Examination | None:
+    """Of what a demo with rollouts learns; None for another one, which needs no torch here.  folder: the demo's."""
+    from peer.demo.learning import Learning
+
+    if not isinstance(play.aim, Learning):
+        return None
+    from peer.demo.examination import Examination
+    from peer.paths import run_dir
+
+    return Examination(play.signed, run_dir(folder / play.cast[0].name, play.signed.run), play.aim)
 
 
 def _play(args: argparse.Namespace) -> Play:

@@ -3,43 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import fmean
 from typing import Any
 
 from peer.demo.aim import REPORT
 from peer.demo.cast import Part
+from peer.demo.comparison import Comparison, Measured
 from peer.demo.member import Member
 from peer.drawing import sparkline
-from peer.formatting import clean, duration, number
+from peer.formatting import clean, duration, number, visible
 from protocol import events as ev
 from protocol.run.manifest import RunManifest
 from protocol.wire.presence import Role
 
-FIRST, LAST = 2, 3
-"""Versions at the start and at the end over which the reward is averaged: one has few rollouts."""
-CLEARLY = 0.15
-"""How much more reward at the end than at the start is no chance: between such means that is more than three deviations."""
+LEAST_VERSIONS = 16
+"""With so many versions the built-in run's reward rises by many standard errors (docs/performance.md)."""
 MOST_VERSIONS = 40
-"""After which it is over, whatever has not been seen yet."""
+"""After which it is over, also where a cheat has not been found out."""
+SHOWN = 80
+"""Characters of a prompt and of an answer that are shown."""
 CURVE_WIDTH = 40
 
 
 class Learning:
     """An `Aim` for a cast with rollout peers and validators; what its trainer tells is what counts.
 
-    versions: that are to learn from rollouts; None for as many as it takes until the reward has clearly risen.  There are
-    more where somebody cheats who is not set aside yet, up to `MOST_VERSIONS`.
+    versions: that are to learn from rollouts.  There are more where somebody cheats who is not set aside yet, up to
+    `MOST_VERSIONS`.
     """
 
-    def __init__(self, cast: Sequence[Part], versions: int | None, manifest: RunManifest) -> None:
+    def __init__(self, cast: Sequence[Part], versions: int, manifest: RunManifest) -> None:
         assert manifest.rl is not None, "no run with rollouts"
         self._cast, self._versions = {part.name: part for part in cast}, versions
         self._environment, self._warm = manifest.rl.environment, manifest.rl.warm_rounds
         self._peers: dict[str, str] = {}
-        self._learned: dict[int, float] = {}
-        """Mean reward of the rollouts that a round's contribution was made of."""
+        self._learned: dict[int, tuple[float, int]] = {}
+        """Of the rollouts that a round's contribution was made of: mean reward, and how many."""
         self._rewards: dict[int, float] = {}
-        """Of those that have been committed."""
+        """Of the versions that have been committed."""
+        self._rollouts: dict[int, int] = {}
+        """How many rollouts each of those was made of."""
+        self._comparison: Comparison | None = None
         self._committed = 0
         self._accepted, self._rejected = set[str](), set[str]()
         self._made: dict[str, int] = dict.fromkeys(self._cast, 0)
@@ -57,6 +60,15 @@ class Learning:
         """Mean reward of each version's rollouts so far, 0 to 1."""
         return [self._rewards[round] for round in sorted(self._rewards)]
 
+    @property
+    def has_warmed_up(self) -> bool:
+        """Whether the next round learns from rollouts."""
+        return self._committed >= self._warm
+
+    def conclude(self, comparison: Comparison) -> None:
+        """Take what the states at the start and at the end have answered."""
+        self._comparison = comparison
+
     def apply(self, member: Member, event: ev.Event) -> None:
         """As `Aim.apply`."""
         self._peers[member.peer] = member.name
@@ -72,8 +84,8 @@ class Learning:
 
     def _hear_trainer(self, event: ev.Event) -> None:
         match event:
-            case ev.RolloutsUsed(round, reward=float(reward)):
-                self._learned[round] = reward
+            case ev.RolloutsUsed(round, rollouts=int(rollouts), reward=float(reward)):
+                self._learned[round] = reward, rollouts
             case ev.RoundCommitted(round):
                 self._commit(round)
             case ev.BatchDecided(root=root, verdict="accepted"):
@@ -88,8 +100,9 @@ class Learning:
     def _commit(self, round: int) -> None:
         self._committed = max(self._committed, round + 1)
         if round in self._learned and round not in self._rewards:
-            self._rewards[round] = self._learned[round]
-            self.news.append(f"version {len(self._rewards)}: reward {number(self._rewards[round])}, {self._batches()}")
+            self._rewards[round], self._rollouts[round] = self._learned[round]
+            reward, rollouts = number(self._rewards[round]), self._rollouts[round]
+            self.news.append(f"version {len(self._rewards)}: reward {reward} ({rollouts} rollouts), {self._batches()}")
         elif round < self._warm:
             self.news.append(f"warm-up round {round + 1} of {self._warm}, on solved examples")
 
@@ -105,8 +118,7 @@ class Learning:
     @property
     def _is_over(self) -> bool:
         versions, wanted = len(self._rewards), self._versions
-        shown = self._has_risen if wanted is None else versions >= wanted
-        return (shown and not self._undetected()) or versions >= max(MOST_VERSIONS, wanted or 0)
+        return (versions >= wanted and not self._undetected()) or versions >= max(MOST_VERSIONS, wanted)
 
     # -- what is told -------------------------------------------------------------------------------------------------
 
@@ -122,7 +134,7 @@ class Learning:
         if not self._rewards:
             return f"warm-up, {self._committed} of {self._warm} rounds, {duration(seconds)}"
         curve = sparkline(self.rewards, CURVE_WIDTH, unicode=unicode)
-        many = f"version {len(self._rewards)}" + (f" of {self._versions}" if self._versions is not None else "")
+        many = f"version {len(self._rewards)} of {self._versions}"
         return f"{many}, reward {number(self.rewards[-1])} {curve} {self._batches()}, {duration(seconds)}"
 
     def remark(self, name: str) -> str:
@@ -136,27 +148,68 @@ class Learning:
 
     def lines(self, seconds: float, *, unicode: bool) -> list[str]:
         """As `Aim.lines`."""
-        start, end = self._ends()
         curve = sparkline(self.rewards, CURVE_WIDTH, unicode=unicode)
-        risen = "" if self._has_risen else "; it has not clearly risen"
         return [
             f"{len(self._rewards)} versions out of rollouts in {duration(seconds)}",
-            f"reward          {number(start)} at the start, {number(end)} at the end{risen}  {curve}",
+            *self._compared(),
+            f"by version      reward of its own rollouts, on other problems each  {curve}",
+            f"                {', '.join(self._by_version_words())}",
             f"batches         {self._batches()}",
             *(f"set aside       {each['name']}: {clean(each['reason'], 120)}" for each in self._ejected()),
         ]
 
+    def _compared(self) -> list[str]:
+        if (compared := self._comparison) is None:
+            return []
+        start, end = compared.start, compared.end
+        change = f"{compared.gain:+.3f} ± {compared.error:.3f} on the same {len(end.scores)} problems"
+        not_risen = "" if compared.gain > 0 else ": NOT HIGHER"
+        return [
+            f"reward          {self._told(start)} -> {self._told(end)}, {change}{not_risen}",
+            f"at the start    {_sample(start)}",
+            f"at the end      {_sample(end)}",
+        ]
+
+    def _told(self, measured: Measured) -> str:
+        return f"{number(measured.mean)} at version {self._version(measured)} ({measured.rollouts} rollouts)"
+
+    def _version(self, measured: Measured) -> int:
+        """Rounds that have learned from rollouts; 0 after the warm-up."""
+        return max(0, measured.rounds - self._warm)
+
+    def _by_version(self) -> list[dict[str, Any]]:
+        return [
+            {"version": place, "rollouts": self._rollouts[round], "reward": self._rewards[round]}
+            for place, round in enumerate(sorted(self._rewards), start=1)
+        ]
+
+    def _by_version_words(self) -> list[str]:
+        return [f"{each['version']}: {number(each['reward'], 2)} ({each['rollouts']})" for each in self._by_version()]
+
     def fields(self, seconds: float) -> dict[str, Any]:
         """As `Aim.fields`."""
-        start, end = self._ends()
+        compared = self._comparison
         return {
             "versions": len(self._rewards),
             "seconds": round(seconds, 1),
-            "reward_start": start,
-            "reward_end": end,
+            "start": self._measured_fields(compared.start) if compared is not None else None,
+            "end": self._measured_fields(compared.end) if compared is not None else None,
+            "gain": compared.gain if compared is not None else None,
+            "gain_error": compared.error if compared is not None else None,
+            "by_version": self._by_version(),
             "accepted": len(self._accepted),
             "rejected": len(self._rejected),
             "ejected": self._ejected(),
+        }
+
+    def _measured_fields(self, measured: Measured) -> dict[str, Any]:
+        sample = measured.sample
+        return {
+            "version": self._version(measured),
+            "reward": measured.mean,
+            "problems": len(measured.scores),
+            "rollouts": measured.rollouts,
+            "sample": {"prompt": _shown(sample.prompt), "answer": _shown(sample.answer), "score": sample.score},
         }
 
     def fault(self) -> str:
@@ -169,16 +222,6 @@ class Learning:
         return f"{cheats} cheats and was not found out in {versions} versions, {REPORT}" if undetected else ""
 
     # -- parts --------------------------------------------------------------------------------------------------------
-
-    @property
-    def _has_risen(self) -> bool:
-        start, end = self._ends()
-        enough = len(self._rewards) >= FIRST + LAST
-        return enough and start is not None and end is not None and end - start >= CLEARLY
-
-    def _ends(self) -> tuple[float | None, float | None]:
-        rewards = self.rewards
-        return (fmean(rewards[:FIRST]), fmean(rewards[-LAST:])) if rewards else (None, None)
 
     def _ejected(self) -> list[dict[str, str]]:
         return [
@@ -198,3 +241,14 @@ class Learning:
 
     def _batches(self) -> str:
         return f"{len(self._accepted)} accepted, {len(self._rejected)} rejected"
+
+
+def _sample(measured: Measured) -> str:
+    sample = measured.sample
+    return f"{_shown(sample.prompt)} -> {_shown(sample.answer) or 'nothing'}: {sample.verdict}"
+
+
+def _shown(text: str) -> str:
+    """Of a text that a model or a stranger wrote: the beginning, in one line, with escapes for what cannot be printed."""
+    line = visible(text[: SHOWN + 1].strip("\n\0")).replace("\n", "\\n")
+    return line if len(line) <= SHOWN else line[:SHOWN] + "..."

@@ -10,7 +10,7 @@ from typing import Any
 
 from peer.demo.aim import Aim
 from peer.demo.cast import Cheat, Part, only_trainers, with_rollouts
-from peer.demo.learning import Learning
+from peer.demo.learning import LEAST_VERSIONS, Learning
 from peer.demo.training import Training
 from peer.errors import ExitCode, PeerError
 from peer.joining.run_source import start_of
@@ -22,6 +22,8 @@ from protocol.wire.identity import Identity
 
 LEARNING_RUN = "learning.toml"
 """The built-in run with rollouts, a run file beside this module."""
+LEAST_MINUTES = 3
+"""What `LEAST_VERSIONS` of it take on two idle cores, at most."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,18 @@ def training_play(peers: int, rounds: int, run_file: Path | None) -> Play:
 
 
 def learning_play(versions: int | None, cheat: Cheat | None, run_file: Path | None) -> Play:
-    """The built-in run with rollouts or a run file's.  versions: None for as many as it takes.  Raises `PeerError`."""
+    """The built-in run with rollouts or a run file's.
+
+    versions: None for as many as the built-in run needs for its reward to rise.  Raises `PeerError`, also where the built-in
+    run is to have fewer.
+    """
+    if run_file is None and versions is not None and versions < LEAST_VERSIONS:
+        raise PeerError(
+            f"in {versions} rounds the reward may not rise; give --rounds {LEAST_VERSIONS} or more, which takes about "
+            f"{LEAST_MINUTES} minutes on two idle cores, or leave --rounds out",
+            ExitCode.USAGE,
+        )
+    versions = versions or LEAST_VERSIONS
     organiser, start = Identity.generate(), _start(run_file)
     manifest = learning_manifest(organiser) if run_file is None else load_run_file(run_file, organiser.peer_id, start)
     if manifest.rl is None:

@@ -1,4 +1,4 @@
-"""`peer demo --rl` with a peer that really cheats: it is found out and named, and nothing of it is learned from."""
+"""`peer demo --rl`: the reward rises; a peer that really cheats is found out, named and not learned from."""
 
 from __future__ import annotations
 
@@ -31,9 +31,14 @@ def demo(tmp_path: Path, environment: dict[str, str], cheat: str, versions: int)
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     summary: dict[str, Any] = json.loads(done.stdout)
-    assert set(summary) == {"versions", "seconds", "reward_start", "reward_end", "accepted", "rejected", "ejected"}
-    assert summary["versions"] >= versions and summary["accepted"] > 0
-    assert 0 <= summary["reward_start"] <= 1 and 0 <= summary["reward_end"] <= 1
+    assert set(summary) == {
+        *("versions", "seconds", "start", "end", "gain", "gain_error", "by_version", "accepted", "rejected", "ejected")
+    }
+    assert summary["versions"] == len(summary["by_version"]) >= versions and summary["accepted"] > 0
+    start, end = summary["start"], summary["end"]
+    assert start["version"] < end["version"] and start["problems"] == end["problems"] == 256
+    assert 0 <= start["reward"] <= 1 and summary["gain"] == end["reward"] - start["reward"]
+    assert start["sample"]["prompt"] == end["sample"]["prompt"] != ""
     return summary
 
 
@@ -63,3 +68,12 @@ def test_a_validator_that_turns_verdicts_around_is_set_aside_and_the_honest_are_
     (ejected,) = summary["ejected"]
     assert (ejected["name"], ejected["role"]) == ("validator-2", "validator") and "contrary" in ejected["reason"]
     assert summary["rejected"] == 0
+
+
+def test_the_reward_of_the_built_in_run_is_higher_at_the_end(environment: dict[str, str]) -> None:
+    command = [sys.executable, "-m", "peer", "demo", "--rl", "--json"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=4 * PATIENCE_S)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    assert summary["gain"] > 3 * summary["gain_error"] > 0, summary
+    assert [each["version"] for each in summary["by_version"]] == [*range(1, summary["versions"] + 1)]

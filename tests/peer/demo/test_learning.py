@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from peer.commands.demo import RL_ROUNDS
 from peer.demo.cast import Cheat, with_rollouts
-from peer.demo.learning import CLEARLY, FIRST, LAST, MOST_VERSIONS, Learning
+from peer.demo.comparison import Comparison, Measured, Sample
+from peer.demo.learning import LEAST_VERSIONS, MOST_VERSIONS, Learning
 from peer.demo.member import Member
 from peer.demo.plays import learning_manifest, learning_play
 from peer.errors import ExitCode, PeerError
@@ -20,7 +22,7 @@ from protocol.wire.presence import Role
 class Stage:
     """A demo's members without processes; their peer IDs are their names with an exclamation mark."""
 
-    def __init__(self, versions: int | None, cheat: Cheat | None = None) -> None:
+    def __init__(self, versions: int, cheat: Cheat | None = None) -> None:
         manifest = learning_manifest(Identity.generate())
         assert manifest.rl is not None
         self.warm, cast = manifest.rl.warm_rounds, with_rollouts(cheat)
@@ -75,18 +77,74 @@ def test_versions_are_rounds_that_learned_and_were_committed() -> None:
     assert stage.aim.rewards == [0.3, 0.5], "what comes while they leave is not told"
 
 
-def test_it_is_over_when_the_reward_has_clearly_risen_or_never_does() -> None:
-    rising, flat = Stage(versions=None), Stage(versions=None)
-    for _ in range(FIRST):
-        rising.version(0.25)
-    for _ in range(LAST):
-        assert not rising.over
-        rising.version(0.25 + CLEARLY)
-    assert rising.over
+def measured(rounds: int, *scores: float, prompt: str = "sort 21\n", answer: str = "12") -> Measured:
+    return Measured(rounds, scores, 2 * len(scores), Sample(prompt, answer, scores[0]))
+
+
+def test_the_end_is_compared_with_the_start_on_the_same_problems() -> None:
+    stage = Stage(versions=2)
+    stage.version(0.3)
+    stage.version(0.2)
+    start, end = measured(stage.warm, 0.0, 0.5, 0.5, 1.0, answer="21"), measured(stage.warm + 2, 1.0, 1.0, 1.0, 1.0)
+    stage.aim.conclude(Comparison(start, end))
+    fields = stage.aim.fields(9.0)
+    assert fields["by_version"] == [
+        {"version": 1, "rollouts": 64, "reward": 0.3},
+        {"version": 2, "rollouts": 64, "reward": 0.2},
+    ]
+    sample = {"prompt": "sort 21", "answer": "21", "score": 0.0}
+    assert fields["start"] == {"version": 0, "reward": 0.5, "problems": 4, "rollouts": 8, "sample": sample}
+    assert (fields["end"]["version"], fields["end"]["reward"], fields["gain"]) == (2, 1.0, 0.5)
+    assert fields["gain_error"] == pytest.approx(0.408 / 2, abs=0.001), "of four differences: 1, 0.5, 0.5, 0"
+    text = "\n".join(stage.aim.lines(9.0, unicode=False))
+    assert "0.500 at version 0 (8 rollouts) -> 1.000 at version 2 (8 rollouts)" in text and "NOT" not in text
+    assert "sort 21 -> 21: wrong" in text and "sort 21 -> 12: right" in text
+
+
+def test_a_reward_that_is_not_higher_at_the_end_is_said_in_so_many_words() -> None:
+    stage = Stage(versions=1)
+    stage.version(0.3)
+    stage.aim.conclude(Comparison(measured(stage.warm, 0.5, 0.5), measured(stage.warm + 1, 0.5, 0.25)))
+    assert "NOT HIGHER" in "\n".join(stage.aim.lines(9.0, unicode=False))
+
+
+@pytest.mark.parametrize(
+    "text", ["\x1b[2J", "a\nb", "\r", "\u202e", "\x00", "\x9b31m", "\ufffd\x07", "x" * 5000, "\n" * 500, "\ud800", "\u2028"]
+)
+def test_samples_are_one_short_line_each_that_can_be_printed(text: str) -> None:
+    stage = Stage(versions=1)
+    stage.version(0.3)
+    shown = measured(stage.warm, 0.5, prompt=f"p{text}", answer=f"a{text}z")
+    stage.aim.conclude(Comparison(shown, shown))
+    lines = stage.aim.lines(9.0, unicode=False)
+    assert all(line.isprintable() and len(line) < 220 for line in lines)
+    told = stage.aim.fields(9.0)["end"]["sample"]
+    assert told["prompt"].isprintable() and told["answer"].isprintable() and len(told["answer"]) < 100
+
+
+@pytest.mark.parametrize("versions", [1, 8, LEAST_VERSIONS - 1])
+def test_fewer_versions_than_suffice_are_refused_with_the_number_and_the_time(versions: int) -> None:
+    with pytest.raises(PeerError, match=rf"--rounds {LEAST_VERSIONS} or more, which takes about \d minutes") as refused:
+        learning_play(versions, None, None)
+    assert refused.value.exit_code is ExitCode.USAGE
+    assert learning_play(LEAST_VERSIONS, None, None) and RL_ROUNDS == LEAST_VERSIONS
+
+
+def test_it_is_over_after_its_versions_whatever_the_reward_does() -> None:
+    stage = Stage(versions=LEAST_VERSIONS)
+    for _ in range(LEAST_VERSIONS):
+        assert not stage.over
+        stage.version(0.25)
+    assert stage.over
+    assert stage.aim.lines(9.0, unicode=False), "also before the states are compared"
+
+
+def test_a_cheat_that_nobody_finds_does_not_go_on_for_ever() -> None:
+    stage = Stage(versions=1, cheat=Cheat.ROLLOUT)
     for _ in range(MOST_VERSIONS):
-        assert not flat.over
-        flat.version(0.25)
-    assert flat.over and "not clearly risen" in "\n".join(flat.aim.lines(9.0, unicode=False))
+        assert not stage.over
+        stage.version(0.25)
+    assert stage.over
 
 
 def test_it_goes_on_until_a_cheat_is_set_aside() -> None:
@@ -114,7 +172,7 @@ def test_only_the_trainers_decisions_count_and_each_batch_once() -> None:
     stage.says("trainer", decided("cc", "stale"))
     fields = stage.aim.fields(9.0)
     assert (fields["accepted"], fields["rejected"], fields["versions"]) == (1, 1, 0)
-    assert fields["reward_start"] is None and fields["reward_end"] is None
+    assert fields["start"] is None and fields["end"] is None and fields["by_version"] == []
 
 
 def test_peers_are_told_apart_by_what_they_did() -> None:

@@ -1,0 +1,183 @@
+"""How much reward `peer demo --rl` gains in how many versions, over seeds, with one trainer in one process.
+
+The run is the demo's own file, the work that of the trainer process: warm-up rounds, batches made with the weights of the
+version before (proofs included), the learner, the codec, the outer step.  Nothing is verified, and nothing is sent.  A seed
+draws the problems and the rollouts' noise, and the trainer's first lane for the warm-up.  At the points given, the state
+answers the problems that the demo asks at its end, and so does the state after the warm-up; a line tells both means.
+
+    python -m benchmarks.demo_rewards [--seeds 20] [--first-seed 1] [--per-start 1] [--points 8 16 24] [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from kernels.layout import chunk_layout, payload_bytes
+from kernels.outer import apply_result
+from peer.demo.comparison import Comparison
+from peer.demo.examination import F32, Examiner
+from peer.demo.plays import learning_manifest
+from protocol.run.manifest import RunManifest
+from protocol.wire.identity import Identity
+from trainer.config import TrainingConfig
+from trainer.models.llama.initial import initial_parameters
+from trainer.service.rollout_jobs import RolloutJobs
+from trainer.worker import Task, Worker
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What a seed has gained after so many versions.  error: standard error of the difference."""
+
+    seed: int
+    versions: int
+    start: float
+    end: float
+    error: float
+
+
+class Run:
+    """One run of the demo's recipe."""
+
+    def __init__(self, manifest: RunManifest, seed: int, folder: Path) -> None:
+        assert manifest.rl is not None
+        config = TrainingConfig.from_sections(manifest.trainer_sections())
+        assert config.rl is not None
+        self._manifest, self._rl, self._seed, self._folder = manifest, manifest.rl, seed, folder
+        self._worker = Worker(config, CPU)
+        self._jobs = RolloutJobs(config, config.rl, self._worker, CPU)
+        self._layout = chunk_layout(manifest.parameters, manifest.chunk_parameters)
+        self._out = bytearray(payload_bytes(self._layout))
+        self.theta: F32 = np.empty(manifest.parameters, np.float32)
+        self._momentum = np.zeros_like(self.theta)
+        initial_parameters(config.model, manifest.seed, self.theta)
+        self._draw = np.random.default_rng(seed)
+        self.round = 0
+
+    def begin_with(self, theta: F32) -> None:
+        """Take parameters that a warm-up led to."""
+        self.theta[:], self.round = theta, self._rl.warm_rounds
+        self._jobs.keep_version(self.round, self.theta)
+
+    def warm_up(self, first_lane: int) -> None:
+        """The rounds that read solved examples.  first_lane: of the first round, which a peer's key draws in a run."""
+        lanes, inner = self._manifest.rounds.max_members, self._manifest.rounds.inner_steps
+        for _ in range(self._rl.warm_rounds):
+            lane = lanes + first_lane % lanes if self.round == 0 else 0
+            task = Task(self.round, lane, inner, self.round * inner)
+            done = self._worker.compute(task, self.theta, memoryview(self._out), lambda *progress: False)
+            self._apply(done.tokens)
+        self._jobs.keep_version(self.round, self.theta)
+
+    def learn(self) -> None:
+        """One version, from rollouts of the version before."""
+        paths = [
+            self._batch(max(self.round - 1, self._rl.warm_rounds), number) for number in range(self._rl.batches_per_round)
+        ]
+        task = Task(
+            self.round,
+            0,
+            self._manifest.steps_of(self.round),
+            self.round * self._manifest.rounds.inner_steps,
+            [path.name for path in paths],
+            str(self._folder),
+        )
+        done = self._jobs.learn(task, self.theta, memoryview(self._out), lambda *progress: False, lambda tried: None)
+        self._apply(done.tokens)
+        self._jobs.keep_version(self.round, self.theta)
+
+    def _apply(self, tokens: int) -> None:
+        outer = self._manifest.outer_step(self.round, [tokens])
+        view = memoryview(self._out)
+        for span in self._layout:
+            apply_result(
+                self.theta[span.values], self._momentum[span.values], view[span.encoded], outer.rate, outer.momentum
+            )
+        self.round += 1
+
+    def _batch(self, version: int, number: int) -> Path:
+        problems = [int(each) for each in self._draw.choice(1 << 20, self._rl.prompts_per_batch, replace=False)]
+        path = self._folder / f"{self.round}-{number}"
+        run = hashlib.blake2b(f"{self._seed}/{self.round}".encode(), digest_size=32).hexdigest()
+        task = {
+            "run": run,
+            "version": version,
+            "peer": f"maker {number}",
+            "problems": problems,
+            "copies": self._rl.group_size,
+        }
+        self._jobs.generate(task, str(path), lambda done, total: None)
+        return path
+
+
+def starts(manifest: RunManifest) -> Callable[[int], F32]:
+    """The parameters after the warm-up that begins in a lane, made once for each."""
+
+    @lru_cache(maxsize=1)
+    def start(lane: int) -> F32:
+        with tempfile.TemporaryDirectory() as folder:
+            run = Run(manifest, 0, Path(folder))
+            run.warm_up(lane)
+            return run.theta
+
+    return start
+
+
+def gains(manifest: RunManifest, seed: int, theta: F32, points: Sequence[int]) -> Iterator[Gain]:
+    """What a seed has gained at each of the points, ascending numbers of versions.  theta: after the warm-up."""
+    examiner = Examiner(manifest, {})
+    with tempfile.TemporaryDirectory() as folder:
+        run = Run(manifest, seed, Path(folder))
+        run.begin_with(theta)
+        start = examiner.measure(run.round, run.theta)
+        for versions in range(1, max(points) + 1):
+            run.learn()
+            if versions in points:
+                compared = Comparison(start, examiner.measure(run.round, run.theta))
+                yield Gain(seed, versions, start.mean, compared.end.mean, compared.error)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="benchmarks.demo_rewards", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--first-seed", type=int, default=1)
+    parser.add_argument("--per-start", type=int, default=1, help="seeds that share a warm-up")
+    parser.add_argument("--points", type=int, nargs="+", default=[8, 16, 24])
+    parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    manifest, found = learning_manifest(Identity.generate()), list[Gain]()
+    start_of = starts(manifest)
+    for seed in range(options.first_seed, options.first_seed + options.seeds):
+        theta = start_of((seed - 1) // options.per_start + 1)
+        for gain in gains(manifest, seed, theta, sorted(options.points)):
+            found.append(gain)
+            ratio = (gain.end - gain.start) / max(1e-9, gain.error)
+            print(
+                f"seed {gain.seed}  {gain.versions} versions  {gain.start:.3f} -> {gain.end:.3f}  {ratio:.1f} errors",
+                flush=True,
+            )
+    for versions in sorted(options.points):
+        of = [gain for gain in found if gain.versions == versions]
+        risen = sum(gain.end > gain.start for gain in of)
+        print(f"{versions} versions: higher in {risen} of {len(of)}")
+    if options.json:
+        print(json.dumps([asdict(gain) for gain in found]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
