@@ -53,15 +53,19 @@ class Examiner:
         self._sampling = Sampling(SAMPLES, rl.max_tokens, rl.temperature)
 
     def measure(self, rounds: int, theta: F32) -> Measured:
-        """The answers of the parameters `theta` (n), the state after `rounds` rounds.  Raises SandboxUnavailable."""
+        """The answers of the parameters `theta` (n), the state after `rounds` rounds.  Raises SandboxUnavailable.
+
+        The sample is the first answer to a problem of middle length.
+        """
         weights = torch.empty(len(theta), dtype=torch.bfloat16)
         load(theta, weights)
         rater = Rater(self._config.model, weights, tokenizer_of(self._config), self._sampling, pick_device("auto"))
         answers = {(each.problem, each.copy): each for each in rater.answers(self._environment, self._problems)}
         scores = [fmean(answers[problem, copy].score for copy in range(SAMPLES)) for problem in self._problems]
-        first = answers[self._problems[0], 0]
-        prompt = self._environment.problem(first.problem).prompt
-        return Measured(rounds, tuple(scores), len(answers), Sample(prompt, first.turns[-1], first.score))
+        prompts = {problem: self._environment.problem(problem).prompt for problem in self._problems}
+        shown = sorted(self._problems, key=lambda problem: (len(prompts[problem]), problem))[len(self._problems) // 2]
+        answer = answers[shown, 0]
+        return Measured(rounds, tuple(scores), len(answers), Sample(prompts[shown], answer.turns[-1], answer.score))
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,8 @@ MOST_VERSIONS = 40
 SHOWN = 80
 """Characters of a prompt and of an answer that are shown."""
 CURVE_WIDTH = 40
+A_LINE = 4
+"""Versions whose counts stand on a line."""
 
 
 class Learning:
@@ -152,8 +154,8 @@ class Learning:
         return [
             f"{len(self._rewards)} versions out of rollouts in {duration(seconds)}",
             *self._compared(),
-            f"by version      reward of its own rollouts, on other problems each  {curve}",
-            f"                {', '.join(self._by_version_words())}",
+            f"by version      reward (of so many rollouts, with problems of their own)  {curve}",
+            *(f"                {', '.join(some)}" for some in self._by_version_words()),
             f"batches         {self._batches()}",
             *(f"set aside       {each['name']}: {clean(each['reason'], 120)}" for each in self._ejected()),
         ]
@@ -183,8 +185,10 @@ class Learning:
             for place, round in enumerate(sorted(self._rewards), start=1)
         ]
 
-    def _by_version_words(self) -> list[str]:
-        return [f"{each['version']}: {number(each['reward'], 2)} ({each['rollouts']})" for each in self._by_version()]
+    def _by_version_words(self) -> list[list[str]]:
+        """Each version's reward and count, some to a line."""
+        words = [f"{each['version']}: {number(each['reward'], 2)} ({each['rollouts']})" for each in self._by_version()]
+        return [words[start : start + A_LINE] for start in range(0, len(words), A_LINE)]
 
     def fields(self, seconds: float) -> dict[str, Any]:
         """As `Aim.fields`."""
