@@ -169,7 +169,7 @@ def _resume(folder: str, blob: Blob) -> tuple[memoryview, ChunkSet]:
 
 async def main(peer: Peer) -> None:
     async with trio.open_nursery() as nursery:
-        network = Libp2pNetwork(peer.identity, RUN, peer, NetworkSettings(listen_host=sys.argv[1], mdns=False))
+        network = Libp2pNetwork(peer.identity, RUN, peer, NetworkSettings(listen_host=sys.argv[1]))
         await nursery.start(network.run)
         peer.swarm = Swarm(Session(peer.identity, RUN, network, peer.note), peer, peer.shelf, trio.to_thread.run_sync)
         nursery.start_soon(peer.swarm.run)

@@ -129,7 +129,7 @@ def tell(event: Event) -> None:
 async def main() -> None:
     parameters, chunk, blob, host, up, down = sys.argv[1:]
     peer = Peer(int(parameters), int(chunk), int(blob))
-    settings = NetworkSettings(listen_host=host, mdns=False, up_limit=float(up) or None, down_limit=float(down) or None)
+    settings = NetworkSettings(listen_host=host, up_limit=float(up) or None, down_limit=float(down) or None)
     async with trio.open_nursery() as nursery:
         network = Libp2pNetwork(peer.identity, RUN, peer, settings)
         await nursery.start(network.run)

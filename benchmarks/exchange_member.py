@@ -80,9 +80,7 @@ async def main() -> None:
     peer = Peer(int(sys.argv[1]), int(sys.argv[2]), cast(Rule, sys.argv[3]))
     host, congestion = sys.argv[4], sys.argv[5]
     async with trio.open_nursery() as nursery:
-        network = Libp2pNetwork(
-            peer.identity, RUN, peer, NetworkSettings(listen_host=host, mdns=False, congestion=congestion)
-        )
+        network = Libp2pNetwork(peer.identity, RUN, peer, NetworkSettings(listen_host=host, congestion=congestion))
         await nursery.start(network.run)
         say(peer=peer.identity.peer_id, address=network.addresses()[0], root=tree_root(peer.leaves).hex())
         members = (await hear())["peers"]

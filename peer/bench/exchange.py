@@ -40,7 +40,7 @@ async def measure_exchange(
 
 async def _best_s(members: list[ExchangePeer], seconds: float) -> float:
     """The shortest time from the begin of an exchange until all have its result."""
-    settings, times = NetworkSettings(listen_host="127.0.0.1", mdns=False), list[float]()
+    settings, times = NetworkSettings(listen_host="127.0.0.1"), list[float]()
     async with AsyncExitStack() as stack:
         ends = [await stack.enter_async_context(open_network(member.identity, RUN, member, settings)) for member in members]
         async with trio.open_nursery() as nursery:

@@ -34,7 +34,7 @@ async def _ask(invitation: Invitation) -> SignedManifest:
     run, addresses = Hash(invitation.run), tuple(invitation.addresses)
     waits = ["no peer of the invitation answers"]
     try:
-        settings = NetworkSettings("127.0.0.1", mdns=False, relay_rate=0)
+        settings = NetworkSettings("127.0.0.1", relay_rate=0)
         async with open_network(Identity.generate(), run, Lobby(), settings) as network:
             network.remember(addresses)
             search = Search(network, addresses, lambda event: None, lambda: False)

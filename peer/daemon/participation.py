@@ -22,6 +22,7 @@ from peer.daemon.ports import chosen_port
 from peer.daemon.settings import DaemonSettings, RunChoice
 from peer.discovery.address_book import AddressBook
 from peer.discovery.contacts import Contacts
+from peer.discovery.mdns import Mdns
 from peer.discovery.nat_pmp import NatPmp
 from peer.discovery.port_mapping import PortMapping
 from peer.discovery.search import Search
@@ -98,6 +99,7 @@ class Participation:
         self._folder = run_dir(settings.data_dir, choice.run)
         self._lobby = Lobby()
         self._search: Search | None = None
+        self._mdns = None if settings.local else Mdns()
         self._early = WhyIdle.STARTING, "opening the network"
         """Why it computes nothing while there is no node."""
         self._marking = threading.Lock()
@@ -125,7 +127,7 @@ class Participation:
             how = NetworkSettings(
                 host,
                 port,
-                not settings.local,
+                self._mdns.discover if self._mdns is not None else None,
                 settings.live.now.max_up,
                 settings.live.now.max_down,
                 InboundLimits.within(raise_open_files()),
@@ -345,8 +347,7 @@ class Participation:
         if self._paused:
             self.pause(self._paused)
         if signed.manifest.organiser == self._identity.peer_id and not replica.history.length:
-            twin, local = founded(signed), settings.local
-            nursery.start_soon(tell_of_twins, twin, local, self._emit, lambda: replica.history.length > 0)
+            nursery.start_soon(tell_of_twins, founded(signed), self._mdns, self._emit, lambda: replica.history.length > 0)
         self._lobby.admit(node.dispatcher)
         spare_what_is_loaded()
         await node.run()

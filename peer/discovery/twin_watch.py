@@ -9,7 +9,8 @@ from pathlib import Path
 
 import trio
 
-from peer.discovery.founded_runs import Founded, FoundedTwice, Multicast, Noticeboard, noticed
+from peer.discovery.founded_runs import Founded, FoundedTwice, Noticeboard, noticed
+from peer.discovery.mdns import Mdns
 from peer.errors import PeerError
 from peer.paths import runtime_dir
 from protocol.events import Event, Notice
@@ -32,24 +33,25 @@ def founded(signed: SignedManifest) -> Founded:
     return Founded(signed.run.hex(), manifest.organiser, manifest.name, digest.hex())
 
 
-async def tell_of_twins(ours: Founded, local: bool, emit: Callable[[Event], None], is_over: Callable[[], bool]) -> None:
+async def tell_of_twins(
+    ours: Founded, mdns: Mdns | None, emit: Callable[[Event], None], is_over: Callable[[], bool]
+) -> None:
     """Announce our run, and tell of each other one that looks like it, until `is_over`.
 
-    local: on this computer alone.  Without a folder or a network for it, it is silently off.
+    mdns: None to do so on this computer alone.  Without a folder or a network for it, it is silently off.
     """
     try:
         runtime = runtime_dir()
     except PeerError:
         return  # the address book says so
-    board, multicast, twice = Noticeboard(runtime, ours.organiser), Multicast(ours), FoundedTwice(ours)
+    board, twice = Noticeboard(runtime, ours.organiser), FoundedTwice(ours)
+    if mdns is not None:
+        mdns.announce_founded(ours)
     try:
-        if not local:
-            with suppress(OSError):
-                await trio.to_thread.run_sync(multicast.start)
         while not is_over():
             with suppress(OSError):
                 await trio.to_thread.run_sync(board.announce, ours)
-            for other in await _heard(runtime, multicast):
+            for other in await _heard(runtime, mdns):
                 text = twice.sentence(other)
                 if text:
                     emit(Notice("warning", text))
@@ -57,36 +59,33 @@ async def tell_of_twins(ours: Founded, local: bool, emit: Callable[[Event], None
     finally:
         with suppress(OSError):
             board.withdraw()
-        with trio.CancelScope(shield=True):
-            await trio.to_thread.run_sync(multicast.close)
+        if mdns is not None:
+            mdns.announce_founded(None)
 
 
 def find_twins(ours: Founded, local: bool) -> list[str]:
-    """What to tell somebody who is about to found `ours`; takes `HEAR_S` at most.  Blocking."""
+    """What to tell somebody who is about to found `ours`; takes about `HEAR_S` at most.  Blocking."""
 
     async def listen() -> list[str]:
-        told: list[str] = []
-        twice, multicast = FoundedTwice(ours), Multicast(None)
+        mdns, twice = None if local else Mdns(), FoundedTwice(ours)
+        async with trio.open_nursery() as nursery:
+            if mdns is not None:
+                nursery.start_soon(mdns.run)
+                with trio.move_on_after(HEAR_S):
+                    while not mdns.founded:
+                        await trio.sleep(0.1)
+            nursery.cancel_scope.cancel()
         try:
-            if not local:
-                with suppress(OSError):
-                    await trio.to_thread.run_sync(multicast.start)
-            with trio.move_on_after(0 if local else HEAR_S):
-                while not multicast.heard:
-                    await trio.sleep(0.1)
-            with suppress(PeerError):
-                heard = await _heard(runtime_dir(), multicast)
-                told += [text for other in heard if (text := twice.sentence(other))]
-        finally:
-            with trio.CancelScope(shield=True):
-                await trio.to_thread.run_sync(multicast.close)
-        return told
+            heard = await _heard(runtime_dir(), mdns)
+        except PeerError:
+            return []
+        return [text for other in heard if (text := twice.sentence(other))]
 
     return trio.run(listen)
 
 
-async def _heard(runtime: Path, multicast: Multicast) -> list[Founded]:
+async def _heard(runtime: Path, mdns: Mdns | None) -> list[Founded]:
     here: list[Founded] = []
     with suppress(OSError):
         here = await trio.to_thread.run_sync(partial(noticed, runtime))
-    return [*here, *multicast.heard]
+    return [*here, *(mdns.founded if mdns is not None else ())]

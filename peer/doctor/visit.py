@@ -14,6 +14,7 @@ import trio
 
 from peer.daemon.ports import chosen_port
 from peer.daemon.settings import RunChoice
+from peer.discovery.mdns import Mdns
 from peer.discovery.search import Search
 from peer.doctor.check import Check, Verdict, ok
 from peer.doctor.router import OpenedPort, port_keeping, reachable
@@ -94,7 +95,7 @@ async def visit(how: Visit) -> Findings:
     host = "127.0.0.1" if how.local else "0.0.0.0"  # noqa: S104 - strangers are to reach us
     try:
         with chosen_port(how.port, how.local) as port:
-            settings = NetworkSettings(host, port, not how.local, announce=how.announce)
+            settings = NetworkSettings(host, port, None if how.local else Mdns().discover, announce=how.announce)
             visitor = _Visitor(how.choice.run, found.rates)
             async with open_network(how.identity, how.choice.run, visitor, settings) as network:
                 found.checks.append(ok("port", str(network.own.port)))

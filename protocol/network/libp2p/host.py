@@ -165,7 +165,7 @@ def forget(host: Host, identity: LibraryId) -> None:
 
 def _silence() -> None:
     """Switch off the library's logging, which reports what is normal between strangers."""
-    for name in ("libp2p", "multiaddr", "zeroconf", "async_service", "anyio_service"):
+    for name in ("libp2p", "multiaddr", "async_service", "anyio_service"):
         logger = logging.getLogger(name)
         logger.setLevel(logging.CRITICAL + 1)
         logger.propagate = False

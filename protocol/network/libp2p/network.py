@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import trio
@@ -74,8 +75,10 @@ class Libp2pNetwork:
                 self._identity, self._run, self._handlers, self._settings, self._emit, self.own.ports, self.own.ends
             )
             self._stack.dialer.remember(self._early_addresses)
-            announced = self.own.nearby if self._settings.mdns else None
-            await self._stack.run(host, self.own.port, announced, task_status=task_status)
+            discover = self._settings.discover
+            if discover is not None:
+                discover = partial(discover, self._run, self.peer_id, self.own.nearby)
+            await self._stack.run(host, self.own.port, discover, task_status=task_status)
 
     async def close(self) -> None:
         """Listen no more, close all connections, within `CLOSE_S` at most, and end."""

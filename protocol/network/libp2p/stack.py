@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 
@@ -19,7 +19,6 @@ from protocol.network.libp2p.connections import Connections
 from protocol.network.libp2p.dead_ends import DeadEnds
 from protocol.network.libp2p.dial_back import DialBack
 from protocol.network.libp2p.dialer import Dialer
-from protocol.network.libp2p.discovery import discover
 from protocol.network.libp2p.doorstep import Doorstep
 from protocol.network.libp2p.ends import End
 from protocol.network.libp2p.gossip import Gossip
@@ -117,13 +116,13 @@ class Stack:
         self,
         host: str,
         port: int,
-        announced: Callable[[], Sequence[str]] | None,
+        discover: Callable[[Callable[[Sequence[str]], None]], Awaitable[None]] | None,
         *,
         task_status: TaskStatus = trio.TASK_STATUS_IGNORED,
     ) -> None:
         """Listen on `host` and `port` until cancelled.
 
-        announced: our addresses, to announce on the local network; None to stay silent there.
+        discover: reports addresses on the local network; None to stay silent there.
         """
         addresses = [Multiaddr(transport_address(name, port)) for name in listening_hosts(host)]
         async with AsyncExitStack() as stack:
@@ -139,9 +138,8 @@ class Stack:
                 nursery.start_soon(self.dead_ends.run)
                 nursery.start_soon(self.inquiry.run)
                 nursery.start_soon(self.traversal.run)
-                if announced is not None:
-                    found = partial(self.dialer.remember, claimed=True)
-                    nursery.start_soon(discover, self._run, self._me, announced, found)
+                if discover is not None:
+                    nursery.start_soon(discover, partial(self.dialer.remember, claimed=True))
                 task_status.started()
 
     # -- used by the network ------------------------------------------------------------------------------------------

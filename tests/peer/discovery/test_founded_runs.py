@@ -108,7 +108,7 @@ def test_founders_of_one_computer_hear_of_each_other(tmp_path: Path, monkeypatch
     async def run() -> None:
         async with trio.open_nursery() as nursery:
             for name, ours in (("me", OURS), ("other", THEIRS)):
-                nursery.start_soon(tell_of_twins, ours, True, heard[name].append, lambda: all(heard.values()))
+                nursery.start_soon(tell_of_twins, ours, None, heard[name].append, lambda: all(heard.values()))
 
     monkeypatch.setattr(twin_watch, "LOOK_S", 0.01)
     trio.run(run)

@@ -18,7 +18,7 @@ from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import Identity, PeerId
 
 RUN: Hash = hash_bytes("manifest", b"a run of the tests")
-LOOPBACK = NetworkSettings(listen_host="127.0.0.1", mdns=False)
+LOOPBACK = NetworkSettings(listen_host="127.0.0.1")
 PATIENCE_S = 300.0
 
 

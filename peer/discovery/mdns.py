@@ -1,0 +1,146 @@
+"""A peer's mDNS: finds the peers of its run, and other founders, on the local network.
+
+Multicast answers are anybody's, and the library that reads them remembers much.  So they are read in a process of its own,
+`mdns_process`, which may use little memory and hands over checked lines.  It begins anew, after a pause, when it ended, when
+it has said much, and when this peer's announcement changed.  Without a usable network it is silently off until there is one.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import trio
+
+from peer.discovery.founded_runs import Founded
+from peer.discovery.mdns_messages import MAX_ADDRESSES, MAX_LINE_BYTES, Announcement, Sighting, heard_in
+from peer.installation import child_environment
+from protocol.wire.hashes import Hash
+from protocol.wire.identity import PeerId
+
+LOOK_S = 5.0
+"""Between two looks at our own addresses."""
+MAX_LINES = 1000
+"""Lines of one process; with more it ends, and begins anew after a pause."""
+MAX_FOUNDED = 64
+"""Founded runs that are remembered; whoever floods them keeps us from hearing of more, and from nothing else."""
+FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 300.0
+STEADY_S = 60.0
+"""A process that lived so long is followed by another after `FIRST_PAUSE_S`, whatever was before."""
+CLOSE_S = 1.0
+"""For the process to say goodbye to the network, before it is killed."""
+COMMAND = (sys.executable, "-m", "peer.discovery.mdns_process")
+
+log = logging.getLogger(__name__)
+
+
+class Mdns:
+    """One peer's mDNS, silent until `discover` or `run`.
+
+    founded: runs of others without records, as they are heard of.  command: begins the mDNS process.
+    """
+
+    def __init__(self, command: Sequence[str] = COMMAND) -> None:
+        self._command = tuple(command)
+        self._wanted = Announcement()
+        self._turn = trio.CancelScope()
+        self._report: Callable[[Sequence[str]], None] = lambda addresses: None
+        self.founded: list[Founded] = []
+
+    async def discover(
+        self, run: Hash, me: PeerId, addresses: Callable[[], Sequence[str]], found: Callable[[Sequence[str]], None]
+    ) -> None:
+        """Announce our `addresses`, and report those of others, until cancelled (`NetworkSettings.discover`)."""
+
+        def look() -> None:
+            now = tuple(addresses())[:MAX_ADDRESSES]
+            self._announce(replace(self._wanted, run=run.hex(), peer=me, addresses=now))
+
+        self._report = found
+        look()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.run)
+            while True:
+                await trio.sleep(LOOK_S)
+                look()
+
+    def announce_founded(self, ours: Founded | None) -> None:
+        """Announce that we founded this run, and hear of other founders; None: no longer."""
+        self._announce(replace(self._wanted, founded=ours))
+
+    async def run(self) -> None:
+        """Keep the mDNS process until cancelled."""
+        failures = 0
+        while True:
+            with trio.CancelScope() as self._turn:
+                lived_s = await self._live()
+                failures = 0 if lived_s >= STEADY_S else failures + 1
+                await trio.sleep(min(MAX_PAUSE_S, FIRST_PAUSE_S * 2 ** min(failures, 10)))
+            if self._turn.cancelled_caught:  # another announcement
+                failures = 0
+
+    def _announce(self, wanted: Announcement) -> None:
+        if wanted != self._wanted:
+            self._wanted = wanted
+            self._turn.cancel()
+
+    async def _live(self) -> float:
+        """Start a process and hear it until it ends, or has said enough; the seconds that it lived."""
+        began = trio.current_time()
+        try:
+            process = await trio.lowlevel.open_process(
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env=child_environment({**os.environ, "MALLOC_ARENA_MAX": "1"}),
+                start_new_session=True,  # Ctrl-C on our terminal is for us to answer
+            )
+        except OSError as error:
+            log.debug("no mDNS process: %r", error)
+            return 0.0
+        assert process.stdin is not None and process.stdout is not None, "they are pipes"
+        try:
+            await process.stdin.send_all(self._wanted.to_line())
+            await self._hear(process.stdout)
+        except trio.BrokenResourceError:
+            pass  # it has ended
+        finally:
+            await _end(process)
+        log.debug("the mDNS process ended: %s", process.returncode)
+        return trio.current_time() - began
+
+    async def _hear(self, pipe: trio.abc.ReceiveStream) -> None:
+        """Take the lines from `pipe` until it ends, or they are too many or too long."""
+        lines, rest = 0, b""
+        async for chunk in pipe:
+            *whole, rest = (rest + chunk).split(b"\n")
+            for line in whole[: MAX_LINES - lines]:
+                self._take(heard_in(line))
+            lines += len(whole)
+            if lines > MAX_LINES or len(rest) > MAX_LINE_BYTES:
+                return
+
+    def _take(self, heard: Sighting | Founded | None) -> None:
+        match heard:
+            case Sighting(peer, addresses) if peer != self._wanted.peer:
+                self._report(list(addresses))
+            case Founded() if heard not in self.founded and len(self.founded) < MAX_FOUNDED:
+                self.founded.append(heard)
+
+
+async def _end(process: trio.Process) -> None:
+    """Let the process say goodbye, for `CLOSE_S` at most; it is gone afterwards."""
+    with trio.CancelScope(shield=True):
+        assert process.stdin is not None and process.stdout is not None, "they are pipes"
+        await process.stdin.aclose()
+        with trio.move_on_after(CLOSE_S):
+            await process.wait()
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+        await process.stdout.aclose()

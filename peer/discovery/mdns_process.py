@@ -1,0 +1,204 @@
+"""The process in which a peer's mDNS is read: `python -m peer.discovery.mdns_process`.
+
+Gets an announcement on standard input (`mdns_messages`), announces it until that ends, and prints the announcements of
+others, a line each.  It ends by itself when it holds `MAX_RESIDENT_BYTES`, so that a flood is forgotten; the system lets it
+have 256 MiB.
+
+The service type carries the run, so peers of other runs are never seen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import os
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import psutil
+
+from peer.discovery.founded_runs import Founded, founded_of
+from peer.discovery.mdns_messages import MAX_LINE_BYTES, Announcement, Sighting, sighting_of, to_line
+from peer.discovery.rendezvous import is_peer_id
+from peer.discovery.upnp import use_little_memory
+
+if TYPE_CHECKING:
+    from zeroconf import ServiceInfo, Zeroconf
+
+FOUNDED_KIND = "_mh-founded._tcp.local."
+MAX_RESIDENT_BYTES = 96 << 20
+"""Twice what a process holds that hears little."""
+WATCH_S = 0.25
+"""Between two looks at the memory."""
+LOOK_UP_MS = 2000
+MAX_LOOK_UPS = 64
+"""Names that are looked up at one time; others are not."""
+END_S = 2.0
+"""After its input has ended the process lives so long at most."""
+NICENESS = 10
+
+
+def run_kind(run: str) -> str:
+    """The service type of a run's peers."""
+    return f"_mh-{run[:10]}._tcp.local."
+
+
+def peer_service(ours: Announcement) -> ServiceInfo:
+    """The service that announces our addresses, of IPv4 and IPv6, as text."""
+    from zeroconf import ServiceInfo
+
+    kind = run_kind(ours.run)
+    split = [address.split("/") for address in ours.addresses]
+    hosts = dict.fromkeys(parts[2] for parts in split if parts[1] in ("ip4", "ip6"))
+    return ServiceInfo(
+        kind,
+        f"{ours.peer}.{kind}",
+        port=int(ours.addresses[0].split("/")[4]),
+        addresses=[ipaddress.ip_address(host).packed for host in hosts],
+        properties={f"a{index}": address for index, address in enumerate(ours.addresses)},
+        server=f"{ours.peer[-20:].lower()}.local.",
+    )
+
+
+def founder_service(founded: Founded) -> ServiceInfo:
+    """The service that announces a founded run."""
+    from zeroconf import ServiceInfo
+
+    return ServiceInfo(
+        FOUNDED_KIND,
+        f"{founded.organiser}.{FOUNDED_KIND}",
+        port=1,
+        addresses=[bytes([127, 0, 0, 1])],  # a record is looked up whole only if it has an address
+        properties=asdict(founded),
+        server=f"{founded.organiser[-20:].lower()}-founder.local.",
+    )
+
+
+class Services:
+    """The announcement's services and kinds.  own: the names of `services`; they are not looked up."""
+
+    def __init__(self, ours: Announcement) -> None:
+        self.services = [peer_service(ours)] if ours.run and ours.addresses else []
+        self.services += [founder_service(ours.founded)] if ours.founded is not None else []
+        self.kinds = [run_kind(ours.run)] if ours.run else []
+        self.kinds += [FOUNDED_KIND] if ours.founded is not None or not ours.run else []
+        self.own = {service.name for service in self.services}
+
+
+class LookUps:
+    """Looks up the names that are heard, `MAX_LOOK_UPS` at one time, and tells what they announce.
+
+    find: the text fields of a name's record; None where nobody answers for it.
+    """
+
+    def __init__(
+        self,
+        find: Callable[[str, str], Awaitable[dict[bytes, bytes | None] | None]],
+        tell: Callable[[Sighting | Founded], None],
+    ) -> None:
+        self._find, self._tell = find, tell
+        self.running: dict[str, asyncio.Task[None]] = {}
+
+    def start(self, kind: str, name: str) -> None:
+        """Look `name` up, if it is a peer's and there is a place."""
+        peer = name.removesuffix(f".{kind}")
+        if name in self.running or len(self.running) >= MAX_LOOK_UPS or not is_peer_id(peer):
+            return
+        task = asyncio.get_running_loop().create_task(self._look_up(kind, name, peer))
+        self.running[name] = task
+        task.add_done_callback(lambda done: self.running.pop(name, None))
+
+    async def _look_up(self, kind: str, name: str, peer: str) -> None:
+        fields = await self._find(kind, name)
+        if fields is None:
+            return
+        texts = [value.decode(errors="replace") for value in fields.values() if value]
+        heard = founded_of(fields) if kind == FOUNDED_KIND else sighting_of(peer, texts)
+        if heard is not None:
+            self._tell(heard)
+
+
+async def serve(
+    ours: Announcement, tell: Callable[[Sighting | Founded], None], ended: asyncio.Event, resident: Callable[[], int]
+) -> None:
+    """Announce `ours`, and tell what others announce, until `ended`, or until this process holds too much memory.
+
+    resident: the bytes that it holds.  Raises what the library raises where there is no multicast.
+    """
+    from zeroconf import ServiceStateChange
+    from zeroconf.asyncio import AsyncServiceBrowser, AsyncZeroconf
+
+    services, service = Services(ours), AsyncZeroconf()
+
+    async def find(kind: str, name: str) -> dict[bytes, bytes | None] | None:
+        info = await service.async_get_service_info(kind, name, timeout=LOOK_UP_MS)
+        return info.properties if info is not None else None
+
+    look_ups = LookUps(find, tell)
+
+    def on_change(zeroconf: Zeroconf, service_type: str, name: str, state_change: ServiceStateChange) -> None:
+        if state_change is not ServiceStateChange.Removed and name not in services.own:
+            look_ups.start(service_type, name)
+
+    announcing = []  # the tasks, which nobody else keeps
+    try:
+        browser = AsyncServiceBrowser(service.zeroconf, services.kinds, handlers=[on_change])
+        for each in services.services:  # nobody else's claim to our name counts
+            announcing.append(await service.async_register_service(each, cooperating_responders=True))
+        while not ended.is_set() and resident() < MAX_RESIDENT_BYTES:
+            await asyncio.sleep(WATCH_S)
+        await browser.async_cancel()
+    finally:
+        await service.async_close()
+
+
+def main() -> None:
+    """Until standard input ends."""
+    use_little_memory()
+    os.nice(NICENESS)
+    process, ours = psutil.Process(), Announcement.from_line(_read_line())
+
+    def tell(heard: Sighting | Founded) -> None:
+        sys.stdout.buffer.write(to_line(heard))
+        sys.stdout.buffer.flush()
+
+    async def run() -> None:
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+        loop.set_exception_handler(lambda loop, context: _end_without_memory(context.get("exception")))
+
+        def wait_for_end() -> None:
+            while os.read(0, MAX_LINE_BYTES):
+                pass
+            loop.call_soon_threadsafe(ended.set)
+            time.sleep(END_S)
+            os._exit(0)
+
+        threading.Thread(target=wait_for_end, daemon=True).start()
+        await serve(ours, tell, ended, lambda: int(process.memory_info().rss))
+
+    asyncio.run(run())
+
+
+def _end_without_memory(error: BaseException | None) -> None:
+    """End the process if it lacks memory; other errors are those of one packet."""
+    if isinstance(error, MemoryError):
+        os._exit(1)
+
+
+def _read_line() -> bytes:
+    """The announcement.  Read without a buffer, which would keep a lock while a thread waits for the end."""
+    line = b""
+    while not line.endswith(b"\n"):
+        chunk = os.read(0, MAX_LINE_BYTES)
+        if not chunk:
+            sys.exit(0)
+        line += chunk
+    return line
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,308 @@
+"""A peer's mDNS: a process of its own, which comes back when it dies, and of which little is taken."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+import trio
+
+from peer.discovery import mdns, mdns_process
+from peer.discovery.founded_runs import Founded
+from peer.discovery.mdns import MAX_FOUNDED, MAX_LINES, Mdns
+from peer.discovery.mdns_messages import MAX_LINE_BYTES, Announcement, Sighting, heard_in, sighting_of, to_line
+from peer.discovery.mdns_process import (
+    FOUNDED_KIND,
+    MAX_LOOK_UPS,
+    MAX_RESIDENT_BYTES,
+    LookUps,
+    Services,
+    peer_service,
+    run_kind,
+    serve,
+)
+from peer.installation import child_environment
+from protocol.wire.hashes import chunk_hash
+from protocol.wire.identity import Identity
+
+RUN, ME, OTHER = chunk_hash(b"a run"), *(Identity.from_seed(bytes([seed]) * 32).peer_id for seed in (7, 8))
+KIND = run_kind(RUN.hex())
+OURS = f"/ip4/192.168.1.7/tcp/4001/p2p/{ME}", f"/ip6/2001:db8::7/tcp/4001/p2p/{ME}"
+THEIRS = Sighting(OTHER, (f"/ip4/192.168.1.8/tcp/4001/p2p/{OTHER}",))
+FOUNDED = Founded("ab" * 32, OTHER, "mine", "cd" * 32)
+
+
+def peer(number: int) -> str:
+    return Identity.from_seed(number.to_bytes(32, "big")).peer_id
+
+
+# -- in the peer ------------------------------------------------------------------------------------------------------
+
+
+async def hear(command: list[str], heard: list[str], enough: Callable[[Mdns], bool]) -> Mdns:
+    """Have `command` in place of the mDNS process until `enough`."""
+    found = Mdns(command)
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(found.discover, RUN, ME, lambda: OURS, heard.extend)
+            while not enough(found):
+                await trio.sleep(0.005)
+            nursery.cancel_scope.cancel()
+    return found
+
+
+def script(text: str) -> list[str]:
+    """A process that gets our announcement as `told`, runs `text`, and lives until its input ends."""
+    return [sys.executable, "-c", f"import sys\ntold = input()\n{text}\nsys.stdout.flush()\nsys.stdin.read()"]
+
+
+def test_others_are_reported_and_we_are_not() -> None:
+    lines = to_line(Sighting(ME, OURS)) + to_line(THEIRS) + to_line(FOUNDED) + to_line(FOUNDED)
+    heard: list[str] = []
+    found = trio.run(hear, script(f"print({lines.decode()!r})"), heard, lambda found: bool(found.founded))
+    assert heard == list(THEIRS.addresses) and found.founded == [FOUNDED]
+
+
+def test_a_process_that_dies_comes_back_and_has_lost_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that lacks memory ends like any other: before and after, what it said counts."""
+    monkeypatch.setattr(mdns, "FIRST_PAUSE_S", 0.001)
+    starts = tmp_path / "starts"
+    line = to_line(THEIRS).decode()
+    dies = script(f"open({str(starts)!r}, 'a').write(told + '\\n'); print({line!r}, end='', flush=True)\nraise MemoryError")
+    heard: list[str] = []
+    trio.run(hear, dies, heard, lambda found: len(heard) >= 3)
+    told = [Announcement.from_line(each.encode()) for each in starts.read_text().splitlines()]
+    assert len(told) >= 3 and set(told) == {Announcement(RUN.hex(), ME, OURS)}
+
+
+def test_a_process_that_cannot_be_started_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mdns, "FIRST_PAUSE_S", 0.001)
+    tried: list[object] = []
+
+    async def refuse(*how: object, **more: object) -> trio.Process:
+        tried.append(how)
+        raise OSError("no more processes")
+
+    monkeypatch.setattr(trio.lowlevel, "open_process", refuse)
+    trio.run(hear, ["x"], [], lambda found: len(tried) >= 3)
+
+
+def test_pauses_grow_up_to_a_bound_and_end_with_a_steady_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    lives = [0.1] * 12 + [mdns.STEADY_S, 0.1]
+    pauses: list[float] = []
+
+    async def main() -> None:
+        found, sleep = Mdns(), trio.sleep
+
+        async def live() -> float:
+            if not lives:
+                nursery.cancel_scope.cancel()
+                await sleep(0)
+            return lives.pop(0)
+
+        async def pause(seconds: float) -> None:
+            pauses.append(seconds)
+
+        monkeypatch.setattr(found, "_live", live)
+        monkeypatch.setattr(trio, "sleep", pause)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(found.run)
+
+    trio.run(main)
+    assert pauses[:4] == [2.0, 4.0, 8.0, 16.0] and pauses[8:12] == [mdns.MAX_PAUSE_S] * 4
+    assert pauses[12:] == [mdns.FIRST_PAUSE_S, 2 * mdns.FIRST_PAUSE_S]
+
+
+FLOOD = f"""
+line, founded = {json.dumps(asdict(THEIRS))!r}, {json.dumps(asdict(FOUNDED))!r}
+for number in range(50_000):
+    print(line if number % 2 else founded.replace("ab" * 32, f"{{number:064x}}"))
+"""
+ENDLESS = "while True: sys.stdout.write('x' * 5000)"
+
+
+@pytest.mark.parametrize("flood", [FLOOD, ENDLESS], ids=["lines", "one line"])
+def test_a_flood_ends_the_process_and_little_of_it_is_taken(flood: str) -> None:
+    heard: list[str] = []
+    lives: list[float] = []
+
+    class Counted(Mdns):
+        async def _live(self) -> float:
+            lives.append(await super()._live())
+            return lives[-1]
+
+    async def main() -> Mdns:
+        found = Counted(script(flood))
+        with trio.fail_after(60):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(found.discover, RUN, ME, lambda: OURS, heard.extend)
+                while not lives:
+                    await trio.sleep(0.005)
+                nursery.cancel_scope.cancel()
+        return found
+
+    found = trio.run(main)
+    assert len(heard) <= MAX_LINES and len(found.founded) <= MAX_FOUNDED
+    if flood is FLOOD:
+        assert len(heard) == MAX_LINES // 2 and len(found.founded) == MAX_FOUNDED
+
+
+def test_another_announcement_begins_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mdns, "LOOK_S", 0.001)
+    starts, now = tmp_path / "starts", list(OURS[:1])
+    starts.touch()
+
+    def told() -> list[Announcement]:
+        return [Announcement.from_line(line.encode()) for line in starts.read_text().splitlines()]
+
+    async def main() -> None:
+        found = Mdns(script(f"open({str(starts)!r}, 'a').write(told + '\\n')"))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(found.discover, RUN, ME, lambda: now, lambda others: None)
+            for change in (
+                lambda: now.append(OURS[1]),
+                lambda: found.announce_founded(FOUNDED),
+                lambda: found.announce_founded(None),
+                nursery.cancel_scope.cancel,
+            ):
+                before = len(told())
+                with trio.fail_after(60):
+                    while len(told()) == before:
+                        await trio.sleep(0.002)
+                change()
+
+    trio.run(main)
+    both = Announcement(RUN.hex(), ME, OURS)
+    assert told() == [replace(both, addresses=OURS[:1]), both, replace(both, founded=FOUNDED), both]
+
+
+@pytest.mark.parametrize("stubborn", ["", "import time\ntime.sleep(3600)"], ids=["obeys", "is killed"])
+def test_no_process_stays_when_it_has_ended(tmp_path: Path, stubborn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mdns, "CLOSE_S", 0.01 if stubborn else 60.0)
+    pid = tmp_path / "pid"
+    command = script(f"import os\nopen({str(pid)!r}, 'w').write(str(os.getpid()) + '.')\n{stubborn}")
+    trio.run(hear, command, [], lambda found: pid.exists() and pid.read_text().endswith("."))
+    with pytest.raises(ProcessLookupError):  # neither an orphan nor a zombie
+        os.kill(int(pid.read_text()[:-1]), 0)
+
+
+ODD: list[bytes] = [
+    b"",
+    b"{",
+    b"[]",
+    b"null",
+    b"7",
+    b"[" * 4000,
+    b"\xff\xfe",
+    json.dumps({"peer": OTHER}).encode(),
+    json.dumps({"peer": 7, "addresses": []}).encode(),
+    json.dumps({"peer": OTHER, "addresses": "x"}).encode(),
+    json.dumps({"peer": OTHER, "addresses": []}).encode(),
+    json.dumps({"peer": OTHER, "addresses": [7, None, {}, [OTHER]]}).encode(),
+    json.dumps({"peer": OTHER, "addresses": list(OURS)}).encode(),
+    json.dumps({"peer": "x", "addresses": ["/ip4/1.2.3.4/tcp/1/p2p/x"]}).encode(),
+    json.dumps({"peer": OTHER, "addresses": ["a" * 200 + f"/p2p/{OTHER}"]}).encode(),
+    json.dumps({"peer": OTHER, "addresses": [f"/ip4/\x1b[2J/p2p/{OTHER}"]}).encode(),
+    json.dumps({"peer": OTHER, "addresses": [f"/ip4/\u202e/p2p/{OTHER}"]}).encode(),
+    json.dumps({**asdict(THEIRS), "more": "x" * MAX_LINE_BYTES}).encode(),
+]
+
+
+@pytest.mark.parametrize("line", ODD, ids=range(len(ODD)))
+def test_odd_lines_are_ignored(line: bytes) -> None:
+    assert heard_in(line) is None
+
+
+def test_lines_are_read_as_they_were_written() -> None:
+    assert heard_in(to_line(THEIRS)) == THEIRS and heard_in(to_line(FOUNDED)) == FOUNDED
+    for ours in (Announcement(), Announcement(RUN.hex(), ME, OURS, FOUNDED)):
+        assert Announcement.from_line(ours.to_line()) == ours
+    many = [f"/ip4/10.0.0.{number}/tcp/4001/p2p/{OTHER}" for number in range(100)]
+    assert sighting_of(OTHER, many) == Sighting(OTHER, tuple(many[:8]))
+
+
+# -- in the process ---------------------------------------------------------------------------------------------------
+
+
+def test_addresses_of_both_kinds_are_announced() -> None:
+    """Most homes have both."""
+    info = peer_service(Announcement(RUN.hex(), ME, OURS))
+    assert [value and value.decode() for value in info.properties.values()] == list(OURS)
+    assert info.parsed_addresses() == ["192.168.1.7", "2001:db8::7"]
+    named = f"/dns4/example.org/tcp/4001/p2p/{ME}"
+    assert peer_service(Announcement(RUN.hex(), ME, (named, OURS[0]))).parsed_addresses() == ["192.168.1.7"]
+
+
+def test_peers_and_founders_are_looked_for_where_they_matter() -> None:
+    ours = Announcement(RUN.hex(), ME, OURS)
+    assert Services(ours).kinds == [KIND] and Services(Announcement()).kinds == [FOUNDED_KIND]
+    both = Services(replace(ours, founded=replace(FOUNDED, organiser=ME)))
+    assert both.kinds == [KIND, FOUNDED_KIND] and both.own == {f"{ME}.{KIND}", f"{ME}.{FOUNDED_KIND}"}
+
+
+def test_few_of_many_names_are_looked_up_at_one_time() -> None:
+    looked_up, told, go_on = list[str](), list[Sighting | Founded](), asyncio.Event()
+
+    async def find(kind: str, name: str) -> dict[bytes, bytes | None] | None:
+        looked_up.append(name)
+        await go_on.wait()
+        return None if name != f"{OTHER}.{KIND}" else {b"a0": THEIRS.addresses[0].encode(), b"a1": None, b"a2": b"\xff"}
+
+    async def main() -> None:
+        look_ups = LookUps(find, told.append)
+        for number in range(5000):
+            look_ups.start(KIND, f"{number:040x}.{KIND}")  # nobody's
+        assert not look_ups.running
+        for _ in range(2):
+            look_ups.start(KIND, f"{OTHER}.{KIND}")
+        for number in range(500):
+            look_ups.start(KIND, f"{peer(number)}.{KIND}")
+        assert len(look_ups.running) == MAX_LOOK_UPS
+        await asyncio.sleep(0)
+        go_on.set()
+        await asyncio.gather(*look_ups.running.values())
+        assert not look_ups.running
+
+    asyncio.run(main())
+    assert len(looked_up) == MAX_LOOK_UPS and told == [THEIRS]
+
+
+def test_a_process_that_holds_much_ends() -> None:
+    async def main() -> int:
+        sizes = [0, MAX_RESIDENT_BYTES - 1, MAX_RESIDENT_BYTES, MAX_RESIDENT_BYTES]
+        try:
+            await serve(Announcement(RUN.hex(), ME, OURS), print, asyncio.Event(), lambda: sizes.pop(0))
+        except OSError:
+            return 1  # this computer has no multicast
+        return len(sizes)
+
+    assert asyncio.run(main()) == 1
+
+
+def test_a_process_without_memory_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[int] = []
+    monkeypatch.setattr("peer.discovery.mdns_process.os._exit", ended.append)
+    for error in (None, ValueError(), MemoryError()):
+        mdns_process._end_without_memory(error)
+    assert ended == [1]
+
+
+def test_the_process_ends_with_its_input_and_has_neither_trio_nor_libp2p() -> None:
+    """So a peer that is killed leaves none behind."""
+    environment = child_environment(os.environ)
+    process = subprocess.run(mdns.COMMAND, input=Announcement().to_line(), capture_output=True, timeout=60, env=environment)
+    assert not process.stdout
+    code = (
+        "import sys, peer.discovery.mdns_process as m; print(*({'trio', 'libp2p', 'pydantic', 'torch'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=environment, check=True
+    )
+    assert done.stdout.strip() == ""
