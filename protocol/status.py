@@ -92,7 +92,7 @@ class NodeStatus:
     steps, inner_steps: done and wanted in the running round.  round_left_s: until the last one; None when not training.
     goal_total: in `goal_unit` ("tokens" or "rounds"), of which goal_done is done; goal_left_s: until then, at the speed of
     the last round made here, None while none was.  run_ended: whether the total is reached.  run_tokens_per_s: of all
-    members, in that round.
+    members, in that round.  clock_skew: how far this computer's clock is from several others'; empty where it is near.
     eval_*: as `HeldOutStatus`.  rollouts: None in a run without them.  trainer_pid: None while no trainer is ready.
     """
 
@@ -140,6 +140,7 @@ class NodeStatus:
     goal_left_s: float | None = None
     run_ended: bool = False
     run_tokens_per_s: float | None = None
+    clock_skew: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "why_remedy", remedy(self.why_idle))

@@ -104,6 +104,7 @@ def describe(status: PeerStatus) -> list[str]:
         todo.append(
             f"finishing leaves after round {status.round}, in {within} at most; it waits for: {clean(status.finishing, 200)}"
         )
+    skewed = [f"clock     {status.clock_skew}; set it (invitations end by it)"] if status.clock_skew else []
     rollouts = [f"rollouts  {_rollouts(status.role, status.rollouts)}"] if status.rollouts is not None else []
     lines = [
         f"peer      {clean(status.name)} {status.peer}",
@@ -117,6 +118,7 @@ def describe(status: PeerStatus) -> list[str]:
         f"loss      {number(status.loss)}, {_held_out(status)}",
         f"speed     {amount(status.tokens_per_s)} tokens/s",
         *rollouts,
+        *skewed,
         f"traffic   {size(status.up_bytes)} up, {size(status.down_bytes)} down",
         f"trainer   {f'process {status.trainer_pid}' if status.trainer_pid else 'not running'}",
         f"running   for {duration(status.uptime_s)}, version {status.version}",

@@ -20,6 +20,7 @@ from peer.resources.computer import available_memory, usable_cores
 from peer.resources.gpu import free_gpu_memory
 from peer.resources.memory import memory_need
 from peer.resources.room import STATES_ON_DISK
+from protocol.membership.clock_offsets import TOLERANCE_S
 from protocol.run.manifest import RunManifest
 from protocol.wire.presence import Role
 from trainer.environments.packages import PackageMissing
@@ -91,16 +92,23 @@ def _text(told: str | bytes) -> str:
     return told.decode("utf-8", "replace") if isinstance(told, bytes) else told
 
 
+SET_CLOCK = "set this computer's clock; invitations end by it"
+
+
 def clock(now: float | None = None) -> Check:
     """Expiry of invitations is by the clock; nothing in a round is."""
     now = time.time() if now is None else now
     shown = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(now))
     if now < EARLIEST:
-        remedy = "set this computer's clock; invitations end by it"
-        return Check("clock", Verdict.FAIL, shown, "not before this software was made", remedy)
+        return Check("clock", Verdict.FAIL, shown, "not before this software was made", SET_CLOCK)
     if not _is_synchronised():
         return Check("clock", Verdict.WARN, f"{shown}, not synchronised", "kept by NTP", "switch network time on")
     return ok("clock", shown, "kept by NTP")
+
+
+def skewed(skew: str) -> Check:
+    """The clock differs from other peers' clocks, as `skew` says."""
+    return Check("clock", Verdict.WARN, skew, f"within {TOLERANCE_S:.0f} s of them", SET_CLOCK)
 
 
 def _is_synchronised() -> bool:

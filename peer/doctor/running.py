@@ -6,6 +6,7 @@ from pathlib import Path
 
 from peer.bench.lines import measure_lines
 from peer.doctor.check import Check, Verdict, ok
+from peer.doctor.computer import skewed
 from peer.doctor.router import reachable
 from peer.doctor.visit import Findings
 from peer.errors import PeerError
@@ -32,6 +33,8 @@ def ask_the_peer(status: PeerStatus, folder: Path) -> Findings:
     else:
         remedy = "nothing to do when you are the first; else see that the others run"
         found.checks.append(Check("peers", Verdict.WARN, "nobody else is here", "at least 1", remedy))
+    if status.clock_skew:
+        found.checks.append(skewed(status.clock_skew))
     verdicts = {address: Reached(told) for address, told in status.reachability.items()}
     found.checks += reachable(Reachability(verdicts))
     found.rates = {PeerId(known.peer): known.tokens_per_s for known in others}

@@ -17,12 +17,16 @@ from peer.daemon.settings import RunChoice
 from peer.discovery.mdns import Mdns
 from peer.discovery.search import Search
 from peer.doctor.check import Check, Verdict, ok
+from peer.doctor.computer import skewed
 from peer.doctor.router import OpenedPort, port_keeping, reachable
 from peer.errors import PeerError
 from peer.formatting import short
 from peer.joining.lobby import Lobby, fetch_manifest
 from peer.joining.standing import find_standing
 from peer.paths import run_dir
+from peer.resources.boot_clock import seconds_since_boot
+from protocol.membership.clock_offsets import ClockOffsets
+from protocol.membership.handshake import note_clock
 from protocol.network.interface import Acceptance, NetworkError, Refused
 from protocol.network.libp2p.dial_back import Verdict as Reached
 from protocol.network.libp2p.network import Libp2pNetwork, open_network
@@ -137,7 +141,7 @@ async def _meet(how: Visit, network: Libp2pNetwork, found: Findings, opened: Ope
         found.checks += [_nobody(how, search), *([refused] if refused is not None else [])]
         return
     found.checks.append(ok("peers", f"{len(network.connected())} answered"))
-    found.checks.append(refused or await _greet(how, signed, network))
+    found.checks += [refused] if refused is not None else await _greet(how, signed, network)
     await trio.sleep(LISTEN_S)
     await opened.wait()
     await _ask_reachability(network)
@@ -182,20 +186,24 @@ async def _admission(how: Visit, signed: SignedManifest) -> Check | None:
     return Check("admission", Verdict.FAIL, value, "", remedy or "ask the run's organiser")
 
 
-async def _greet(how: Visit, signed: SignedManifest, network: Libp2pNetwork) -> Check:
+async def _greet(how: Visit, signed: SignedManifest, network: Libp2pNetwork) -> list[Check]:
     """Whether the others have us: the version of the software, and the admission, as they see it."""
     hello = make_hello(signed.run, how.role, how.choice.admission, version()).encode()
-    refusals, welcomes = list[str](), 0
+    refusals, welcomes, clocks = list[str](), 0, ClockOffsets(time.time, seconds_since_boot)
     for peer in list(network.connected())[:MOST_GREETED]:
         try:
-            await network.request(peer, "hello", hello, timeout_s=GREET_S)
+            asked = clocks.boot()
+            answer = await network.request(peer, "hello", hello, timeout_s=GREET_S)
+            note_clock(clocks, peer, answer, asked)
             network.welcome(peer)
             welcomes += 1
         except Refused as refusal:
             refusals.append(str(refusal))
         except NetworkError as error:
             refusals.append(f"{short(peer)} does not answer: {error}")
+    skew = [skewed(clocks.skew)] if clocks.skew else []
     if welcomes:
-        return ok("admission", f"{welcomes} of {welcomes + len(refusals)} peers have us, version {version()}")
+        admitted = ok("admission", f"{welcomes} of {welcomes + len(refusals)} peers have us, version {version()}")
+        return [admitted, *skew]
     value, _, remedy = (refusals or ["nobody answered"])[0].partition("; ")
-    return Check("admission", Verdict.FAIL, value, "at least 1 peer", remedy or "try again, or ask the run's organiser")
+    return [Check("admission", Verdict.FAIL, value, "at least 1 peer", remedy or "try again, or ask the run's organiser")]

@@ -10,10 +10,13 @@ Being named in a record is admission for good, so a voter must know that the mem
 
 from __future__ import annotations
 
+from contextlib import suppress
+
+from protocol.membership.clock_offsets import ClockOffsets
 from protocol.membership.guests import Guests
 from protocol.network.interface import MALFORMED, Network, Refused, Unreachable
 from protocol.run.admission import AdmittedBy, has_expired, needs_proof, verify_admission
-from protocol.run.greeting import Hello, admit_at_door, answer_hello, make_hello
+from protocol.run.greeting import Hello, HelloReply, admit_at_door, answer_hello, make_hello
 from protocol.run.manifest import Admission, RunManifest
 from protocol.run.settings import NodeSettings
 from protocol.state.history import History
@@ -32,10 +35,14 @@ NO_RECORDS = " (this peer has no records yet; it lets members in as soon as it h
 
 
 class Handshake:
-    """Knows the peers that may speak, and those that a record may name."""
+    """Knows the peers that may speak, and those that a record may name.
+
+    clocks: our clock, compared with the clocks of the peers that we greeted.
+    """
 
     def __init__(self, manifest: RunManifest, run: Hash, settings: NodeSettings, history: History) -> None:
         self._manifest, self._run, self._settings, self._history = manifest, run, settings, history
+        self.clocks = ClockOffsets(settings.wall_clock, settings.boot_clock)
         self._guests = Guests(history.has_member)
         """The newcomers let in with proofs; empty in runs that ask for none."""
 
@@ -78,7 +85,7 @@ class Handshake:
             hello = decode_body(Hello, data, max_bytes=MAX_HELLO_BYTES)
         except Malformed as error:
             raise Refused(MALFORMED) from error
-        reply = answer_hello(self._manifest, self._run, hello, self._settings.version)
+        reply = answer_hello(self._manifest, self._run, hello, self._settings.version, self._settings.wall_clock())
         refusal = reply if isinstance(reply, str) else self._let_in(peer, hello)
         if refusal is not None:
             raise Refused(refusal if self._history.length else f"{refusal}{NO_RECORDS}")
@@ -111,12 +118,14 @@ class Handshake:
         """Greet a newly connected peer.  The reason why it will not have us; None when it will, or is gone again."""
         settings = self._settings
         hello = make_hello(self._run, settings.role, settings.admission, settings.version)
+        asked = settings.boot_clock()
         try:
-            await network.request(peer, "hello", hello.encode(), timeout_s=GREET_TIMEOUT_S)
+            answer = await network.request(peer, "hello", hello.encode(), timeout_s=GREET_TIMEOUT_S)
         except Refused as refusal:
             return str(refusal)
         except Unreachable:
             return None
+        note_clock(self.clocks, peer, answer, asked)
         return None
 
     # -- READYs and heartbeats ----------------------------------------------------------------------------------------
@@ -157,3 +166,9 @@ class Handshake:
             return None
         expired = has_expired(admitted, self._settings.wall_clock() - COMING_IN_S)
         return admitted if is_member or not expired else None
+
+
+def note_clock(clocks: ClockOffsets, peer: PeerId, answer: bytes, asked: float) -> None:
+    """Note the clock in a peer's welcome; one that cannot be read tells nothing.  asked: when we asked, by `clocks.boot`."""
+    with suppress(Malformed):
+        clocks.note(peer, decode_body(HelloReply, answer, max_bytes=MAX_HELLO_BYTES).clock, asked)

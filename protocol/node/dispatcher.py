@@ -116,6 +116,9 @@ class Dispatcher:
         with self._guard.watch(peer, "answer to our greeting"):
             refusal = await self._handshake.greet(self._session.network, peer)
             self._activity.tell_now()
+            warning = self._handshake.clocks.take_warning()
+            if warning:
+                self._session.emit(Notice("warning", warning))
             if refusal is not None:
                 self._session.emit(Notice("warning", refusal))
             else:

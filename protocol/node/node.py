@@ -413,6 +413,7 @@ class Node:
             goal_left_s=self._life.pace.left_s(progress),
             run_ended=self.extensions.has_ended,
             run_tokens_per_s=self._life.pace.tokens_per_s,
+            clock_skew=self._handshake.clocks.skew,
             rollouts=self._counting.status(self._state.rounds, self._rollouts.waiting)
             if self._rollouts is not None
             else None,

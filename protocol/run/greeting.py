@@ -23,7 +23,7 @@ from protocol.wire.presence import Role
 OLDEST_PROTOCOL_VERSION = PROTOCOL_VERSION
 """Oldest version of the protocol that this software still speaks."""
 
-LAST_SECOND = 253_402_300_799.0
+LAST_SECOND = 253_402_300_799
 """End of the year 9999, in unix seconds: what a date can show."""
 
 VersionNumber = Annotated[int, Field(ge=1, le=1_000_000)]
@@ -43,11 +43,12 @@ class Hello(Body):
 
 
 class HelloReply(Body):
-    """Welcome.  protocol: the version to speak.  version: the answerer's software."""
+    """Welcome.  protocol: the version to speak.  version: the answerer's software.  clock: its clock's unix second."""
 
     KIND: ClassVar[str] = "hello-reply"
     protocol: VersionNumber
     version: VersionName
+    clock: Annotated[int, Field(ge=0, le=LAST_SECOND)]
 
 
 def make_hello(run: Hash, role: Role, admission: bytes, version: str) -> Hello:
@@ -99,14 +100,17 @@ def admit_at_door(
     return admitted
 
 
-def answer_hello(manifest: RunManifest, run: Hash, hello: Hello, version: str) -> HelloReply | str:
-    """The answer to a greeting as far as run and software go: welcome, or the reason of the refusal as a sentence."""
+def answer_hello(manifest: RunManifest, run: Hash, hello: Hello, version: str, wall_now: float) -> HelloReply | str:
+    """The answer to a greeting as far as run and software go: welcome, or the reason of the refusal as a sentence.
+
+    wall_now: unix seconds.
+    """
     if hello.run != run:
         return f"this peer takes part in another run ({run.hex()[:12]}); check the invitation"
     lowest = max(hello.protocol_min, OLDEST_PROTOCOL_VERSION, manifest.protocol_min)
     highest = min(hello.protocol_max, PROTOCOL_VERSION, manifest.protocol_max)
     if lowest <= highest:
-        return HelloReply(protocol=highest, version=version[:40])
+        return HelloReply(protocol=highest, version=version[:40], clock=int(min(max(0, wall_now), LAST_SECOND)))
     behind = hello.protocol_max < max(OLDEST_PROTOCOL_VERSION, manifest.protocol_min)
     remedy = "install a newer version of manyhands" if behind else "install the swarm's version"
     return (

@@ -169,7 +169,7 @@ QUESTIONS: list[Body] = [
     EvidenceRequest(evidence=TIP, offset=0, length=9),
     VersionsRequest(),
     VersionsReply(statements=[pack(ONE, RUN, VERSION).raw]),
-    HelloReply(protocol=1, version="1"),
+    HelloReply(protocol=1, version="1", clock=1_700_000_000),
     make_hello(RUN, Role.TRAINER, b"proof", "1"),
 ]
 EVIDENCE = [

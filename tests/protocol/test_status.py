@@ -139,6 +139,7 @@ EARLY: dict[str, Any] = {
     "goal_left_s": None,
     "run_ended": False,
     "run_tokens_per_s": None,
+    "clock_skew": "",
     "pid": 1,
     "uptime_s": 0.5,
     "addresses": ["/ip4/127.0.0.1/tcp/1"],

@@ -46,6 +46,7 @@ class Seat:
     farewell: str = ""
     stop_after: int | None = None
     until_end: bool = False
+    clock_ahead_s: float = 0.0
     died_at: float = 0.0
 
     @property

@@ -159,7 +159,7 @@ class World:
             admission=seat.admission,
             introduced=seat.introduced,
             is_copy=seat.is_copy,
-            wall_clock=self.now,
+            wall_clock=lambda: self.now() + seat.clock_ahead_s,
             boot_clock=self.now,
         )
         state = OuterState(self.signed.manifest)

@@ -36,6 +36,12 @@ def test_status_says_what_a_peer_that_finishes_waits_for() -> None:
     assert not any("finishing" in line for line in describe(status()))
 
 
+def test_status_says_how_far_the_clock_is_from_others() -> None:
+    skewed = describe(status(clock_skew="2 h 3 min behind the clocks of 5 peers"))
+    assert "clock     2 h 3 min behind the clocks of 5 peers; set it (invitations end by it)" in skewed
+    assert not any(line.startswith("clock") for line in describe(status()))
+
+
 @pytest.mark.parametrize("command", ["leave", "finish", "pause", "resume"])
 def test_commands_to_nobody_are_a_sentence(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command, "--data-dir", str(tmp_path)]) == ExitCode.NOT_RUNNING

@@ -91,6 +91,12 @@ def test_a_full_disk_fails_both_of_its_checks(monkeypatch: pytest.MonkeyPatch, t
     assert all("make room" in check.remedy for check in found)
 
 
+def test_a_clock_that_differs_from_others_is_named_with_the_remedy() -> None:
+    check = computer.skewed("2 h 3 min behind the clocks of 5 peers")
+    assert (check.name, check.verdict, check.value) == ("clock", Verdict.WARN, "2 h 3 min behind the clocks of 5 peers")
+    assert check.remedy == "set this computer's clock; invitations end by it"
+
+
 def test_a_clock_that_was_never_set_fails() -> None:
     assert computer.clock(0.0).verdict is Verdict.FAIL
 

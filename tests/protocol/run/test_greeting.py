@@ -87,16 +87,16 @@ def test_a_token_is_good_for_a_seed_and_a_seeds_for_nothing_else() -> None:
 
 def test_a_greeting_of_this_run_is_answered() -> None:
     hello = make_hello(RUN, Role.TRAINER, b"", "1.0")
-    assert answer_hello(INVITE, RUN, hello, "1.1") == HelloReply(protocol=1, version="1.1")
-    assert "another run" in str(answer_hello(INVITE, ZERO_HASH, hello, "1.1"))
+    assert answer_hello(INVITE, RUN, hello, "1.1", 7.5) == HelloReply(protocol=1, version="1.1", clock=7)
+    assert "another run" in str(answer_hello(INVITE, ZERO_HASH, hello, "1.1", 7.5))
 
 
 def test_versions_that_do_not_meet_are_told_who_must_change() -> None:
     old = Hello(protocol_min=1, protocol_max=1, version="x" * 40, run=RUN, role=Role.TRAINER, admission=b"")
-    answer = answer_hello(a_manifest(protocol_min=2, protocol_max=3), RUN, old, "y" * 40)
+    answer = answer_hello(a_manifest(protocol_min=2, protocol_max=3), RUN, old, "y" * 40, 7.5)
     assert isinstance(answer, str) and "install a newer version" in answer and len(answer) <= 300
     new = old.model_copy(update={"protocol_min": 5, "protocol_max": 6})
-    assert "install the swarm's version" in str(answer_hello(a_manifest(), RUN, new, "1"))
+    assert "install the swarm's version" in str(answer_hello(a_manifest(), RUN, new, "1", 7.5))
 
 
 def test_a_run_for_newer_software_is_told_before_joining() -> None:
