@@ -89,24 +89,36 @@ class Services:
         self.own = {service.name for service in self.services}
 
 
-class LookUps:
-    """Looks up the names that are heard, `MAX_LOOK_UPS` at one time, and tells what they announce.
+TextFields = dict[bytes, bytes | None]
 
-    find: the text fields of a name's record; None where nobody answers for it.
+
+class LookUps:
+    """Tells what the names that are heard announce; looks them up, `MAX_LOOK_UPS` at one time, if it has to ask.
+
+    cached: the text fields of a name's records that came with it, as those of a peer do; None where they did not all come.
+    So whoever fills the places with names keeps no peer from being found.  find: the same, asked for; None where nobody
+    answers.
     """
 
     def __init__(
         self,
-        find: Callable[[str, str], Awaitable[dict[bytes, bytes | None] | None]],
+        cached: Callable[[str, str], TextFields | None],
+        find: Callable[[str, str], Awaitable[TextFields | None]],
         tell: Callable[[Sighting | Founded], None],
     ) -> None:
-        self._find, self._tell = find, tell
+        self._cached, self._find, self._tell = cached, find, tell
         self.running: dict[str, asyncio.Task[None]] = {}
 
     def start(self, kind: str, name: str) -> None:
-        """Look `name` up, if it is a peer's and there is a place."""
+        """Tell what `name` announces if it is a peer's; without its records, look it up if there is a place."""
         peer = name.removesuffix(f".{kind}")
-        if name in self.running or len(self.running) >= MAX_LOOK_UPS or not is_peer_id(peer):
+        if not is_peer_id(peer):
+            return
+        fields = self._cached(kind, name)
+        if fields is not None:
+            self._tell_of(kind, peer, fields)
+            return
+        if name in self.running or len(self.running) >= MAX_LOOK_UPS:
             return
         task = asyncio.get_running_loop().create_task(self._look_up(kind, name, peer))
         self.running[name] = task
@@ -114,8 +126,10 @@ class LookUps:
 
     async def _look_up(self, kind: str, name: str, peer: str) -> None:
         fields = await self._find(kind, name)
-        if fields is None:
-            return
+        if fields is not None:
+            self._tell_of(kind, peer, fields)
+
+    def _tell_of(self, kind: str, peer: str, fields: TextFields) -> None:
         texts = [value.decode(errors="replace") for value in fields.values() if value]
         heard = founded_of(fields) if kind == FOUNDED_KIND else sighting_of(peer, texts)
         if heard is not None:
@@ -129,16 +143,20 @@ async def serve(
 
     resident: the bytes that it holds.  Raises what the library raises where there is no multicast.
     """
-    from zeroconf import ServiceStateChange
+    from zeroconf import ServiceInfo, ServiceStateChange
     from zeroconf.asyncio import AsyncServiceBrowser, AsyncZeroconf
 
     services, service = Services(ours), AsyncZeroconf()
 
-    async def find(kind: str, name: str) -> dict[bytes, bytes | None] | None:
+    def cached(kind: str, name: str) -> TextFields | None:
+        info = ServiceInfo(kind, name)
+        return info.properties if info.load_from_cache(service.zeroconf) else None
+
+    async def find(kind: str, name: str) -> TextFields | None:
         info = await service.async_get_service_info(kind, name, timeout=LOOK_UP_MS)
         return info.properties if info is not None else None
 
-    look_ups = LookUps(find, tell)
+    look_ups = LookUps(cached, find, tell)
 
     def on_change(zeroconf: Zeroconf, service_type: str, name: str, state_change: ServiceStateChange) -> None:
         if state_change is not ServiceStateChange.Removed and name not in services.own:

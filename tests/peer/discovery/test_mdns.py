@@ -256,7 +256,7 @@ def test_few_of_many_names_are_looked_up_at_one_time() -> None:
         return None if name != f"{OTHER}.{KIND}" else {b"a0": THEIRS.addresses[0].encode(), b"a1": None, b"a2": b"\xff"}
 
     async def main() -> None:
-        look_ups = LookUps(find, told.append)
+        look_ups = LookUps(lambda kind, name: None, find, told.append)
         for number in range(5000):
             look_ups.start(KIND, f"{number:040x}.{KIND}")  # nobody's
         assert not look_ups.running
@@ -272,6 +272,33 @@ def test_few_of_many_names_are_looked_up_at_one_time() -> None:
 
     asyncio.run(main())
     assert len(looked_up) == MAX_LOOK_UPS and told == [THEIRS]
+
+
+def test_names_that_nobody_answers_for_keep_no_peer_from_being_found() -> None:
+    """A peer's records come with its name."""
+    told: list[Sighting | Founded] = []
+    records = {
+        f"{OTHER}.{KIND}": {b"a0": THEIRS.addresses[0].encode()},
+        f"{OTHER}.{FOUNDED_KIND}": {key.encode(): value.encode() for key, value in asdict(FOUNDED).items()},
+        f"{ME}.{KIND}": {b"a0": THEIRS.addresses[0].encode()},  # of another than its name says
+    }
+
+    async def find(kind: str, name: str) -> dict[bytes, bytes | None] | None:
+        await asyncio.Event().wait()
+        return None
+
+    async def main() -> None:
+        look_ups = LookUps(lambda kind, name: dict(records.get(name, {})) or None, find, told.append)
+        for number in range(MAX_LOOK_UPS):
+            look_ups.start(KIND, f"{peer(number)}.{KIND}")
+        assert len(look_ups.running) == MAX_LOOK_UPS
+        for name in records:
+            look_ups.start(name.partition(".")[2], name)
+        for task in list(look_ups.running.values()):
+            task.cancel()
+
+    asyncio.run(main())
+    assert told == [THEIRS, FOUNDED]
 
 
 def test_a_process_that_holds_much_ends() -> None:
