@@ -12,6 +12,7 @@ import trio
 from protocol.network.interface import Unreachable
 from protocol.network.libp2p import open_network
 from protocol.network.libp2p.attempts import (
+    FORBIDDEN,
     NO_NAME,
     NO_PEER,
     NO_ROUTE,
@@ -23,6 +24,7 @@ from protocol.network.libp2p.attempts import (
     Attempt,
     problem_of,
 )
+from protocol.network.libp2p.names import ForbiddenAddress, UnknownName
 from protocol.wire.hashes import hash_bytes
 from protocol.wire.identity import Identity
 from tests.protocol.network.recorder import LOOPBACK, PATIENCE_S, Recorder, dialled, network
@@ -67,7 +69,8 @@ def test_the_first_cause_decides_what_is_said() -> None:
         (errno.EIO, ODD),
     ):
         assert problem_of(under(OSError(number, "the system's words"))) == said
-    assert problem_of(under(RuntimeError("Failed to connect to any resolved address for /dns4/x"))) == NO_NAME
+    assert problem_of(UnknownName("x has no address")) == NO_NAME
+    assert problem_of(ForbiddenAddress("x leads to 10.0.0.1")) == FORBIDDEN
     assert problem_of(RuntimeError("anything")) == ODD
     endless = RuntimeError("anything")
     endless.__cause__ = other = RuntimeError("else")
