@@ -24,12 +24,11 @@ def environment(folder: Path) -> Path | None:
     venv.create(folder, with_pip=True)
     python = folder / "bin" / "python"
     pip = [str(python), "-m", "pip", "--disable-pip-version-check"]
-    got = subprocess.run([*pip, "install", "-q", *PACKAGES], capture_output=True, text=True, timeout=INSTALL_S)
-    if got.returncode:
-        lines = got.stderr.strip().splitlines()
-        warnings.warn(
-            f"vLLM was not tested: pip cannot install it here ({lines[-1] if lines else 'no reason'})", stacklevel=2
-        )
+    try:
+        subprocess.run([*pip, "install", "-q", *PACKAGES], check=True, capture_output=True, text=True, timeout=INSTALL_S)
+    except subprocess.SubprocessError as error:
+        said = str(getattr(error, "stderr", None) or error).strip().splitlines()[-1]
+        warnings.warn(f"vLLM was not tested, as pip cannot install it here: {said}", stacklevel=2)
         return None
     subprocess.run([*pip, "uninstall", "-q", "-y", *HARMFUL], check=True, capture_output=True, timeout=INSTALL_S)
     return python
