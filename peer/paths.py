@@ -74,10 +74,13 @@ def must_be_writable(folder: Path) -> Path:
 
 def _flaw_of(folder: Path, found: os.stat_result) -> str | None:
     """Return a sentence with the remedy if another user owns the folder, or can write in it or replace it."""
-    if found.st_uid != os.getuid():
+    is_root = os.getuid() == 0  # who may write everywhere: folders of others are his in containers, with sudo and on volumes
+    if found.st_uid != os.getuid() and not is_root:
         return f"the folder {folder} belongs to another user; choose one of your own with --data-dir"
     if found.st_mode & WRITABLE_BY_OTHERS:
         return f"other users can write in the folder {folder}; run: chmod go-w {folder}"
+    if is_root:
+        return None
     for parent in folder.absolute().resolve().parents:
         above = parent.stat()
         if above.st_mode & stat.S_IWOTH and not above.st_mode & stat.S_ISVTX:
@@ -87,13 +90,18 @@ def _flaw_of(folder: Path, found: os.stat_result) -> str | None:
     return None
 
 
+def owner_of(path: str) -> int:
+    """The number of the user that a folder belongs to."""
+    return os.stat(path).st_uid
+
+
 def runtime_dir() -> Path:
     """The runtime directory, created if it is missing; raises `PeerError` when somebody else owns it."""
     chosen = os.environ.get("PEER_RUNTIME_DIR")
     if chosen:
         return make_private(Path(chosen).expanduser().absolute())
     session = os.environ.get("XDG_RUNTIME_DIR")
-    if session and os.access(session, os.W_OK):
+    if session and os.access(session, os.W_OK) and owner_of(session) == os.getuid():  # else it is left from before `su`
         return make_private(Path(session) / "manyhands")
     folder = make_private(Path(tempfile.gettempdir()) / f"manyhands-{os.getuid()}")
     found = folder.lstat()  # a folder in a place where everybody writes: it must be ours, and no link

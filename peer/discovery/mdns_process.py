@@ -64,6 +64,10 @@ def peer_service(ours: Announcement) -> ServiceInfo:
     )
 
 
+MAX_TEXT_BYTES = 200
+"""Of a value in a text record."""
+
+
 def founder_service(founded: Founded) -> ServiceInfo:
     """The service that announces a founded run."""
     from zeroconf import ServiceInfo
@@ -73,9 +77,14 @@ def founder_service(founded: Founded) -> ServiceInfo:
         f"{founded.organiser}.{FOUNDED_KIND}",
         port=1,
         addresses=[bytes([127, 0, 0, 1])],  # a record is looked up whole only if it has an address
-        properties=asdict(founded),
+        properties={name: _cut(value) for name, value in asdict(founded).items()},
         server=f"{founded.organiser[-20:].lower()}-founder.local.",
     )
+
+
+def _cut(value: str) -> bytes:
+    """A value as a text record of mDNS holds it: with its name it has at most 255 bytes."""
+    return value.encode(errors="replace")[:MAX_TEXT_BYTES].decode(errors="ignore").encode()
 
 
 class Services:

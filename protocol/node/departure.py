@@ -41,7 +41,7 @@ class Departure:
     def __init__(self, role: Role, membership: Membership, activity: Activity) -> None:
         self._role, self._membership, self._activity = role, membership, activity
         self._begun = trio.Event()
-        self._deadline = 0.0
+        self._deadline = self._latest = 0.0
         self._alone_since: float | None = None
 
     @property
@@ -52,7 +52,9 @@ class Departure:
     def begin(self, training_s: float) -> None:
         """Stop after this round; asked again, the first deadline holds.  training_s: seconds that our own training needs."""
         if not self.has_begun:
-            self._deadline = trio.current_time() + min(training_s, MAX_TRAINING_S) + PATIENCE_S
+            now = trio.current_time()
+            self._deadline = now + min(training_s, MAX_TRAINING_S) + PATIENCE_S
+            self._latest = now + MAX_TRAINING_S + PATIENCE_S
             self._begun.set()
 
     @property
@@ -72,6 +74,8 @@ class Departure:
         await self._begun.wait()
         while True:
             now = trio.current_time()
+            if helpers(self._role, self._activity.why) is None:  # our own work, whose length may not have been known
+                self._deadline = max(self._deadline, min(now + PATIENCE_S, self._latest))
             if now >= self._deadline:
                 return f"it was not complete in time ({self.waits_for})"
             self._alone_since = None if self._is_helped() else (self._alone_since or now)

@@ -143,7 +143,7 @@ class Life:
             if self._run_end.has_come:
                 self.pace.pause()
                 await self._run_end.stay(self._is_done, until_measured=self._settings.until_end)
-                if self._settings.until_end and self._run_end.has_come:
+                if self._settings.until_end and self._run_end.has_come and self._keeper.is_at_rest:
                     await self._gathering.linger()
                     self.leave()
                     return

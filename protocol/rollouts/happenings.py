@@ -44,13 +44,15 @@ class JudgementHeard:
 @dataclass(frozen=True)
 class Moved:
     """The state is another one.  tips: of the newest versions, by number.  trainers: of their records, likewise.  electors:
-    of the tip.  makers: rollout peers that we know by now."""
+    of the tip.  makers: rollout peers that we know by now.  before: the tip that our chain has now at the version of the
+    last `Moved`; None where it is shorter, or there was none."""
 
     version: int
     tips: Mapping[int, Hash]
     trainers: Mapping[int, tuple[PeerId, ...]]
     electors: tuple[PeerId, ...]
     makers: frozenset[PeerId] = frozenset()
+    before: Hash | None = None
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,8 @@ class Intake:
 
     def move(self, before: Moved, after: Moved, now: float) -> None:
         """The state is another one."""
-        follows = before.version in before.tips and after.tips.get(before.version) == before.tips[before.version]
+        same = after.before or after.tips.get(before.version)
+        follows = before.version in before.tips and same == before.tips[before.version]
         new = [tip for version, tip in after.tips.items() if follows and version > before.version]
         self._followed = self._followed.intersection(after.tips.values()).union(new)
         self._known = {tip: makers for tip, makers in self._known.items() if tip in self._followed}

@@ -117,6 +117,7 @@ class Rollouts:
         self._repeating = Repeating(session)
         self._fetching = Fetching(session, guard, self._library, pool, rl.judge_s, self._handle)
         self._tip: Hash | None = None
+        self._length = 0
         self._reminded_at, self._reminded = trio.current_time(), 0
         self._nursery: trio.Nursery | None = None
         self._turn = Turn()
@@ -242,12 +243,14 @@ class Rollouts:
         history = self._replica.history
         if history.tip == self._tip:
             return
-        self._tip, length = history.tip, history.length
+        before = next(iter(history.tips(self._length, 1)), None) if self._tip is not None else None
+        self._tip, self._length = history.tip, history.length
+        length = self._length
         oldest = max(0, length - self._rl.max_async)
         tips = {oldest + at: tip for at, tip in enumerate(history.tips(oldest, length + 1 - oldest))}
         self._turn.moved(tips)
         trainers = {version: history.roster_at(version).contributors for version in tips}
-        self._handle(Moved(length, tips, trainers, history.roster.electorate.electors, self._makers()))
+        self._handle(Moved(length, tips, trainers, history.roster.electorate.electors, self._makers(), before))
 
     def rest(self, on: bool) -> None:
         """Whether to compute nothing, because its owner, or the computer, says so; what was made is served all the same."""

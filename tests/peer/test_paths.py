@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from peer.errors import PeerError
-from peer.paths import make_private
+from peer.paths import make_private, runtime_dir
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o775, 0o772, 0o770, 0o720, 0o702, 0o1777, 0o2775, 0o3777, 0o733])
@@ -35,9 +35,22 @@ def test_a_new_folder_is_private(tmp_path: Path) -> None:
     assert make_private(tmp_path / "a" / "b").stat().st_mode & 0o777 == 0o700
 
 
-def test_a_folder_in_one_where_everybody_writes_is_refused_unless_that_one_is_sticky(tmp_path: Path) -> None:
+ORDINARY = 54321
+
+
+def as_an_ordinary_user(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the folder belong to somebody who is not root, and us be that one."""
+    if os.getuid() == 0:
+        os.chown(folder, ORDINARY, ORDINARY)
+        monkeypatch.setattr(os, "getuid", lambda: ORDINARY)
+
+
+def test_a_folder_in_one_where_everybody_writes_is_refused_unless_that_one_is_sticky(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shared = tmp_path / "shared"
-    shared.mkdir()
+    (shared / "data").mkdir(parents=True)
+    as_an_ordinary_user(shared / "data", monkeypatch)
     shared.chmod(0o777)
     with pytest.raises(PeerError, match="other users can replace the folder"):
         make_private(shared / "data")
@@ -61,3 +74,32 @@ def test_a_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(os, "getuid", lambda: me + 1)
     with pytest.raises(PeerError, match="belongs to another user; choose one of your own with --data-dir"):
         make_private(folder)
+
+
+def test_root_takes_folders_of_others_as_containers_and_volumes_have_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    volume = tmp_path / "volume"
+    volume.mkdir(mode=0o755)
+    monkeypatch.setattr(os, "getuid", lambda: 0)
+    if os.geteuid() == 0:
+        os.chown(volume, ORDINARY, ORDINARY)
+    assert make_private(volume) == volume
+    tmp_path.chmod(0o777)
+    assert make_private(volume / "data") == volume / "data"
+    volume.chmod(0o777)
+    with pytest.raises(PeerError, match="other users can write"):
+        make_private(volume)
+
+
+def test_the_session_folder_of_another_user_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = tmp_path / "session"
+    session.mkdir()
+    monkeypatch.delenv("PEER_RUNTIME_DIR", raising=False)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(session))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    me = os.getuid()
+    assert runtime_dir() == session / "manyhands"
+    monkeypatch.setattr("peer.paths.owner_of", lambda path: me + 1)
+    assert runtime_dir() == tmp_path / f"manyhands-{me}"

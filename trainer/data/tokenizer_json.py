@@ -108,10 +108,12 @@ DECODERS: Mapping[str, Mapping[str, Check]] = {
     "Replace": _REPLACE,
     "Strip": {"content": _text(1, 1), "start": _up_to(1), "stop": _up_to(0)},
     "WordPiece": {"prefix": _text(8), "cleanup": _is_switch},
-    "BPEDecoder": {"suffix": _text(8)},
+    "BPEDecoder": {"suffix": _text(8, 1)},
     "ByteFallback": {}, "Fuse": {},
 }  # fmt: skip
 """Parts by their names, and what each of their settings may be."""
+LENGTHENING = ("ByteLevel", "Metaspace", "Prepend", "BertNormalizer", "BPEDecoder")
+"""Parts that lengthen texts: one after the other they multiply, so a slot has each of them once at most."""
 _LISTS = {"normalizer": "normalizers", "pre_tokenizer": "pretokenizers", "decoder": "decoders"}
 """Slots of a file, and what a `Sequence` in them calls its parts."""
 _SLOTS = {"normalizer": NORMALIZERS, "pre_tokenizer": PRE_TOKENIZERS, "decoder": DECODERS}
@@ -127,6 +129,9 @@ def _check_slot(slot: str, part: Any) -> None:
         raise TokenizerRefused(f"its {slot} has {len(parts)} parts, more than {MAX_PARTS}; take another tokenizer")
     for each in parts:
         _check_part(slot, each)
+    for kind in LENGTHENING:
+        if sum(each["type"] == kind for each in parts) > 1:
+            raise TokenizerRefused(f"its {slot} has {kind} more than once, which makes texts long; take another tokenizer")
 
 
 def _parts(slot: str, part: Any, depth: int = 0) -> Iterator[Any]:

@@ -183,8 +183,12 @@ def read_task(line: bytes, number: int = 1) -> Task:
 
 
 def _problem_id(record: Mapping[str, Any], number: int) -> str:
-    name = record.get("problem_id", number)
-    return str(name) if type(name) is int else _text(record, "problem_id", MAX_NAME_BYTES)
+    name = record.get("problem_id")
+    if name is None:
+        name = number
+    if type(name) is int and abs(name) < 10**18:
+        return str(name)
+    return _text(record, "problem_id", MAX_NAME_BYTES)
 
 
 def _solve_rate(record: Mapping[str, Any]) -> float | None:

@@ -67,8 +67,9 @@ class MomentsFile:
         begun = time.monotonic()
         if optimiser.steps in (0, self._stored) or begun < self._due_at:
             return
-        descriptor, temporary = tempfile.mkstemp(prefix=f".{self.path.name}.", suffix=".new", dir=self.path.parent)
+        temporary = ""
         try:
+            descriptor, temporary = tempfile.mkstemp(prefix=f".{self.path.name}.", suffix=".new", dir=self.path.parent)
             with os.fdopen(descriptor, "wb") as file:
                 file.write(header_of(_places(len(optimiser.mean)), ExportFormat.FP32))
                 for block in _blocks(optimiser):

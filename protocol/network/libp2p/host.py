@@ -9,11 +9,13 @@ import errno
 import ipaddress
 import logging
 import socket
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
 from protocol.network.interface import NetworkError
 from protocol.network.libp2p import patches
 from protocol.network.libp2p.connection_limits import ResourceLimits, limit_connections
+from protocol.network.libp2p.ends import End
 from protocol.network.libp2p.library import Connection, Host, LibraryId
 from protocol.network.libp2p.reputation import Reputation
 from protocol.network.libp2p.streams import guard_streams
@@ -172,6 +174,16 @@ def _silence() -> None:
         for child in list(logging.root.manager.loggerDict):
             if child.startswith(name + "."):
                 logging.getLogger(child).setLevel(logging.CRITICAL + 1)
+
+
+def at_interfaces(ends: Sequence[End]) -> list[End]:
+    """Return the ends that are this computer's own.
+
+    An address at which a router lead to us, or of which others say so, is one of other computers as well: it stays out.
+    """
+    own = set(interface_addresses())
+    found = [end for end in ends if end[0] in own or ipaddress.ip_address(end[0]).is_loopback]
+    return found or list(ends)
 
 
 def interface_addresses() -> list[str]:

@@ -22,7 +22,7 @@ from protocol.network.libp2p.dialer import Dialer
 from protocol.network.libp2p.doorstep import Doorstep
 from protocol.network.libp2p.ends import End
 from protocol.network.libp2p.gossip import Gossip
-from protocol.network.libp2p.host import forget, identify, listening_hosts, new_host, transport_address
+from protocol.network.libp2p.host import at_interfaces, forget, identify, listening_hosts, new_host, transport_address
 from protocol.network.libp2p.inbound import InboundConnections
 from protocol.network.libp2p.library import Connection, TaskStatus, library_id, peer_id_of
 from protocol.network.libp2p.metering import Meter
@@ -79,7 +79,8 @@ class Stack:
         reach = self.traversal.socket
         self.bulk = Bulk(self.host, run, handlers, self.reputation, up, down, settings.congestion, doorstep, reach)
         banned, through = self.reputation.is_banned, self.traversal.connect
-        self.dialer = Dialer(self.host, self._me, handlers, self._leave_alone, banned, self.welcome, through, listening)
+        own = lambda: at_interfaces(listening())  # noqa: E731
+        self.dialer = Dialer(self.host, self._me, handlers, self._leave_alone, banned, self.welcome, through, own)
         doors = {FIRST_BYTE: self.bulk.accept, **self.traversal.doors()}
         if settings.serve_tls is not None:
             doors[TLS_FIRST_BYTE] = settings.serve_tls

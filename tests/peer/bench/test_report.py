@@ -64,7 +64,7 @@ def test_the_demo_is_measured_itself() -> None:
     demo = RunSize.of(demo_manifest().manifest, members=0)
     training = TrainingSpeed(5000.0, "cuda", 2, demo.parameters, 20)
     ((what, _, meaning),) = rows(Figures(training=training), demo)
-    assert what == "training, demo model, cuda" and meaning == "a round of demo computes for 8 s"
+    assert what == "training, demo model, cuda" and meaning == "a round of demo computes for 8.2 s"
     assert demo.members == 2, "nobody averages alone"
 
 

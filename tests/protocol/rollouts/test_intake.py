@@ -8,8 +8,9 @@ import pytest
 
 from protocol.rollouts.batch import Batch, Decision
 from protocol.rollouts.dealing import is_for, lot_of, trainer_of
-from protocol.rollouts.happenings import Checked, Deal, DealHeard, Fetch, Fetched, Forward, Idle
-from protocol.rollouts.intake import HOLD_S, NEWCOMERS_S
+from protocol.rollouts.happenings import Checked, Deal, DealHeard, Fetch, Fetched, Forward, Idle, Moved
+from protocol.rollouts.intake import HOLD_S, NEWCOMERS_S, Intake
+from protocol.rollouts.scene import Scene
 from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import PeerId
 from protocol.wire.presence import Role
@@ -239,3 +240,20 @@ def test_of_65536_numbers_1000_roots_and_1000_new_keys_a_grinder_has_no_choice()
     assert drawn == {ME}
     keys = [PeerId(f"12D3KooW{number:0>44}") for number in range(1000)]
     assert not any(admitted(key, number) for key in keys for number in range(8))
+
+
+@pytest.mark.parametrize("max_async", [0, 1, 2])
+@pytest.mark.parametrize("number", [0, 1, 60_000])
+def test_keys_made_for_a_tip_draw_nothing_however_few_versions_are_kept(max_async: int, number: int) -> None:
+    scene = Scene(ME, Role.TRAINER, RL.model_copy(update={"max_async": max_async}))
+    intake, tips = Intake(scene, {}), [hash_bytes("tip", bytes([version])) for version in range(6)]
+    for version, tip in enumerate(tips):
+        kept = {each: tips[each] for each in range(max(0, version - max_async), version)} | {version: tip}
+        before = tips[version - 1] if version else None
+        moved = Moved(version, kept, dict.fromkeys(kept, (ME,)), (ME,), frozenset({WORKER}), before)
+        intake.move(scene.moved, moved, 0.0)
+        scene.move(moved)
+    body = RolloutBatch(
+        version=5, tip=tips[5], number=number, incarnation=1, rollouts=8, tokens=8, size=1000, root=root_of(number)
+    )
+    assert not intake.admits(Batch(STRANGER, body, b""), 1.0)

@@ -31,7 +31,7 @@ from tests.trainer.tokenizer_shapes import (
 from trainer.data import tokenizer_library
 from trainer.data.marks import MARKS, Mark
 from trainer.data.templates import TEMPLATES, Message, TemplatedTokenizer
-from trainer.data.tokenizer_json import MAX_TOKEN_BYTES, TokenizerRefused, checked, tried
+from trainer.data.tokenizer_json import MAX_TOKEN_BYTES, TokenizerRefused, _check_slot, checked, tried
 from trainer.data.tokenizer_library import LibraryError, LibraryTokenizer, load
 from trainer.data.tokens import SPARE_TOKENS, TokenizerFile, UnreadableText
 
@@ -342,3 +342,29 @@ def test_a_text_with_more_tokens_than_bytes_is_refused(tmp_path: Path) -> None:
     assert len(tokenizer.encode("\u00bd" * 3)) <= 6 + SPARE_TOKENS
     with pytest.raises(UnreadableText, match="more than it has bytes"):
         tokenizer.encode("\ufdfa" * 100)
+
+
+LONG = {
+    "16 byte levels": ("normalizer", {"type": "Sequence", "normalizers": [{"type": "ByteLevel"}] * 16}),
+    "two byte levels": ("normalizer", {"type": "Sequence", "normalizers": [{"type": "ByteLevel"}] * 2}),
+    "two in the pre-tokenizer": (
+        "pre_tokenizer",
+        {
+            "type": "Sequence",
+            "pretokenizers": [
+                {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
+            ]
+            * 2,
+        },
+    ),
+    "prefixes": ("normalizer", {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "_"}] * 2}),
+    "a suffix of nothing": ("decoder", {"type": "BPEDecoder", "suffix": ""}),
+    "suffixes": ("decoder", {"type": "Sequence", "decoders": [{"type": "BPEDecoder", "suffix": "x"}] * 2}),
+}
+
+
+@pytest.mark.parametrize("kind", LONG)
+def test_parts_that_lengthen_texts_are_not_repeated(kind: str) -> None:
+    slot, part = LONG[kind]
+    with pytest.raises(TokenizerRefused, match="more than once|suffix"):
+        _check_slot(slot, part)

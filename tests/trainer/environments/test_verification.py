@@ -16,7 +16,7 @@ from trainer.environments.packages import PackageMissing
 from trainer.environments.records import CodeTests, ExactAnswer, MathsAnswer, NumericAnswer, Verification, read_task
 from trainer.environments.registry import check_packages
 from trainer.environments.sandbox import SandboxUnavailable, protections
-from trainer.environments.verification import Verifier, _ask_what_is_known, final_answer, program_in
+from trainer.environments.verification import Verifier, _ask_what_is_known, final_answer, plain_answer, program_in
 
 PLAIN = Verifier(needs_code=False, needs_maths=False)
 SUMS = read_task(line("verifiable_code")).verification
@@ -357,3 +357,25 @@ def test_tasks_of_code_are_refused_where_programs_cannot_be_confined(
     monkeypatch.setattr("trainer.environments.sandbox.protections", lambda: bare)
     with pytest.raises(SandboxUnavailable, match="no program of a model is run on this computer"):
         open_file(str(path))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\\boxed{42}\n\nTo check the answer: 42 * 2 = 84.",
+        "\\boxed{42} (Answer: see above)",
+        "\\boxed{42}\n\nIs this the right answer: yes",
+        "\\boxed{42}. That answer: is right",
+    ],
+)
+def test_a_box_is_the_answer_where_the_word_stands_in_a_sentence_after_it(text: str) -> None:
+    assert final_answer(text) == "42"
+
+
+def test_an_answer_of_a_megabyte_costs_no_more_than_its_length() -> None:
+    assert PLAIN.score(ExactAnswer("42"), "*_" * 500_000) == 0.0
+
+
+def test_two_formulas_are_not_read_as_one() -> None:
+    assert plain_answer("\\(5\\)") == "5"
+    assert plain_answer("\\(5\\) or \\(6\\)") == "\\(5\\) or \\(6\\)"

@@ -287,7 +287,10 @@ def _number(described: Mapping[str, Any], name: str, default: float | None = Non
     value = described.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise UnknownModel(f"{name} is {value!r:.40}, and must be a number; copy the file again")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError as error:
+        raise UnknownModel(f"{name} is beyond all numbers that a model can have; copy the file again") from error
 
 
 def _switch(described: Mapping[str, Any], name: str) -> bool:

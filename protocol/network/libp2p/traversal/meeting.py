@@ -21,6 +21,7 @@ from protocol.network.interface import Members, Unreachable
 from protocol.network.libp2p.doorstep import Doorstep, receive
 from protocol.network.libp2p.ends import End
 from protocol.network.libp2p.guarded import guarded
+from protocol.network.libp2p.host import at_interfaces
 from protocol.network.libp2p.inbound import group_at_the_other_end
 from protocol.network.libp2p.library import Host, MuxedConnection
 from protocol.network.libp2p.named_ends import may_be_dialled
@@ -155,7 +156,8 @@ class Meetings:
         self._races[name] = race
         try:
             candidates = dict.fromkeys(read_candidates(theirs[NONCE_BYTES:]))
-            return await race.run([each for each in candidates if may_be_dialled(each.end, self._listening)])
+            own = at_interfaces(self._listening())
+            return await race.run([each for each in candidates if may_be_dialled(each.end, lambda: own)])
         finally:
             del self._races[name]
 
