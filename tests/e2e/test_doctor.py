@@ -82,7 +82,7 @@ def test_a_full_disk_is_told_with_what_to_do(tmp_path: Path) -> None:
             "--data-dir",
             str(folder),
         )
-        small = 'mount -t tmpfs -o size=256k none "$0" && exec "$@"'
+        small = 'mount -t tmpfs -o size=256k,mode=700 none "$0" && exec "$@"'
         done = subprocess.run(
             ["unshare", "--mount", "sh", "-c", small, str(folder), *doctor],
             env=swarm.environment,
