@@ -88,7 +88,8 @@ def test_the_first_line_says_who_and_where_and_the_last_how_it_ended(swarm: Swar
             str(swarm.place("seed")),
         )
         assert first.peer in first.addresses[0] and len(first.run) == 64 and first.version
-        assert isinstance(event(line(process.stdout)), ev.PhaseChanged)  # its node runs, and has somebody to say goodbye
+        while not isinstance(event(line(process.stdout)), ev.PhaseChanged):
+            continue  # until its node runs, and has somebody to say goodbye
         process.send_signal(signal.SIGTERM)
         code, lines, err = said(process)
     last = event(lines[-1])

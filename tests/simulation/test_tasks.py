@@ -14,6 +14,7 @@ from protocol.events import Event, Notice, TasksAmended, TaskSetFellOut, TaskSet
 from protocol.network.interface import Acceptance
 from protocol.network.simulated.weather import Weather
 from protocol.run.manifest import sign
+from protocol.short_id import short_id
 from protocol.tasks.counting import LEAST_SCORED_TWICE
 from protocol.tasks.desk import TaskDesk
 from protocol.tasks.offers import MOST, MOST_OF_ONE
@@ -384,7 +385,7 @@ def test_a_stranger_that_offers_anothers_set_in_a_false_size_keeps_it_from_nobod
         await world.until("it is admitted", lambda: states(organiser).get(name) == "admitted!", within_s=240)
 
     holds(simulate(sum(ROLES.values()), scenario, signed=SIGNED))
-    assert found and stranger.peer_id in found[0], "it was heard first"
+    assert found and short_id(stranger.peer_id) in found[0], "it was heard first"
 
 
 def test_only_the_organiser_admits() -> None:

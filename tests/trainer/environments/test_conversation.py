@@ -25,7 +25,7 @@ def test_example_is_laid_out_as_a_rollout_is(name: str) -> None:
         assert environment.score(problem, turns) == 1.0
         prompt, answer = environment.example(index)
         assert list(example.prompt) == BYTES.encode(prompt)
-        assert list(example.output) == [*BYTES.encode(answer), BYTES.end]
+        assert list(example.output) == [*answer.encode(), BYTES.end]
 
 
 def test_turn_that_was_cut_short_is_read_as_far_as_it_goes() -> None:
