@@ -91,7 +91,7 @@ def test_a_volunteers_first_five_minutes(tmp_path: Path) -> None:
 def test_an_organisers_first_five_minutes(tmp_path: Path) -> None:
     with Swarm(tmp_path) as swarm:
         bob = Person(swarm, "bob")
-        (run_file,) = blocks(ORGANISER, "toml")
+        run_file, *_ = blocks(ORGANISER, "toml")
         assert [tomllib.loads(each) for each in blocks(README, "toml", ORGANISING)] == [tomllib.loads(run_file)]
         (bob.folder / "run.toml").write_text(run_file)
         show, create, join, status, doctor, invite, bearer, *tasks = lines(ORGANISER)
