@@ -42,7 +42,7 @@ DETAILS = [
     "/home/alice.smith/.local/share/manyhands/runs/ab12/tasks/5f5f cannot be read",
     r"C:\Users\alice\AppData\Local\manyhands\runs",
     r"\\fileserver\alice\models\model.safetensors",
-    "[Errno 13] Permission denied: '/root/.cache/huggingface/token'",
+    "[Errno 13] Permission denied: '/home/alice/.cache/huggingface/token'",
     "alice@workstation.example.net",
     "192.168.178.23 does not answer",
     "fe80::1ff:fe23:4567:890a%wlan0",
