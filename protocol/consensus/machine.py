@@ -86,8 +86,13 @@ class RoundMachine:
         self._state = RoundState(me, settings, base, now, kept, patience or Patience(), abstains=abstains)
         self._calls, self._voter = RollCall(self._state), Voter(self._state)
         self._proposer, self._relay = Proposer(self._state, self._calls), Relay(self._state)
-        self._closing = self._state.entered >= 0
-        """Whether the round is being closed: we have seen that it may be, or others have."""
+        self._closing = self._state.kept.lock is not None
+        """The round is being closed: we have seen that it may be, or others have.
+
+        A roll names the electors whose READY we hold, and a restarted elector holds none: only with a lock, which decides
+        the plan, does it roll at once.  Else, after a power cut of all electors, the READYs of strangers alone would make
+        the next plan.
+        """
         self._certified: Commit | None = None
 
     # -- reading ------------------------------------------------------------------------------------------------------

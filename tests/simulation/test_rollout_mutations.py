@@ -112,7 +112,8 @@ def _other_root() -> Any:
     commit = Contributor.commit
 
     async def lying(self: Contributor, base: Any, work: Any, contribution: Any, state_digest: Any) -> Any:
-        work.rollouts = learned_from([UsedBatch(self._session.me, hash_bytes("other", b""), 1)], None)
+        others = [UsedBatch(each.author, hash_bytes("other", each.root), each.tokens) for each in work.rollouts.batches]
+        work.rollouts = learned_from(others, None)
         return await commit(self, base, work, contribution, state_digest)
 
     return patch.object(Contributor, "commit", lying)

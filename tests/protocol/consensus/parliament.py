@@ -137,6 +137,10 @@ class Parliament:
             if other != peer and self.seats[other].alive:
                 self.hand_over(other, seat, statement)
 
+    def forget_readys(self) -> None:
+        """Who restarts from now on hears only the READYs that are said from now on."""
+        self._readys.clear()
+
     def leave(self, peer: PeerId) -> None:
         """It says goodbye, and is gone."""
         self.left.add(peer)

@@ -177,6 +177,27 @@ def test_a_plan_whose_contributions_were_lost_with_their_makers_is_made_anew() -
     assert {member.peer: member.root for member in record.members} == roots
 
 
+def test_strangers_alone_make_no_plan_while_all_electors_come_back_from_a_power_cut() -> None:
+    """The electors had begun to close the round, and nobody holds their READYs any more."""
+    parliament = Parliament(4, joiners=3)
+    electors = [*parliament.base.electors]
+    strangers = [peer for peer in parliament.seats if peer not in electors]
+    parliament.ready()
+    assert parliament.pass_on(Roll), "the round is being closed"
+    parliament.queue.clear()
+    for peer in electors:
+        parliament.crash(peer)
+    parliament.forget_readys()
+    for peer in electors:
+        parliament.restart(peer)
+    parliament.ready(*strangers, life=2)
+    parliament.run(60)
+    assert not any(seat.machine.plan for seat in parliament.seats.values())
+    parliament.ready(*electors, life=2)
+    parliament.run(20)
+    assert {*electors} <= {member.peer for member in parliament.commits()[0].record.members}
+
+
 def test_a_ready_elector_that_the_proposer_did_not_hear_is_not_left_out() -> None:
     """The others' rolls say that they hold its READY: the proposer waits until it has it, too."""
     parliament = Parliament(4)
