@@ -11,7 +11,9 @@ Decides names and permissions only; nothing here reads or writes contents.
 from __future__ import annotations
 
 import errno
+import grp
 import os
+import pwd
 import stat
 import tempfile
 from pathlib import Path
@@ -77,7 +79,8 @@ def _flaw_of(folder: Path, found: os.stat_result) -> str | None:
     is_root = os.getuid() == 0  # who may write everywhere: folders of others are his in containers, with sudo and on volumes
     if found.st_uid != os.getuid() and not is_root:
         return f"the folder {folder} belongs to another user; choose one of your own with --data-dir"
-    if found.st_mode & WRITABLE_BY_OTHERS:
+    others = stat.S_IWOTH if _is_private_group(found.st_gid) else WRITABLE_BY_OTHERS
+    if found.st_mode & others:
         return f"other users can write in the folder {folder}; run: chmod go-w {folder}"
     if is_root:
         return None
@@ -88,6 +91,15 @@ def _flaw_of(folder: Path, found: os.stat_result) -> str | None:
         if above.st_uid not in (0, os.getuid(), OVERFLOW_UID):
             return f"the folder {folder} lies in {parent}, which is another user's; choose another one with --data-dir"
     return None
+
+
+def _is_private_group(gid: int) -> bool:
+    """Return True for the group of this user alone: many systems give each user one, and let it write in new folders."""
+    try:
+        user, group = pwd.getpwuid(os.getuid()), grp.getgrgid(gid)
+    except KeyError:
+        return False
+    return gid == user.pw_gid and group.gr_name == user.pw_name and {*group.gr_mem} <= {user.pw_name}
 
 
 def owner_of(path: str) -> int:

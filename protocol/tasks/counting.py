@@ -100,33 +100,45 @@ def fault_of(count: int, tasks: Collection[ByMaker]) -> str:
 
 
 def _unrepeatable(tasks: Collection[ByMaker]) -> str:
-    """The fault of a set whose answers get other scores each time, whoever made them."""
-    by_maker: defaultdict[str, TaskCounts] = defaultdict(TaskCounts)
+    """Return the fault of a set whose answers get other scores each time, whoever made them; empty if it has none."""
+    by_maker: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
     for task in tasks:
         for maker, counts in task.items():
-            by_maker[maker] += counts
-    voices = [each for maker, each in by_maker.items() if maker != OTHERS and each.scored_twice >= LEAST_SCORED_TWICE]
-    against = [each for each in voices if each.same < LEAST_SAME * each.scored_twice]
+            both = by_maker[maker]
+            both[0] += counts.scored_twice
+            both[1] += counts.same
+    voices = [(twice, same) for maker, (twice, same) in by_maker.items() if maker != OTHERS and twice >= LEAST_SCORED_TWICE]
+    against = [twice for twice, same in voices if same < LEAST_SAME * twice]
     if len(voices) < LEAST_MAKERS or 2 * len(against) <= len(voices):
         return ""
-    twice, same = sum(each.scored_twice for each in voices), sum(each.same for each in voices)
+    twice, same = map(sum, zip(*voices, strict=True))
     return f"{same} of {twice} answers that were scored twice got the same score"
 
 
 def _dead(count: int, tasks: Collection[ByMaker]) -> str:
-    """The fault of a set that teaches nothing."""
-    found = [sum((counts.of_one for maker, counts in task.items() if maker != OTHERS), start=TaskCounts()) for task in tasks]
-    judged = [task for task in found if task.attempts >= LEAST_ATTEMPTS]
-    if len(judged) < min(LEAST_JUDGED, count):
+    """Return the fault of a set that teaches nothing; empty if it teaches something."""
+    found = [_tried(task) for task in tasks]  # pairs of numbers: a set has up to 10 000 tasks of several makers
+    judged = sum(attempts >= LEAST_ATTEMPTS for attempts, _ in found)
+    if judged < min(LEAST_JUDGED, count):
         return ""
-    attempts = sum(task.attempts for task in found)
-    never = [task for task in found if task.solved == 0]
-    always = [task for task in found if task.solved == task.attempts]
+    all_attempts = sum(attempts for attempts, _ in found)
+    never = [attempts for attempts, solved in found if solved == 0]
+    always = [attempts for attempts, solved in found if solved == attempts]
     for dead, says in ((never, "were never solved"), (always, "were solved by every answer")):
-        of_judged = sum(task.attempts >= LEAST_ATTEMPTS for task in dead)
-        if of_judged > MOST_DEAD * len(judged) and sum(task.attempts for task in dead) > MOST_DEAD * attempts:
-            return f"{of_judged} of {len(judged)} tasks {says}"
+        of_judged = sum(attempts >= LEAST_ATTEMPTS for attempts in dead)
+        if of_judged > MOST_DEAD * judged and sum(dead) > MOST_DEAD * all_attempts:
+            return f"{of_judged} of {judged} tasks {says}"
     return ""
+
+
+def _tried(task: ByMaker) -> tuple[int, int]:
+    """Return the attempts at a task that count, and how many of them solved it."""
+    attempts = solved = 0
+    for maker, counts in task.items():
+        if maker != OTHERS:
+            counted = counts.of_one
+            attempts, solved = attempts + counted.attempts, solved + counted.solved
+    return attempts, solved
 
 
 class Counting:

@@ -18,13 +18,10 @@ FAST = [
     "lone certificate",
     "proposes nothing",
     "refuses everything",
-    "withholds everything",
-    "waiting strangers",
     "another genesis",
-    "1 of 4 say anything, 1",
     "overtakes the owners",
 ]
-"""Of the fast tier: with certificates, by proposers, voters, owners and crowds, with histories, by cabals, on standing."""
+"""Of the fast tier: with certificates, by proposers and voters, with histories, on standing."""
 BORNE = [burden for burden in BURDENS.values() if not burden.real]
 """The first takes as long as all others."""
 SHORT_S = 20.0

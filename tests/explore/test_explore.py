@@ -24,7 +24,7 @@ def test_agreement_holds_in_every_state(config: Config, tmp_path: Path) -> None:
     assert outcome.violation is None and outcome.exhaustive and outcome.states > 100
 
 
-@pytest.mark.parametrize("mutation", first_fast(MUTATIONS, 2), ids=lambda mutation: mutation.name)
+@pytest.mark.parametrize("mutation", first_fast(MUTATIONS), ids=lambda mutation: mutation.name)
 def test_a_broken_rule_leads_to_a_split(mutation: Mutation, tmp_path: Path) -> None:
     assert mutation.config is not None
     with mutated(mutation):

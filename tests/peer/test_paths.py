@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import grp
 import os
+import pwd
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,10 @@ from peer.paths import make_private, runtime_dir
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o775, 0o772, 0o770, 0o720, 0o702, 0o1777, 0o2775, 0o3777, 0o733])
-def test_a_folder_that_others_can_write_in_is_refused_with_the_remedy(tmp_path: Path, mode: int) -> None:
+def test_a_folder_that_others_can_write_in_is_refused_with_the_remedy(
+    tmp_path: Path, mode: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_group(monkeypatch, "staff", [])
     folder = tmp_path / "data"
     folder.mkdir()
     folder.chmod(mode)
@@ -20,6 +25,35 @@ def test_a_folder_that_others_can_write_in_is_refused_with_the_remedy(tmp_path: 
         make_private(folder)
     folder.chmod(mode & 0o755)
     assert make_private(folder) == folder
+
+
+def has_group(monkeypatch: pytest.MonkeyPatch, name: str, members: list[str]) -> None:
+    """Let our user's group, and the one of new folders, have this name and these members besides the user."""
+    user = pwd.struct_passwd(("me", "x", os.getuid(), os.getgid(), "", "/", "/bin/sh"))
+    monkeypatch.setattr(pwd, "getpwuid", lambda uid: user)
+    monkeypatch.setattr(grp, "getgrgid", lambda gid: grp.struct_group((name, "x", gid, members)))
+
+
+@pytest.mark.parametrize(
+    ("name", "members", "is_taken"),
+    [("me", [], True), ("me", ["me"], True), ("me", ["you"], False), ("staff", ["me"], False)],
+)
+def test_a_folder_that_its_group_writes_in_is_taken_if_the_group_is_its_user_alone(
+    tmp_path: Path, name: str, members: list[str], is_taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_group(monkeypatch, name, members)
+    folder = tmp_path / "data"
+    folder.mkdir()
+    os.chown(folder, -1, os.getgid())
+    folder.chmod(0o775)
+    if is_taken:
+        assert make_private(folder) == folder
+    else:
+        with pytest.raises(PeerError, match="other users can write in the folder"):
+            make_private(folder)
+    folder.chmod(0o777)
+    with pytest.raises(PeerError, match="other users can write in the folder"):
+        make_private(folder)
 
 
 @pytest.mark.parametrize("mode", [0o700, 0o755, 0o750, 0o711])

@@ -103,6 +103,7 @@ def test_an_ipv6_address_is_reached_behind_a_router_for_ipv4(homes: Homes) -> No
     assert "2a0e:77:" in python(homes.public, CLIENT.replace('("", ', '("::", '), of(homes, Kind.IPV6).ipv6, "5200")
 
 
+@pytest.mark.slow
 def test_a_router_with_upnp_opens_a_port_and_forgets_it_when_it_restarts(homes: Homes) -> None:
     home = of(homes, Kind.UPNP)
     assert python(home.place, MAPPER) == home.outside
@@ -123,6 +124,7 @@ def test_all_that_is_counted_has_arrived() -> None:
     trio.run(main)
 
 
+@pytest.mark.slow
 def test_a_peer_at_home_pushes_to_the_reachable_one_when_it_is_asked(tmp_path: Path) -> None:
     with Homes(tmp_path, [Kind.CONE], line=50e6) as homes, Swarm(tmp_path) as swarm:
         invitation = create(swarm)
@@ -158,6 +160,7 @@ def test_the_tables_tell_how_each_two_were_connected_and_how_fast_each_way_is() 
     ]
 
 
+@pytest.mark.slow
 def test_a_home_that_moves_or_whose_router_was_off_gets_out_again_from_another_address(homes: Homes) -> None:
     home = of(homes, Kind.CONE)
     homes.move(home, 9)

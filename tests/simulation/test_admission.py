@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from functools import lru_cache
 from unittest.mock import patch
 
+import pytest
 import trio
 
 from protocol.consensus.policy import ClosingPolicy
@@ -169,6 +170,7 @@ def test_an_expired_token_without_a_record_stays_outside_even_if_a_member_came_i
     holds(simulate(4, scenario, signed=invited_run()))
 
 
+@pytest.mark.slow
 def test_who_was_a_member_of_a_lost_fork_only_is_a_stranger_on_the_chain_that_won() -> None:
     async def scenario(world: World) -> None:
         one, two, three, strays, late = world.seats

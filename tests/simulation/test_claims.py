@@ -91,7 +91,8 @@ def test_a_crowd_that_claims_to_be_ahead_costs_less_than_a_tenth_of_the_rounds()
     assert not any("RolledBack" in line for line in run.trace)
 
 
-@pytest.mark.parametrize("shares_a_result", first_fast([True, False]))
+@pytest.mark.slow
+@pytest.mark.parametrize("shares_a_result", [True, False])
 def test_records_of_a_stranger_whose_results_nobody_has_leave_us_untouched(shares_a_result: bool) -> None:
     """In a young run that anybody may begin, where fork choice alone would prefer them."""
     with disk_space() as folder:

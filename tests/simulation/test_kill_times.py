@@ -11,6 +11,7 @@ UNDISTURBED_S = 70.0
 DEATHS = [("owner", 20.0), ("owner", 50.0), ("proposer", 5.0), ("proposer", 40.0)]
 
 
+@pytest.mark.slow
 def test_an_undisturbed_exchange_takes_about_what_the_links_take() -> None:
     outcome = kill_at("owner", None)
     assert outcome.failure is None and outcome.lost == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
+import pytest
 import trio
 
 from protocol.events import Event, MemberLost, RoundCommitted
@@ -70,6 +71,7 @@ async def nothing(world: World) -> None:
     pass
 
 
+@pytest.mark.slow
 def test_a_line_that_is_a_quarter_slower_is_nobodys_fault() -> None:
     async def slow_line(world: World) -> None:
         end = world.wire.end(world.seats[1].peer)
@@ -81,6 +83,7 @@ def test_a_line_that_is_a_quarter_slower_is_nobodys_fault() -> None:
     assert seen.lost == [] and seen.whole == [0, 1, 2, 3]
 
 
+@pytest.mark.slow
 def test_a_nap_in_an_exchange_costs_that_round_only() -> None:
     async def nap(world: World) -> None:
         await trio.sleep(10 * STEP_S + 33)
@@ -92,12 +95,14 @@ def test_a_nap_in_an_exchange_costs_that_round_only() -> None:
     assert {round for round, _ in seen.lost} <= {0} and {1, 2, 3} <= {*seen.whole}
 
 
+@pytest.mark.slow
 def test_chunks_that_are_large_for_the_lines_make_exchanges_long_and_not_impossible() -> None:
     """A member sends to seven others at a time: its first chunks are there after 14 s, and `stall_s` is 10."""
     manifest = narrow_run().manifest.model_copy(update={"chunk_parameters": 49152})
     rounds(8, 2, sign(ORGANISER, manifest), nothing)
 
 
+@pytest.mark.slow
 def test_who_is_kept_waiting_by_one_member_is_given_up_by_nobody() -> None:
     """A member keeps all parts from another one, which can then average nothing until it has waited for them enough."""
     liar, victim = (identity_of(number, 1).peer_id for number in (3, 0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import trio
 
 from protocol.events import ComputeProgress, Event, ReadySent, RoundCommitted
@@ -72,6 +73,7 @@ def test_who_comes_late_is_ready_with_the_others_and_in_their_record() -> None:
     holds(simulate(4, scenario))
 
 
+@pytest.mark.slow
 def test_who_is_greeted_again_and_again_does_not_speak_to_all_each_time() -> None:
     async def scenario(world: World) -> None:
         first, second = world.seats

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+import pytest
+
 from protocol.consensus.ballot import RATIFYING
 from protocol.state.vote_files import NEVER
 from tests.attacks.stage import soon_settled_run
@@ -62,6 +64,7 @@ def test_provisional_records_become_full_when_the_absent_are_back() -> None:
     holds(simulate(5, scenario, signed=soon_settled_run(4)))
 
 
+@pytest.mark.slow
 def test_a_copy_ratifies_nothing_of_before() -> None:
     """It may have voted for something else, and know it no more."""
 

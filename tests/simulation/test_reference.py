@@ -85,7 +85,8 @@ def test_all_compare_with_the_weights_that_rollouts_began_with_and_who_comes_lat
     holds(simulate(sum(ROLES.values()), scenario, signed=RUN))
 
 
-@pytest.mark.parametrize("seed", first_fast(range(1, 5)))
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1, 5))
 def test_trainers_that_die_while_rollouts_begin_compare_with_the_same_weights(seed: int) -> None:
     """By kill or power cut, at any time from the last warm round on; gossip is lost, and requests are."""
 
@@ -150,6 +151,7 @@ def test_what_was_altered_on_the_disk_is_found_at_the_start_and_fetched_again() 
     holds(simulate(sum(ROLES.values()), scenario, signed=RUN))
 
 
+@pytest.mark.slow
 def test_where_nobody_has_them_a_trainer_waits_and_says_what_to_do() -> None:
     """Two of three trainers lost them; the third, which has them, is away."""
 

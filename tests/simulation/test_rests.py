@@ -45,6 +45,7 @@ def test_a_peer_that_rests_serves_a_newcomer_unless_its_owner_said_no(serves: bo
     holds(simulate(4, scenario))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("role", [Role.ROLLOUT, Role.VALIDATOR])
 def test_a_paused_peer_makes_and_judges_nothing_serves_what_it_made_and_goes_on(role: Role) -> None:
     made: Counter[str] = Counter()

@@ -92,7 +92,8 @@ def test_a_third_of_each_role_lies_and_others_die(seed: int) -> None:
     holds(simulate(sum(TROUPE.values()), scenario, seed, LOSSY if seed % 2 else None, rl_run()))
 
 
-@pytest.mark.parametrize("liar", first_fast(LIARS))
+@pytest.mark.slow
+@pytest.mark.parametrize("liar", LIARS)
 def test_a_validator_that_lies_is_set_aside_by_whoever_dealt_with_it(liar: type[RolloutTrainer]) -> None:
     """Beside a cheating rollout peer, without which one that accepts all says nothing wrong."""
     roles = {**ROLES, Role.VALIDATOR: 1}

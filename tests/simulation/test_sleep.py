@@ -12,6 +12,7 @@ from tests.simulation.world import World
 NIGHT_S = 3600.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stands_still", [False, True])
 def test_what_the_only_one_awake_has_done_at_night_is_kept_by_those_who_slept(stands_still: bool) -> None:
     """In a swarm of three: the two that slept are most of the electors, and were in the middle of a round."""

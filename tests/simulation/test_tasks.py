@@ -357,6 +357,7 @@ def test_statements_of_others_admit_nothing_and_cost_little() -> None:
     holds(simulate(sum(ROLES.values()), scenario, signed=SIGNED))
 
 
+@pytest.mark.slow
 def test_a_stranger_that_offers_anothers_set_in_a_false_size_keeps_it_from_nobody() -> None:
     stranger, data = Identity.from_seed(bytes([7]) * 32), some_tasks("9")
     found: list[str] = []

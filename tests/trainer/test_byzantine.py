@@ -19,6 +19,7 @@ def bench() -> Iterator[Bench]:
     torch.set_num_threads(threads)
 
 
+@pytest.mark.slow
 def test_one_sign_flip_times_1000_ruins_the_mean_and_costs_the_other_rules_little(bench: Bench) -> None:
     started, honest = bench.loss(bench.start), bench.run(HONEST)
     assert honest < started - 0.05

@@ -28,7 +28,7 @@ COMPUTE_S, READ_S = 60, 300.0
 """Seconds of a core, and on the clock, for the process; 23 MB take 4 seconds of a core."""
 MAX_PARTS = 16
 """Normalizers, pre-tokenizers or decoders in a row."""
-MAX_TOKEN_BYTES = 1024
+MAX_TOKEN_BYTES = 256
 """Of one token's text, which bounds what a sequence of tokens can become."""
 MAX_TOKENS = 1 << 20
 MAX_MERGES = 1 << 21
@@ -196,7 +196,7 @@ _MODELS: Mapping[str, Mapping[str, Check]] = {
     },
     "WordPiece": {
         "unk_token": _text(MAX_TOKEN_BYTES), "continuing_subword_prefix": _text(8),
-        "max_input_chars_per_word": _up_to(1000), "vocab": lambda value: isinstance(value, dict),
+        "max_input_chars_per_word": _up_to(200), "vocab": lambda value: isinstance(value, dict),
     },
     "Unigram": {
         "unk_id": lambda value: value is None or _up_to(MAX_TOKENS)(value), "byte_fallback": _is_switch,

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainer.environments.environment import Environment, Problem
+from trainer.environments.packages import PackageMissing
 from trainer.environments.records import CodeTests, ExactAnswer, MathsAnswer, NumericAnswer, Task, read_tasks
 from trainer.environments.solve_rates import ALL, SolveRates
 from trainer.environments.verification import Verifier
@@ -56,11 +57,14 @@ def open_rated(path: str, digest: str | None, rates: SolveRates) -> RecordedTask
 
     digest: hexadecimal BLAKE2b-128 that the file's bytes must have.
 
-    Raises ValueError with one sentence, with the line's number where a line is at fault, and SandboxUnavailable.
+    Raises ValueError with one sentence, with the line's number where a line is at fault; PackageMissing and
+    SandboxUnavailable for what this computer lacks.
     """
     data = read_file(path, digest)
     try:
         return RecordedTasks(rates.left(read_tasks(io.BytesIO(data))), digest_of(data))
+    except PackageMissing:
+        raise  # a ValueError that is no fault of the file
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 

@@ -39,7 +39,7 @@ from trainer.models.llama.config import ModelConfig, parameter_layout
 from trainer.models.llama.huggingface import config_json
 
 SHARE = 0.92
-"""Of the memory that is free on the GPU: what vLLM is told to take, for it refuses to begin where it cannot have that."""
+"""Share of the GPU's free memory that vLLM is told that it may use: it does not start if less than that is free."""
 BLOCK_TOKENS = 128
 """Tokens whose keys and values vLLM holds together on a CPU."""
 BF16_BYTES = 2
@@ -249,16 +249,16 @@ def _vllm() -> Any:
 
 
 def _memory(device: torch.device, config: ModelConfig, slots: int, length: int) -> dict[str, Any]:
-    """Return how much memory vLLM may have.
+    """Return the settings of vLLM's memory: keys and values of `slots` sequences, in bytes, as the built-in engine has them.
 
-    On a GPU a share of all of it: of what the reference and others leave.  On a CPU, where it would take nearly all, the
-    keys and values of `slots` sequences, in bytes.
+    Left to itself vLLM takes nearly all memory, and nothing remains for the versions that batches are verified with.
     """
-    if device.type != "cuda":
-        tokens = slots * (math.ceil(length / BLOCK_TOKENS) + 1) * BLOCK_TOKENS
-        return {"kv_cache_memory_bytes": 2 * BF16_BYTES * tokens * config.layers * config.kv_width}
-    free, total = torch.cuda.mem_get_info(device)
-    return {"gpu_memory_utilization": SHARE * free / total}
+    tokens = slots * (math.ceil(length / BLOCK_TOKENS) + 1) * BLOCK_TOKENS
+    memory: dict[str, Any] = {"kv_cache_memory_bytes": 2 * BF16_BYTES * tokens * config.layers * config.kv_width}
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        memory["gpu_memory_utilization"] = SHARE * free / total
+    return memory
 
 
 def noise_of_v1() -> type:

@@ -108,6 +108,7 @@ def test_who_only_reached_us_is_dialled_back_and_a_swallowing_router_holds_nobod
     assert swarm.known().there == [at(TWO), at(ONE)]
 
 
+@pytest.mark.slow
 def test_what_was_known_is_kept_for_invitations_without_a_running_peer(tmp_path: Path) -> None:
     folder = run_dir(tmp_path, RUN)
     assert find_addresses(RUN, ME, tmp_path).remark == NOBODY

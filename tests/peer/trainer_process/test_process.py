@@ -151,6 +151,7 @@ def test_cancelled_compute_is_abandoned_and_the_next_one_runs(tmp_path: Path) ->
     with_trainer(tmp_path, scenario)
 
 
+@pytest.mark.slow
 def test_an_evaluation_goes_on_beside_training_and_after_its_first_step(tmp_path: Path) -> None:
     async def scenario(bench: Bench) -> None:
         trainer, theta = bench.trainer, bench.theta.view
@@ -242,6 +243,7 @@ def test_threads_change_between_steps_and_hold_for_the_next_process(tmp_path: Pa
     with_trainer(tmp_path, scenario)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chosen", [None, "ACTIVE"])
 def test_idle_threads_sleep_unless_the_user_wants_otherwise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: str | None
@@ -289,6 +291,7 @@ def test_trainer_that_always_fails_is_given_up_with_the_reason(tmp_path: Path) -
     with_trainer(tmp_path, scenario, starts=False, device="no-such-device")
 
 
+@pytest.mark.slow
 def test_stopping_fails_the_call_in_progress(tmp_path: Path) -> None:
     async def scenario(bench: Bench) -> None:
         with pytest.raises(TrainerDied, match="stopped"):
@@ -297,6 +300,7 @@ def test_stopping_fails_the_call_in_progress(tmp_path: Path) -> None:
     with_trainer(tmp_path, scenario)
 
 
+@pytest.mark.slow
 def test_a_killed_trainer_costs_no_moments(tmp_path: Path) -> None:
     def scenario_of(kills: bool, contributions: list[bytes]) -> Callable[[Bench], Awaitable[None]]:
         async def scenario(bench: Bench) -> None:

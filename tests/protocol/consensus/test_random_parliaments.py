@@ -11,12 +11,13 @@ from protocol.state.electorate import quorum_size
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Roll
 from tests.protocol.consensus.parliament import Parliament
+from tests.tiers import first_fast
 
 SEEDS = 300
 BATCH = 25
 
 
-@pytest.mark.parametrize("first", range(0, SEEDS, BATCH))
+@pytest.mark.parametrize("first", first_fast(range(0, SEEDS, BATCH), 3))
 def test_agreement_and_progress(first: int) -> None:
     """The witness looks at every word.  With a quorum alive at the end, everybody alive has the record."""
     for seed in range(first, first + BATCH):

@@ -21,6 +21,7 @@ from protocol.wire.body import decode_body
 from tests.protocol.content.liars import AlwaysBusy, Beginner, Claimer, Corrupter, Flooder, Repeater, Staller, Swallower
 from tests.protocol.content.swarm_table import CHUNK_BYTES, Peer, SwarmTable, members_of, on_swarm_table
 from tests.simulation.broadcast import measure
+from tests.tiers import first_fast
 
 
 async def an_origin_and(table: SwarmTable, receivers: int) -> tuple[Peer, list[Peer]]:
@@ -41,7 +42,9 @@ def begin(origin: Peer, receivers: list[Peer]) -> None:
 # -- honest peers -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("receivers", "chunks", "most"), [(2, 64, 1.1), (8, 64, 1.3), (8, 256, 1.1), (24, 64, 1.6)])
+@pytest.mark.parametrize(
+    ("receivers", "chunks", "most"), first_fast([(2, 64, 1.1), (8, 64, 1.3), (8, 256, 1.1), (24, 64, 1.6)], 2)
+)
 def test_a_blob_gets_to_all_in_little_more_than_the_time_of_one_line(receivers: int, chunks: int, most: float) -> None:
     row = measure(receivers, chunks, degree=8)
     print(row)
@@ -131,6 +134,7 @@ def test_two_that_wait_for_each_other_give_up_after_a_while() -> None:
 # -- deaths -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_origin_may_die_when_one_copy_has_left_it() -> None:
     async def check(table: SwarmTable) -> None:
         origin, others = await an_origin_and(table, 8)
@@ -232,7 +236,7 @@ def test_two_liars_among_eight_sources_cost_seconds(kind: type[Claimer]) -> None
     on_swarm_table(check)
 
 
-@pytest.mark.parametrize("kind", [Claimer, Repeater, Staller, AlwaysBusy, Corrupter, Swallower])
+@pytest.mark.parametrize("kind", first_fast([Claimer, Repeater, Staller, AlwaysBusy, Corrupter, Swallower], 2))
 def test_two_liars_among_eight_receivers_cost_a_broadcast_seconds(kind: type[Claimer]) -> None:
     async def check(table: SwarmTable) -> None:
         (origin,) = table.add()

@@ -93,6 +93,7 @@ def test_2000_connections_leave_nothing_behind() -> None:
     trio.run(main)
 
 
+@pytest.mark.slow
 def test_a_member_gets_in_beside_254_silent_strangers() -> None:
     async def main() -> None:
         a, limits = Recorder(), replace(InboundLimits(), greeting_s=math.inf, protected_s=0.1, queued_s=math.inf)

@@ -117,6 +117,7 @@ def test_peers_that_reach_a_third_one_are_joined_there_and_then_find_a_way_of_th
     trio.run(main)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asker_listens", [True, False])
 def test_whoever_was_dialled_in_a_meeting_may_relay_for_the_other_whichever_asked(asker_listens: bool) -> None:
     """One asks for the meeting; the socket goes to the one of the two that can be dialled."""
@@ -139,6 +140,7 @@ def test_whoever_was_dialled_in_a_meeting_may_relay_for_the_other_whichever_aske
     trio.run(main)
 
 
+@pytest.mark.slow
 def test_a_place_that_the_relay_gave_to_another_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         async with through_a_relay() as (_, between, two, _r):
@@ -354,6 +356,7 @@ def test_only_a_few_sockets_that_know_the_token_are_looked_at() -> None:
     trio.run(main)
 
 
+@pytest.mark.slow
 def test_a_relay_that_summons_without_end_has_us_open_few_sockets() -> None:
     async def main() -> None:
         async with through_a_relay() as (_, between, two, _r):

@@ -156,7 +156,7 @@ REFUSED: dict[str, tuple[Shape, str]] = {
     "bytes switched off": (file(bpe(["<unk>", "</s>", *BYTES], [], byte_fallback=False), ("</s>",)), "byte_fallback is off"),
     "two tokens of one number": (changed(lambda shape: shape["model"]["vocab"].update(a=3)), "two tokens of one number"),
     "a token without number": (changed(lambda shape: shape["model"]["vocab"].update(a=-1)), "whose number is none"),
-    "a long token": (changed(lambda shape: shape["model"]["vocab"].update({"x" * 2000: 300})), "more than 1024 bytes"),
+    "a long token": (changed(lambda shape: shape["model"]["vocab"].update({"x" * 2000: 300})), "more than 256 bytes"),
     "a merge of three": (changed(lambda shape: shape["model"]["merges"].append("a b c")), "no pair of tokens"),
     "a merge of strangers": (changed(lambda shape: shape["model"]["merges"].append("zz yy")), "the library cannot read it"),
     "an added token twice": (changed(lambda shape: shape["added_tokens"].append(added(267, MARKS[1]))), "twice"),

@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 
-from tests.tiers import first_fast
 from tests.trainer.environments.test_sandbox import processes_with
 from trainer.environments.sandbox import REQUIRED, Mechanism, Protections, protections
 
@@ -77,7 +76,8 @@ def _tried(place: Path, user: int, left_out: set[Mechanism]) -> dict[str, Any]:
     return told
 
 
-@pytest.mark.parametrize("case", first_fast(TRIED))
+@pytest.mark.slow
+@pytest.mark.parametrize("case", TRIED)
 def test_attacks_fail_for_every_user(case: str, place: Path) -> None:
     user, left_out = CASES[case]
     told = _tried(place, user, left_out)

@@ -10,6 +10,7 @@ import torch
 
 from benchmarks import rl_ablation
 from benchmarks.rl_bench import END, Question, Settings, Trial, Variant, decoder, sample, text_of
+from tests.tiers import first_fast
 from tests.trainer import small
 from trainer.models.llama.config import ModelConfig
 from trainer.rl.config import RlConfig
@@ -42,7 +43,7 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("staleness", [0, 2])
+@pytest.mark.parametrize("staleness", first_fast([2, 0]))
 def test_the_rewarded_letter_becomes_most_of_what_is_written(staleness: int) -> None:
     rl = RlConfig(
         prompts=8, group_size=16, max_tokens=12, row_tokens=64, micro_batch_tokens=1 << 12, optimizer_steps=2, lr=2e-2,
