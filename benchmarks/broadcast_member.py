@@ -15,18 +15,18 @@ from typing import Any
 import trio
 
 from benchmarks.json_lines import hear, say
-from protocol.content.blob import Blob, ChunkSet, set_of
-from protocol.content.messages import QUESTIONS, LeavesRequest, read_chunk_header
-from protocol.content.replica_shelf import WholeBlob
-from protocol.content.shelf import Held
-from protocol.content.swarm import Swarm
-from protocol.content.transfer import Purpose
-from protocol.events import Dropped, Event
-from protocol.network.interface import Acceptance, Landing, Refused
-from protocol.network.libp2p import Libp2pNetwork, NetworkSettings
-from protocol.network.session import Session
-from protocol.state.disk import Disk
-from protocol.state.weight_files import WeightFiles
+from protocol.blobs.blob import Blob, ChunkSet, set_of
+from protocol.blobs.messages import QUESTIONS, LeavesRequest, read_chunk_header
+from protocol.blobs.shelf import Held
+from protocol.blobs.swarm import Swarm
+from protocol.blobs.transfer import Purpose
+from protocol.chain.disk import Disk
+from protocol.chain.serving import WholeBlob
+from protocol.chain.weight_files import WeightFiles
+from protocol.events.events import Dropped, Event
+from protocol.transport.interface import Acceptance, Landing, Refused, Session
+from protocol.transport.network import Libp2pNetwork
+from protocol.transport.settings import NetworkSettings
 from protocol.wire.body import decode_body
 from protocol.wire.hashes import Hash, chunk_hash, tree_root
 from protocol.wire.identity import Identity, PeerId
@@ -37,7 +37,7 @@ RUN = Hash(b"\x06" * 32)
 
 @dataclass
 class Blobs:
-    """A `protocol.content.shelf.Shelf` in memory."""
+    """A `protocol.blobs.shelf.Shelf` in memory."""
 
     held: dict[Hash, WholeBlob]
 
@@ -46,7 +46,7 @@ class Blobs:
 
 
 class Peer:
-    """Implements `protocol.network.interface.Handlers`: answers about blobs, and takes chunks that were asked for."""
+    """Implements `protocol.transport.interface.Handlers`: answers about blobs, and takes chunks that were asked for."""
 
     def __init__(self, size: int, chunk: int, seed: str = "") -> None:
         self.size, self.chunk = size, chunk

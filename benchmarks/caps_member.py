@@ -11,12 +11,12 @@ import trio
 from benchmarks import broadcast_member, exchange_member
 from benchmarks.json_lines import hear, say
 from peer.bench.exchange_peer import RUN
-from protocol.content.messages import QUESTIONS, read_chunk_header
-from protocol.content.swarm import Swarm
-from protocol.events import Dropped, Event
-from protocol.network.interface import Acceptance, Landing
-from protocol.network.libp2p import Libp2pNetwork, NetworkSettings
-from protocol.network.session import Session
+from protocol.blobs.messages import QUESTIONS, read_chunk_header
+from protocol.blobs.swarm import Swarm
+from protocol.events.events import Dropped, Event
+from protocol.transport.interface import Acceptance, Landing, Session
+from protocol.transport.network import Libp2pNetwork
+from protocol.transport.settings import NetworkSettings
 from protocol.wire.hashes import tree_root
 from protocol.wire.identity import PeerId
 
@@ -26,7 +26,7 @@ QUESTION_S = 0.1
 
 
 class Peer:
-    """Implements `protocol.network.interface.Handlers` for exchanges, blobs, and questions that are sent back."""
+    """Implements `protocol.transport.interface.Handlers` for exchanges, blobs, and questions that are sent back."""
 
     def __init__(self, parameters: int, chunk: int, blob_bytes: int) -> None:
         self.exchange = exchange_member.Peer(parameters, chunk, "mean")

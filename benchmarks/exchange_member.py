@@ -13,13 +13,13 @@ import trio
 from benchmarks.json_lines import hear, say
 from kernels.aggregate import Rule
 from peer.bench.exchange_peer import RUN, ExchangePeer, Introduction
-from protocol.events import Event, MemberLost
-from protocol.network.interface import Landing, Network
-from protocol.network.libp2p import Libp2pNetwork, NetworkSettings
+from protocol.events.events import Event, MemberLost
+from protocol.transport.interface import Landing, Network
+from protocol.transport.network import Libp2pNetwork
+from protocol.transport.settings import NetworkSettings
 from protocol.wire.hashes import Hash, chunk_hash, tree_root
 from protocol.wire.identity import PeerId
-from protocol.wire.masks import members_in
-from protocol.wire.messages import Plan
+from protocol.wire.messages import Plan, members_in
 
 BARE = b"bare"
 

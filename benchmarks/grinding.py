@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterator
 from random import Random
 from typing import Any
 
+from protocol.chain.tasks_in_force import TasksInForce, first_problem
 from protocol.rollouts.batch import Batch
 from protocol.rollouts.dealing import lot_of, problems_of, trainer_of
 from protocol.rollouts.happenings import Moved
-from protocol.rollouts.intake import Intake
+from protocol.rollouts.pool import Intake
 from protocol.rollouts.scene import Scene
 from protocol.run.rl_section import RlSection
-from protocol.state.tasks_in_force import TasksInForce, first_problem
 from protocol.tasks.counting import Counting
 from protocol.trainer_link import Tried
 from protocol.wire.hashes import Hash, hash_bytes
@@ -35,7 +35,7 @@ PROMPTS, GROUP = 8, 16
 TRAINERS = [PeerId(f"12D3KooWtrainer{number:0>37}") for number in range(8)]
 PUBLISHER = Identity.from_seed(bytes(32)).peer_id
 MOST_KNOWN = 512
-"""Strangers that a peer has places for (`protocol.membership.strangers`)."""
+"""Strangers that a peer has places for (`protocol.membership.liveness`)."""
 
 
 def maker(number: int) -> PeerId:

@@ -14,10 +14,10 @@ from typing import Any
 import trio
 
 from benchmarks.broadcast_member import Peer, main
-from protocol.content.blob import to_bitmap
-from protocol.content.messages import BlobReply, BlobRequest, ChunkHeader, ChunksReply, ChunksRequest
-from protocol.network.interface import NetworkError
-from protocol.network.libp2p import Libp2pNetwork
+from protocol.blobs.blob import to_bitmap
+from protocol.blobs.messages import BlobReply, BlobRequest, ChunkHeader, ChunksReply, ChunksRequest
+from protocol.transport.interface import NetworkError
+from protocol.transport.network import Libp2pNetwork
 from protocol.wire.body import decode_body
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId

@@ -15,7 +15,7 @@ import time
 import numpy as np
 import numpy.typing as npt
 
-from protocol.content.patches import apply_patch, make_patch
+from protocol.versions.making import apply_patch, make_patch
 from protocol.wire.hashes import chunk_hash
 
 TENSOR = 4096 * 4096

@@ -15,9 +15,8 @@ import msgpack
 import trio
 
 from protocol.wire import canonical
-from protocol.wire.body import MAX_CHUNKS, MAX_ELECTORS, MAX_MEMBERS, Body
+from protocol.wire.body import MAX_CHUNKS, MAX_ELECTORS, MAX_MEMBERS, Body, spare_what_is_loaded
 from protocol.wire.canonical import Malformed
-from protocol.wire.collector import spare_what_is_loaded
 from protocol.wire.envelope import seal
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity

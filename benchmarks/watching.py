@@ -31,8 +31,8 @@ import trio
 from peer.control.client import Stamped
 from peer.control.event_log import EventLog
 from peer.control.server import ControlServer
-from protocol import events as ev
-from protocol.status import PeerStatus, SwarmPeer
+from protocol.events import events as ev
+from protocol.events.status import PeerStatus, SwarmPeer
 from tui.app import PeerView
 from tui.feed import Found, Told
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 LEAST_NAMED_PORT = 1024
 """A name may lead anywhere tomorrow, so it is dialled at ports at which peers listen alone, as claims of strangers are
-(`protocol.network.libp2p.named_ends`)."""
+(`protocol.transport.named_ends`)."""
 MAX_NAME_CHARS = 120
 NAME = re.compile(r"(?=.*[a-z])(?:[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\.)*[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\.?")
 NAMED_BY = ("dns", "dns4", "dns6")

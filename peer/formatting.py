@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from protocol.status import PeerStatus
+    from protocol.events.status import PeerStatus
 
 from protocol.short_id import short_id
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from peer.formatting import Naming, amount, attempted, clean, duration, many, number, short, size, to_go
-from protocol import events as ev
+from protocol.events import events as ev
 
 
 def sentence(event: ev.Event, name: Naming = short) -> str:

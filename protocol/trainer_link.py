@@ -1,7 +1,7 @@
 """The seam between a peer and what trains: a process with a GPU, or an arithmetic stand-in.
 
 The trainer is a function, not a keeper of state.  The outer parameters lie in memory that the peer owns
-(`protocol.state.outer_state`); a trainer reads them, trains from them, and leaves one contribution: the encoded difference.
+(`protocol.chain.outer_state`); a trainer reads them, trains from them, and leaves one contribution: the encoded difference.
 Killing it at any moment therefore damages nothing but the work of the running round.
 """
 

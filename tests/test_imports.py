@@ -92,7 +92,7 @@ def test_help_loads_nothing_but_the_command_line() -> None:
 
 
 def test_a_terminal_interface_starts_from_little() -> None:
-    needed = "import tui, peer.control.client, protocol.events, protocol.status, protocol.version"
+    needed = "import tui, peer.control.client, protocol.events.events, protocol.events.status, protocol.version"
     assert loaded_by(needed) == {"tui", "peer", "protocol", "msgpack"}
 
 

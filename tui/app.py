@@ -24,8 +24,8 @@ from textual.widgets import Static
 from peer.control.client import ControlError, Stamped
 from peer.formatting import clean, duration
 from peer.sentences import sentence
-from protocol.events import Left
-from protocol.status import PeerStatus
+from protocol.events.events import Left
+from protocol.events.status import PeerStatus
 from tui.controls import Controls
 from tui.dialogs import Confirm, Help
 from tui.feed import Found, Source, Stopped

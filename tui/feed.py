@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from peer.control.client import ControlClient, ControlError, EventStream, NotRunning, Stamped
-from protocol.status import PeerStatus
+from protocol.events.status import PeerStatus
 
 STATUS_S = 1.0
 RETRY_S = 1.0

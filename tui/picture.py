@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, fields, replace
 from peer.control.client import Stamped
 from peer.formatting import naming
 from peer.sentences import level, sentence
-from protocol import events as ev
-from protocol.rollout_tally import RolloutTally
-from protocol.status import PeerStatus
+from protocol.events import events as ev
+from protocol.events.rollout_tally import RolloutTally
+from protocol.events.status import PeerStatus
 
 KEPT_LINES = 10_000
 KEPT_ROUNDS = 500

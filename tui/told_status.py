@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from peer.control.client import Stamped
-from protocol import events as ev
-from protocol.status import PeerStatus, SwarmPeer
+from protocol.events import events as ev
+from protocol.events.status import PeerStatus, SwarmPeer
 
 MOST_PEERS = 2048
 ROLES = {"generating": "rollout", "verifying": "validator", "seeding": "seed"}

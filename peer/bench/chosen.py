@@ -7,9 +7,9 @@ from pathlib import Path
 from peer.control.client import ControlClient, ControlError
 from peer.errors import ExitCode, PeerError
 from peer.joining.run_source import find_run, read_manifest, stored_manifest
+from protocol.events.status import PeerStatus
 from protocol.run.invitation import Invitation
 from protocol.run.manifest import SignedManifest, demo_manifest
-from protocol.status import PeerStatus
 from protocol.wire.hashes import Hash
 
 

@@ -10,8 +10,9 @@ import trio
 from peer.bench.exchange_peer import RUN, ExchangePeer, Introduction
 from peer.bench.figures import ExchangeSpeed
 from peer.errors import PeerError
-from protocol.network.interface import NetworkError
-from protocol.network.libp2p import Libp2pNetwork, NetworkSettings, open_network
+from protocol.transport.interface import NetworkError
+from protocol.transport.network import Libp2pNetwork, open_network
+from protocol.transport.settings import NetworkSettings
 from protocol.wire.hashes import tree_root
 
 PEERS = 3

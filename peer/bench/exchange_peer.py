@@ -12,12 +12,11 @@ import trio
 from kernels.aggregate import Rule
 from kernels.codec import encode
 from kernels.layout import chunk_layout, payload_bytes
-from protocol.events import Event
-from protocol.exchange.assignment import assign_owners, contribution_leaves
-from protocol.exchange.messages import ExchangeAsk, push_plan
-from protocol.exchange.runner import ExchangeRunner
-from protocol.network.interface import Acceptance, Landing, Network, Refused
-from protocol.network.session import Session
+from protocol.allreduce.assignment import assign_owners, contribution_leaves
+from protocol.allreduce.messages import ExchangeAsk, push_plan
+from protocol.allreduce.runner import ExchangeRunner
+from protocol.events.events import Event
+from protocol.transport.interface import Acceptance, Landing, Network, Refused, Session
 from protocol.wire.body import decode_body
 from protocol.wire.hashes import ZERO_HASH, Hash
 from protocol.wire.identity import Identity, PeerId
@@ -38,7 +37,7 @@ class Introduction:
 
 
 class ExchangePeer:
-    """Implements `protocol.network.interface.Handlers` for the running exchange.  Its contribution is random."""
+    """Implements `protocol.transport.interface.Handlers` for the running exchange.  Its contribution is random."""
 
     def __init__(self, parameters: int, chunk: int, rule: Rule = "mean") -> None:
         self.rule: Rule = rule

@@ -12,8 +12,8 @@ from peer.errors import ExitCode, PeerError
 from peer.resources.computer import usable_cores
 from peer.resources.core_share import chosen_threads
 from peer.trainer_process.process import TrainerProcess, TrainerSettings
+from protocol.chain.outer_state import SharedRegion
 from protocol.run.manifest import demo_manifest
-from protocol.state.shared_memory import SharedRegion
 from protocol.trainer_link import ComputeTask, Progress, TrainerDied
 
 SECONDS = 3.0

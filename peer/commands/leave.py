@@ -57,7 +57,7 @@ def _leave_and_wait(folder: Path) -> str:
     """Returns the daemon's last word: how it left, or why its stream of events ended."""
     from peer.control.client import ControlClient
     from peer.sentences import sentence
-    from protocol.events import Left
+    from protocol.events.events import Left
 
     client, left = ControlClient(folder), ""
     with client.events() as stream:

@@ -82,7 +82,7 @@ def _find(folder: Path, wanted: str | None) -> dict[str, Any]:
 def _read(folder: Path, wanted: str | None) -> dict[str, Any]:
     from peer.control.ledger import ledger, names_in
     from peer.keyfile import KeyfileError, load_identity
-    from protocol.state.store import Store
+    from protocol.chain.store import Store
 
     runs = [path for path in (folder / "runs").glob("*") if path.is_dir() and path.name.startswith(wanted or "")]
     if not runs:

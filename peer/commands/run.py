@@ -15,8 +15,7 @@ from peer.errors import ExitCode, PeerError
 if TYPE_CHECKING:
     from peer.commands import Subparsers
     from peer.joining.purpose import Speed
-    from protocol.run.anchor import Anchor
-    from protocol.run.invitation import Invitation
+    from protocol.run.invitation import Anchor, Invitation
     from protocol.run.manifest import SignedManifest
     from protocol.wire.hashes import Hash
     from protocol.wire.identity import Identity, PeerId
@@ -233,7 +232,7 @@ def _run_to_invite_to(word: str | None, data: Path, identity: Identity | None) -
 
 def _token(args: argparse.Namespace, organiser: Identity, run: Hash, guest: PeerId | None, key: Identity | None) -> bytes:
     """For the guest, or for the holders of `key`; exactly one of the two."""
-    from protocol.run.tokens import DEFAULT_USES, MAX_USES, bearer_token, bound_token
+    from protocol.run.admission import DEFAULT_USES, MAX_USES, bearer_token, bound_token
     from protocol.wire.canonical import Malformed
     from protocol.wire.presence import Role
 

@@ -10,7 +10,7 @@ from peer.errors import ExitCode
 
 if TYPE_CHECKING:
     from peer.commands import Subparsers
-    from protocol.status import PeerStatus, RolloutStatus
+    from protocol.events.status import PeerStatus, RolloutStatus
 
 
 def register(subparsers: Subparsers) -> None:

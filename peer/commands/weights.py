@@ -76,7 +76,7 @@ def describe(status: dict[str, Any]) -> list[str]:
     """The versions as lines for a person, the newest first."""
     from peer.formatting import clean, short, size
     from peer.sentences import chunk_map, coming
-    from protocol.events import TransferProgress
+    from protocol.events.events import TransferProgress
 
     newest = f"version {status['newest']}" if status["newest"] is not None else "no version yet"
     lines = [

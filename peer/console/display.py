@@ -20,8 +20,8 @@ from peer.control.client import Stamped
 from peer.control.event_log import EventLog, to_line
 from peer.formatting import naming
 from peer.sentences import level, sentence
-from protocol.events import PROGRESS, Left, LinesLost, PeerJoined
-from protocol.status import PeerStatus
+from protocol.events.events import PROGRESS, Left, LinesLost, PeerJoined
+from protocol.events.status import PeerStatus
 
 ALL = math.inf
 """Events that may wait for us: we take them at once, and what waits to be written is bounded elsewhere."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 from peer.control.client import Stamped
-from protocol.events import PROGRESS, PhaseChanged, subject
+from protocol.events.events import PROGRESS, PhaseChanged, subject
 
 
 class Thinner:

@@ -5,7 +5,8 @@ A frame is four bytes of length (big endian) and a msgpack map.  A question is `
 carries one frame an event, and at last `{"end": reason}`.
 
 Blocking sockets, so that a command, a thread of the TUI or a test can use it alike.  Imports nothing heavy: the TUI
-starts from this module, `protocol.events` and `protocol.status` alone.  The socket's file mode decides who may connect.
+starts from this module, `protocol.events.events` and `protocol.events.status` alone.  The socket's file mode decides who
+may connect.
 """
 
 from __future__ import annotations
@@ -21,9 +22,8 @@ from typing import Any, Self
 
 import msgpack
 
-from protocol.event_reading import from_fields
-from protocol.events import Event
-from protocol.status import PeerStatus
+from protocol.events.events import Event, from_fields
+from protocol.events.status import PeerStatus
 
 SOCKET_NAME = "control.sock"
 HEADER_BYTES = 4

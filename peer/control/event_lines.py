@@ -8,7 +8,7 @@ from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from peer.control.client import Stamped
-from protocol.event import Event
+from protocol.events.events import Event
 
 LATEST_S = 1e11
 """Seconds since 1970 in the year 5138: no clock says more, and calendars end some thousand years later."""

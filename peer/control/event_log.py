@@ -20,7 +20,7 @@ import trio
 
 from peer.control.client import Stamped
 from peer.files.rotating_file import RotatingFile
-from protocol.events import PROGRESS, Event, subject
+from protocol.events.events import PROGRESS, Event, subject
 
 LOG_NAMES = ("events.jsonl", "events.1.jsonl", "events.2.jsonl", "events.3.jsonl")
 MAX_FILE_BYTES = 8 << 20

@@ -1,6 +1,6 @@
 """Who contributed what, as the record chain says it: for `peer ledger` and the control socket.
 
-The counting is `protocol.state.credit.ledger`'s, so that every peer counts alike; here are the table and the shares.
+The counting is `protocol.chain.credit.ledger`'s, so that every peer counts alike; here are the table and the shares.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any
 
 from peer.control.event_lines import stamped_in
 from peer.control.event_log import LOG_NAMES
-from protocol.events import PeerJoined, Started
-from protocol.state import credit
-from protocol.state.store import Store
+from protocol.chain import credit
+from protocol.chain.store import Store
+from protocol.events.events import PeerJoined, Started
 from protocol.wire.messages import Commit
 
 MAX_MEMBERS_TOLD = 10_000

@@ -14,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from peer.errors import ExitCode, PeerError
-from protocol.status import PeerStatus, RolloutStatus
+from protocol.events.status import PeerStatus, RolloutStatus
 from protocol.wire.presence import Phase
 
 HOST = "127.0.0.1"

@@ -21,11 +21,11 @@ from peer.control.tasks import TaskControls
 from peer.discovery.contacts import Contacts
 from peer.errors import PeerError
 from peer.rests.pause import MAX_PAUSE_S, Pause
+from protocol.chain.store import Store
+from protocol.events.status import PeerStatus
 from protocol.node.extensions import CannotExtend, Extensions
 from protocol.node.line_probe import Lines, NotNow
-from protocol.run.goal import Unit
-from protocol.state.store import Store
-from protocol.status import PeerStatus
+from protocol.run.sections import Unit
 from protocol.tasks.desk import TaskDesk
 from protocol.versions.publishing import MOST_ANCHOR_EVERY, CannotPublish
 from protocol.versions.weight_versions import WeightVersions

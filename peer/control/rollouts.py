@@ -12,8 +12,8 @@ from typing import Any
 
 from peer.control.client import Stamped
 from peer.control.event_lines import stamped_in
-from protocol import events as ev
-from protocol.rollout_tally import VERDICTS, BatchSeen, RolloutTally
+from protocol.events import events as ev
+from protocol.events.rollout_tally import VERDICTS, BatchSeen, RolloutTally
 
 LOG_NAMES = ("events.3.jsonl", "events.2.jsonl", "events.1.jsonl", "events.jsonl")
 """The oldest first."""

@@ -27,7 +27,7 @@ from peer.control.client import (
 )
 from peer.control.event_log import EventLog, Subscription, TooManyListeners
 from peer.formatting import size
-from protocol.status import PeerStatus
+from protocol.events.status import PeerStatus
 
 MAX_CONNECTIONS = 64
 SEND_DEADLINE_S = 5.0

@@ -7,9 +7,8 @@ from typing import Any, Protocol
 
 from peer.control.client import ControlError
 from peer.control.server import Command
-from protocol.status import PeerStatus
-from protocol.tasks.desk import TaskDesk
-from protocol.tasks.organising import CannotAmend
+from protocol.events.status import PeerStatus
+from protocol.tasks.desk import CannotAmend, TaskDesk
 from protocol.wire.tasks import MAX_SET_TASKS, Amendment
 
 GIVEN = re.compile(r"\.given-\d{1,10}\.new")

@@ -14,7 +14,7 @@ import trio
 from peer.resources.room import Room
 from peer.rests.judge import Rest
 from peer.rests.quota import MonthlyQuota
-from protocol.state.disk import StoreFull
+from protocol.chain.disk import StoreFull
 from protocol.wire.presence import WhyIdle
 
 LOOK_S = 5.0

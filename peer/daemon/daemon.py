@@ -38,12 +38,12 @@ from peer.settings.file import write_setting
 from peer.settings.live import read_change
 from peer.settings.preferences import SETTINGS
 from peer.settings.telling import as_map
-from protocol.events import Left, Notice, Started
+from protocol.chain.store import Store
+from protocol.events.events import Left, Notice, Started
+from protocol.events.status import PeerStatus
 from protocol.node.extensions import Extensions
 from protocol.node.line_probe import Lines
 from protocol.node.node import Node
-from protocol.state.store import Store
-from protocol.status import PeerStatus
 from protocol.tasks.desk import TaskDesk
 from protocol.version import version
 from protocol.versions.weight_versions import WeightVersions

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from peer.errors import ExitCode, PeerError
-from protocol.network.interface import NetworkError
-from protocol.state.disk import StoreFailed
+from protocol.chain.disk import StoreFailed
+from protocol.transport.interface import NetworkError
 
 CRASH_LOG = "crash.log"
 

@@ -21,10 +21,10 @@ from peer.rests.month import MonthTraffic
 from peer.rests.pause import Pause
 from peer.rests.quota import MonthlyQuota
 from peer.rests.sensors import Sensors
-from protocol.events import Event, PhaseChanged
-from protocol.network.libp2p.dial_back import Verdict
+from protocol.events.events import Event, PhaseChanged
+from protocol.events.status import NodeStatus
 from protocol.node.node import Node
-from protocol.status import NodeStatus
+from protocol.transport.nat.dial_back import Verdict
 from protocol.wire.identity import Identity
 from protocol.wire.presence import Phase, WhyIdle
 

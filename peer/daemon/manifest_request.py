@@ -12,11 +12,11 @@ import trio
 from peer.discovery.search import Search
 from peer.errors import ExitCode, PeerError
 from peer.joining.lobby import Lobby, fetch_manifest
-from protocol.network.interface import NetworkError
-from protocol.network.libp2p.network import open_network
-from protocol.network.libp2p.settings import NetworkSettings
 from protocol.run.invitation import Invitation
 from protocol.run.manifest import SignedManifest
+from protocol.transport.interface import NetworkError
+from protocol.transport.network import open_network
+from protocol.transport.settings import NetworkSettings
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity, PeerId
 

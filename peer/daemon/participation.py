@@ -49,25 +49,25 @@ from peer.settings.preferences import Preferences
 from peer.settings.provider import mapped_addresses
 from peer.trainer_process.process import TrainerProcess, TrainerSettings
 from peer.trainer_process.rollouts import RolloutProcess
-from protocol.events import Event, Notice, PhaseChanged, RecordRatified, RoundVoted
-from protocol.network.interface import Network
-from protocol.network.libp2p import Libp2pNetwork, NetworkSettings, open_network
-from protocol.network.libp2p.dial_back import Verdict
-from protocol.network.libp2p.dialer import peer_of
-from protocol.network.libp2p.inbound_policy import InboundLimits
-from protocol.network.session import Session
+from protocol.chain.disk import StoreFull
+from protocol.chain.outer_state import OuterState
+from protocol.chain.replica import Replica
+from protocol.chain.store import Store
+from protocol.events.events import Event, Notice, PhaseChanged, RecordRatified, RoundVoted
+from protocol.events.status import NodeStatus
 from protocol.node.node import Node
 from protocol.run.invitation import make_invitation
 from protocol.run.manifest import Admission, SignedManifest
 from protocol.run.settings import NodeSettings, WeightSettings
-from protocol.state.disk import StoreFull
-from protocol.state.outer_state import OuterState
-from protocol.state.replica import Replica
-from protocol.state.store import Store
-from protocol.status import NodeStatus
 from protocol.sync.run_files import paths_of
+from protocol.transport.dialer import peer_of
+from protocol.transport.inbound_policy import InboundLimits
+from protocol.transport.interface import Network, Session
+from protocol.transport.nat.dial_back import Verdict
+from protocol.transport.network import Libp2pNetwork, open_network
+from protocol.transport.settings import NetworkSettings
 from protocol.version import version
-from protocol.wire.collector import spare_what_is_loaded
+from protocol.wire.body import spare_what_is_loaded
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.presence import Phase, Role, WhyIdle
 from trainer.generate.choice import GeneratorName

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from peer.console.display import Style
 from peer.settings.live import LiveSettings
-from protocol.run.anchor import Anchor
+from protocol.run.invitation import Anchor
 from protocol.run.manifest import SignedManifest
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId

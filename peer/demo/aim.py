@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from peer.demo.member import Member
-from protocol.events import Event
+from protocol.events.events import Event
 
 REPORT = "which must never happen; please report it with the logs (--keep)"
 

@@ -14,10 +14,10 @@ import torch
 from peer.demo.comparison import Comparison, Measured, Sample
 from peer.demo.learning import Learning
 from peer.errors import ExitCode, PeerError
+from protocol.chain.disk import Disk
+from protocol.chain.stored_run import NotStored, StoredRun, StoredState
+from protocol.chain.weight_files import WeightFiles
 from protocol.run.manifest import RunManifest, SignedManifest
-from protocol.state.disk import Disk
-from protocol.state.stored_run import NotStored, StoredRun, StoredState
-from protocol.state.weight_files import WeightFiles
 from protocol.sync.run_files import paths_of
 from trainer.config import TrainingConfig
 from trainer.environments.sandbox import SandboxUnavailable

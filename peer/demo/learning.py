@@ -11,7 +11,7 @@ from peer.demo.comparison import Comparison, Measured
 from peer.demo.member import Member
 from peer.drawing import sparkline
 from peer.formatting import clean, duration, number, visible
-from protocol import events as ev
+from protocol.events import events as ev
 from protocol.run.manifest import RunManifest
 from protocol.wire.presence import Role
 

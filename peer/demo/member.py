@@ -9,7 +9,7 @@ from pathlib import Path
 from peer.control.client import EventStream, Stamped
 from peer.demo.cast import Part
 from peer.demo.progress import Progress
-from protocol import events as ev
+from protocol.events import events as ev
 
 
 @dataclass

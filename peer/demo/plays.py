@@ -15,9 +15,9 @@ from peer.demo.training import Training
 from peer.errors import ExitCode, PeerError
 from peer.joining.run_source import start_of
 from peer.weights.brought import Brought
-from protocol.run.goal import Unit
 from protocol.run.manifest import RunManifest, SignedManifest, demo_manifest, sign
 from protocol.run.run_file import load_run_file, parse_run_file
+from protocol.run.sections import Unit
 from protocol.wire.identity import Identity
 
 LEARNING_RUN = "learning.toml"

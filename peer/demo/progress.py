@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from peer.control.client import Stamped
 from peer.formatting import amount, naming, to_go
-from protocol import events as ev
-from protocol.status import PeerStatus
+from protocol.events import events as ev
+from protocol.events.status import PeerStatus
 
 MEASURING = "measuring the held-out loss"
 

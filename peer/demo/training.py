@@ -11,7 +11,7 @@ from peer.demo.cast import Part
 from peer.demo.member import Member
 from peer.drawing import bar
 from peer.formatting import duration, number
-from protocol import events as ev
+from protocol.events import events as ev
 from protocol.run.manifest import RunManifest
 
 

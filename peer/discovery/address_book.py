@@ -16,8 +16,8 @@ from peer.discovery.rendezvous import REREAD_S, Rendezvous
 from peer.errors import PeerError
 from peer.files.atomic import write_atomically
 from peer.paths import runtime_dir
-from protocol.events import Event, Notice
-from protocol.network.interface import Network
+from protocol.events.events import Event, Notice
+from protocol.transport.interface import Network
 from protocol.wire.hashes import Hash
 
 BOOK_NAME = "addresses.json"

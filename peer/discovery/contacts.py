@@ -17,8 +17,8 @@ from typing import Any, Protocol
 import trio
 
 from peer.files.atomic import write_atomically
-from protocol.network.libp2p.dialer import peer_of
 from protocol.run.invitation import MAX_ADDRESSES, can_be_named
+from protocol.transport.dialer import peer_of
 from protocol.wire.identity import PeerId
 
 FILE_NAME = "contacts.json"

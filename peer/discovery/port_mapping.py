@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 
 import trio
 
-from protocol.events import Event, PortMapped
+from protocol.events.events import Event, PortMapped
 
 LEASE_S = 3600
 AGAIN_S = 120.0

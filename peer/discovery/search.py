@@ -15,9 +15,9 @@ import trio
 from peer.addresses import names_only_local
 from peer.discovery.contacts import is_loopback
 from peer.formatting import attempted, duration
-from protocol.events import Event, NobodyAnswers
-from protocol.network.libp2p.attempts import NO_ROUTE, OTHER_RUN, REFUSED, SILENT, WRONG_PEER, Attempt
-from protocol.network.libp2p.dialer import DIAL_S, peer_of
+from protocol.events.events import Event, NobodyAnswers
+from protocol.transport.attempts import NO_ROUTE, OTHER_RUN, REFUSED, SILENT, WRONG_PEER, Attempt
+from protocol.transport.dialer import DIAL_S, peer_of
 from protocol.wire.identity import PeerId
 
 LOOK_S = 0.5

@@ -13,7 +13,7 @@ from peer.discovery.founded_runs import Founded, FoundedTwice, Noticeboard, noti
 from peer.discovery.mdns import Mdns
 from peer.errors import PeerError
 from peer.paths import runtime_dir
-from protocol.events import Event, Notice
+from protocol.events.events import Event, Notice
 from protocol.run.manifest import SignedManifest
 from protocol.wire.hashes import hash_bytes
 

@@ -20,7 +20,7 @@ from peer.resources.computer import available_memory, usable_cores
 from peer.resources.gpu import free_gpu_memory
 from peer.resources.memory import memory_need
 from peer.resources.room import STATES_ON_DISK
-from protocol.membership.clock_offsets import TOLERANCE_S
+from protocol.membership.handshake import TOLERANCE_S
 from protocol.run.manifest import RunManifest
 from protocol.wire.presence import Role
 from trainer.environments.packages import PackageMissing

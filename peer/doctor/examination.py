@@ -26,8 +26,8 @@ from peer.resources.computer import available_memory
 from peer.resources.gpu import free_gpu_memory
 from peer.resources.role import choose_role
 from peer.settings.preferences import Preferences
+from protocol.events.status import PeerStatus
 from protocol.run.manifest import RunManifest, demo_manifest
-from protocol.status import PeerStatus
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.presence import Role
 from trainer.generate.choice import GeneratorName

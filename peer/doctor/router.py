@@ -10,10 +10,10 @@ from peer.discovery.nat_pmp import NatPmp
 from peer.discovery.port_mapping import PortMapping
 from peer.discovery.upnp import Upnp
 from peer.doctor.check import Check, Verdict, ok
-from protocol.events import Event, PortMapped
-from protocol.network.libp2p.dial_back import Verdict as Reached
-from protocol.network.libp2p.network import Libp2pNetwork
-from protocol.network.libp2p.reachability import Reachability, is_public
+from protocol.events.events import Event, PortMapped
+from protocol.transport.nat.dial_back import Verdict as Reached
+from protocol.transport.nat.reachability import Reachability, is_public
+from protocol.transport.network import Libp2pNetwork
 
 OPENING_S = 10.0
 """For the router to open a port, or to say nothing."""
@@ -48,7 +48,7 @@ class OpenedPort:
 
 async def port_keeping(network: Libp2pNetwork) -> str:
     """What the router does with the ports of those inside, as peers see it; empty where nobody can tell."""
-    from protocol.network.libp2p.traversal.mirror import ports_outside
+    from protocol.transport.nat.mirror import ports_outside
 
     parts = [address.split("/") for address in network.reached_there()]
     ends = [
@@ -86,14 +86,14 @@ def reachable(found: Reachability, announced: Sequence[str] = (), opened_by: str
 
 def _translates(found: Reachability) -> bool:
     """Whether others see us at another address than our own."""
-    from protocol.network.libp2p.host import interface_addresses
+    from protocol.transport.host import interface_addresses
 
     return not {address.split("/")[2] for address in found.verdicts if "/ip4/" in address} & set(interface_addresses())
 
 
 def _kind(found: Reachability, announced: Sequence[str], opened_by: str) -> str:
     """In the words of people who set routers up."""
-    from protocol.network.libp2p.host import interface_addresses
+    from protocol.transport.host import interface_addresses
 
     ours, seen = set(interface_addresses()), {address.split("/")[2] for address in found.verdicts}
     public = {address.split("/")[2] for address in found.verdicts if is_public(address)}

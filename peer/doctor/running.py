@@ -12,9 +12,9 @@ from peer.doctor.visit import Findings
 from peer.errors import PeerError
 from peer.formatting import clean
 from peer.joining.run_source import stored_manifest
-from protocol.network.libp2p.dial_back import Verdict as Reached
-from protocol.network.libp2p.reachability import Reachability
-from protocol.status import PeerStatus
+from protocol.events.status import PeerStatus
+from protocol.transport.nat.dial_back import Verdict as Reached
+from protocol.transport.nat.reachability import Reachability
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 

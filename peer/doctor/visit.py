@@ -25,14 +25,13 @@ from peer.joining.lobby import Lobby, fetch_manifest
 from peer.joining.standing import find_standing
 from peer.paths import run_dir
 from peer.resources.boot_clock import seconds_since_boot
-from protocol.membership.clock_offsets import ClockOffsets
-from protocol.membership.handshake import note_clock
-from protocol.network.interface import Acceptance, NetworkError, Refused
-from protocol.network.libp2p.dial_back import Verdict as Reached
-from protocol.network.libp2p.network import Libp2pNetwork, open_network
-from protocol.network.libp2p.settings import NetworkSettings
+from protocol.membership.handshake import ClockOffsets, note_clock
 from protocol.run.greeting import make_hello
 from protocol.run.manifest import SignedManifest
+from protocol.transport.interface import Acceptance, NetworkError, Refused
+from protocol.transport.nat.dial_back import Verdict as Reached
+from protocol.transport.network import Libp2pNetwork, open_network
+from protocol.transport.settings import NetworkSettings
 from protocol.version import version
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash

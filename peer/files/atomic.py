@@ -2,7 +2,7 @@
 
 No library: `os.replace` is atomic, and what is left to do is four calls; the packages for it are not maintained, and none of
 them refuses to replace a file that another process makes meanwhile.  The store of a run has writes of its own, for tests
-make each of them fail (`protocol.state.disk`).
+make each of them fail (`protocol.chain.disk`).
 
 Whoever is killed while it writes leaves a temporary file, `.<name>.<anything>.new`: the store of a run removes those in its
 folder when it is opened, `remove_left_overs` those in another one.

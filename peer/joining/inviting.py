@@ -18,10 +18,9 @@ from peer.errors import ExitCode, PeerError
 from peer.formatting import roughly
 from peer.joining.run_source import DEFAULT_PORT, own_addresses
 from peer.paths import data_dir, run_dir
-from protocol.run.anchor import Anchor
-from protocol.run.invitation import Invitation
-from protocol.run.tokens import read_token
-from protocol.status import NodeStatus
+from protocol.events.status import NodeStatus
+from protocol.run.admission import read_token
+from protocol.run.invitation import Anchor, Invitation
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId

@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import trio
 
-from protocol.network.interface import Acceptance, Handlers, Landing, Network, NetworkError, Refused
 from protocol.run.manifest import SignedManifest, open_manifest
+from protocol.transport.interface import Acceptance, Handlers, Landing, Network, NetworkError, Refused
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
@@ -21,7 +21,7 @@ ASK_AGAIN_S = 0.5
 
 
 class Lobby:
-    """Implements `protocol.network.interface.Handlers` for the node that will be here."""
+    """Implements `protocol.transport.interface.Handlers` for the node that will be here."""
 
     def __init__(self) -> None:
         self._node: Handlers | None = None

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from peer.formatting import amount, clean, roughly, short
-from protocol.run.goal import Unit
 from protocol.run.manifest import RunManifest
+from protocol.run.sections import Unit
 
 ASSUMED_FLOPS = 1e12
 """Of one member that nobody has measured: a fast processor, or a small GPU."""

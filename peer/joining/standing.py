@@ -13,13 +13,13 @@ from pathlib import Path
 from peer.errors import ExitCode, PeerError
 from peer.files.atomic import write_atomically
 from peer.joining.environment import environment_problem
+from protocol.chain.base import round_settings
+from protocol.chain.history import History
+from protocol.chain.store import Store
 from protocol.run.admission import needs_proof, verify_admission
-from protocol.run.anchor import Anchor
 from protocol.run.greeting import admit_at_door, version_problem
+from protocol.run.invitation import Anchor
 from protocol.run.manifest import RunManifest
-from protocol.state.base import round_settings
-from protocol.state.history import History
-from protocol.state.store import Store
 from protocol.wire.body import MAX_ADMISSION_BYTES
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash

@@ -12,7 +12,7 @@ from peer.resources.computer import available_memory
 from peer.resources.gpu import free_gpu_memory
 from peer.resources.memory import memory_need, memory_problem
 from peer.resources.role import choose_role
-from protocol.events import Event, Notice, RoleChosen
+from protocol.events.events import Event, Notice, RoleChosen
 from protocol.run.manifest import RunManifest
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId

@@ -19,7 +19,7 @@ from peer.errors import ExitCode, PeerError
 from peer.files.held_file import HeldFile, read_held
 from peer.paths import runtime_dir
 from peer.resources.computer import usable_cores
-from protocol.events import Event, Notice
+from protocol.events.events import Event, Notice
 
 RECOUNT_S = 2.0
 MAX_PEERS = 1024

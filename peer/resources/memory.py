@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from kernels.codec import encoded_bytes
 from kernels.layout import chunk_layout, payload_bytes
 from peer.formatting import size
-from protocol.exchange.buffers import PART_BUFFERS
+from protocol.allreduce.buffers import PART_BUFFERS
 from protocol.run.manifest import RunManifest
 from protocol.wire.presence import Role
 from trainer.config import TrainingConfig

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from peer.formatting import size
-from protocol.state.disk import Disk, NoRoom
+from protocol.chain.disk import Disk, NoRoom
 
 BLOCK_BYTES = 512
 """What `st_blocks` counts in."""

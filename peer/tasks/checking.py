@@ -11,9 +11,9 @@ from pathlib import Path
 
 from peer.errors import ExitCode, PeerError
 from peer.paths import make_private, run_dir
+from protocol.chain.disk import Disk
+from protocol.chain.weight_files import WeightFiles
 from protocol.run.manifest import SignedManifest
-from protocol.state.disk import Disk
-from protocol.state.weight_files import WeightFiles
 from protocol.sync.run_files import paths_of
 from protocol.wire.tasks import MAX_SET_BYTES, MAX_SET_TASKS
 from trainer.config import TrainingConfig

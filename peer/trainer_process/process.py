@@ -25,9 +25,9 @@ from peer.trainer_process.channel import Listener, TrainerChannel, unheard
 from peer.trainer_process.child import how_it_ended, reap
 from peer.trainer_process.log import TrainerLog
 from peer.trainer_process.start import start_trainer
-from protocol.events import Event, Notice, TrainerStarted, TrainerStopped
+from protocol.chain.outer_state import SharedRegion
+from protocol.events.events import Event, Notice, TrainerStarted, TrainerStopped
 from protocol.run.manifest import RunManifest
-from protocol.state.shared_memory import SharedRegion
 from protocol.trainer_link import ComputeTask, Contribution, NotMeasured, Progress, TrainerGaveUp, Tried
 from trainer.generate.choice import GeneratorName
 

@@ -18,12 +18,12 @@ from peer.paths import make_private, run_dir
 from peer.weights.start import FolderStart
 from peer.weights.tokenizer_facts import tokenizer_facts
 from peer.weights.tokenizer_files import check_readable
-from protocol.run.data_section import CHATS, MAX_FILE_BYTES, TASKS, TOKENIZER, FileSection
+from protocol.chain.disk import Disk, StoreFailed
+from protocol.chain.weight_files import WeightFiles
 from protocol.run.manifest import RunManifest, SignedManifest
 from protocol.run.rl_section import RlSection
 from protocol.run.run_file import RunFileError, sections_of
-from protocol.state.disk import Disk, StoreFailed
-from protocol.state.weight_files import WeightFiles
+from protocol.run.sections import CHATS, MAX_FILE_BYTES, TASKS, TOKENIZER, FileSection
 from protocol.sync.run_files import file_section, keep_file
 from protocol.wire.hashes import Hash
 from trainer.config import TrainingConfig

@@ -1,6 +1,6 @@
 """A run's model as a Hugging Face folder, from what lies in the data directory, whether a peer runs or not.
 
-The states on disk are `protocol.state.stored_run`'s, the files' formats `trainer.weights`', the new folder
+The states on disk are `protocol.chain.stored_run`'s, the files' formats `trainer.weights`', the new folder
 `peer.weights.new_folder`'s business.
 """
 
@@ -18,11 +18,11 @@ from peer.errors import ExitCode, PeerError
 from peer.paths import run_dir
 from peer.weights.new_folder import check_room, check_target, published_as, told
 from peer.weights.tokenizer_files import copy_tokenizer, generation_in
-from protocol.run.data_section import TOKENIZER
+from protocol.chain.disk import Disk
+from protocol.chain.stored_run import F32, NotStored, StoredRun, StoredState
+from protocol.chain.weight_files import WeightFiles
 from protocol.run.manifest import RunManifest, SignedManifest
-from protocol.state.disk import Disk
-from protocol.state.stored_run import F32, NotStored, StoredRun, StoredState
-from protocol.state.weight_files import WeightFiles
+from protocol.run.sections import TOKENIZER
 from protocol.sync.run_files import paths_of
 from trainer.config import TrainingConfig
 from trainer.models.llama.huggingface import ends_in

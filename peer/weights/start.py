@@ -16,11 +16,11 @@ import numpy as np
 from peer.errors import ExitCode, PeerError
 from peer.paths import make_private, run_dir
 from peer.weights.tokenizer_files import keep_tokenizer
+from protocol.chain.disk import Disk, StoreFailed
+from protocol.chain.outer_state import genesis_state
+from protocol.chain.records import genesis_tip
+from protocol.chain.results import Checkpoints
 from protocol.run.manifest import STATE_BYTES_PER_PARAMETER, SignedManifest
-from protocol.state.chain import genesis_tip
-from protocol.state.checkpoints import Checkpoints
-from protocol.state.disk import Disk, StoreFailed
-from protocol.state.genesis import genesis_state
 from protocol.wire.hashes import Hash, chunk_hash, tree_root
 from trainer.weights.errors import FolderError
 from trainer.weights.reading import WeightsFolder

@@ -23,24 +23,22 @@ import trio
 
 from kernels.codec import is_sane
 from kernels.codec import parts as codec_parts
+from protocol.agreement.validation import plan_of
+from protocol.allreduce.assignment import plan_hash, takeover_order
+from protocol.allreduce.runner import ExchangeRunner
 from protocol.audit.evidence import AveragedPart, TwoStatements, WrongAverage, right_hash
-from protocol.consensus.validation import plan_of
-from protocol.events import AuditDone
-from protocol.exchange.assignment import plan_hash, takeover_order
-from protocol.exchange.runner import ExchangeRunner
+from protocol.chain.electorate import quorum_size
+from protocol.chain.replica import Replica
+from protocol.events.events import AuditDone
 from protocol.membership.liveness import Membership
-from protocol.network.interface import NetworkError
-from protocol.network.session import Session
 from protocol.offload import Offload
-from protocol.state.electorate import quorum_size
-from protocol.state.replica import Replica
+from protocol.transport.interface import NetworkError, Session
 from protocol.wire.body import decode_body
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import Envelope, is_authentic, rebuild
 from protocol.wire.hashes import Hash, chunk_hash, hash_bytes, verify_proof
 from protocol.wire.identity import PeerId
-from protocol.wire.masks import members_in
-from protocol.wire.messages import ChunkEntry, ChunkResult, Plan, Provenance, Record
+from protocol.wire.messages import ChunkEntry, ChunkResult, Plan, Provenance, Record, members_in
 from protocol.wire.questions import SLICE_BYTES, PartReply, PartRequest
 
 SHARE = 50

@@ -2,17 +2,20 @@
 
 Each peer judges for itself.  An accusation is a rumour with the name of a proof; a peer that hears it fetches the proof from
 an accuser (`protocol.audit.accusations`), judges it (`protocol.audit.evidence`), persists it and announces it in turn
-(`protocol.audit.announcing`).  So every honest peer ejects the same liars, and nobody is ejected by a majority's word.
+(`protocol.audit.ejection`).  So every honest peer ejects the same liars, and nobody is ejected by a majority's word.
 
 Some evidence is about a tip that we do not know yet: it is postponed until we do.
 """
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
 import trio
 
+from protocol.agreement.contradictions import Tip
 from protocol.audit.accusations import FETCH_S, Accusations, Case, Heard, deadline_s
-from protocol.audit.announcing import Announcements
 from protocol.audit.evidence import (
     Evidence,
     Law,
@@ -24,20 +27,130 @@ from protocol.audit.evidence import (
     judge,
     tip_needed,
 )
-from protocol.audit.postponed import Postponed
-from protocol.events import Dropped, Notice, PeerEjected
+from protocol.chain.disk import StoreFailed
+from protocol.chain.replica import Replica
+from protocol.events.events import Dropped, Notice, PeerEjected
 from protocol.membership.liveness import Membership
-from protocol.network.interface import MALFORMED, NetworkError, Refused, Unreachable
-from protocol.network.session import Session
 from protocol.offload import Offload
-from protocol.state.disk import StoreFailed
-from protocol.state.replica import Replica
+from protocol.transport.interface import MALFORMED, NetworkError, Refused, Session, Unreachable
 from protocol.wire.body import decode_body
 from protocol.wire.canonical import Malformed
+from protocol.wire.envelope import Envelope
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Accusation
 from protocol.wire.questions import SLICE_BYTES, EvidenceRequest
+
+# ------------------------------------------------------------------------------------------------------------------------
+# When accusations are published: new ones soon, all of them again and again, and never many at once.
+#
+# Others take few messages a second of one author, heartbeats included: whoever sacrifices hundreds of keys must not make
+# us use that up.  Accusations of members go first.
+
+
+AGAIN_S = 30.0
+"""Newcomers did not hear it."""
+SPACING_S = 2.0
+"""Between two accusations."""
+
+
+@dataclass
+class _Announcement:
+    envelope: Envelope
+    is_member: bool
+    due: float
+
+
+class Announcements:
+    """The accusations that we stand for."""
+
+    def __init__(self) -> None:
+        self._of: dict[PeerId, _Announcement] = {}
+        self._changed = trio.Event()
+
+    def __len__(self) -> int:
+        return len(self._of)
+
+    def add(self, accused: PeerId, envelope: Envelope, *, is_member: bool) -> None:
+        """A new accusation, to be published at once."""
+        self._of[accused] = _Announcement(envelope, is_member, trio.current_time())
+        self._changed.set()
+
+    def remove(self, accused: PeerId) -> None:
+        """It is not announced any more."""
+        self._of.pop(accused, None)
+
+    async def _next(self) -> Envelope:
+        """Wait for the next one that is due, and put it off."""
+        while True:
+            now = trio.current_time()
+            first = min(self._of.values(), key=lambda each: (each.due > now, not each.is_member, each.due), default=None)
+            if first is not None and first.due <= now:
+                first.due = now + max(AGAIN_S, SPACING_S * len(self._of))
+                return first.envelope
+            self._changed = trio.Event()
+            with trio.move_on_at(min((each.due for each in self._of.values()), default=trio.current_time() + AGAIN_S)):
+                await self._changed.wait()
+
+    async def run(self, publish: Callable[[bytes], Awaitable[None]]) -> None:
+        """Publish what is due, until cancelled."""
+        while True:
+            await publish((await self._next()).raw)
+            await trio.sleep(SPACING_S)
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Evidence that cannot be judged yet: it is about a tip that is not in our chain, and may come to be.
+#
+# Anybody can make up such evidence about keys of its own, so it is bounded; what is forgotten is announced again by its
+# accusers.  Evidence against peers of our chain goes first.
+
+
+MAX_POSTPONED = 16
+POSTPONED_BYTES = 16 << 20
+"""Of all of it together."""
+
+
+@dataclass(frozen=True)
+class _Piece:
+    raw: bytes
+    tip: Tip
+    is_known: bool
+
+
+class Postponed:
+    """Evidence by its name.  The oldest makes room, that against unknown peers first."""
+
+    def __init__(self) -> None:
+        self._pieces: dict[bytes, _Piece] = {}
+
+    def __len__(self) -> int:
+        return len(self._pieces)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._pieces
+
+    def add(self, name: Hash, raw: bytes, tip: Tip, *, is_known: bool) -> bool:
+        """Whether it is kept.  tip: that it is about; is_known: the accused is in our chain."""
+        if name in self._pieces or len(raw) > POSTPONED_BYTES:
+            return False
+        size = len(raw) + sum(len(piece.raw) for piece in self._pieces.values())
+        while len(self._pieces) >= MAX_POSTPONED or size > POSTPONED_BYTES:
+            oldest = min(self._pieces, key=lambda each: self._pieces[each].is_known)
+            if self._pieces[oldest].is_known and not is_known:
+                return False
+            size -= len(self._pieces.pop(oldest).raw)
+        self._pieces[name] = _Piece(raw, tip, is_known)
+        return True
+
+    def take(self, is_judged: Callable[[Tip], bool]) -> list[bytes]:
+        """The evidence about tips that can be judged now; it is kept no longer."""
+        due = [name for name, piece in self._pieces.items() if is_judged(piece.tip)]
+        return [self._pieces.pop(name).raw for name in due]
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+
 
 MAX_EJECTED = 256
 """Liars remembered.  When they are more, those that never were in the chain are forgotten first, and members never."""

@@ -3,7 +3,7 @@
 A wrong average: the owner's signed `ChunkResult`, the plan it names, and the parts it says it averaged, each with its proof
 against the root that the plan gives its member; whoever averages them gets other bytes.  One statement that no honest peer
 signs.  Two statements of one peer that contradict each other.  A certificate that contradicts a motion: its signers voted
-in the ballot of the one who signed the motion, for another record.  `protocol.consensus.contradictions` says which
+in the ballot of the one who signed the motion, for another record.  `protocol.agreement.contradictions` says which
 statements these are.
 
 Some of it shows only together with the electors of the tip that it is about (`tip_needed`), whom everybody knows that has
@@ -23,19 +23,18 @@ from pydantic import Field
 from kernels.aggregate import Rule, aggregate
 from kernels.codec import is_sane
 from kernels.layout import ChunkSpan
-from protocol.consensus.ballot import Ballot
-from protocol.consensus.contradictions import Tip, contradict, lie_of, need_electors, tip_of, vote_in
-from protocol.exchange.assignment import plan_hash
-from protocol.state.base import Base, fragment_of
-from protocol.state.chain import record_hash, verify_quorum
+from protocol.agreement.ballot import Ballot
+from protocol.agreement.contradictions import Tip, contradict, lie_of, need_electors, tip_of, vote_in
+from protocol.allreduce.assignment import plan_hash
+from protocol.chain.base import Base, fragment_of
+from protocol.chain.records import record_hash, verify_quorum
 from protocol.wire import canonical
 from protocol.wire.body import MAX_MEMBERS, Body, HashField, decode_body
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import MAX_ENVELOPE_BYTES
 from protocol.wire.hashes import Hash, chunk_hash, hash_bytes, verify_proof
 from protocol.wire.identity import PeerId
-from protocol.wire.masks import members_in
-from protocol.wire.messages import Certificate, ChunkResult, Motion, Plan, Proposal, Step, unpack
+from protocol.wire.messages import Certificate, ChunkResult, Motion, Plan, Proposal, Step, members_in, unpack
 
 MAX_EVIDENCE_BYTES = 64 << 20
 """Larger evidence does not travel: with chunks of 1 MiB, 60 members."""

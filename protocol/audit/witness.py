@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from protocol.agreement.ballot import Ballot
+from protocol.agreement.contradictions import certified, contradict, lie_of, slot, tip_of
 from protocol.audit.evidence import ContraryMotion, Evidence, OneStatement, TwoStatements
-from protocol.consensus.ballot import Ballot
-from protocol.consensus.contradictions import certified, contradict, lie_of, slot, tip_of
-from protocol.state.base import Base
-from protocol.state.chain import record_hash
-from protocol.state.history import History
+from protocol.chain.base import Base
+from protocol.chain.history import History
+from protocol.chain.records import record_hash
 from protocol.wire.body import Body
 from protocol.wire.envelope import Envelope, is_authentic, rebuild
 from protocol.wire.hashes import Hash

@@ -6,8 +6,38 @@ from collections.abc import Callable
 
 import trio
 
-from protocol.events import Event, PhaseChanged
+from protocol.events.events import Event, PhaseChanged
 from protocol.wire.presence import Measurement, Phase, WhyIdle
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Whether computing rests because the user said so.
+
+
+class Pause:
+    """A switch, off at first.  `wait` returns as soon as it is off."""
+
+    def __init__(self) -> None:
+        self.on = False
+        self._over = trio.Event()
+
+    def begin(self) -> None:
+        """Switch on; nothing if it is on."""
+        if not self.on:
+            self.on, self._over = True, trio.Event()
+
+    def end(self) -> None:
+        """Switch off."""
+        self.on = False
+        self._over.set()
+
+    async def wait(self) -> None:
+        """Return at once when off, else as soon as it is switched off."""
+        while self.on:
+            await self._over.wait()
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+
 
 WITHIN_A_ROUND = frozenset({Phase.READY, Phase.EXCHANGING, Phase.VOTING, Phase.APPLYING})
 """Phases that follow from statements the others get anyway.  The others need to hear at once of every other phase."""

@@ -10,22 +10,163 @@ Being named in a record is admission for good, so a voter must know that the mem
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
+from statistics import median
 
-from protocol.membership.clock_offsets import ClockOffsets
-from protocol.membership.guests import Guests
-from protocol.network.interface import MALFORMED, Network, Refused, Unreachable
+from protocol.chain.history import History
 from protocol.run.admission import AdmittedBy, has_expired, needs_proof, verify_admission
 from protocol.run.greeting import Hello, HelloReply, admit_at_door, answer_hello, make_hello
 from protocol.run.manifest import Admission, RunManifest
 from protocol.run.settings import NodeSettings
-from protocol.state.history import History
+from protocol.transport.interface import MALFORMED, Network, Refused, Unreachable
 from protocol.wire.body import decode_body
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Ready
 from protocol.wire.presence import Heartbeat, Role
+
+# ------------------------------------------------------------------------------------------------------------------------
+# The newcomers that were let in, and by what.  Bounded, and one token's newcomers cannot push out another's.
+
+
+MAX_GUESTS = 4096
+"""Peers remembered as let in; those that must go greet again."""
+
+
+@dataclass(frozen=True)
+class Guest:
+    """A peer that came in with this proof, and what it was admitted by; None where its being a member was enough."""
+
+    proof: bytes
+    admitted: AdmittedBy | None
+
+    @property
+    def token(self) -> Hash | None:
+        """The name of the token that let it in, if one did."""
+        return self.admitted.token if self.admitted is not None else None
+
+
+class Guests:
+    """Remembers who came in.  stays: tells of a peer whether it keeps its place, as members of the chain do.
+
+    A token has as many places as uses.  When they are taken, its longest known newcomer makes room; when all are taken by
+    peers that stay, there is none.  When all places of all tokens are taken, the token with the most gives one up.
+    """
+
+    def __init__(self, stays: Callable[[PeerId], bool]) -> None:
+        self._stays = stays
+        self._guests: dict[PeerId, Guest] = {}
+        self._of_token: dict[Hash | None, dict[PeerId, None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._guests)
+
+    def get(self, peer: PeerId) -> Guest | None:
+        """How `peer` came in; None when it did not."""
+        return self._guests.get(peer)
+
+    def add(self, peer: PeerId, proof: bytes, admitted: AdmittedBy | None) -> bool:
+        """Remember a peer; False when its token has no place any more."""
+        token = admitted.token if admitted is not None else None
+        known = self._guests.get(peer)
+        if known is None or known.token != token:
+            if not self._make_room_in(token, admitted.uses if admitted is not None and token is not None else None, peer):
+                return False
+        if known is not None:
+            self._forget(peer)
+        if len(self._guests) >= MAX_GUESTS:
+            crowd = max(self._of_token.values(), key=len)
+            self._forget(next((guest for guest in crowd if not self._stays(guest)), next(iter(crowd))))
+        self._guests[peer] = Guest(proof, admitted)
+        self._of_token.setdefault(token, {})[peer] = None
+        return True
+
+    def _make_room_in(self, token: Hash | None, uses: int | None, peer: PeerId) -> bool:
+        """Whether the token has a place for `peer` now."""
+        places = self._of_token.get(token, {})
+        if uses is None or len(places) < uses or self._stays(peer):
+            return True
+        gone = next((guest for guest in places if not self._stays(guest)), None)
+        if gone is not None:
+            self._forget(gone)
+        return gone is not None
+
+    def _forget(self, peer: PeerId) -> None:
+        token = self._guests.pop(peer).token
+        places = self._of_token[token]
+        del places[peer]
+        if not places:
+            del self._of_token[token]
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Our clock, compared with others' clocks: each peer that we greet says what its own shows.
+#
+# Only the expiry of invitations goes by a wall clock.  The comparison makes a sentence and changes nothing else.  It is the
+# median of several peers, so that no single one can make it wrong.
+
+
+MAX_PEERS = 32
+"""The peers greeted last, which are compared."""
+LEAST_PEERS = 3
+TOLERANCE_S = 60.0
+
+
+class ClockOffsets:
+    """The clocks of the peers that we greeted last, each as seconds ahead of `boot`.
+
+    wall: our clock, in unix seconds.  boot: seconds on a clock that nobody sets, so that `skew` ends when ours is set right.
+    """
+
+    def __init__(self, wall: Callable[[], float], boot: Callable[[], float]) -> None:
+        self._wall, self.boot = wall, boot
+        self._offsets: OrderedDict[PeerId, float] = OrderedDict()
+        self._warned = False
+
+    def note(self, peer: PeerId, clock: float, asked: float) -> None:
+        """Take the `clock` in the answer of `peer`, which has just come.  asked: when we asked, by `boot`."""
+        self._offsets[peer] = clock - (asked + self.boot()) / 2
+        self._offsets.move_to_end(peer)
+        if len(self._offsets) > MAX_PEERS:
+            self._offsets.popitem(last=False)
+
+    @property
+    def compared(self) -> int:
+        """Peers that our clock is compared with; 0 while they are too few."""
+        return len(self._offsets) if len(self._offsets) >= LEAST_PEERS else 0
+
+    @property
+    def skew(self) -> str:
+        """ "2 h 3 min behind the clocks of 5 peers"; empty within the tolerance, and while too few are known."""
+        if not self.compared:
+            return ""
+        offset_s = median(self._offsets.values()) - (self._wall() - self.boot())
+        if abs(offset_s) <= TOLERANCE_S:
+            return ""
+        return f"{_span(abs(offset_s))} {'behind' if offset_s > 0 else 'ahead of'} the clocks of {self.compared} peers"
+
+    def take_warning(self) -> str:
+        """The sentence for the log, once; empty otherwise."""
+        skew = self.skew
+        if not skew or self._warned:
+            return ""
+        self._warned = True
+        return f"this computer's clock is {skew}; set it (invitations end by it)"
+
+
+def _span(seconds: float) -> str:
+    minutes = round(seconds / 60)
+    if minutes < 120:
+        return f"{minutes} min"
+    return f"{minutes // 60} h {minutes % 60} min" if minutes < 2880 else f"{minutes // 1440} days"
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+
 
 GREET_TIMEOUT_S = 10.0
 MAX_HELLO_BYTES = 8192

@@ -12,16 +12,38 @@ from typing import Protocol
 
 import trio
 
+from protocol.chain.history import History
+from protocol.events.status import SwarmPeer
 from protocol.membership.activity import Activity
 from protocol.membership.liveness import Liveness, Membership
-from protocol.membership.pace import Pace
-from protocol.network.interface import NetworkError
-from protocol.network.session import Session
 from protocol.run.settings import NodeSettings
-from protocol.state.history import History
-from protocol.status import SwarmPeer
+from protocol.trainer_link import Progress
+from protocol.transport.interface import NetworkError, Session
 from protocol.wire.identity import PeerId
 from protocol.wire.presence import Goodbye, Heartbeat, Phase, WhyIdle
+
+# ------------------------------------------------------------------------------------------------------------------------
+# How fast this peer trains: the last known rate, kept from round to round, and what follows for the time that is left.
+
+
+class Pace:
+    """tokens_per_s: 0 before the first inner step of this life.  tokens_per_step: of one inner step."""
+
+    def __init__(self, tokens_per_step: int) -> None:
+        self._tokens_per_step = tokens_per_step
+        self.tokens_per_s = 0.0
+
+    def observe(self, progress: Progress) -> None:
+        """Take note of an inner step."""
+        self.tokens_per_s = progress.tokens_per_s
+
+    def left_s(self, steps: int) -> float | None:
+        """Seconds for so many more inner steps; None while no rate is known."""
+        return max(0, steps) * self._tokens_per_step / self.tokens_per_s if self.tokens_per_s > 0 else None
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+
 
 SOONEST = 0.1
 """Of the time between two heartbeats: this much at least, whatever changes."""

@@ -3,7 +3,7 @@
 A pure state machine.  A peer is ALIVE while its heartbeats come, SUSPECT after three missed ones (or as soon as its
 connection broke), GONE after five, LEFT on a signed goodbye.  A fresh heartbeat brings it back from anywhere, except
 that nothing older than its goodbye does.  What follows from liveness (the proposer, evictions) is decided in
-`protocol.consensus`.
+`protocol.agreement`.
 
 What comes by gossip may be a recording, and a peer that has just started cannot tell.  A handshake cannot be recorded: a
 peer is UNPROVEN, whatever it is heard to say, until it has been connected to us since we started.  From then on a heartbeat
@@ -14,16 +14,77 @@ Members and strangers do not share their places, and strangers hardly slow the h
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from protocol.events import Event, PeerGone, PeerJoined, PeerSuspected
-from protocol.membership.strangers import MAX_MEMBERS, MAX_STRANGERS, Marks, displaced
-from protocol.network.interface import Members
+from protocol.events.events import Event, PeerGone, PeerJoined, PeerSuspected
 from protocol.short_id import short_id
+from protocol.transport.interface import Members
 from protocol.wire.identity import PeerId
 from protocol.wire.presence import Goodbye, Heartbeat
+
+# ------------------------------------------------------------------------------------------------------------------------
+# The places of strangers in the membership: fair shares for the neighbours that bring them, none of them a member's.
+#
+# Keys are free, connections are not.  A stranger that is connected to us has its place for itself; all others are charged to
+# the neighbour that brought their first heartbeat, and make room first.
+
+
+MAX_MEMBERS = 2048
+MAX_STRANGERS = 512
+"""As many as there may be connections; those that are not connected share what these leave."""
+
+
+def displaced(
+    brought_by: Mapping[PeerId, PeerId], connected: Collection[PeerId], newcomer: PeerId, forwarder: PeerId
+) -> PeerId | None:
+    """The stranger that makes room for `newcomer`, which `forwarder` brought; None if the newcomer gets no place.
+
+    brought_by: the strangers known and who brought each, the longest silent first.
+    """
+    shares: dict[PeerId, list[PeerId]] = {}
+    for peer, neighbour in brought_by.items():
+        if peer not in connected:
+            shares.setdefault(neighbour, []).append(peer)
+    if not shares:
+        return None
+    largest = max(shares.values(), key=len)
+    if newcomer not in connected and len(largest) <= len(shares.get(forwarder, ())) + 1:
+        return None
+    return largest[0]
+
+
+class Marks:
+    """How far each peer's statements were taken note of, as incarnation and serial; nothing up to there is news.
+
+    Of members and of strangers so many are remembered each; the oldest is forgotten first.
+    """
+
+    def __init__(self, members: Members) -> None:
+        self._members = members
+        self._of_members: OrderedDict[PeerId, tuple[int, int]] = OrderedDict()
+        self._of_strangers: OrderedDict[PeerId, tuple[int, int]] = OrderedDict()
+
+    def is_old(self, peer: PeerId, mark: tuple[int, int]) -> bool:
+        """Whether a statement with this mark is from before the peer's."""
+        return any(peer in marks and mark <= marks[peer] for marks in (self._of_members, self._of_strangers))
+
+    def note(self, peer: PeerId, mark: tuple[int, int]) -> None:
+        """From now on statements up to this one are old; does nothing when they were already."""
+        if self.is_old(peer, mark):
+            return
+        member = self._members.has_member(peer)
+        marks, most = (self._of_members, MAX_MEMBERS) if member else (self._of_strangers, MAX_STRANGERS)
+        marks[peer] = mark
+        marks.move_to_end(peer)
+        if len(marks) > most:
+            marks.popitem(last=False)
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+
 
 BEAT_S = 2.0
 """Seconds between heartbeats of a peer in a swarm of at most `SLOW_ABOVE` peers."""

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
+from protocol.allreduce.messages import ExchangeAsk
 from protocol.audit.ejection import Ejections
-from protocol.content.messages import QUESTIONS as ABOUT_BLOBS
-from protocol.content.serving import QUESTIONS as SERVED
-from protocol.content.serving import Serving
-from protocol.content.swarm import Swarm
-from protocol.exchange.messages import ExchangeAsk
+from protocol.blobs.messages import QUESTIONS as ABOUT_BLOBS
+from protocol.blobs.swarm import Swarm
+from protocol.chain.serving import QUESTIONS as SERVED
+from protocol.chain.serving import Serving
 from protocol.membership.handshake import Handshake
-from protocol.network.interface import MALFORMED, Refused
-from protocol.network.session import Session
 from protocol.node.current_round import CurrentRound
 from protocol.node.ratifier import Ratifier
 from protocol.node.statements import Statements
 from protocol.run.greeting import Hello
+from protocol.transport.interface import MALFORMED, Refused, Session
 from protocol.versions.weight_versions import WeightVersions
-from protocol.wire.body import Body, decode_body
+from protocol.wire.body import Body, decode_body, largest
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.questions import EvidenceRequest, PartReply, PartRequest, RatificationRequest
-from protocol.wire.shape import largest
 from protocol.wire.versions import VersionsRequest
 
 QUESTIONS: dict[str, type[Body] | None] = {

@@ -16,24 +16,23 @@ from math import isfinite
 import numpy as np
 
 from kernels.layout import payload_bytes
-from protocol.events import ComputeProgress, Notice
-from protocol.exchange.assignment import contribution_leaves
-from protocol.membership.activity import Activity
-from protocol.membership.pace import Pace
-from protocol.membership.pause import Pause
-from protocol.network.session import Session
+from protocol.allreduce.assignment import contribution_leaves
+from protocol.chain.base import Base
+from protocol.chain.credit import learned_by
+from protocol.chain.progress import RunProgress
+from protocol.chain.records import most_tokens
+from protocol.chain.replica import Replica
+from protocol.chain.tasks_in_force import TasksInForce
+from protocol.events.events import ComputeProgress, Notice
+from protocol.membership.activity import Activity, Pause
+from protocol.membership.heartbeats import Pace
 from protocol.node.work import Work
 from protocol.offload import Offload
-from protocol.rollouts.occupation import Occupation
 from protocol.rollouts.selection import Selection
+from protocol.rollouts.work import Occupation
 from protocol.run.settings import NodeSettings
-from protocol.state.base import Base
-from protocol.state.chain import most_tokens
-from protocol.state.credit import learned_by
-from protocol.state.progress import RunProgress
-from protocol.state.replica import Replica
-from protocol.state.tasks_in_force import TasksInForce
 from protocol.trainer_link import ComputeTask, Contribution, Progress, TrainerDied, TrainerGaveUp, TrainerLink
+from protocol.transport.interface import Session
 from protocol.wire.body import MAX_NUMBER
 from protocol.wire.envelope import Envelope
 from protocol.wire.hashes import Hash, hash_bytes, tree_root

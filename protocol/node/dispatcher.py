@@ -11,27 +11,26 @@ from contextlib import AbstractAsyncContextManager
 
 import trio
 
+from protocol.allreduce.messages import push_plan
 from protocol.audit.ejection import Ejections
-from protocol.content.messages import read_chunk_header
-from protocol.content.swarm import Swarm
-from protocol.events import Notice
-from protocol.exchange.messages import push_plan
+from protocol.blobs.messages import read_chunk_header
+from protocol.blobs.swarm import Swarm
+from protocol.events.events import Notice
 from protocol.membership.activity import Activity
 from protocol.membership.handshake import Handshake
 from protocol.membership.liveness import Membership
-from protocol.network.interface import Acceptance, Landing, Refused
-from protocol.network.session import Session
 from protocol.node.answers import Answers
 from protocol.node.background import Background
 from protocol.node.current_round import CurrentRound
 from protocol.node.guard import Guard
 from protocol.node.statements import Statements
+from protocol.transport.interface import Acceptance, Landing, Refused, Session
 from protocol.versions.weight_versions import WeightVersions
 from protocol.wire.identity import PeerId
 
 
 class Dispatcher:
-    """Implements `protocol.network.interface.Handlers`.  While not open, it ignores gossip and connections."""
+    """Implements `protocol.transport.interface.Handlers`.  While not open, it ignores gossip and connections."""
 
     def __init__(
         self,

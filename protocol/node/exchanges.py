@@ -8,17 +8,16 @@ from dataclasses import dataclass
 import trio
 
 from kernels.layout import payload_bytes
-from protocol.consensus.events import ExchangeDone, ExchangeMoved
-from protocol.exchange.assignment import plan_hash
-from protocol.exchange.machine import ExchangeMachine
-from protocol.exchange.runner import ExchangeRunner
-from protocol.network.interface import Landing
-from protocol.network.session import Session
+from protocol.agreement.events import ExchangeDone, ExchangeMoved
+from protocol.allreduce.assignment import plan_hash
+from protocol.allreduce.machine import ExchangeMachine
+from protocol.allreduce.runner import ExchangeRunner
+from protocol.chain.replica import Replica
+from protocol.chain.results import ResultFile
 from protocol.node.inbox import Inbox
 from protocol.node.work import Work
 from protocol.offload import Offload
-from protocol.state.replica import Replica
-from protocol.state.results import ResultFile
+from protocol.transport.interface import Landing, Session
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Plan

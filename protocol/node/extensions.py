@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import trio
 
-from protocol.events import Notice, RunExtended
-from protocol.network.interface import Acceptance, NetworkError
-from protocol.network.session import Session
+from protocol.chain.amendment import open_amendment
+from protocol.chain.base import Base
+from protocol.chain.disk import StoreFailed
+from protocol.chain.progress import RunProgress
+from protocol.chain.replica import Replica
+from protocol.events.events import Notice, RunExtended
 from protocol.node.guard import Guard
 from protocol.offload import Offload
-from protocol.run.goal import Unit
-from protocol.state.amendment import open_amendment
-from protocol.state.base import Base
-from protocol.state.disk import StoreFailed
-from protocol.state.progress import RunProgress
-from protocol.state.replica import Replica
+from protocol.run.sections import Unit
+from protocol.transport.interface import Acceptance, NetworkError, Session
 from protocol.wire.canonical import Malformed
-from protocol.wire.extension import MAX_TOTAL, Extension
 from protocol.wire.identity import PeerId
+from protocol.wire.messages import MAX_TOTAL, Extension
 
 LOOK_S = 0.5
 REPEAT_S = 30.0

@@ -21,9 +21,8 @@ from typing import Self
 
 import trio
 
-from protocol.events import Dropped, Event, HandlerFailed
-from protocol.network.interface import Refused
-from protocol.network.session import Session
+from protocol.events.events import Dropped, Event, HandlerFailed
+from protocol.transport.interface import Refused, Session
 from protocol.wire.identity import PeerId
 
 REASON_CHARS = 160

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import trio
 
-from protocol.consensus.events import AmendmentHeld, Arrived, ExchangeMoved, RoundEvent, StateHashed
-from protocol.events import Dropped
-from protocol.network.session import Session
+from protocol.agreement.events import AmendmentHeld, Arrived, ExchangeMoved, RoundEvent, StateHashed
+from protocol.events.events import Dropped
+from protocol.transport.interface import Session
 from protocol.wire.body import Body
 from protocol.wire.envelope import Envelope
 from protocol.wire.identity import PeerId

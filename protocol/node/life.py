@@ -2,37 +2,297 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import trio
 
 from protocol.audit.ejection import Ejections
-from protocol.content.swarm import Swarm
-from protocol.events import Notice
+from protocol.blobs.swarm import Swarm
+from protocol.chain.history import History
+from protocol.chain.progress import RunPace, RunProgress, counted_tokens
+from protocol.chain.replica import Replica
+from protocol.events.events import Notice, RunEnded
 from protocol.membership.activity import Activity
 from protocol.membership.heartbeats import Heartbeats
-from protocol.network.session import Session
-from protocol.node.departure import Departure
+from protocol.membership.liveness import Membership, beat_interval_s
+from protocol.node.background import Outlasting
 from protocol.node.dispatcher import Dispatcher
 from protocol.node.evaluator import Evaluator
 from protocol.node.extensions import Extensions
-from protocol.node.gathering import Gathering
-from protocol.node.outlasting import Outlasting
 from protocol.node.ratifier import Ratifier
 from protocol.node.round_runner import Outcome, Wrong
 from protocol.node.rounds import Rounds
-from protocol.node.run_end import RunEnd
 from protocol.node.state_keeper import StateKeeper
 from protocol.node.watch import Watch
 from protocol.rollouts.rollouts import Rollouts
 from protocol.run.settings import NodeSettings
-from protocol.state.history import History
-from protocol.state.progress import RunPace, counted_tokens
+from protocol.sync.claims import Claims
 from protocol.sync.run_files import RunFiles
 from protocol.tasks.task_sets import TaskSets
+from protocol.transport.interface import Session
 from protocol.versions.weight_versions import WeightVersions
+from protocol.wire.hashes import Hash
+from protocol.wire.identity import PeerId
 from protocol.wire.messages import Commit
-from protocol.wire.presence import Phase, WhyIdle
+from protocol.wire.presence import Phase, Role, WhyIdle
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Waiting for other peers: before the first round until there are enough, after the last one until all have our chain.
+
+
+TICK_S = 0.25
+LISTEN_S = 5.0
+"""How long a starting peer listens for the swarm before it takes its own tip for the newest."""
+HEAR_S = 12.0
+"""How long a founder waits for the first heartbeat of those it is connected to."""
+LINGER_S = 20.0
+"""How long a peer that is done stays for those that are not."""
+
+
+class Gathering:
+    """Looks at which peers are here, and shows what is missing."""
+
+    def __init__(
+        self,
+        session: Session,
+        replica: Replica,
+        settings: NodeSettings,
+        membership: Membership,
+        claims: Claims,
+        activity: Activity,
+    ) -> None:
+        self._session, self._replica, self._settings = session, replica, settings
+        self._membership, self._claims, self._activity = membership, claims, activity
+
+    async def listen(self) -> None:
+        """Hear the swarm first: what we hold may be old.  We have listened since the start, whatever else we did."""
+        self._activity.show(Phase.STARTING, WhyIdle.STARTING, "listening for other peers of the run")
+        settle_s = TICK_S * 2
+        with trio.move_on_at(max(self._membership.started + LISTEN_S, trio.current_time() + settle_s)):
+            while not self._membership.live_peers():
+                await trio.sleep(TICK_S)
+            await trio.sleep(settle_s)
+
+    async def may_begin(self) -> bool:
+        """Whether to begin a round: not before the record that an invitation names; at genesis not before there are enough
+        peers, nor alone when an invitation named a peer.
+
+        Waits a moment before it says no.
+        """
+        if not self._is_anchored():
+            self._show(
+                WhyIdle.CONNECTING,
+                "waiting for a peer that has the record which the invitation names; "
+                "if none comes, ask for a new invitation, or join with the run's ID",
+            )
+            await trio.sleep(TICK_S)
+            return False
+        least = self._replica.rounds.min_members
+        live = self._membership.live_peers()
+        here = 1 + sum(self._is_trainer(peer) for peer in live)
+        alone = self._settings.wait_for_contact and not live
+        unheard = self._unheard()
+        if self._replica.history.length > 0 or (here >= least and not alone and not unheard):
+            return True
+        if unheard:
+            those = "a peer, waiting to hear from it" if unheard == 1 else f"{unheard} peers, waiting to hear from them"
+            self._show(WhyIdle.STARTING, f"connected to {those}")
+        elif alone:
+            self._show(WhyIdle.CONNECTING, "no peer of the invitation answers yet")
+        else:
+            self._show(WhyIdle.WAITING_FOR_PEERS, f"waiting for more peers ({here} of {least})")
+        await trio.sleep(TICK_S)
+        return False
+
+    def _is_anchored(self) -> bool:
+        """Whether our chain goes through the record that the invitation names, if it names one."""
+        anchor = self._settings.anchor
+        return anchor is None or anchor.holds(self._replica.history)
+
+    def _show(self, why: WhyIdle, text: str) -> None:
+        self._activity.show(Phase.STARTING, why, text)
+
+    def _unheard(self) -> int:
+        """How many peers are connected whose first heartbeat is not here: they may be far ahead."""
+        if trio.current_time() - self._membership.started > HEAR_S:
+            return 0
+        return sum(self._membership.get(peer) is None for peer in self._session.network.connected())
+
+    def _is_trainer(self, peer: PeerId) -> bool:
+        known = self._membership.get(peer)
+        return known is not None and known.heartbeat.role is Role.TRAINER
+
+    async def linger(self) -> None:
+        """Stay until all peers here have what we have, `LINGER_S` at most."""
+        self._activity.show(Phase.SEEDING, WhyIdle.BUSY, "done; staying for those who are not")
+        history, rounds_of = self._replica.history, self._claims.rounds_of
+        with trio.move_on_after(LINGER_S):
+            while any(rounds_of(peer) < history.length for peer in self._membership.live_peers()):
+                await trio.sleep(TICK_S)
+            await trio.sleep(beat_interval_s(1) + TICK_S)
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# A departure at the end of the running round: what the peer waits for, and when it stops waiting.
+#
+# The round is completed together with others.  Where nobody is left who could end the wait, or at the deadline, the peer
+# leaves without the round.  Pure but for the clock and what it looks at.
+
+
+ALONE_S = 30.0
+"""How long nobody who could end the wait has to be here before the peer leaves."""
+PATIENCE_S = 1800.0
+"""How long it waits for others at most, beyond its own training."""
+MAX_TRAINING_S = 86_400.0
+"""What its own training counts for the deadline, at most."""
+LOOK_S = 1.0
+
+OWN_WORK = frozenset({WhyIdle.BUSY, WhyIdle.STARTING, WhyIdle.TRAINER_RESTARTING})
+"""A trainer ends these by itself."""
+FETCHING = frozenset({WhyIdle.CONNECTING, WhyIdle.FETCHING_STATE, WhyIdle.FETCHING_TASKS, WhyIdle.FETCHING_REFERENCE})
+"""Any peer may end these."""
+
+
+def helpers(role: Role, why: WhyIdle) -> frozenset[Role] | None:
+    """Return the roles of those who can end the wait `why` of a peer with this role; None if it needs nobody."""
+    if role is Role.TRAINER and why in OWN_WORK:
+        return None
+    if why is WhyIdle.WAITING_FOR_ROLLOUTS:
+        return frozenset({Role.ROLLOUT})
+    return frozenset(Role) if why in FETCHING else frozenset({Role.TRAINER})
+
+
+class Departure:
+    """Begins once, when the person asks for it.  role: of this peer."""
+
+    def __init__(self, role: Role, membership: Membership, activity: Activity) -> None:
+        self._role, self._membership, self._activity = role, membership, activity
+        self._begun = trio.Event()
+        self._deadline = self._latest = 0.0
+        self._alone_since: float | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the peer stops when its round is complete."""
+        return self._begun.is_set()
+
+    def begin(self, training_s: float) -> None:
+        """Stop after this round; asked again, the first deadline holds.  training_s: seconds that our own training needs."""
+        if not self.has_begun:
+            now = trio.current_time()
+            self._deadline = now + min(training_s, MAX_TRAINING_S) + PATIENCE_S
+            self._latest = now + MAX_TRAINING_S + PATIENCE_S
+            self._begun.set()
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds until the deadline; None while the peer does not depart."""
+        return max(0.0, self._deadline - trio.current_time()) if self.has_begun else None
+
+    @property
+    def waits_for(self) -> str:
+        """A phrase: what the round still needs; empty while the peer does not depart."""
+        if not self.has_begun:
+            return ""
+        return self._activity.detail or self._activity.why.value or f"its own work ({self._activity.phase.value})"
+
+    async def given_up(self) -> str:
+        """Wait until there is no point in waiting any more; the reason, a phrase."""
+        await self._begun.wait()
+        while True:
+            now = trio.current_time()
+            if helpers(self._role, self._activity.why) is None:  # our own work, whose length may not have been known
+                self._deadline = max(self._deadline, min(now + PATIENCE_S, self._latest))
+            if now >= self._deadline:
+                return f"it was not complete in time ({self.waits_for})"
+            self._alone_since = None if self._is_helped() else (self._alone_since or now)
+            if self._alone_since is not None and now - self._alone_since >= ALONE_S:
+                return f"nobody is left to complete it with ({self.waits_for})"
+            await trio.sleep(LOOK_S)
+
+    def _is_helped(self) -> bool:
+        """Return True if somebody is here who may end the wait."""
+        roles = helpers(self._role, self._activity.why)
+        if roles is None:
+            return True
+        return any(known.heartbeat.role in roles for peer, known in self._membership if self._membership.is_live(peer))
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# The end of a run at one peer: nobody computes any more, and the final state stays there for everybody.
+#
+# A peer comes here when its chain has reached the run's total, also in a later life and as a newcomer, and goes on when the
+# organiser's extension arrives, or when another branch of the chain wins, which may end elsewhere.
+
+
+END_LOOK_S = 0.25
+
+
+class RunEnd:
+    """Of one node."""
+
+    def __init__(
+        self,
+        session: Session,
+        replica: Replica,
+        activity: Activity,
+        keeper: StateKeeper,
+        extensions: Extensions,
+        evaluator: Evaluator,
+        rollouts: Rollouts | None,
+    ) -> None:
+        self._session, self._replica, self._activity, self._keeper = session, replica, activity, keeper
+        self._extensions, self._evaluator, self._rollouts = extensions, evaluator, rollouts
+        self._told: Hash | None = None
+
+    @property
+    def has_come(self) -> bool:
+        """Whether no round can follow on our tip, as far as we have heard."""
+        return self._extensions.has_ended
+
+    async def stay(self, is_over: Callable[[], bool], *, until_measured: bool) -> None:
+        """Serve the final state until the run goes on, or another branch comes, or `is_over`.
+
+        until_measured: also until the held-out loss of the final state is known.  Raises `StoreFull`.
+        """
+        progress = self._replica.history.roster.progress
+        self._show(progress)
+        self._tell(progress)
+        if not self._keeper.has_checkpoint:
+            await self._keeper.checkpoint()
+        if self._rollouts is not None:
+            self._rollouts.end(True)
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._measure, nursery.cancel_scope, until_measured)
+                while self.has_come and self._keeper.is_at_rest and not is_over():
+                    self._show(self._replica.history.roster.progress)
+                    await trio.sleep(END_LOOK_S)
+                nursery.cancel_scope.cancel()
+        finally:
+            if self._rollouts is not None:
+                self._rollouts.end(False)
+
+    async def _measure(self, scope: trio.CancelScope, ends: bool) -> None:
+        await self._evaluator.at_the_end(lambda text: None)
+        if ends:
+            scope.cancel()
+
+    def _tell(self, progress: RunProgress) -> None:
+        tip = self._replica.history.tip
+        if tip != self._told:
+            self._told = tip
+            goal = progress.goal
+            self._session.emit(RunEnded(progress.rounds, progress.tokens, goal.unit.value, goal.total, tip.hex()))
+
+    def _show(self, progress: RunProgress) -> None:
+        text = f"the run has ended after {progress.rounds} rounds; this peer serves its weights until it leaves"
+        self._activity.show(Phase.SEEDING, WhyIdle.RUN_ENDED, text)
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+
 
 HAND_OVER_S = 2.0
 """Seconds that a leaver takes at most to pass on what others need of it."""

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from protocol.content.blob import Blob
-from protocol.content.sampling import Sampled
-from protocol.content.swarm import Swarm
+from protocol.blobs.blob import Blob
+from protocol.blobs.sampling import Sampled
+from protocol.blobs.swarm import Swarm
+from protocol.chain.replica import Replica
 from protocol.membership.liveness import Membership
-from protocol.network.session import Session
-from protocol.state.replica import Replica
+from protocol.transport.interface import Session
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 

@@ -12,53 +12,46 @@ import trio
 
 from protocol.audit.ejection import Ejections
 from protocol.audit.witness import Witness
-from protocol.content.replica_shelf import ReplicaShelf
-from protocol.content.serving import Serving
-from protocol.content.swarm import Swarm
+from protocol.blobs.swarm import Swarm
+from protocol.chain.replica import Replica
+from protocol.chain.serving import ReplicaShelf, Serving
+from protocol.events.status import NodeStatus
 from protocol.membership.activity import Activity
 from protocol.membership.handshake import Handshake
-from protocol.membership.heartbeats import Heartbeats
+from protocol.membership.heartbeats import Heartbeats, Pace
 from protocol.membership.liveness import Membership
-from protocol.membership.pace import Pace
-from protocol.network.session import Session
 from protocol.node.answers import Answers
 from protocol.node.background import Background
 from protocol.node.contributor import Contributor
 from protocol.node.current_round import CurrentRound
-from protocol.node.departure import Departure
 from protocol.node.dispatcher import Dispatcher
 from protocol.node.evaluator import Evaluator
 from protocol.node.extensions import Extensions
-from protocol.node.gathering import Gathering
 from protocol.node.guard import Guard, Thinned
-from protocol.node.life import Life
+from protocol.node.life import Departure, Gathering, Life, RunEnd
 from protocol.node.line_probe import LineProbe
 from protocol.node.ratifier import Ratifier
-from protocol.node.readys import Readys
 from protocol.node.rounds import Rounds
-from protocol.node.run_end import RunEnd
 from protocol.node.state_keeper import StateKeeper
-from protocol.node.statements import Statements
+from protocol.node.statements import Readys, Statements
 from protocol.node.watch import Watch
 from protocol.node.work import Work
 from protocol.offload import Offload
 from protocol.rollouts.counting import Counting
 from protocol.rollouts.rollouts import Rollouts
-from protocol.run.data_section import FILE_CHUNK_BYTES
+from protocol.run.sections import FILE_CHUNK_BYTES
 from protocol.run.settings import NodeSettings, WeightSettings
-from protocol.state.replica import Replica
-from protocol.status import NodeStatus
 from protocol.sync.catch_up import CatchUp
 from protocol.sync.claims import Claims
 from protocol.sync.following import Following
-from protocol.sync.fork_choice import YOUNG_ROUNDS
+from protocol.sync.fork_choice import YOUNG_ROUNDS, Standpoints
 from protocol.sync.run_files import RunFiles
-from protocol.sync.standpoints import Standpoints
 from protocol.sync.supplies import Supplies
 from protocol.tasks.desk import TaskDesk
 from protocol.tasks.library import FolderShelf
 from protocol.tasks.task_sets import TaskSets
 from protocol.trainer_link import RolloutLink, StateMark, TrainerLink
+from protocol.transport.interface import Session
 from protocol.versions.catalogue import Catalogue
 from protocol.versions.shelf import Shelves, VersionShelf
 from protocol.versions.weight_versions import WeightVersions

@@ -13,18 +13,17 @@ from typing import Protocol
 
 import trio
 
-from protocol.consensus.ballot import RATIFYING
-from protocol.consensus.ratification import Tally, has_ratified, objection_to_ratify, ratify
-from protocol.events import RecordRatified
-from protocol.network.interface import MALFORMED, NetworkError, Refused
-from protocol.network.session import Session
+from protocol.agreement.ballot import RATIFYING
+from protocol.agreement.ratification import Tally, has_ratified, objection_to_ratify, ratify
+from protocol.chain.records import is_full, record_hash, verify_quorum
+from protocol.chain.replica import Replica
+from protocol.chain.store import NEVER
+from protocol.events.events import RecordRatified
 from protocol.node.guard import Guard
 from protocol.node.rounds import kept_on_disk
 from protocol.offload import Offload
-from protocol.state.chain import is_full, record_hash, verify_quorum
-from protocol.state.replica import Replica
-from protocol.state.vote_files import NEVER
-from protocol.sync.settled import Settled
+from protocol.sync.claims import Settled
+from protocol.transport.interface import MALFORMED, NetworkError, Refused, Session
 from protocol.wire.body import decode_body
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash

@@ -1,4 +1,4 @@
-"""One round as it happens: the trio shell around `protocol.consensus.machine.RoundMachine`.
+"""One round as it happens: the trio shell around `protocol.agreement.machine.RoundMachine`.
 
 Everything that concerns the machine passes through the round's inbox and one task, `_drive`, so that effects are performed
 in the order they were decided: a vote is on disk before it is sent.  Beside it run the round's contribution (compute,
@@ -7,65 +7,389 @@ then READY), its exchanges, and the fetching of results.  All of it ends with th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
 import trio
 
-from protocol.audit.auditor import Auditor, Unaccountable
-from protocol.audit.ejection import Ejections
-from protocol.audit.evidence import Evidence, Verdict
-from protocol.consensus.effects import (
+from kernels.layout import payload_bytes
+from protocol.agreement.events import (
+    AmendmentHeld,
+    Arrived,
+    AuditFailed,
+    AverageDisproved,
     BeginExchange,
     Committed,
     FinishCompute,
     Forward,
     ObtainResult,
+    PeerView,
     Persist,
+    PlanUnknown,
     Reject,
     Repair,
+    ResultObtained,
     RoundEffect,
-    Send,
-)
-from protocol.consensus.events import (
-    AmendmentHeld,
-    Arrived,
-    AuditFailed,
-    AverageDisproved,
-    PlanUnknown,
     RoundEvent,
+    Send,
     StateHashed,
     Tick,
+    View,
 )
-from protocol.consensus.machine import RoundMachine
-from protocol.consensus.patience import STRANGERS, Patience, Seen, judge, share_of
-from protocol.consensus.planning import FEWEST
-from protocol.consensus.policy import fair_time
-from protocol.consensus.terms import View
+from protocol.agreement.machine import RoundMachine
+from protocol.agreement.patience import STRANGERS, Patience, Seen, judge, share_of
+from protocol.agreement.policy import FEWEST, fair_time
+from protocol.agreement.validation import plan_of
+from protocol.allreduce.assignment import plan_hash
+from protocol.audit.auditor import Auditor, Unaccountable
+from protocol.audit.ejection import Ejections
+from protocol.audit.evidence import Evidence, TwoStatements, Verdict
+from protocol.chain.base import Base
+from protocol.chain.disk import StoreFailed
+from protocol.chain.electorate import tolerated
+from protocol.chain.replica import Replica
+from protocol.chain.results import ResultFile
+from protocol.events.events import Dropped, Notice, ReadySent, RoundProposed, RoundVoted
 from protocol.membership.activity import Activity
-from protocol.membership.liveness import Membership
-from protocol.network.session import Session
+from protocol.membership.liveness import Liveness, Membership, Neighbour
+from protocol.node.background import Outlasting
 from protocol.node.contributor import Contributor
-from protocol.node.delivery import Delivery
 from protocol.node.exchanges import Exchanges, RunningExchange
 from protocol.node.guard import Guard
 from protocol.node.inbox import Inbox
-from protocol.node.outlasting import Outlasting
-from protocol.node.result_obtainer import ResultObtainer
-from protocol.node.round_report import RoundReport
-from protocol.node.view import Surroundings
 from protocol.node.work import Work
 from protocol.offload import Offload
-from protocol.state.base import Base
-from protocol.state.disk import StoreFailed
-from protocol.state.electorate import tolerated
-from protocol.state.replica import Replica
 from protocol.sync.catch_up import CatchUp
 from protocol.trainer_link import Contribution
+from protocol.transport.interface import NetworkError, Session, Unreachable
+from protocol.wire.body import Body
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Commit, Kept, Plan
+from protocol.wire.messages import ChunkEntry, Commit, Kept, Plan, Proposal, Ready, Record, Step, Vote
+from protocol.wire.presence import Heartbeat, Phase, Role, WhyIdle
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Delivering our statements to single peers, and to ourselves.
+
+
+TIMEOUT_S = 10.0
+RETRY_S = 0.5
+
+
+class Delivery:
+    """For one round.  inbox: takes what we say to ourselves.
+
+    outlasting: a commit is delivered there, for it ends the round here before it has arrived with others.
+    """
+
+    def __init__(self, session: Session, membership: Membership, inbox: Inbox, outlasting: Outlasting) -> None:
+        self._session, self._membership, self._inbox, self._outlasting = session, membership, inbox, outlasting
+
+    def send(self, effect: Send, nursery: trio.Nursery) -> None:
+        """Sign a statement and begin to deliver it.  nursery: the round's."""
+        envelope = self._session.seal(effect.body)
+        for peer in effect.to:
+            if peer == self._session.me:
+                self._inbox.receive(peer, effect.body, envelope)
+            else:
+                within = self._outlasting.nursery if isinstance(effect.body, Commit) else nursery
+                within.start_soon(self._deliver, peer, envelope.kind, envelope.raw)
+
+    def forward(self, effect: Forward, nursery: trio.Nursery) -> None:
+        """Begin to deliver another peer's statement.  nursery: the round's."""
+        nursery.start_soon(self._deliver, effect.to, effect.what, effect.raw)
+
+    async def _deliver(self, peer: PeerId, what: str, raw: bytes) -> None:
+        """Best effort: whatever matters is sent again by the machine."""
+        with self._outlasting.delivery():
+            for attempt in range(2):
+                try:
+                    await self._session.network.request(peer, "round", raw, timeout_s=TIMEOUT_S)
+                    return
+                except Unreachable:
+                    await trio.sleep(RETRY_S * (attempt + 1))
+                except NetworkError as error:
+                    name = self._membership.name(peer)
+                    self._session.emit(Notice("debug", f"{name} refused our {what}: {error}"))
+                    return
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Bringing the result of a record to disk: the chunks that our exchange has, and the others from peers that have them.
+#
+# A certified record's result is fetched until it is here.  One that is only put to the vote is audited first, and given up
+# when another takes its place.
+
+
+@dataclass
+class _Motion:
+    """The result of what was put to the vote last, on its way."""
+
+    root: bytes
+    scope: trio.CancelScope
+    ended: trio.Event
+
+
+class ResultObtainer:
+    """For one round.  `exchanges` are those of the round."""
+
+    def __init__(
+        self, replica: Replica, offload: Offload, catch_up: CatchUp, auditor: Auditor, exchanges: Exchanges
+    ) -> None:
+        self._replica, self._offload = replica, offload
+        self._catch_up, self._auditor, self._exchanges = catch_up, auditor, exchanges
+        self._certified: dict[bytes, None] = {}
+        self._motion: _Motion | None = None
+
+    async def obtain(self, effect: ObtainResult) -> ResultObtained | None:
+        """Return when it is on disk; None when it is asked for twice, or another motion took its place.
+
+        Raises `Unaccountable` when the record is not to be voted for, `StoreFull`.
+        """
+        root = Hash(effect.record.result_root)
+        if effect.provenance is None:
+            return await self._obtain_certified(effect, root)
+        under_way, obtained = self._motion, None
+        if under_way is not None and under_way.root == root:
+            return None
+        if under_way is not None:
+            under_way.scope.cancel()
+        self._motion = mine = _Motion(root, trio.CancelScope(), trio.Event())
+        try:
+            with mine.scope:
+                await self._check(effect)
+                obtained = await self._bring(effect, root)
+        finally:
+            mine.ended.set()
+            if self._motion is mine:
+                self._motion = None
+        return obtained
+
+    async def contradictions(self, effect: ObtainResult) -> list[TwoStatements]:
+        """Proof against members that signed two averages of one chunk: one for us, and another one in this record."""
+        if effect.provenance is None:
+            return []
+        exchange = self._exchanges.of(plan_hash(plan_of(effect.record, effect.provenance)))
+        return await self._auditor.contradictions(effect.record, effect.index, effect.provenance, exchange)
+
+    async def _obtain_certified(self, effect: ObtainResult, root: Hash) -> ResultObtained | None:
+        """What is under way for the same result is waited for, and for another one given up."""
+        if root in self._certified:
+            return None
+        self._certified[root] = None
+        under_way = self._motion
+        if under_way is not None and under_way.root == root:
+            await under_way.ended.wait()
+        elif under_way is not None:
+            under_way.scope.cancel()
+        return await self._bring(effect, root)
+
+    async def _check(self, effect: ObtainResult) -> None:
+        assert effect.provenance is not None
+        exchange = self._exchanges.of(plan_hash(plan_of(effect.record, effect.provenance)))
+        await self._auditor.check(
+            effect.record, effect.index, effect.provenance, None if effect.again else effect.proposer, exchange
+        )
+
+    async def _bring(self, effect: ObtainResult, root: Hash) -> ResultObtained:
+        record = effect.record
+        if await self._offload(self._replica.result, record.round, record.fragment, root, effect.index) is None:
+            await self._assemble(effect, root)
+        return ResultObtained(root)
+
+    async def _begin(self, record: Record, index: Sequence[ChunkEntry]) -> tuple[ResultFile, list[int]]:
+        """A file for the result, and the chunks that it lacks.
+
+        Only a record that has nothing but our exchange's chunks gets that exchange's file: what else is put to the vote may
+        be held by nobody, and then we should have lost what the next record is made of.
+        """
+        replica, running = self._replica, self._exchanges.newest
+        held = running.exchange.result if running is not None and not running.taken else None
+        missing = running.exchange.machine.adopt(index) if running is not None and held is not None else [*range(len(index))]
+        if running is not None and held is not None and not missing:
+            running.taken = True
+            return running.file, running.exchange.adopt(index)
+        begin = replica.store.results.begin
+        file = await self._offload(begin, record.round, record.fragment, payload_bytes(replica.layout))
+        if held is not None:
+            spans = [replica.layout[chunk].encoded for chunk in range(len(index)) if chunk not in missing]
+            await self._offload(_copy, held, file.view, spans)
+        return file, missing
+
+    async def _assemble(self, effect: ObtainResult, root: Hash) -> None:
+        """Our exchange's chunks where they are the same, the others fetched, and looked at if it is not certified."""
+        record, index = effect.record, effect.index
+        file, missing = await self._begin(record, index)
+        try:
+            while missing:
+                if await self._catch_up.supplies.fetch_chunks(record, index, missing, file.view, effect.sources):
+                    break
+                await trio.sleep(RETRY_S)
+            if effect.provenance is not None:
+                await self._auditor.inspect(record, index, effect.provenance, missing, file.view)
+            await self._offload(file.commit, root)
+        finally:
+            file.discard()
+
+
+def _copy(held: memoryview, into: memoryview, spans: Sequence[slice]) -> None:
+    for span in spans:
+        into[span] = held[span]
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# What the user of this peer learns about a round: events, and the sentence that says what it waits for.
+
+
+class RoundReport:
+    """For one round.  Changes nothing but what is shown.  abstains: we say nothing as a voter."""
+
+    def __init__(self, session: Session, membership: Membership, activity: Activity, *, abstains: bool) -> None:
+        self._session, self._membership, self._activity, self._abstains = session, membership, activity, abstains
+        self._complained: dict[str, None] = {}
+        self._proposed = -1
+
+    def waiting(self, machine: RoundMachine, view: View, min_members: int) -> None:
+        """We are ready: show the peers that are missing."""
+        waiting, ready = machine.waiting_for(view), len(machine.readys)
+        if ready < min_members and not waiting:
+            self._activity.show(
+                Phase.READY,
+                WhyIdle.WAITING_FOR_PEERS,
+                f"waiting for more peers ({ready} of {min_members})",
+            )
+        else:
+            names = ", ".join(self._membership.name(peer) for peer in waiting[:4]) or (
+                "the others' votes; this peer does not vote yet (see --only-copy)" if self._abstains else "the proposal"
+            )
+            self._activity.show(Phase.READY, WhyIdle.WAITING_FOR_MEMBERS, f"{ready} ready, waiting for {names}")
+
+    def exchanging(self, plan: Plan) -> None:
+        """An exchange begins."""
+        others = len(plan.members) - 1
+        whom = f"with {others} {'other' if others == 1 else 'others'}" if others else "with nobody, alone in this round"
+        self._activity.show(Phase.EXCHANGING, WhyIdle.EXCHANGING, whom)
+
+    def ready(self, ready: Ready) -> None:
+        """We have contributed."""
+        self._session.emit(ReadySent(ready.round, ready.tokens, ready.steps, ready.loss))
+
+    def sent(self, body: Body) -> None:
+        """A statement of ours goes out: votes and new proposals are shown."""
+        if isinstance(body, Vote) and body.step is Step.FIRST:
+            self._activity.show(Phase.VOTING, WhyIdle.COMMITTING, "voted, waiting for the quorum")
+            self._session.emit(RoundVoted(body.round, body.attempt, body.record_hash.hex()))
+        elif isinstance(body, Proposal) and body.attempt != self._proposed:
+            plan, self._proposed = body.plan, body.attempt
+            self._session.emit(
+                RoundProposed(
+                    plan.round, body.attempt, self._session.me, [member.peer for member in plan.members], list(body.absent)
+                )
+            )
+
+    def rejected(self, effect: Reject) -> None:
+        """A statement is not acted on."""
+        self._session.emit(Dropped(effect.sender, effect.what, effect.reason))
+
+    def unaccountable(self, round: int, problem: Unaccountable) -> None:
+        """We do not vote for a record; each reason is told once."""
+        if str(problem) not in self._complained:
+            self._complained[str(problem)] = None
+            level = "info" if problem.is_doubt else "warning"
+            self._session.emit(Notice(level, f"round {round}: no vote for {problem}"))
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# The view that `protocol.agreement.policy` decides by, made from what membership has heard.
+
+
+AT_WORK = frozenset({Phase.COMPUTING, Phase.READY, Phase.EXCHANGING, Phase.VOTING, Phase.APPLYING})
+"""Phases of a trainer that is waited for: on our tip, or an elector about to be."""
+ARRIVING = AT_WORK | {Phase.SYNCING}
+NEAR_ROUNDS = 2
+"""A peer that is no further behind is about to be on our tip."""
+
+
+class Surroundings:
+    """How the other peers look to the round on `base`.
+
+    A live peer looks the same until its next heartbeat: what is made of it is kept, for a view is made with each statement.
+    """
+
+    def __init__(self, me: PeerId, membership: Membership, base: Base) -> None:
+        self._me, self._membership, self._base = me, membership, base
+        self._live: dict[PeerId, tuple[Heartbeat, PeerView]] = {}
+
+    def look_around(self, bytes_per_s: float, computing: bool) -> View:
+        """All peers that we know and all electors, as they look now; ourselves too.
+
+        bytes_per_s: what our own line carries.  computing: whether we train.
+        """
+        now, membership, alive = trio.current_time(), self._membership, Liveness.ALIVE
+        membership.notice(now)
+        view: dict[PeerId, PeerView] = {}
+        live: dict[PeerId, tuple[Heartbeat, PeerView]] = {}
+        for peer, known in membership:
+            if known.liveness is not alive:
+                view[peer] = _not_live(known, now)
+                continue
+            seen = self._live.get(peer)
+            if seen is None or seen[0] is not known.heartbeat:
+                seen = known.heartbeat, self._of_live(peer, known.heartbeat)
+            live[peer], view[peer] = seen, seen[1]
+        self._live = live
+        for peer in self._base.electors:
+            if peer not in view:
+                view[peer] = PeerView(False, False, membership.has_left(peer), membership.silent_s(peer, now))
+        view[self._me] = PeerView(True, computing, False, 0.0, bytes_per_s)
+        return view
+
+    def steps_ahead(self) -> int:
+        """How many steps more than half of the other electors have done on our tip, by their last heartbeats."""
+        now = trio.current_time()
+        self._membership.notice(now)
+        beats = {peer: known.heartbeat for peer, known in self._membership if known.liveness is Liveness.ALIVE}
+        electors = [peer for peer in self._base.electors if peer != self._me]
+        steps = sorted(self._steps(beats[peer]) if peer in beats else 0 for peer in electors)
+        return steps[(len(steps) - 1) // 2] if steps else 0
+
+    def _steps(self, beat: Heartbeat) -> int:
+        return beat.steps if beat.phase in AT_WORK and beat.tip == self._base.tip else 0
+
+    def _of_live(self, peer: PeerId, beat: Heartbeat) -> PeerView:
+        base, trains = self._base, beat.role is Role.TRAINER
+        return PeerView(
+            live=True,
+            on_tip=trains and _on_tip(beat, base, peer in base.electors),
+            left=False,
+            silent_s=0.0,
+            bytes_per_s=_bytes_per_s(beat),
+            near=trains and _near(beat, base),
+        )
+
+
+def _not_live(known: Neighbour, now: float) -> PeerView:
+    left = known.liveness is Liveness.LEFT
+    return PeerView(False, False, left, now - known.heard, _bytes_per_s(known.heartbeat))
+
+
+def _bytes_per_s(beat: Heartbeat) -> float:
+    return min(beat.up_bytes_per_s, beat.down_bytes_per_s)
+
+
+def _on_tip(beat: Heartbeat, base: Base, elector: bool) -> bool:
+    """At work on our tip, or an elector whose last heartbeat is from before the commit that made it."""
+    return beat.phase in AT_WORK and (beat.tip == base.tip or (elector and beat.round < base.round))
+
+
+def _near(beat: Heartbeat, base: Base) -> bool:
+    """About to be at work on our tip; a peer with as many rounds and another tip is on a fork."""
+    return beat.phase in ARRIVING and (beat.tip == base.tip or 0 < base.round - beat.round <= NEAR_ROUNDS)
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+
 
 TICK_S = 0.25
 

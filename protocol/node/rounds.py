@@ -6,24 +6,24 @@ from collections.abc import Callable, Sequence
 
 import trio
 
+from protocol.agreement.patience import Patience
+from protocol.agreement.ratification import has_ratified
 from protocol.audit.ejection import Ejections
-from protocol.consensus.patience import Patience
-from protocol.consensus.ratification import has_ratified
-from protocol.events import Notice
+from protocol.chain.electorate import tolerated
+from protocol.chain.replica import Replica
+from protocol.events.events import Notice
 from protocol.membership.activity import Activity
 from protocol.membership.liveness import Membership
-from protocol.network.session import Session
+from protocol.node.background import Outlasting
 from protocol.node.contributor import Contributor
 from protocol.node.current_round import CurrentRound
 from protocol.node.evaluator import Evaluator
 from protocol.node.guard import Guard
-from protocol.node.outlasting import Outlasting
-from protocol.node.readys import Readys
 from protocol.node.round_runner import Outcome, RoundRunner
+from protocol.node.statements import Readys
 from protocol.offload import Offload
-from protocol.state.electorate import tolerated
-from protocol.state.replica import Replica
 from protocol.sync.catch_up import CatchUp
+from protocol.transport.interface import Session
 from protocol.wire.body import decode_body
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import MAX_ENVELOPE_BYTES

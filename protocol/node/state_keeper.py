@@ -7,21 +7,51 @@ from __future__ import annotations
 
 import trio
 
-from protocol.events import CheckpointWritten, Desynced, Notice, RoundCommitted
+from protocol.chain.branch import Branch
+from protocol.chain.electorate import FEWEST_SEATED
+from protocol.chain.replica import Replica
+from protocol.events.events import CheckpointWritten, Desynced, Notice, RoundCommitted
 from protocol.membership.activity import Activity
-from protocol.network.session import Session
-from protocol.node.second_thoughts import SecondThoughts
 from protocol.offload import Offload
-from protocol.state.branch import Branch
-from protocol.state.electorate import FEWEST_SEATED
-from protocol.state.replica import Replica
 from protocol.sync.catch_up import CatchUp, WrongState
 from protocol.sync.claims import Claims
 from protocol.sync.following import Following, Move
 from protocol.trainer_link import StateMark, TrainerDied, TrainerGaveUp
+from protocol.transport.interface import Session
 from protocol.wire.hashes import Hash
 from protocol.wire.messages import Commit
 from protocol.wire.presence import Phase, WhyIdle
+
+# ------------------------------------------------------------------------------------------------------------------------
+# How often others may make us look at our own state again: each time that ours was right, not again for twice as long.
+
+
+FIRST_DISTANCE = 16
+MAX_DISTANCE = 4096
+"""Rounds."""
+
+
+class SecondThoughts:
+    """Counts in rounds of our chain."""
+
+    def __init__(self) -> None:
+        self._next, self._distance = 0, FIRST_DISTANCE
+
+    def are_due(self, rounds: int) -> bool:
+        """Whether to look again, should others stand on another state."""
+        return rounds >= self._next
+
+    def had(self, rounds: int, *, ours_was_right: bool) -> None:
+        """We looked after `rounds` rounds: not again on this tip."""
+        if ours_was_right:
+            self._next = rounds + self._distance
+            self._distance = min(self._distance * 2, MAX_DISTANCE)
+        else:
+            self._next, self._distance = rounds + 1, FIRST_DISTANCE
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+
 
 TICK_S = 0.1
 RETRY_S = 1.0

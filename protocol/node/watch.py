@@ -7,14 +7,14 @@ from functools import partial
 
 import trio
 
-from protocol.events import PeerGone, PeerSuspected
+from protocol.chain.base import RoundSettings
+from protocol.events.events import PeerGone, PeerSuspected
 from protocol.membership.activity import Activity
 from protocol.membership.liveness import Membership
-from protocol.network.session import Session
 from protocol.node.current_round import CurrentRound
 from protocol.node.round_runner import Behind, RoundRunner
-from protocol.state.base import RoundSettings
 from protocol.sync.following import Following
+from protocol.transport.interface import Session
 from protocol.wire.identity import PeerId
 
 TICK_S = 0.25

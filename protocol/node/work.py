@@ -10,8 +10,8 @@ import trio
 from kernels.layout import ChunkSpan
 from protocol.trainer_link import Contribution
 from protocol.wire.hashes import Hash, tree_proof
-from protocol.wire.learned import Learned
 from protocol.wire.messages import Ready
+from protocol.wire.ready import Learned
 
 
 @dataclass

@@ -6,17 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 
 import trio
 
-from protocol.events import Notice
-from protocol.network.session import Session
+from protocol.chain.tasks_in_force import TasksInForce
+from protocol.chain.weight_files import WeightFiles
+from protocol.events.events import Notice
 from protocol.rollouts.batch import Batch
 from protocol.rollouts.dealing import problems_of
 from protocol.rollouts.happenings import Checked
-from protocol.rollouts.turn import Turn
+from protocol.rollouts.work import Turn
 from protocol.run.rl_section import RlSection
-from protocol.state.tasks_in_force import TasksInForce
-from protocol.state.weight_files import WeightFiles
 from protocol.tasks.task_sets import TaskSets
 from protocol.trainer_link import RolloutLink, RolloutVerdict, TrainerDied, TrainerGaveUp, VerifyTask
+from protocol.transport.interface import Session
 from protocol.wire.hashes import Hash
 from protocol.wire.rollouts import CODES, UNSCORED, Reason, Verdict
 

@@ -7,10 +7,9 @@ from collections.abc import Callable
 
 import trio
 
-from protocol.event import Event
-from protocol.events import BatchJudged, RolloutsGenerated
-from protocol.rollout_tally import ACCEPTED, REJECTED, STALE, RolloutTally
-from protocol.status import RolloutStatus
+from protocol.events.events import BatchJudged, Event, RolloutsGenerated
+from protocol.events.rollout_tally import ACCEPTED, REJECTED, STALE, RolloutTally
+from protocol.events.status import RolloutStatus
 from protocol.wire.identity import PeerId
 
 RATE_S = 60.0

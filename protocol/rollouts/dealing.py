@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from heapq import nsmallest
 from itertools import count, islice
 
-from protocol.state.tasks_in_force import TasksInForce, first_problem
+from protocol.chain.tasks_in_force import TasksInForce, first_problem
 from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import PeerId
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from protocol.event import Event
+from protocol.events.events import Event
 from protocol.rollouts.batch import Batch
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId

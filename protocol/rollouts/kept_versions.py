@@ -7,8 +7,8 @@ from typing import Protocol
 
 import trio
 
-from protocol.rollouts.turn import Turn
-from protocol.state.replica import Replica
+from protocol.chain.replica import Replica
+from protocol.rollouts.work import Turn
 from protocol.trainer_link import RolloutLink, StateMark
 from protocol.wire.hashes import Hash
 

@@ -1,20 +1,38 @@
 """The batches of rollouts that a peer knows, as a pure machine: heard, dealt, judged, decided, used, forgotten.
 
-What is done with a batch follows from the peer's role (`protocol.rollouts.duties`).  Batches are bounded in number, in bytes
+What is done with a batch follows from the peer's role (`protocol.rollouts.pool`).  Batches are bounded in number, in bytes
 and in checks, for all peers together and for each (`protocol.rollouts.room`).
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
-from protocol.rollouts.batch import MOST_DEATHS, UNSURE, Batch, Bytes, Dealt, Decision, Slot, found_in, is_well_formed
-from protocol.rollouts.duties import Duty, Leading, Onlooker, Validating
+from protocol.rollouts.batch import (
+    MOST_DEATHS,
+    UNSURE,
+    WITHHELD,
+    Batch,
+    Bytes,
+    Dealt,
+    Decision,
+    Opinion,
+    Slot,
+    found_in,
+    is_well_formed,
+    opinion_of,
+    reason_of,
+)
+from protocol.rollouts.dealing import lot_of, places_of
 from protocol.rollouts.happenings import (
     Check,
     Checked,
+    Compare,
     Contrary,
+    Deal,
     DealHeard,
     Discard,
     Ejected,
@@ -30,15 +48,316 @@ from protocol.rollouts.happenings import (
     Tell,
     Tick,
 )
-from protocol.rollouts.intake import Intake
 from protocol.rollouts.room import MOST_BATCHES, Room
-from protocol.rollouts.scene import PATIENCE, Scene, discard
-from protocol.rollouts.telling import judged
+from protocol.rollouts.scene import PATIENCE, Scene, discard, judged, opinion_in
 from protocol.run.rl_section import RlSection
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.presence import Role
-from protocol.wire.rollouts import RolloutBatch
+from protocol.wire.rollouts import MAX_BATCHES, UNSCORED, Reason, RolloutBatch
+
+# ------------------------------------------------------------------------------------------------------------------------
+# The batches that a trainer takes: of makers that it knew before the version, and every number of its share in order.
+#
+# Pure.  A version's tip draws what each batch is about, and everybody can compute that for all numbers and all keys.  So
+#
+# * **Numbers are taken in order.**  Those of a maker at a version that are for us are taken one after another, each when the
+#   one before it is delivered.  One that is not delivered (never announced, or its bytes withheld, or announced twice) holds
+#   the later ones up for `HOLD_S`, and its maker's history begins anew.  Nobody else says so: what we could not get proves
+#   nothing to others, and so frames nobody.
+# * **Keys are not made for a tip.**  A maker that we did not know when the version came waits for the next one.
+#
+# Versions that did not come to us one after another (the first ones of our life, those of a branch that we moved to) are
+# taken from the first number on that we hear, of everybody: what was said before, nobody says again.
+
+
+HOLD_S = 600.0
+"""For so long a batch that is not delivered holds up the later ones of its maker."""
+NEWCOMERS_S = 600.0
+"""After so long without an accepted batch a version is open to makers that came after it: else it had no end where all
+others are gone."""
+MOST_SEQUENCES = 4096
+"""Makers at a version whose numbers we count; the one that was longest without a batch makes room."""
+
+
+@dataclass
+class _Sequence:
+    """Of a maker at a version.  next: the number that we wait for.  held_since: later ones are held up by it."""
+
+    next: int
+    held_since: float | None = None
+
+
+class Intake:
+    """Of one trainer.  slots: the batches that are known."""
+
+    def __init__(self, scene: Scene, slots: Mapping[Slot, Batch]) -> None:
+        self._scene, self._slots = scene, slots
+        self._sequences: OrderedDict[tuple[PeerId, Hash], _Sequence] = OrderedDict()
+        self._known: dict[Hash, frozenset[PeerId]] = {}
+        """Of each version that came to us after the one before it, the makers that we knew then, if any."""
+        self._followed: frozenset[Hash] = frozenset()
+        self._came_at = 0.0
+        """When the newest version came."""
+
+    def move(self, before: Moved, after: Moved, now: float) -> None:
+        """The state is another one."""
+        same = after.before or after.tips.get(before.version)
+        follows = before.version in before.tips and same == before.tips[before.version]
+        new = [tip for version, tip in after.tips.items() if follows and version > before.version]
+        self._followed = self._followed.intersection(after.tips.values()).union(new)
+        self._known = {tip: makers for tip, makers in self._known.items() if tip in self._followed}
+        if after.makers:
+            self._known |= dict.fromkeys(new, after.makers)
+        if new:
+            self._came_at = now
+
+    def admits(self, batch: Batch, now: float) -> bool:
+        """Whether the turn of a batch that is for us has come."""
+        return self._is_known(batch, now) and self._is_next(batch, now)
+
+    def _is_known(self, batch: Batch, now: float) -> bool:
+        known = self._known.get(Hash(batch.body.tip))
+        if known is None or batch.author in known:
+            return True
+        if now - max(self._came_at, self._scene.accepted_at) < NEWCOMERS_S:
+            return False
+        del self._known[Hash(batch.body.tip)]
+        return True
+
+    def _is_next(self, batch: Batch, now: float) -> bool:
+        author, tip, number = batch.slot
+        sequence = self._sequences.get((author, tip))
+        if sequence is None:
+            sequence = _Sequence(self._ours(batch, 0) if tip in self._followed else number)
+            self._sequences[author, tip] = sequence
+            if len(self._sequences) > MOST_SEQUENCES:
+                self._sequences.popitem(last=False)
+        while sequence.next < number:
+            if not self._passes(self._slots.get((author, tip, sequence.next)), sequence, author, now):
+                return False
+            sequence.next, sequence.held_since = self._ours(batch, sequence.next + 1), None
+            self._sequences.move_to_end((author, tip))
+        return sequence.next == number
+
+    def _passes(self, first: Batch | None, sequence: _Sequence, author: PeerId, now: float) -> bool:
+        """Whether later numbers need not wait any more for this one."""
+        if first is not None and first.is_delivered:
+            return True
+        if first is not None and not first.is_withheld and not first.is_restated:
+            return False  # it is up to us
+        if sequence.held_since is None:
+            sequence.held_since = now
+        if now - sequence.held_since < HOLD_S:
+            return False
+        self._scene.standing.anomaly(author)
+        return True
+
+    def _ours(self, batch: Batch, start: int) -> int:
+        """The first number from `start` on that is for us, at the version of `batch`, which has one."""
+        author, tip, _ = batch.slot
+        numbers = range(start, MAX_BATCHES)
+        return next(number for number in numbers if self._scene.is_ours(batch.body.version, lot_of(tip, author, number)))
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# What a validator, and a trainer that a batch is for, do with it.  Pure.
+#
+# A trainer's decision on a batch, once and for all:
+#
+# * Accepted: every validator that it is dealt to has accepted all of its rollouts, and our own check, if one was drawn, too.
+# * Rejected: our own check rejected a rollout.  Each rejection by a validator is checked: honest peers make no such rollout,
+#   and so each is a lie of its maker or of the validator.  Or its bytes are not to be had.
+# * Stale: none of this while it was young enough, or nobody could tell.
+#
+# Our own check takes the place of validators that are missing, silent or set aside, and of all of them for a trainer that
+# was not in the last record, for which nobody works yet.
+
+
+SURE = (Opinion.GOOD, Opinion.BAD)
+
+
+class Duty(Protocol):
+    """What is done with a batch of another peer, before it is decided."""
+
+    def look(self, batch: Batch, now: float) -> list[PoolEffect]:
+        """See what is to be done now; `batch.wanted` where we are to check it."""
+        ...
+
+    def needs_bytes(self, batch: Batch) -> bool:
+        """Whether the bytes are to be fetched."""
+        ...
+
+    def unavailable(self, batch: Batch) -> list[PoolEffect]:
+        """Nobody has the bytes."""
+        ...
+
+    def checked(self, batch: Batch, codes: bytes) -> list[PoolEffect]:
+        """Our own verdicts."""
+        ...
+
+    def compare(self, batch: Batch, validator: PeerId) -> list[PoolEffect]:
+        """Another one's verdicts beside our own."""
+        ...
+
+
+class Onlooker:
+    """Of peers that only hand on what they hear."""
+
+    def look(self, batch: Batch, now: float) -> list[PoolEffect]:
+        """As `Duty.look`."""
+        return []
+
+    def needs_bytes(self, batch: Batch) -> bool:
+        """As `Duty.needs_bytes`."""
+        return False
+
+    def unavailable(self, batch: Batch) -> list[PoolEffect]:
+        """As `Duty.unavailable`."""
+        return []
+
+    def checked(self, batch: Batch, codes: bytes) -> list[PoolEffect]:
+        """As `Duty.checked`."""
+        return []
+
+    def compare(self, batch: Batch, validator: PeerId) -> list[PoolEffect]:
+        """As `Duty.compare`."""
+        return []
+
+
+class Validating(Onlooker):
+    """Verifies what is dealt to us, and says so."""
+
+    def __init__(self, scene: Scene) -> None:
+        self._scene = scene
+
+    def look(self, batch: Batch, now: float) -> list[PoolEffect]:
+        """As `Duty.look`."""
+        batch.wanted = batch.own is None and (batch.wanted or self._is_dealt_to_me(batch, now))
+        return []
+
+    def _is_dealt_to_me(self, batch: Batch, now: float) -> bool:
+        for dealt in batch.deals.values():
+            turn, _ = self._scene.turn(batch, dealt, now)
+            said = [peer for peer in turn if opinion_in(batch, peer) in SURE]
+            if self._scene.me in turn and len(said) < places_of(dealt.beacon):
+                return True
+        return False
+
+    def needs_bytes(self, batch: Batch) -> bool:
+        """As `Duty.needs_bytes`."""
+        return batch.wanted
+
+    def unavailable(self, batch: Batch) -> list[PoolEffect]:
+        """As `Duty.unavailable`."""
+        return self._scene.say(batch, bytes([WITHHELD]) * batch.body.rollouts)
+
+    def checked(self, batch: Batch, codes: bytes) -> list[PoolEffect]:
+        """As `Duty.checked`."""
+        return self._scene.say(batch, codes)
+
+
+class Leading(Onlooker):
+    """Deals the batches that are for us, hears the verdicts, checks, and decides.
+
+    draw: a number from 0 to 1 that a name gives, and that nobody else can foresee.
+    """
+
+    def __init__(self, scene: Scene, intake: Intake, draw: Callable[[Hash], float]) -> None:
+        self._scene, self._intake, self._draw = scene, intake, draw
+
+    def needs_bytes(self, batch: Batch) -> bool:
+        """As `Duty.needs_bytes`."""
+        return batch.is_due and self._scene.is_mine(batch)
+
+    def look(self, batch: Batch, now: float) -> list[PoolEffect]:
+        """As `Duty.look`."""
+        scene = self._scene
+        if not scene.is_mine(batch) or batch.own is not None:
+            return []
+        batch.is_due = batch.is_due or self._intake.admits(batch, now)
+        if not batch.is_due:
+            return []
+        batch.led = True
+        dealt = batch.deals.get(scene.me)
+        if dealt is None:
+            if scene.validators - {batch.author} and scene.trainer_of(batch) == scene.me:
+                return [Deal(batch)] if batch.bytes_ is Bytes.HERE else []  # what is withheld costs nobody else anything
+            batch.wanted = True  # nobody works for us yet, or there is nobody
+            return []
+        turn, more = scene.turn(batch, dealt, now)
+        said = [peer for peer in turn if opinion_in(batch, peer) in SURE]
+        is_bad = any(opinion_in(batch, peer) is Opinion.BAD for peer in said)
+        if is_bad or any(scene.standing.aside(peer) for peer in turn):
+            batch.wanted = True
+        elif len(said) >= places_of(dealt.beacon):
+            chance = max(map(scene.standing.chance, [batch.author, *said]))
+            batch.wanted = batch.wanted or self._draw(batch.root) < chance
+            if not batch.wanted and batch.bytes_ is Bytes.HERE:
+                return scene.decide(batch, Decision.ACCEPTED)
+        elif not more:
+            batch.wanted = True  # enough have been asked
+        return []
+
+    def unavailable(self, batch: Batch) -> list[PoolEffect]:
+        """As `Duty.unavailable`."""
+        batch.is_withheld = True
+        self._scene.standing.anomaly(batch.author)
+        said = self._scene.say(batch, bytes([WITHHELD]) * batch.body.rollouts)  # for its maker: it was dealt to nobody
+        return [*said, *self._scene.decide(batch, Decision.REJECTED, Reason.WITHHELD)]
+
+    def checked(self, batch: Batch, codes: bytes) -> list[PoolEffect]:
+        """As `Duty.checked`."""
+        scene, opinion, reason = self._scene, opinion_of(codes), reason_of(codes)
+        effects = scene.say(batch, codes)
+        for validator in [*batch.judgements]:
+            effects += self.compare(batch, validator)
+        self._note_agreement(batch, opinion)
+        if opinion is Opinion.GOOD:
+            scene.standing.right(batch.author)
+            return [*effects, *scene.decide(batch, Decision.ACCEPTED)]
+        if opinion is Opinion.BAD:
+            aside = scene.set_aside(batch.author, f"a rollout that we checked: {reason.value}")
+            return [*effects, *scene.decide(batch, Decision.REJECTED, reason), *aside]
+        if reason is Reason.NONE:
+            return [*effects, *scene.decide(batch, Decision.STALE)]
+        scene.standing.anomaly(batch.author)
+        return [*effects, *scene.decide(batch, Decision.REJECTED, reason)]
+
+    def compare(self, batch: Batch, validator: PeerId) -> list[PoolEffect]:
+        """As `Duty.compare`: whose verdict our check contradicts is set aside, and whose score, where all computers come to
+        one: over others honest peers may differ, and the maker, or the set of tasks, is at fault."""
+        scene = self._scene
+        if batch.own is None or validator == scene.me:
+            return []
+        ours, theirs = opinion_of(batch.own), opinion_in(batch, validator)
+        if ours is Opinion.UNSURE or theirs not in SURE:
+            return []
+        if ours is not theirs and not batch.sure:
+            scene.standing.anomaly(validator)
+            return []
+        if ours is not theirs:
+            said = "accepted" if theirs is Opinion.GOOD else "rejected"
+            return scene.set_aside(validator, f"it {said} rollouts, and our own check says the contrary", Role.VALIDATOR)
+        scores = batch.judgements[validator].scores
+        if ours is Opinion.BAD or batch.scores is None or scores is None:
+            return []
+        if any(scores[place] not in (batch.scores[place], UNSCORED) for place in batch.exact):
+            return scene.set_aside(validator, "it gave rollouts other scores than those of our own check", Role.VALIDATOR)
+        dealt = batch.deals.get(scene.me)
+        is_asked = dealt is not None and validator in dealt.order[: places_of(dealt.beacon)]
+        return [Compare(batch, batch.scores, scores)] if is_asked else []  # else a crowd of keys outvoted who was asked
+
+    def _note_agreement(self, batch: Batch, ours: Opinion) -> None:
+        """Who was asked and said the same before us was right.  Others may only repeat what they heard."""
+        standing, dealt = self._scene.standing, batch.deals.get(self._scene.me)
+        for validator in dealt.turn if dealt is not None and ours in SURE else ():
+            if opinion_in(batch, validator) is ours and not standing.aside(validator):
+                standing.right(validator)
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+
 
 AHEAD = 2
 """Versions that a batch may be ahead of our state: others commit before we do."""
@@ -49,7 +368,7 @@ AHEAD_ROUNDS = 2
 
 
 class Pool:
-    """Of one peer.  draw: as `protocol.rollouts.duties.Leading` wants it."""
+    """Of one peer.  draw: as `protocol.rollouts.pool.Leading` wants it."""
 
     def __init__(self, me: PeerId, role: Role, rl: RlSection, draw: Callable[[Hash], float]) -> None:
         self._scene = scene = Scene(me, role, rl)

@@ -1,6 +1,6 @@
 """The weights that the KL term of a run compares with: its trainers and seeds have them, and serve them to each other.
 
-    reference/<root>.blob       the parameters in bf16, little endian (`protocol.state.weight_files`)
+    reference/<root>.blob       the parameters in bf16, little endian (`protocol.chain.weight_files`)
 
 They are the parameters of the state that rollouts began with: that after `warm_rounds` rounds.  The record of the round that
 began there names their root, so whoever has the chain knows it, and every branch has its own.  A peer that stands at that
@@ -15,16 +15,16 @@ from pathlib import Path
 
 import trio
 
-from protocol.content.swarm import Swarm
-from protocol.events import Notice
+from protocol.blobs.swarm import Swarm
+from protocol.chain.disk import StoreFailed
+from protocol.chain.replica import Replica
+from protocol.chain.weight_files import WeightFiles, is_whole
+from protocol.events.events import Notice
 from protocol.membership.liveness import Membership
-from protocol.network.session import Session
 from protocol.offload import Offload
 from protocol.rollouts.kept_versions import Keeping
-from protocol.state.disk import StoreFailed
-from protocol.state.replica import Replica
-from protocol.state.weight_files import WeightFiles, is_whole
 from protocol.tasks.library import Library
+from protocol.transport.interface import Session
 from protocol.wire.hashes import Hash, chunk_hash, tree_root
 from protocol.wire.identity import PeerId
 from protocol.wire.presence import Role

@@ -11,18 +11,16 @@ from typing import Protocol
 
 import trio
 
-from protocol.content.swarm import Swarm
-from protocol.events import Notice
-from protocol.membership.activity import Activity
+from protocol.blobs.swarm import Swarm
+from protocol.chain.disk import StoreFailed
+from protocol.chain.replica import Replica
+from protocol.events.events import Notice
+from protocol.membership.activity import Activity, Pause
 from protocol.membership.liveness import Liveness, Membership
-from protocol.membership.pause import Pause
-from protocol.network.session import Session
 from protocol.offload import Offload
 from protocol.rollouts.batch import Batch
 from protocol.rollouts.checking import Checking
 from protocol.rollouts.dealing import beacon_of
-from protocol.rollouts.fetching import RETRY_S, Fetching
-from protocol.rollouts.given_tasks import GivenTasks
 from protocol.rollouts.happenings import (
     Check,
     Compare,
@@ -42,22 +40,19 @@ from protocol.rollouts.happenings import (
     Tell,
     Tick,
 )
-from protocol.rollouts.kept_standing import KeptStanding
 from protocol.rollouts.kept_versions import Keeping, KeptVersions
-from protocol.rollouts.occupation import WORK, Occupation
 from protocol.rollouts.pool import Pool
 from protocol.rollouts.reference import reference_of
-from protocol.rollouts.repeating import Repeating
 from protocol.rollouts.room import PLACES
-from protocol.rollouts.selection import Selection
-from protocol.rollouts.turn import Turn
-from protocol.rollouts.worker import Worker
+from protocol.rollouts.selection import GivenTasks, Selection
+from protocol.rollouts.standing import KeptStanding
+from protocol.rollouts.work import WORK, Occupation, Turn
+from protocol.rollouts.worker import RETRY_S, Fetching, Repeating, Worker
 from protocol.run.settings import NodeSettings
-from protocol.state.disk import StoreFailed
-from protocol.state.replica import Replica
 from protocol.tasks.library import Library
 from protocol.tasks.task_sets import TaskSets
 from protocol.trainer_link import RolloutLink, TrainerDied, TrainerGaveUp
+from protocol.transport.interface import Session
 from protocol.versions.weight_versions import Watching
 from protocol.wire.body import Body
 from protocol.wire.envelope import Envelope

@@ -4,16 +4,61 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from protocol.events.events import BatchDecided, BatchJudged, Event, RolloutPeerSetAside, ValidatorSetAside
 from protocol.rollouts.batch import Batch, Bytes, Dealt, Decision, Opinion, found_in
 from protocol.rollouts.dealing import is_for, order_of, places_of, some_of, trainer_of
 from protocol.rollouts.happenings import Discard, Judge, Moved, PoolEffect, Tell
 from protocol.rollouts.standing import Standing
-from protocol.rollouts.telling import decided, judged, set_aside
 from protocol.run.rl_section import RlSection
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.presence import Role
-from protocol.wire.rollouts import Judgement, Reason
+from protocol.wire.rollouts import CODES, Judgement, Reason, Verdict
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Batches, verdicts and decisions as events.
+
+
+def judged(batch: Batch, validator: PeerId, codes: bytes) -> BatchJudged:
+    """What a validator said of a batch."""
+    verdicts = [CODES[code][0] for code in codes]
+    reasons = sorted({CODES[code][1].value for code in codes} - {Reason.NONE.value})
+    return BatchJudged(
+        batch.author,
+        batch.body.version,
+        batch.body.number,
+        batch.root.hex(),
+        validator,
+        verdicts.count(Verdict.ACCEPT),
+        verdicts.count(Verdict.REJECT),
+        verdicts.count(Verdict.INCONCLUSIVE),
+        reasons,
+    )
+
+
+def decided(batch: Batch, reason: Reason) -> BatchDecided:
+    """The final verdict on a batch."""
+    assert batch.decision is not None
+    body = batch.body
+    return BatchDecided(
+        batch.author,
+        body.version,
+        body.number,
+        batch.root.hex(),
+        batch.decision.value,
+        reason.value,
+        body.rollouts,
+        batch.own is not None,
+    )
+
+
+def set_aside(peer: PeerId, reason: str, role: Role) -> Event:
+    """Nothing of this peer is used any more, as what it is."""
+    return ValidatorSetAside(peer, reason) if role is Role.VALIDATOR else RolloutPeerSetAside(peer, reason)
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+
 
 FIRST_ASKED = 8
 """Validators that a batch is dealt to at most, one after another; there is room for their verdicts in any case."""

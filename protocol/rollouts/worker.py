@@ -2,28 +2,146 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
 import trio
 
-from protocol.content.swarm import Swarm
-from protocol.events import RolloutsGenerated
-from protocol.network.session import Session
+from protocol.blobs.swarm import Swarm
+from protocol.chain.disk import StoreFailed, map_file
+from protocol.chain.weight_files import WeightFiles, leaves_of
+from protocol.events.events import Notice, RolloutsGenerated
 from protocol.offload import Offload
+from protocol.rollouts.batch import Batch
 from protocol.rollouts.dealing import problems_of
-from protocol.rollouts.given_tasks import GivenTasks
+from protocol.rollouts.happenings import Fetched
 from protocol.rollouts.kept_versions import KeptVersions
-from protocol.rollouts.turn import Turn
+from protocol.rollouts.pool import Pool
+from protocol.rollouts.selection import GivenTasks
+from protocol.rollouts.work import Turn
 from protocol.run.rl_section import RlSection
-from protocol.state.disk import StoreFailed, map_file
-from protocol.state.weight_files import WeightFiles, leaves_of
+from protocol.tasks.library import Library
 from protocol.tasks.task_sets import TaskSets
 from protocol.trainer_link import Generated, GenerateTask, RolloutLink, TrainerDied
+from protocol.transport.interface import NetworkError, Session
+from protocol.versions.weight_versions import Watching
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import Envelope
 from protocol.wire.hashes import Hash, tree_root
 from protocol.wire.messages import unpack
 from protocol.wire.rollouts import MAX_BATCH_BYTES, MAX_BATCHES, ROLLOUT_CHUNK_BYTES, RolloutBatch
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Saying a statement by gossip again for a while: gossip may lose it.
+
+
+FIRST_S = 2.0
+TIMES = 5
+"""So often a statement is said, each time after twice as long."""
+MOST = 4096
+"""Statements that are said again; the oldest make room."""
+
+
+class Repeating:
+    """What this peer says about rollouts."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._due: dict[bytes, tuple[float, int]] = {}
+        """When each is said next, and how often it was."""
+
+    def say(self, raw: bytes, times: int = TIMES) -> None:
+        """Say it at the next turn, and so often in all."""
+        self._due[raw] = (trio.current_time(), TIMES - times)
+        if len(self._due) > MOST:
+            del self._due[next(iter(self._due))]
+
+    async def turn(self) -> None:
+        """Say what is due."""
+        now = trio.current_time()
+        for raw, (at, times) in [*self._due.items()]:
+            if at > now:
+                continue
+            if times + 1 < TIMES:
+                self._due[raw] = now + FIRST_S * 2**times, times + 1
+            else:
+                del self._due[raw]
+            try:
+                await self._session.network.publish(raw)
+            except NetworkError:
+                pass  # it is said again
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# The bytes of other peers' batches: how they come here, and how they go.
+
+
+RETRY_S = 1.0
+"""After a failure of the trainer process or the disk."""
+
+
+class Fetching:
+    """Of one peer.  within_s: for one batch.  told: is told what came of it.
+
+    unwanted: bytes to be removed, as soon as nobody reads them.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        guard: Watching,
+        library: Library,
+        pool: Pool,
+        within_s: float,
+        told: Callable[[Fetched], object],
+    ) -> None:
+        self._session, self._guard, self._library, self._pool = session, guard, library, pool
+        self._within_s, self._told = within_s, told
+        self._under_way: dict[trio.CancelScope, Batch] = {}
+        self.unwanted: deque[Hash] = deque()
+        self._trouble = ""
+
+    async def fetch(self, batch: Batch) -> None:
+        """The bytes of a batch, if they are to be had in time."""
+        here: bool | None = None
+        scope = trio.CancelScope()
+        self._under_way[scope] = batch
+        with self._guard.watch(batch.author, "batch of rollouts"), scope:
+            try:
+                body = batch.body
+                here = await self._library.fetch(batch.root, body.size, body.version, (batch.author,), self._within_s)
+                self._trouble = ""
+            except StoreFailed as error:
+                self._warn(f"rollouts cannot be kept: {error}")
+        del self._under_way[scope]
+        if here is None and not scope.cancelled_caught:
+            await trio.sleep(RETRY_S)
+        self._told(Fetched(batch.author, batch.root, here))
+        if here is None:
+            self.unwanted.append(batch.root)  # what came of it, unless it is being fetched again
+
+    def _warn(self, trouble: str) -> None:
+        """Once, however many batches strangers state: a disk that failed for one fails for the next."""
+        if trouble != self._trouble:
+            self._session.emit(Notice("warning", trouble))
+        self._trouble = trouble
+
+    def end_useless(self) -> None:
+        """End the fetches of batches that are too old by now, or decided: their places are those of others."""
+        for scope, batch in self._under_way.items():
+            if not self._pool.lacks(batch):
+                scope.cancel()
+
+    async def remove_unwanted(self) -> None:
+        """Remove what can be removed now."""
+        for _ in range(len(self.unwanted)):
+            root = self.unwanted.popleft()
+            if not await self._library.remove(root):
+                self.unwanted.append(root)
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+
 
 MADE = ".made.new"
 """A batch that is being made; what an earlier life left of it is removed with all such files."""

@@ -1,6 +1,6 @@
 """How the numbers of a run hang together: what does not fit, and what would.
 
-Pure functions on plain numbers, used by the manifest, which refuses what does not fit, and by `protocol.run.derive`,
+Pure functions on plain numbers, used by the manifest, which refuses what does not fit, and by `protocol.run.run_file`,
 which fills in what a run file leaves out.
 
 The largest run has `MAX_CHUNKS` chunks of `MAX_CHUNK_PARAMETERS`.  Both are bounds on memory: a motion names and signs
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from kernels.layout import chunk_count
 from protocol.wire.body import MAX_CHUNKS
-from protocol.wire.learned import MAX_USED_BY_ALL
+from protocol.wire.ready import MAX_USED_BY_ALL
 
 MAX_CHUNK_PARAMETERS = 1 << 22
 MAX_PARAMETERS = MAX_CHUNKS * MAX_CHUNK_PARAMETERS

@@ -13,17 +13,50 @@ import re
 import unicodedata
 from collections.abc import Sequence
 from itertools import islice
-from typing import Annotated
+from typing import Annotated, Protocol
 
 import base58
 from pydantic import Field
 
 from protocol.run.admission import make_proof
-from protocol.run.anchor import Anchor
 from protocol.wire.body import MAX_TOKEN_BYTES, Body, HashField, PeerField, decode_body
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import KEY_BYTES, Identity, PeerId, public_key_of
+
+# ------------------------------------------------------------------------------------------------------------------------
+# A record of the run that an invitation names: a newcomer cannot be shown another history, and a person can choose one.
+
+
+MAX_ROUNDS = 1 << 53
+
+
+class Chain(Protocol):
+    """Our chain, or a branch of it."""
+
+    @property
+    def length(self) -> int:
+        """Rounds to its end."""
+        ...
+
+    def tip_at(self, rounds: int) -> Hash:
+        """The tip after `rounds` rounds, at most `length`."""
+        ...
+
+
+class Anchor(Body):
+    """After so many rounds the tip of the chain is `tip`: a final record of whoever invites, or one that it chose."""
+
+    rounds: Annotated[int, Field(ge=1, le=MAX_ROUNDS)]
+    tip: HashField
+
+    def holds(self, chain: Chain) -> bool:
+        """Whether the chain goes through this record."""
+        return chain.length >= self.rounds and chain.tip_at(self.rounds) == self.tip
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+
 
 PREFIX = "mh1"
 AROUND = "\"'`<>()[]*_“”‘’„«»,;.:!?…"

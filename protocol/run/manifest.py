@@ -20,7 +20,6 @@ from kernels.aggregate import Rule, weights_of
 from kernels.codec import BLOCK
 from kernels.layout import chunk_count
 from kernels.outer_step import MEAN, OuterStep, automatic
-from protocol.run.data_section import CHATS, TOKENIZER, DataSection, FileSection, TokenizerSection
 from protocol.run.fitting import (
     MAX_CHECKPOINT_CHUNK_BYTES,
     MAX_CHUNK_PARAMETERS,
@@ -33,17 +32,24 @@ from protocol.run.fitting import (
     total_problems,
     used_problems,
 )
-from protocol.run.goal import Goal, Unit
-from protocol.run.model_section import ModelSection
 from protocol.run.rl_section import RlSection
-from protocol.run.section import Section
+from protocol.run.sections import (
+    CHATS,
+    TOKENIZER,
+    DataSection,
+    FileSection,
+    Goal,
+    ModelSection,
+    Section,
+    TokenizerSection,
+    Unit,
+)
 from protocol.wire.body import MAX_FRAGMENTS, MAX_MEMBERS, PeerField, decode_body
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import open_envelope
-from protocol.wire.extension import Total
 from protocol.wire.hashes import ZERO_HASH, Hash, hash_bytes
 from protocol.wire.identity import Identity
-from protocol.wire.messages import pack
+from protocol.wire.messages import Total, pack
 
 PROTOCOL_VERSION = 1
 """The version of the protocol that this software speaks."""

@@ -10,10 +10,9 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from protocol.run.data_section import MAX_TASKS_FILES, TasksSection
 from protocol.run.fitting import Problem, refuse
-from protocol.run.section import Section
-from protocol.wire.learned import MAX_USED
+from protocol.run.sections import MAX_TASKS_FILES, Section, TasksSection
+from protocol.wire.ready import MAX_USED
 from protocol.wire.rollouts import MAX_BATCH_BYTES, MAX_ROLLOUTS
 
 OURS = frozenset({"environment", "problems", "prompts_per_batch", "batches_per_round", "judge_s", "warm_rounds", "files"})

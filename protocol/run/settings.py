@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import trio
 
-from protocol.run.anchor import Anchor
+from protocol.run.invitation import Anchor
 from protocol.wire.identity import PeerId
 from protocol.wire.presence import Role
 

@@ -1,0 +1,5 @@
+"""Coming by what others have: branches of the chain, results, checkpoints and the files of a run.
+
+`following` takes over records of others, `fork_choice` decides which branch to be on, `catch_up` applies results or loads
+a checkpoint, and `supplies` fetches them.  Read `following` first.
+"""

@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 
 import trio
 
-from protocol.events import Desynced, RolledBack, StateApplied, StateLoaded
-from protocol.network.session import Session
+from protocol.chain.branch import Branch
+from protocol.chain.credit import counted, named_in
+from protocol.chain.outer_state import certified_digest
+from protocol.chain.replica import Replica
+from protocol.events.events import Desynced, RolledBack, StateApplied, StateLoaded
 from protocol.offload import Offload
-from protocol.state.branch import Branch
-from protocol.state.credit import counted, named_in
-from protocol.state.genesis import certified_digest
-from protocol.state.replica import Replica
 from protocol.sync.supplies import Supplies
+from protocol.transport.interface import Session
 from protocol.wire.hashes import Hash, tree_root
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Commit, Record

@@ -1,7 +1,7 @@
 """Which of two chains is ours: how much of a verified branch we take over.
 
 At the first record that differs a full one beats a provisional one; then more signers; then the lower hash
-(`protocol.state.chain.prefer`).  A final record yields to nothing, and a settled one only to a full one.  Two full records
+(`protocol.chain.records.prefer`).  A final record yields to nothing, and a settled one only to a full one.  Two full records
 on one tip are the work of a third of liars among the electors: we keep ours, and say so.  Provisional records are taken
 over as far as the electors, as they are heard now, stand on them.  A branch through the record that our invitation names
 wins over one without it, unless final records would be given up: that is how a person chooses.
@@ -9,20 +9,215 @@ wins over one without it, unless final records would be given up: that is how a 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from protocol.events import Event, Notice, SecondHistory
-from protocol.run.anchor import Anchor, Chain
-from protocol.state.branch import Branch
-from protocol.state.chain import is_full, prefer, rank, record_hash
-from protocol.state.replica import Replica
-from protocol.sync.branches import Candidate, Side
-from protocol.sync.settled import Settled
-from protocol.sync.standpoints import Standpoints
+import trio
+
+from protocol.chain.branch import Branch
+from protocol.chain.electorate import FEWEST_SEATED
+from protocol.chain.history import History
+from protocol.chain.records import Rank, is_full, prefer, rank, record_hash
+from protocol.chain.replica import Replica
+from protocol.events.events import Event, Notice, SecondHistory
+from protocol.membership.activity import Activity
+from protocol.membership.liveness import Membership
+from protocol.run.invitation import Anchor, Chain
+from protocol.sync.claims import Settled
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Commit
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Whom to follow, where electors differ about who is absent.
+#
+# Pure.  A provisional record was made without some electors.  Whether it holds is decided by the electors of the tip that it
+# stands on, as they are heard now:
+#
+# * who stands before it follows it if at least as many of them are on it as are off it, oneself counted where one stands;
+# * who is on it returns to the tip before it when more of them are off it;
+# * below four electors, where one more or less decides everything, a peer that was away (restarted, or asleep) follows any
+#   elector that was not, and those that were away make nobody return.
+#
+# Whoever is on another branch of the same tip that loses to this one (`protocol.chain.records.prefer`) counts as on it: it
+# will come over.  So nobody returns from a branch that enough others are on their way to, and the moves of electors that
+# hear each other end.  Proof, for one tip T, from four electors on.  Suppose that moves go round in a circle, and let H be
+# the best branch that is left in it.  Better ones are not left, so nobody enters them either: H is left for T.  At that
+# moment, of the c electors that are on no better branch, more than c / 2 are at T.  The others are all that can count as on
+# H or on a branch that loses to it, so nobody at T follows any of these.  From then on nobody leaves T, and it was no
+# circle.
+#
+# Nobody is stuck: where two branches are heard, those on the one that loses go over; where one branch and T are, either
+# those at T follow, or those on the branch return.  And nobody waits for a branch: where one elector stands on the best
+# branch and serves nothing of it, the others end together without it.
+#
+# So a frozen, partitioned or restarted peer finds its way without help, and from four electors on one elector, however many
+# keys it brings, moves nobody that hears the others.
+
+
+@dataclass(frozen=True)
+class Side:
+    """How a chain leaves ours, or another one that we know.  fork: the tip there.  first: of its records after that."""
+
+    fork: Hash
+    first: Rank
+
+
+@dataclass(frozen=True)
+class Standpoint:
+    """Where an elector stands, as it says.  was_away: it was restarted or frozen, and has made no record since.
+
+    side: how its chain left ours when it showed it last; None when it never did, or is on our chain now.
+    """
+
+    tip: bytes
+    was_away: bool
+    side: Side | None = None
+
+
+@dataclass(frozen=True)
+class Count:
+    """Electors of one tip that are heard now.  on: those on the branch, or on their way to it; off: those on the tip itself.
+
+    present_on, present_off: those of them that were not away.
+    """
+
+    on: int
+    off: int
+    present_on: int
+    present_off: int
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A branch that is judged.  fork: the tip before it.  tips: those after its records.
+
+    first: the rank of its first record, which is provisional; may be None where no `Side` leaves `fork`.
+    """
+
+    fork: Hash
+    tips: Collection[bytes]
+    first: Rank | None
+
+    def gains(self, at: Standpoint) -> bool:
+        """Whether who stands there is on this branch, or on its way to it from one that loses to it."""
+        if at.tip == self.fork:
+            return False
+        if at.tip in self.tips or at.side is None:
+            return at.tip in self.tips
+        fork, first = at.side.fork, at.side.first
+        return fork in self.tips or first.record in self.tips or (fork == self.fork and self._wins(first))
+
+    def _wins(self, other: Rank) -> bool:
+        return self.first is not None and self.first < other
+
+
+def count(electors: Collection[PeerId], heard: Mapping[PeerId, Standpoint], branch: Candidate) -> Count:
+    """Count the electors by where they stand.
+
+    Those elsewhere, who are behind, unknown, or on a branch that wins over this one, are not counted.
+    """
+    there = [heard[peer] for peer in electors if peer in heard]
+    on = [each for each in there if branch.gains(each)]
+    off = [each for each in there if each.tip == branch.fork]
+    return Count(len(on), len(off), sum(not each.was_away for each in on), sum(not each.was_away for each in off))
+
+
+def follows(electors: Sequence[PeerId], counted: Count, *, was_away: bool) -> bool:
+    """Whether a peer that stands before a provisional record, or on no branch at all, takes it over.
+
+    counted: with the peer itself, where it is an elector.  was_away: whether it was.
+    """
+    if len(electors) < FEWEST_SEATED and was_away and counted.present_on:
+        return True
+    return counted.on >= counted.off
+
+
+def returns(electors: Sequence[PeerId], counted: Count) -> bool:
+    """Whether a peer on a provisional record goes back to the tip before it.  counted: with the peer itself."""
+    if len(electors) < FEWEST_SEATED:
+        return counted.present_off > counted.on
+    return counted.off > counted.on
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Where the electors stand, as their last heartbeats say: the evidence by which provisional records are judged.
+
+
+LATEST = 64
+"""Provisional records that are looked at again, the newest ones: older ones have been followed by others long since."""
+MAX_SIDES = 1024
+"""Electors of which it is remembered where their chains leave ours."""
+
+
+class Standpoints:
+    """Asks `membership` for the others; we stand on our own tip."""
+
+    def __init__(self, me: PeerId, history: History, membership: Membership, activity: Activity, listen_s: float) -> None:
+        self._me, self._history, self._membership, self._activity = me, history, membership, activity
+        self._listen_s = listen_s
+        self._sides: dict[PeerId, Side] = {}
+        """Where a peer's chain left ours when it showed it last: believed of that peer only."""
+        self._ranks: dict[int, Rank] = {}
+        """Of our provisional records beside which others were seen, by round."""
+        self._leaving: dict[bytes, float] = {}
+        """Tips before provisional records of ours, and since when most of their electors stand there."""
+
+    def showed(self, peer: PeerId, side: Side) -> None:
+        """The chain that `peer` showed, of verified records, leaves ours like this.  From any thread."""
+        kept = list(self._sides.items())[-MAX_SIDES + 1 :]
+        self._sides = dict(kept) | {peer: side}  # a new one, because another thread may be going through the old one
+
+    def is_parting(self, tip: bytes) -> bool:
+        """Whether some chain was seen to leave ours, or one that we looked at, at this tip."""
+        return any(side.fork == tip for side in self._sides.values())
+
+    def _heard(self, electors: Collection[PeerId]) -> dict[PeerId, Standpoint]:
+        heard = {self._me: Standpoint(self._history.tip, self._activity.was_away)}
+        for peer in electors:
+            known = self._membership.get(peer)
+            if peer != self._me and known is not None and self._membership.is_live(peer):
+                beat = known.heartbeat
+                is_ours = self._history.tips(beat.round, 1) == [beat.tip]
+                heard[peer] = Standpoint(beat.tip, beat.was_away, None if is_ours else self._sides.get(peer))
+        return heard
+
+    def follow(self, electors: Sequence[PeerId], branch: Candidate) -> bool:
+        """Whether we take over a verified provisional record and what stands on it.  electors: of the fork."""
+        return follows(electors, count(electors, self._heard(electors), branch), was_away=self._activity.was_away)
+
+    def back_to(self, settled: int = 0) -> int | None:
+        """The round whose provisional record, and all after it, we give up; None when those we have hold.
+
+        To be asked often.  A record is given up when its electors have stood before it for `listen_s`: when it was just
+        made, most of them have yet to say that they are on it.  settled: rounds whose records are not given up.
+        """
+        history, now = self._history, trio.current_time()
+        leaving: dict[bytes, float] = {}
+        looked_at = [round for round in history.provisional[-LATEST:] if round >= settled]
+        self._ranks = {round: self._rank(round) for round in looked_at if self.is_parting(history.tip_at(round))}
+        for round in looked_at:
+            electors, fork = history.roster_at(round).electorate.electors, history.tip_at(round)
+            tips = frozenset(history.tips(round + 1, history.length - round))
+            branch = Candidate(fork, tips, self._ranks.get(round))
+            if returns(electors, count(electors, self._heard(electors), branch)):
+                leaving[fork] = self._leaving.get(fork, now)
+        self._leaving = leaving
+        given_up = [round for round in looked_at if self._has_lost(history.tip_at(round), now)]
+        return given_up[0] if given_up else None
+
+    def _rank(self, round: int) -> Rank:
+        known, history = self._ranks.get(round), self._history
+        if known is not None and known.record == history.tip_at(round + 1):
+            return known
+        return rank(history.roster_at(round).electorate.electors, history.commit_at(round))
+
+    def _has_lost(self, fork: bytes, now: float) -> bool:
+        return fork in self._leaving and now - self._leaving[fork] >= self._listen_s
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+
 
 YOUNG_ROUNDS = 100
 """A run that anybody may begin may have been begun twice.  After so many rounds a beginning is not given up for another."""

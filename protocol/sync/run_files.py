@@ -1,6 +1,6 @@
 """The files of a run on this peer's disk: fetched from whoever has them, checked, and offered to others.
 
-    files/<root>.blob           a file, complete (`protocol.state.weight_files`)
+    files/<root>.blob           a file, complete (`protocol.chain.weight_files`)
 
 The organiser's peer has them from the beginning.  Everybody else fetches them as soon as it meets a peer, before it reads
 the run's state; a trainer process is started when they are here.
@@ -14,16 +14,16 @@ from random import Random
 
 import trio
 
-from protocol.content.blob import Blob, set_of
-from protocol.content.leaves import fetch_leaves
-from protocol.content.swarm import Swarm
-from protocol.content.transfer import Purpose
-from protocol.events import Notice
-from protocol.network.session import Session
+from protocol.blobs.blob import Blob, set_of
+from protocol.blobs.messages import fetch_leaves
+from protocol.blobs.swarm import Swarm
+from protocol.blobs.transfer import Purpose
+from protocol.chain.weight_files import WeightFiles, is_whole, leaves_of
+from protocol.events.events import Notice
 from protocol.offload import Offload
-from protocol.run.data_section import FILE_CHUNK_BYTES, FileSection
 from protocol.run.manifest import RunManifest
-from protocol.state.weight_files import WeightFiles, is_whole, leaves_of
+from protocol.run.sections import FILE_CHUNK_BYTES, FileSection
+from protocol.transport.interface import Session
 from protocol.wire.hashes import tree_root
 
 RETRY_S = 1.0

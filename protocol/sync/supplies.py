@@ -13,17 +13,16 @@ from typing import TypeVar
 import trio
 
 from kernels.layout import payload_bytes
-from protocol.content.blob import Blob, set_of
-from protocol.content.leaves import fetch_leaves
-from protocol.content.swarm import Swarm
-from protocol.content.transfer import Purpose
-from protocol.events import CheckpointWritten
-from protocol.network.interface import MAX_REQUEST_BYTES, NetworkError
-from protocol.network.session import Session
+from protocol.blobs.blob import Blob, set_of
+from protocol.blobs.messages import fetch_leaves
+from protocol.blobs.swarm import Swarm
+from protocol.blobs.transfer import Purpose
+from protocol.chain.outer_state import certified_digest, genesis_state
+from protocol.chain.records import Chain
+from protocol.chain.replica import Replica
+from protocol.events.events import CheckpointWritten
 from protocol.offload import Offload
-from protocol.state.chain_view import Chain
-from protocol.state.genesis import certified_digest, genesis_state
-from protocol.state.replica import Replica
+from protocol.transport.interface import MAX_REQUEST_BYTES, NetworkError, Session
 from protocol.wire.body import Body, decode_body
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash

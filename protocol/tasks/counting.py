@@ -4,7 +4,7 @@ Pure: counts in, decisions out.  A contributor can be mistaken or hostile, and s
 out when scoring its tasks is not repeatable (one answer gets different scores here), when nearly all tasks are never solved,
 as with wrong answers, or nearly all are always solved, so that nothing can be learned.  Each accepted batch is counted once,
 with rewards that this trainer computed itself; how its counts become everybody's decision is
-`protocol.state.tasks_in_force`'s matter.
+`protocol.chain.tasks_in_force`'s matter.
 
 Keys are free, so a set is judged by what has a price:
 
@@ -25,7 +25,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from protocol.state.tasks_in_force import TasksInForce, place_of
+from protocol.chain.tasks_in_force import TasksInForce, place_of
 from protocol.trainer_link import Tried
 from protocol.wire import canonical
 from protocol.wire.hashes import Hash

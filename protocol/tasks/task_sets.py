@@ -6,32 +6,130 @@ offer is fetched only where this peer's owner asks for it (`protocol.tasks.desk`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from math import inf
 from pathlib import Path
 
 import trio
 
-from protocol.content.swarm import Swarm
-from protocol.events import Notice, TasksAmended, TaskSetFellOut, TaskSetOffered
-from protocol.network.interface import Acceptance, NetworkError
-from protocol.network.session import Session
+from protocol.blobs.swarm import Swarm
+from protocol.chain.disk import StoreFailed, read_guarded, write_guarded
+from protocol.chain.replica import Replica
+from protocol.chain.tasks_in_force import TasksInForce, first_problem
+from protocol.events.events import Notice, TasksAmended, TaskSetFellOut, TaskSetOffered
 from protocol.offload import Offload
-from protocol.state.disk import StoreFailed
-from protocol.state.guarded import read_guarded, write_guarded
-from protocol.state.replica import Replica
-from protocol.state.tasks_in_force import TasksInForce, first_problem
 from protocol.tasks.counting import Counting
-from protocol.tasks.lost_sets import LostSets
-from protocol.tasks.newest import Newest, Signed
+from protocol.tasks.library import SetFiles
 from protocol.tasks.offers import Offer, Offers
-from protocol.tasks.set_files import SetFiles
 from protocol.trainer_link import TaskFile, Tried
+from protocol.transport.interface import Acceptance, NetworkError, Session
 from protocol.versions.weight_versions import Watching
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import unpack
 from protocol.wire.tasks import AdmittedSet, Amendment, Place, TaskSet
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Sets of tasks in force that are out of reach: since when, and what a trainer does about them.
+
+
+LOST_S = 600.0
+"""A set in force that could not be had or used for so long is one that this peer is against: else it held the run up."""
+VOTE_S = 30.0
+"""For so long a voter waits for batches to learn from before it contributes nothing to say that it is against a lost set."""
+
+
+class LostSets:
+    """As one peer sees it.  slots: of the sets that could not be had or used for `LOST_S`."""
+
+    def __init__(self, session: Session, replica: Replica) -> None:
+        self._session, self._replica = session, replica
+        self._lacking: dict[Place, float] = {}
+        """Sets in force that are not here, or cannot be used, and since when."""
+        self.places: frozenset[Place] = frozenset()
+
+    def note(self, tasks: TasksInForce, here: Container[Hash], unusable: Mapping[Place, str], now: float) -> None:
+        """Give up sets in force that have been out of reach for too long, until they are here after all.
+
+        here: the roots of those whose bytes are.  unusable: those that cannot be used, and why.
+        """
+        lacking = [each for each in tasks.live if each.root not in here or each.place in unusable]
+        self._lacking = {each.place: self._lacking.get(each.place, now) for each in lacking}
+        lost = frozenset(place for place, since in self._lacking.items() if now - since >= LOST_S)
+        for each in lacking:
+            if each.place in lost - self.places:
+                why = unusable.get(each.place)
+                state = f"could not be used for {LOST_S:.0f} s ({why})" if why else f"has not come for {LOST_S:.0f} s"
+                text = f"the set of tasks {each.name} {state}; a trainer without it votes to leave the set out"
+                self._session.emit(Notice("warning", text))
+        self.places = lost
+
+    def patience_s(self, tasks: TasksInForce) -> float:
+        """For how long a round waits for batches before a trainer contributes nothing; infinite where no set is lost.
+
+        Only a voter's word takes a set out.  Others give those that have the set `LOST_S` a round, so that a trainer which
+        lacks a sandbox closes no rounds before them; where nobody has it, the record that comes then may carry an amendment.
+        """
+        if not any(each.place in self.places for each in tasks.live):
+            return inf
+        electors = self._replica.history.roster.electorate.electors
+        return VOTE_S if not electors or self._session.me in electors else LOST_S
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# The organiser's newest amendment, as one peer has heard of it.  Pure.
+#
+# It is remembered until there is a newer one, also when a record has it: a branch of the chain that comes instead may lack
+# that record, and then the amendment waits for another one.
+
+
+Signed = tuple[Amendment, bytes]
+"""An amendment, and the statement as it travels."""
+
+
+class Newest:
+    """Of one peer.  What it is given was signed by the organiser."""
+
+    def __init__(self) -> None:
+        self._known: Signed | None = None
+
+    def hear(self, tasks: TasksInForce, body: Amendment, raw: bytes) -> bool:
+        """Whether this amendment is news, and can come after what is in force.  Of two with one number the first counts."""
+        if body.number <= self._number or not _can_follow(tasks, body):
+            return False
+        self._known = body, raw
+        return True
+
+    def recall(self, body: Amendment, raw: bytes) -> None:
+        """What an earlier life knew; a record may have it."""
+        if body.number > self._number:
+            self._known = body, raw
+
+    def pending(self, tasks: TasksInForce) -> Signed | None:
+        """It, while no record of the chain has it or a newer one."""
+        return self._known if self._number > tasks.number else None
+
+    def next(self, tasks: TasksInForce) -> Signed | None:
+        """It, if the next record may carry it: another amendment may have come first that leaves no room for it."""
+        pending = self.pending(tasks)
+        return pending if pending is not None and _can_follow(tasks, pending[0]) else None
+
+    @property
+    def _number(self) -> int:
+        return self._known[0].number if self._known is not None else 0
+
+
+def _can_follow(tasks: TasksInForce, body: Amendment) -> bool:
+    try:
+        tasks.flaw(body)
+    except Malformed:
+        return False
+    return True
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+
 
 LOOK_S = 0.5
 REPEAT_S = 30.0

@@ -1,7 +1,7 @@
 """Taking the newest version of the weights through the swarm, at spare bandwidth, beside whatever else the peer does.
 
-Which way to it takes the fewest bytes is decided in `protocol.versions.route`, which files stay in
-`protocol.versions.retention`.  Here is what happens when a way turns out to be none: a patch that does not lead to the
+Which way to it takes the fewest bytes is decided in `protocol.versions.making`, which files stay in
+`protocol.versions.following`.  Here is what happens when a way turns out to be none: a patch that does not lead to the
 signed weights is left out from then on, and the anchor used; a version whose own file is not what was signed is refused.
 """
 
@@ -12,24 +12,68 @@ from collections.abc import Collection, Mapping, Sequence
 
 import trio
 
-from protocol.content.blob import Blob
-from protocol.content.download import MOST_SOURCES
-from protocol.content.leaves import fetch_leaves
-from protocol.content.swarm import Swarm
-from protocol.content.transfer import Purpose
-from protocol.events import Notice, VersionComplete, VersionRefused, VersionStarted
-from protocol.network.session import Session
+from protocol.blobs.blob import Blob
+from protocol.blobs.download import MOST_SOURCES
+from protocol.blobs.messages import fetch_leaves
+from protocol.blobs.swarm import Swarm
+from protocol.blobs.transfer import Purpose
+from protocol.chain.disk import StoreFailed
+from protocol.chain.weight_files import WeightFiles
+from protocol.events.events import Notice, VersionComplete, VersionRefused, VersionStarted
 from protocol.offload import Offload
 from protocol.run.settings import WeightSettings
-from protocol.state.disk import StoreFailed
-from protocol.state.weight_files import WeightFiles
+from protocol.transport.interface import Session
 from protocol.versions.catalogue import KEPT, Catalogue
-from protocol.versions.making import Made, begin_fetch, finish
-from protocol.versions.retention import surplus
-from protocol.versions.route import Leg, Route, route
+from protocol.versions.making import Leg, Made, Route, begin_fetch, finish, route
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.versions import BlobName, Version
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Which files of weights stay on the disk.
+#
+# Pure.  Most wanted is the newest version that is here, whole.  Then what leads a newcomer to it: the newest anchor and the
+# patches since.  Then older versions.  What finds no room below the cap goes, unless it is in use.
+
+
+def surplus(
+    usable: Mapping[int, Version], sizes: Mapping[Hash, int], used: Collection[Hash], keep: int, cap_bytes: int
+) -> list[Hash]:
+    """The files to be removed, the least wanted first.
+
+    usable: by number, ascending.  sizes: of the files that are here, by root.  keep: versions that stay whole.
+    """
+    kept: dict[Hash, None] = {}
+    left = cap_bytes - sum(sizes[root] for root in used if root in sizes)
+    for root in _by_want(usable, sizes, keep):
+        size = 0 if root in used else sizes[root]
+        if not kept or size <= left:
+            kept[root] = None
+            left -= size
+    order = [*_by_want(usable, sizes, len(usable))]
+    gone = [root for root in sizes if root not in kept and root not in used]
+    return sorted(gone, key=lambda root: order.index(root) if root in order else len(order), reverse=True)
+
+
+def _by_want(usable: Mapping[int, Version], sizes: Mapping[Hash, int], keep: int) -> dict[Hash, None]:
+    """The files that are here and wanted, the most wanted first."""
+    newest_first = [*usable.values()][::-1]
+    whole = [Hash(version.weights.root) for version in newest_first if version.weights.root in sizes]
+    wanted = dict.fromkeys(whole[:1])
+    since: list[Hash] = []
+    for version in newest_first:
+        if version.anchor:
+            wanted[Hash(version.weights.root)] = None
+        if version.patch is not None:
+            since.append(Hash(version.patch.blob.root))
+        if version.anchor and version.weights.root in sizes:
+            break
+    wanted |= dict.fromkeys([*reversed(since), *whole[: max(keep, 1)]])
+    return {root: None for root in wanted if root in sizes}
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+
 
 CHECK_S = 10.0
 """A file that was found to be damaged is fetched again after so long at the latest."""

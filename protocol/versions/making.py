@@ -5,20 +5,272 @@ Blocking, and heavy: all bytes are read and hashed.  Call it in worker threads.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import json
+import math
+import struct
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
-from protocol.content.blob import ChunkSet, set_of
-from protocol.content.patches import apply_patch, make_patch
-from protocol.state.disk import map_file
-from protocol.state.weight_files import Part, WeightFiles, leaves_of
-from protocol.versions.route import Leg
-from protocol.versions.tensors import tensor_root, tensors_in
+import numpy as np
+import numpy.typing as npt
+import zstandard
+
+from protocol.blobs.blob import ChunkSet, set_of
+from protocol.chain.disk import map_file
+from protocol.chain.weight_files import Part, WeightFiles, leaves_of
+from protocol.versions.catalogue import HEADER_BYTES, WEIGHT_BYTES
+from protocol.wire import canonical
 from protocol.wire.canonical import Malformed
-from protocol.wire.hashes import Hash, tree_root
+from protocol.wire.hashes import Hash, chunk_hash, hash_bytes, tree_root
 from protocol.wire.versions import BlobName, PatchName, Version
+
+# ------------------------------------------------------------------------------------------------------------------------
+# The way to a version of the weights that takes the fewest bytes.
+#
+# Pure.  A patch leads from a version that counts to a higher number, an anchor is to be had whole; so one pass over the
+# numbers finds the best way to each.
+
+
+@dataclass(frozen=True)
+class Leg:
+    """A part of the way: fetch `blob`, and have the weights of `version`.
+
+    base: the weights that the patch is applied to; None where the blob is the weights themselves.
+    """
+
+    version: Version
+    blob: BlobName
+    base: BlobName | None
+
+
+@dataclass(frozen=True)
+class Route:
+    """size_bytes: to be fetched for it.  legs: none where the weights are here already."""
+
+    size_bytes: int
+    legs: tuple[Leg, ...] = ()
+
+
+def route(
+    usable: Mapping[int, Version], target: int, here: Collection[Hash], refused: Collection[Hash] = ()
+) -> Route | None:
+    """How to get the version `target`; None where nothing leads there.
+
+    usable: by number, ascending.  here: roots of weights and patches that need not be fetched.  refused: roots of blobs
+    that turned out to be useless.
+    """
+    ways: dict[Hash, Route] = {root: Route(0) for root in map(Hash, here)}
+    for number, version in usable.items():
+        if number > target:
+            break
+        root = Hash(version.weights.root)
+        for leg in _legs(usable, version):
+            before = Route(0) if leg.base is None else ways.get(Hash(leg.base.root))
+            if before is None or leg.blob.root in refused:
+                continue
+            size = before.size_bytes + (0 if leg.blob.root in here else leg.blob.size)
+            if root not in ways or (size, len(before.legs) + 1) < (ways[root].size_bytes, len(ways[root].legs)):
+                ways[root] = Route(size, (*before.legs, leg))
+    return ways.get(Hash(usable[target].weights.root)) if target in usable else None
+
+
+def _legs(usable: Mapping[int, Version], version: Version) -> list[Leg]:
+    legs = [Leg(version, version.weights, None)] if version.anchor else []
+    patch = version.patch
+    base = usable[patch.base].weights if patch is not None and patch.base in usable else None
+    if patch is not None and base is not None and (base.root, base.size) == (patch.base_root, version.weights.size):
+        legs.append(Leg(version, patch.blob, base))
+    return legs
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Safetensors files in bf16 as versions of the weights have them, and the root over their tensors' hashes.
+#
+# A file comes from a stranger, in the end: its header is read strictly.  The tensors are all BF16, lie one after the other
+# in the order in which the header names them, and fill the file.  So equal weights are equal files, and a patch between two
+# versions changes values and never the header.
+
+
+LENGTH_BYTES = 8
+MAX_TENSORS = 1 << 16
+MAX_NAME_CHARS, MAX_DIMENSIONS, MAX_LENGTH = 1000, 16, 1 << 40
+METADATA = "__metadata__"
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """Bytes [start, stop) of a file."""
+
+    name: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+def tensors_in(file: memoryview) -> list[Tensor]:
+    """The tensors of a file, in order; raises `Malformed` for one that no version has."""
+    length = int.from_bytes(file[:LENGTH_BYTES], "little")
+    if not 2 <= length <= min(HEADER_BYTES - LENGTH_BYTES, len(file) - LENGTH_BYTES):
+        raise Malformed("no safetensors file, or only a part of one")
+    try:
+        header = json.loads(bytes(file[LENGTH_BYTES : LENGTH_BYTES + length]), object_pairs_hook=_without_repetition)
+    except (ValueError, RecursionError) as error:
+        raise Malformed("a safetensors file without a readable header") from error
+    if not isinstance(header, dict):
+        raise Malformed("a safetensors file without a readable header")
+    at, found = LENGTH_BYTES + length, list[Tensor]()
+    body = at
+    for name, said in header.items():
+        if name != METADATA:
+            found.append(_tensor(name, said, body, at))
+            at = found[-1].stop
+    if at != len(file) or not 0 < len(found) <= MAX_TENSORS:
+        raise Malformed("a safetensors file that its tensors do not fill")
+    return found
+
+
+def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        raise ValueError("a name stands twice")
+    return fields
+
+
+def _tensor(name: str, said: Any, body: int, at: int) -> Tensor:
+    """The tensor whose bytes begin at `at`, where the header puts it, too."""
+    match said:
+        case {"dtype": "BF16", "shape": list(shape), "data_offsets": [int(start), int(stop)]} if (
+            len(said) == 3
+            and len(name) <= MAX_NAME_CHARS
+            and name.isprintable()
+            and len(shape) <= MAX_DIMENSIONS
+            and all(type(length) is int and 0 <= length < MAX_LENGTH for length in shape)
+        ):
+            if body + start == at and stop - start == WEIGHT_BYTES * math.prod(shape):
+                return Tensor(name, tuple(shape), at, body + stop)
+    raise Malformed(f"the tensor {name[:80]!r} is not bf16, or not where it belongs")
+
+
+def tensor_root(file: memoryview) -> Hash:
+    """The root over the names, shapes and hashes of a file's tensors; raises `Malformed`.  Reads all of it."""
+    return tree_root([_leaf(tensor, chunk_hash(file[tensor.start : tensor.stop])) for tensor in tensors_in(file)])
+
+
+def _leaf(tensor: Tensor, digest: Hash) -> Hash:
+    return hash_bytes("tensor", canonical.encode([tensor.name, list(tensor.shape), digest]))
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Patches between two versions of the weights: lossless, and small where few values change.
+#
+# A step of reinforcement learning leaves about 99 of 100 bf16 weights as they were.  A patch names the places of the others
+# as gaps and gives their new values, not differences, so that what comes out is the new version to the bit.  Both versions
+# are files of the same size, read as 16-bit values; a patch goes through them block by block, and needs memory for one.
+#
+# Form: `MAGIC`, the number of values (8 bytes); then for each block of `BLOCK` values the sizes of its four streams (4 bytes
+# each, little-endian like everything here) and the streams, each a zstd frame:
+#
+# * gaps: how many values are left as they were before each changed one, a byte each; 255 where there are 255 or more,
+# * long gaps: for each of those the rest (4 bytes each),
+# * the low bytes of the new values, and their high bytes: the latter hold sign and exponent, which compress well.
+#
+# A patch comes from a stranger: whatever is in it, applying it takes bounded memory and ends, or raises `Malformed`.
+
+
+MAGIC = b"manyhands patch 1"
+BLOCK = 1 << 22
+"""Values of 16 bits: 8 MiB of each version."""
+LEVEL = 3
+ESCAPE = 255
+_HEAD = struct.Struct(f"<{len(MAGIC)}sQ")
+_SIZES = struct.Struct("<4I")
+
+U8 = npt.NDArray[np.uint8]
+U16 = npt.NDArray[np.uint16]
+
+
+def make_patch(old: memoryview, new: memoryview) -> Iterator[bytes]:
+    """The pieces of the patch that leads from `old` to `new`, one for each block.  Both have one size, even in bytes."""
+    before, after = _values(old), _values(new)
+    assert len(before) == len(after), "versions of one size"
+    yield _HEAD.pack(MAGIC, len(after))
+    compressor = zstandard.ZstdCompressor(level=LEVEL)
+    for start in range(0, len(after), BLOCK):
+        streams = _streams(before[start : start + BLOCK], after[start : start + BLOCK])
+        frames = [compressor.compress(stream) for stream in streams]
+        yield _SIZES.pack(*map(len, frames)) + b"".join(frames)
+
+
+def _streams(before: U16, after: U16) -> list[bytes]:
+    places = np.flatnonzero(before != after)
+    gaps = np.diff(places, prepend=-1) - 1
+    values = after[places]
+    return [
+        np.minimum(gaps, ESCAPE).astype(np.uint8).tobytes(),
+        (gaps[gaps >= ESCAPE] - ESCAPE).astype("<u4").tobytes(),
+        (values & 0xFF).astype(np.uint8).tobytes(),
+        (values >> 8).astype(np.uint8).tobytes(),
+    ]
+
+
+def apply_patch(old: memoryview, patch: memoryview, into: memoryview) -> None:
+    """Write the new version into `into`, which has the size of `old` and may be the same memory.  Raises `Malformed`."""
+    before, after = _values(old), _values(into)
+    assert len(before) == len(after)
+    if len(patch) < _HEAD.size or _HEAD.unpack_from(patch) != (MAGIC, len(before)):
+        raise Malformed("a patch for weights of another size")
+    decompressor, at = zstandard.ZstdDecompressor(), _HEAD.size
+    for start in range(0, len(before), BLOCK):
+        count = min(BLOCK, len(before) - start)
+        if len(patch) < at + _SIZES.size:
+            raise Malformed("a patch that ends too soon")
+        sizes = _SIZES.unpack_from(patch, at)
+        at += _SIZES.size
+        frames = []
+        for size in sizes:
+            frames.append(patch[at : at + size])
+            at += size
+        block = after[start : start + count]
+        if into is not old:
+            block[:] = before[start : start + count]
+        _change(block, [_expand(decompressor, frame, 4 * count) for frame in frames])
+    if at != len(patch):
+        raise Malformed("a patch that does not end")
+
+
+def _expand(decompressor: zstandard.ZstdDecompressor, frame: memoryview, most: int) -> bytes:
+    """The content of a zstd frame that says to hold at most `most` bytes."""
+    try:
+        size = zstandard.get_frame_parameters(frame).content_size
+        if size > most:
+            raise Malformed("a patch with more values than the weights have")
+        return decompressor.decompress(frame, max_output_size=size) if size else b""
+    except zstandard.ZstdError as error:
+        raise Malformed(f"a patch with a damaged stream: {error}") from error
+
+
+def _change(block: U16, streams: list[bytes]) -> None:
+    short, rest, low, high = streams
+    gaps = np.frombuffer(short, np.uint8).astype(np.int64)
+    escaped = gaps == ESCAPE
+    if not len(short) == len(low) == len(high) <= len(block) or len(rest) != 4 * int(escaped.sum()):
+        raise Malformed("a patch whose streams do not fit together")
+    gaps[escaped] += np.frombuffer(rest, "<u4")
+    places = np.cumsum(gaps + 1) - 1
+    if len(places) and places[-1] >= len(block):
+        raise Malformed("a patch that reaches beyond the weights")
+    block[places] = np.frombuffer(low, np.uint8) | np.frombuffer(high, np.uint8).astype(np.uint16) << 8
+
+
+def _values(data: memoryview) -> U16:
+    return np.frombuffer(data, "<u2")
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+
 
 MADE = ".made.new"
 """A patch that is being made; what an earlier life left of it is removed with all such files."""

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import trio
 
-from protocol.content.swarm import Swarm
-from protocol.network.session import Session
+from protocol.blobs.swarm import Swarm
+from protocol.chain.disk import StoreFailed
+from protocol.chain.weight_files import WeightFiles
 from protocol.offload import Offload
-from protocol.state.disk import StoreFailed
-from protocol.state.weight_files import WeightFiles
+from protocol.transport.interface import Session
 from protocol.versions.catalogue import Catalogue, Heard, Signed
 from protocol.versions.following import Follower
 from protocol.versions.making import Base, make_version

@@ -7,9 +7,9 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from protocol.content.blob import ChunkSet
-from protocol.content.shelf import Held, Holding, ListedShelf
-from protocol.state.weight_files import WeightFiles
+from protocol.blobs.blob import ChunkSet
+from protocol.blobs.shelf import Held, Holding, ListedShelf
+from protocol.chain.weight_files import WeightFiles
 from protocol.versions.catalogue import Catalogue
 from protocol.wire.hashes import Hash
 from protocol.wire.versions import BlobName
@@ -53,7 +53,7 @@ class StoredBlob:
 
 
 class VersionShelf:
-    """A `protocol.content.shelf.Shelf` of the files that the statements in `catalogue` name."""
+    """A `protocol.blobs.shelf.Shelf` of the files that the statements in `catalogue` name."""
 
     def __init__(self, catalogue: Catalogue, files: WeightFiles) -> None:
         self._catalogue, self._files = catalogue, files

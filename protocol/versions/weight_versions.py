@@ -13,13 +13,12 @@ from typing import Any, Protocol
 
 import trio
 
-from protocol.content.swarm import Swarm
-from protocol.events import Dropped, VersionPublished, VersionRefused
-from protocol.network.interface import MALFORMED, MAX_REQUEST_BYTES, Acceptance, NetworkError, Offence, Refused
-from protocol.network.session import Session
+from protocol.blobs.swarm import Swarm
+from protocol.chain.replica import Replica
+from protocol.events.events import Dropped, VersionPublished, VersionRefused
 from protocol.offload import Offload
 from protocol.run.settings import WeightSettings
-from protocol.state.replica import Replica
+from protocol.transport.interface import MALFORMED, MAX_REQUEST_BYTES, Acceptance, NetworkError, Offence, Refused, Session
 from protocol.versions.catalogue import Catalogue, Heard, Signed
 from protocol.versions.following import Follower
 from protocol.versions.publishing import ANCHOR_EVERY, CannotPublish, Publisher

@@ -5,19 +5,165 @@ Limits are here, in one place: what is not allowed here cannot be said.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-from typing import Annotated, Any, ClassVar, TypeVar
+import gc
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache
+from types import NoneType, UnionType
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
 
-from pydantic import Field, ValidationError
+from annotated_types import MaxLen
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import CoreSchema
 
 from protocol.wire import canonical
 from protocol.wire.canonical import Malformed
-from protocol.wire.collector import collector_at_rest
 from protocol.wire.envelope import MAX_ENVELOPE_BYTES
 from protocol.wire.hashes import HASH_BYTES
 from protocol.wire.identity import SIGNATURE_BYTES
-from protocol.wire.ordered import Ordered
-from protocol.wire.shape import largest
+
+# ------------------------------------------------------------------------------------------------------------------------
+# How large a message of a class can be, as its fields' limits say.
+#
+# What is longer, or has more values, is refused before it is decoded.  It follows from the schema, so a message has its
+# limit as soon as its fields have theirs.
+
+
+HEAD_BYTES = 5
+"""Of a string, a list or a map, at most."""
+NUMBER_BYTES = 9
+UTF8_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The largest encoding: bytes, and values beneath it, keys included.  Infinite where the schema sets no limit."""
+
+    bytes: float
+    values: float
+
+
+_UNLIMITED = Shape(math.inf, math.inf)
+
+
+@cache
+def largest(cls: type[BaseModel]) -> Shape:
+    """The largest message of a class."""
+    size, values = float(HEAD_BYTES), 0.0
+    for name, field in cls.model_fields.items():
+        shape = _largest(field.annotation, field.metadata)
+        size += HEAD_BYTES + len(name) + shape.bytes
+        values += 2 + shape.values
+    return Shape(size, values)
+
+
+def _largest(annotation: Any, metadata: Iterable[Any]) -> Shape:
+    """Of a value of this type.  metadata: what limits it."""
+    limits = [part for item in metadata for part in (item.metadata if isinstance(item, FieldInfo) else [item])]
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _largest(arguments[0], [*arguments[1:], *limits])
+    if origin in (Union, UnionType):
+        return _either([_largest(each, limits) for each in arguments])
+    if origin is Literal:
+        return _either([Shape(HEAD_BYTES + UTF8_BYTES * len(str(each)), 0) for each in arguments])
+    length = min((limit.max_length for limit in limits if isinstance(limit, MaxLen)), default=math.inf)
+    if origin is list:
+        item = _largest(arguments[0], [])
+        return Shape(HEAD_BYTES + length * item.bytes, length * (1 + item.values))
+    if not isinstance(annotation, type):
+        return _UNLIMITED
+    return _simple(annotation, length, limits)
+
+
+def _simple(cls: type, length: float, limits: list[Any]) -> Shape:
+    if issubclass(cls, BaseModel):
+        return largest(cls)
+    if issubclass(cls, Enum):
+        return Shape(HEAD_BYTES + max(UTF8_BYTES * len(str(each.value)) for each in cls), 0)
+    if issubclass(cls, NoneType | bool | int | float):
+        return Shape(NUMBER_BYTES, 0)
+    if issubclass(cls, bytes):
+        return Shape(HEAD_BYTES + length, 0)
+    if issubclass(cls, str):
+        pattern = next((limit.pattern for limit in limits if getattr(limit, "pattern", None)), "")
+        return Shape(HEAD_BYTES + length * (1 if pattern and pattern.isascii() and "." not in pattern else UTF8_BYTES), 0)
+    return _UNLIMITED
+
+
+def _either(shapes: list[Shape]) -> Shape:
+    return Shape(max(shape.bytes for shape in shapes), max(shape.values for shape in shapes))
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Models whose fields are kept in the order of their names, so that encoding one in canonical form needs no sorting.
+
+
+class Ordered(BaseModel):
+    """Frozen and strict: a field is of its very type, and there are no others."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Fields are kept, and so given out, in the order of their names.
+
+        One wrong item of a list is enough: nobody reads what is wrong with the 4095 others.
+        """
+        schema = handler(source)
+        inner: Any = schema
+        while inner["type"] != "model-fields":
+            inner = inner["schema"]
+        inner["fields"] = dict(sorted(inner["fields"].items()))
+        for part in inner["fields"].values():
+            while part is not None:
+                if part.get("type") == "list":
+                    part["fail_fast"] = True
+                part = part.get("schema")
+        return schema
+
+    def encode(self) -> bytes:
+        """Canonical msgpack of the fields."""
+        return canonical.encode_sorted(self.model_dump(mode="python"))
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Less work for Python's garbage collector, which stops all threads while it looks.
+#
+# It looks again at what is young after each 700 objects.  A large message makes tens of thousands, which all stay: looking
+# at them takes longer than making them.  And now and again it looks at everything, of which most was there from the start.
+
+
+@contextmanager
+def collector_at_rest() -> Iterator[None]:
+    """Within, nothing is collected, in any thread; for moments.  Safe to use in several threads at once."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def spare_what_is_loaded() -> None:
+    """What exists now, modules above all, is not looked at again before the next call.  Call it when everything is loaded.
+
+    What was spared before and is garbage by now goes: a peer that leaves its run and comes back, all in one process, would
+    keep every earlier network and node for good, since these refer to each other.
+    """
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+
 
 LARGE_BYTES = 16 << 10
 """Statements over this size are decoded in a worker thread."""

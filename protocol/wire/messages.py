@@ -6,6 +6,7 @@ One frozen class a statement.  `pack` seals one; `unpack` opens an envelope and 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
 from functools import lru_cache
 from typing import Annotated, ClassVar, TypeVar
@@ -28,7 +29,6 @@ from protocol.wire.body import (
 )
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import MAX_ENVELOPE_BYTES, Envelope, open_envelope, seal
-from protocol.wire.extension import Extension
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.presence import Goodbye, Heartbeat
@@ -40,6 +40,47 @@ from protocol.wire.ready import ready_of as ready_of
 from protocol.wire.rollouts import Deal, Judgement, RolloutBatch
 from protocol.wire.tasks import Amendment, AmendmentField, TaskSet
 from protocol.wire.versions import Version
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Masks: which members of a record have their part in a chunk, one bit a member.
+
+
+def mask_of(indices: Sequence[int], members: int) -> bytes:
+    """The mask with these members in: bit i of byte i // 8."""
+    bits = sum(1 << index for index in indices)
+    return bits.to_bytes((members + 7) // 8, "little")
+
+
+def members_in(mask: bytes, members: int) -> list[int]:
+    """Indices of the members in a mask (bit i of byte i // 8); raises `Malformed` for an empty or ill-sized one."""
+    bits = int.from_bytes(mask, "little")
+    if len(mask) != (members + 7) // 8 or bits == 0 or bits >> members:
+        raise Malformed("a chunk mask that does not fit the members")
+    return [index for index in range(members) if bits >> index & 1]
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# The organiser's statement that a run goes on for longer than its manifest says.
+
+
+MAX_TOTAL = 1 << 53
+"""Tokens or rounds of a run at most."""
+Total = Annotated[int, Field(ge=1, le=MAX_TOTAL)]
+
+
+class Extension(Body):
+    """The run's total from the record on that carries it, in the unit of the manifest's total.
+
+    It is its own number: a chain takes none that does not raise the total, so an older one, or the same one again, is
+    refused.
+    """
+
+    KIND: ClassVar[str] = "extension"
+    total: Total
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+
 
 REMEMBERED_BYTES = 2048
 """Statements up to this size are decoded once, however often they arrive."""

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from protocol.why_idle import WhyIdle as WhyIdle
+from protocol.events.why_idle import WhyIdle as WhyIdle
 from protocol.wire.body import (
     MAX_ADMISSION_BYTES,
     MAX_LOSS,

@@ -43,7 +43,7 @@ class BlobName(Body):
 
 
 class PatchName(Body):
-    """A patch (`protocol.content.patches`): it leads from the weights of the version `base`, whose root is `base_root`."""
+    """A patch (`protocol.versions.making`): it leads from the weights of the version `base`, whose root is `base_root`."""
 
     base: VersionNumber
     base_root: HashField
@@ -53,7 +53,7 @@ class PatchName(Body):
 class Version(Body):
     """A version of the weights: one safetensors file in bf16.
 
-    weights: the whole file.  tensors: the root over the hashes of its tensors (`protocol.versions.tensors`).
+    weights: the whole file.  tensors: the root over the hashes of its tensors (`protocol.versions.making`).
     anchor: whether it is to be had whole.  patch: what leads to it from an earlier version; None where nothing does.
     """
 

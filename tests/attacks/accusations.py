@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import trio
 
 from protocol.audit.evidence import TwoStatements, encode_evidence, evidence_hash
-from protocol.network.interface import Refused
+from protocol.transport.interface import Refused
 from protocol.wire.body import decode_body
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import Accusation, Ready, pack

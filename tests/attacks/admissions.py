@@ -7,9 +7,8 @@ from functools import lru_cache
 
 import trio
 
-from protocol.run.admission import make_proof
+from protocol.run.admission import bearer_token, bound_token, make_proof
 from protocol.run.manifest import Admission, SignedManifest, sign
-from protocol.run.tokens import bearer_token, bound_token
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import pack
 from tests.attacks.attack import Attack

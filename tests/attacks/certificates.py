@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 
 import trio
 
-from protocol.consensus.effects import RoundEffect, Send
-from protocol.consensus.events import Arrived, RoundEvent
-from protocol.consensus.machine import RoundMachine
-from protocol.state.base import Base
-from protocol.state.chain import record_hash
+from protocol.agreement.events import Arrived, RoundEffect, RoundEvent, Send
+from protocol.agreement.machine import RoundMachine
+from protocol.chain.base import Base
+from protocol.chain.records import record_hash
 from protocol.wire.identity import Identity
 from protocol.wire.messages import Certificate, Commit, Motion, Signature, Step, Vote, pack
 from tests.attacks.attack import Attack

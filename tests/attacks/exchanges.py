@@ -6,7 +6,7 @@ from functools import lru_cache
 
 import trio
 
-from protocol.exchange.runner import ExchangeRunner
+from protocol.allreduce.runner import ExchangeRunner
 from protocol.run.manifest import SignedManifest, sign
 from tests.attacks.attack import Attack, Conduct
 from tests.attacks.stage import ORGANISER, Stage, identity_of

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import trio
 
-from protocol.content.messages import QUESTIONS as ABOUT_BLOBS
-from protocol.events import Event, RoundCommitted
-from protocol.network.interface import NetworkError
-from protocol.state.base import Base
-from protocol.state.chain import genesis_tip, record_hash
+from protocol.blobs.messages import QUESTIONS as ABOUT_BLOBS
+from protocol.chain.base import Base
+from protocol.chain.records import genesis_tip, record_hash
+from protocol.events.events import Event, RoundCommitted
+from protocol.transport.interface import NetworkError
 from protocol.wire.hashes import ZERO_HASH
 from protocol.wire.messages import Commit
 from tests.attacks.attack import Attack

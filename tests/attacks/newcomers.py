@@ -7,8 +7,8 @@ from functools import lru_cache
 
 import trio
 
-from protocol.exchange.effects import ExchangeEffect
-from protocol.exchange.runner import ExchangeRunner
+from protocol.allreduce.events import ExchangeEffect
+from protocol.allreduce.runner import ExchangeRunner
 from protocol.run.manifest import SignedManifest
 from protocol.wire.identity import PeerId
 from tests.attacks.attack import Attack

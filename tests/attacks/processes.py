@@ -12,7 +12,7 @@ from typing import Any
 
 import trio
 
-from protocol.network.interface import NetworkError
+from protocol.transport.interface import NetworkError
 from protocol.wire.hashes import ZERO_HASH
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Accusation, Plan, Proposal, pack

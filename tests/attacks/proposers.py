@@ -6,13 +6,12 @@ from collections.abc import Sequence
 
 import trio
 
-from protocol.consensus.effects import Committed, RoundEffect, Send
-from protocol.consensus.machine import RoundMachine
-from protocol.exchange.assignment import plan_hash
-from protocol.state.base import Base
-from protocol.state.chain import index_root
+from protocol.agreement.events import Committed, RoundEffect, Send
+from protocol.agreement.machine import RoundMachine
+from protocol.allreduce.assignment import plan_hash
+from protocol.chain.base import Base
+from protocol.chain.records import index_root
 from protocol.wire.hashes import chunk_hash
-from protocol.wire.masks import mask_of
 from protocol.wire.messages import (
     ChunkEntry,
     ChunkResult,
@@ -23,6 +22,7 @@ from protocol.wire.messages import (
     Proof,
     Proposal,
     Provenance,
+    mask_of,
     pack,
 )
 from tests.attacks.attack import Attack

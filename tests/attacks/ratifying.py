@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from unittest.mock import patch
 
-from protocol.consensus.ballot import RATIFYING
-from protocol.consensus.ratification import vote_to_ratify
+from protocol.agreement.ballot import RATIFYING
+from protocol.agreement.ratification import vote_to_ratify
+from protocol.chain.base import Base
 from protocol.node.ratifier import Ratifier
-from protocol.state.base import Base
 from protocol.wire.body import decode_body
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId

@@ -19,7 +19,7 @@ import trio
 from peer.control.client import MAX_ANSWER_BYTES, MAX_REQUEST_BYTES, SOCKET_NAME, pack_frame
 from peer.control.event_log import EventLog
 from peer.control.server import ControlServer
-from protocol.network.libp2p.book import Book
+from protocol.transport.dialer import Book
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity, PeerId

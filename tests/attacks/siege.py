@@ -13,16 +13,16 @@ from typing import Any
 import psutil
 import trio
 
-from protocol import events as ev
-from protocol.network.libp2p import open_network
+from protocol.events import events as ev
 from protocol.run.manifest import open_manifest
+from protocol.transport.network import open_network
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity, PeerId
 from tests.attacks.cost import Cost
 from tests.attacks.watched_peer import read_delays
 from tests.e2e.attacks import Cast
 from tests.e2e.swarm import PATIENCE_S, TINY_RUN, Peer, Swarm
-from tests.protocol.network.recorder import LOOPBACK, stack
+from tests.protocol.transport.recorder import LOOPBACK, stack
 
 RUN = TINY_RUN.replace("inner_steps = 300", "inner_steps = 10000").replace("min_members = 2", "min_members = 1")
 """A peer alone in it computes in its first round for as long as it is left alone."""

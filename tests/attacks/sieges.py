@@ -9,11 +9,11 @@ from typing import Any
 
 import trio
 
-from protocol import events as ev
 from protocol.audit.evidence import TwoStatements, encode_evidence, evidence_hash
-from protocol.network.interface import MAX_REQUEST_BYTES, NetworkError, Refused
-from protocol.state.base import fragment_of
-from protocol.state.chain import genesis_tip
+from protocol.chain.base import fragment_of
+from protocol.chain.records import genesis_tip
+from protocol.events import events as ev
+from protocol.transport.interface import MAX_REQUEST_BYTES, NetworkError, Refused
 from protocol.wire.body import Body, decode_body
 from protocol.wire.hashes import ZERO_HASH
 from protocol.wire.identity import Identity
@@ -24,7 +24,7 @@ from tests.attacks.siege import Conduct, Siege, forward
 from tests.attacks.statements import large_motion, motion
 from tests.e2e.attacks import Cast
 from tests.fuzz.mutations import BOMBS
-from tests.protocol.network.recorder import stack
+from tests.protocol.transport.recorder import stack
 from tests.simulation.forgeries import keys
 
 SECONDS = 15.0

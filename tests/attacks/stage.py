@@ -10,12 +10,12 @@ from typing import Any
 import trio
 
 from kernels.codec import BLOCK
-from protocol.events import Event, RoundCommitted
-from protocol.network.interface import NetworkError
-from protocol.network.simulated.network import MemoryNetwork
+from protocol.chain.electorate import tolerated
+from protocol.events.events import Event, RoundCommitted
 from protocol.node.node import Node
 from protocol.run.manifest import Admission, SignedManifest, sign
-from protocol.state.electorate import tolerated
+from protocol.transport.interface import NetworkError
+from protocol.transport.simulated.network import MemoryNetwork
 from protocol.wire.body import Body
 from protocol.wire.canonical import Malformed
 from protocol.wire.identity import Identity, PeerId

@@ -10,23 +10,20 @@ from functools import lru_cache
 import trio
 
 from kernels.aggregate import aggregate
-from protocol.consensus.effects import RoundEffect, Send
-from protocol.consensus.events import Arrived, RoundEvent
-from protocol.consensus.machine import RoundMachine
-from protocol.consensus.validation import plan_of
-from protocol.exchange.assignment import plan_hash
-from protocol.exchange.averaging import entry_of
-from protocol.exchange.effects import ExchangeEffect, Reduce, SendPart, SendResult
-from protocol.exchange.messages import PushHeader
-from protocol.exchange.runner import ExchangeRunner
-from protocol.network.interface import Bandwidth, NetworkError, Refused
+from protocol.agreement.events import Arrived, RoundEffect, RoundEvent, Send
+from protocol.agreement.machine import RoundMachine
+from protocol.agreement.validation import plan_of
+from protocol.allreduce.assignment import plan_hash
+from protocol.allreduce.events import ExchangeEffect, Reduce, SendPart, SendResult
+from protocol.allreduce.messages import PushHeader
+from protocol.allreduce.runner import ExchangeRunner, entry_of
+from protocol.chain.electorate import contributors
+from protocol.chain.records import index_root
 from protocol.run.manifest import SignedManifest, sign
-from protocol.state.chain import index_root
-from protocol.state.electorate import contributors
+from protocol.transport.interface import Bandwidth, NetworkError, Refused
 from protocol.wire.hashes import chunk_hash
 from protocol.wire.identity import PeerId
-from protocol.wire.masks import mask_of
-from protocol.wire.messages import ChunkEntry, ChunkResult, Motion, Plan, Proposal, Provenance, Report, pack
+from protocol.wire.messages import ChunkEntry, ChunkResult, Motion, Plan, Proposal, Provenance, Report, mask_of, pack
 from tests.attacks.attack import Attack
 from tests.attacks.proposers import owned_by_us
 from tests.attacks.stage import ORGANISER, Stage, identity_of

@@ -6,12 +6,11 @@ from collections.abc import Callable, Sequence
 
 import trio
 
-from protocol.consensus.effects import RoundEffect, Send
-from protocol.consensus.events import Arrived, RoundEvent
-from protocol.consensus.machine import RoundMachine
-from protocol.network.interface import Acceptance
-from protocol.network.simulated.endpoint import Endpoint
-from protocol.state.chain import record_hash
+from protocol.agreement.events import Arrived, RoundEffect, RoundEvent, Send
+from protocol.agreement.machine import RoundMachine
+from protocol.chain.records import record_hash
+from protocol.transport.interface import Acceptance
+from protocol.transport.simulated.links import Endpoint
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Commit, Finish, Lock, LockName, Motion, Provenance, Ready, Roll, Step, Vote, unpack
 from tests.attacks.attack import Attack

@@ -10,13 +10,13 @@ from typing import Any
 
 import trio
 
-from protocol.exchange.messages import ExchangeAsk
-from protocol.network.interface import NetworkError, Refused
-from protocol.network.libp2p import Libp2pNetwork
-from protocol.network.libp2p.bulk import FIRST_BYTE
-from protocol.network.libp2p.link import NONCE_BYTES, FrameKind, Link
-from protocol.network.libp2p.requests import encode_question
+from protocol.allreduce.messages import ExchangeAsk
 from protocol.run.greeting import make_hello
+from protocol.transport.bulk import FIRST_BYTE
+from protocol.transport.interface import NetworkError, Refused
+from protocol.transport.link import NONCE_BYTES, FrameKind, Link
+from protocol.transport.network import Libp2pNetwork
+from protocol.transport.requests import encode_question
 from protocol.wire.envelope import seal
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity, PeerId
@@ -25,8 +25,8 @@ from protocol.wire.presence import Goodbye, Phase, Role
 from protocol.wire.questions import TipsRequest
 from tests.e2e.swarm import PATIENCE_S
 from tests.fuzz.mutations import BOMBS
-from tests.protocol.network.recorder import Recorder, stack
 from tests.protocol.peers import a_heartbeat
+from tests.protocol.transport.recorder import Recorder, stack
 
 FLOOD = 20_000
 """Messages, questions or frames of a flood: far more than the allowance."""

@@ -20,7 +20,7 @@ from random import Random
 
 import psutil
 
-from protocol import events as ev
+from protocol.events import events as ev
 from tests.e2e.swarm import PATIENCE_S, ROLLOUT_RUN, TINY_RUN, Peer, Swarm
 
 KILL_S = (5.0, 20.0)

@@ -9,10 +9,9 @@ import sys
 import trio
 
 from peer.cli import main
-from protocol.network.interface import NetworkError
-from protocol.network.session import Session
 from protocol.rollouts.batch import Batch
 from protocol.rollouts.rollouts import Rollouts
+from protocol.transport.interface import NetworkError, Session
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity
 from protocol.wire.messages import pack

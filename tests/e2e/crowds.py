@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 import psutil
 import trio
 
-from protocol.network.interface import NetworkError
+from protocol.transport.interface import NetworkError
 from protocol.wire.identity import Identity
-from tests.protocol.network.outsiders import HALF_A_HANDSHAKE, socket_to, stranger_to
-from tests.protocol.network.recorder import Recorder, network
+from tests.protocol.transport.outsiders import HALF_A_HANDSHAKE, socket_to, stranger_to
+from tests.protocol.transport.recorder import Recorder, network
 
 CROWD = 254
 ADDRESSES = 100

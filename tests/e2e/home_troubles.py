@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from protocol import events as ev
+from protocol.events import events as ev
 from tests.e2e.swarm import Peer, Swarm
 from tests.routers.homes import Home, Homes
 

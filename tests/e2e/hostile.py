@@ -18,13 +18,13 @@ from typing import Any
 import psutil
 import trio
 
-from protocol import events as ev
-from protocol.network.libp2p import open_network
+from protocol.events import events as ev
 from protocol.run.manifest import open_manifest
+from protocol.transport.network import open_network
 from protocol.wire.identity import PeerId
 from tests.e2e.attacks import BANNED, HARMLESS, Attack, Cast, _until_broken
 from tests.e2e.swarm import PATIENCE_S, Peer, Swarm
-from tests.protocol.network.recorder import LOOPBACK, stack
+from tests.protocol.transport.recorder import LOOPBACK, stack
 
 MEMORY_BYTES = 160 << 20
 """What a peer's memory may grow by under all of this."""

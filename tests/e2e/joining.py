@@ -21,7 +21,7 @@ from typing import TypeVar
 
 from benchmarks.links import Access, Links, address, why_not
 from benchmarks.shaped import rate
-from protocol import events as ev
+from protocol.events import events as ev
 from tests.e2e.swarm import LARGE_MODEL, Peer, Swarm
 
 PORT = 4800

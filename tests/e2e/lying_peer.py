@@ -6,11 +6,11 @@ import sys
 from typing import Any
 
 from peer.cli import main
-from protocol.exchange import averaging
+from protocol.allreduce import runner
 from protocol.wire.hashes import Hash, chunk_hash
 from tests.simulation.liars import blow_up, flip_one
 
-honest = averaging.average
+honest = runner.average
 
 
 def _average(*arguments: Any) -> Hash:
@@ -21,5 +21,5 @@ def _average(*arguments: Any) -> Hash:
 
 if __name__ == "__main__":
     corrupt = {"blow-up": blow_up, "flip-one": flip_one}[sys.argv.pop(1)]
-    averaging.average = _average  # type: ignore[assignment]
+    runner.average = _average  # type: ignore[assignment]
     sys.exit(main())

@@ -27,7 +27,7 @@ from statistics import linear_regression, median
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
-from protocol import events as ev
+from protocol.events import events as ev
 from tests.e2e.home_troubles import HomeTroubles, Lengths, small_disk
 from tests.e2e.swarm import TINY_MODEL, Peer, Swarm
 from tests.routers.homes import Homes, why_not

@@ -23,7 +23,7 @@ import psutil
 from peer.control.client import ControlClient, ControlError, Stamped
 from peer.errors import ExitCode
 from peer.settings.preferences import without_settings
-from protocol import events as ev
+from protocol.events import events as ev
 
 PATIENCE_S = 300.0
 """Says nothing about time, only ends a test that hangs: where everything is busy, torch takes a minute to import."""

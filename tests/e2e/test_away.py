@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from peer.control.client import ControlClient
-from protocol import events as ev
-from protocol.why_idle import REMEDIES, WhyIdle
+from protocol.events import events as ev
+from protocol.events.why_idle import REMEDIES, WhyIdle
 from tests.e2e.swarm import Peer, Swarm
 from tests.e2e.test_invitation import free_port
 

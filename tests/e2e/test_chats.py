@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from protocol import events as ev
+from protocol.events import events as ev
 from protocol.run.manifest import open_manifest
 from tests.e2e.swarm import Swarm
 from tests.trainer.made_tokenizer import ENDS, VOCAB, make_tokenizer

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from benchmarks.namespaces import why_not
-from protocol import events as ev
+from protocol.events import events as ev
 from tests.e2e.swarm import PATIENCE_S, Swarm
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from protocol import events as ev
+from protocol.events import events as ev
 from tests.e2e.swarm import PATIENCE_S, Peer, Swarm
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from protocol import events as ev
+from protocol.events import events as ev
 from tests.e2e.person import Person
 from tests.e2e.swarm import Swarm
 from tests.e2e.terminal import unwrapped, why_not

@@ -21,9 +21,9 @@ import pytest
 
 from peer.control.client import ControlClient, NotRunning
 from peer.errors import ExitCode
-from protocol import events as ev
-from protocol.event_reading import from_fields
-from protocol.status import PeerStatus
+from protocol.events import events as ev
+from protocol.events.events import from_fields
+from protocol.events.status import PeerStatus
 from tests.e2e.swarm import CONNECT_EVERY_S, PATIENCE_S, TINY_RUN, Swarm
 
 pytestmark = pytest.mark.slow

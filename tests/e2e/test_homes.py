@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from protocol import events as ev
+from protocol.events import events as ev
 from tests.e2e.swarm import TINY_MODEL, Peer, Swarm
 from tests.routers.homes import Homes, why_not
 from tests.routers.router import Kind

@@ -12,20 +12,19 @@ import trio
 
 from peer.errors import ExitCode
 from peer.keyfile import load_identity
-from protocol.network.interface import Refused
-from protocol.network.libp2p import open_network
-from protocol.run.admission import make_proof
+from protocol.run.admission import bound_token, make_proof
 from protocol.run.greeting import make_hello
 from protocol.run.invitation import Invitation, make_invitation, read_invitation
 from protocol.run.manifest import SignedManifest, open_manifest
-from protocol.run.tokens import bound_token
+from protocol.transport.interface import Refused
+from protocol.transport.network import open_network
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import pack
 from protocol.wire.presence import Goodbye, Role
 from protocol.wire.questions import TipsRequest
 from tests.e2e.swarm import PATIENCE_S, TINY_RUN, Peer, Swarm
-from tests.protocol.network.recorder import LOOPBACK, Recorder
+from tests.protocol.transport.recorder import LOOPBACK, Recorder
 
 pytestmark = pytest.mark.slow
 

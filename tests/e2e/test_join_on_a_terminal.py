@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from peer.control.client import ControlClient
-from protocol import events as ev
+from protocol.events import events as ev
 from tests.e2e.swarm import Swarm
 from tests.e2e.terminal import Terminal, unwrapped, why_not
 

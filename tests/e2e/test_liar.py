@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from kernels.layout import chunk_layout
-from protocol import events as ev
 from protocol.audit.evidence import Law, decode_evidence, judge
+from protocol.chain.store import Store
+from protocol.events import events as ev
 from protocol.run.manifest import open_manifest
-from protocol.state.store import Store
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from tests.e2e.swarm import Peer, Swarm

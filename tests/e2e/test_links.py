@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.links import Access, Links, address, why_not
-from protocol import events as ev
+from protocol.events import events as ev
 from tests.e2e.swarm import LARGE_MODEL, Peer, Swarm
 
 PORT, WHY_NOT = 4800, why_not()

@@ -11,7 +11,7 @@ import pytest
 
 from peer.control.client import ControlClient
 from peer.errors import ExitCode
-from protocol import events as ev
+from protocol.events import events as ev
 from tests.e2e.swarm import Peer, Swarm
 
 pytestmark = pytest.mark.slow

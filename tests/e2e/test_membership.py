@@ -10,11 +10,10 @@ import trio
 
 from peer.errors import ExitCode
 from peer.keyfile import load_identity
-from protocol.events import PhaseChanged
-from protocol.run.admission import make_proof
+from protocol.events.events import PhaseChanged
+from protocol.run.admission import bearer_token, make_proof
 from protocol.run.invitation import make_invitation, read_invitation
 from protocol.run.manifest import open_manifest
-from protocol.run.tokens import bearer_token
 from protocol.wire.identity import Identity, PeerId
 from tests.e2e.swarm import TINY_RUN, Peer, Swarm
 from tests.e2e.test_invitation import ADMISSION, refused, turned_away

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from protocol import events as ev
+from protocol.events import events as ev
 from tests.e2e.swarm import ROLLOUT_RUN, Swarm
 from tests.e2e.test_rollouts import learns
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from protocol import events as ev
+from protocol.events import events as ev
 from tests.e2e.swarm import ROLLOUT_RUN, Peer, Swarm
 
 RUN = ROLLOUT_RUN + "kl_weight = 0.5\ndrop_zero_advantage = false\n"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from peer.errors import ExitCode
-from protocol import events as ev
+from protocol.events import events as ev
 from tests.e2e.swarm import TINY_MODEL, Peer, Swarm
 
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from peer.errors import ExitCode
-from protocol import events as ev
+from protocol.events import events as ev
 from tests.e2e.swarm import ROLLOUT_RUN, Peer, Swarm
 
 pytestmark = pytest.mark.slow

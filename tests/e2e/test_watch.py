@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from protocol import events as ev
+from protocol.events import events as ev
 from tests.e2e.swarm import Peer, Swarm
 from tests.e2e.terminal import Terminal, unwrapped, why_not
 

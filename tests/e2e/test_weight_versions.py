@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protocol import events as ev
+from protocol.events import events as ev
 from tests.e2e.swarm import TINY_RUN, Peer, Swarm
 from trainer.models.llama.config import ModelConfig
 from trainer.weights.numbers import ExportFormat

@@ -14,7 +14,7 @@ import pytest
 
 from peer.commands.status import describe
 from peer.control.client import ControlClient
-from protocol import events as ev
+from protocol.events import events as ev
 from tests.e2e.swarm import Peer, Swarm
 
 pytestmark = pytest.mark.slow

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.links import Access, Links, address, why_not
-from protocol import events as ev
+from protocol.events import events as ev
 from protocol.run.manifest import open_manifest
 from tests.e2e.paced_peer import BUSY_FILE, GENERATE, LEARN, READ, VERIFY
 from tests.e2e.swarm import LARGE_MODEL, Peer, Swarm

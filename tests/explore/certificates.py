@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from protocol.state.chain import verify_votes
+from protocol.chain.records import verify_votes
 from protocol.wire.canonical import Malformed
 from protocol.wire.messages import Certificate, Step
 from tests.explore.council import NAMES, RUN, Council, LockKey, Seats, VoteKey

@@ -12,17 +12,16 @@ from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
 
-from protocol.consensus.ballot import Ballot
-from protocol.consensus.patience import Patience
-from protocol.consensus.round_state import RoundState
-from protocol.consensus.terms import PeerView, View
-from protocol.exchange.assignment import assign_owners
+from protocol.agreement.ballot import Ballot
+from protocol.agreement.events import PeerView, View
+from protocol.agreement.patience import Patience
+from protocol.agreement.round_state import RoundState
+from protocol.allreduce.assignment import assign_owners
+from protocol.chain.base import Base, round_settings
+from protocol.chain.records import index_root, record_hash
 from protocol.run.manifest import RunManifest
-from protocol.state.base import Base, round_settings
-from protocol.state.chain import index_root, record_hash
 from protocol.wire.hashes import ZERO_HASH, Hash, chunk_hash
 from protocol.wire.identity import Identity, PeerId
-from protocol.wire.masks import mask_of
 from protocol.wire.messages import (
     Certificate,
     ChunkEntry,
@@ -39,6 +38,7 @@ from protocol.wire.messages import (
     Signature,
     Step,
     Vote,
+    mask_of,
     member_of,
     pack,
 )

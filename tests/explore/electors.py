@@ -11,14 +11,13 @@ from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
-from protocol.consensus.effects import Persist, RoundEffect, Send
-from protocol.consensus.terms import View
-from protocol.consensus.voter import Voter
-from protocol.consensus.voting import blank, objection_to_vote
+from protocol.agreement.events import Persist, RoundEffect, Send, View
+from protocol.agreement.voter import Voter
+from protocol.agreement.voting import blank, objection_to_vote
+from protocol.chain.disk import Disk
+from protocol.chain.records import record_hash
+from protocol.chain.store import VoteFiles
 from protocol.node.rounds import kept_on_disk
-from protocol.state.chain import record_hash
-from protocol.state.disk import Disk
-from protocol.state.vote_files import VoteFiles
 from protocol.wire.body import Body
 from protocol.wire.messages import Certificate, Kept, Lock, Motion, Proof, Roll, Step, Vote
 from tests.explore.council import (

@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 from pydantic import BaseModel
 
-from protocol.consensus.effects import Persist, RoundEffect, Send
-from protocol.consensus.round_state import RoundState
-from protocol.consensus.voter import Voter
+from protocol.agreement.events import Persist, RoundEffect, Send
+from protocol.agreement.round_state import RoundState
+from protocol.agreement.voter import Voter
 from protocol.wire.messages import Certificate, Motion, Proof, Roll, Step, Vote
 from tests.explore.council import NAMES, BallotKey, Council, LockKey, RollKey, Seats, VoteKey
 from tests.explore.electors import Electors, proof_of

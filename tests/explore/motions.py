@@ -10,12 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations, product
 from typing import NamedTuple
 
-from protocol.consensus.ballot import Ballot
-from protocol.consensus.effects import Send
-from protocol.consensus.justification import Justification, check_lock, check_roll, justify
-from protocol.consensus.proposer import Proposer
-from protocol.consensus.roll_call import RollCall
-from protocol.exchange.assignment import plan_hash
+from protocol.agreement.ballot import Ballot, Justification, check_lock, check_roll, justify
+from protocol.agreement.events import Send
+from protocol.agreement.proposer import Proposer
+from protocol.agreement.roll_call import RollCall
+from protocol.allreduce.assignment import plan_hash
 from protocol.wire.body import MAX_ROLL_BYTES
 from protocol.wire.canonical import Malformed
 from protocol.wire.messages import Certificate, Motion, Roll, Step, unpack

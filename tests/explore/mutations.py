@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
-from protocol.consensus import ballot, justification, policy, ratification, roll_call, voter, voting
-from protocol.consensus.justification import Justification, highest
-from protocol.state import chain, electorate
-from protocol.state.base import Base
-from protocol.state.vote_files import VoteFiles
-from protocol.sync.branches import Candidate
+from protocol.agreement import ballot, policy, ratification, roll_call, voter, voting
+from protocol.agreement.ballot import Justification, highest
+from protocol.chain import electorate, records
+from protocol.chain.base import Base
+from protocol.chain.store import VoteFiles
+from protocol.sync.fork_choice import Candidate
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import is_authentic, rebuild
 from protocol.wire.hashes import Hash
@@ -53,7 +53,7 @@ def _lock_rule() -> Sequence[Any]:
 
 def _quorum() -> Sequence[Any]:
     real = electorate.quorum_size
-    modules = (electorate, chain, policy)
+    modules = (electorate, records, policy)
     return [patch.object(module, "quorum_size", lambda electors: max(1, real(electors) - 1)) for module in modules]
 
 
@@ -62,7 +62,7 @@ def _persistence() -> Sequence[Any]:
 
 
 def _proof_check() -> Sequence[Any]:
-    modules = (roll_call, justification, motions)
+    modules = (roll_call, ballot, motions)
     return [patch.object(module, "check_lock", lambda run, ballot, record, lock, proof: None) for module in modules]
 
 
@@ -88,16 +88,16 @@ def _absent_lists() -> Sequence[Any]:
                     attempt=certificate.attempt,
                     step=step,
                     absent=absent,
-                    record_hash=chain.record_hash(record),
+                    record_hash=records.record_hash(record),
                 )
                 statement = rebuild(run, Vote.KIND, PeerId(signature.peer), vote.encode(), signature.signature)
                 if is_authentic(statement):
                     counted.append(signature)
                     break
-        if len(counted) < electorate.quorum_size(len(chain.voters_of(base, record.members, certificate.absent))):
+        if len(counted) < electorate.quorum_size(len(records.voters_of(base, record.members, certificate.absent))):
             raise Malformed("too few votes")
 
-    return [patch.object(module, "verify_votes", verify_votes) for module in (chain, justification, voter, certificates)]
+    return [patch.object(module, "verify_votes", verify_votes) for module in (records, ballot, voter, certificates)]
 
 
 def _reduced_as_full() -> Sequence[Any]:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from itertools import count
 
-from protocol.state.chain import record_hash
-from protocol.state.electorate import quorum_size
+from protocol.chain.electorate import quorum_size
+from protocol.chain.records import record_hash
 from protocol.wire.messages import Lock, Motion, Step
 from tests.explore.certificates import Certificates
 from tests.explore.council import SEATS, BallotKey, Council, LockKey, Seats, VoteKey

@@ -17,9 +17,9 @@ from functools import lru_cache
 from itertools import combinations_with_replacement
 from typing import NamedTuple
 
-from protocol.state.chain import Rank, rank
-from protocol.state.electorate import FEWEST_SEATED, quorum_size
-from protocol.sync.branches import Candidate, Count, Side, Standpoint, count, follows, returns
+from protocol.chain.electorate import FEWEST_SEATED, quorum_size
+from protocol.chain.records import Rank, rank
+from protocol.sync.fork_choice import Candidate, Count, Side, Standpoint, count, follows, returns
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import Certificate, Commit, Signature

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from protocol.consensus import ratification
-from protocol.state.chain import is_full, prefer
-from protocol.state.electorate import quorum_size
+from protocol.agreement import ratification
+from protocol.chain.electorate import quorum_size
+from protocol.chain.records import is_full, prefer
 from protocol.wire.messages import Certificate, Commit, Motion, Step
 from tests.explore.certificates import Assembled, Certificates
 from tests.explore.council import NAMES, SEATS, BallotKey, Council, LockKey, RollKey, Seats, VoteKey

@@ -24,6 +24,7 @@ from peer.control.client import MAX_REQUEST_BYTES as MAX_CONTROL_BYTES
 from peer.control.client import BadFrame as BadControlFrame
 from peer.control.client import Stamped, pack_frame, take_frame
 from peer.discovery import address_book, rendezvous
+from protocol.allreduce.messages import PushHeader, push_plan
 from protocol.audit.evidence import (
     Law,
     decode_evidence,
@@ -31,19 +32,16 @@ from protocol.audit.evidence import (
     judge,
     tip_needed,
 )
-from protocol.events import Notice
-from protocol.exchange.messages import PushHeader, push_plan
-from protocol.network.interface import Refused
-from protocol.network.libp2p.dialer import peer_of
-from protocol.network.libp2p.link import FRAME_BYTES, HEAD, TAG_BYTES, FrameKind, Keys, Link, LinkBroken
-from protocol.network.libp2p.requests import decode_answer, decode_question, encode_question
-from protocol.network.libp2p.streams import BadFrame
-from protocol.run.admission import AdmissionProof, TokenUses, verify_admission
-from protocol.run.anchor import Anchor
-from protocol.run.invitation import MAX_INVITATION_BYTES, PREFIX, make_invitation, read_invitation
+from protocol.chain.base import Base
+from protocol.events.events import Notice
+from protocol.run.admission import AdmissionProof, Token, TokenUses, read_token, verify_admission
+from protocol.run.invitation import MAX_INVITATION_BYTES, PREFIX, Anchor, make_invitation, read_invitation
 from protocol.run.manifest import Admission, RunManifest, demo_manifest, open_manifest
-from protocol.run.tokens import Token, read_token
-from protocol.state.base import Base
+from protocol.transport.dialer import peer_of
+from protocol.transport.interface import Refused
+from protocol.transport.link import FRAME_BYTES, HEAD, TAG_BYTES, FrameKind, Keys, Link, LinkBroken
+from protocol.transport.requests import decode_answer, decode_question, encode_question
+from protocol.transport.streams import BadFrame
 from protocol.wire import canonical
 from protocol.wire.body import Body, decode_body
 from protocol.wire.canonical import Malformed

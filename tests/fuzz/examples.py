@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from protocol.allreduce.messages import ExchangeAsk, PushHeader
 from protocol.audit.evidence import (
     AveragedPart,
     ContraryMotion,
@@ -10,31 +11,20 @@ from protocol.audit.evidence import (
     WrongAverage,
     encode_evidence,
 )
-from protocol.content.messages import (
-    BlobReply,
-    BlobRequest,
-    ChunkHeader,
-    ChunkNews,
-    ChunksReply,
-    ChunksRequest,
-    LeavesRequest,
-)
-from protocol.exchange.messages import ExchangeAsk, PushHeader
-from protocol.run.admission import make_proof
+from protocol.blobs.messages import BlobReply, BlobRequest, ChunkHeader, ChunkNews, ChunksReply, ChunksRequest, LeavesRequest
+from protocol.run.admission import bearer_token, bound_token, make_proof
 from protocol.run.greeting import HelloReply, make_hello
-from protocol.run.tokens import bearer_token, bound_token
 from protocol.wire.body import Body
 from protocol.wire.envelope import seal
-from protocol.wire.extension import Extension
 from protocol.wire.hashes import hash_bytes
 from protocol.wire.identity import Identity
-from protocol.wire.learned import UsedBatch, learned_from
 from protocol.wire.messages import (
     Accusation,
     Certificate,
     ChunkEntry,
     ChunkResult,
     Commit,
+    Extension,
     Finish,
     Lock,
     LockName,
@@ -64,6 +54,7 @@ from protocol.wire.questions import (
     TipsReply,
     TipsRequest,
 )
+from protocol.wire.ready import UsedBatch, learned_from
 from protocol.wire.rollouts import Deal, Judgement, RolloutBatch
 from protocol.wire.tasks import AdmittedSet, Amendment, TaskSet
 from protocol.wire.versions import BlobName, PatchName, Version, VersionsReply, VersionsRequest

@@ -12,16 +12,15 @@ from random import Random
 
 import trio
 
-from protocol.consensus.contradictions import slot, tip_of
-from protocol.events import Event, HandlerFailed
-from protocol.exchange.messages import PushHeader
-from protocol.network.interface import Acceptance, Handlers, Landing, Refused
+from protocol.agreement.contradictions import slot, tip_of
+from protocol.allreduce.messages import PushHeader
+from protocol.events.events import Event, HandlerFailed
 from protocol.node.answers import QUESTIONS
+from protocol.transport.interface import Acceptance, Handlers, Landing, Refused
 from protocol.wire.body import Body
 from protocol.wire.canonical import Malformed
-from protocol.wire.extension import Extension
 from protocol.wire.identity import Identity, PeerId
-from protocol.wire.messages import STATEMENTS, pack, unpack
+from protocol.wire.messages import STATEMENTS, Extension, pack, unpack
 from protocol.wire.tasks import Amendment
 from protocol.wire.versions import Version
 from tests.fuzz.examples import BODIES

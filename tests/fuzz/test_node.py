@@ -13,9 +13,9 @@ import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.content.messages import QUESTIONS as ABOUT_BLOBS
+from protocol.blobs.messages import QUESTIONS as ABOUT_BLOBS
 from protocol.membership.liveness import Liveness
-from protocol.network.interface import Acceptance, Handlers, Landing, Refused
+from protocol.transport.interface import Acceptance, Handlers, Landing, Refused
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import open_envelope, seal
 from protocol.wire.hashes import Hash

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from protocol.consensus.roll_call import RollCall
+from protocol.agreement.roll_call import RollCall
 from protocol.membership.handshake import Handshake
 from protocol.wire.body import Body
 from protocol.wire.identity import Identity

@@ -18,7 +18,7 @@ from typing import Any
 
 import psutil
 
-from protocol import events as ev
+from protocol.events import events as ev
 from tests.e2e.swarm import TINY_RUN, Peer, Swarm
 
 FOLDER = Path(__file__).parent

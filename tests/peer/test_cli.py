@@ -14,10 +14,9 @@ from peer.control.client import ControlError
 from peer.errors import ExitCode
 from peer.formatting import visible
 from peer.keyfile import identity_lock
-from protocol.run.admission import verify_admission
+from protocol.run.admission import read_token, verify_admission
 from protocol.run.invitation import read_invitation
 from protocol.run.manifest import open_manifest
-from protocol.run.tokens import read_token
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.presence import Role

@@ -6,8 +6,8 @@ from typing import Any
 
 from peer.formatting import naming, short
 from peer.sentences import level, sentence
-from protocol import events as ev
-from protocol.event_reading import EVENTS
+from protocol.events import events as ev
+from protocol.events.events import EVENTS
 from tests.protocol.example_status import OTHER
 
 

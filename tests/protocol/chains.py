@@ -11,15 +11,14 @@ import trio
 
 from kernels.codec import encode
 from kernels.layout import payload_bytes
+from protocol.chain.outer_state import OuterState
+from protocol.chain.records import index_root
+from protocol.chain.replica import Replica
+from protocol.chain.store import Store
 from protocol.run.manifest import Founders, SignedManifest, sign
-from protocol.state.chain import index_root
-from protocol.state.outer_state import OuterState
-from protocol.state.replica import Replica
-from protocol.state.store import Store
 from protocol.wire.hashes import Hash, chunk_hash
 from protocol.wire.identity import Identity
-from protocol.wire.masks import mask_of
-from protocol.wire.messages import ChunkEntry, Commit, Member, Record, member_of, pack
+from protocol.wire.messages import ChunkEntry, Commit, Member, Record, mask_of, member_of, pack
 from tests.protocol.peers import a_first_ready
 from tests.simulation.forgeries import certificate
 from tests.simulation.world import simulated_run

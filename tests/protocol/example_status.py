@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from protocol.status import PeerStatus, SwarmPeer
+from protocol.events.status import PeerStatus, SwarmPeer
 
 ME = "12D3KooWMeMeMeMeMeMeMeMeMeMeMeMeMeMeMeMeMeMeMeABCDEF"
 OTHER = "12D3KooWOtherOtherOtherOtherOtherOtherOtherOtherUVWXYZ"

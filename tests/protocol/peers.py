@@ -7,9 +7,8 @@ from typing import Any
 
 import trio
 
-from protocol.events import Event
-from protocol.network.interface import Unreachable
-from protocol.network.session import Session
+from protocol.events.events import Event
+from protocol.transport.interface import Session, Unreachable
 from protocol.wire.hashes import ZERO_HASH, Hash
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import Ready
@@ -61,7 +60,7 @@ def a_first_ready(**changes: Any) -> Ready:
 
 
 class TheseMembers:
-    """A `protocol.network.interface.Members`: these peers and no others."""
+    """A `protocol.transport.interface.Members`: these peers and no others."""
 
     def __init__(self, *peers: PeerId) -> None:
         self.peers = set(peers)

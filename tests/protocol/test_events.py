@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from protocol.event_reading import EVENTS, from_fields
-from protocol.events import PROGRESS, Event, Notice
+from protocol.events.events import EVENTS, PROGRESS, Event, Notice, from_fields
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "events.md").read_text()
 ROWS = dict(re.findall(r"^\| `(\w+)` \| (.*?) \| .+ \|$", DOCUMENT, re.MULTILINE))

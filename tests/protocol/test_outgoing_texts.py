@@ -14,9 +14,9 @@ from pydantic.fields import FieldInfo
 
 from protocol.membership.activity import Activity
 from protocol.membership.heartbeats import Heartbeats
-from protocol.network.interface import Bandwidth
 from protocol.run.greeting import Hello, HelloReply
 from protocol.run.settings import NodeSettings
+from protocol.transport.interface import Bandwidth
 from protocol.wire.body import PeerField
 from protocol.wire.identity import Identity
 from protocol.wire.messages import STATEMENTS

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from protocol import events as ev
-from protocol.rollout_tally import (
+from protocol.events import events as ev
+from protocol.events.rollout_tally import (
     ACCEPTED,
     KEPT_BATCHES,
     REJECTED,

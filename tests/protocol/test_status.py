@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from peer.commands.status import describe
-from protocol.status import NodeStatus, PeerStatus, RolloutStatus, SwarmPeer
-from protocol.why_idle import REMEDIES, WhyIdle
+from protocol.events.status import NodeStatus, PeerStatus, RolloutStatus, SwarmPeer
+from protocol.events.why_idle import REMEDIES, WhyIdle
 from tests.protocol.example_status import NEIGHBOUR, TRAINING, status
 from tui.panels import round
 from tui.panels.look import Look

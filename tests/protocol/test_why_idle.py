@@ -10,13 +10,13 @@ import pytest
 import trio
 import trio.testing
 
-from protocol.events import PhaseChanged
+from protocol.events.events import PhaseChanged
+from protocol.events.why_idle import REMEDIES, WhyIdle
 from protocol.membership.activity import Activity
-from protocol.node.gathering import Gathering
-from protocol.node.round_report import RoundReport
-from protocol.run.anchor import Anchor
+from protocol.node.life import Gathering
+from protocol.node.round_runner import RoundReport
+from protocol.run.invitation import Anchor
 from protocol.run.settings import NodeSettings
-from protocol.why_idle import REMEDIES, WhyIdle
 from protocol.wire.presence import Phase, Role
 
 ONLY_FOR_GUESTS = "INVITATION"

@@ -19,13 +19,13 @@ from peer.control.client import ControlError
 from peer.control.requests import Controls
 from peer.control.server import Command
 from peer.daemon.daemon import Daemon
-from protocol.network.interface import Landing, Network, NetworkError
-from protocol.network.libp2p.library import MuxedConnection
-from protocol.network.libp2p.traversal.circuits import Circuits
-from protocol.network.libp2p.traversal.meeting import Meetings
-from protocol.network.libp2p.traversal.traversal import Traversal
-from protocol.network.libp2p.way import DIRECT, Way
 from protocol.node.dispatcher import Dispatcher
+from protocol.transport.interface import Landing, Network, NetworkError
+from protocol.transport.library import MuxedConnection
+from protocol.transport.nat.circuits import Circuits
+from protocol.transport.nat.meeting import Meetings
+from protocol.transport.nat.traversal import Traversal
+from protocol.transport.way import DIRECT, Way
 from protocol.wire.identity import PeerId
 
 COMMAND = "push-bytes"

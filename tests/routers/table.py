@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from protocol import events as ev
+from protocol.events import events as ev
 from tests.e2e.swarm import Peer, Swarm
 from tests.routers.homes import PUBLIC, PUBLIC_IPV6, Homes
 from tests.routers.rates import PUSH_S, Rate, in_columns, rate, shown_pair, shown_ways

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import trio
 
-from protocol import events as ev
+from protocol.events import events as ev
 from tests.e2e.swarm import Peer, Swarm
-from tests.protocol.network.recorder import Recorder, pair
+from tests.protocol.transport.recorder import Recorder, pair
 from tests.routers.homes import PUBLIC, Home, Homes, why_not
 from tests.routers.pushing_peer import HEADER, PUSH_BYTES, push_for
 from tests.routers.rates import Rate, rate

@@ -16,7 +16,7 @@ import trio
 from kernels.aggregate import Rule
 from kernels.codec import LARGEST_SCALE, encode, parts
 from kernels.layout import ChunkSpan, chunk_layout
-from protocol.exchange import averaging
+from protocol.allreduce import runner
 from protocol.run.manifest import SignedManifest, sign
 from protocol.trainer_link import ComputeTask, Contribution, Progress
 from protocol.wire.identity import Identity
@@ -133,7 +133,7 @@ def claiming(tokens: int) -> Attack:
 
 async def averages_nothing(function: Any, *arguments: Any) -> Any:
     """For a seat whose own contribution is in no average: as an owner it would have to sign one with it, so it is mute."""
-    if function is averaging.average:
+    if function is runner.average:
         await trio.sleep_forever()
     return await inline(function, *arguments)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import trio
 
-from protocol.content.blob import to_bitmap
-from protocol.content.messages import BlobReply, BlobRequest, ChunkHeader, ChunksReply, ChunksRequest
-from protocol.network.interface import Acceptance, Handlers, Landing, NetworkError
+from protocol.blobs.blob import to_bitmap
+from protocol.blobs.messages import BlobReply, BlobRequest, ChunkHeader, ChunksReply, ChunksRequest
+from protocol.transport.interface import Acceptance, Handlers, Landing, NetworkError
 from protocol.wire.body import decode_body
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId

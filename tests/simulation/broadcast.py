@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 
 import trio
 
-from tests.protocol.content.swarm_table import SwarmTable, on_swarm_table
+from tests.protocol.blobs.swarm_table import SwarmTable, on_swarm_table
 
 RECEIVERS = (2, 8, 64, 500)
 DEGREE = 16

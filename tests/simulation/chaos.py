@@ -9,12 +9,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from protocol.consensus.effects import RoundEffect, Send
-from protocol.consensus.events import Arrived, RoundEvent
-from protocol.consensus.machine import RoundMachine
-from protocol.consensus.terms import View
-from protocol.state.chain import record_hash
-from protocol.state.electorate import tolerated
+from protocol.agreement.events import Arrived, RoundEffect, RoundEvent, Send, View
+from protocol.agreement.machine import RoundMachine
+from protocol.chain.electorate import tolerated
+from protocol.chain.records import record_hash
 from protocol.wire.body import Body
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import (

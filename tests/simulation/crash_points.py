@@ -24,13 +24,12 @@ from unittest.mock import patch
 
 import trio
 
-from protocol.consensus.effects import RoundEffect, Send
-from protocol.exchange.runner import ExchangeRunner
-from protocol.exchange.sending import Sender
+from protocol.agreement.events import RoundEffect, Send
+from protocol.allreduce.runner import ExchangeRunner, Sender
+from protocol.chain.history import History
 from protocol.node.round_runner import RoundRunner
 from protocol.node.state_keeper import StateKeeper
 from protocol.run.manifest import RoundSection, SignedManifest, sign
-from protocol.state.history import History
 from protocol.sync.catch_up import CatchUp
 from protocol.wire.identity import Identity, PeerId
 from tests.simulation.processes import PROCESS

@@ -22,7 +22,7 @@ from statistics import median
 
 import trio
 
-from protocol.events import Event, RoundCommitted
+from protocol.events.events import Event, RoundCommitted
 from protocol.run.manifest import RoundSection, SignedManifest, sign
 from protocol.wire.identity import Identity
 from tests.simulation.census import Census, census

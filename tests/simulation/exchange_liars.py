@@ -9,12 +9,12 @@ from unittest.mock import patch
 
 import trio
 
-from protocol.exchange.buffers import PART_BUFFERS
-from protocol.exchange.effects import ExchangeEffect, SendPart, SendResult
-from protocol.exchange.messages import PushHeader, read_header
-from protocol.exchange.runner import ExchangeRunner
-from protocol.network.interface import NetworkError
+from protocol.allreduce.buffers import PART_BUFFERS
+from protocol.allreduce.events import ExchangeEffect, SendPart, SendResult
+from protocol.allreduce.messages import PushHeader, read_header
+from protocol.allreduce.runner import ExchangeRunner
 from protocol.node import exchanges
+from protocol.transport.interface import NetworkError
 from protocol.wire.hashes import chunk_hash
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import ChunkResult, pack, unpack

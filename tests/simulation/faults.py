@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from protocol.network.simulated.wire import MemoryWire
+from protocol.transport.simulated.wire import MemoryWire
 from protocol.wire.identity import PeerId
 from tests.simulation.judge import Judge
 from tests.simulation.seat import Seat

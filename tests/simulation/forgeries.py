@@ -12,16 +12,15 @@ import trio
 
 from kernels.codec import encode
 from kernels.layout import Layout, chunk_layout, payload_bytes
-from protocol.content.blob import to_bitmap
-from protocol.content.messages import BlobReply, BlobRequest, ChunkHeader, ChunksReply, ChunksRequest
-from protocol.network.interface import NetworkError
+from protocol.blobs.blob import to_bitmap
+from protocol.blobs.messages import BlobReply, BlobRequest, ChunkHeader, ChunksReply, ChunksRequest
+from protocol.chain.base import Base, fragment_of
+from protocol.chain.records import genesis_tip, index_root, record_hash
 from protocol.run.manifest import RunManifest
-from protocol.state.base import Base, fragment_of
-from protocol.state.chain import genesis_tip, index_root, record_hash
+from protocol.transport.interface import NetworkError
 from protocol.wire.body import decode_body
 from protocol.wire.hashes import ZERO_HASH, Hash, chunk_hash
 from protocol.wire.identity import Identity, PeerId
-from protocol.wire.masks import mask_of
 from protocol.wire.messages import (
     Certificate,
     ChunkEntry,
@@ -32,6 +31,7 @@ from protocol.wire.messages import (
     Signature,
     Step,
     Vote,
+    mask_of,
     member_of,
     pack,
 )

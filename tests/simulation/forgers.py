@@ -11,10 +11,8 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from protocol.consensus.effects import RoundEffect, Send
-from protocol.consensus.events import RoundEvent
-from protocol.consensus.machine import RoundMachine
-from protocol.consensus.terms import View
+from protocol.agreement.events import RoundEffect, RoundEvent, Send, View
+from protocol.agreement.machine import RoundMachine
 from protocol.node import round_runner
 from protocol.wire.body import Body
 from protocol.wire.identity import PeerId

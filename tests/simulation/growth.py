@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from protocol.content.swarm import MAX_ASKERS
+from protocol.blobs.swarm import MAX_ASKERS
+from protocol.chain.history import ROSTERS_KEPT
 from protocol.rollouts.worker import VERSIONS_REMEMBERED
-from protocol.state.chain_memory import ROSTERS_KEPT
-from protocol.sync.held import HELD_BRANCHES, HELD_BYTES
+from protocol.sync.following import HELD_BRANCHES, HELD_BYTES
 from tests.simulation.census import Census
 
 EARLY, LATE = (1 / 6, 1 / 3), (5 / 6, 1.0)

@@ -18,8 +18,12 @@ from __future__ import annotations
 from kernels.aggregate import aggregate
 from kernels.codec import encoded_bytes
 from kernels.layout import chunk_layout
-from protocol.consensus.patience import MAX_ROUNDS
-from protocol.events import (
+from protocol.agreement.patience import MAX_ROUNDS
+from protocol.allreduce.assignment import contribution_leaves
+from protocol.chain.amendment import extension_of
+from protocol.chain.progress import counted_tokens
+from protocol.chain.records import is_full
+from protocol.events.events import (
     Event,
     HandlerFailed,
     MemberLost,
@@ -34,17 +38,12 @@ from protocol.events import (
     StateApplied,
     StateLoaded,
 )
-from protocol.exchange.assignment import contribution_leaves
 from protocol.node.node import Node
-from protocol.run.goal import Unit
 from protocol.run.manifest import RunManifest
-from protocol.state.amendment import extension_of
-from protocol.state.chain import is_full
-from protocol.state.progress import counted_tokens
+from protocol.run.sections import Unit
 from protocol.wire.hashes import Hash, chunk_hash, tree_root
 from protocol.wire.identity import PeerId
-from protocol.wire.masks import members_in
-from protocol.wire.messages import Commit, Ready
+from protocol.wire.messages import Commit, Ready, members_in
 
 CALM_S = 30.0
 """Undisturbed for so long, a peer is owed a place in the record."""

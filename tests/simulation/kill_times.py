@@ -16,13 +16,12 @@ from functools import lru_cache
 
 import trio
 
-from protocol.events import Event, MemberLost, RoundCommitted, RoundProposed
-from protocol.network.simulated.weather import Weather
-from protocol.run.data_section import DataSection
+from protocol.events.events import Event, MemberLost, RoundCommitted, RoundProposed
 from protocol.run.manifest import RoundSection, RunManifest, SignedManifest, sign
-from protocol.run.model_section import ModelSection
+from protocol.run.sections import DataSection, ModelSection
+from protocol.transport.simulated.wire import Weather
 from protocol.wire.identity import Identity
-from protocol.wire.masks import members_in
+from protocol.wire.messages import members_in
 from tests.simulation.runs import Finished, simulate
 from tests.simulation.seat import Seat
 from tests.simulation.world import World

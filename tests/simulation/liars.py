@@ -8,17 +8,16 @@ from typing import Any
 import numpy as np
 import trio
 
-from protocol.exchange import averaging
-from protocol.exchange.assignment import plan_hash
-from protocol.network.interface import Acceptance, Landing, NetworkError, Refused
-from protocol.network.simulated.network import MemoryNetwork
+from protocol.allreduce import runner
+from protocol.allreduce.assignment import plan_hash
+from protocol.chain.records import index_root, record_hash
 from protocol.offload import Offload
-from protocol.state.chain import index_root, record_hash
+from protocol.transport.interface import Acceptance, Landing, NetworkError, Refused
+from protocol.transport.simulated.network import MemoryNetwork
 from protocol.wire.body import Body
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import ZERO_HASH, chunk_hash
 from protocol.wire.identity import Identity, PeerId
-from protocol.wire.masks import mask_of
 from protocol.wire.messages import (
     Certificate,
     ChunkEntry,
@@ -32,6 +31,7 @@ from protocol.wire.messages import (
     Signature,
     Step,
     Vote,
+    mask_of,
     member_of,
     pack,
     unpack,
@@ -62,7 +62,7 @@ def averaging_wrong(corrupt: Corrupt) -> Offload:
 
     async def offload(function: Any, *arguments: Any) -> Any:
         answer = await inline(function, *arguments)
-        if function is averaging.average:
+        if function is runner.average:
             corrupt(arguments[-1])
             return chunk_hash(arguments[-1])
         return answer

@@ -14,19 +14,19 @@ from unittest.mock import patch
 
 import trio
 
+from protocol.agreement import ballot, policy
+from protocol.agreement.ballot import Justification
+from protocol.agreement.events import Persist, RoundEffect
+from protocol.agreement.machine import RoundMachine
+from protocol.agreement.policy import ClosingPolicy
+from protocol.agreement.voter import Voter
+from protocol.allreduce import runner
+from protocol.allreduce.machine import ExchangeMachine
 from protocol.audit import evidence
-from protocol.consensus import ballot, policy
-from protocol.consensus.effects import Persist, RoundEffect
-from protocol.consensus.justification import Justification
-from protocol.consensus.machine import RoundMachine
-from protocol.consensus.policy import ClosingPolicy
-from protocol.consensus.voter import Voter
-from protocol.exchange import averaging
-from protocol.exchange.machine import ExchangeMachine
+from protocol.chain import records
+from protocol.chain.replica import Replica
+from protocol.chain.store import VoteFiles
 from protocol.node.round_runner import RoundRunner
-from protocol.state import chain
-from protocol.state.replica import Replica
-from protocol.state.vote_files import VoteFiles
 from protocol.sync import fork_choice
 from protocol.sync.catch_up import CatchUp
 from protocol.wire.hashes import Hash
@@ -71,7 +71,7 @@ def _quorum_of_one() -> Sequence[Any]:
 
     return [
         patch.object(policy, "quorum_size", one),
-        *(patch.object(module, "quorum_of", one) for module in (chain, ballot)),
+        *(patch.object(module, "quorum_of", one) for module in (records, ballot)),
     ]
 
 
@@ -140,7 +140,7 @@ def _divisor_of_all() -> Sequence[Any]:
 
         return average
 
-    return [_instead(module, "aggregate", heavy) for module in (averaging, evidence)]
+    return [_instead(module, "aggregate", heavy) for module in (runner, evidence)]
 
 
 # -- no loss ------------------------------------------------------------------------------------------------------------

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import trio
 
+from protocol.chain.tasks_in_force import OWN_PROBLEMS
 from protocol.run.manifest import RunManifest
-from protocol.state.tasks_in_force import OWN_PROBLEMS
 from protocol.trainer_link import (
     ComputeTask,
     Contribution,

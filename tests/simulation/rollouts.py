@@ -12,7 +12,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 
-from protocol.events import (
+from protocol.chain.weight_files import leaves_of
+from protocol.events.events import (
     BatchDecided,
     BatchJudged,
     Event,
@@ -22,11 +23,9 @@ from protocol.events import (
     ValidatorSetAside,
 )
 from protocol.node.node import Node
-from protocol.run.data_section import DataSection
 from protocol.run.manifest import OuterSection, RoundSection, RunManifest, SignedManifest, sign
-from protocol.run.model_section import ModelSection
 from protocol.run.rl_section import RlSection
-from protocol.state.weight_files import leaves_of
+from protocol.run.sections import DataSection, ModelSection
 from protocol.trainer_link import GenerateTask
 from protocol.wire.hashes import tree_root
 from protocol.wire.identity import Identity

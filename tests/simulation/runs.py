@@ -13,10 +13,10 @@ from random import Random
 import trio
 from trio.testing import MockClock
 
-from protocol.events import Event, PeerEjected
-from protocol.network.simulated.weather import Weather
+from protocol.chain.electorate import tolerated
+from protocol.events.events import Event, PeerEjected
 from protocol.run.manifest import SignedManifest
-from protocol.state.electorate import tolerated
+from protocol.transport.simulated.wire import Weather
 from tests.simulation.chaos import Memory, cabal
 from tests.simulation.determinism import deterministic_trio
 from tests.simulation.driver import DrivenAgenda, Driver

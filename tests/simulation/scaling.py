@@ -15,10 +15,9 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 
 from benchmarks.json_lines import say
-from protocol.events import Event, ReadySent, RoundCommitted
-from protocol.run.data_section import DataSection
+from protocol.events.events import Event, ReadySent, RoundCommitted
 from protocol.run.manifest import RoundSection, RunManifest, SignedManifest, sign
-from protocol.run.model_section import ModelSection
+from protocol.run.sections import DataSection, ModelSection
 from protocol.wire.identity import Identity
 from tests.simulation.runs import simulate
 from tests.simulation.seat import Seat

@@ -12,12 +12,11 @@ from unittest.mock import patch
 import pytest
 import trio
 
-from protocol.consensus.policy import ClosingPolicy
-from protocol.events import Dropped, Event, Notice
-from protocol.network.interface import Refused
-from protocol.run.admission import make_proof
+from protocol.agreement.policy import ClosingPolicy
+from protocol.events.events import Dropped, Event, Notice
+from protocol.run.admission import bearer_token, bound_token, make_proof
 from protocol.run.manifest import Admission, SignedManifest, sign
-from protocol.run.tokens import bearer_token, bound_token
+from protocol.transport.interface import Refused
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import Ready
 from protocol.wire.presence import WhyIdle

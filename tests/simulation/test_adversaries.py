@@ -11,7 +11,7 @@ from functools import partial
 import pytest
 
 from kernels.aggregate import Rule
-from protocol.wire.masks import members_in
+from protocol.wire.messages import members_in
 from tests.simulation.adversaries import ATTACKS, REFUSED, Copying, averages_nothing, claiming, distance, run_with, turn
 from tests.simulation.runs import begin, holds, simulate
 from tests.simulation.seat import Seat

@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 import trio
 
-from protocol.content.messages import QUESTIONS as ABOUT_BLOBS
-from protocol.content.replica_shelf import ReplicaShelf
-from protocol.content.serving import Serving
-from protocol.content.swarm import Swarm
-from protocol.network.session import Session
+from protocol.blobs.messages import QUESTIONS as ABOUT_BLOBS
+from protocol.blobs.swarm import Swarm
+from protocol.chain.replica import Replica
+from protocol.chain.serving import ReplicaShelf, Serving
 from protocol.run.manifest import SignedManifest, sign
-from protocol.state.replica import Replica
+from protocol.transport.interface import Session
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity, PeerId
 from tests.protocol.chains import a_replica, grow

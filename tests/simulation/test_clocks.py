@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protocol.events import Notice
+from protocol.events.events import Notice
 from tests.simulation.runs import begin, holds, simulate
 from tests.simulation.world import World
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protocol.events import Event, Notice, RoundCommitted, RoundVoted
+from protocol.events.events import Event, Notice, RoundCommitted, RoundVoted
 from protocol.node.rounds import ABSTENTIONS
 from tests.simulation.runs import holds, simulate
 from tests.simulation.seat import Seat

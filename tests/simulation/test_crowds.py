@@ -9,8 +9,7 @@ import hashlib
 
 import trio
 
-from protocol.membership.liveness import BEAT_S, Liveness
-from protocol.membership.strangers import MAX_STRANGERS
+from protocol.membership.liveness import BEAT_S, MAX_STRANGERS, Liveness
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import pack
 from tests.simulation.liars import Ghost

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 import trio
 
-from protocol.sync.held import HELD_BRANCHES
+from protocol.sync.following import HELD_BRANCHES
 from tests.simulation.census import Census, census
 from tests.simulation.day import DESKTOP, LAPTOP, Pace, live
 from tests.simulation.growth import A_MOMENT, Reading, grown

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 import trio
 
-from protocol.consensus.effects import Send
-from protocol.node.delivery import Delivery
+from protocol.agreement.events import Send
+from protocol.node.round_runner import Delivery
 from protocol.wire.body import Body
 from protocol.wire.hashes import ZERO_HASH
 from protocol.wire.identity import PeerId

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import pytest
 import trio
 
-from protocol.events import Dropped, EvalLoss, EvalProgress, Event, Notice, RoundCommitted
-from protocol.node.evaluation import drawn_order
+from protocol.events.events import Dropped, EvalLoss, EvalProgress, Event, Notice, RoundCommitted
+from protocol.node.evaluator import drawn_order
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.presence import Measurement, WhyIdle

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from protocol.events import Event, Notice
-from protocol.node.departure import ALONE_S
+from protocol.events.events import Event, Notice
+from protocol.node.life import ALONE_S
 from protocol.wire.presence import Role
 from tests.simulation.rollouts import cast, rl_run
 from tests.simulation.runs import begin, holds, simulate

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import trio
 
+from protocol.chain.disk import Disk
+from protocol.chain.records import genesis_tip
+from protocol.chain.results import Checkpoints
+from protocol.chain.stored_run import StoredRun
 from protocol.run.manifest import SignedManifest, sign
-from protocol.state.chain import genesis_tip
-from protocol.state.checkpoints import Checkpoints
-from protocol.state.disk import Disk
-from protocol.state.stored_run import StoredRun
 from protocol.wire.hashes import Hash, chunk_hash, tree_root
 from protocol.wire.identity import Identity
 from tests.simulation.runs import holds, simulate

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protocol.events import Event, PeerGone, PeerSuspected, RoundCommitted
+from protocol.events.events import Event, PeerGone, PeerSuspected, RoundCommitted
 from tests.simulation.runs import holds, simulate
 from tests.simulation.seat import Seat
 from tests.simulation.world import World

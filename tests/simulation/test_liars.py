@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import trio
 
-from protocol.state.chain import record_hash
+from protocol.chain.records import record_hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Accusation, Commit, Lock, Plan, Proof, Proposal, Ready, Roll, Step, member_of, pack
 from tests.protocol.peers import a_first_ready

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import trio
 
-from protocol.content.sampling import SAMPLE_BYTES, SAMPLE_S
+from protocol.blobs.sampling import SAMPLE_BYTES, SAMPLE_S
 from protocol.node.line_probe import MOST_PEERS, ROUNDS_AGO, Lines, NotNow
 from tests.simulation.runs import holds, simulate
 from tests.simulation.world import World

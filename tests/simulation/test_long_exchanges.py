@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 import pytest
 import trio
 
-from protocol.events import Event, MemberLost, RoundCommitted
-from protocol.network.simulated.weather import Weather
+from protocol.events.events import Event, MemberLost, RoundCommitted
 from protocol.run.manifest import SignedManifest, sign
+from protocol.transport.simulated.wire import Weather
 from protocol.wire.identity import Identity
-from protocol.wire.masks import members_in
+from protocol.wire.messages import members_in
 from tests.attacks.stage import identity_of
 from tests.simulation.exchange_liars import Besieging, exchanging
 from tests.simulation.kill_times import EXCHANGE_S, narrow_run

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import trio
 
-from protocol.events import ComputeProgress, Event, ReadySent, RoundCommitted
+from protocol.events.events import ComputeProgress, Event, ReadySent, RoundCommitted
 from protocol.membership.heartbeats import SOONEST
 from protocol.membership.liveness import BEAT_S
 from tests.simulation.runs import holds, simulate

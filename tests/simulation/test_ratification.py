@@ -6,8 +6,8 @@ from collections.abc import Collection
 
 import pytest
 
-from protocol.consensus.ballot import RATIFYING
-from protocol.state.vote_files import NEVER
+from protocol.agreement.ballot import RATIFYING
+from protocol.chain.store import NEVER
 from tests.attacks.stage import soon_settled_run
 from tests.simulation.runs import holds, simulate
 from tests.simulation.seat import Seat

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import trio
 
-from protocol.network.simulated.weather import Weather
+from protocol.chain.weight_files import leaves_of
 from protocol.rollouts.reference import LONG_S
-from protocol.state.weight_files import leaves_of
+from protocol.transport.simulated.wire import Weather
 from protocol.wire.hashes import Hash, tree_root
 from protocol.wire.presence import Role, WhyIdle
 from tests.simulation.rollout_trainer import RolloutTrainer

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 import trio
 
-from protocol.events import BatchJudged, Event, RolloutsGenerated
+from protocol.events.events import BatchJudged, Event, RolloutsGenerated
 from protocol.wire.presence import Phase, Role, WhyIdle
 from tests.simulation.rollouts import ROLES, cast, rl_run
 from tests.simulation.runs import holds, simulate

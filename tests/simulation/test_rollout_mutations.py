@@ -10,18 +10,17 @@ from unittest.mock import patch
 import pytest
 
 from protocol.node.contributor import Contributor
-from protocol.rollouts import duties
+from protocol.rollouts import pool
 from protocol.rollouts.batch import Batch, Bytes, Decision, Opinion
-from protocol.rollouts.duties import Leading
 from protocol.rollouts.happenings import PoolEffect
-from protocol.rollouts.pool import Pool
+from protocol.rollouts.pool import Leading, Pool
 from protocol.rollouts.scene import Scene
 from protocol.rollouts.selection import Chosen, Selection
 from protocol.rollouts.standing import Standing
 from protocol.trainer_link import Contribution
 from protocol.wire.hashes import hash_bytes
-from protocol.wire.learned import Learned, UsedBatch, learned_from
 from protocol.wire.presence import Role
+from protocol.wire.ready import Learned, UsedBatch, learned_from
 from protocol.wire.rollouts import Reason
 from tests.simulation.rollout_liars import OneBad, Turncoat
 from tests.simulation.rollout_trainer import RolloutTrainer
@@ -54,7 +53,7 @@ def _unverified() -> Any:
 
 def _own_check_ignored() -> Any:
     """A trainer takes everything that it has checked, whatever it found."""
-    return patch.object(duties, "opinion_of", lambda codes: Opinion.GOOD)
+    return patch.object(pool, "opinion_of", lambda codes: Opinion.GOOD)
 
 
 def _undecided_used() -> Any:

@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 import trio
 
-from protocol.events import RolloutsGenerated
-from protocol.network.simulated.weather import Weather
-from protocol.run.admission import make_proof
+from protocol.events.events import RolloutsGenerated
+from protocol.run.admission import bound_token, make_proof
 from protocol.run.manifest import Admission, sign
-from protocol.run.tokens import bound_token
 from protocol.trainer_link import Generated, GenerateTask
+from protocol.transport.simulated.wire import Weather
 from protocol.wire.identity import Identity
 from protocol.wire.presence import Role
 from tests.simulation.rollout_liars import (

@@ -10,12 +10,12 @@ from unittest.mock import patch
 import pytest
 import trio
 
-from protocol.events import Event, RolloutsGenerated, RunEnded, RunExtended
-from protocol.network.simulated.weather import Weather
+from protocol.chain.progress import RunProgress
+from protocol.events.events import Event, RolloutsGenerated, RunEnded, RunExtended
 from protocol.node.node import Node
-from protocol.run.goal import Unit
 from protocol.run.manifest import SignedManifest, sign
-from protocol.state.progress import RunProgress
+from protocol.run.sections import Unit
+from protocol.transport.simulated.wire import Weather
 from protocol.wire.identity import Identity
 from protocol.wire.presence import Role, WhyIdle
 from tests.simulation.rollouts import cast, rl_run

@@ -16,7 +16,7 @@ import pytest
 import trio
 
 from kernels.layout import chunk_layout, payload_bytes
-from protocol.events import Event, ExchangeFinished
+from protocol.events.events import Event, ExchangeFinished
 from protocol.run.manifest import Outer, OuterSection, SignedManifest, sign
 from protocol.trainer_link import Contribution
 from protocol.wire.identity import Identity

@@ -10,17 +10,16 @@ import pytest
 import trio
 
 from kernels.layout import chunk_layout, payload_bytes
-from protocol.events import Event, Notice, TasksAmended, TaskSetFellOut, TaskSetOffered
-from protocol.network.interface import Acceptance
-from protocol.network.simulated.weather import Weather
+from protocol.events.events import Event, Notice, TasksAmended, TaskSetFellOut, TaskSetOffered
 from protocol.run.manifest import sign
 from protocol.short_id import short_id
 from protocol.tasks.counting import LEAST_SCORED_TWICE
-from protocol.tasks.desk import TaskDesk
+from protocol.tasks.desk import CannotAmend, TaskDesk
+from protocol.tasks.library import SetFiles
 from protocol.tasks.offers import MOST, MOST_OF_ONE
-from protocol.tasks.organising import CannotAmend
-from protocol.tasks.set_files import SetFiles
 from protocol.tasks.task_sets import MOST_TOLD, REPEAT_S
+from protocol.transport.interface import Acceptance
+from protocol.transport.simulated.wire import Weather
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity
 from protocol.wire.messages import pack
@@ -244,7 +243,7 @@ def test_a_set_whose_answers_get_other_scores_each_time_falls_out() -> None:
 
 @pytest.mark.slow
 def test_a_set_that_nobody_has_any_more_falls_out_and_the_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("protocol.tasks.lost_sets.LOST_S", 30.0)
+    monkeypatch.setattr("protocol.tasks.task_sets.LOST_S", 30.0)
     fallen: dict[str, int] = {}
     warned: set[str] = set()
 
@@ -284,7 +283,7 @@ def test_where_the_voters_do_not_train_rounds_of_nothing_are_few_and_the_organis
 ) -> None:
     """Nobody's vote takes a lost set out then; rounds that followed each other at once would have no end."""
     lost_s = 60.0
-    monkeypatch.setattr("protocol.tasks.lost_sets.LOST_S", lost_s)
+    monkeypatch.setattr("protocol.tasks.task_sets.LOST_S", lost_s)
     roles = {Role.SEED: 1, Role.TRAINER: 2, Role.ROLLOUT: 2, Role.VALIDATOR: 1}
     signed = sign(ORGANISER, SIGNED.manifest.model_copy(update={"founders": [ORGANISER.peer_id]}))
 

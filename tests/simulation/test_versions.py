@@ -8,8 +8,8 @@ from contextlib import suppress
 import pytest
 import trio
 
-from protocol.events import VersionStarted
-from protocol.network.simulated.weather import Weather
+from protocol.events.events import VersionStarted
+from protocol.transport.simulated.wire import Weather
 from protocol.wire.hashes import Hash
 from tests.protocol.versions.files import next_weights, weights
 from tests.simulation.blob_liars import Claimer, Corrupter, turn

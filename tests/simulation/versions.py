@@ -7,11 +7,10 @@ from pathlib import Path
 
 import trio
 
-from protocol.events import Event, HandlerFailed, TransferEnded, TransferProgress, VersionRefused
-from protocol.network.simulated.weather import Weather
-from protocol.run.data_section import DataSection
+from protocol.events.events import Event, HandlerFailed, TransferEnded, TransferProgress, VersionRefused
 from protocol.run.manifest import OuterSection, RoundSection, RunManifest, SignedManifest, sign
-from protocol.run.model_section import ModelSection
+from protocol.run.sections import DataSection, ModelSection
+from protocol.transport.simulated.wire import Weather
 from protocol.wire.identity import Identity
 from tests.protocol.versions.files import next_weights, put, weights
 from tests.simulation.runs import holds, simulate

@@ -15,22 +15,20 @@ from tempfile import TemporaryDirectory
 
 import trio
 
-from protocol.events import PROGRESS, Event, PhaseChanged
-from protocol.network.session import Session
-from protocol.network.simulated.links import Agenda
-from protocol.network.simulated.network import MemoryNetwork
-from protocol.network.simulated.weather import Weather
-from protocol.network.simulated.wire import MemoryWire
+from protocol.chain.disk import StoreFailed
+from protocol.chain.electorate import quorum_size
+from protocol.chain.outer_state import OuterState
+from protocol.chain.replica import Replica
+from protocol.chain.store import Store
+from protocol.events.events import PROGRESS, Event, PhaseChanged
 from protocol.node.node import Node
-from protocol.run.data_section import DataSection
 from protocol.run.manifest import OuterSection, RoundSection, RunManifest, SignedManifest, sign
-from protocol.run.model_section import ModelSection
+from protocol.run.sections import DataSection, ModelSection
 from protocol.run.settings import NodeSettings
-from protocol.state.disk import StoreFailed
-from protocol.state.electorate import quorum_size
-from protocol.state.outer_state import OuterState
-from protocol.state.replica import Replica
-from protocol.state.store import Store
+from protocol.transport.interface import Session
+from protocol.transport.simulated.links import Agenda
+from protocol.transport.simulated.network import MemoryNetwork
+from protocol.transport.simulated.wire import MemoryWire, Weather
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import Ready, unpack
 from tests.simulation.disks import FaultyDisk, Platter

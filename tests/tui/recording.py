@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from peer.control.client import ControlError, Stamped
-from protocol.status import PeerStatus
+from protocol.events.status import PeerStatus
 from tui.feed import Feed, Found, Stopped, Told
 
 STATUS_EVERY = 3

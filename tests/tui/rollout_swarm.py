@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from peer.control.client import Stamped
-from protocol import events as ev
-from protocol.status import PeerStatus
+from protocol.events import events as ev
+from protocol.events.status import PeerStatus
 from tests.e2e.swarm import ROLLOUT_RUN, Peer, Swarm
 from tests.tui.recording import STATUS_EVERY, line_of
 from tui.feed import Feed, Found, Told

@@ -14,8 +14,8 @@ import trio
 from peer.control.client import ControlError, Stamped
 from peer.control.event_log import EventLog
 from peer.control.server import ControlServer
-from protocol import events as ev
-from protocol.status import PeerStatus
+from protocol.events import events as ev
+from protocol.events.status import PeerStatus
 from tests.protocol.example_status import status
 from tui import feed as feeds
 from tui.feed import Feed, Found, Stopped, Told

@@ -12,8 +12,8 @@ import pytest
 from textual.pilot import Pilot
 
 from peer.control.client import Stamped
-from protocol import events as ev
-from protocol.status import PeerStatus, SwarmPeer
+from protocol.events import events as ev
+from protocol.events.status import PeerStatus, SwarmPeer
 from tests.protocol.example_status import OTHER, status
 from tests.tui.recording import Recorded
 from tui.app import PANELS, PeerView

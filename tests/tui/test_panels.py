@@ -8,8 +8,8 @@ import pytest
 
 from peer.control.client import Stamped
 from peer.drawing import columns
-from protocol import events as ev
-from protocol.status import RolloutStatus
+from protocol.events import events as ev
+from protocol.events.status import RolloutStatus
 from tests.protocol.example_status import NEIGHBOUR, OTHER, status
 from tui.app import PANELS
 from tui.panel import Draw

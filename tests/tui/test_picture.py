@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from peer.control.client import Stamped
-from protocol import events as ev
+from protocol.events import events as ev
 from tests.protocol.example_status import ME, OTHER, status
 from tests.tui.recording import read
 from tests.tui.test_snapshots import NEWCOMER

@@ -13,7 +13,7 @@ from peer.commands.replay import recorded
 from peer.control.client import Stamped
 from peer.control.event_log import LOG_NAMES, to_line
 from peer.errors import PeerError
-from protocol import events as ev
+from protocol.events import events as ev
 from tests.tui.recording import read
 from tests.tui.test_keys import with_textual
 from tests.tui.test_snapshots import NEWCOMER, SIZES, Compare

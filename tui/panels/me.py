@@ -6,7 +6,7 @@ from rich.text import Text
 
 from peer.drawing import fit
 from peer.formatting import amount, clean, duration, goal_line, many, number, short, size
-from protocol.status import PeerStatus
+from protocol.events.status import PeerStatus
 from tui.panels.look import FAINT, Look, line
 from tui.picture import Picture
 

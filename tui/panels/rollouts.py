@@ -8,7 +8,7 @@ from rich.text import Text
 
 from peer.drawing import fit, pad
 from peer.formatting import amount, clean, many, naming, number
-from protocol.rollout_tally import ACCEPTED, REJECTED, STALE, UNSURE, WAITING, Aside, BatchSeen
+from protocol.events.rollout_tally import ACCEPTED, REJECTED, STALE, UNSURE, WAITING, Aside, BatchSeen
 from tui.charts import curve
 from tui.panels.look import ALARM, FAINT, GOOD, STRONG, WARNING, Look, line
 from tui.picture import Picture

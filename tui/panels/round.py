@@ -8,7 +8,7 @@ from rich.text import Text
 
 from peer.drawing import bar, fit, pad
 from peer.formatting import clean, duration, many, naming, short
-from protocol.status import PeerStatus, SwarmPeer
+from protocol.events.status import PeerStatus, SwarmPeer
 from tui.panels.look import FAINT, GOOD, WARNING, Look, line
 from tui.picture import PARTS, Picture, RoundPicture
 

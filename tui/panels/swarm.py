@@ -10,7 +10,7 @@ from rich.text import Text
 
 from peer.drawing import fit, pad
 from peer.formatting import amount, clean, duration, short
-from protocol.status import PeerStatus, SwarmPeer
+from protocol.events.status import PeerStatus, SwarmPeer
 from tui.panels.look import FAINT, GOOD, STRONG, WARNING, Look, line
 from tui.picture import Picture
 

@@ -6,7 +6,7 @@ from rich.text import Text
 
 from peer.drawing import fit
 from peer.formatting import amount, many, naming, number
-from protocol.status import PeerStatus, SwarmPeer
+from protocol.events.status import PeerStatus, SwarmPeer
 from tui.charts import curve
 from tui.panels.look import FAINT, GOOD, Look, line
 from tui.picture import Picture

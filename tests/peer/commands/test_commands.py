@@ -18,7 +18,7 @@ from peer.control.event_log import to_line
 from peer.control.ledger import names_in
 from peer.errors import ExitCode
 from peer.keyfile import identity_lock
-from protocol.events import PeerJoined, Started
+from protocol.events.events import PeerJoined, Started
 from tests.protocol.example_status import status
 
 

@@ -11,7 +11,7 @@ from peer.cli import main
 from peer.control.client import Stamped
 from peer.control.event_log import EventLog, log_file, to_line
 from peer.errors import ExitCode
-from protocol import events as ev
+from protocol.events import events as ev
 
 ME, ANN, BOB = "12D3KooWme", "12D3KooWann", "12D3KooWbob"
 RUN = "ab" * 32

@@ -13,7 +13,7 @@ from peer.commands.tasks import describe
 from peer.control.client import ControlError
 from peer.control.tasks import TaskControls
 from peer.errors import ExitCode
-from protocol.status import PeerStatus
+from protocol.events.status import PeerStatus
 from protocol.tasks.desk import TaskDesk
 from tests.protocol.peers import ANN
 

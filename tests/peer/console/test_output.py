@@ -18,7 +18,7 @@ from peer.console.output import Lines, Output
 from peer.console.thinning import Thinner
 from peer.control.client import Stamped
 from peer.control.event_log import EventLog
-from protocol.events import ComputeProgress, Event, ExchangeProgress, Left, Notice, PhaseChanged, RoundVoted
+from protocol.events.events import ComputeProgress, Event, ExchangeProgress, Left, Notice, PhaseChanged, RoundVoted
 from tests.protocol.example_status import status
 
 PATIENCE_S = 20.0

@@ -26,7 +26,7 @@ from peer.control.client import (
 )
 from peer.control.event_log import EventLog
 from peer.control.server import ControlServer
-from protocol.events import ComputeProgress, Notice, PhaseChanged
+from protocol.events.events import ComputeProgress, Notice, PhaseChanged
 from tests.protocol.example_status import status
 
 PATIENCE_S = 300.0

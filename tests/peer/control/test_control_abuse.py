@@ -24,10 +24,10 @@ from peer.control.client import (
 from peer.control.event_log import EventLog
 from peer.control.ledger import MAX_MEMBERS_TOLD, ledger
 from peer.control.server import IDLE_DEADLINE_S, MAX_CONNECTIONS, SEND_DEADLINE_S, ControlServer
-from protocol.events import Notice
-from protocol.state import credit
-from protocol.state.store import Store
-from protocol.status import PeerStatus
+from protocol.chain import credit
+from protocol.chain.store import Store
+from protocol.events.events import Notice
+from protocol.events.status import PeerStatus
 from protocol.wire.identity import PeerId
 from tests.protocol.example_status import status
 

@@ -11,7 +11,7 @@ import trio.testing
 
 from peer.control.client import Stamped
 from peer.control.event_log import MAX_SUBSCRIBERS, EventLog, TooManyListeners, log_file, to_line
-from protocol.events import ComputeProgress, EvalLoss, Notice
+from protocol.events.events import ComputeProgress, EvalLoss, Notice
 
 
 def test_lines_are_written_in_order_and_progress_is_not(tmp_path: Path) -> None:

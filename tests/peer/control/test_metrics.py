@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from peer.control.metrics import HOST, families, serve_metrics
 from peer.errors import ExitCode, PeerError
-from protocol.status import RolloutStatus
+from protocol.events.status import RolloutStatus
 from tests.protocol.example_status import ME, TRAINING
 
 

@@ -18,7 +18,7 @@ from peer.resources.room import Room
 from peer.rests.judge import Rest
 from peer.rests.month import MonthTraffic
 from peer.rests.quota import MonthlyQuota
-from protocol.state.disk import StoreFailed, StoreFull
+from protocol.chain.disk import StoreFailed, StoreFull
 from protocol.wire.presence import WhyIdle
 
 NOVEMBER = datetime(2026, 11, 23, 12, 0)

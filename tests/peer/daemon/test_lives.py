@@ -16,7 +16,7 @@ from peer.daemon.settings import DaemonSettings, RunChoice
 from peer.rests.judge import Rest
 from peer.settings.live import LiveSettings
 from peer.settings.sources import gather
-from protocol.events import Event
+from protocol.events.events import Event
 from protocol.node.node import Node
 from protocol.run.manifest import demo_manifest
 from protocol.wire.identity import Identity, PeerId

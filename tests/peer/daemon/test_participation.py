@@ -17,7 +17,7 @@ from peer.daemon.settings import DaemonSettings, RunChoice
 from peer.resources.room import Room
 from peer.settings.live import LiveSettings
 from peer.settings.sources import gather
-from protocol.events import Event, Notice, PhaseChanged
+from protocol.events.events import Event, Notice, PhaseChanged
 from protocol.run.manifest import demo_manifest
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.presence import Role, WhyIdle

@@ -14,7 +14,7 @@ from peer.demo.learning import LEAST_VERSIONS, MOST_VERSIONS, Learning
 from peer.demo.member import Member
 from peer.demo.plays import learning_manifest, learning_play
 from peer.errors import ExitCode, PeerError
-from protocol import events as ev
+from protocol.events import events as ev
 from protocol.wire.identity import Identity
 from protocol.wire.presence import Role
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from peer.control.client import Stamped
 from peer.demo.cast import Part
 from peer.demo.member import Member
-from protocol import events as ev
+from protocol.events import events as ev
 from protocol.wire.presence import Role
 
 

@@ -23,7 +23,7 @@ from peer.discovery.founded_runs import (
 )
 from peer.discovery.twin_watch import find_twins, founded, tell_of_twins
 from peer.errors import ExitCode
-from protocol.events import Event, Notice
+from protocol.events.events import Event, Notice
 from protocol.run.manifest import RunManifest, SignedManifest, sign
 from protocol.run.run_file import load_run_file
 from protocol.wire.identity import Identity

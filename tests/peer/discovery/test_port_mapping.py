@@ -16,7 +16,7 @@ from peer.discovery import nat_pmp, upnp
 from peer.discovery.nat_pmp import NatPmp, default_router
 from peer.discovery.port_mapping import AGAIN_S, MOST_MISSES, PortMapping
 from peer.discovery.upnp import Upnp
-from protocol.events import Event, PortMapped
+from protocol.events.events import Event, PortMapped
 
 OUTSIDE = "/ip4/203.0.113.7/tcp/5001"
 ROUTES = """Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT

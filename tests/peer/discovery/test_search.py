@@ -10,9 +10,8 @@ from trio.testing import MockClock
 
 from peer.discovery.search import LEAST_GAP_S, MOST_GAP_S, OTHERWISE, TRYING, Search, check
 from peer.sentences import level, sentence
-from protocol.event_reading import from_fields
-from protocol.events import Event, NobodyAnswers
-from protocol.network.libp2p.attempts import NO_ROUTE, OTHER_RUN, REFUSED, SILENT, WRONG_PEER, Attempt
+from protocol.events.events import Event, NobodyAnswers, from_fields
+from protocol.transport.attempts import NO_ROUTE, OTHER_RUN, REFUSED, SILENT, WRONG_PEER, Attempt
 from protocol.wire.identity import Identity, PeerId
 
 ONE, TWO, STRANGER = (Identity.from_seed(bytes([number]) * 32).peer_id for number in (1, 2, 3))

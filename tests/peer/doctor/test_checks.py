@@ -17,9 +17,9 @@ from peer.doctor.report import fields, lines, may_take_part
 from peer.doctor.router import reachable
 from peer.errors import PeerError
 from peer.settings.preferences import Preferences
-from protocol.network.libp2p.dial_back import Verdict as Reached
-from protocol.network.libp2p.reachability import Reachability
 from protocol.run.manifest import demo_manifest
+from protocol.transport.nat.dial_back import Verdict as Reached
+from protocol.transport.nat.reachability import Reachability
 from protocol.wire.identity import PeerId
 from protocol.wire.presence import Role
 from trainer.environments import registry

@@ -12,10 +12,10 @@ from peer.joining.run_source import create_run, find_run
 from peer.joining.standing import find_standing
 from peer.paths import run_dir
 from peer.trainer_process.process import TrainerSettings
+from protocol.chain.disk import Disk
+from protocol.chain.weight_files import WeightFiles
 from protocol.run.manifest import RunManifest, SignedManifest, run_id
 from protocol.run.run_file import RunFileError, dump, parse_run_file
-from protocol.state.disk import Disk
-from protocol.state.weight_files import WeightFiles
 from protocol.sync.run_files import is_right, paths_of
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.presence import Role

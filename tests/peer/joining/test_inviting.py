@@ -28,10 +28,9 @@ from peer.joining.inviting import (
 )
 from peer.joining.run_source import own_addresses
 from peer.paths import run_dir
-from protocol.run.anchor import Anchor
-from protocol.run.invitation import Invitation
-from protocol.run.tokens import bearer_token, bound_token
-from protocol.status import NodeStatus
+from protocol.events.status import NodeStatus
+from protocol.run.admission import bearer_token, bound_token
+from protocol.run.invitation import Anchor, Invitation
 from protocol.wire.hashes import hash_bytes
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.presence import Role

@@ -7,9 +7,9 @@ import trio
 import trio.testing
 
 from peer.joining.lobby import Lobby
-from protocol.network.interface import Refused
+from protocol.transport.interface import Refused
 from protocol.wire.identity import Identity
-from tests.protocol.network.recorder import Recorder
+from tests.protocol.transport.recorder import Recorder
 
 
 def test_a_greeting_waits_for_the_node_and_other_questions_are_refused() -> None:

@@ -6,10 +6,9 @@ import pytest
 
 from peer.formatting import goal_line
 from peer.joining.purpose import Speed, assumed_speed, purpose_lines, purpose_sentence, until, unusual_data
-from protocol.run.derive import TUNING_RATE, TUNING_ROUNDS, derived
+from protocol.events.status import PeerStatus
 from protocol.run.manifest import RunManifest
-from protocol.run.run_file import parse_run_file
-from protocol.status import PeerStatus
+from protocol.run.run_file import TUNING_RATE, TUNING_ROUNDS, derived, parse_run_file
 from protocol.wire.identity import Identity
 
 ME = Identity.from_seed(bytes(32)).peer_id

@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 
 from peer.joining.standing import Standing, find_standing, keep_admission
-from protocol.run.admission import make_proof
-from protocol.run.data_section import DataSection
+from protocol.chain.records import genesis_tip
+from protocol.chain.store import Store
+from protocol.run.admission import bound_token, make_proof
 from protocol.run.manifest import Admission, RunManifest, run_id
-from protocol.run.tokens import bound_token
-from protocol.state.chain import genesis_tip
-from protocol.state.store import Store
+from protocol.run.sections import DataSection
 from protocol.wire.identity import Identity
 from protocol.wire.presence import Role
 

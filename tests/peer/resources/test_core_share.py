@@ -15,7 +15,7 @@ import trio.testing
 from peer.errors import PeerError
 from peer.resources import core_share
 from peer.resources.core_share import RECOUNT_S, CoreShare, chosen_threads, share_cores, share_of
-from protocol.events import Event, Notice
+from protocol.events.events import Event, Notice
 
 SETTLED_S = 2.5 * RECOUNT_S
 """Virtual time after which everybody has seen what changed: one look to show oneself, one to see the others."""

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from peer.resources.open_files import WANTED
-from protocol.network.libp2p.inbound_policy import InboundLimits
+from protocol.transport.inbound_policy import InboundLimits
 
 HARD = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 PROGRAM = """

@@ -8,8 +8,7 @@ import trio
 from peer.resources import check
 from peer.resources.memory import memory_line, memory_need
 from peer.resources.role import choose_role
-from protocol.event import Event
-from protocol.events import Notice, RoleChosen
+from protocol.events.events import Event, Notice, RoleChosen
 from protocol.run.manifest import RunManifest, run_id
 from protocol.run.run_file import parse_run_file
 from protocol.wire.identity import Identity, PeerId

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from peer.resources.room import MARGIN_BYTES, CappedDisk, Room, used_bytes
-from protocol.state.disk import StoreFull
+from protocol.chain.disk import StoreFull
 
 MB = 10**6
 GB = 10**9

@@ -14,8 +14,8 @@ from peer.cli import main
 from peer.errors import ExitCode, PeerError
 from peer.tasks import rating
 from peer.tasks.rating import Answering, AsInRun, Measured, OnProgress, Sampling, measure, survey
-from protocol.run.data_section import TokenizerSection
 from protocol.run.manifest import demo_manifest
+from protocol.run.sections import TokenizerSection
 from protocol.sync.run_files import file_section
 from tests.simulation.rollouts import rl_run
 from tests.trainer.made_tokenizer import ENDS, VOCAB, make_tokenizer

@@ -8,8 +8,8 @@ import trio
 import trio.testing
 
 from peer.trainer_process.process import MAX_FAILURES, TrainerProcess, TrainerSettings
-from protocol.events import Event, TrainerStopped
-from protocol.state.shared_memory import SharedRegion
+from protocol.chain.outer_state import SharedRegion
+from protocol.events.events import Event, TrainerStopped
 
 
 class Ending(TrainerProcess):

@@ -23,8 +23,8 @@ import trio.testing
 
 from kernels.layout import payload_bytes
 from peer.trainer_process.process import MAX_FAILURES, TrainerProcess, TrainerSettings
-from protocol.events import Event, TrainerStarted, TrainerStopped
-from protocol.state.shared_memory import SharedRegion
+from protocol.chain.outer_state import SharedRegion
+from protocol.events.events import Event, TrainerStarted, TrainerStopped
 from protocol.trainer_link import ComputeTask, Progress, TrainerDied, TrainerGaveUp
 from tests.trainer import small
 from trainer.service import frames

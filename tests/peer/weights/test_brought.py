@@ -12,10 +12,10 @@ from peer.cli import main
 from peer.errors import ExitCode, PeerError
 from peer.joining.run_source import create_run, find_run
 from peer.paths import run_dir
+from protocol.chain.disk import Disk
+from protocol.chain.weight_files import WeightFiles
 from protocol.run.manifest import SignedManifest
 from protocol.run.run_file import RunFileError, dump, parse_run_file
-from protocol.state.disk import Disk
-from protocol.state.weight_files import WeightFiles
 from protocol.sync.run_files import is_right
 from protocol.wire.identity import PeerId
 from tests.trainer.made_tokenizer import ENDS, TURN_END, VOCAB, make_tokenizer

@@ -17,7 +17,7 @@ from peer.joining.run_source import store_manifest
 from peer.paths import run_dir
 from peer.weights import new_folder
 from protocol.run.manifest import SignedManifest, demo_manifest, sign
-from protocol.run.model_section import ModelSection
+from protocol.run.sections import ModelSection
 from protocol.wire.identity import Identity
 from tests.protocol.chains import a_replica, a_run, grow
 from tests.protocol.peers import ANN

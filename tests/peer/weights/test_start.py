@@ -13,9 +13,9 @@ from peer.errors import ExitCode, PeerError
 from peer.joining.run_source import create_run, find_run
 from peer.paths import run_dir
 from peer.weights.start import FolderStart
+from protocol.chain.outer_state import OuterState
+from protocol.chain.stored_run import StoredRun
 from protocol.run.manifest import SignedManifest
-from protocol.state.outer_state import OuterState
-from protocol.state.stored_run import StoredRun
 from tests.trainer.made_tokenizer import make_tokenizer
 from tests.trainer.weights.models import LLAMA3, QWEN2, QWEN3, in_blocks, random_parameters
 from trainer.models.llama.config import ModelConfig

@@ -9,10 +9,10 @@ from typing import Any
 import trio
 
 from kernels.layout import chunk_layout
+from protocol.agreement.validation import plan_of
+from protocol.allreduce.assignment import plan_hash
 from protocol.audit.auditor import Auditor
 from protocol.audit.evidence import Law, TwoStatements, judge
-from protocol.consensus.validation import plan_of
-from protocol.exchange.assignment import plan_hash
 from protocol.wire.envelope import Envelope
 from protocol.wire.hashes import ZERO_HASH, Hash
 from protocol.wire.identity import Identity

@@ -11,21 +11,20 @@ import trio
 import trio.testing
 
 from protocol.audit.accusations import SET_BACK_S, Heard, deadline_s
-from protocol.audit.announcing import AGAIN_S, SPACING_S
-from protocol.audit.ejection import MAX_EJECTED, Ejections
+from protocol.audit.ejection import AGAIN_S, MAX_EJECTED, SPACING_S, Ejections
 from protocol.audit.evidence import (
     TwoStatements,
     Verdict,
     encode_evidence,
     evidence_hash,
 )
-from protocol.events import Dropped, Event, Notice, PeerEjected
+from protocol.chain.disk import StoreFull
+from protocol.chain.outer_state import OuterState
+from protocol.chain.replica import Replica
+from protocol.chain.store import Store
+from protocol.events.events import Dropped, Event, Notice, PeerEjected
 from protocol.membership.liveness import Membership
-from protocol.network.interface import Refused
-from protocol.state.disk import StoreFull
-from protocol.state.outer_state import OuterState
-from protocol.state.replica import Replica
-from protocol.state.store import Store
+from protocol.transport.interface import Refused
 from protocol.wire.body import decode_body
 from protocol.wire.hashes import ZERO_HASH, Hash
 from protocol.wire.identity import Identity, PeerId

@@ -10,6 +10,7 @@ import pytest
 
 from kernels.codec import encode, encoded_bytes
 from kernels.layout import chunk_layout, payload_bytes
+from protocol.allreduce.assignment import contribution_leaves, plan_hash
 from protocol.audit.evidence import (
     AveragedPart,
     ContraryMotion,
@@ -25,19 +26,17 @@ from protocol.audit.evidence import (
     right_hash,
     tip_needed,
 )
-from protocol.exchange.assignment import contribution_leaves, plan_hash
-from protocol.state.base import Base
-from protocol.state.chain import record_hash
+from protocol.chain.base import Base
+from protocol.chain.records import record_hash
 from protocol.wire import canonical
 from protocol.wire.body import Body
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import ZERO_HASH, Hash, chunk_hash, tree_proof, tree_root
 from protocol.wire.identity import Identity, PeerId
-from protocol.wire.masks import mask_of
-from protocol.wire.messages import ChunkEntry, ChunkResult, Member, Plan, Ready, Record, Step, Vote, member_of, pack
+from protocol.wire.messages import ChunkEntry, ChunkResult, Member, Plan, Ready, Record, Step, Vote, mask_of, member_of, pack
 from protocol.wire.rollouts import RolloutBatch
-from tests.protocol.consensus import examples
-from tests.protocol.consensus.examples import (
+from tests.protocol.agreement import examples
+from tests.protocol.agreement.examples import (
     OTHER_RECORD,
     RECORD,
     a_ballot,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from protocol.audit.ejection import MAX_POSTPONED, POSTPONED_BYTES, Postponed
 from protocol.audit.evidence import evidence_hash
-from protocol.audit.postponed import MAX_POSTPONED, POSTPONED_BYTES, Postponed
 
 TIP = (5, b"\x05" * 32)
 

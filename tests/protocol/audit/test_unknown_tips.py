@@ -14,12 +14,12 @@ from protocol.audit.evidence import (
     encode_evidence,
     evidence_hash,
 )
-from protocol.events import Dropped, Notice
-from protocol.state.base import Base
+from protocol.chain.base import Base
+from protocol.events.events import Dropped, Notice
 from protocol.wire.hashes import ZERO_HASH
 from protocol.wire.messages import Step, pack
+from tests.protocol.agreement import examples
 from tests.protocol.audit.test_ejection import ACCUSER, LIAR, OTHER, Table, accusation, on_table, ready
-from tests.protocol.consensus import examples
 from tests.protocol.peers import BOB
 from tests.simulation.world import simulated_run
 

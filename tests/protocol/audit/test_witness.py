@@ -9,13 +9,13 @@ import pytest
 
 from protocol.audit.evidence import ContraryMotion, Evidence, Law, OneStatement, judge
 from protocol.audit.witness import KEPT_BYTES, KEPT_STATEMENTS, Witness
-from protocol.state.base import Base
-from protocol.state.chain import record_hash
+from protocol.chain.base import Base
+from protocol.chain.records import record_hash
 from protocol.wire.body import Body
 from protocol.wire.hashes import ZERO_HASH, Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Commit, Finish, Proof, Record, Step, Vote, pack
-from tests.protocol.consensus.examples import (
+from tests.protocol.agreement.examples import (
     BASE,
     IDENTITIES,
     INDEX,

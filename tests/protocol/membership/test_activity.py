@@ -5,7 +5,7 @@ from __future__ import annotations
 import trio
 import trio.testing
 
-from protocol.events import Event, PhaseChanged
+from protocol.events.events import Event, PhaseChanged
 from protocol.membership.activity import Activity
 from protocol.wire.presence import Phase, WhyIdle
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.membership.clock_offsets import MAX_PEERS, ClockOffsets
-from protocol.membership.handshake import note_clock
+from protocol.membership.handshake import MAX_PEERS, ClockOffsets, note_clock
 from protocol.run.greeting import LAST_SECOND, HelloReply
 from protocol.wire.identity import Identity, PeerId
 

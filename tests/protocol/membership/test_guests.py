@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protocol.membership.guests import MAX_GUESTS, Guests
+from protocol.membership.handshake import MAX_GUESTS, Guests
 from protocol.run.admission import AdmittedBy
 from protocol.wire.hashes import hash_bytes
 from protocol.wire.identity import PeerId

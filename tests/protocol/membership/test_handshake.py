@@ -6,23 +6,22 @@ from pathlib import Path
 
 import pytest
 
+from protocol.chain.base import round_settings
+from protocol.chain.history import History
+from protocol.chain.records import genesis_tip
+from protocol.chain.store import Store
 from protocol.membership.handshake import COMING_IN_S, NO_RECORDS, Handshake
-from protocol.network.interface import Refused
-from protocol.run.admission import make_proof
+from protocol.run.admission import bearer_token, bound_token, make_proof
 from protocol.run.greeting import make_hello
 from protocol.run.manifest import Admission, RunManifest, run_id
 from protocol.run.settings import NodeSettings
-from protocol.run.tokens import bearer_token, bound_token
-from protocol.state.base import round_settings
-from protocol.state.chain import genesis_tip
-from protocol.state.history import History
-from protocol.state.store import Store
+from protocol.transport.interface import Refused
 from protocol.wire.body import decode_body
 from protocol.wire.hashes import ZERO_HASH
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import Ready
 from protocol.wire.presence import Heartbeat, Role
-from tests.protocol.consensus.examples import a_ready
+from tests.protocol.agreement.examples import a_ready
 from tests.protocol.peers import a_heartbeat
 
 ORGANISER, KEY = (Identity.from_seed(bytes([number]) * 32) for number in (0, 8))

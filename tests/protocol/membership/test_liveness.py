@@ -6,19 +6,20 @@ from typing import Any
 
 import pytest
 
-from protocol.events import Event, PeerGone, PeerJoined, PeerSuspected
+from protocol.events.events import Event, PeerGone, PeerJoined, PeerSuspected
 from protocol.membership.liveness import (
     BEAT_S,
     COUNTED_STRANGERS,
     FORGET_S,
     GONE_BEATS,
+    MAX_MEMBERS,
+    MAX_STRANGERS,
     SLOW_ABOVE,
     SUSPECT_BEATS,
     Liveness,
     Membership,
     beat_interval_s,
 )
-from protocol.membership.strangers import MAX_MEMBERS, MAX_STRANGERS
 from protocol.wire.identity import PeerId
 from protocol.wire.presence import Goodbye
 from tests.protocol.peers import ANN, BOB, ME, TheseMembers, a_heartbeat

@@ -12,14 +12,13 @@ import trio.testing
 from protocol.audit.ejection import Ejections
 from protocol.audit.evidence import TwoStatements
 from protocol.audit.witness import Witness
-from protocol.content.replica_shelf import ReplicaShelf
-from protocol.content.serving import Serving
-from protocol.content.swarm import Swarm
-from protocol.events import Event
+from protocol.blobs.swarm import Swarm
+from protocol.chain.replica import Replica
+from protocol.chain.serving import ReplicaShelf, Serving
+from protocol.events.events import Event
 from protocol.membership.activity import Activity
 from protocol.membership.handshake import Handshake
 from protocol.membership.liveness import Membership
-from protocol.network.interface import Acceptance
 from protocol.node.answers import Answers
 from protocol.node.background import Background
 from protocol.node.current_round import CurrentRound
@@ -28,12 +27,11 @@ from protocol.node.evaluator import Evaluator
 from protocol.node.extensions import Extensions
 from protocol.node.guard import Guard
 from protocol.node.ratifier import Ratifier
-from protocol.node.readys import Readys
-from protocol.node.statements import Statements
+from protocol.node.statements import Readys, Statements
 from protocol.run.manifest import SignedManifest
 from protocol.run.settings import NodeSettings
-from protocol.state.replica import Replica
-from protocol.sync.settled import Settled
+from protocol.sync.claims import Settled
+from protocol.transport.interface import Acceptance
 from protocol.versions.catalogue import Catalogue
 from protocol.versions.shelf import Shelves, VersionShelf
 from protocol.versions.weight_versions import WeightVersions

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from protocol.exchange.messages import ExchangeAsk
-from protocol.network.interface import Offence, Refused
+from protocol.allreduce.messages import ExchangeAsk
 from protocol.node.answers import BEFORE_HELLO, QUESTIONS
 from protocol.run.greeting import make_hello
 from protocol.run.manifest import Admission, sign
+from protocol.transport.interface import Offence, Refused
 from protocol.wire.body import Body
 from protocol.wire.hashes import ZERO_HASH
 from protocol.wire.identity import Identity

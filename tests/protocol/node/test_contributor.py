@@ -14,19 +14,19 @@ import trio
 import trio.testing
 
 from kernels.layout import payload_bytes
-from protocol.events import ComputeProgress, Event, Notice
+from protocol.chain.base import Base
+from protocol.events.events import ComputeProgress, Event, Notice
 from protocol.membership.activity import Activity
-from protocol.membership.pace import Pace
+from protocol.membership.heartbeats import Pace
 from protocol.node.contributor import Contributor
 from protocol.node.work import Work
 from protocol.run.rl_section import RlSection
 from protocol.run.settings import NodeSettings
-from protocol.state.base import Base
 from protocol.trainer_link import ComputeTask, Contribution, Progress, TrainerDied, TrainerGaveUp
 from protocol.wire.hashes import Hash, chunk_hash, verify_proof
 from protocol.wire.identity import PeerId
-from protocol.wire.learned import Learned, UsedBatch, learned_from
 from protocol.wire.presence import Phase, Role, WhyIdle
+from protocol.wire.ready import Learned, UsedBatch, learned_from
 from tests.protocol.chains import a_replica, a_run, next_commit
 from tests.protocol.peers import ANN, BOB, ME, TableNetwork, a_session, at_once
 

@@ -10,7 +10,7 @@ import trio
 import trio.testing
 
 from protocol.membership.activity import Activity
-from protocol.node.departure import ALONE_S, LOOK_S, PATIENCE_S, Departure, helpers
+from protocol.node.life import ALONE_S, LOOK_S, PATIENCE_S, Departure, helpers
 from protocol.wire.presence import Phase, Role, WhyIdle
 
 T, S, R, V = Role.TRAINER, Role.SEED, Role.ROLLOUT, Role.VALIDATOR

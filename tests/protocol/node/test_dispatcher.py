@@ -8,8 +8,8 @@ import pytest
 import trio
 import trio.testing
 
-from protocol.events import HandlerFailed, Notice
-from protocol.network.interface import Acceptance, Refused
+from protocol.events.events import HandlerFailed, Notice
+from protocol.transport.interface import Acceptance, Refused
 from tests.protocol.node.stage import Stage, on_stage
 from tests.protocol.peers import ANN, a_heartbeat
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.node.evaluation import RECENT_ROUNDS, Measurements, State, drawn_order, refusal, whose_turn
+from protocol.node.evaluator import RECENT_ROUNDS, Measurements, State, drawn_order, refusal, whose_turn
 from protocol.wire.hashes import hash_bytes
 from protocol.wire.identity import Identity
 from protocol.wire.presence import Measurement

@@ -10,8 +10,8 @@ import trio
 import trio.testing
 
 from protocol.membership.activity import Activity
-from protocol.node.gathering import Gathering
-from protocol.run.anchor import Anchor
+from protocol.node.life import Gathering
+from protocol.run.invitation import Anchor
 from protocol.run.settings import NodeSettings
 from protocol.wire.presence import Role, WhyIdle
 

@@ -8,9 +8,9 @@ import pytest
 import trio
 import trio.testing
 
-from protocol.events import Dropped, Event, HandlerFailed, Notice
-from protocol.network.interface import Offence, Refused
+from protocol.events.events import Dropped, Event, HandlerFailed, Notice
 from protocol.node.guard import MAX_TOLD, TELL_EVERY_S, Guard, Thinned
+from protocol.transport.interface import Offence, Refused
 from protocol.wire.hashes import Hash
 from tests.protocol.peers import ANN, BOB, ME, TableNetwork, a_session
 

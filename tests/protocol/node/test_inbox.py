@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
-from protocol.consensus.events import Arrived, ExchangeMoved, StateHashed, Tick
-from protocol.events import Dropped, Event
+from protocol.agreement.events import Arrived, ExchangeMoved, StateHashed, Tick
+from protocol.events.events import Dropped, Event
 from protocol.node.inbox import QUEUE, QUEUE_BYTES, QUEUE_BYTES_PER_PEER, Inbox
 from protocol.wire.hashes import ZERO_HASH, Hash
 from protocol.wire.identity import PeerId

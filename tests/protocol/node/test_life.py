@@ -9,20 +9,18 @@ from typing import Any
 import trio
 import trio.testing
 
-from protocol.events import Event, PhaseChanged
+from protocol.events.events import Event, PhaseChanged
 from protocol.membership.activity import Activity
 from protocol.membership.liveness import Membership
-from protocol.node.background import Background
-from protocol.node.departure import Departure
-from protocol.node.life import HAND_OVER_S, Life
-from protocol.node.outlasting import Outlasting
+from protocol.node.background import Background, Outlasting
+from protocol.node.life import HAND_OVER_S, Departure, Life
 from protocol.node.round_runner import Behind, Outcome, Wrong
 from protocol.run.settings import NodeSettings
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Commit
 from protocol.wire.presence import Phase, Role, WhyIdle
-from tests.protocol.consensus.examples import INDEX, PEERS, RECORD, votes_for
+from tests.protocol.agreement.examples import INDEX, PEERS, RECORD, votes_for
 from tests.protocol.peers import ANN, BOB
 
 COMMIT = Commit(record=RECORD, index=INDEX, certificate=votes_for(RECORD, PEERS[:4], 0))

@@ -6,7 +6,7 @@ import pytest
 import trio
 import trio.testing
 
-from protocol.node.outlasting import Outlasting
+from protocol.node.background import Outlasting
 
 
 @pytest.mark.parametrize("durations", [[], [1.0], [1.0, 3.0, 2.0]])

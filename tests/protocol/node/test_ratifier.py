@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import trio
 
-from protocol.consensus.ballot import RATIFYING
-from protocol.consensus.ratification import vote_to_ratify
-from protocol.network.interface import Refused
+from protocol.agreement.ballot import RATIFYING
+from protocol.agreement.ratification import vote_to_ratify
+from protocol.chain.base import Base
+from protocol.chain.history import History
 from protocol.node.rounds import kept_on_disk
-from protocol.state.base import Base
-from protocol.state.history import History
-from protocol.sync.settled import Settled
+from protocol.sync.claims import Settled
+from protocol.transport.interface import Refused
 from protocol.wire.body import decode_body
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity, PeerId

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from protocol.audit.evidence import TwoStatements
-from protocol.node.readys import STRANGERS_PER_MEMBER, Readys
+from protocol.node.statements import STRANGERS_PER_MEMBER, Readys
 from protocol.wire.envelope import Envelope
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Ready, pack
-from tests.protocol.consensus.examples import TIP, a_ready
+from tests.protocol.agreement.examples import TIP, a_ready
 from tests.protocol.peers import ANN, TheseMembers
 
 RUN = Hash(b"\x07" * 32)

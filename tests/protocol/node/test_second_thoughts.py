@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protocol.node.second_thoughts import FIRST_DISTANCE, MAX_DISTANCE, SecondThoughts
+from protocol.node.state_keeper import FIRST_DISTANCE, MAX_DISTANCE, SecondThoughts
 
 
 def test_each_time_that_ours_was_right_the_next_look_is_twice_as_far() -> None:

@@ -11,10 +11,10 @@ import pytest
 import trio
 import trio.testing
 
-from protocol.events import CheckpointWritten, Desynced, RolledBack, RoundCommitted
+from protocol.chain.replica import Replica
+from protocol.events.events import CheckpointWritten, Desynced, RolledBack, RoundCommitted
 from protocol.node.state_keeper import StateKeeper
 from protocol.run.manifest import SignedManifest
-from protocol.state.replica import Replica
 from protocol.sync.following import Following, Move
 from protocol.trainer_link import StateMark, TrainerDied, TrainerGaveUp
 from protocol.wire.hashes import Hash

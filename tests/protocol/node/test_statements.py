@@ -10,9 +10,9 @@ import trio
 import trio.testing
 
 from protocol.audit.evidence import encode_evidence, evidence_hash
-from protocol.events import Dropped, PeerEjected
+from protocol.events.events import Dropped, PeerEjected
 from protocol.membership.liveness import Liveness
-from protocol.network.interface import Acceptance
+from protocol.transport.interface import Acceptance
 from protocol.wire.body import Body, decode_body
 from protocol.wire.messages import Accusation, Finish, Step, Vote
 from protocol.wire.presence import Goodbye

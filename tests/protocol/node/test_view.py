@@ -5,9 +5,9 @@ from __future__ import annotations
 import trio
 import trio.testing
 
+from protocol.chain.base import Base
 from protocol.membership.liveness import Membership
-from protocol.node.view import Surroundings
-from protocol.state.base import Base
+from protocol.node.round_runner import Surroundings
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.presence import Phase

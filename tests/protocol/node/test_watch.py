@@ -8,7 +8,7 @@ from typing import Any
 import trio
 import trio.testing
 
-from protocol.events import Event, PeerSuspected
+from protocol.events.events import Event, PeerSuspected
 from protocol.membership.liveness import BEAT_S, SUSPECT_BEATS, Membership
 from protocol.node.watch import TICK_S, Watch
 from protocol.wire.hashes import Hash, chunk_hash

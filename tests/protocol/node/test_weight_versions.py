@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from protocol.events import Dropped, HandlerFailed, VersionPublished, VersionRefused
-from protocol.network.interface import Acceptance, Offence, Refused
+from protocol.events.events import Dropped, HandlerFailed, VersionPublished, VersionRefused
+from protocol.transport.interface import Acceptance, Offence, Refused
 from protocol.versions.catalogue import KEPT
 from protocol.wire import canonical
 from protocol.wire.body import decode_body

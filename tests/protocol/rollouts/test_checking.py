@@ -11,12 +11,12 @@ import pytest
 import trio
 import trio.testing
 
+from protocol.chain.tasks_in_force import TasksInForce
 from protocol.rollouts.batch import Batch
 from protocol.rollouts.checking import Checking, is_sure
 from protocol.rollouts.dealing import problems_of
 from protocol.rollouts.happenings import Check, Checked, DealHeard, Fetched, Idle
-from protocol.rollouts.turn import Turn
-from protocol.state.tasks_in_force import TasksInForce
+from protocol.rollouts.work import Turn
 from protocol.tasks.task_sets import TaskSets
 from protocol.trainer_link import RolloutVerdict, VerifyTask
 from protocol.wire.hashes import Hash

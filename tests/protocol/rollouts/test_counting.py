@@ -5,10 +5,16 @@ from __future__ import annotations
 import trio
 import trio.testing
 
-from protocol.event import Event
-from protocol.events import BatchDecided, BatchJudged, RolloutPeerSetAside, RolloutsCounted, RolloutsGenerated
+from protocol.events.events import (
+    BatchDecided,
+    BatchJudged,
+    Event,
+    RolloutPeerSetAside,
+    RolloutsCounted,
+    RolloutsGenerated,
+)
+from protocol.events.status import RolloutStatus
 from protocol.rollouts.counting import RATE_S, Counting
-from protocol.status import RolloutStatus
 from protocol.wire.identity import PeerId
 
 ME, ANN = PeerId("me"), PeerId("ann")

@@ -11,16 +11,14 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from protocol.content.blob import Blob
-from protocol.event import Event
-from protocol.events import Notice
-from protocol.rollouts.fetching import RETRY_S, Fetching
+from protocol.blobs.blob import Blob
+from protocol.chain.disk import Disk, StoreFull
+from protocol.chain.tasks_in_force import TasksInForce
+from protocol.chain.weight_files import WeightFiles, leaves_of
+from protocol.events.events import Event, Notice
 from protocol.rollouts.happenings import Ejected, Fetch, Fetched
-from protocol.rollouts.turn import Turn
-from protocol.rollouts.worker import Worker
-from protocol.state.disk import Disk, StoreFull
-from protocol.state.tasks_in_force import TasksInForce
-from protocol.state.weight_files import WeightFiles, leaves_of
+from protocol.rollouts.work import Turn
+from protocol.rollouts.worker import RETRY_S, Fetching, Worker
 from protocol.tasks.library import Library
 from protocol.trainer_link import Generated
 from protocol.wire.hashes import Hash, tree_root

@@ -10,9 +10,9 @@ from typing import Any
 import trio
 import trio.testing
 
-from protocol.rollouts.given_tasks import AGAIN_S, GivenTasks
-from protocol.rollouts.turn import Turn
-from protocol.state.tasks_in_force import TasksInForce, first_problem
+from protocol.chain.tasks_in_force import TasksInForce, first_problem
+from protocol.rollouts.selection import AGAIN_S, GivenTasks
+from protocol.rollouts.work import Turn
 from protocol.tasks.task_sets import TaskSets
 from protocol.trainer_link import TaskFile
 from protocol.wire.hashes import Hash

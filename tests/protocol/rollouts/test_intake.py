@@ -9,7 +9,7 @@ import pytest
 from protocol.rollouts.batch import Batch, Decision
 from protocol.rollouts.dealing import is_for, lot_of, trainer_of
 from protocol.rollouts.happenings import Checked, Deal, DealHeard, Fetch, Fetched, Forward, Idle, Moved
-from protocol.rollouts.intake import HOLD_S, NEWCOMERS_S, Intake
+from protocol.rollouts.pool import HOLD_S, NEWCOMERS_S, Intake
 from protocol.rollouts.scene import Scene
 from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import PeerId

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 import trio
 
-from protocol.events import Notice
-from protocol.rollouts.kept_standing import WRITE_S, KeptStanding
-from protocol.rollouts.standing import MAX_KNOWN, Standing
-from protocol.state.disk import StoreFailed
-from protocol.state.store import Store
+from protocol.chain.disk import StoreFailed
+from protocol.chain.store import Store
+from protocol.events.events import Notice
+from protocol.rollouts.standing import MAX_KNOWN, WRITE_S, KeptStanding, Standing
 from protocol.wire.identity import Identity, PeerId
 
 ANN, BOB, CID = (Identity.from_seed(bytes([number]) * 32).peer_id for number in range(3))

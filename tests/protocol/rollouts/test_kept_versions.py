@@ -8,7 +8,7 @@ from typing import Any
 import trio
 
 from protocol.rollouts.kept_versions import KeptVersions
-from protocol.rollouts.turn import Turn
+from protocol.rollouts.work import Turn
 from protocol.wire.hashes import Hash, hash_bytes
 
 TIP: Hash = hash_bytes("tip", b"")

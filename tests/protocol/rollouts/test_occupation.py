@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from protocol.events import Event, PhaseChanged
+from protocol.events.events import Event, PhaseChanged
 from protocol.membership.activity import Activity
-from protocol.rollouts.occupation import LASTS_S, Occupation
+from protocol.rollouts.work import LASTS_S, Occupation
 from protocol.wire.presence import Phase, Role, WhyIdle
 
 

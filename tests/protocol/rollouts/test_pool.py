@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from protocol.events import BatchDecided, BatchJudged, RolloutPeerSetAside, ValidatorSetAside
+from protocol.events.events import BatchDecided, BatchJudged, RolloutPeerSetAside, ValidatorSetAside
 from protocol.rollouts.batch import Decision
 from protocol.rollouts.dealing import order_of, places_of
 from protocol.rollouts.happenings import (
@@ -28,8 +28,7 @@ from protocol.rollouts.happenings import (
     Tell,
     Tick,
 )
-from protocol.rollouts.intake import HOLD_S
-from protocol.rollouts.pool import Pool
+from protocol.rollouts.pool import HOLD_S, Pool
 from protocol.run.rl_section import RlSection
 from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import Identity, PeerId

@@ -25,7 +25,7 @@ from protocol.rollouts.happenings import (
     PoolEffect,
     Tick,
 )
-from protocol.rollouts.intake import HOLD_S
+from protocol.rollouts.pool import HOLD_S
 from protocol.rollouts.room import PLACES
 from protocol.rollouts.standing import Standing
 from protocol.wire.hashes import Hash, hash_bytes

@@ -11,7 +11,7 @@ import pytest
 
 from protocol.rollouts.batch import Batch, Bytes, Decision
 from protocol.rollouts.happenings import Check, Checked, Deal, DealHeard, Ejected, Fetch, Fetched, Idle, JudgementHeard
-from protocol.rollouts.intake import HOLD_S
+from protocol.rollouts.pool import HOLD_S
 from protocol.wire.hashes import hash_bytes
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.presence import Role

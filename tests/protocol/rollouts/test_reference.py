@@ -9,13 +9,12 @@ from typing import Any
 import trio
 from trio.testing import MockClock
 
-from protocol.event import Event
-from protocol.events import Notice
+from protocol.chain.disk import Disk, StoreFull
+from protocol.chain.outer_state import OuterState
+from protocol.chain.weight_files import WeightFiles, leaves_of
+from protocol.events.events import Event, Notice
 from protocol.rollouts.reference import Reference, reference_of
 from protocol.run.manifest import RunManifest
-from protocol.state.disk import Disk, StoreFull
-from protocol.state.outer_state import OuterState
-from protocol.state.weight_files import WeightFiles, leaves_of
 from protocol.wire.hashes import Hash, hash_bytes, tree_root
 from protocol.wire.presence import Role
 from tests.protocol.peers import ANN

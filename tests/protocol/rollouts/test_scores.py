@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.events import ValidatorSetAside
+from protocol.events.events import ValidatorSetAside
 from protocol.rollouts.happenings import Checked, Compare, Idle, Judge, JudgementHeard, PoolEffect, Tell
 from protocol.wire.presence import Role
 from protocol.wire.rollouts import Judgement

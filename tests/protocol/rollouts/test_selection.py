@@ -11,13 +11,13 @@ import pytest
 import trio
 import trio.testing
 
+from protocol.chain.disk import Disk
+from protocol.chain.tasks_in_force import TasksInForce
+from protocol.chain.weight_files import WeightFiles
 from protocol.rollouts.batch import Batch
 from protocol.rollouts.selection import Selection
-from protocol.rollouts.turn import Turn
-from protocol.state.disk import Disk
-from protocol.state.tasks_in_force import TasksInForce
-from protocol.state.weight_files import WeightFiles
-from protocol.tasks.lost_sets import LOST_S, VOTE_S, LostSets
+from protocol.rollouts.work import Turn
+from protocol.tasks.task_sets import LOST_S, VOTE_S, LostSets
 from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.presence import WhyIdle

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import trio
 
+from protocol.chain.disk import Disk, StoreFailed
+from protocol.chain.tasks_in_force import TasksInForce
+from protocol.chain.weight_files import WeightFiles
 from protocol.rollouts import worker as worker_module
 from protocol.rollouts.dealing import problems_of
-from protocol.rollouts.turn import Turn
+from protocol.rollouts.work import Turn
 from protocol.rollouts.worker import Worker
-from protocol.state.disk import Disk, StoreFailed
-from protocol.state.tasks_in_force import TasksInForce
-from protocol.state.weight_files import WeightFiles
 from protocol.trainer_link import Generated, GenerateTask, TrainerDied
 from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.rollouts import RolloutBatch

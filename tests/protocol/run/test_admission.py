@@ -10,16 +10,21 @@ from hypothesis import strategies as st
 
 from protocol.run.admission import (
     BY_MANIFEST,
+    MAX_USES,
     AdmissionProof,
     AdmittedBy,
+    Token,
     TokenUses,
+    bearer_token,
+    bound_token,
     has_expired,
     make_proof,
     needs_proof,
+    peek_token,
+    read_token,
     verify_admission,
 )
 from protocol.run.manifest import RunManifest, run_id
-from protocol.run.tokens import MAX_USES, Token, bearer_token, bound_token, peek_token, read_token
 from protocol.wire import canonical
 from protocol.wire.body import MAX_ADMISSION_BYTES, decode_body
 from protocol.wire.canonical import Malformed

@@ -6,11 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.run.admission import verify_admission
-from protocol.run.anchor import Anchor
-from protocol.run.invitation import looks_like_invitation, make_invitation, read_invitation
+from protocol.run.admission import bearer_token, bound_token, verify_admission
+from protocol.run.invitation import Anchor, looks_like_invitation, make_invitation, read_invitation
 from protocol.run.manifest import RunManifest, run_id
-from protocol.run.tokens import bearer_token, bound_token
 from protocol.wire.body import MAX_TOKEN_BYTES
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import hash_bytes

@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from kernels.outer_step import MEAN, automatic
-from protocol.run.data_section import DataSection
+from protocol.chain.base import round_settings
 from protocol.run.manifest import OuterSection, RunManifest, demo_manifest, open_manifest, sign
-from protocol.run.model_section import ModelSection
 from protocol.run.run_file import RunFileError, dump, load_run_file, parse_run_file
-from protocol.state.base import round_settings
+from protocol.run.sections import DataSection, ModelSection
 from protocol.wire import canonical
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import seal

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels.layout import chunk_layout
-from protocol.run.derive import TOKENS_A_PARAMETER, derived
 from protocol.run.fitting import (
     LEAST_CHECKPOINT_CHUNK_BYTES,
     MAX_PARAMETERS,
@@ -19,10 +18,9 @@ from protocol.run.fitting import (
     head_count,
     kv_head_count,
 )
-from protocol.run.goal import Goal, Unit
 from protocol.run.manifest import RunManifest, demo_manifest
-from protocol.run.model_section import ModelSection
-from protocol.run.run_file import RunFileError, dump, parse_run_file
+from protocol.run.run_file import TOKENS_A_PARAMETER, RunFileError, derived, dump, parse_run_file
+from protocol.run.sections import Goal, ModelSection, Unit
 from protocol.wire.body import MAX_CHUNKS
 from protocol.wire.identity import Identity, PeerId
 

@@ -10,29 +10,24 @@ from typing import Any, Literal
 import trio
 import trio.testing
 
-from protocol.content.messages import QUESTIONS as ABOUT_BLOBS
-from protocol.content.messages import read_chunk_header
-from protocol.content.replica_shelf import ReplicaShelf
-from protocol.content.serving import Serving
-from protocol.content.swarm import Swarm
-from protocol.events import Event
+from protocol.blobs.messages import QUESTIONS as ABOUT_BLOBS
+from protocol.blobs.messages import read_chunk_header
+from protocol.blobs.swarm import Swarm
+from protocol.chain.branch import Branch
+from protocol.chain.replica import Replica
+from protocol.chain.serving import ReplicaShelf, Serving
+from protocol.events.events import Event
 from protocol.membership.activity import Activity
 from protocol.membership.liveness import Membership
-from protocol.network.interface import Refused, nothing
-from protocol.run.anchor import Anchor
+from protocol.run.invitation import Anchor
 from protocol.run.manifest import SignedManifest
-from protocol.state.branch import Branch
-from protocol.state.replica import Replica
-from protocol.sync.budget import Budget
 from protocol.sync.catch_up import CatchUp
-from protocol.sync.claims import Claims
-from protocol.sync.following import Following
-from protocol.sync.fork_choice import ForkChoice
-from protocol.sync.held import Held
-from protocol.sync.remote_chains import RemoteChains
-from protocol.sync.settled import Settled
-from protocol.sync.standpoints import Standpoints
+from protocol.sync.claims import Claims, Settled
+from protocol.sync.following import Following, Held
+from protocol.sync.fork_choice import ForkChoice, Standpoints
+from protocol.sync.remote_chains import Budget, RemoteChains
 from protocol.sync.supplies import Supplies
+from protocol.transport.interface import Refused, nothing
 from protocol.wire.identity import Identity, PeerId
 from tests.protocol.chains import a_replica, a_run, grow, initialise
 from tests.protocol.peers import ANN, BOB, ME, TableNetwork, TheseMembers, a_heartbeat, a_session, at_once

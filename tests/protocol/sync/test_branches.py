@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.state.chain import Rank
-from protocol.sync.branches import Candidate, Count, Side, Standpoint, count, follows, returns
+from protocol.chain.records import Rank
+from protocol.sync.fork_choice import Candidate, Count, Side, Standpoint, count, follows, returns
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from protocol.events import CheckpointWritten, StateLoaded, TransferEnded
+from protocol.events.events import CheckpointWritten, StateLoaded, TransferEnded
 from protocol.sync.catch_up import WrongState
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import trio
 
-from protocol.events import Dropped, Notice
-from protocol.run.anchor import Anchor
-from protocol.state.store import Store
-from protocol.sync.budget import CHECKS_PER_MINUTE
+from protocol.chain.store import Store
+from protocol.events.events import Dropped, Notice
+from protocol.run.invitation import Anchor
+from protocol.sync.remote_chains import CHECKS_PER_MINUTE
 from protocol.wire.hashes import Hash
 from tests.protocol.chains import a_run, grow
 from tests.protocol.peers import ANN, BOB

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 import trio
 
-from protocol.state.base import round_settings
-from protocol.sync.budget import BYTES_PER_MINUTE, CHECKS_PER_MINUTE, Budget
-from protocol.sync.claims import DISBELIEF_S, HOPE_S, MAX_DISBELIEF_S
-from protocol.sync.settled import Settled
+from protocol.chain.base import round_settings
+from protocol.sync.claims import DISBELIEF_S, HOPE_S, MAX_DISBELIEF_S, Settled
+from protocol.sync.remote_chains import BYTES_PER_MINUTE, CHECKS_PER_MINUTE, Budget
 from protocol.wire.identity import Identity
 from tests.protocol.chains import a_run, grow
 from tests.protocol.peers import ANN, BOB, ME

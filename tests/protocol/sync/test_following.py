@@ -10,14 +10,14 @@ from unittest.mock import patch
 import pytest
 import trio
 
-from protocol.events import RolledBack, SecondHistory
+from protocol.chain.branch import Branch
+from protocol.chain.disk import Disk
+from protocol.chain.history import History
+from protocol.chain.store import Store
+from protocol.events.events import RolledBack, SecondHistory
 from protocol.run.manifest import SignedManifest
-from protocol.state.branch import Branch
-from protocol.state.disk import Disk
-from protocol.state.history import History
-from protocol.state.store import Store
-from protocol.sync.budget import CHECKS_PER_MINUTE
 from protocol.sync.catch_up import WrongState
+from protocol.sync.remote_chains import CHECKS_PER_MINUTE
 from protocol.trainer_link import TrainerDied
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity, PeerId

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from protocol.events import SecondHistory
-from protocol.state.branch import Branch
+from protocol.chain.branch import Branch
+from protocol.events.events import SecondHistory
 from tests.protocol.chains import a_run, grow
 from tests.protocol.peers import ANN
 from tests.protocol.sync.table import FOUR, Table, fork, on_table

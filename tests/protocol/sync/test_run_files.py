@@ -10,15 +10,14 @@ from typing import Any
 import trio
 import trio.testing
 
-from protocol.content.blob import Blob, ChunkSet, chunks_in
-from protocol.content.messages import LeavesRequest
-from protocol.event import Event
-from protocol.events import Notice
-from protocol.network.interface import NetworkError
-from protocol.run.data_section import FILE_CHUNK_BYTES
-from protocol.state.disk import Disk
-from protocol.state.weight_files import WeightFiles, leaves_of
+from protocol.blobs.blob import Blob, ChunkSet, chunks_in
+from protocol.blobs.messages import LeavesRequest
+from protocol.chain.disk import Disk
+from protocol.chain.weight_files import WeightFiles, leaves_of
+from protocol.events.events import Event, Notice
+from protocol.run.sections import FILE_CHUNK_BYTES
 from protocol.sync.run_files import LEAVES_S, PATIENCE_S, RunFiles, file_section
+from protocol.transport.interface import NetworkError
 from protocol.wire.identity import PeerId
 from protocol.wire.questions import LeavesReply
 from tests.protocol.peers import ANN, BOB

@@ -9,12 +9,12 @@ from typing import Any
 
 import trio
 
-from protocol.state.disk import Disk
-from protocol.state.tasks_in_force import TasksInForce
-from protocol.state.weight_files import WeightFiles
+from protocol.chain.disk import Disk
+from protocol.chain.tasks_in_force import TasksInForce
+from protocol.chain.weight_files import WeightFiles
 from protocol.tasks.desk import TaskDesk
+from protocol.tasks.library import SetFiles
 from protocol.tasks.offers import Offer, Offers
-from protocol.tasks.set_files import SetFiles
 from protocol.wire.tasks import Amendment, TaskSet
 from tests.protocol.peers import ANN, BOB, ME
 from tests.simulation.determinism import inline

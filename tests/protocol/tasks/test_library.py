@@ -10,12 +10,12 @@ from typing import Any
 import trio
 from trio.testing import MockClock
 
-from protocol.content import leaves as asking
-from protocol.content.download import MOST_SOURCES
-from protocol.network.interface import Refused, Unreachable
-from protocol.state.disk import Disk
-from protocol.state.weight_files import WeightFiles, leaves_of
+from protocol.blobs import messages as asking
+from protocol.blobs.download import MOST_SOURCES
+from protocol.chain.disk import Disk
+from protocol.chain.weight_files import WeightFiles, leaves_of
 from protocol.tasks.library import RETRY_S, Library
+from protocol.transport.interface import Refused, Unreachable
 from protocol.wire.hashes import tree_root
 from protocol.wire.identity import PeerId
 from protocol.wire.questions import LeavesReply

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from protocol.state.tasks_in_force import TasksInForce
-from protocol.tasks.newest import Newest
+from protocol.chain.tasks_in_force import TasksInForce
+from protocol.tasks.task_sets import Newest
 from protocol.wire.tasks import AdmittedSet, Amendment
 from tests.protocol.peers import ANN
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.state.tasks_in_force import TasksInForce
+from protocol.chain.tasks_in_force import TasksInForce
+from protocol.tasks.desk import CannotAmend, admitting, removing
 from protocol.tasks.offers import MOST, MOST_OF_ONE, Offer, Offers
-from protocol.tasks.organising import CannotAmend, admitting, removing
 from protocol.wire.hashes import hash_bytes
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.tasks import MAX_SET_BYTES, MAX_SETS, Amendment, TaskSet

@@ -8,9 +8,9 @@ from typing import Any
 
 import trio
 
-from protocol.state.disk import Disk
-from protocol.state.weight_files import WeightFiles
-from protocol.tasks.set_files import SetFiles
+from protocol.chain.disk import Disk
+from protocol.chain.weight_files import WeightFiles
+from protocol.tasks.library import SetFiles
 from protocol.wire.hashes import Hash
 from tests.protocol.peers import ME
 from tests.simulation.determinism import inline

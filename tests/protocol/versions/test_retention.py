@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protocol.versions.retention import surplus
+from protocol.versions.following import surplus
 from protocol.wire.hashes import Hash
 from tests.protocol.versions.test_route import WHOLE, a_line, root
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.versions.route import Route, route
+from protocol.versions.making import Route, route
 from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.versions import BlobName, PatchName, Version
 

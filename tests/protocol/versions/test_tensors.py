@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.versions.tensors import tensor_root, tensors_in
+from protocol.versions.making import tensor_root, tensors_in
 from protocol.wire.canonical import Malformed
 from tests.protocol.versions.files import safetensors, values, weights, with_header
 

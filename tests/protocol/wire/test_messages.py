@@ -12,7 +12,6 @@ from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import seal
 from protocol.wire.hashes import hash_bytes
 from protocol.wire.identity import Identity
-from protocol.wire.learned import UsedBatch, learned_from
 from protocol.wire.messages import (
     Certificate,
     Finish,
@@ -30,6 +29,7 @@ from protocol.wire.messages import (
     unpack,
 )
 from protocol.wire.presence import Goodbye, Heartbeat, Measurement, Phase, Role, WhyIdle
+from protocol.wire.ready import UsedBatch, learned_from
 
 ONE = Identity.from_seed(bytes(32))
 RUN = hash_bytes("manifest", b"run")

@@ -12,13 +12,11 @@ import pytest
 from pydantic import Field, ValidationError
 
 from protocol.wire import canonical
-from protocol.wire.body import Body
+from protocol.wire.body import NUMBER_BYTES, Body, Shape, collector_at_rest, largest, spare_what_is_loaded
 from protocol.wire.canonical import Malformed
-from protocol.wire.collector import collector_at_rest, spare_what_is_loaded
 from protocol.wire.envelope import MAX_ENVELOPE_BYTES, seal
-from protocol.wire.learned import ENTRY_BYTES, MAX_USED, MAX_USED_BY_ALL, Learned, UsedOfAuthor
 from protocol.wire.messages import STATEMENTS, Finish, Motion, unpack
-from protocol.wire.shape import NUMBER_BYTES, Shape, largest
+from protocol.wire.ready import ENTRY_BYTES, MAX_USED, MAX_USED_BY_ALL, Learned, UsedOfAuthor
 from tests.fuzz.examples import BODIES, HEADER, ONE, QUESTIONS, RUN
 
 EVERY = [*BODIES, *QUESTIONS, HEADER]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from protocol.wire.body import largest
 from protocol.wire.envelope import seal
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity
-from protocol.wire.shape import largest
 from protocol.wire.versions import MAX_BLOB_BYTES, MAX_STATEMENT_BYTES, BlobName, PatchName, Version
 
 

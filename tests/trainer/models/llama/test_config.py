@@ -5,7 +5,7 @@ from dataclasses import MISSING, fields
 import numpy as np
 import pytest
 
-from protocol.run.model_section import ModelSection
+from protocol.run.sections import ModelSection
 from tests.trainer import small
 from trainer.models.llama.config import ModelConfig, parameter_layout
 from trainer.models.llama.initial import initial_parameters

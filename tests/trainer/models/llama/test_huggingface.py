@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from protocol.run.model_section import ModelSection
+from protocol.run.sections import ModelSection
 from tests.trainer.weights.models import CONFIGS
 from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.huggingface import UnknownModel, config_json, facts_of, generation_json

@@ -1,0 +1,204 @@
+"""A ballot: one attempt to agree on a record, with one proposer and one quorum."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from protocol.allreduce.assignment import plan_hash
+from protocol.chain.base import Base
+from protocol.chain.electorate import tolerated
+from protocol.chain.records import quorum_of, record_hash, verify_votes
+from protocol.wire.body import MAX_ROLL_BYTES
+from protocol.wire.canonical import Malformed
+from protocol.wire.hashes import Hash
+from protocol.wire.identity import PeerId
+from protocol.wire.messages import Certificate, LockName, Plan, Record, Roll, Step, mask_of, unpack
+
+RATIFYING = 1 << 40
+"""The last attempt of every tip: in it electors ratify a record (`protocol.agreement.ratification`), and hold no ballot."""
+
+
+@dataclass(frozen=True)
+class Ballot:
+    """Attempt `attempt` on `base` without the `absent` electors (sorted).
+
+    members: of the plan; they vote when all electors are absent, or there are none.  Ballots are ordered by attempt.  Each
+    has one proposer, so no order among proposers is needed.
+    """
+
+    base: Base
+    attempt: int
+    absent: tuple[PeerId, ...] = ()
+    members: tuple[PeerId, ...] = ()
+
+    @cached_property
+    def voters(self) -> tuple[PeerId, ...]:
+        """The electors that are not absent; the members where none is left."""
+        stay = tuple(peer for peer in self.base.electors if peer not in self.absent)
+        return stay or self.members
+
+    @property
+    def quorum(self) -> int:
+        """Votes of one step that certify."""
+        return quorum_of(self.base, self.voters, self.absent)
+
+    @property
+    def some_honest(self) -> int:
+        """So many voters cannot all be liars, where fewer than a third are."""
+        return 1 if self.members else tolerated(len(self.voters)) + 1
+
+    @cached_property
+    def proposer(self) -> PeerId:
+        """The voter whose turn it is."""
+        voters = self.base.ranked(self.voters)
+        return voters[self.attempt % len(voters)]
+
+    def may_propose(self, peer: PeerId) -> bool:
+        """Whether this peer's proposal may be followed.  Where members vote, they may see different peers ready and so draw
+        different proposers: any member may propose then, and the votes decide."""
+        return peer in self.members if self.members else peer == self.proposer
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether there may be such a ballot: `absent` names electors, sorted, each once."""
+        names = list(self.absent) == sorted(set(self.absent)) and set(self.absent) <= set(self.base.electors)
+        return names and self.attempt < RATIFYING
+
+
+def held_mask(electors: Sequence[PeerId], held: Sequence[PeerId]) -> bytes:
+    """Bit i for the i-th elector that is in `held`; empty where there is no elector."""
+    return mask_of([number for number, peer in enumerate(electors) if peer in held], len(electors))
+
+
+def held_in(electors: Sequence[PeerId], mask: bytes) -> set[PeerId] | None:
+    """The electors of a mask; None when it is not of this many electors."""
+    bits = int.from_bytes(mask, "little")
+    if len(mask) != (len(electors) + 7) // 8 or bits >> len(electors):
+        return None
+    return {peer for number, peer in enumerate(electors) if bits >> number & 1}
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Why a ballot may decide what it decides: the signed rolls of a quorum, and the proof of the highest lock they name.
+#
+# Pure.  A voter that has sent a roll for an attempt votes in no lower one.  So if a record was certified in a lower ballot,
+# a quorum had locked itself on it, and any quorum of rolls has an honest one among its signers that names this lock or a
+# higher one.  A motion must carry on the highest lock that its rolls name, and show its proof; where they name none, nothing
+# was certified before, and any record may be put to the vote.  (PBFT's view change: Castro and Liskov 1999, section 4.4; the
+# lock is Tendermint's: arXiv 1807.04938.)
+
+
+@dataclass(frozen=True)
+class Justification:
+    """The rolls of a quorum for one ballot, opened."""
+
+    ballot: Ballot
+    rolls: dict[PeerId, Roll]
+
+    def highest_locks(self) -> list[LockName]:
+        """The locks of the highest attempt, of which one is to be carried on; none when none is named.
+
+        Locks of the whole electorate come before those of a part, which bind only ballots of the same part.
+        """
+        return highest([roll.lock for roll in self.rolls.values()]) or highest(
+            [
+                roll.reduced
+                for roll in self.rolls.values()
+                if roll.reduced is not None and tuple(roll.reduced.absent) == self.ballot.absent
+            ]
+        )
+
+    def held(self) -> set[PeerId]:
+        """The electors that a plan may not leave out."""
+        return demanded(self.ballot, self.rolls.values())
+
+    def takes_up(self, plan: bytes) -> bool:
+        """Whether an honest voter took this plan up in an earlier attempt, and still stands by it."""
+        return sum(roll.plan == plan for roll in self.rolls.values()) >= self.ballot.some_honest
+
+    def allows_plan(self, plan: Plan, max_members: int) -> bool:
+        """Whether the plan leaves nobody out by the proposer's will: it has every elector in `held`, or was taken up
+        before."""
+        left_out = self.held() - {PeerId(member.peer) for member in plan.members}
+        full = len(plan.members) == max_members and all(m.peer in self.ballot.base.electors for m in plan.members)
+        return not left_out or full or self.takes_up(plan_hash(plan))
+
+
+def demanded(ballot: Ballot, rolls: Iterable[Roll]) -> set[PeerId]:
+    """The electors whose READY an honest one of these voters holds: as many hold it as cannot all be liars."""
+    named = Counter(peer for roll in rolls for peer in held_in(ballot.base.electors, roll.held) or ())
+    return {peer for peer, count in named.items() if count >= ballot.some_honest}
+
+
+def highest(locks: Sequence[LockName | None]) -> list[LockName]:
+    """Those of the highest attempt."""
+    named = [lock for lock in locks if lock is not None]
+    top = max((lock.attempt for lock in named), default=0)
+    return [lock for lock in named if lock.attempt == top]
+
+
+def check_roll(ballot: Ballot, roll: Roll) -> str | None:
+    """Why this roll does not count in the ballot; None when it does."""
+    base = ballot.base
+    if (roll.round, roll.base, roll.attempt) != (base.round, base.tip, ballot.attempt):
+        return "a roll of another ballot"
+    if tuple(roll.absent) != ballot.absent:
+        return "a roll with other electors absent"
+    if held_in(base.electors, roll.held) is None:
+        return "a roll that holds READYs of others than electors"
+    return flaw_of_locks(roll)
+
+
+def flaw_of_locks(roll: Roll) -> str | None:
+    """Why no honest elector says this about its locks; None when one may."""
+    locks = [lock for lock in (roll.lock, roll.reduced) if lock is not None]
+    if any(lock.attempt >= roll.attempt for lock in locks):
+        return "a roll with a lock that is not of a lower attempt"
+    if (roll.lock is not None and roll.lock.absent) or (roll.reduced is not None and not roll.reduced.absent):
+        return "a roll that takes a part for the whole electorate"
+    return None
+
+
+def justify(run: Hash, ballot: Ballot, rolls: Sequence[bytes]) -> Justification:
+    """Open the signed rolls of a proposal or a motion; raises `Malformed` when they are no quorum of this ballot."""
+    if len(rolls) > len(ballot.voters):
+        raise Malformed("more rolls than voters")
+    opened: dict[PeerId, Roll] = {}
+    for raw in rolls:
+        sender, body, _ = unpack(raw, run, max_bytes=MAX_ROLL_BYTES)
+        if not isinstance(body, Roll) or sender in opened or sender not in ballot.voters:
+            raise Malformed("a quorum with a roll of somebody who does not vote, or votes twice")
+        flaw = check_roll(ballot, body)
+        if flaw is not None:
+            raise Malformed(flaw)
+        opened[sender] = body
+    if len(opened) < ballot.quorum:
+        raise Malformed(f"{len(opened)} rolls of the {ballot.quorum} that it needs")
+    return Justification(ballot, opened)
+
+
+def check_lock(run: Hash, ballot: Ballot, record: Record, lock: LockName, proof: Certificate) -> None:
+    """Whether `proof` shows that a quorum cast first votes for this record as `lock` says; raises `Malformed`."""
+    if (proof.attempt, proof.absent) != (lock.attempt, lock.absent) or record_hash(record) != lock.record_hash:
+        raise Malformed("a proof of another lock")
+    verify_votes(run, ballot.base, record, proof, Step.FIRST)
+
+
+def carries_lock(run: Hash, justification: Justification, record: Record, proof: Certificate | None) -> bool:
+    """Whether a motion for `record` carries on a lock, as it must if its rolls name one; raises `Malformed` if it does not.
+
+    proof: of the lock, as the motion shows it.
+    """
+    locks, name = justification.highest_locks(), record_hash(record)
+    if not locks:
+        if proof is not None:
+            raise Malformed("a proof of a lock that its rolls do not name")
+        return False
+    lock = next((lock for lock in locks if lock.record_hash == name), None)
+    if lock is None or proof is None:
+        raise Malformed("it does not carry on the highest lock that its rolls name")
+    check_lock(run, justification.ballot, record, lock, proof)
+    return True

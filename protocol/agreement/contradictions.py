@@ -1,0 +1,194 @@
+"""Statements that no honest peer signs: by themselves, or beside another statement of the same peer.
+
+Pure.  Two rules hold for two statements:
+
+* In its slot (`slot`) an honest peer signs one statement: one READY a serial, one average of a chunk, one batch of
+  rollouts a number, and on one tip one
+  vote in each step of an attempt, one proposal and one motion.  What it votes is on disk before it is sent, and after a
+  restart it leads no attempt in which it took part before.
+* An honest elector's roll names the lock of its last second vote before that attempt (`hides_lock`).
+
+A vote in an attempt that is lower than one that the voter has entered breaks the rules, too, but shows no time: a second
+vote contradicts the rolls of later attempts, which do not name it; a first vote contradicts nothing.
+
+Where members vote in place of electors, the rules about locks and proposers do not hold: who is a member differs between
+peers.  So these are judged only for electors of the tip.
+"""
+
+from __future__ import annotations
+
+from protocol.agreement.ballot import Ballot, carries_lock, flaw_of_locks, justify
+from protocol.agreement.validation import plan_of
+from protocol.allreduce.assignment import plan_hash
+from protocol.chain.base import Base
+from protocol.chain.records import record_hash
+from protocol.wire.body import Body
+from protocol.wire.canonical import Malformed
+from protocol.wire.hashes import Hash
+from protocol.wire.identity import PeerId
+from protocol.wire.messages import (
+    Certificate,
+    ChunkResult,
+    Commit,
+    Lock,
+    LockName,
+    Motion,
+    Plan,
+    Proof,
+    Proposal,
+    Ready,
+    Roll,
+    Step,
+    Vote,
+)
+from protocol.wire.rollouts import RolloutBatch
+
+Tip = tuple[int, bytes]
+"""The number of a round, and the tip that it stands on."""
+
+
+def tip_of(body: Body) -> Tip | None:
+    """The tip on which a statement takes part in the agreement; None for other statements."""
+    match body:
+        case Roll() | Vote() | Proof():
+            return body.round, body.base
+        case Proposal():
+            return body.plan.round, body.plan.base
+        case Motion() | Lock() | Commit():
+            return body.record.round, body.record.previous
+    return None
+
+
+def slot(body: Body) -> tuple[object, ...] | None:
+    """What an honest peer signs one statement about; None for statements that may change."""
+    match body:
+        case Ready():
+            return ("ready", body.incarnation, body.serial)
+        case ChunkResult():
+            return ("chunk", body.plan, body.chunk)
+        case RolloutBatch():
+            return ("rollouts", body.tip, body.incarnation, body.number)
+        case Vote():
+            return ("vote", tip_of(body), body.attempt, body.step)
+        case Proposal():
+            return ("proposal", tip_of(body), body.attempt)
+        case Motion():
+            return ("motion", tip_of(body), body.attempt)
+    return None
+
+
+# -- two statements -------------------------------------------------------------------------------------------------------
+
+
+def need_electors(one: Body, other: Body) -> bool:
+    """Whether two statements can only contradict each other as those of an elector of their tip."""
+    if slot(one) is not None and slot(one) == slot(other):
+        return False
+    return tip_of(one) is not None and tip_of(one) == tip_of(other)
+
+
+def contradict(sender: PeerId, one: Body, other: Body, base: Base | None) -> bool:
+    """Whether no honest peer signs both.  base: what their tip is; None when it is not known."""
+    if slot(one) is not None and slot(one) == slot(other):
+        return one != other
+    if base is None or sender not in base.electors or not tip_of(one) == tip_of(other) == (base.round, base.tip):
+        return False
+    return any(
+        _is_of_another_plan(first, second) or hides_lock(first, second) for first, second in ((one, other), (other, one))
+    )
+
+
+def _is_of_another_plan(proposal: Body, motion: Body) -> bool:
+    """Whether these are of one attempt, and the motion's record was made by another plan than the proposal's."""
+    if not isinstance(proposal, Proposal) or not isinstance(motion, Motion) or proposal.attempt != motion.attempt:
+        return False
+    return plan_hash(proposal.plan) != plan_hash(plan_of(motion.record, motion.provenance))
+
+
+def hides_lock(earlier: Body, roll: Body) -> bool:
+    """Whether `roll` does not name the lock that its signer had by an earlier roll or second vote of the same tip."""
+    if not isinstance(roll, Roll):
+        return False
+    if isinstance(earlier, Vote):
+        if earlier.step is not Step.SECOND or earlier.attempt >= roll.attempt:
+            return False
+        made = LockName(attempt=earlier.attempt, absent=earlier.absent, record_hash=earlier.record_hash)
+        return _is_lost(made, earlier.attempt + 1, roll.reduced if earlier.absent else roll.lock)
+    if not isinstance(earlier, Roll) or earlier.attempt > roll.attempt:
+        return False
+    pairs = ((earlier.lock, roll.lock), (earlier.reduced, roll.reduced))
+    return any(_is_lost(before, earlier.attempt, after) for before, after in pairs)
+
+
+def _is_lost(before: LockName | None, attempt: int, after: LockName | None) -> bool:
+    """Whether the lock `before`, the last one of the attempts below `attempt`, was followed by one that is no later one."""
+    return after != before and (after is None or after.attempt < attempt)
+
+
+# -- one statement --------------------------------------------------------------------------------------------------------
+
+
+def lie_of(run: Hash, sender: PeerId, body: Body, base: Base | None, max_members: int) -> str | None:
+    """Why no honest peer signs this statement, as a phrase; None when one may.
+
+    base: what its tip is; None when it is not known, and less can be said.
+    """
+    if isinstance(body, Roll | Vote | Proposal | Motion) and sender in body.absent:
+        return f"signed a {body.KIND} that names its own signer absent"
+    if isinstance(body, Roll):
+        flaw = flaw_of_locks(body)
+        return f"signed {flaw}" if flaw is not None else None
+    if isinstance(body, Proposal | Motion) and base is not None and tip_of(body) == (base.round, base.tip):
+        flaw = _unjustified(run, sender, body, base, max_members)
+        return f"signed a {body.KIND} that nothing justifies: {flaw}" if flaw is not None else None
+    return None
+
+
+def _unjustified(run: Hash, sender: PeerId, body: Proposal | Motion, base: Base, max_members: int) -> str | None:
+    """Why the rolls in this statement of an elector do not permit it."""
+    ballot = Ballot(base, body.attempt, tuple(map(PeerId, body.absent)))
+    if sender not in base.electors:
+        return None
+    if not ballot.is_sound:
+        return "it takes others than electors for absent, or is of an attempt that has no ballot"
+    if not ballot.may_propose(sender):
+        return "it was not its turn"
+    try:
+        justification = justify(run, ballot, body.rolls)
+        if isinstance(body, Motion) and carries_lock(run, justification, body.record, body.proof):
+            return None
+    except Malformed as error:
+        return str(error)
+    if justification.highest_locks():
+        return "its rolls name a lock, which is to be put to the vote"
+    plan: Plan = body.plan if isinstance(body, Proposal) else plan_of(body.record, body.provenance)
+    return None if justification.allows_plan(plan, max_members) else "its plan leaves out an elector that was ready"
+
+
+# -- votes in certificates ------------------------------------------------------------------------------------------------
+
+
+def certified(body: Body) -> tuple[Vote, Certificate] | None:
+    """The vote that all signers of the certificate in `body` cast, and the certificate; None when there is none."""
+    match body:
+        case Proof():
+            return vote_in(body.certificate, Step.FIRST, (body.round, body.base), body.record_hash), body.certificate
+        case Commit():
+            tip, name = (body.record.round, body.record.previous), record_hash(body.record)
+            return vote_in(body.certificate, Step.SECOND, tip, name), body.certificate
+        case Lock() | Motion() if body.proof is not None:
+            tip, name = (body.record.round, body.record.previous), record_hash(body.record)
+            return vote_in(body.proof, Step.FIRST, tip, name), body.proof
+    return None
+
+
+def vote_in(certificate: Certificate, step: Step, tip: Tip, record: bytes) -> Vote:
+    """The vote that all signers of a certificate cast."""
+    return Vote(
+        round=tip[0],
+        base=tip[1],
+        attempt=certificate.attempt,
+        step=step,
+        absent=certificate.absent,
+        record_hash=record,
+    )

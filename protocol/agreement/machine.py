@@ -1,0 +1,368 @@
+"""How the electors agree on one round: a two-step vote with locks, as a pure state machine.
+
+A `RoundMachine` lives from one tip to the next.  It is told what arrived, what became of the exchange and what time it
+is, and answers with effects; `protocol.node.round_runner` performs them.  It does no I/O, reads no clock and holds no key.
+
+    ready     everybody gossips READY when its compute is done: the contribution is committed by its root
+    roll      an elector that wants the round closed takes part in an attempt, and tells what it is locked on
+    proposal  the attempt's proposer, with the rolls of a quorum, says who averages what with whom
+    (exchange: everyone in the plan averages; it begins with the proposal and survives a change of proposer)
+    motion    the proposer puts one record to the vote: the one that the rolls oblige it to carry on, or its exchange's
+    first     an elector holds that result on disk and nothing forbids it: a first vote
+    proof     the proposer shows a quorum of first votes
+    second    an elector that has seen the proof locks itself on the record: a second vote
+    commit    a quorum of second votes is the certificate
+
+* Each attempt has one proposer, whom the tip and the number of the attempt draw from the electors.  Nobody proposes anything
+  without the signed rolls of a quorum, so nobody can begin an attempt alone, or hide a lock.
+* Safety is `protocol.agreement.voting`'s and `protocol.agreement.ballot`'s matter alone; everything else here may be
+  late, wrong or hostile without harm to it.
+* The next attempt is due when the proposer is gone, when nothing moves for longer than the attempt is given, or when so many
+  electors are there already that one of them must be honest.  Who loses patience goes to the highest attempt of others, but
+  no elector has that effect on us twice in a round.
+* A later attempt keeps the plan that was taken up: what was exchanged is not exchanged again; except when its result is in
+  doubt, or the contributions to it are gone.
+* The record put to the vote fixes the one version of every chunk: a voter that assembled another one fetches the
+  difference before it votes.
+* What a proposer tells some only, they pass on to those for whom nothing moves.
+* What binds a voter is on disk (fsync) before it is said: the effect `Persist` precedes the `Send`.
+"""
+
+from __future__ import annotations
+
+from protocol.agreement.events import (
+    AmendmentHeld,
+    Arrived,
+    AuditFailed,
+    AverageDisproved,
+    Committed,
+    ExchangeDone,
+    ExchangeMoved,
+    FinishCompute,
+    Forward,
+    ObtainResult,
+    PlanUnknown,
+    Reject,
+    Repair,
+    ResultObtained,
+    RoundEffect,
+    RoundEvent,
+    Send,
+    StateHashed,
+    Tick,
+    View,
+)
+from protocol.agreement.patience import Patience
+from protocol.agreement.proposer import Proposer
+from protocol.agreement.relay import Relay, result_for_planner
+from protocol.agreement.roll_call import RollCall
+from protocol.agreement.round_state import RoundState, is_result_lost
+from protocol.agreement.voter import Voter
+from protocol.allreduce.assignment import plan_hash
+from protocol.chain.base import Base, RoundSettings
+from protocol.chain.records import verify_commit
+from protocol.wire.canonical import Malformed
+from protocol.wire.hashes import Hash
+from protocol.wire.identity import PeerId
+from protocol.wire.messages import (
+    Commit,
+    Finish,
+    Kept,
+    Lock,
+    Motion,
+    Plan,
+    Proof,
+    Proposal,
+    Ready,
+    Report,
+    Roll,
+    Vote,
+    members_in,
+)
+from protocol.wire.ready import digest_in
+
+
+class RoundMachine:
+    """One round as one peer lives it: what it is told goes to its proposer, its voter, or ends the round.
+
+    kept: what binds us, as it is on disk, at this tip or another.  abstains: it is lost.  patience: what we remember of
+    earlier rounds.  `now` is always trio time.
+    """
+
+    def __init__(
+        self,
+        me: PeerId,
+        settings: RoundSettings,
+        base: Base,
+        now: float,
+        kept: Kept | None = None,
+        patience: Patience | None = None,
+        *,
+        abstains: bool = False,
+    ) -> None:
+        self.me, self.base = me, base
+        self._state = RoundState(me, settings, base, now, kept, patience or Patience(), abstains=abstains)
+        self._calls, self._voter = RollCall(self._state), Voter(self._state)
+        self._proposer, self._relay = Proposer(self._state, self._calls), Relay(self._state)
+        self._closing = self._state.kept.lock is not None
+        """The round is being closed: we have seen that it may be, or others have.
+
+        A roll names the electors whose READY we hold, and a restarted elector holds none: only with a lock, which decides
+        the plan, does it roll at once.  Else, after a power cut of all electors, the READYs of strangers alone would make
+        the next plan.
+        """
+        self._certified: Commit | None = None
+
+    # -- reading ------------------------------------------------------------------------------------------------------
+
+    @property
+    def attempt(self) -> int:
+        """The number of the attempt that we think is due."""
+        return self._state.attempt
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan taken up last."""
+        return self._state.plan
+
+    @property
+    def readys(self) -> dict[PeerId, Ready]:
+        """The newest READY of each peer that is ready for this round."""
+        return {peer: signed.ready for peer, signed in self._state.closing.readys.items()}
+
+    @property
+    def kept(self) -> Kept:
+        """What binds us in this round."""
+        return self._state.kept
+
+    @property
+    def decided(self) -> Commit | None:
+        """The certified record once its result is on disk: the round is over."""
+        return self._state.decided
+
+    @property
+    def is_proposing(self) -> bool:
+        """Whether an attempt of ours is under way."""
+        return self._proposer.is_proposing
+
+    def followed_owners(self) -> list[PeerId]:
+        """Owners in the plan, of whose chunks another member averaged one in our exchange."""
+        plan = self._state.plan
+        result = self._state.results.get(plan_hash(plan)) if plan is not None else None
+        if plan is None or result is None:
+            return []
+        pairs = zip(plan.owners, result[1].signers, strict=True)
+        return [PeerId(plan.members[owner].peer) for owner in sorted({owner for owner, signer in pairs if owner != signer})]
+
+    def missed(self) -> dict[PeerId, set[PeerId]]:
+        """Members of the plan, and the electors that signed averages without their parts in our exchange."""
+        plan, electors = self._state.plan, self.base.electors
+        result = self._state.results.get(plan_hash(plan)) if plan is not None else None
+        if plan is None or result is None:
+            return {}
+        members = [PeerId(member.peer) for member in plan.members]
+        missed: dict[PeerId, set[PeerId]] = {}
+        for entry, signer in zip(result[0], result[1].signers, strict=True):
+            if members[signer] in electors or not electors:
+                for peer in set(members) - {members[index] for index in members_in(entry.mask, len(members))}:
+                    missed.setdefault(peer, set()).add(members[signer])
+        return missed
+
+    def waiting_for(self, view: View) -> list[PeerId]:
+        """Peers that the round is not closed without yet: those at work on it, else those about to be."""
+        return self._state.closing.waiting_for(view) or self._state.closing.coming(view)
+
+    # -- events -------------------------------------------------------------------------------------------------------
+
+    def handle(self, event: RoundEvent, view: View, now: float) -> list[RoundEffect]:
+        """Take an event; returns the actions that follow from it, to be performed in this order.
+
+        view: how everybody looks now.  Never raises for anything that a peer says.
+        """
+        match event:
+            case Arrived():
+                return self._on_statement(event, view, now)
+            case StateHashed(state):
+                self._state.outer = state
+            case ExchangeMoved():
+                self._state.move(now)
+            case PlanUnknown(peer):
+                return [*self._relay.help_member(peer)]
+            case ExchangeDone(plan, entries, provenance):
+                effects = self._proposer.on_exchange_done(plan, entries, provenance, now)
+                return [*effects, *result_for_planner(self._state, plan)]
+            case ResultObtained(root):
+                return self._on_result_obtained(root)
+            case AuditFailed(root):
+                self._voter.on_audit_failed(root, now)
+            case AverageDisproved():
+                self._on_average_disproved(event, now)
+            case AmendmentHeld(raw):
+                self._state.closing.amendment = raw
+            case Tick():
+                return self._tick(view, now)
+        return []
+
+    def _on_statement(self, arrived: Arrived, view: View, now: float) -> list[RoundEffect]:
+        sender = arrived.sender
+        match arrived.body:
+            case Ready() as ready:
+                self._state.closing.add(sender, ready, arrived.signature)
+                return self._tick(view, now)
+            case Finish() as finish:
+                return self._on_finish(sender, finish, view)
+            case Roll() as roll:
+                objection = self._calls.on_roll(sender, roll, arrived.signature, now)
+                if objection is not None:
+                    return [Reject(sender, Roll.KIND, objection)]
+                help = self._relay.help_voter(sender, roll.attempt) if sender != self.me else []
+                return [*help, *self._tick(view, now)]
+            case Report() as report:
+                return self._proposer.on_report(sender, report, now)
+            case Lock() as lock:
+                self._calls.on_lock(sender, lock)
+            case Proposal() as proposal:
+                return self._relayed(arrived, self._voter.on_proposal(sender, proposal, view, now))
+            case Motion() as motion:
+                return self._relayed(arrived, self._voter.on_motion(sender, motion, view, now))
+            case Proof() as proof:
+                return self._relayed(arrived, self._voter.on_proof(sender, proof))
+            case Vote() as vote:
+                return self._on_vote(sender, vote, arrived.signature, now)
+            case Commit() as commit:
+                return self._on_commit(sender, commit, view)
+        return []
+
+    def _relayed(self, arrived: Arrived, effects: list[RoundEffect]) -> list[RoundEffect]:
+        """Keep a statement that was taken up, with these effects, for others, who may have asked for it."""
+        body, rejected = arrived.body, any(isinstance(effect, Reject) for effect in effects)
+        is_taken_up = body == self._voter.proof if isinstance(body, Proof) else not rejected
+        return [*effects, *self._relay.keep(arrived)] if is_taken_up and arrived.sender != self.me else effects
+
+    def _on_finish(self, sender: PeerId, finish: Finish, view: View) -> list[RoundEffect]:
+        """Somebody who is ready asks us to finish: we do when we see for ourselves that a quorum waits."""
+        waits = sender in self._state.closing.readys and self.me not in self._state.closing.readys
+        if not waits or not self._state.is_for_this_round(finish.round, finish.base):
+            return []
+        return [FinishCompute()] if self._state.closing.has_quorum(view) else []
+
+    def _on_average_disproved(self, event: AverageDisproved, now: float) -> None:
+        """What rests on the average is made anew without the liar."""
+        state = self._state
+        state.doubts.disprove(event.chunk, event.hash)
+        self._voter.drop_false_motion()
+        if state.plan is not None and any(member.peer == event.liar for member in state.plan.members):
+            state.plan = None
+            self._proposer.drop_attempt()
+            state.go_to_attempt(state.attempt + 1, now)
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    def _on_vote(self, sender: PeerId, vote: Vote, signature: bytes, now: float) -> list[RoundEffect]:
+        result = self._proposer.on_vote(sender, vote, signature, now)
+        if not isinstance(result, Commit):
+            return result
+        if self.decided is not None or self._certified is not None:
+            return []
+        others = tuple(peer for peer in self._proposer.audience() if peer != self.me)
+        return [Send(others, result), *self._decide(result, others)]
+
+    def _on_commit(self, sender: PeerId, commit: Commit, view: View) -> list[RoundEffect]:
+        """A certified record, from anywhere; not for this round: somebody is behind, or ahead.
+
+        A provisional one counts here only if we take the absent for gone ourselves.  Whether to follow those that went on
+        without electors that we hear is `protocol.chain`'s matter.
+        """
+        if self.decided is not None or self._certified is not None or commit.record.round != self.base.round:
+            return []
+        if not self._state.closing.may_be_absent(commit.certificate.absent, view):
+            return [Reject(sender, Commit.KIND, "it goes on without an elector that we do not take for gone")]
+        try:
+            verify_commit(self._state.settings, commit, self.base)
+        except Malformed as error:
+            return [Reject(sender, Commit.KIND, str(error))]
+        sources = dict.fromkeys([sender, *(PeerId(member.peer) for member in commit.record.members)])
+        return self._decide(commit, tuple(peer for peer in sources if peer != self.me))
+
+    def _decide(self, commit: Commit, sources: tuple[PeerId, ...]) -> list[RoundEffect]:
+        if commit.record.result_root in self._state.obtained:
+            return self._end(commit)
+        self._certified = commit
+        return [ObtainResult(commit.record, tuple(commit.index), sources, self.me, None)]
+
+    def _on_result_obtained(self, root: bytes) -> list[RoundEffect]:
+        """End the round, if its certified record waited for this result; else it may be one to vote for."""
+        self._state.obtained.add(root)
+        if self._certified is not None and self._certified.record.result_root == root:
+            commit, self._certified = self._certified, None
+            return self._end(commit)
+        return self._voter.on_result_obtained(root)
+
+    def _end(self, commit: Commit) -> list[RoundEffect]:
+        state, certificate = self._state, commit.certificate
+        state.decided = commit
+        proposer = state.ballot(certificate.attempt, certificate.absent, commit.record.members).proposer
+        state.closing.patience.proposers.delivered(proposer, self.base.round)
+        return [Committed(commit)]
+
+    def farewell(self) -> list[Send | Forward]:
+        """What others may not know, and must not be lost when we leave: the certified record, or what leads to one."""
+        commit = self.decided or self._certified
+        if commit is None:
+            return [*self._relay.farewell()]
+        members = [PeerId(member.peer) for member in commit.record.members]
+        others = dict.fromkeys([*self.base.electors, *members])
+        return [Send(tuple(peer for peer in others if peer != self.me), commit)]
+
+    # -- time ---------------------------------------------------------------------------------------------------------
+
+    def _tick(self, view: View, now: float) -> list[RoundEffect]:
+        """Close the round, lead our attempt, or lose patience with another's."""
+        state = self._state
+        if state.decided is not None or (self._certified is not None and not is_result_lost(state, self._certified, view)):
+            return []
+        self._certified = None
+        effects = self._repair()
+        if not self._closing:
+            asks, closable = state.closing.gather(view, now)
+            effects += asks
+            self._closing = closable or (self._calls.are_calling() and state.closing.has_quorum(view))
+            if not self._closing:
+                return effects
+            state.move(now)
+        if not state.closing.can_decide(view) or not self._is_accompanied():
+            state.move(now)  # nobody is to blame
+        elif self._voter.is_spoilt or not state.has_patience(now, voting=self._voter.is_voting):
+            self._give_up_attempt(now)
+        call, ballot = self._voter.call(view, now)
+        effects += call
+        if ballot is not None and ballot.proposer == self.me:
+            effects += self._proposer.lead(ballot, view, now)
+        return effects
+
+    def _is_accompanied(self) -> bool:
+        """Whether a quorum is in our attempt, as far as we know: before that nothing can come of it, and whoever is ahead
+        waits for the others (as PBFT's view change timer does).  A lock in it says that a quorum voted there."""
+        called, kept = self._voter.called, self._state.kept
+        if called is None or called.ballot.attempt != self._state.attempt or called.ballot.members:
+            return True
+        if any(lock is not None and lock.proof.attempt == called.ballot.attempt for lock in (kept.lock, kept.reduced)):
+            return True
+        return called.answered or self._calls.present_in(called.ballot) >= called.ballot.quorum
+
+    def _repair(self) -> list[RoundEffect]:
+        """Look again at our state, if the electors stand on another one."""
+        digest = self._state.outer
+        other = self._state.closing.state_against(digest) if digest is not None else None
+        return [Repair(Hash(digest_in(other)))] if other is not None else []
+
+    def _give_up_attempt(self, now: float) -> None:
+        """Go on to another attempt.  Where everybody sees that nothing comes of this one, that is no loss of patience."""
+        state, stalled = self._state, self._voter.proposer_to_blame()
+        if stalled is not None:
+            state.closing.patience.proposers.lost_with(stalled, self.base.round)
+        if self._voter.is_spoilt:
+            state.go_to_attempt(state.attempt + 1, now)
+            return
+        state.losses += 1
+        state.go_to_attempt(max(state.attempt + 1, self._calls.pull()), now)

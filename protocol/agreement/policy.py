@@ -1,0 +1,383 @@
+"""The policy of a round: when it may be closed, without which electors, and with which members.
+
+Pure.  Nothing here is needed for safety: two peers may judge differently, and the ballots settle it.
+
+* A round may be closed when every live trainer on this tip is ready; or when a quorum of the electors is ready and
+  `grace_s` has passed, after which the late ones are asked to finish and get `FINISH_S` more.
+* A trainer that is a round or two behind is about to arrive, and gets `grace_s` to do so: where rounds are short, it
+  would otherwise run after the swarm for ever.
+* Nobody may cost a round much more than it brings.  The fair time for one more trainer is `LATE` of what the ready electors
+  took, divided by their number, or `grace_s`.  Late trainers are asked to finish after half of it, and who is not ready
+  `ANSWER_S` after all of it has stalled.  Whoever stalled gets less of our time in the next rounds, or none
+  (`protocol.agreement.patience`).
+* Absent are electors that said goodbye, or were silent for `eviction_s`, and only as many as leave a quorum within reach.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+
+from protocol.agreement.events import RoundEffect, Send, View
+from protocol.agreement.patience import STRANGERS, Patience, Stalls, is_tenured, judge, share_of
+from protocol.allreduce.assignment import assign_owners
+from protocol.chain.base import Base, RoundSettings
+from protocol.chain.electorate import quorum_size
+from protocol.chain.records import check_claims
+from protocol.run.admission import verify_admission
+from protocol.wire.body import MAX_ELECTORS, MAX_MEMBERS
+from protocol.wire.canonical import Malformed
+from protocol.wire.identity import PeerId
+from protocol.wire.messages import Finish, Member, Plan, Ready, member_of
+from protocol.wire.ready import digest_in, weights_in
+
+# ------------------------------------------------------------------------------------------------------------------------
+# With whom a round is made: the members of its plan, and who averages which chunk.
+#
+# Pure.  Nothing here is needed for safety: what a plan must have is said by `protocol.agreement.ballot`.
+#
+# * All live peers that are ready on our state are members, as far as there is room: first those that the rolls demand, then
+#   electors, members of the last record, and newcomers in an order that the tip draws.  Nobody that is ready loses its
+#   place, and with it its vote, for what it is suspected of: it is not waited for.
+# * While strangers are on probation, only so many newcomers are tried at a time as are a quarter of the others; first who
+#   was a member before, last who stalled when it was tried.
+# * Newcomers average nothing for others in their first round: a chunk that goes from one mute owner to the next would hold
+#   the exchange up again each time.  Nor does who kept an exchange waiting, until its probation is over, while others can.
+# * No member averages much more than its equal share (`most_chunks`), whatever line it claims to have: an owner can leave
+#   others out of its averages unseen, and those that the electors bear must not own the half of a record.
+
+
+UNEQUAL = 1.5
+"""Times the equal share of the chunks that one member may own, where liars are borne."""
+FEWEST = 4
+"""Electors below which no liar is borne, and a member may own all chunks."""
+TRIED = 4
+"""One newcomer is tried for so many others, while strangers are on probation."""
+
+
+def choose_members(base: Base, stalls: Stalls, ready: Collection[PeerId], held: Collection[PeerId]) -> list[PeerId]:
+    """Those of the ready peers to make the round with, the most important first.  held: who must be in it."""
+    ranked = base.ranked({*ready, *held})
+    ranked.sort(key=lambda peer: (peer not in held, peer not in base.electors, peer not in base.contributors))
+    tenured = [peer for peer in ranked if peer in held or is_tenured(base, peer)]
+    newcomers = [peer for peer in ranked if peer not in tenured]
+    newcomers.sort(key=lambda peer: (stalls.share(peer, base.round) < 1, peer not in base.known))
+    strangers = stalls.share(STRANGERS, base.round)
+    tried = len(newcomers) if strangers == 1 or not tenured else max(1, len(tenured) // TRIED) if strangers else 0
+    return [*tenured, *newcomers[:tried]]
+
+
+def within_uses(base: Base, places: Mapping[PeerId, Member]) -> list[Member]:
+    """These places in their order, without newcomers whose token has admitted as many as it may."""
+    uses, admitted = base.uses, list[Member]()
+    for peer, place in places.items():
+        if peer not in base.known:
+            try:
+                uses = uses.after([(peer, place.admission)])
+            except Malformed:
+                continue
+        admitted.append(place)
+    return admitted
+
+
+def plan_with(
+    settings: RoundSettings,
+    base: Base,
+    stalls: Stalls,
+    members: Sequence[Member],
+    bandwidths: Mapping[PeerId, float],
+    state: bytes,
+    amendment: bytes | None = None,
+) -> Plan:
+    """The plan of these members.  bandwidths: bytes a second of each, 0 where it is not known.  state: the name of ours.
+
+    amendment: of the sets of tasks, if there is a new one.
+    """
+    members = sorted(members, key=lambda member: member.peer)
+    peers = [PeerId(member.peer) for member in members]
+    most = most_chunks(settings.chunks, len(base.electors), sum(peer in base.electors for peer in peers))
+    able = _able(base, stalls, peers, -(-settings.chunks // most))
+    owners = assign_owners(base.tip, able, settings.chunks, [bandwidths.get(peer, 0.0) for peer in able], most)
+    return Plan(
+        round=base.round,
+        fragment=base.fragment,
+        base=base.tip,
+        members=list(members),
+        owners=bytes(peers.index(able[owner]) for owner in owners),
+        state_digest=digest_in(state),
+        weights=weights_in(state),
+        amendment=amendment,
+    )
+
+
+def most_chunks(chunks: int, electors: int, members: int) -> int:
+    """How many of the chunks one member may own.  electors: of the tip; members: those of them that are in the plan.
+
+    `UNEQUAL` times the equal share of an elector, so that the liars that four or more electors bear own less than half,
+    whoever is missing; more only where the electors in the plan are too few to own all chunks, or where there are no more
+    than twice as many chunks as such liars.
+    """
+    if electors < FEWEST or not members:
+        return chunks
+    return min(chunks, max(ceil(UNEQUAL * chunks / electors), ceil(chunks / members)))
+
+
+def _able(base: Base, stalls: Stalls, peers: Sequence[PeerId], needed: int) -> list[PeerId]:
+    """The members that own chunks, sorted: those with a good name; if they are too few, others, electors first."""
+    ranked = sorted(
+        base.ranked(peers),
+        key=lambda peer: (not is_tenured(base, peer), -share_of(stalls, base, peer), peer not in base.electors),
+    )
+    good = sum(is_tenured(base, peer) and share_of(stalls, base, peer) == 1 for peer in ranked)
+    tenured = sum(is_tenured(base, peer) for peer in ranked)
+    return sorted(ranked[: max(good or tenured or len(ranked), needed)])
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+
+
+FINISH_S = 5.0
+"""Seconds that late trainers get to contribute what they have, after the grace time."""
+CALL_S = 0.5
+"""Seconds in which nothing moves after which all voters are told: they may know more."""
+RESEND_S = 2.0
+"""Seconds between two sendings of what is unanswered."""
+LATE = 0.75
+"""Of its equal part of the time: longer than that no round is worth keeping open for one more trainer."""
+ANSWER_S = 0.5
+"""Seconds to answer a request to finish."""
+
+
+def fair_time(took_s: float, members: int) -> float:
+    """For how long (s) a round of so many members may wait for one of them: what it brings is worth that.
+
+    took_s: the time that the others took for their work.
+    """
+    return LATE * took_s / members
+
+
+@dataclass(frozen=True)
+class SignedReady:
+    """A READY with its sender's signature."""
+
+    ready: Ready
+    signature: bytes
+
+
+class ClosingPolicy:
+    """Collects the READYs of the round on `base`, and says what follows from them.  `now` is trio time."""
+
+    def __init__(self, me: PeerId, settings: RoundSettings, base: Base, patience: Patience, now: float = 0.0) -> None:
+        self.me, self.settings, self.base, self.patience = me, settings, base, patience
+        self.readys: dict[PeerId, SignedReady] = {}
+        self.amendment: bytes | None = None
+        """Of the sets of tasks, that is to go into our plans."""
+        self._states: Counter[bytes] = Counter()
+        """How many electors, or peers where there is none, are ready on each state."""
+        self._begun, self._fair_s = now, 0.0
+        self._quorum_since: float | None = None
+        self._late: dict[PeerId, None] = {}
+        self._asked: dict[PeerId, float] = {}
+        self._planned: tuple[list[PeerId], tuple[PeerId, ...]] | None = None
+        """Who would be in a plan of more ready peers than may vote, and those peers."""
+
+    def add(self, peer: PeerId, ready: Ready, signature: bytes) -> bool:
+        """Take a READY.  False when it is not for this round, no newer than the one we have from this peer, or without proof
+        that the peer was admitted."""
+        if ready.round != self.base.round or ready.base != self.base.tip:
+            return False
+        if ready.fragment != self.base.fragment:
+            return False
+        if (ready.against or 0).bit_length() > len(self.base.tasks.sets):
+            return False  # a plan with it would be none
+        try:
+            check_claims(self.settings.manifest, self.base.round, ready)
+        except Malformed:
+            return False  # else no plan that it is in would be taken
+        known = self.ready_of(peer)
+        if known is not None and (ready.incarnation, ready.serial) <= (known.incarnation, known.serial):
+            return ready == known
+        if not self._is_admitted(peer, ready):
+            return False
+        self.readys[peer] = SignedReady(ready, signature)
+        if peer in self.base.electors or not self.base.electors:
+            self._states[ready.state] += 1
+            if known is not None:
+                self._states[known.state] -= 1
+                self._states = +self._states
+        return True
+
+    def _is_admitted(self, peer: PeerId, ready: Ready) -> bool:
+        if peer in self.base.known:
+            return True
+        try:
+            verify_admission(self.settings.manifest, self.settings.run, peer, ready.admission, self.base.round)
+        except Malformed:
+            return False
+        return self.base.uses.may_admit(peer, ready.admission)  # else rolls would demand whom no plan can have
+
+    def ready_of(self, peer: PeerId) -> Ready | None:
+        """The newest READY of this peer."""
+        signed = self.readys.get(peer)
+        return signed.ready if signed is not None else None
+
+    # -- closing ------------------------------------------------------------------------------------------------------
+
+    def waiting_for(self, view: View) -> list[PeerId]:
+        """Trainers at work on this tip that are not ready yet: without them the round cannot be closed at once."""
+        return sorted(peer for peer, seen in view.items() if seen.on_tip and self._is_awaited(peer))
+
+    def coming(self, view: View) -> list[PeerId]:
+        """Trainers that will soon be at work on this tip."""
+        return sorted(peer for peer, seen in view.items() if seen.near and not seen.on_tip and self._is_awaited(peer))
+
+    def _is_awaited(self, peer: PeerId) -> bool:
+        return peer not in self.readys and self._share(peer) > 0
+
+    def _share(self, peer: PeerId) -> float:
+        """The part of the time that this trainer gets to be ready."""
+        return share_of(self.patience.trainers, self.base, peer)
+
+    def has_quorum(self, view: View) -> bool:
+        """Whether so many electors are ready that the rest may be hurried: a quorum of those that train."""
+        live = {peer for peer, seen in view.items() if seen.live} | {self.me}
+        ready = live & self.readys.keys()
+        train = [peer for peer in self.base.electors if peer in ready or (peer in view and view[peer].near)]
+        held = sum(peer in ready for peer in self.base.electors)
+        return len(ready) >= self.settings.min_members and held >= min(quorum_size(len(self.base.electors)), len(train))
+
+    def gather(self, view: View, now: float) -> tuple[list[RoundEffect], bool]:
+        """Requests to finish for late trainers, and whether the round may be closed now."""
+        if not self.has_quorum(view):
+            self._quorum_since = None
+            return [], False
+        if self._quorum_since is None:
+            self._quorum_since, self._fair_s = now, self._fair(now - self._begun)
+        late_s, grace_s = now - self._quorum_since, self.settings.grace_s
+        at_work, coming = self.waiting_for(view), self.coming(view)
+        if late_s > self._fair_s + ANSWER_S:
+            self._late |= dict.fromkeys([*at_work, *coming])
+        waiting = [peer for peer in at_work if late_s < self._share(peer) * (grace_s + FINISH_S)]
+        waiting += [peer for peer in coming if late_s < self._share(peer) * grace_s]
+        out = [peer for peer in self.base.electors if peer in view and view[peer].on_tip and peer not in self.readys]
+        ask = {*out, *at_work} if not waiting else at_work
+        asks = self._hurry(
+            [peer for peer in sorted(ask) if late_s >= min(self._share(peer) * grace_s, self._fair_s / 2)], now
+        )
+        if not waiting:
+            judge(self.patience.trainers, self.base, [*self._late, *at_work, *coming], [*self.readys])
+        return asks, not waiting
+
+    def _fair(self, took_s: float) -> float:
+        """For how much longer the round is worth keeping open for one more trainer.
+
+        took_s: until a quorum was ready.  Strangers and peers that are gone do not make it shorter.
+        """
+        ready = sum(peer in self.readys for peer in self.base.electors) or len(self.readys)
+        if took_s < ANSWER_S:
+            return self.settings.grace_s  # we came late ourselves, and know nothing
+        return min(self.settings.grace_s, fair_time(took_s, ready))
+
+    def _hurry(self, late: Collection[PeerId], now: float) -> list[RoundEffect]:
+        """Ask these trainers to finish."""
+        ask = tuple(peer for peer in late if now - self._asked.get(peer, -1e9) >= RESEND_S)
+        self._asked |= dict.fromkeys(ask, now)
+        return [Send(ask, Finish(round=self.base.round, base=self.base.tip))] if ask else []
+
+    # -- the plan -----------------------------------------------------------------------------------------------------
+
+    def agreed(self, view: View, digest: bytes | None) -> list[PeerId]:
+        """Live ready peers that stand on the state with this digest, sorted.  digest: None when ours is not known yet."""
+        return [
+            peer
+            for peer in sorted(self.readys)
+            if self.lives(peer, view) and digest in (None, self.readys[peer].ready.state)
+        ]
+
+    def held(self, view: View, digest: bytes | None) -> list[PeerId]:
+        """The electors whose READY for our state we hold."""
+        return [peer for peer in self.agreed(view, digest) if peer in self.base.electors]
+
+    def make_plan(self, view: View, digest: bytes, held: Collection[PeerId], most: int = MAX_MEMBERS) -> Plan | None:
+        """The plan of those that are ready.  None when they are too few, or we lack the READY of one in `held`.
+
+        held: the electors that must be in it.  most: members that this ballot permits.
+        """
+        if any(peer not in self.readys or self.readys[peer].ready.state != digest for peer in held):
+            return None
+        places = self._choose(self.agreed(view, digest), held, most)
+        if len(places) < self.settings.min_members:
+            return None
+        bandwidths = {peer: seen.bytes_per_s for peer, seen in view.items()}
+        return plan_with(self.settings, self.base, self.patience.members, places, bandwidths, digest, self.amendment)
+
+    def planned(self, view: View, digest: bytes | None) -> tuple[PeerId, ...]:
+        """Who votes where no elector is left: those that a plan made now would name, sorted.
+
+        All that are ready, or the same choice that `make_plan` makes: a proposer needs the rolls of a quorum of its plan.
+        """
+        ready = self.agreed(view, digest)
+        if len(ready) <= min(MAX_ELECTORS, self.settings.max_members):
+            return tuple(ready)
+        if self._planned is None or self._planned[0] != ready:
+            named = (PeerId(member.peer) for member in self._choose(ready, (), MAX_ELECTORS))
+            self._planned = ready, tuple(sorted(named))
+        return self._planned[1]
+
+    def _choose(self, ready: Collection[PeerId], held: Collection[PeerId], most: int) -> list[Member]:
+        """The places of those of the ready peers for which there is room, the most important first."""
+        peers = choose_members(self.base, self.patience.members, ready, held)
+        places = within_uses(self.base, {peer: self.member(peer) for peer in peers})
+        return places[: min(most, self.settings.max_members)]
+
+    def member(self, peer: PeerId) -> Member:
+        """A ready peer's place in a plan."""
+        signed = self.readys[peer]
+        return member_of(peer, signed.ready, signed.signature)
+
+    def state_against(self, digest: bytes) -> bytes | None:
+        """The state that so many electors stand on that ours, with this digest, must be wrong; None when there is none.
+
+        Below four electors any other digest makes us look again at ours: from our own disk, nobody is believed for it.
+        """
+        electors = len(self.base.electors)
+        needed = quorum_size(electors) if electors >= 4 else 1
+        return min((other for other, count in self._states.items() if other != digest and count >= needed), default=None)
+
+    # -- who is gone --------------------------------------------------------------------------------------------------
+
+    def absent(self, view: View) -> tuple[PeerId, ...]:
+        """The electors to go on without, sorted: the fewest that leave a quorum within reach.  Empty while there is one,
+        and while too few are known to be gone."""
+        electors = self.base.electors
+        gone = self.base.ranked(peer for peer in electors if self.is_gone(peer, view))
+        gone.sort(key=lambda peer: not view[peer].left)
+        here = sum(self.lives(peer, view) for peer in electors)
+        for count in range(len(gone) + 1):
+            if here >= quorum_size(len(electors) - count) or count == len(electors):
+                return tuple(sorted(gone[:count]))
+        return ()
+
+    def can_decide(self, view: View) -> bool:
+        """Whether a quorum is within reach: so many electors are alive that are not absent, or all are gone."""
+        absent = self.absent(view)
+        here = sum(self.lives(peer, view) for peer in self.base.electors)
+        staying = len(self.base.electors) - len(absent)
+        return staying == 0 or here >= quorum_size(staying)
+
+    def may_be_absent(self, absent: Collection[str], view: View) -> bool:
+        """Whether we agree that these electors are gone: they said goodbye, or we have not heard them for long either."""
+        return all(peer in self.base.electors and self.is_gone(PeerId(peer), view) for peer in absent)
+
+    def is_gone(self, peer: PeerId, view: View) -> bool:
+        """Whether a peer said goodbye, or has been silent for `eviction_s`."""
+        seen = view.get(peer)
+        if peer == self.me or seen is None:
+            return False
+        return seen.left or (not seen.live and seen.silent_s >= self.settings.eviction_s)
+
+    def lives(self, peer: PeerId, view: View) -> bool:
+        """Whether a peer is alive; we are."""
+        return peer == self.me or (peer in view and view[peer].live)

@@ -1,0 +1,270 @@
+"""The proposer of a round: proposes a plan, puts a record to the vote and counts the votes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from protocol.agreement.ballot import Ballot, Justification, justify
+from protocol.agreement.events import RoundEffect, Send, View
+from protocol.agreement.policy import CALL_S, RESEND_S
+from protocol.agreement.roll_call import RollCall
+from protocol.agreement.round_state import RoundState
+from protocol.agreement.validation import flaw_of_motion, plan_of
+from protocol.allreduce.assignment import plan_hash
+from protocol.chain.records import index_root, record_hash
+from protocol.wire.body import MAX_ELECTORS, MAX_MEMBERS
+from protocol.wire.hashes import Hash
+from protocol.wire.identity import PeerId
+from protocol.wire.messages import (
+    Certificate,
+    ChunkEntry,
+    Commit,
+    Motion,
+    Plan,
+    Proof,
+    Proposal,
+    Provenance,
+    Record,
+    Report,
+    Signature,
+    Step,
+    Vote,
+)
+
+
+@dataclass
+class OwnAttempt:
+    """One ballot of ours.  first, second: signatures of votes, by voter.  sent: the last time, in trio time.
+
+    reporters: whose report was looked at.
+    """
+
+    ballot: Ballot
+    rolls: list[bytes]
+    sent: float
+    plan: Plan | None = None
+    motion: Motion | None = None
+    first: dict[PeerId, bytes] = field(default_factory=dict)
+    second: dict[PeerId, bytes] = field(default_factory=dict)
+    proof: Proof | None = None
+    reporters: set[PeerId] = field(default_factory=set)
+
+    def audience(self) -> tuple[PeerId, ...]:
+        """The members of the plan or the record, and the voters."""
+        named = self.motion.record if self.motion is not None else self.plan
+        members = named.members if named is not None else []
+        return tuple(dict.fromkeys([*(PeerId(member.peer) for member in members), *self.ballot.voters]))
+
+    def certificate(self, votes: dict[PeerId, bytes]) -> Certificate:
+        """These votes as a certificate."""
+        signatures = [Signature(peer=peer, signature=votes[peer]) for peer in sorted(votes)]
+        return Certificate(attempt=self.ballot.attempt, absent=list(self.ballot.absent), votes=signatures)
+
+
+class Proposer:
+    """Leads the attempts that are ours, with the rolls that `calls` has heard."""
+
+    def __init__(self, state: RoundState, calls: RollCall) -> None:
+        self._state, self._calls = state, calls
+        self._mine: OwnAttempt | None = None
+
+    @property
+    def is_proposing(self) -> bool:
+        """Whether an attempt of ours is under way."""
+        return self._mine is not None and self._mine.ballot.attempt == self._state.attempt
+
+    # -- an attempt begins --------------------------------------------------------------------------------------------
+
+    def lead(self, ballot: Ballot, view: View, now: float) -> list[RoundEffect]:
+        """Begin our attempt once a quorum has called it: carry on a lock, else a plan, else make one.
+
+        ballot: the one that is due, which is ours.
+        """
+        if self._mine is not None and self._mine.ballot.attempt == ballot.attempt:
+            return self._resend(self._mine, now)
+        rolls = self._calls.provable(ballot)
+        if len(rolls) < ballot.quorum:
+            return []
+        justification = justify(self._state.settings.run, ballot, [*rolls.values()])
+        lock = self._calls.lock_to_carry(justification)
+        plan = self._plan_taken_up(justification) if lock is None else None
+        if lock is None and plan is None:
+            rolls = self._calls.satisfiable(ballot, rolls)
+            plan = self._new_plan(ballot, rolls, view)
+        members = lock.record.members if lock is not None else plan.members if plan is not None else []
+        ballot = self._state.ballot(ballot.attempt, ballot.absent, members)
+        rolls = {peer: raw for peer, raw in rolls.items() if peer in ballot.voters}
+        if not members or not ballot.may_propose(self._state.me) or len(rolls) < ballot.quorum:
+            return []
+        self._mine = mine = OwnAttempt(ballot, [*rolls.values()], now, plan)
+        if lock is not None:
+            return self._put(mine, lock.record, lock.index, lock.provenance, lock.proof, now)
+        assert plan is not None
+        result = self._state.results.get(plan_hash(plan))
+        if result is not None and (self._takes_part(plan) or not self._state.doubts.has_suspected(index_root(result[0]))):
+            return self._put_result(mine, result, now)
+        return [Send(mine.audience(), self._proposal(mine, plan))]
+
+    def _takes_part(self, plan: Plan) -> bool:
+        return any(member.peer == self._state.me for member in plan.members)
+
+    def _plan_taken_up(self, justification: Justification) -> Plan | None:
+        """The plan that was taken up before, if it stands."""
+        state = self._state
+        if state.plan is None or not justification.takes_up(plan_hash(state.plan)):
+            return None
+        return state.plan if state.standing_plan() is not None else None
+
+    def _new_plan(self, ballot: Ballot, rolls: dict[PeerId, bytes], view: View) -> Plan | None:
+        """A plan that follows from these rolls; None while they are no quorum, or our state is not known."""
+        state = self._state
+        if state.outer is None or len(rolls) < ballot.quorum:
+            return None
+        justification = justify(state.settings.run, ballot, [*rolls.values()])
+        most = MAX_ELECTORS if ballot.members else MAX_MEMBERS
+        return state.closing.make_plan(view, state.outer, justification.held(), most)
+
+    def _proposal(self, mine: OwnAttempt, plan: Plan) -> Proposal:
+        return Proposal(attempt=mine.ballot.attempt, absent=list(mine.ballot.absent), plan=plan, rolls=mine.rolls)
+
+    # -- the vote -----------------------------------------------------------------------------------------------------
+
+    def on_exchange_done(
+        self, plan: Hash, entries: tuple[ChunkEntry, ...], provenance: Provenance, now: float
+    ) -> list[RoundEffect]:
+        """Our exchange of the plan with this hash is complete: its result may be put to the vote."""
+        state = self._state
+        if state.doubts.is_false(entries):
+            return []
+        state.note_result(plan, entries, provenance, now)
+        return self._put_when_known(plan, now)
+
+    def on_report(self, sender: PeerId, report: Report, now: float) -> list[RoundEffect]:
+        """A member tells what came of the exchange that we proposed, and have no part in or wait in.
+
+        Nothing of it is believed: we look at it as at any motion before we vote for it, and if that fails we take the word
+        of another member.
+        """
+        state, mine = self._state, self._mine
+        if mine is None or mine.plan is None or report.plan != plan_hash(mine.plan):
+            return []
+        members = [PeerId(member.peer) for member in mine.plan.members]
+        known = state.results.get(Hash(report.plan))
+        root = index_root(report.index)
+        if sender not in members or state.doubts.has_suspected(root) or sender in mine.reporters:
+            return []
+        if state.me in members and state.idle_s(now) < CALL_S:
+            return []  # our own exchange moves
+        if known is not None and not state.doubts.has_suspected(index_root(known[0])):
+            return []
+        mine.reporters.add(sender)
+        record = self._record(mine.plan, report.index)
+        if flaw_of_motion(state.settings, state.base, record, report.index, report.provenance) is not None:
+            return []
+        if plan_of(record, report.provenance) != mine.plan or state.doubts.is_false(report.index):
+            return []
+        state.note_result(Hash(report.plan), tuple(report.index), report.provenance, now)
+        return self._put_when_known(Hash(report.plan), now)
+
+    def _put_when_known(self, plan: Hash, now: float) -> list[RoundEffect]:
+        state, mine = self._state, self._mine
+        if mine is None or mine.plan is None or mine.motion is not None or plan_hash(mine.plan) != plan:
+            return []
+        if mine.ballot.attempt != state.attempt:
+            return []
+        return self._put_result(mine, state.results[plan], now)
+
+    def _put_result(
+        self, mine: OwnAttempt, result: tuple[tuple[ChunkEntry, ...], Provenance], now: float
+    ) -> list[RoundEffect]:
+        assert mine.plan is not None
+        entries, provenance = result
+        return self._put(mine, self._record(mine.plan, entries), entries, provenance, None, now)
+
+    def _put(
+        self,
+        mine: OwnAttempt,
+        record: Record,
+        index: Sequence[ChunkEntry],
+        provenance: Provenance,
+        proof: Certificate | None,
+        now: float,
+    ) -> list[RoundEffect]:
+        """Put a record to the vote."""
+        mine.motion = Motion(
+            attempt=mine.ballot.attempt,
+            absent=list(mine.ballot.absent),
+            record=record,
+            index=list(index),
+            provenance=provenance,
+            rolls=mine.rolls,
+            proof=proof,
+        )
+        mine.sent = now
+        return [Send(mine.audience(), mine.motion)]
+
+    def _record(self, plan: Plan, entries: Sequence[ChunkEntry]) -> Record:
+        return Record(
+            round=plan.round,
+            fragment=plan.fragment,
+            previous=plan.base,
+            members=plan.members,
+            codec=self._state.settings.codec,
+            result_root=index_root(entries),
+            state_digest=plan.state_digest,
+            weights=plan.weights,
+            amendment=plan.amendment,
+        )
+
+    def on_vote(self, sender: PeerId, vote: Vote, signature: bytes, now: float) -> list[RoundEffect] | Commit:
+        """Count a vote.  A quorum of first votes makes the proof of lock; one of second votes certifies the record."""
+        mine = self._mine
+        if mine is None or mine.motion is None or sender not in mine.ballot.voters:
+            return []
+        motion = mine.motion
+        if (vote.attempt, vote.absent) != (motion.attempt, motion.absent) or vote.record_hash != record_hash(motion.record):
+            return []
+        if not self._state.is_for_this_round(vote.round, vote.base):
+            return []
+        votes = mine.first if vote.step is Step.FIRST else mine.second
+        if sender not in votes:
+            votes[sender] = signature
+            self._state.move(now)
+        if len(mine.second) >= mine.ballot.quorum:
+            return Commit(record=motion.record, index=motion.index, certificate=mine.certificate(mine.second))
+        if mine.proof is None and len(mine.first) >= mine.ballot.quorum:
+            mine.proof = Proof(
+                round=motion.record.round,
+                base=motion.record.previous,
+                record_hash=record_hash(motion.record),
+                certificate=mine.certificate(mine.first),
+            )
+            mine.sent = now
+            return [Send(mine.ballot.voters, mine.proof)]
+        return []
+
+    def audience(self) -> tuple[PeerId, ...]:
+        """Everybody that our attempt concerns."""
+        return self._mine.audience() if self._mine is not None else ()
+
+    # -- time ---------------------------------------------------------------------------------------------------------
+
+    def _resend(self, mine: OwnAttempt, now: float) -> list[RoundEffect]:
+        """Send again what is not answered."""
+        if now - mine.sent < RESEND_S:
+            return []
+        mine.sent = now
+        if mine.motion is None:
+            return [Send(mine.audience(), self._proposal(mine, mine.plan))] if mine.plan is not None else []
+        unmoved = tuple(peer for peer in mine.audience() if peer not in mine.first and peer not in mine.second)
+        effects: list[RoundEffect] = [Send(unmoved, mine.motion)] if unmoved else []
+        if mine.proof is not None:
+            unproven = tuple(peer for peer in mine.ballot.voters if peer not in mine.second)
+            effects += [Send(unproven, mine.proof)] if unproven else []
+        return effects
+
+    def drop_attempt(self) -> None:
+        """End our attempt, unless its motion may still be voted for: the plan has a member that lied."""
+        if self._mine is None or self._mine.motion is None or self._state.doubts.is_false(self._mine.motion.index):
+            self._mine = None

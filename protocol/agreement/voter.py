@@ -1,0 +1,336 @@
+"""The voter of a round: its rolls, its first and second votes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from protocol.agreement.ballot import Ballot, Justification, carries_lock, justify
+from protocol.agreement.events import BeginExchange, ObtainResult, Persist, Reject, RoundEffect, Send, View
+from protocol.agreement.policy import CALL_S, RESEND_S
+from protocol.agreement.relay import reminder, result_for_planner
+from protocol.agreement.roll_call import MAX_LEAD
+from protocol.agreement.round_state import RoundState, carried_lock, carried_plan
+from protocol.agreement.validation import flaw_of_motion, flaw_of_plan, is_in, plan_of
+from protocol.agreement.voting import cast_first, cast_second, enter, objection_of_lock, objection_to_vote, roll_of
+from protocol.allreduce.assignment import plan_hash
+from protocol.chain.base import RoundSettings
+from protocol.chain.records import record_hash, verify_votes
+from protocol.wire.canonical import Malformed
+from protocol.wire.identity import PeerId
+from protocol.wire.messages import Kept, Motion, Plan, Proof, Proposal, Step, Vote
+
+
+@dataclass
+class Call:
+    """The ballot that we called last.  sent: when, in trio time.  to_all: not to its proposer only.  answered: its proposer
+    has proposed something."""
+
+    ballot: Ballot
+    sent: float
+    to_all: bool = False
+    answered: bool = False
+
+
+class Voter:
+    """Rolls and votes, within what `state.kept` permits.
+
+    Everything said follows a `Persist` of what binds us from then on.
+    """
+
+    def __init__(self, state: RoundState) -> None:
+        self._state = state
+        self._call: Call | None = None
+        self._plan: tuple[int, Plan] | None = None
+        """The plan accepted last, and in which attempt."""
+        self._spoilt: Ballot | None = None
+        """The last one whose proposer has proposed what nobody takes up."""
+        self._motion: Motion | None = None
+        self._leader = state.me
+        """Who put the motion to the vote."""
+        self._carried = False
+        """Whether the motion is justified by a lock: then it is voted for without audits."""
+        self.proof: Proof | None = None
+
+    @property
+    def is_voting(self) -> bool:
+        """Whether a record of the attempt that is due was put to the vote."""
+        return self._motion is not None and self._motion.attempt == self._state.attempt
+
+    @property
+    def called(self) -> Call | None:
+        """The ballot that we called last."""
+        return self._call
+
+    # -- calling an attempt -------------------------------------------------------------------------------------------
+
+    def call(self, view: View, now: float) -> tuple[list[RoundEffect], Ballot | None]:
+        """Take part in the attempt that is due; the next one, while its proposer cannot propose.  Returns its ballot, too;
+        None when we do not vote in it.
+
+        The roll goes to the proposer; when nothing comes of it, or nothing moves any more, to all voters: they join an
+        attempt that some honest voter is in, and pass on what we were not told.
+        """
+        state, ballot = self._state, self._due(view, now)
+        if ballot is None or state.me not in ballot.voters or state.abstains:
+            return [], None
+        call, effects = self._call, list[RoundEffect]()
+        if call is not None and call.ballot == ballot:
+            moves = call.answered and (self._is_exchanging() or state.idle_s(now) < CALL_S)
+            if moves or now - call.sent < (RESEND_S if call.to_all else CALL_S):
+                return [], ballot
+            call.sent, call.to_all, to = now, True, ballot.voters
+            effects += [] if self.is_voting else reminder(state)
+        else:
+            self._call, to = Call(ballot, now), (ballot.proposer,)
+        if ballot.attempt > state.entered:
+            effects.append(self._keep(enter(state.kept, ballot.attempt)))
+        binding = carried_lock(state, ballot, view)
+        roll = roll_of(binding, ballot, state.held(view), carried_plan(state, ballot, view))
+        if roll is None:
+            return effects, ballot
+        locks = [lock for lock in (binding.lock, binding.reduced) if lock is not None]
+        return [*effects, *(Send((ballot.proposer,), lock) for lock in locks), Send(to, roll)], ballot
+
+    def _is_exchanging(self) -> bool:
+        """Whether the plan of the attempt that is due has no result yet, as far as we know."""
+        plan = self._state.plan
+        return plan is not None and plan_hash(plan) not in self._state.results and not self.is_voting
+
+    def _due(self, view: View, now: float) -> Ballot | None:
+        """The ballot of the attempt that is due, or of the first after it whose proposer can propose."""
+        state, closing = self._state, self._state.closing
+        absent = closing.absent(view)
+        members = () if set(state.base.electors) - set(absent) else closing.planned(view, state.outer)
+        ballot = Ballot(state.base, state.attempt, absent, members)
+        if not ballot.voters:
+            return None
+        for later in range(len(ballot.voters)):
+            ballot = Ballot(state.base, state.attempt + later, absent, members)
+            if self._can_propose(ballot, view):
+                state.go_to_attempt(ballot.attempt, now)
+                break
+        return Ballot(state.base, state.attempt, absent, members)
+
+    def _can_propose(self, ballot: Ballot, view: View) -> bool:
+        """Whether its proposer is alive, ready (if any voter is), and did not stall rounds lately.
+
+        What we remember of earlier rounds, others do not: it counts for the first turn of all voters, and until we lose
+        patience in this one, so that all come to try the same proposers.  Else voters that distrust different ones would
+        go from attempt to attempt for ever, each on to a proposer that others pass over.
+        """
+        state, proposer = self._state, ballot.proposer
+        trusted = state.closing.patience.proposers.share(proposer, state.base.round) > 0
+        remembers = not state.losses and ballot.attempt < len(ballot.voters)
+        if proposer != state.me and remembers and not trusted:
+            return False
+        ready = [peer for peer in ballot.voters if peer in state.closing.readys]
+        return state.closing.lives(proposer, view) and (proposer in ready or not ready)
+
+    @property
+    def is_spoilt(self) -> bool:
+        """Whether the proposer of the attempt that is due has proposed what nobody takes up: nothing will come of it."""
+        called = self._call.ballot if self._call is not None else None
+        return called is not None and called == self._spoilt and called.attempt == self._state.attempt
+
+    def proposer_to_blame(self) -> PeerId | None:
+        """The proposer of our attempt, when it has kept us waiting."""
+        call = self._call
+        if call is None or call.ballot.attempt != self._state.attempt:
+            return None
+        proposer, plan = call.ballot.proposer, self._state.standing_plan()
+        waits_for_it = not call.answered or self._motion is not None or plan in self._state.results
+        return proposer if waits_for_it and proposer != self._state.me else None
+
+    # -- proposals ----------------------------------------------------------------------------------------------------
+
+    def on_proposal(self, sender: PeerId, proposal: Proposal, view: View, now: float) -> list[RoundEffect]:
+        """Take up the plan, or say why not."""
+        state, plan = self._state, proposal.plan
+        ballot = state.ballot(proposal.attempt, proposal.absent, plan.members)
+        objection = self._objection_to_proposal(sender, ballot, proposal, view)
+        if objection is not None:
+            return [Reject(sender, Proposal.KIND, objection)]
+        flaw = flaw_of_proposal(state.settings, ballot, proposal)
+        if flaw is not None:
+            if sender == ballot.proposer:
+                self._spoilt = ballot
+            return [Reject(sender, Proposal.KIND, flaw)]
+        if self._plan != (proposal.attempt, plan):
+            self._plan = (proposal.attempt, plan)
+            state.take_up(plan, proposal.attempt, now)
+            state.go_to_attempt(proposal.attempt, now)
+        state.planner = sender
+        self._answered(proposal.attempt)
+        begin = [BeginExchange(plan)] if is_in(plan, state.me, state.closing.ready_of(state.me)) else []
+        return [*begin, *result_for_planner(state, plan_hash(plan))]
+
+    def _objection_to_proposal(self, sender: PeerId, ballot: Ballot, proposal: Proposal, view: View) -> str | None:
+        """The first reason for us not to take it up, which others may not have; None when there is none."""
+        state, plan = self._state, proposal.plan
+        objection = self._objection_to_ballot(sender, ballot, view)
+        if objection is not None:
+            return objection
+        if self._plan is not None and self._plan[0] == ballot.attempt and self._plan[1] != plan:
+            return "it is the second plan for one ballot"
+        if state.outer is not None and plan.state != state.outer:
+            return "its plan stands on another state than ours"
+        return None
+
+    def _objection_to_ballot(self, sender: PeerId, ballot: Ballot, view: View) -> str | None:
+        state = self._state
+        if state.decided is not None:
+            return "the round is decided"
+        if not ballot.is_sound or not ballot.may_propose(sender):
+            return "it is not its sender's turn to propose"
+        if ballot.attempt < max(state.kept.attempt, self._plan[0] if self._plan is not None else 0):
+            return f"it is of attempt {ballot.attempt}, and attempt {state.attempt} was entered"
+        if not state.closing.may_be_absent(ballot.absent, view):
+            return "it goes on without an elector that we do not take for gone"
+        if ballot.absent and ballot.attempt > state.attempt + MAX_LEAD:
+            return "it is far ahead, and a quorum of a part may be liars"
+        return None
+
+    def _answered(self, attempt: int) -> None:
+        if self._call is not None and self._call.ballot.attempt == attempt:
+            self._call.answered = True
+
+    # -- first votes --------------------------------------------------------------------------------------------------
+
+    def on_motion(self, sender: PeerId, motion: Motion, view: View, now: float) -> list[RoundEffect]:
+        """Obtain the result that is put to the vote, then vote for it; or say why not."""
+        state, record = self._state, motion.record
+        if self._motion != motion:
+            objection = self._objection_to_motion(sender, motion, view)
+            if objection is not None:
+                return [Reject(sender, Motion.KIND, objection)]
+            self._motion, self._leader, self.proof = motion, sender, None
+            self._carried = motion.proof is not None
+            state.go_to_attempt(motion.attempt, now)
+            state.move(now)
+        self._answered(motion.attempt)
+        if record.result_root in state.obtained:
+            return self._cast_first(motion)
+        sources = tuple(PeerId(member.peer) for member in record.members if member.peer != state.me)
+        provenance = None if self._carried else motion.provenance
+        again = state.doubts.has_suspected(record.result_root)
+        return [ObtainResult(record, tuple(motion.index), sources, sender, provenance, again)]
+
+    def _objection_to_motion(self, sender: PeerId, motion: Motion, view: View) -> str | None:
+        """The first reason not to vote for it; None when there is none."""
+        state = self._state
+        ballot = state.ballot(motion.attempt, motion.absent, motion.record.members)
+        objection = self._objection_to_ballot(sender, ballot, view)
+        if objection is not None:
+            return objection
+        name = record_hash(motion.record)
+        objection = objection_to_vote(state.kept, Step.FIRST, motion.attempt, list(motion.absent), name)
+        objection = objection or objection_of_lock(state.kept, motion)
+        if objection is not None:
+            return objection
+        flaw = flaw_of_motion(state.settings, state.base, motion.record, motion.index, motion.provenance)
+        if flaw is not None:
+            return flaw
+        try:
+            justification = justify(state.settings.run, ballot, motion.rolls)
+            is_carried = carries_lock(state.settings.run, justification, motion.record, motion.proof)
+        except Malformed as error:
+            return str(error)
+        return None if is_carried else self._objection_to_fresh(justification, motion)
+
+    def _objection_to_fresh(self, justification: Justification, motion: Motion) -> str | None:
+        """The first reason not to vote for a record that nobody is locked on."""
+        state, plan = self._state, plan_of(motion.record, motion.provenance)
+        if state.doubts.is_false(motion.index):
+            return "it has an average that is proven wrong"
+        if state.outer is not None and motion.record.state != state.outer:
+            return "it stands on another state than ours"
+        if plan != state.plan and not justification.allows_plan(plan, state.settings.max_members):
+            return "its plan leaves out an elector that was ready"
+        return None
+
+    def _cast_first(self, motion: Motion) -> list[RoundEffect]:
+        state = self._state
+        ballot = state.ballot(motion.attempt, motion.absent, motion.record.members)
+        name = record_hash(motion.record)
+        if state.me not in ballot.voters or state.abstains:
+            return []
+        if objection_to_vote(state.kept, Step.FIRST, motion.attempt, list(motion.absent), name) is not None:
+            return []  # a later attempt was entered while the result was fetched
+        kept, vote = cast_first(state.kept, motion)
+        return self._say(kept, vote)
+
+    # -- second votes -------------------------------------------------------------------------------------------------
+
+    def on_proof(self, sender: PeerId, proof: Proof) -> list[RoundEffect]:
+        """A quorum has cast first votes for the motion: lock on it, and vote again."""
+        state, motion = self._state, self._motion
+        if state.decided is not None or motion is None or record_hash(motion.record) != proof.record_hash:
+            return []
+        if (proof.certificate.attempt, proof.certificate.absent) != (motion.attempt, motion.absent):
+            return []
+        if self.proof != proof:
+            try:
+                verify_votes(state.settings.run, state.base, motion.record, proof.certificate, Step.FIRST)
+            except Malformed as error:
+                return [Reject(sender, Proof.KIND, str(error))]
+            self.proof = proof
+        return self._cast_second(motion) if motion.record.result_root in state.obtained else []
+
+    def _cast_second(self, motion: Motion) -> list[RoundEffect]:
+        state, proof = self._state, self.proof
+        ballot = state.ballot(motion.attempt, motion.absent, motion.record.members)
+        name = record_hash(motion.record)
+        if proof is None or state.me not in ballot.voters or state.abstains:
+            return []
+        if objection_to_vote(state.kept, Step.SECOND, motion.attempt, list(motion.absent), name) is not None:
+            return []
+        kept, vote = cast_second(state.kept, motion, proof.certificate)
+        return self._say(kept, vote)
+
+    def _say(self, kept: Kept, vote: Vote) -> list[RoundEffect]:
+        """Cast a vote; on disk first, unless it was cast before."""
+        keep = [] if kept == self._state.kept else [self._keep(kept)]
+        return [*keep, Send((self._leader,), vote)]
+
+    def _keep(self, kept: Kept) -> Persist:
+        self._state.kept, self._state.entered = kept, kept.attempt
+        return Persist(kept)
+
+    # -- results ------------------------------------------------------------------------------------------------------
+
+    def on_result_obtained(self, root: bytes) -> list[RoundEffect]:
+        """Vote, if this is the result that is put to the vote."""
+        motion = self._motion
+        if motion is None or motion.record.result_root != root or self._state.decided is not None:
+            return []
+        return [*self._cast_first(motion), *self._cast_second(motion)]
+
+    def on_audit_failed(self, root: bytes, now: float) -> None:
+        """Doubt this result; if it is the one put to the vote, the next attempt is due."""
+        state = self._state
+        state.doubts.suspect(root)
+        if self._motion is not None and self._motion.record.result_root == root:
+            self._motion = None
+            state.go_to_attempt(state.attempt + 1, now)
+
+    def drop_false_motion(self) -> None:
+        """Forget the motion if an average of its record is proven wrong, unless it is justified by a lock."""
+        if self._motion is not None and not self._carried and self._state.doubts.is_false(self._motion.index):
+            self._motion = None
+
+
+def flaw_of_proposal(settings: RoundSettings, ballot: Ballot, proposal: Proposal) -> str | None:
+    """The first reason for which nobody takes it up, whatever each has seen; None when there is none."""
+    plan = proposal.plan
+    flaw = flaw_of_plan(settings, ballot.base, plan)
+    if flaw is not None:
+        return flaw
+    try:
+        justification = justify(settings.run, ballot, proposal.rolls)
+    except Malformed as error:
+        return str(error)
+    if justification.highest_locks():
+        return "its rolls name a lock, which is to be put to the vote"
+    if not justification.allows_plan(plan, settings.max_members):
+        return "its plan leaves out an elector that was ready"
+    return None

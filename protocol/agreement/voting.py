@@ -1,0 +1,104 @@
+"""What binds an elector at one tip, and what it may still say: pure functions over `Kept`, which is on disk.
+
+* An elector takes part in attempts that only grow.  A roll for an attempt, or a vote in it, ends all lower ones.
+* In an attempt it casts one first vote and one second vote, for one record and with one list of absent electors.
+* A second vote needs a proof of lock, a quorum of first votes, and locks the voter on the record.  The lock is told in every
+  later roll, until a lock of a higher attempt takes its place.
+* A lock of the whole electorate is never replaced by one of a part; one of a part binds only ballots of the same part.
+"""
+
+from __future__ import annotations
+
+from protocol.agreement.ballot import Ballot, held_mask
+from protocol.chain.base import Base
+from protocol.chain.records import record_hash
+from protocol.wire.hashes import Hash
+from protocol.wire.identity import PeerId
+from protocol.wire.messages import Certificate, Kept, Lock, LockName, Motion, Roll, Step, Vote
+
+
+def blank(base: Base) -> Kept:
+    """Nothing said yet."""
+    return Kept(round=base.round, base=base.tip, attempt=0, absent=[], first=None, second=None, lock=None, reduced=None)
+
+
+def enter(kept: Kept, attempt: int) -> Kept:
+    """Take part in `attempt`, which is no lower than the last one."""
+    assert attempt >= kept.attempt, "attempts only grow"
+    if attempt == kept.attempt:
+        return kept
+    return kept.model_copy(update={"attempt": attempt, "absent": [], "first": None, "second": None})
+
+
+def name_of(lock: Lock | None) -> LockName | None:
+    """How a roll names a lock."""
+    if lock is None:
+        return None
+    return LockName(attempt=lock.proof.attempt, absent=lock.proof.absent, record_hash=record_hash(lock.record))
+
+
+def roll_of(kept: Kept, ballot: Ballot, held: list[PeerId], plan: Hash | None) -> Roll | None:
+    """Our roll for `ballot`, which has been entered; None once we are locked in it: then it has gone on already."""
+    assert ballot.attempt == kept.attempt, "a roll follows what is kept"
+    lock, reduced = name_of(kept.lock), name_of(kept.reduced)
+    if any(name is not None and name.attempt >= ballot.attempt for name in (lock, reduced)):
+        return None
+    return Roll(
+        round=kept.round,
+        base=kept.base,
+        attempt=ballot.attempt,
+        absent=list(ballot.absent),
+        held=held_mask(ballot.base.electors, held),
+        plan=plan,
+        lock=lock,
+        reduced=reduced,
+    )
+
+
+def objection_to_vote(kept: Kept, step: Step, attempt: int, absent: list[str], record: Hash) -> str | None:
+    """Why what was said before forbids this vote; None when nothing does.  The same vote may be cast again."""
+    if attempt < kept.attempt:
+        return f"attempt {kept.attempt} was entered"
+    if attempt > kept.attempt:
+        return None
+    cast = [vote for vote in (kept.first, kept.second) if vote is not None]
+    if cast and list(kept.absent) != absent:
+        return "we voted with other electors absent"
+    own = kept.first if step is Step.FIRST else kept.second
+    if own is not None and own != record:
+        return "we voted for another record in this attempt"
+    return None
+
+
+def objection_of_lock(kept: Kept, motion: Motion) -> str | None:
+    """Why our lock forbids a first vote for this motion, whose justification holds; None when it does not.
+
+    In a ballot of the whole electorate the rolls speak for us: where none names our lock, nothing was certified by it.  A
+    ballot of a part has no such quorum.
+    """
+    if motion.absent and kept.lock is not None and kept.lock.record != motion.record:
+        return "we are locked on another record by the whole electorate"
+    return None
+
+
+def cast_first(kept: Kept, motion: Motion) -> tuple[Kept, Vote]:
+    """The first vote for a motion that nothing forbids."""
+    name = record_hash(motion.record)
+    assert objection_to_vote(kept, Step.FIRST, motion.attempt, list(motion.absent), name) is None
+    kept = enter(kept, motion.attempt).model_copy(update={"absent": motion.absent, "first": name})
+    return kept, _vote(kept, Step.FIRST, name)
+
+
+def cast_second(kept: Kept, motion: Motion, proof: Certificate) -> tuple[Kept, Vote]:
+    """The second vote for a motion of which `proof` shows a quorum of first votes; from then on we are locked on it."""
+    name = record_hash(motion.record)
+    assert objection_to_vote(kept, Step.SECOND, motion.attempt, list(motion.absent), name) is None
+    assert (proof.attempt, proof.absent) == (motion.attempt, motion.absent)
+    lock = Lock(record=motion.record, index=motion.index, provenance=motion.provenance, proof=proof)
+    update = {"absent": motion.absent, "second": name, "reduced" if motion.absent else "lock": lock}
+    kept = enter(kept, motion.attempt).model_copy(update=update)
+    return kept, _vote(kept, Step.SECOND, name)
+
+
+def _vote(kept: Kept, step: Step, record: Hash) -> Vote:
+    return Vote(round=kept.round, base=kept.base, attempt=kept.attempt, step=step, absent=kept.absent, record_hash=record)

@@ -1,0 +1,168 @@
+"""Memory for chunks that arrive or are averaged: reused, and limited by sender."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import trio
+
+from kernels.layout import Layout
+from protocol.wire.envelope import Envelope
+from protocol.wire.hashes import Hash, tree_proofs
+from protocol.wire.identity import PeerId
+from protocol.wire.messages import Plan, Provenance
+
+# ------------------------------------------------------------------------------------------------------------------------
+# The chunks that a member has to give: the parts of its own contribution, and the results it holds.
+
+
+class OwnParts:
+    """Our contribution, cut into one part a chunk.
+
+    contribution: codec bytes.  leaves: the hash of each part; their tree root is what our READY commits to.
+    """
+
+    def __init__(self, contribution: memoryview, leaves: Sequence[Hash], layout: Layout) -> None:
+        self._contribution, self._layout = contribution, layout
+        self._proofs = tree_proofs(leaves)
+
+    def __getitem__(self, chunk: int) -> memoryview:
+        """The codec bytes of a part."""
+        return self._contribution[self._layout[chunk].encoded]
+
+    def proof(self, chunk: int) -> list[bytes]:
+        """The tree proof of a part."""
+        return [*self._proofs[chunk]]
+
+
+class Results:
+    """The averages that we hold, each at its place in the result buffer, with the statement of the owner that signed it.
+
+    buffer: writable, as long as a contribution.  After `release` it belongs to the caller and is not touched any more.
+    """
+
+    def __init__(self, buffer: memoryview, layout: Layout) -> None:
+        self.released = False
+        self.statements: dict[int, Envelope] = {}
+        self._buffer, self._layout = buffer, layout
+
+    @property
+    def buffer(self) -> memoryview | None:
+        """The result buffer; None once it is released."""
+        return None if self.released else self._buffer
+
+    def __getitem__(self, chunk: int) -> memoryview:
+        """The codec bytes of an average."""
+        return self._buffer[self._layout[chunk].encoded]
+
+    def put(self, chunk: int, average: memoryview, statement: Envelope) -> None:
+        """Copy an average to its place."""
+        self._buffer[self._layout[chunk].encoded] = average
+        self.statements[chunk] = statement
+
+    def has(self, chunk: int) -> bool:
+        """Whether the average of this chunk can be read and sent."""
+        return not self.released and chunk in self.statements
+
+    def release(self) -> None:
+        """Leave the buffer to somebody else for good."""
+        self.released = True
+
+    def provenance(self, plan: Plan) -> Provenance:
+        """The signer and the signature of each chunk, once all are here."""
+        members = [PeerId(member.peer) for member in plan.members]
+        statements = [self.statements[chunk] for chunk in range(len(plan.owners))]
+        return Provenance(
+            owners=plan.owners,
+            signers=bytes(members.index(each.sender) for each in statements),
+            signatures=[each.signature for each in statements],
+        )
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+
+
+PART_BUFFERS = 64
+"""Parts of other members that may wait for their chunk's average, and spare buffers kept of each size."""
+
+
+def share_of_buffers(senders: int) -> int:
+    """How many of a receiver's buffers each of its senders may fill at a time."""
+    return max(1, PART_BUFFERS // max(1, senders))
+
+
+class BufferPool:
+    """Buffers of a chunk's size, used again: to allocate fresh memory costs as much as to fill it."""
+
+    def __init__(self) -> None:
+        self._spare: dict[int, list[memoryview]] = {}
+
+    def take(self, size: int) -> memoryview:
+        """A writable buffer of `size` bytes; what is in it is undefined."""
+        spare = self._spare.get(size)
+        return spare.pop() if spare else memoryview(bytearray(size))
+
+    def give(self, buffer: memoryview) -> None:
+        """Take a buffer back.  Nothing may read or write it afterwards."""
+        spare = self._spare.setdefault(len(buffer), [])
+        if len(spare) < PART_BUFFERS:
+            spare.append(buffer)
+
+
+class WaitingParts:
+    """Parts of other members that wait for their chunk's average, by chunk and sender.
+
+    `PART_BUFFERS` in all are shared equally among the senders; a sender that has used up its share waits.
+    """
+
+    def __init__(self, senders: Sequence[PeerId], pool: BufferPool) -> None:
+        self._pool = pool
+        self._parts: dict[tuple[int, PeerId], memoryview] = {}
+        self._arriving = dict.fromkeys(senders, 0)
+        self._share = share_of_buffers(len(senders))
+        self._held = dict.fromkeys(senders, 0)
+        self._room = trio.Event()
+
+    def __contains__(self, key: tuple[int, PeerId]) -> bool:
+        return key in self._parts
+
+    def __getitem__(self, key: tuple[int, PeerId]) -> memoryview:
+        return self._parts[key]
+
+    def takes_from(self, peer: PeerId) -> bool:
+        """Whether `peer` is one of the senders."""
+        return peer in self._arriving
+
+    async def reserve(self, peer: PeerId) -> None:
+        """Wait until `peer` has a buffer left of its share, and count one as arriving."""
+        self._held[peer] += 1
+        try:
+            while self._arriving[peer] + sum(sender == peer for _, sender in self._parts) >= self._share:
+                await self._room.wait()
+        finally:
+            self._held[peer] -= 1
+        self._arriving[peer] += 1
+
+    def held(self) -> list[PeerId]:
+        """The senders that wait for room."""
+        return [peer for peer, pushes in self._held.items() if pushes]
+
+    def arrived(self, peer: PeerId) -> None:
+        """A part that `reserve` counted is complete, or broke off."""
+        self._arriving[peer] -= 1
+        self.wake_senders()
+
+    def put(self, chunk: int, peer: PeerId, part: memoryview) -> None:
+        """Keep a verified part until its chunk is dropped."""
+        self._parts[chunk, peer] = part
+
+    def drop(self, chunk: int) -> None:
+        """Free the buffers of this chunk's parts: nothing reads them any more."""
+        for key in [key for key in self._parts if key[0] == chunk]:
+            self._pool.give(self._parts.pop(key))
+        self.wake_senders()
+
+    def wake_senders(self) -> None:
+        """Let those who wait for room look again."""
+        self._room.set()
+        self._room = trio.Event()

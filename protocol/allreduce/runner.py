@@ -1,0 +1,525 @@
+"""The exchange as it happens: the trio shell around `protocol.allreduce.machine.ExchangeMachine`.
+
+Performs what the machine decides: `Sender` pushes chunks, `Receiver` checks every byte that comes in, `Averager` averages
+in worker threads.
+
+Memory: parts that wait for their chunk's average are limited to `buffers.PART_BUFFERS` in all, shared out equally among the
+senders.  Each sender sends in the same order, and no push starts while the one so many places before it is under way as a
+sender has buffers at the receiver: so the lowest unfinished chunk always finds room and nothing deadlocks.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import trio
+
+from kernels.aggregate import Rule, aggregate
+from kernels.codec import is_sane
+from kernels.layout import Layout
+from protocol.allreduce.buffers import BufferPool, OwnParts, Results, WaitingParts, share_of_buffers
+from protocol.allreduce.events import (
+    Ask,
+    Asked,
+    Averaged,
+    Done,
+    ExchangeEffect,
+    ExchangeEvent,
+    Heard,
+    Lost,
+    Moving,
+    PartArrived,
+    PeerBack,
+    PeerDead,
+    Reduce,
+    ResultArrived,
+    SendPart,
+    SendResult,
+    SignedEarly,
+    Started,
+    Tick,
+)
+from protocol.allreduce.machine import ExchangeMachine
+from protocol.allreduce.messages import ExchangeAsk, PushHeader, read_header
+from protocol.events.events import Dropped, Event, ExchangeFinished, ExchangeProgress, MemberLost
+from protocol.offload import Offload
+from protocol.transport.interface import MALFORMED, Landing, Network, NetworkError, Offence, Refused, Session
+from protocol.wire.canonical import Malformed
+from protocol.wire.envelope import Envelope
+from protocol.wire.hashes import Hash, chunk_hash, verify_proof
+from protocol.wire.identity import PeerId
+from protocol.wire.messages import ChunkEntry, ChunkResult, Plan, Provenance, mask_of, members_in, unpack
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Events about an exchange for people and programs: its progress, and its time and bytes at the end.
+
+
+PROGRESS_EVERY_S = 0.25
+
+
+class ProgressReport:
+    """Emits at most one `ExchangeProgress` in `PROGRESS_EVERY_S` until all results are here, then every one."""
+
+    def __init__(self, machine: ExchangeMachine, emit: Callable[[Event], None]) -> None:
+        self._machine, self._emit = machine, emit
+        self._begun = trio.current_time()
+        self._seconds: float | None = None
+        self._shown = -1.0
+
+    def complete(self) -> None:
+        """All results are here: the time that the exchange took is fixed."""
+        self._seconds = trio.current_time() - self._begun
+
+    def show(self) -> None:
+        """Say how far it is, unless that was said just now."""
+        now = trio.current_time()
+        if now - self._shown >= PROGRESS_EVERY_S or self._seconds is not None:
+            self._shown = now
+            self._emit(
+                ExchangeProgress(
+                    self._machine.plan.round,
+                    len(self._machine.entries),
+                    self._machine.chunks,
+                    list(self._machine.waiting_for()),
+                )
+            )
+
+    def finish(self, up_bytes: int, down_bytes: int) -> None:
+        """The exchange ends here, with all results or without."""
+        seconds = trio.current_time() - self._begun if self._seconds is None else self._seconds
+        self._emit(ExchangeFinished(self._machine.plan.round, seconds, up_bytes, down_bytes))
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Pushes to other members: one queue a peer, several pushes under way in each.
+
+
+PUSHES_AHEAD = 8
+"""Pushes to one peer that are on their way or wait for its answer: a long way is kept full, and trips are shared."""
+PUSH_TIMEOUT_S = 60.0
+RETRY_S = 0.5
+REFUSALS = 6
+"""A part refused so often in a row is given up: the receiver has what it needs, or another plan."""
+
+
+class Sender:
+    """Pushes parts and results in the order in which they were ordered.  up_bytes: headers and chunks delivered so far."""
+
+    def __init__(self, machine: ExchangeMachine, own: OwnParts, results: Results, network: Network) -> None:
+        self.up_bytes = 0
+        self.refusing: dict[PeerId, None] = {}
+        """Peers that did not take a push of ours."""
+        self._machine, self._own, self._results, self._network = machine, own, results, network
+        self._queues: dict[PeerId, deque[SendPart | SendResult]] = {peer: deque() for peer in machine.others}
+        self._wake = {peer: trio.Event() for peer in machine.others}
+        self._ordered: set[SendPart | SendResult] = set()
+
+    def order(self, item: SendPart | SendResult) -> None:
+        """Queue a push; nothing if the same is queued, on its way or delivered."""
+        if item not in self._ordered:
+            self._ordered.add(item)
+            self._queues[item.to].append(item)
+            self._wake[item.to].set()
+
+    async def serve(self, peer: PeerId) -> None:
+        """Push the queue of this peer, until cancelled."""
+        queue, under_way = self._queues[peer], deque[trio.Event]()
+        ahead = min(PUSHES_AHEAD, share_of_buffers(len(self._queues)))
+        async with trio.open_nursery() as nursery:
+            while True:
+                while not queue:
+                    self._wake[peer] = trio.Event()
+                    await self._wake[peer].wait()
+                if len(under_way) >= ahead:
+                    await under_way.popleft().wait()
+                item = queue.popleft()
+                if isinstance(item, SendPart) and (peer in self._machine.lost or item.chunk in self._machine.entries):
+                    self._ordered.discard(item)
+                    continue
+                under_way.append(trio.Event())
+                nursery.start_soon(self._push, item, under_way[-1])
+
+    async def _push(self, item: SendPart | SendResult, over: trio.Event) -> None:
+        try:
+            if not await self._push_until_over(item):
+                self._ordered.discard(item)
+        finally:
+            over.set()
+
+    async def _push_until_over(self, item: SendPart | SendResult) -> bool:
+        """Push until it is there, refused for good, or the peer is lost.  Whether it is there."""
+        if isinstance(item, SendResult) and not self._results.has(item.chunk):
+            return False  # the peer fetches it from the record's members
+        header, data = self._header(item).encode(), (self._own if isinstance(item, SendPart) else self._results)[item.chunk]
+        refusals = 0
+        while True:
+            try:
+                await self._network.push(item.to, header, data, timeout_s=PUSH_TIMEOUT_S)
+                self.up_bytes += len(header) + len(data)
+                return True
+            except Refused:
+                refusals += 1
+                self.refusing[item.to] = None
+                if refusals >= REFUSALS or isinstance(item, SendResult):
+                    return False
+            except NetworkError:
+                if item.to in self._machine.lost:
+                    return False
+            await trio.sleep(RETRY_S)
+
+    def _header(self, item: SendPart | SendResult) -> PushHeader:
+        if isinstance(item, SendPart):
+            return self._header_of(item.chunk, self._own.proof(item.chunk), None)
+        return self._header_of(item.chunk, [], self._results.statements[item.chunk].raw)
+
+    def _header_of(self, chunk: int, proof: list[bytes], statement: bytes | None) -> PushHeader:
+        plan = self._machine.plan
+        return PushHeader(plan=self._machine.name, fragment=plan.fragment, chunk=chunk, proof=proof, statement=statement)
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# The average of a chunk, as its owner computes it, and the examination of every chunk that arrives.
+#
+# The functions that read whole chunks are for worker threads.
+
+
+class Averager:
+    """Averages the chunks that we own, signs the averages and puts them among the results."""
+
+    def __init__(
+        self,
+        machine: ExchangeMachine,
+        session: Session,
+        layout: Layout,
+        own: OwnParts,
+        parts: WaitingParts,
+        results: Results,
+        pool: BufferPool,
+        offload: Offload,
+        rule: Rule,
+    ) -> None:
+        self._machine, self._session, self._layout = machine, session, layout
+        self._own, self._parts, self._results, self._pool = own, parts, results, pool
+        self._offload, self._rule = offload, rule
+
+    async def reduce(self, effect: Reduce) -> Averaged | None:
+        """Average one chunk; None when a result from somebody else came first."""
+        machine, chunk, span = self._machine, effect.chunk, self._layout[effect.chunk]
+        if chunk in machine.entries:
+            self._parts.drop(chunk)
+            return None
+        members = [machine.members[index] for index in effect.members]
+        parts = [self._own[chunk] if peer == machine.me else self._parts[chunk, peer] for peer in members]
+        weights = [machine.plan.members[index].tokens for index in effect.members]
+        mean = self._pool.take(span.size)
+        name = await self._offload(average, self._rule, parts, weights, span.count, mean)
+        entry = entry_of(name, effect.members, len(machine.members))
+        self._parts.drop(chunk)
+        if chunk in machine.entries or self._results.released:
+            return None
+        self._results.put(chunk, mean, self._session.seal(ChunkResult(plan=machine.name, chunk=chunk, entry=entry)))
+        self._pool.give(mean)
+        return Averaged(chunk, entry)
+
+
+def average(rule: Rule, parts: Sequence[memoryview], weights: Sequence[int], count: int, into: memoryview) -> Hash:
+    """Average `parts` of `count` values into `into`; returns its hash.  weights: the tokens of their members."""
+    aggregate(rule, parts, weights, count, into)
+    return chunk_hash(into)
+
+
+def examine(count: int, data: memoryview) -> tuple[Hash, bool]:
+    """The hash of a chunk of `count` values, and whether all of them are finite."""
+    return chunk_hash(data), is_sane(data, count)
+
+
+def entry_of(hash: Hash, members: Sequence[int], count: int) -> ChunkEntry:
+    """The index entry of a chunk averaged over these members (indices in a plan of `count` members)."""
+    return ChunkEntry(hash=hash, mask=mask_of(members, count))
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Pushes from other members: room for them, their checks, and where they go.
+
+
+class Receiver:
+    """Takes the pushes of one exchange.  down_bytes: headers and chunks taken so far.
+
+    run: the run that statements are signed for.  emit: told of what is dropped.
+    """
+
+    def __init__(
+        self,
+        machine: ExchangeMachine,
+        layout: Layout,
+        run: Hash,
+        parts: WaitingParts,
+        results: Results,
+        pool: BufferPool,
+        emit: Callable[[Event], None],
+    ) -> None:
+        self.down_bytes = 0
+        self._machine, self._layout, self._run = machine, layout, run
+        self._parts, self._results, self._pool, self._emit = parts, results, pool, emit
+        self._moved: dict[PeerId, None] = {}
+
+    def moving(self) -> list[Moving]:
+        """Whose bytes have come since the last call, and who waits for room here."""
+        moved, self._moved = self._moved, {}
+        return [*(Moving(peer, held=False) for peer in moved), *(Moving(peer, held=True) for peer in self._parts.held())]
+
+    async def open(self, peer: PeerId, raw: bytes, size: int) -> Landing | None:
+        """A buffer for a part or a result that we can use, else None; waits while the sender has its share of buffers.
+
+        raw: the header, known to be well formed.
+        """
+        header = read_header(raw)
+        if header.fragment != self._machine.plan.fragment or header.chunk >= self._machine.chunks:
+            return None
+        if not self._parts.takes_from(peer):
+            return None
+        if size != self._layout[header.chunk].size or self._results.released:
+            return None
+        self._machine.handle(Heard(peer), trio.current_time())
+        if header.statement is not None:
+            if not self._is_due(peer, header):
+                return None
+        elif (header.chunk, peer) in self._parts:
+            return None
+        else:
+            await self._parts.reserve(peer)
+        check = partial(examine, self._layout[header.chunk].count)
+        return Landing(self._pool.take(size), check, on_bytes=partial(self._note_bytes, peer))
+
+    def _note_bytes(self, peer: PeerId) -> None:
+        self._moved[peer] = None
+
+    def _is_due(self, peer: PeerId, header: PushHeader) -> bool:
+        """Whether to take this result."""
+        machine = self._machine
+        if header.chunk in machine.entries:
+            return False
+        try:
+            signer, _, _ = self._signed(header)
+        except Malformed as error:
+            self._emit(Dropped(peer, "chunk", str(error)))
+            return False
+        if not machine.succession.may_sign(signer, header.chunk):
+            machine.handle(SignedEarly(signer, header.chunk), trio.current_time())
+            return False
+        return True
+
+    def finish(self, peer: PeerId, raw: bytes, landing: Landing | None) -> PartArrived | ResultArrived | None:
+        """The push that `open` accepted is complete; landing: None when it broke off.  Returns the event for the machine.
+
+        Raises `Offence` for what its sender should have seen to be wrong.
+        """
+        header = read_header(raw)
+        if header.statement is None:
+            self._parts.arrived(peer)
+        if landing is None or not self._parts.takes_from(peer):
+            return None
+        try:
+            arrived = (
+                self._take_part(peer, header, landing)
+                if header.statement is None
+                else (self._take_result(peer, header, landing))
+            )
+        except Malformed as error:
+            self._emit(Dropped(peer, "chunk", str(error)))
+            raise Offence(MALFORMED) from error
+        self.down_bytes += len(raw) + len(landing.buffer)
+        return arrived
+
+    def _take_part(self, peer: PeerId, header: PushHeader, landing: Landing) -> PartArrived:
+        chunk = header.chunk
+        member = next(member for member in self._machine.plan.members if member.peer == peer)
+        leaf, sane = landing.found
+        proof = [Hash(node) for node in header.proof]
+        if not verify_proof(Hash(member.root), self._machine.chunks, chunk, leaf, proof):
+            raise Malformed("a part that is not what its sender committed to")
+        if not sane:
+            raise Malformed("a part whose numbers are not finite")
+        if chunk not in self._machine.entries:
+            self._parts.put(chunk, peer, landing.buffer)
+        return PartArrived(peer, chunk)
+
+    def _take_result(self, peer: PeerId, header: PushHeader, landing: Landing) -> ResultArrived | None:
+        signer, body, envelope = self._signed(header)
+        name, sane = landing.found
+        if name != body.entry.hash:
+            raise Malformed("a result that is not what its owner signed")
+        if not sane:
+            raise Malformed("a result whose numbers are not finite")
+        if self._results.released or header.chunk in self._machine.entries:
+            return None
+        self._results.put(header.chunk, landing.buffer, envelope)
+        self._pool.give(landing.buffer)
+        if not self._machine.is_reducing(header.chunk):  # else the averaging drops them when it is through
+            self._parts.drop(header.chunk)
+        return ResultArrived(peer, header.chunk, body.entry, signer)
+
+    def _signed(self, header: PushHeader) -> tuple[PeerId, ChunkResult, Envelope]:
+        """Who signed the result that this header announces, and what; raises `Malformed`."""
+        assert header.statement is not None
+        signer, body, envelope = unpack(header.statement, self._run)
+        if not isinstance(body, ChunkResult) or signer not in self._machine.members:
+            raise Malformed("a result that no member signed")
+        if body.plan != self._machine.name or body.chunk != header.chunk:
+            raise Malformed("a result of another exchange")
+        members_in(body.entry.mask, len(self._machine.members))
+        return signer, body, envelope
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+
+
+TICK_S = 0.25
+ASK_TIMEOUT_S = 5.0
+
+
+class ExchangeRunner:
+    """Lives until its round ends: after it is `done` it goes on sending others what it owes them.
+
+    contribution: codec bytes of ours, `leaves` the hashes of its chunks.  result: writable buffer of the same size, complete
+    when `done` is set.  stall_s: how long a member may be silent that owes us something, where lines are quick.
+    """
+
+    def __init__(
+        self,
+        *,
+        session: Session,
+        plan: Plan,
+        layout: Layout,
+        contribution: memoryview,
+        leaves: Sequence[Hash],
+        result: memoryview,
+        offload: Offload,
+        stall_s: float,
+        rule: Rule,
+    ) -> None:
+        self.machine = ExchangeMachine(session.me, plan, stall_s, trio.current_time())
+        self.done = trio.Event()
+        self._session = session
+        self._results = Results(result, layout)
+        own, pool = OwnParts(contribution, leaves, layout), BufferPool()
+        self._parts = WaitingParts(self.machine.others, pool)
+        self._sender = Sender(self.machine, own, self._results, session.network)
+        self._receiver = Receiver(self.machine, layout, session.run, self._parts, self._results, pool, session.emit)
+        self._averager = Averager(self.machine, session, layout, own, self._parts, self._results, pool, offload, rule)
+        self._progress = ProgressReport(self.machine, session.emit)
+        self._nursery: trio.Nursery | None = None
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Exchange until cancelled; only then is it known what was sent, for others may want it after we have all."""
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                for peer in self.machine.others:
+                    nursery.start_soon(self._sender.serve, peer)
+                self._handle(Started())
+                while True:
+                    for moving in self._receiver.moving():
+                        self._handle(moving)
+                    self._handle(Tick())
+                    await trio.sleep(TICK_S)
+        finally:
+            self._nursery = None  # what is still on its way here starts nothing any more
+            self._progress.finish(self._sender.up_bytes, self._receiver.down_bytes)
+
+    def entries(self) -> tuple[ChunkEntry, ...]:
+        """The index of the result, once `done`."""
+        return tuple(self.machine.entries[chunk] for chunk in range(self.machine.chunks))
+
+    def provenance(self) -> Provenance:
+        """Signers and signatures of the chunks of the result, once `done`."""
+        return self._results.provenance(self.machine.plan)
+
+    @property
+    def refusing(self) -> list[PeerId]:
+        """Members that did not take a push of ours."""
+        return [*self._sender.refusing]
+
+    @property
+    def statements(self) -> Mapping[int, Envelope]:
+        """What the owners of the results that are here signed, by chunk."""
+        return self._results.statements
+
+    @property
+    def result(self) -> memoryview | None:
+        """The averages that are here, each in its place; None once somebody else has the buffer."""
+        return self._results.buffer
+
+    def adopt(self, index: Sequence[ChunkEntry]) -> list[int]:
+        """From now on the result buffer is the caller's: these chunks of it are missing or another version."""
+        self._results.release()
+        return self.machine.adopt(index)
+
+    # -- what happens -------------------------------------------------------------------------------------------------
+
+    def peer_dead(self, peer: PeerId) -> None:
+        """Membership says so: nobody waits for it any more."""
+        self._handle(PeerDead(peer))
+
+    def peer_alive(self, peer: PeerId) -> None:
+        """A member that was lost is heard again."""
+        self._handle(PeerBack(peer))
+
+    def asked(self, peer: PeerId, ask: ExchangeAsk) -> None:
+        """A successor asks for the result of a chunk, or our part; nothing, if it is of another fragment."""
+        if ask.fragment == self.machine.plan.fragment:
+            self._handle(Asked(peer, ask.chunk))
+
+    async def open_push(self, peer: PeerId, header: bytes, size: int) -> Landing | None:
+        """As `Handlers.open_push` of the network."""
+        return await self._receiver.open(peer, header, size)
+
+    def finish_push(self, peer: PeerId, header: bytes, landing: Landing | None) -> bool:
+        """As `Handlers.finish_push` of the network; whether the exchange lacked what has come."""
+        arrived = self._receiver.finish(peer, header, landing)
+        if arrived is None:
+            return False
+        is_new = self.machine.lacks(arrived)
+        self._handle(arrived)
+        return is_new
+
+    # -- the machine ------------------------------------------------------------------------------------------------------
+
+    def _handle(self, event: ExchangeEvent) -> None:
+        effects = self.machine.handle(event, trio.current_time())
+        for effect in effects:
+            self._perform(effect)
+        if effects:
+            self._progress.show()
+
+    def _perform(self, effect: ExchangeEffect) -> None:
+        if isinstance(effect, SendPart | SendResult):
+            self._sender.order(effect)
+        elif isinstance(effect, Reduce):
+            if self._nursery is not None:
+                self._nursery.start_soon(self._reduce, effect)
+        elif isinstance(effect, Ask):
+            if self._nursery is not None:
+                self._nursery.start_soon(self._ask, effect)
+        elif isinstance(effect, Lost):
+            self._session.emit(MemberLost(self.machine.plan.round, effect.peer))
+            self._parts.wake_senders()
+        elif isinstance(effect, Done):
+            self.done.set()
+            self._progress.complete()
+
+    async def _reduce(self, effect: Reduce) -> None:
+        averaged = await self._averager.reduce(effect)
+        if averaged is not None:
+            self._handle(averaged)
+
+    async def _ask(self, effect: Ask) -> None:
+        question = ExchangeAsk(plan=self.machine.name, fragment=self.machine.plan.fragment, chunk=effect.chunk).encode()
+        try:
+            await self._session.network.request(effect.peer, "exchange", question, timeout_s=ASK_TIMEOUT_S)
+        except NetworkError:
+            return  # asked again on the next occasion, until it answers or is lost

@@ -1,0 +1,304 @@
+"""SHARDCAST: everything large moves through one swarm of checked chunks.
+
+A peer's part in it: what it fetches, what it offers, and what others ask it for.  Whoever fetches a blob asks peers which
+chunks they have, is told of further ones as they come, and asks for chunks, which are pushed over the bulk data plane.  It
+offers what it has meanwhile.  There is no other way for checkpoints, results and weights to move.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from itertools import islice
+from math import inf
+
+import trio
+
+from protocol.blobs.blob import Blob, ChunkSet, chunks_in, from_bitmap, set_of, to_bitmap
+from protocol.blobs.fetching import Fetch
+from protocol.blobs.messages import (
+    MAX_NEIGHBOURS,
+    MAX_NEWS,
+    BlobReply,
+    BlobRequest,
+    ChunkHeader,
+    ChunkNews,
+    ChunksReply,
+    ChunksRequest,
+    LeavesRequest,
+)
+from protocol.blobs.offers import Offer, OriginOffer
+from protocol.blobs.sampling import Sample, Sampled
+from protocol.blobs.shelf import Held, Shelf
+from protocol.blobs.transfer import Purpose
+from protocol.blobs.uploads import Uploads
+from protocol.events.events import Event, TransferProgress
+from protocol.offload import Offload
+from protocol.transport.interface import MALFORMED, Landing, Members, NetworkError, Refused, Session
+from protocol.wire.body import decode_body
+from protocol.wire.canonical import Malformed
+from protocol.wire.hashes import Hash
+from protocol.wire.identity import PeerId
+from protocol.wire.questions import LeavesReply
+
+NEWS_S = 0.1
+"""What came is told to others so often: many small statements cost more than they gain."""
+NEWS_TIMEOUT_S = 10.0
+MAX_ASKERS = 64
+"""Peers remembered as fetching a blob that is here whole, of all blobs together: they are told of each other."""
+
+
+class Swarm:
+    """Of one node; `run` it.  shelf: what is on its disk.
+
+    serves: whether others may ask us for chunks; those that they have been promised are sent all the same.
+    """
+
+    def __init__(self, session: Session, members: Members, shelf: Shelf, offload: Offload) -> None:
+        self._session, self.members, self._shelf, self._offload = session, members, shelf, offload
+        self._uploads = Uploads(session.network, members, self._read, self._fed)
+        self._random = random.Random(session.me)
+        self._fetches: dict[Hash, list[Fetch]] = {}
+        self._origins: dict[Hash, OriginOffer] = {}
+        self._samples: list[Sample] = []
+        self._untold: dict[tuple[PeerId, Hash], ChunkSet] = {}
+        """What is still to be told; whoever is in it is being told."""
+        self._nursery: trio.Nursery | None = None
+        self.serves = True
+        self._askers: deque[tuple[Hash, PeerId]] = deque(maxlen=MAX_ASKERS)
+        self._answers: dict[str, Callable[[PeerId, bytes], Awaitable[bytes]]] = {
+            "blob": self._blob,
+            "news": self._news,
+            "want": self._want,
+            "leaves": self._leaves,
+        }
+
+    @property
+    def up_bytes(self) -> int:
+        """Bytes of chunks that others got from us."""
+        return self._uploads.up_bytes
+
+    async def run(self) -> None:
+        """Serve and tell others what comes, until cancelled."""
+        try:
+            async with trio.open_nursery() as self._nursery:
+                self._nursery.start_soon(self._uploads.run)
+                while True:
+                    for name, offer in self._offers():
+                        self._spread(name, offer, trio.current_time())
+                    await trio.sleep(NEWS_S)
+        finally:
+            self._nursery = None  # a fetch that ends later tells nobody
+
+    # -- fetching and offering ----------------------------------------------------------------------------------------
+
+    async def fetch(
+        self,
+        blob: Blob,
+        into: memoryview,
+        sources: Sequence[PeerId],
+        purpose: Purpose,
+        *,
+        here: ChunkSet = 0,
+        on_chunk: Callable[[], None] = lambda: None,
+    ) -> bool:
+        """Fetch what is missing of a blob into `into`; True when all is there, False when nobody has some of it.
+
+        sources: peers to ask first; they name others.  here: chunks that are there already.
+        """
+        others = self._fetches.setdefault(blob.name, [])
+
+        def tell(event: Event) -> None:
+            if others[0] is fetch:  # of one blob, one at a time
+                self._session.emit(event)
+
+        fetch = Fetch(self._session, self.members, blob, into, here, purpose, on_chunk, tell)
+        others.append(fetch)
+        try:
+            return await fetch.run(sources)
+        finally:
+            self._spread(blob.name, fetch.offer, inf)  # all that nobody was told yet
+            others.remove(fetch)
+            if not others:
+                del self._fetches[blob.name]
+
+    async def sample(self, blob: Blob, peer: PeerId) -> Sampled:
+        """How fast a peer sends to us some chunks of a blob that it should have; nothing of them is kept."""
+        sample = Sample(self._session, blob, peer)
+        self._samples.append(sample)
+        try:
+            return await sample.run()
+        finally:
+            self._samples.remove(sample)
+
+    def add_sources(self, name: Hash, sources: Sequence[PeerId]) -> None:
+        """Ask these, too, for the blob that is being fetched."""
+        for fetch in self._fetches.get(name, []):
+            fetch.add_sources(sources)
+
+    def originate(self, name: Hash, count: int) -> None:
+        """We alone have this blob, of `count` chunks: show it so that each chunk leaves us once."""
+        if name not in self._origins:
+            self._origins[name] = OriginOffer(count, self._random, self.members.has_member)
+
+    def end_origin(self, name: Hash) -> None:
+        """We are about to have this blob no more, or others have it."""
+        self._origins.pop(name, None)
+
+    def only_here(self, name: Hash) -> ChunkSet:
+        """Chunks of a blob that we originate, and that would be lost with us, as far as we know."""
+        origin = self._origins.get(name)
+        return origin.only_here if origin is not None else 0
+
+    def transfers(self) -> list[TransferProgress]:
+        """What is being fetched now, and how far it is."""
+        return [fetches[0].transfer.told() for fetches in self._fetches.values()]
+
+    def gone(self, peer: PeerId) -> None:
+        """A peer is not connected any more."""
+        self._uploads.forget(peer)
+        for _, offer in self._offers():
+            offer.leave(peer)
+        for fetches in [*self._fetches.values()]:
+            for fetch in [*fetches]:
+                fetch.gone(peer)
+
+    def _offers(self) -> list[tuple[Hash, Offer]]:
+        fetched = [(name, fetch.offer) for name, fetches in self._fetches.items() for fetch in fetches]
+        return [*fetched, *self._origins.items()]
+
+    def _fed(self, peer: PeerId, name: Hash, chunk: int) -> None:
+        for offered, offer in self._offers():
+            if offered == name:
+                offer.fed(peer, chunk, trio.current_time())
+
+    def _spread(self, name: Hash, offer: Offer, now: float) -> None:
+        """Tell the news of an offer, to each peer when it has answered the last ones: whoever is slow is told less often."""
+        if not self.serves:
+            return  # a later look at the offer tells it
+        for peer, chunks in offer.news(now).items():
+            if (peer, name) in self._untold:
+                self._untold[peer, name] |= chunks
+            elif self._nursery is not None:
+                self._untold[peer, name] = chunks
+                self._nursery.start_soon(self._tell, peer, name)
+
+    async def _tell(self, peer: PeerId, name: Hash) -> None:
+        try:
+            while told := list(islice(chunks_in(self._untold[peer, name]), MAX_NEWS)):
+                self._untold[peer, name] &= ~set_of(told)
+                news = ChunkNews(blob=name, chunks=told)
+                await self._session.network.request(peer, "news", news.encode(), timeout_s=NEWS_TIMEOUT_S)
+        except NetworkError:
+            pass  # it asks again what we have when it has nothing better
+        finally:
+            del self._untold[peer, name]
+
+    # -- what others ask ----------------------------------------------------------------------------------------------
+
+    async def answer(self, peer: PeerId, kind: str, data: bytes) -> bytes:
+        """The answer to a question about a blob.  Raises `Refused` with the reason when there is none."""
+        try:
+            return await self._answers[kind](peer, data)
+        except Malformed as error:
+            raise Refused(MALFORMED) from error
+
+    async def _blob(self, peer: PeerId, data: bytes) -> bytes:
+        question = decode_body(BlobRequest, data)
+        if not self.serves:
+            raise Refused("this peer serves nothing while it rests")
+        name, now = Hash(question.blob), trio.current_time()
+        fetches, origin = self._fetches.get(name, []), self._origins.get(name)
+        held = fetches[0] if fetches else await self._find(name)
+        has = from_bitmap(question.chunks, held.count)
+        neighbours = [other for asked, other in self._askers if asked == name]
+        if fetches:
+            shown = fetches[0].offer.join(peer, has, now)
+            neighbours = fetches[0].offer.guests()
+            fetches[0].met(peer, has)
+        elif origin is not None:
+            shown = origin.join(peer, has, now)
+            neighbours = origin.guests()
+        else:
+            shown = held.here
+            if (name, peer) not in self._askers:
+                self._askers.append((name, peer))
+        others = [str(other) for other in neighbours if other != peer]
+        self._random.shuffle(others)
+        more = bool(fetches) or origin is not None
+        apart = not fetches and origin is not None
+        bitmap = to_bitmap(shown, held.count)
+        return BlobReply(chunks=bitmap, more=more, apart=apart, neighbours=others[:MAX_NEIGHBOURS]).encode()
+
+    async def _news(self, peer: PeerId, data: bytes) -> bytes:
+        news = decode_body(ChunkNews, data)
+        name = Hash(news.blob)
+        for fetch in [*self._fetches.get(name, [])]:
+            if max(news.chunks) < fetch.count:
+                fetch.offer.got(peer, set_of(news.chunks))
+                fetch.got(peer, set_of(news.chunks))
+        if name in self._origins:
+            self._origins[name].got(peer, set_of(news.chunks))
+        return b""
+
+    async def _want(self, peer: PeerId, data: bytes) -> bytes:
+        wanted = decode_body(ChunksRequest, data)
+        name = Hash(wanted.blob)
+        if not self.serves:
+            return ChunksReply(chunks=list(wanted.chunks), busy=[]).encode()
+        fetches = self._fetches.get(name, [])
+        held: Held = fetches[0] if fetches else await self._find(name)
+        here = held.here
+        absent = [chunk for chunk in wanted.chunks if not here >> chunk & 1]
+        busy = [chunk for chunk in wanted.chunks if here >> chunk & 1 and not self._uploads.want(peer, name, chunk)]
+        return ChunksReply(chunks=absent, busy=busy).encode()
+
+    async def _leaves(self, peer: PeerId, data: bytes) -> bytes:
+        name = Hash(decode_body(LeavesRequest, data).blob)
+        fetches = self._fetches.get(name)
+        leaves = fetches[0].leaves() if fetches else await self._offload((await self._find(name)).leaves)
+        if leaves is None:
+            raise Refused("its hashes are not here")
+        return LeavesReply(leaves=list(leaves)).encode()
+
+    async def _find(self, name: Hash) -> Held:
+        held: Held | None = await self._offload(self._shelf.find, name)
+        if held is None:
+            raise Refused("that blob is not here")
+        return held
+
+    async def _read(self, name: Hash, chunk: int) -> tuple[bytes, bool] | None:
+        """The bytes of a chunk, and whether a round may wait for them; None when they are not here any more."""
+        fetches = self._fetches.get(name)
+        held: Held | None = fetches[0] if fetches else await self._offload(self._shelf.find, name)
+        if held is None or chunk >= held.count:
+            return None
+        data = held.read(chunk) if fetches else await self._offload(held.read, chunk)
+        return (data, held.is_urgent) if data is not None else None
+
+    # -- pushes -------------------------------------------------------------------------------------------------------
+
+    def open_push(self, peer: PeerId, header: ChunkHeader, size: int) -> Landing | None:
+        """Where a chunk goes that we asked this peer for; None for others."""
+        for fetch in self._fetches.get(Hash(header.blob), []):
+            landing = fetch.landing(peer, header.chunk, size)
+            if landing is not None:
+                return landing
+        samples = (sample.landing(peer, header.chunk, size) for sample in self._samples_of(header))
+        return next((landing for landing in samples if landing is not None), None)
+
+    def finish_push(self, peer: PeerId, header: ChunkHeader, landing: Landing | None) -> None:
+        """A chunk is complete; None when it broke off."""
+        for sample in self._samples_of(header):
+            sample.landed(peer, header.chunk, landing)
+        if landing is None:
+            for fetch in self._fetches.get(Hash(header.blob), []):
+                fetch.broke_off(peer, header.chunk)
+            return
+        for fetch in [*self._fetches.get(Hash(header.blob), [])]:
+            if header.chunk < fetch.count and len(landing.buffer) == fetch.blob.sizes[header.chunk]:
+                fetch.landed(peer, header.chunk, landing)
+
+    def _samples_of(self, header: ChunkHeader) -> list[Sample]:
+        return [sample for sample in self._samples if sample.blob.name == header.blob]

@@ -1,0 +1,232 @@
+"""Pushing chunks to those that asked for them: in turns between peers, a few at a time.
+
+A chunk that is under way alone arrives sooner than one among many, and whoever has it serves it on; so few pushes go at a
+time, enough to fill the line: one more when they are quick, one less when they are slow.  A push has its place until it is
+answered, and on a long way until its data has left us: the line would be idle meanwhile.  For the same reason the queue is
+short: whoever would wait for more than about `QUEUE_S` is told that we are busy, and looks for the chunk elsewhere, where it
+may be by then.  Who was told so is remembered, and has its turn before those that came later.  Members go before strangers.
+
+A peer that takes nothing of what it is sent holds up its own chunks only: soon its pushes do not count among the few, nor
+what it waits for in the queue, and those after them not at all until it has taken one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass
+from math import inf
+
+import trio
+
+from protocol.blobs.messages import ChunkHeader
+from protocol.transport.interface import Members, Network, NetworkError
+from protocol.wire.hashes import Hash
+from protocol.wire.identity import PeerId
+
+FEWEST, FIRST, MOST = 4, 4, 8
+"""Pushes at a time."""
+QUICK_S, SLOW_S = 1.0, 4.0
+PUSHES_TO_ONE = 2
+MOST_WITH_STALLED = 24
+MOST_ON_A_WAY, MOST_ON_WAYS = 64, 128
+MOST_ON_A_WAY_BYTES, MOST_ON_WAYS_BYTES = 8 << 20, 32 << 20
+"""So many pushes, and bytes, may be sent and not answered, by one peer and by all, when one more on a long way begins."""
+STALLED_S, STALLED_TIMES = 5.0, 4.0
+"""A push is stalled when it takes longer than this, and so many times as long as pushes do."""
+QUEUE_S = 1.0
+LEAST_QUEUE, MOST_QUEUE = 4, 64
+REMEMBERED_S = 2.0
+MAX_REMEMBERED = 256
+LEAST_TIMEOUT_S, SLOWEST_BYTES_PER_S = 60.0, 64 << 10
+MEMORY = 0.3
+
+Chunk = tuple[Hash, int]
+
+
+@dataclass
+class _Push:
+    """begun: when.  size: of its data, in bytes, 0 while it is being read.  sent: whether all of that has left us."""
+
+    begun: float
+    size: int = 0
+    sent: bool = False
+
+
+class Uploads:
+    """Queues of all peers; `run` serves them.
+
+    read: the bytes of a chunk, and whether a round may wait for them; None when it is not here any more.
+    on_fed: told of each chunk that arrived somewhere.
+    up_bytes: of chunks, since the start.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        members: Members,
+        read: Callable[[Hash, int], Awaitable[tuple[bytes, bool] | None]],
+        on_fed: Callable[[PeerId, Hash, int], None],
+    ) -> None:
+        self._network, self._members, self._read, self._on_fed = network, members, read, on_fed
+        self._queues: dict[PeerId, deque[Chunk]] = {}
+        self._under_way: dict[PeerId, dict[Chunk, _Push]] = {}
+        self._turned_away: dict[PeerId, float] = {}
+        """Peers that were told that we are busy, in the order in which they came, and when they asked last."""
+        self._stalling: dict[PeerId, None] = {}
+        """Peers that took nothing of the last one."""
+        self._at_once, self._push_s = FIRST, 0.0
+        self._wake = trio.Event()
+        self.up_bytes = 0
+
+    def want(self, peer: PeerId, name: Hash, chunk: int) -> bool:
+        """Queue a chunk for a peer; False when we are busy."""
+        queue = self._queues.get(peer, deque())
+        if (name, chunk) in queue or (name, chunk) in self._under_way.get(peer, {}):
+            return True
+        if not self._has_room(peer):
+            return False
+        self._turned_away.pop(peer, None)
+        queue.append((name, chunk))
+        self._queues[peer] = queue
+        self._wake.set()
+        return True
+
+    def forget(self, peer: PeerId) -> None:
+        """It is gone: nothing more is sent to it."""
+        self._queues.pop(peer, None)
+        self._turned_away.pop(peer, None)
+
+    def _has_room(self, peer: PeerId) -> bool:
+        """Whether one more chunk for this peer fits, those that were turned away before it considered."""
+        if self._stalls(peer):
+            return peer not in self._queues and peer not in self._under_way
+        now, member = trio.current_time(), self._members.has_member(peer)
+        self._turned_away = {other: at for other, at in self._turned_away.items() if now - at < REMEMBERED_S}
+        before = 0
+        for other in self._turned_away:
+            if other == peer:
+                break
+            before += self._members.has_member(other) or not member
+        if self._is_slow(peer) and len(self._queues.get(peer, ())) >= LEAST_QUEUE:
+            return False
+        queued = sum(
+            len(queue)
+            for other, queue in self._queues.items()
+            if (self._members.has_member(other) or not member) and not self._stalls(other) and not self._is_slow(other)
+        )
+        room = LEAST_QUEUE if not self._push_s else int(self._at_once * QUEUE_S / self._push_s)
+        if queued + before < min(max(room, LEAST_QUEUE), MOST_QUEUE):
+            return True
+        if peer in self._turned_away or len(self._turned_away) < MAX_REMEMBERED:
+            self._turned_away[peer] = now
+        return False
+
+    def _stalls(self, peer: PeerId) -> bool:
+        """Whether it takes nothing of what it is sent."""
+        return peer in self._stalling or self._waits_s(peer) >= max(STALLED_S, STALLED_TIMES * self._push_s)
+
+    def _is_slow(self, peer: PeerId) -> bool:
+        """Whether it answers so late that what waits for it takes nobody else's place in the queue."""
+        return self._waits_s(peer) >= max(QUEUE_S, STALLED_TIMES * self._push_s)
+
+    def _waits_s(self, peer: PeerId) -> float:
+        """For how long the oldest push to it has been under way; less than 0 where there is none."""
+        return trio.current_time() - min((push.begun for push in self._of(peer)), default=inf)
+
+    # -- sending ------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with trio.open_nursery() as nursery:
+            while True:
+                while (peer := self._next()) is not None:
+                    queue = self._queues.pop(peer)
+                    chunk = queue.popleft()
+                    if queue:
+                        self._queues[peer] = queue  # to the end of the turn
+                    self._under_way.setdefault(peer, {})[chunk] = push = _Push(trio.current_time())
+                    nursery.start_soon(self._push, peer, chunk, push)
+                self._wake = trio.Event()
+                with trio.move_on_after(STALLED_S):
+                    await self._wake.wait()
+
+    def _next(self) -> PeerId | None:
+        """Whose turn it is; None when nobody may be served now."""
+        under_way = sum(map(self._places, self._under_way))
+        moving = sum(self._leaving(peer) for peer in self._under_way if not self._stalls(peer))
+        if under_way >= MOST_WITH_STALLED or moving >= self._at_once:
+            return None
+        fits = sum(map(len, self._under_way.values())) < MOST_WITH_STALLED
+        sent = [push for peer in self._under_way for push in self._sent(peer)]
+        fits_on_ways = len(sent) < MOST_ON_WAYS and sum(push.size for push in sent) < MOST_ON_WAYS_BYTES
+        free = [peer for peer in self._queues if self._may_push(peer, fits, fits_on_ways)]
+        return next((peer for peer in free if self._members.has_member(peer)), next(iter(free), None))
+
+    def _may_push(self, peer: PeerId, fits: bool, fits_on_ways: bool) -> bool:
+        """Whether one more push to this peer may begin, as far as it is concerned.
+
+        fits: one more of any, fits_on_ways: one more beyond those that were sent and not answered, of all peers.
+        """
+        if not self._of(peer):
+            return True
+        if self._stalls(peer) or self._leaving(peer) >= PUSHES_TO_ONE:
+            return False
+        sent = self._sent(peer)
+        fits_on_way = len(sent) < MOST_ON_A_WAY and sum(push.size for push in sent) < MOST_ON_A_WAY_BYTES
+        return (fits and len(self._of(peer)) < PUSHES_TO_ONE) or (fits_on_ways and fits_on_way)
+
+    def _places(self, peer: PeerId) -> int:
+        """How many places it takes: all that is sent to it and not answered takes one."""
+        return min(self._leaving(peer) + bool(self._sent(peer)), PUSHES_TO_ONE)
+
+    def _of(self, peer: PeerId) -> Collection[_Push]:
+        return self._under_way.get(peer, {}).values()
+
+    def _leaving(self, peer: PeerId) -> int:
+        """Pushes to it of which something has not left us."""
+        return sum(not push.sent for push in self._of(peer))
+
+    def _sent(self, peer: PeerId) -> list[_Push]:
+        """Those that it has not answered, and of which all has left us."""
+        return [push for push in self._of(peer) if push.sent]
+
+    async def _push(self, peer: PeerId, wanted: Chunk, push: _Push) -> None:
+        name, chunk = wanted
+
+        def on_sent() -> None:
+            if not push.sent:
+                push.sent = True
+                self._took(trio.current_time() - push.begun)
+                self._wake.set()
+
+        try:
+            found = await self._read(name, chunk)
+            if found is not None:
+                data, is_urgent = found
+                push.size = len(data)
+                header = ChunkHeader(blob=name, chunk=chunk).encode()
+                timeout_s = LEAST_TIMEOUT_S + len(data) / SLOWEST_BYTES_PER_S
+                await self._network.push(
+                    peer, header, memoryview(data), timeout_s=timeout_s, spare=not is_urgent, on_sent=on_sent
+                )
+                on_sent()
+                self._stalling.pop(peer, None)
+                self.up_bytes += len(data)
+                self._on_fed(peer, name, chunk)
+        except NetworkError:
+            # it has got the chunk elsewhere, or asks again
+            if trio.current_time() - push.begun > STALLED_S and len(self._stalling) < MAX_REMEMBERED:
+                self._stalling[peer] = None
+        finally:
+            del self._under_way[peer][wanted]
+            if not self._under_way[peer]:
+                del self._under_way[peer]
+            self._wake.set()
+
+    def _took(self, seconds: float) -> None:
+        self._push_s += (MEMORY if self._push_s else 1.0) * (max(seconds, 1e-3) - self._push_s)
+        if seconds < QUICK_S:
+            self._at_once = min(self._at_once + 1, MOST)
+        elif seconds > SLOW_S:
+            self._at_once = max(self._at_once - 1, FEWEST)

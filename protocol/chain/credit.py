@@ -1,0 +1,116 @@
+"""What the record chain credits its peers with: tokens trained, and tokens of rollouts that were learned from.
+
+Pure.  Who holds the chain counts the same.  Both are what members of the records signed: nobody can be credited with less
+than they say, and a member that lies is no more than one of many.  So of a batch that several name, the most tokens count.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from protocol.events.events import Event, RolloutsCounted
+from protocol.wire.hashes import Hash
+from protocol.wire.identity import PeerId
+from protocol.wire.messages import Commit, Record, members_in
+
+YOUNG_ROUNDS = 17
+"""Rounds in which an honest trainer may learn from one batch: `max_async` + 1 at most."""
+MOST_TOLD = 64
+"""Rollout peers in an event."""
+
+Name = tuple[PeerId, Hash]
+"""A batch's: its author and its root."""
+
+
+@dataclass(frozen=True)
+class Credit:
+    """What the chain credits a peer with.
+
+    rounds, tokens: as a member; tokens are weighted by the share of its chunks that were averaged.
+    batches, accepted_tokens: of its rollouts that members learned from, each batch once.
+    """
+
+    rounds: int = 0
+    tokens: int = 0
+    batches: int = 0
+    accepted_tokens: int = 0
+
+
+def ledger(commits: Iterable[Commit]) -> Mapping[PeerId, Credit]:
+    """What every peer is credited with over these rounds; everybody who holds the chain gets the same."""
+    credits: dict[PeerId, Credit] = {}
+    young: deque[Mapping[Name, int]] = deque(maxlen=YOUNG_ROUNDS)
+    for commit in commits:
+        for peer, given in _trained(commit):
+            old = credits.get(peer, Credit())
+            credits[peer] = Credit(old.rounds + given.rounds, old.tokens + given.tokens, old.batches, old.accepted_tokens)
+        named = named_in([commit.record])
+        for (author, root), tokens in named.items():
+            said = [used[author, root] for used in young if (author, root) in used]
+            old, more = credits.get(author, Credit()), max(0, tokens - max(said, default=0))
+            credits[author] = Credit(old.rounds, old.tokens, old.batches + (not said), old.accepted_tokens + more)
+        young.append(named)
+    return credits
+
+
+def learned_by(records: Iterable[Record], member: PeerId) -> frozenset[Name]:
+    """The batches, by author and root, that these records say `member` learned from."""
+    named = [each.rollouts for record in records for each in record.members if each.peer == member]
+    return frozenset((batch.author, batch.root) for learned in named if learned is not None for batch in learned.batches)
+
+
+def named_in(records: Iterable[Record]) -> Mapping[Name, int]:
+    """The batches that members of these records learned from, and the most tokens that one says each of them has."""
+    named: dict[Name, int] = {}
+    for record in records:
+        for author, root, tokens in _batches(record):
+            named[author, root] = max(tokens, named.get((author, root), 0))
+    return named
+
+
+def counted(record: Record, me: PeerId, before: Mapping[Name, int]) -> list[Event]:
+    """The event that says whose rollouts a record was made of; none where there were none.
+
+    before: batches that earlier records named, with their tokens.  They are credited, and so told, once.
+    """
+    named = named_in([record])
+    if not named:
+        return []
+    used = {batch: tokens - before.get(batch, 0) for batch, tokens in named.items() if tokens > before.get(batch, -1)}
+    new = used.keys() - before.keys()
+    of_author: Counter[str] = Counter()
+    for (author, _), tokens in used.items():
+        of_author[author] += tokens
+    told = {author: of_author[author] for author in sorted(of_author, key=lambda peer: (peer != me, -of_author[peer], peer))}
+    shown = dict([*told.items()][:MOST_TOLD])
+    mine, others = sorted(root.hex() for author, root in new if author == me), len(told) - len(shown)
+    return [RolloutsCounted(record.round, reward_of(record), len(new), sum(used.values()), shown, others, mine)]
+
+
+def reward_of(record: Record) -> float | None:
+    """Mean reward of the members' rollouts, by batches, as they claim it; None where none says one."""
+    said = [
+        (learned.reward, sum(1 for _ in learned.batches))
+        for learned in (member.rollouts for member in record.members)
+        if learned is not None and learned.reward is not None
+    ]
+    return sum(reward * batches for reward, batches in said) / sum(batches for _, batches in said) if said else None
+
+
+def _batches(record: Record) -> Iterable[tuple[PeerId, Hash, int]]:
+    for member in record.members:
+        if member.rollouts is not None:
+            yield from member.rollouts.batches
+
+
+def _trained(commit: Commit) -> Iterable[tuple[PeerId, Credit]]:
+    """Of each member, this round."""
+    members = commit.record.members
+    included = [0] * len(members)
+    for entry in commit.index:
+        for index in members_in(entry.mask, len(members)):
+            included[index] += 1
+    for member, chunks in zip(members, included, strict=True):
+        yield PeerId(member.peer), Credit(int(chunks > 0), member.tokens * chunks // len(commit.index))

@@ -1,0 +1,302 @@
+"""Who votes on the next record: a pure function of the records up to the tip.
+
+Peer IDs cost nothing, so being there gives no vote.  A vote is earned by contributing to `seasoning_rounds` records in a
+row, and kept by being a member of the records that follow.  In an open run the electors that are younger than
+`tenure_rounds` hold together at most a quarter of the votes: one seat for three seniors, but always one.  So a crowd of keys
+gains at most a third of the seniors' number in each `tenure_rounds` records, however many keys it has.
+
+Until four peers hold a seat, the founders vote, all of them and nobody else.  What comes then depends on the run:
+
+* Named founders, admission by token or list: every seasoned peer gets a seat at once.
+* Named founders, open admission: founders that are seasoned are senior at once, the others take the seats of the young.
+  Ages count from the seat, so they count before the seats carry votes.  Two or three electors never take over: one key
+  that nobody knows could stop them.
+* `founders = "anyone"`: the members of the last record vote until four are seasoned; those are senior at once.
+
+Nobody falls back to the founders: no record takes four or more electors below four.
+
+A peer that lost its seat has to be seasoned again, but it keeps its age for as many records as it had voted on.  Otherwise
+peers that are often away would return as young ones, in a quarter of the seats, and peers that are never away would soon
+hold all the others.
+
+Where there are more candidates than seats, the older one is first, then whoever began its series of contributions
+earlier.  The peer ID decides only between candidates that began with the same record.  Keys that are ground for low IDs
+gain no more there than a larger number of keys would: all of them come after the candidates of earlier records, and no
+elector loses its seat to a candidate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from protocol.chain.amendment import extension_of
+from protocol.chain.base import Base, RoundSettings, fragment_of
+from protocol.chain.progress import RunProgress
+from protocol.chain.tasks_in_force import TasksInForce
+from protocol.run.admission import TokenUses, verify_admission
+from protocol.run.manifest import MAX_ELECTORS, RunManifest
+from protocol.wire.hashes import Hash
+from protocol.wire.identity import PeerId
+from protocol.wire.messages import Commit, Member
+
+FEWEST_SEATED = 4
+"""With fewer electors not even one liar is tolerated; so seasoned peers vote from here on, and never become fewer."""
+MISSES = 3
+"""Records in a row that an elector may not miss."""
+
+
+def tolerated(electors: int) -> int:
+    """How many liars an electorate of this size bears: less than a third, none below four."""
+    return (electors - 1) // 3 if electors >= FEWEST_SEATED else 0
+
+
+def quorum_size(electors: int) -> int:
+    """How many electors decide: any two quorums share more than `tolerated` electors; a majority below four."""
+    return (electors + tolerated(electors)) // 2 + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What the records say about one peer that votes or is earning a vote.  Records are numbered from 1.
+
+    first: the record that began the unbroken series with which the vote is earned.
+    is_seasoned: the series was long enough; from then on it is enough to be a member.
+    missed: records in a row, up to the last one, without it; 0 until it is seasoned.
+    since: the record that gave it its seat, earlier by the age that it brought along; None without a seat.
+    """
+
+    peer: PeerId
+    first: int
+    is_seasoned: bool = False
+    missed: int = 0
+    since: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Former:
+    """A peer that has lost its seat.  age: records on which it had voted.  left: the record that took its seat."""
+
+    peer: PeerId
+    age: int
+    left: int
+
+    def is_forgotten(self, height: int) -> bool:
+        """Whether it has been gone, at the record `height`, for more records than it had voted on."""
+        return height - self.left > self.age
+
+
+@dataclass(frozen=True)
+class Electorate:
+    """Who votes on the record after the first `height` records.  Immutable; what did not change is shared.
+
+    electors: sorted; empty only before the first record of a run without named founders: the plan's members vote on it.
+    is_founding: the founders (or the members of the last record) still vote.
+    standings: sorted by peer; of the electors, and of members of the last three records.
+    former: sorted by peer; those whose age is remembered, for as many records as they had voted on.
+    """
+
+    settings: RoundSettings
+    height: int
+    electors: tuple[PeerId, ...]
+    is_founding: bool
+    standings: tuple[Standing, ...]
+    former: tuple[Former, ...]
+
+    @classmethod
+    def start(cls, settings: RoundSettings) -> Electorate:
+        """The electorate at genesis."""
+        return cls(settings, 0, settings.founders or (), True, (), ())
+
+    @property
+    def quorum(self) -> int:
+        """Votes that decide."""
+        return quorum_size(len(self.electors))
+
+    def after(self, members: Sequence[PeerId], masks: Sequence[bytes]) -> Electorate:
+        """The electorate after one more record, which has been verified.
+
+        members: of the record, in the order of the masks' bits.  masks: one a chunk (`protocol.wire.messages`).
+        """
+        height = self.height + 1
+        updated = self._updated(height, frozenset(members), contributors(members, masks))
+        gone = self._gone(height, updated)
+        standings = self._seated(height, [standing for standing in updated if standing.peer not in gone])
+        electors = tuple(standing.peer for standing in standings if standing.since is not None)
+        former = self._former(height, updated, frozenset(electors))
+        is_founding = self.is_founding and len(electors) < FEWEST_SEATED
+        if is_founding:
+            electors = self.settings.founders or _earliest(members, standings)
+        return Electorate(self.settings, height, electors, is_founding, tuple(standings), former)
+
+    def _updated(self, height: int, members: frozenset[PeerId], contributing: frozenset[PeerId]) -> list[Standing]:
+        """The standings after the record `height`, before seats are lost and given; sorted by peer."""
+        new = contributing.difference(standing.peer for standing in self.standings)
+        updated = [Standing(peer, height, self.settings.seasoning_rounds == 1) for peer in new]
+        for standing in self.standings:
+            if standing.is_seasoned:
+                missed = 0 if standing.peer in members else standing.missed + 1
+                updated.append(standing if missed == standing.missed else replace(standing, missed=missed))
+            elif standing.peer in contributing:
+                is_seasoned = height - standing.first + 1 >= self.settings.seasoning_rounds
+                updated.append(replace(standing, is_seasoned=True) if is_seasoned else standing)
+        return sorted(updated, key=lambda standing: standing.peer)
+
+    def _gone(self, height: int, standings: Sequence[Standing]) -> frozenset[PeerId]:
+        """Peers that missed too many records: of those without a vote all, of the electors as many as may go at once."""
+        missing = [standing for standing in standings if standing.missed >= MISSES]
+        if self.is_founding:
+            return frozenset(standing.peer for standing in missing)
+        due = _by_seniority(missing)[::-1]
+        due.sort(key=lambda standing: -standing.missed)
+        staying = due[self._removable(height, _by_seniority(standings), due) :]
+        return frozenset(standing.peer for standing in missing).difference(standing.peer for standing in staying)
+
+    def _removable(self, height: int, seats: Sequence[Standing], due: Sequence[Standing]) -> int:
+        """How many of `due`, in this order, may lose their seats, counting the young that lose theirs along with them."""
+        most = min(tolerated(len(seats)), len(seats) - FEWEST_SEATED)
+        young = sum(self._is_young(height, standing) for standing in seats)
+        seniors = len(seats) - young
+        for count, standing in enumerate(due):
+            is_young = self._is_young(height, standing)
+            young, seniors = young - is_young, seniors - (not is_young)
+            if count + 1 + max(0, young - young_seats(seniors)) > most:
+                return count
+        return len(due)
+
+    def _seated(self, height: int, standings: Sequence[Standing]) -> list[Standing]:
+        """The standings with seats given: to seniors first, then to others as far as the young have seats.
+
+        Young electors above their share, because seniors have gone, wait for the next seat that is free.
+        """
+        seats = _by_seniority(standings)
+        young = [standing for standing in seats if self._is_young(height, standing)]
+        waiting = self._waiting(height, standings)
+        senior = [each for each in waiting if not self._is_young(height, each)][: MAX_ELECTORS - len(seats)]
+        seniors = len(seats) - len(young) + len(senior)
+        share = min(young_seats(seniors), MAX_ELECTORS - seniors)
+        others = [each for each in waiting if self._is_young(height, each)][: max(0, share - len(young))]
+        changed = {standing.peer: standing for standing in (*senior, *others)}
+        changed |= {standing.peer: replace(standing, since=None) for standing in young[share:]}
+        return [changed.get(standing.peer, standing) for standing in standings]
+
+    def _waiting(self, height: int, standings: Sequence[Standing]) -> list[Standing]:
+        """Seasoned members of the record `height` without a seat, as they would be with one, by seniority."""
+        ages = {former.peer: former.age for former in self.former if not former.is_forgotten(height)}
+        least = self.settings.tenure_rounds if self.is_founding and self.settings.founders is None else 0
+        return _by_seniority(
+            replace(standing, since=height - max(least, ages.get(standing.peer, 0)))
+            for standing in standings
+            if standing.is_seasoned and standing.since is None and not standing.missed
+        )
+
+    def _former(self, height: int, before: Sequence[Standing], seated: frozenset[PeerId]) -> tuple[Former, ...]:
+        """Who is remembered after the record `height`, before which `before` were the standings."""
+        remembered = [each for each in self.former if each.peer not in seated and not each.is_forgotten(height)]
+        left = [
+            Former(standing.peer, height - standing.since, height)
+            for standing in before
+            if standing.since is not None and standing.peer not in seated
+        ]
+        return tuple(sorted([*remembered, *left], key=lambda former: former.peer)) if left else tuple(remembered)
+
+    def _is_young(self, height: int, standing: Standing) -> bool:
+        """Whether its seat is one of the young: open admission, no named founder, an age below `tenure_rounds`."""
+        if standing.since is None or not self.settings.is_open or standing.peer in (self.settings.founders or ()):
+            return False
+        return height - standing.since < self.settings.tenure_rounds
+
+
+def _by_seniority(standings: Iterable[Standing]) -> list[Standing]:
+    """Those with a seat, the oldest first: by age, then by the first record of their series, then by peer ID."""
+    seats = [
+        (standing.since, standing.first, standing.peer, standing) for standing in standings if standing.since is not None
+    ]
+    return [standing for *_, standing in sorted(seats, key=lambda seat: seat[:3])]
+
+
+def young_seats(seniors: int) -> int:
+    """Seats of the young beside so many seniors: at most a quarter of all seats, but always one."""
+    return max(1, seniors // 3)
+
+
+def contributors(members: Sequence[PeerId], masks: Sequence[bytes]) -> frozenset[PeerId]:
+    """The members whose parts are in the masks of more than half of the chunks."""
+    width = (len(members) + 7) // 8
+    rows = np.frombuffer(b"".join(masks), dtype=np.uint8).reshape(len(masks), width)
+    counts = np.unpackbits(rows, axis=1, count=len(members), bitorder="little").sum(axis=0, dtype=np.uint16)
+    return frozenset(members[index] for index in np.flatnonzero(counts > len(masks) // 2).tolist())
+
+
+def _earliest(members: Sequence[PeerId], standings: Sequence[Standing]) -> tuple[PeerId, ...]:
+    """The members of the last record; if they are too many, those whose series began earliest."""
+    first = {standing.peer: standing.first for standing in standings}
+    ranked = sorted(members, key=lambda peer: (first.get(peer, math.inf), peer))
+    return tuple(sorted(ranked[:MAX_ELECTORS]))
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# What the records up to a tip say about peers: who votes, who was ever a member, and how often tokens were used.
+
+
+@dataclass(frozen=True)
+class Roster:
+    """Immutable; what did not change is shared.  members: of any record so far.  uses: of admission tokens.  contributors:
+    the members of the last record whose parts are in it, sorted.  tasks: the sets of tasks.  progress: towards the run's
+    total."""
+
+    electorate: Electorate
+    members: frozenset[PeerId] = frozenset()
+    uses: TokenUses = TokenUses()
+    contributors: tuple[PeerId, ...] = ()
+    tasks: TasksInForce = TasksInForce()
+    progress: RunProgress = RunProgress()
+
+    @classmethod
+    def start(cls, settings: RoundSettings) -> Roster:
+        """The roster of a chain without records."""
+        return cls(Electorate.start(settings), progress=RunProgress(settings.manifest.goal))
+
+    def after(self, commit: Commit) -> Roster:
+        """What one more record, which has been verified, makes of it."""
+        named = [PeerId(member.peer) for member in commit.record.members]
+        masks = [entry.mask for entry in commit.index]
+        electorate, contributing = self.electorate.after(named, masks), tuple(sorted(contributors(named, masks)))
+        tasks = self.tasks.after(commit.record, self.electorate.electors)
+        progress = self.progress.after(commit, extension_of(commit.record))
+        new = [member for member in commit.record.members if member.peer not in self.members]
+        if not new:
+            return Roster(electorate, self.members, self.uses, contributing, tasks, progress)
+        uses = self.uses.after([(PeerId(member.peer), member.admission) for member in new])
+        return Roster(electorate, self.members.union(named), uses, contributing, tasks, progress)
+
+
+def base_on(settings: RoundSettings, round: int, tip: Hash, roster: Roster) -> Base:
+    """What round `round` stands on."""
+    return Base(
+        round,
+        fragment_of(round, settings.fragments),
+        tip,
+        roster.electorate.electors,
+        roster.contributors,
+        roster.members,
+        roster.uses,
+        roster.tasks,
+        roster.progress,
+    )
+
+
+def check_admissions(
+    manifest: RunManifest, run: Hash, round: int, members: Sequence[Member], known: frozenset[PeerId], uses: TokenUses
+) -> None:
+    """Whether all these may be members of a record; raises `Malformed` with the reason.
+
+    known: members of earlier records, who were admitted for good.  uses: of tokens, before this record.
+    """
+    new = [member for member in members if member.peer not in known]
+    for member in new:
+        verify_admission(manifest, run, PeerId(member.peer), member.admission, round)
+    uses.after([(PeerId(member.peer), member.admission) for member in new])

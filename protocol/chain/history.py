@@ -1,0 +1,248 @@
+"""The record chain as this peer holds it: the certified rounds from genesis to the tip.
+
+A thin memory of hashes over `protocol.chain.store`, which keeps the records themselves.  Positions count rounds: `tip_at(n)`
+is the tip after n rounds, and record n leads from `tip_at(n)` to `tip_at(n + 1)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from protocol.chain.base import Base, RoundSettings, fragment_of
+from protocol.chain.electorate import Roster, base_on
+from protocol.chain.records import genesis_tip, is_full, record_hash
+from protocol.chain.store import Store
+from protocol.wire.hashes import Hash
+from protocol.wire.identity import PeerId
+from protocol.wire.messages import Certificate, Commit, Record
+
+# ------------------------------------------------------------------------------------------------------------------------
+# What a peer keeps in memory of a record chain.  Pure.
+
+
+ROSTERS_KEPT = 256
+"""Tips whose roster is known without reading records again."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """One more record.  tip, roster: after it."""
+
+    commit: Commit
+    tip: Hash
+    roster: Roster
+
+
+class ChainMemory:
+    """Of one chain.  tips: after 0, 1, … rounds.  electors: of each tip.  provisional: rounds certified without some of
+    the electors, in order.  rosters: by rounds, after the newest records.  last: the newest record, if any.
+
+    Read in other threads while records are added: the newest tip comes after all that belongs to it.
+    """
+
+    def __init__(
+        self,
+        tips: list[Hash],
+        electors: list[tuple[PeerId, ...]],
+        provisional: list[int],
+        rosters: Mapping[int, Roster],
+        last: Record | None,
+    ) -> None:
+        assert len(tips) == len(electors) and len(tips) - 1 in rosters
+        self.tips, self.electors, self.provisional, self.last = tips, electors, provisional, last
+        self.rosters = dict(rosters)
+
+    @classmethod
+    def start(cls, settings: RoundSettings) -> ChainMemory:
+        """Of a chain without records."""
+        roster = Roster.start(settings)
+        return cls([genesis_tip(settings.run)], [roster.electorate.electors], [], {0: roster}, None)
+
+    @property
+    def length(self) -> int:
+        """How many records."""
+        return len(self.tips) - 1
+
+    def first(self, rounds: int, roster: Roster, last: Record | None) -> ChainMemory:
+        """What there is of the first `rounds` records, to go on from there.  roster, last: of these."""
+        kept = {known: self.rosters[known] for known in self.rosters if known < rounds} | {rounds: roster}
+        provisional = [round for round in self.provisional if round < rounds]
+        return ChainMemory(self.tips[: rounds + 1], self.electors[: rounds + 1], provisional, kept, last)
+
+    def link(self, commit: Commit) -> Link:
+        """What one more record, which has been verified, adds; it may take a moment."""
+        return Link(commit, record_hash(commit.record), self.rosters[self.length].after(commit))
+
+    def add(self, link: Link) -> None:
+        """Add it."""
+        record, electors, rounds = link.commit.record, link.roster.electorate.electors, self.length + 1
+        self.last = record
+        if not is_full(link.commit.certificate):
+            self.provisional.append(record.round)
+        self.electors.append(self.electors[-1] if electors == self.electors[-1] else electors)
+        self.rosters[rounds] = link.roster
+        self.rosters.pop(rounds - ROSTERS_KEPT, None)
+        self.tips.append(link.tip)
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+
+
+Change = Callable[[], None]
+
+
+class History:
+    """Reads the chain that `store` holds.  Changes write through to it.
+
+    A change is on disk when `written`, `switched` or `strengthened` returns, which may be called in another thread.  It is
+    the chain's when what they return is called, which is for the thread of whoever reads: so nobody sees half of it, the
+    length of one chain and the roster of another.
+    """
+
+    def __init__(self, settings: RoundSettings, store: Store) -> None:
+        self._settings, self._store = settings, store
+        self._now = memory = ChainMemory.start(settings)
+        for round in range(store.records.length()):
+            commit = store.records.at(round)
+            if commit is None or commit.record.previous != memory.tips[-1]:
+                store.records.truncate(round)
+                break
+            memory.add(memory.link(commit))
+
+    @property
+    def length(self) -> int:
+        """Rounds committed, and the number of the next one."""
+        return self._now.length
+
+    @property
+    def tip(self) -> Hash:
+        """The hash of the newest record; of the run, before there is one."""
+        return self._now.tips[-1]
+
+    @property
+    def last(self) -> Record | None:
+        """The newest record, None at genesis."""
+        return self._now.last
+
+    @property
+    def base(self) -> Base:
+        """What the next round stands on."""
+        now = self._now
+        rounds = now.length
+        return base_on(self._settings, rounds, now.tips[rounds], now.rosters[rounds])
+
+    def base_on(self, rounds: int, tip: Hash, roster: Roster) -> Base:
+        """What a record stands on after `rounds` rounds of any chain."""
+        return base_on(self._settings, rounds, tip, roster)
+
+    @property
+    def roster(self) -> Roster:
+        """What the chain says about peers."""
+        now = self._now
+        return now.rosters[now.length]
+
+    def roster_at(self, rounds: int) -> Roster:
+        """What the first `rounds` records say about peers, at most `length`.  Reads them again when that is long ago."""
+        if (known := self._now.rosters.get(rounds)) is not None:
+            return known
+        roster = Roster.start(self._settings)
+        for round in range(rounds):
+            roster = roster.after(self.commit_at(round))
+        return roster
+
+    def base_at(self, round: int, tip: bytes) -> Base | None:
+        """What ballots of this round on this tip are judged by; None where the tip is not in this chain.
+
+        It has the electors, and nothing about other peers.
+        """
+        now = self._now
+        if round > now.length or now.tips[round] != tip:
+            return None
+        return Base(round, fragment_of(round, self._settings.fragments), now.tips[round], now.electors[round])
+
+    @property
+    def final(self) -> int:
+        """Rounds whose records are final: they and all before them were certified by the whole electorate."""
+        return self._now.provisional[0] if self._now.provisional else self.length
+
+    @property
+    def provisional(self) -> list[int]:
+        """The rounds whose records were certified without some electors, in order."""
+        return list(self._now.provisional)
+
+    def has_member(self, peer: PeerId) -> bool:
+        """Whether any record of this chain names `peer` as a member."""
+        return peer in self.roster.members
+
+    def tip_at(self, rounds: int) -> Hash:
+        """The tip after `rounds` rounds, at most `length`."""
+        return self._now.tips[rounds]
+
+    def tips(self, start: int, count: int) -> list[Hash]:
+        """The tips after `start`, `start` + 1, ... rounds, at most `count`."""
+        return self._now.tips[start : start + count]
+
+    def commit_at(self, round: int) -> Commit:
+        """The commit of a round below `length`."""
+        commit = self._store.records.at(round)
+        assert commit is not None, f"record {round} is in the chain but not on disk"
+        return commit
+
+    def kept(self, round: int) -> Commit | None:
+        """The commit of a round, for questions of others, which come in other threads than changes of the chain.
+
+        None where it is not on disk: while branches are exchanged, records leave it before the chain forgets them.
+        """
+        return self._store.records.at(round) if round < self.length else None
+
+    def record_at(self, round: int) -> Record | None:
+        """The record of `round`; None below genesis."""
+        return self.commit_at(round).record if round >= 0 else None
+
+    # -- changes ------------------------------------------------------------------------------------------------------
+
+    def append(self, commit: Commit) -> None:
+        """`written`, at once."""
+        self.written(commit)()
+
+    def written(self, commit: Commit) -> Change:
+        """Add the next record; it is on disk when this returns.  The caller has verified it."""
+        assert commit.record.previous == self.tip and commit.record.round == self.length, "not the next record"
+        self._store.records.write(commit)
+        return partial(self._now.add, self._now.link(commit))
+
+    def strengthen(self, round: int, certificate: Certificate) -> None:
+        """`strengthened`, at once."""
+        self.strengthened(round, certificate)()
+
+    def strengthened(self, round: int, certificate: Certificate) -> Change:
+        """A provisional record of our chain becomes full, by this certificate; on disk when this returns.  Verified by the
+        caller."""
+        assert round in self._now.provisional and is_full(certificate)
+        self._store.records.write(self.commit_at(round).model_copy(update={"certificate": certificate}))
+        return partial(self._now.provisional.remove, round)
+
+    def switch(self, common: int, slot: str, length: int) -> str:
+        """`switched`, at once."""
+        kept, change = self.switched(common, slot, length)
+        change()
+        return kept
+
+    def switched(self, common: int, slot: str, length: int) -> tuple[str, Change]:
+        """Keep the first `common` records, and go on with those in the branch `slot` up to `length` rounds.
+
+        Verified by the caller.  One chain or the other is whole on disk, whenever we die.  Also returns the slot in which
+        our records from `common` on are now.  Raises `StoreFailed`.
+        """
+        assert 0 <= common <= min(self.length, length)
+        kept, roster = self.tip.hex(), self.roster_at(common)
+        self._store.switch(common, slot, length, kept)
+        memory = self._now.first(common, roster, self.record_at(common - 1))
+        for round in range(common, length):
+            memory.add(memory.link(self.commit_at(round)))
+        return kept, partial(self._become, memory)
+
+    def _become(self, memory: ChainMemory) -> None:
+        self._now = memory

@@ -1,0 +1,209 @@
+"""The record chain: what a record is called, when it is certified, which of two chains is the run's.
+
+Pure functions over `protocol.wire.messages`.  A chain begins at the genesis tip, a hash of the run; each record names
+the tip it stands on, and its hash is the next tip.  Certificates are verified here and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple, Protocol
+
+from protocol.chain.base import Base, RoundSettings
+from protocol.chain.electorate import check_admissions, quorum_size
+from protocol.run.manifest import RunManifest
+from protocol.wire import canonical
+from protocol.wire.canonical import Malformed
+from protocol.wire.envelope import is_authentic, rebuild
+from protocol.wire.hashes import Hash, hash_bytes
+from protocol.wire.identity import PeerId
+from protocol.wire.messages import (
+    Certificate,
+    ChunkEntry,
+    Commit,
+    Member,
+    Ready,
+    Record,
+    Signature,
+    Step,
+    Vote,
+    members_in,
+    ready_of,
+)
+from protocol.wire.ready import Learned, check_learned, weights_in
+
+# ------------------------------------------------------------------------------------------------------------------------
+# How a chain of records looks to its readers, whether it is ours or a branch beside it.
+
+
+class Chain(Protocol):
+    """Records from genesis to a tip; our own history, or a branch."""
+
+    @property
+    def length(self) -> int:
+        """Rounds committed."""
+        ...
+
+    def tip_at(self, rounds: int) -> Hash:
+        """The tip after `rounds` rounds, at most `length`."""
+        ...
+
+    def commit_at(self, round: int) -> Commit:
+        """The commit of a round below `length`.  Blocking."""
+        ...
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+
+
+def genesis_tip(run: Hash) -> Hash:
+    """The tip before the first round."""
+    return hash_bytes("genesis", run)
+
+
+def record_hash(record: Record) -> Hash:
+    """The tip after this record."""
+    return hash_bytes("record", record.encode())
+
+
+def index_root(entries: Sequence[ChunkEntry]) -> Hash:
+    """The name of a result: of all its chunks' hashes and masks."""
+    return hash_bytes("index", canonical.encode([[entry.hash, entry.mask] for entry in entries]))
+
+
+def verify_record(settings: RoundSettings, record: Record, index: Sequence[ChunkEntry], base: Base) -> None:
+    """Whether a record makes sense as the next one on `base`; raises `Malformed` with the reason."""
+    if record.round != base.round or record.previous != base.tip:
+        raise Malformed("a record that does not stand on this tip")
+    if record.fragment != base.fragment or record.codec != settings.codec:
+        raise Malformed("a record of another fragment or codec than the round's")
+    if len(index) != settings.chunks or index_root(index) != record.result_root:
+        raise Malformed("a record whose chunks do not match its result root")
+    for entry in index:
+        members_in(entry.mask, len(record.members))
+    verify_members(settings, record.members, base, record.state)
+    base.check_amendment(settings.run, settings.manifest, record.amendment)
+
+
+def verify_members(settings: RoundSettings, members: Sequence[Member], base: Base, state: bytes) -> None:
+    """Whether these can be the members of a round on `base`: in order, each admitted, with the READY that it signed on this
+    state (its name); raises
+    `Malformed` with the reason."""
+    peers = [member.peer for member in members]
+    if peers != sorted(set(peers)) or not settings.min_members <= len(peers) <= settings.max_members:
+        raise Malformed("members that are not sorted, too few or too many")
+    for member in members:
+        check_claims(settings.manifest, base.round, member)
+    if (weights_in(state) is not None) != (settings.manifest.rl is not None):
+        raise Malformed("the root of bf16 weights in a run without rollouts, or none in a run with them")
+    if any((member.against or 0).bit_length() > len(base.tasks.sets) for member in members):
+        raise Malformed("a member that is against a set of tasks that there is not")
+    for member in members:
+        ready = ready_of(member, base.round, base.fragment, base.tip, state)
+        statement = rebuild(settings.run, Ready.KIND, PeerId(member.peer), ready.encode(), member.signature)
+        if not is_authentic(statement):
+            raise Malformed("a member that did not say READY")
+    check_admissions(settings.manifest, settings.run, base.round, members, base.known, base.uses)
+
+
+def check_claims(manifest: RunManifest, round: int, said: Ready | Member) -> None:
+    """Raise `Malformed` with the reason if a member of a round cannot have learned from these rollouts, or so many tokens.
+
+    A member that is against a set of tasks may have nothing to learn from: if nobody has a set any more there are no
+    rollouts, and the record that leaves it out has to be made without.
+    """
+    learned, learns = said.rollouts, manifest.learns_from_rollouts(round)
+    if (learned is not None) != learns and not (learns and said.against):
+        raise Malformed("a member that names rollouts in a round without, or none in a round with them")
+    if learned is not None and manifest.rl is not None:
+        check_learned(learned, manifest.rl.batches_per_round, manifest.rl.tokens_per_batch)
+    if said.tokens > most_tokens(manifest, round, learned):
+        raise Malformed("a member that claims more tokens than its contribution can have")
+
+
+def most_tokens(manifest: RunManifest, round: int, learned: Learned | None) -> int:
+    """Return the most tokens that a member of a round can claim: of the batches that it names, or of the text of a round."""
+    if not manifest.learns_from_rollouts(round):
+        return manifest.tokens_per_round
+    return learned.tokens if learned is not None else 1
+
+
+def voters_of(base: Base, members: Iterable[Member], absent: Sequence[str]) -> tuple[PeerId, ...]:
+    """The peers that vote on a record: the electors less the absent ones; the record's own members, if nobody is left."""
+    stay = tuple(peer for peer in base.electors if peer not in absent)
+    return stay or tuple(PeerId(member.peer) for member in members)
+
+
+def quorum_of(base: Base, voters: Sequence[PeerId], absent: Collection[str]) -> int:
+    """Votes that certify a record: a quorum of the electors that are not absent; where members vote, a majority of them."""
+    return quorum_size(len(voters)) if set(base.electors) - set(absent) else len(voters) // 2 + 1
+
+
+def verify_votes(run: Hash, base: Base, record: Record, certificate: Certificate, step: Step) -> None:
+    """Whether a quorum cast this vote for this record; raises `Malformed` with the reason."""
+    absent = list(certificate.absent)
+    if absent != sorted(set(absent)) or not set(absent) <= set(base.electors):
+        raise Malformed("a certificate that takes others than electors for absent")
+    vote = Vote(
+        round=record.round,
+        base=base.tip,
+        attempt=certificate.attempt,
+        step=step,
+        absent=absent,
+        record_hash=record_hash(record),
+    )
+    verify_quorum(run, base, voters_of(base, record.members, absent), vote, certificate.votes)
+
+
+def verify_quorum(run: Hash, base: Base, voters: Sequence[PeerId], vote: Vote, votes: Sequence[Signature]) -> None:
+    """Whether so many of `voters` as are needed signed `vote`; raises `Malformed` with the reason."""
+    signers = [each.peer for each in votes]
+    if signers != sorted(set(signers)) or not set(signers) <= set(voters):
+        raise Malformed("a certificate with votes of others than electors")
+    if set(signers) & set(vote.absent):
+        raise Malformed("a certificate that takes one of its signers for absent")
+    needed = quorum_of(base, voters, vote.absent)
+    if len(signers) < needed:
+        raise Malformed(f"a certificate with {len(signers)} of the {needed} votes it needs")
+    body = vote.encode()
+    for each in votes:
+        if not is_authentic(rebuild(run, Vote.KIND, PeerId(each.peer), body, each.signature)):
+            raise Malformed("a certificate with a false signature")
+
+
+def is_full(certificate: Certificate) -> bool:
+    """Whether the whole electorate was asked; a provisional record went on without the absent."""
+    return not certificate.absent
+
+
+def verify_commit(settings: RoundSettings, commit: Commit, base: Base) -> None:
+    """Record, index and certificate together; raises `Malformed`."""
+    verify_record(settings, commit.record, commit.index, base)
+    verify_votes(settings.run, base, commit.record, commit.certificate, Step.SECOND)
+
+
+class Rank(NamedTuple):
+    """The place of a certified record among all that stand on one tip; the smaller one is preferred."""
+
+    is_provisional: bool
+    unsigned: int
+    """Electors whose votes the certificate does not show."""
+    record: Hash
+
+
+def rank(electors: Sequence[PeerId], commit: Commit) -> Rank:
+    """The rank of a verified record.  electors: of the tip that it stands on.
+
+    It is that of the certificate: who holds another one for the same record may rank it otherwise.
+    """
+    signers = sum(vote.peer in electors for vote in commit.certificate.votes)
+    return Rank(not is_full(commit.certificate), len(electors) - signers, record_hash(commit.record))
+
+
+def prefer(electors: Sequence[PeerId], ours: Commit, theirs: Commit) -> bool:
+    """Fork choice at the first record that differs, both verified: whether `theirs` wins over `ours`.
+
+    electors: of the tip that both stand on.  A full record beats a provisional one; then the one with more signers among
+    these electors; then the lower hash.  Claimed tokens decide nothing.  Total and antisymmetric.
+    """
+    return rank(electors, theirs) < rank(electors, ours)

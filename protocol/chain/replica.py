@@ -1,0 +1,70 @@
+"""This peer's copy of the run: what the run is, its record chain, and the state that the chain leads to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kernels.layout import Layout, chunk_layout, payload_bytes
+from protocol.chain.base import Base, RoundSettings, round_settings
+from protocol.chain.history import History
+from protocol.chain.outer_state import OuterState
+from protocol.chain.store import Store
+from protocol.run.manifest import RunManifest, SignedManifest
+from protocol.wire.hashes import Hash, chunk_hash
+from protocol.wire.messages import ChunkEntry
+
+
+@dataclass(frozen=True)
+class Replica:
+    """The manifest with what follows from it, and everything that commits change.
+
+    layout: the chunks of a contribution.  rounds: what the manifest says about rounds.
+    """
+
+    signed: SignedManifest
+    layout: Layout
+    rounds: RoundSettings
+    history: History
+    store: Store
+    state: OuterState
+
+    @classmethod
+    def open(cls, signed: SignedManifest, store: Store, state: OuterState) -> Replica:
+        """The copy that `store` holds on disk; `state` is where the outer state will be loaded."""
+        manifest = signed.manifest
+        rounds = round_settings(signed.run, manifest)
+        return cls(
+            signed,
+            chunk_layout(manifest.parameters, manifest.chunk_parameters),
+            rounds,
+            History(rounds, store),
+            store,
+            state,
+        )
+
+    @property
+    def manifest(self) -> RunManifest:
+        """What the run is."""
+        return self.signed.manifest
+
+    def result(self, round: int, fragment: int, root: Hash, index: Sequence[ChunkEntry]) -> memoryview | None:
+        """A result from the disk whose chunks are those of `index`; one with other bytes is dropped.  Blocking."""
+        result = self.store.results.open(round, fragment, root)
+        if result is None:
+            return None
+        whole = len(result) == payload_bytes(self.layout) and all(
+            chunk_hash(result[span.encoded]) == entry.hash for span, entry in zip(self.layout, index, strict=True)
+        )
+        if not whole:
+            self.store.results.drop(round, fragment, root)
+        return result if whole else None
+
+    def name_state(self) -> bytes:
+        """What READYs and records call the present state (`protocol.wire.ready.OnState.state`).  Blocking."""
+        return self.state.digest() + (self.state.weights_root() if self.manifest.rl is not None else b"")
+
+    @property
+    def base(self) -> Base:
+        """What the next round stands on."""
+        return self.history.base

@@ -1,0 +1,362 @@
+"""What a peer stores about one run: records, branches, results, checkpoints, what binds its votes, and proofs.
+
+    records/00000012            commit 12: record, index, certificate (canonical msgpack, behind its hash)
+    branches/<slot>-00000012    commit 12 of a branch that is not our chain
+    switch                      our chain is being exchanged for a branch: what is left to be moved
+    results/00000012-00-<root>  codec bytes of a result; on disk before it is voted for, so there may be several of a round
+    checkpoints/00000012-<tip>  outer state after 12 rounds on this tip, and ….leaves with the hashes of its pieces
+    votes/00000012-<tip>        what binds this peer in the round on this tip
+    evidence/<hash>             proofs that peers lied
+    weights/                    versions of the weights (`protocol.chain.weight_files`), once there is one
+    files/                      the run's files, likewise, in a run that has some
+    rollouts/                   batches of rollouts, likewise, in a run of reinforcement learning
+    tasks/                      sets of tasks, likewise, what was signed about them, and what was counted
+    reference/                  the weights that a run's KL term compares with, likewise
+    standing                    how rollout peers and validators stand with us, likewise
+    extension                   the organiser's newest extension of the run, signed
+    chosen                      the record of an invitation to whose history this peer came over
+
+Write, fsync, rename; then act.  A file that is torn or altered counts as absent and is moved out of the way.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from protocol.chain.disk import Disk, corrupt_name, read_guarded, set_aside, write_guarded
+from protocol.chain.records import Chain
+from protocol.chain.results import Checkpoints, Results
+from protocol.chain.weight_files import WeightFiles
+from protocol.run.invitation import Anchor
+from protocol.wire import canonical
+from protocol.wire.body import decode_body
+from protocol.wire.canonical import Malformed
+from protocol.wire.hashes import Hash
+from protocol.wire.messages import Commit
+
+# ------------------------------------------------------------------------------------------------------------------------
+# The proofs that peers lied, on disk under their hashes.
+
+
+_NAME = re.compile(r"[0-9a-f]{64}")
+
+
+class EvidenceFiles:
+    """Knows nothing of what is in them.  Blocking."""
+
+    def __init__(self, disk: Disk, folder: Path) -> None:
+        self._disk, self._folder = disk, folder
+
+    def save(self, name: Hash, raw: bytes) -> None:
+        """Write a proof.  Raises `StoreFailed`."""
+        write_guarded(self._disk, self._folder / name.hex(), raw)
+
+    def load(self, name: Hash) -> bytes | None:
+        """A proof; None when it is not here."""
+        return read_guarded(self._disk, self._folder / name.hex())
+
+    def remove(self, name: Hash) -> None:
+        """Forget a proof."""
+        self._disk.remove(self._folder / name.hex())
+
+    def names(self) -> list[Hash]:
+        """All proofs that are here."""
+        names = sorted(path.name for path in self._folder.iterdir())
+        return [Hash(bytes.fromhex(name)) for name in names if _NAME.fullmatch(name)]
+
+    def size_bytes(self) -> int:
+        """The disk space that the proofs take up."""
+        return sum(path.stat().st_size for path in self._folder.iterdir())
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# What binds this peer at each tip that it voted on, on disk: what a restarted peer must not contradict.
+
+
+NEVER = 1 << 62
+_VOTES_NAME = re.compile(r"(\d{8})-[0-9a-f]{64}")
+
+
+class VoteFiles:
+    """One encoded `Kept` a tip.  Blocking.
+
+    A tip's file outlives the branch that the tip is on: a peer that comes back to it is bound by what it said there.
+    `complete-from` says since when they are complete.
+    """
+
+    def __init__(self, disk: Disk, folder: Path) -> None:
+        self._disk, self._folder = disk, folder
+        self._complete = folder / "complete-from"
+
+    def save(self, round: int, tip: Hash, raw: bytes) -> None:
+        """Replace what is kept for the round on this tip, for good when this returns.  Raises `StoreFailed`."""
+        write_guarded(self._disk, self._path(round, tip), raw)
+
+    def load(self, round: int, tip: Hash) -> bytes | None:
+        """What is kept for the round on this tip; None when nothing is."""
+        return read_guarded(self._disk, self._path(round, tip))
+
+    def has_lost(self, round: int, tip: Hash) -> bool:
+        """Whether there is, or was, a file for the round on this tip; asked when `load` gave none that can be read."""
+        path = self._path(round, tip)
+        return path.exists() or corrupt_name(path).exists()
+
+    def complete_from(self) -> int:
+        """The first round from which on we know all that we voted: 0, unless our files were put back or copied."""
+        raw = read_guarded(self._disk, self._complete)
+        if raw is not None:
+            return int.from_bytes(raw)
+        return NEVER if self._complete.exists() or corrupt_name(self._complete).exists() else 0
+
+    def set_complete_from(self, round: int) -> None:
+        """What we may have voted before this round is not all here.  For good when this returns.  Raises `StoreFailed`."""
+        write_guarded(self._disk, self._complete, round.to_bytes(8))
+
+    def any(self) -> bool:
+        """Whether this peer has ever voted."""
+        return any(_VOTES_NAME.fullmatch(path.name) for path in self._folder.iterdir())
+
+    def drop_before(self, round: int) -> None:
+        """Forget the tips before `round`: records there are final, and are voted on no more."""
+        for path in self._folder.iterdir():
+            named = _VOTES_NAME.fullmatch(path.name)
+            if named and int(named[1]) < round:
+                self._disk.remove(path)
+
+    def _path(self, round: int, tip: Hash) -> Path:
+        return self._folder / f"{round:08d}-{tip.hex()}"
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# The committed records of a run on disk, each with its index and certificate.
+
+
+MAX_RECORD_BYTES = 4 << 20
+
+
+class Records:
+    """One file a round.  Blocking."""
+
+    def __init__(self, disk: Disk, folder: Path) -> None:
+        self._disk, self._folder = disk, folder
+
+    def length(self) -> int:
+        """Rounds from 0 on without a gap."""
+        rounds = {int(path.name) for path in self._folder.iterdir() if path.name.isdigit()}
+        length = 0
+        while length in rounds:
+            length += 1
+        return length
+
+    def write(self, commit: Commit) -> None:
+        """Write the record of its round, or write it anew with another certificate.  Raises `StoreFailed`."""
+        write_guarded(self._disk, self._path(commit.record.round), commit.encode())
+
+    def at(self, round: int) -> Commit | None:
+        """The commit of a round; None when it is not here, or not readable."""
+        raw = read_guarded(self._disk, self._path(round))
+        if raw is None:
+            return None
+        try:
+            return decode_body(Commit, raw, max_bytes=MAX_RECORD_BYTES)
+        except Malformed:
+            set_aside(self._disk, self._path(round))
+            return None
+
+    def truncate(self, length: int) -> None:
+        """Remove the records of rounds `length` and above, the newest first."""
+        for path in sorted(self._folder.iterdir(), reverse=True):
+            if path.name.isdigit() and int(path.name) >= length:
+                self._disk.remove(path)
+
+    def _path(self, round: int) -> Path:
+        return self._folder / f"{round:08}"
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Records of branches that are not our chain, on disk beside it: on their way to us, or given up and kept for a while.
+
+
+_BRANCH_NAME = re.compile(r"([0-9A-Za-z]+)-(\d{8})")
+
+
+class BranchFiles:
+    """One file a record; the records of one branch are in one slot, a word.  Blocking."""
+
+    def __init__(self, disk: Disk, folder: Path) -> None:
+        self._disk, self._folder = disk, folder
+
+    def append(self, slot: str, commit: Commit) -> int:
+        """Write a record; returns how many bytes it takes.  Raises `StoreFailed`."""
+        raw = commit.encode()
+        write_guarded(self._disk, self.path(slot, commit.record.round), raw)
+        return len(raw)
+
+    def at(self, slot: str, round: int) -> Commit | None:
+        """The record of a round; None when it is not here, or not readable."""
+        raw = read_guarded(self._disk, self.path(slot, round))
+        if raw is None:
+            return None
+        try:
+            return decode_body(Commit, raw, max_bytes=MAX_RECORD_BYTES)
+        except Malformed:
+            set_aside(self._disk, self.path(slot, round))
+            return None
+
+    def slots(self) -> dict[str, list[int]]:
+        """The rounds of which each slot has a record, ascending."""
+        found: dict[str, list[int]] = {}
+        for path in sorted(self._folder.iterdir()):
+            named = _BRANCH_NAME.fullmatch(path.name)
+            if named:
+                found.setdefault(named[1], []).append(int(named[2]))
+        return found
+
+    def size_bytes(self, slot: str) -> int:
+        """Of all its files."""
+        return sum(path.stat().st_size for path in self._folder.glob(f"{slot}-*"))
+
+    def drop(self, slot: str) -> None:
+        """Remove the records of a slot."""
+        for path in sorted(self._folder.glob(f"{slot}-*"), reverse=True):
+            self._disk.remove(path)
+
+    def path(self, slot: str, round: int) -> Path:
+        """Where a record lies."""
+        return self._folder / f"{slot}-{round:08}"
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+
+
+CHECKPOINTS_KEPT = 2
+"""Until the next one is written, the one before these stays, too, if others fetch it: that takes its time."""
+OTHERS_KEPT = 2
+"""Checkpoints of branches: one that is about to be taken over, and one of what was given up last."""
+JOURNAL_BYTES = 1024
+
+
+@dataclass(frozen=True)
+class _Switch:
+    """From round `common` on our chain becomes what is in `slot`, up to `length`; what it was goes to `kept`."""
+
+    common: int
+    slot: str
+    length: int
+    kept: str
+
+
+class Store:
+    """Rooted at a folder of its own.  Blocking; call it in worker threads.
+
+    What an earlier life left is made lasting before anything is built on it: that life may have died before it was.
+    """
+
+    def __init__(self, root: Path, disk: Disk | None = None) -> None:
+        self.root, self.disk = root, disk or Disk()
+        records, results, checkpoints = root / "records", root / "results", root / "checkpoints"
+        evidence, votes, branches = root / "evidence", root / "votes", root / "branches"
+        folders = (records, results, checkpoints, evidence, votes, branches)
+        for folder in folders:
+            folder.mkdir(parents=True, exist_ok=True)
+        for left_over in [*results.glob(".part-*"), *root.glob("**/.*.new")]:
+            self.disk.remove(left_over)
+        for folder in (root, *folders):
+            self.disk.settle(folder)
+        self.records = Records(self.disk, records)
+        self.branches = BranchFiles(self.disk, branches)
+        self.results = Results(self.disk, results)
+        self.checkpoints = Checkpoints(self.disk, checkpoints)
+        self.votes = VoteFiles(self.disk, votes)
+        self.evidence = EvidenceFiles(self.disk, evidence)
+        self.weights = WeightFiles(self.disk, root / "weights")
+        self.rollouts = WeightFiles(self.disk, root / "rollouts")
+        self.files = WeightFiles(self.disk, root / "files")
+        self.reference = WeightFiles(self.disk, root / "reference")
+        self.tasks = WeightFiles(self.disk, root / "tasks")
+        self._records, self._branches, self._journal = records, branches, root / "switch"
+        self._chosen, self._standing, self._extension = root / "chosen", root / "standing", root / "extension"
+        begun = read_guarded(self.disk, self._journal)
+        if begun is not None:
+            self._carry_out(_Switch(*canonical.decode(begun, max_bytes=JOURNAL_BYTES)))
+
+    def choose(self, anchor: Anchor) -> None:
+        """Our history is the one through this record, also after a restart.  Raises `StoreFailed`."""
+        if self.chosen() != anchor:
+            write_guarded(self.disk, self._chosen, anchor.encode())
+
+    def chosen(self) -> Anchor | None:
+        """The record to whose history we came over last."""
+        raw = read_guarded(self.disk, self._chosen)
+        return decode_body(Anchor, raw) if raw is not None else None
+
+    def keep_standing(self, raw: bytes) -> None:
+        """Replace what is known of rollout peers and validators.  Raises `StoreFailed`."""
+        write_guarded(self.disk, self._standing, raw)
+
+    def standing(self) -> bytes | None:
+        """What an earlier life knew of them."""
+        return read_guarded(self.disk, self._standing)
+
+    def keep_extension(self, raw: bytes) -> None:
+        """Replace the organiser's extension of the run.  Raises `StoreFailed`."""
+        write_guarded(self.disk, self._extension, raw)
+
+    def extension(self) -> bytes | None:
+        """The organiser's newest extension that an earlier life heard of."""
+        return read_guarded(self.disk, self._extension)
+
+    def switch(self, common: int, slot: str, length: int, kept: str) -> None:
+        """Exchange our records from `common` on for those in `slot` up to `length`; ours are in the slot `kept` then.
+
+        Whenever we die, the next life finds the one chain or the other whole.  Raises `StoreFailed`.
+        """
+        assert slot != kept
+        self.branches.drop(kept)
+        self.disk.settle(self._branches)
+        write_guarded(self.disk, self._journal, canonical.encode([common, slot, length, kept]))
+        self._carry_out(_Switch(common, slot, length, kept))
+
+    def _carry_out(self, switch: _Switch) -> None:
+        """Move what has not been moved yet.  A record of the branch that is still in its slot has not; then the one in its
+        place is ours."""
+        for path in sorted(self._records.iterdir(), reverse=True):
+            if not path.name.isdigit() or int(path.name) < switch.common:
+                continue
+            round, kept = int(path.name), self.branches.path(switch.kept, int(path.name))
+            waits = self.branches.path(switch.slot, round).exists()
+            if (round >= switch.length or waits) and not kept.exists():
+                self.disk.move(path, kept)
+        self.disk.settle(self._branches)
+        for round in range(switch.common, switch.length):
+            path = self.branches.path(switch.slot, round)
+            if path.exists():
+                self.disk.move(path, self._records / f"{round:08}")
+        self.disk.settle(self._records)
+        self.disk.remove(self._journal)
+        self.disk.settle(self.root)
+        if switch.slot:
+            self.branches.drop(switch.slot)
+
+    def make_room(self, chain: Chain) -> None:
+        """Before one more checkpoint of our chain is written: at most `CHECKPOINTS_KEPT` lie beside it, whoever reads."""
+        for rounds in self.checkpoints.of(chain)[:-CHECKPOINTS_KEPT]:
+            self.checkpoints.remove(rounds, chain.tip_at(rounds))
+
+    def prune(self, chain: Chain, final: int) -> None:
+        """Leave the newest checkpoints of our chain, with all results since the oldest, and what binds our votes there.
+
+        final: rounds that are final.
+        """
+        mine = self.checkpoints.of(chain)
+        kept = CHECKPOINTS_KEPT
+        if len(mine) > kept and self.checkpoints.was_read((mine[-kept - 1], chain.tip_at(mine[-kept - 1])), mine[-kept]):
+            kept += 1
+        oldest = mine[-kept] if len(mine) >= kept else 0
+        others = [mark for mark in self.checkpoints.marks() if mark[0] not in mine or mark[1] != chain.tip_at(mark[0])]
+        for rounds, tip in [(rounds, chain.tip_at(rounds)) for rounds in mine[:-kept]] + others[:-OTHERS_KEPT]:
+            self.checkpoints.remove(rounds, tip)
+        self.results.drop_before(oldest)
+        self.votes.drop_before(min(oldest, final))

@@ -1,0 +1,207 @@
+"""What a run's folder on disk holds, for reading only: beside a running peer, or where none runs.
+
+`protocol.chain.store` puts a folder in order when it opens it, and moves damaged files out of the way.  That is the
+running peer's right alone; here nothing is changed.  Everything is checked as after a restart: records by their chain, a
+checkpoint against the digest that a record or the manifest names, results against the records' chunks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from kernels.layout import Layout, chunk_layout, payload_bytes
+from kernels.outer import apply_result
+from kernels.outer_step import OuterStep
+from protocol.chain.amendment import extension_of
+from protocol.chain.disk import Disk
+from protocol.chain.outer_state import certified_digest
+from protocol.chain.progress import RunProgress
+from protocol.chain.records import genesis_tip, record_hash
+from protocol.chain.results import Checkpoints, Results
+from protocol.chain.store import Records
+from protocol.run.manifest import SignedManifest
+from protocol.wire.hashes import Hash, chunk_hash, tree_root
+from protocol.wire.messages import Commit
+
+F32: TypeAlias = npt.NDArray[np.float32]
+
+
+class NotStored(Exception):
+    """The folder does not lead to the state that is wanted; the text is a sentence with the remedy."""
+
+
+class ReadOnlyDisk(Disk):
+    """Nothing is moved and nothing removed."""
+
+    def move(self, source: Path, target: Path) -> None:
+        """Nothing happens."""
+
+    def remove(self, path: Path) -> None:
+        """Nothing happens."""
+
+    def sync_folder(self, folder: Path) -> None:
+        """Nothing happens."""
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A result that leads from one state to the next, and the record that names it."""
+
+    commit: Commit
+    result: memoryview
+    outer: OuterStep
+
+
+@dataclass(frozen=True)
+class StoredState:
+    """The state after `rounds` rounds, as a checkpoint and the results since then.
+
+    start: the checkpoint's bytes; None for the parameters that follow from the seed, with no momentum.
+    """
+
+    rounds: int
+    start: memoryview | None
+    steps: tuple[_Step, ...]
+    layout: Layout
+
+    def parameters(self, seeded: F32 | None) -> Iterator[F32]:
+        """theta, chunk after chunk.  seeded: the parameters of the seed, where `start` is None.
+
+        Raises `NotStored` when a result's bytes are not those of its record.  Memory: three chunks.
+        """
+        count = self.layout[-1].start + self.layout[-1].count
+        momentum: F32 | None = None
+        if self.start is not None:
+            values = np.frombuffer(self.start, np.float32)
+            theta, momentum = values[:count], values[count:]
+        else:
+            assert seeded is not None and len(seeded) == count
+            theta = seeded
+        for number, span in enumerate(self.layout):
+            chunk = theta[span.values].copy()
+            moving = np.zeros_like(chunk) if momentum is None else momentum[span.values].copy()
+            for step in self.steps:
+                encoded = step.result[span.encoded]
+                if chunk_hash(encoded) != step.commit.index[number].hash:
+                    raise NotStored(
+                        f"the result of round {step.commit.record.round} on disk was altered; let the peer fetch it again "
+                        "with `peer join`, then export"
+                    )
+                apply_result(chunk, moving, encoded, step.outer.rate, step.outer.momentum)
+            yield chunk
+
+
+class StoredRun:
+    """A `protocol.chain.records.Chain` of the records in a run's folder, and the states that they lead to.  Blocking."""
+
+    def __init__(self, signed: SignedManifest, folder: Path) -> None:
+        self._manifest = signed.manifest
+        self._layout = chunk_layout(self._manifest.parameters, self._manifest.chunk_parameters)
+        disk = ReadOnlyDisk()
+        self._records = Records(disk, folder / "records")
+        self._results = Results(disk, folder / "results")
+        self._checkpoints = Checkpoints(disk, folder / "checkpoints")
+        self._tips = [genesis_tip(signed.run)]
+        self._has_checkpoints = (folder / "checkpoints").is_dir()
+        for round in range(self._records.length() if (folder / "records").is_dir() else 0):
+            commit = self._records.at(round)
+            if commit is None or commit.record.previous != self._tips[-1]:
+                break
+            self._tips.append(record_hash(commit.record))
+
+    def is_final(self, rounds: int) -> bool:
+        """Whether the run has ended after so many rounds, as far as its records here say."""
+        if rounds != self.length:
+            return False
+        progress = RunProgress(self._manifest.goal)
+        for round in range(rounds):
+            commit = self._records.at(round)
+            if commit is None:
+                return False
+            progress = progress.after(commit, extension_of(commit.record))
+        return progress.is_over
+
+    @property
+    def length(self) -> int:
+        """Rounds committed."""
+        return len(self._tips) - 1
+
+    def tip_at(self, rounds: int) -> Hash:
+        """The tip after `rounds` rounds, at most `length`."""
+        return self._tips[rounds]
+
+    def commit_at(self, round: int) -> Commit:
+        """The commit of a round below `length`.  Raises `NotStored` when a running peer has just exchanged it."""
+        commit = self._records.at(round)
+        if commit is None or record_hash(commit.record) != self._tips[round + 1]:
+            raise NotStored("the running peer is exchanging its records for others; export again in a moment")
+        return commit
+
+    def checkpoints(self) -> list[int]:
+        """After how many rounds there are checkpoints, ascending."""
+        return self._checkpoints.of(self) if self._has_checkpoints else []
+
+    def checkpoint(self, rounds: int) -> StoredState:
+        """The state in a checkpoint, which is read whole to check it.  Raises `NotStored`."""
+        if rounds not in self.checkpoints():
+            there = ", ".join(map(str, self.checkpoints()))
+            raise NotStored(
+                f"there is no checkpoint after {rounds} rounds on disk; "
+                + (f"there are some after {there} rounds" if there else "leave out --checkpoint for the newest state")
+            )
+        start = self._checked(rounds)
+        if start is None:
+            raise NotStored(f"the checkpoint after {rounds} rounds is damaged or was just removed; export the newest state")
+        return StoredState(rounds, start, (), self._layout)
+
+    def newest(self) -> StoredState:
+        """The state at the tip.  Raises `NotStored`."""
+        starts = [*reversed(self.checkpoints()), *([] if self._manifest.genesis else [-1])]
+        problem = "there is no checkpoint"
+        for rounds in starts:
+            first = max(rounds, 0)
+            steps = self._steps(first)
+            if len(steps) < self.length - first:
+                problem = f"the result of round {first + len(steps)} is missing"
+                continue
+            start = self._checked(rounds) if rounds >= 0 else None
+            if start is not None or rounds < 0:
+                return StoredState(self.length, start, steps, self._layout)
+        kept = self.checkpoints()
+        if not self.length and not kept:
+            raise NotStored("the run's initial weights are not on this disk; fetch them with `peer join`")
+        raise NotStored(
+            f"the state after {self.length} rounds is not on disk ({problem}); let the peer catch up with `peer join`"
+            + (f", or export an older one with --checkpoint {kept[-1]}" if kept else "")
+        )
+
+    def _steps(self, start: int) -> tuple[_Step, ...]:
+        """From the state after `start` rounds to the tip, or to the first result that is missing."""
+        steps: list[_Step] = []
+        for round in range(start, self.length):
+            commit = self.commit_at(round)
+            record = commit.record
+            result = self._results.open(round, record.fragment, Hash(record.result_root))
+            if result is None or len(result) != payload_bytes(self._layout):
+                break
+            outer = self._manifest.outer_step(round, [member.tokens for member in record.members])
+            steps.append(_Step(commit, result, outer))
+        return tuple(steps)
+
+    def _checked(self, rounds: int) -> memoryview | None:
+        """The bytes of a checkpoint; None where they are not those that are certified."""
+        opened = self._checkpoints.open(rounds, self.tip_at(rounds))
+        if opened is None:
+            return None
+        leaves, view = opened
+        digest, piece = certified_digest(self._manifest, self, rounds), self._manifest.checkpoint_chunk_bytes
+        if (digest is not None and tree_root(leaves) != digest) or len(view) != self._manifest.state_bytes:
+            return None
+        whole = [chunk_hash(view[at : at + piece]) for at in range(0, len(view), piece)] == leaves
+        return view if whole else None

@@ -1,0 +1,275 @@
+"""Versions of the weights on disk: whole files and patches, each named by the root over its chunks' hashes.
+
+    weights/<root>.blob          a file of weights or a patch, complete
+    weights/<root>.part          one on its way
+    weights/<root>.leaves        the hashes of its chunks, behind their own hash
+    weights/<number>-<hash>      what a publisher signed about a version, behind its hash
+
+The folder is made when the first version comes.  A complete file whose bytes turn out to be others becomes a part again:
+the chunks that are right need not be fetched once more.
+"""
+
+from __future__ import annotations
+
+import mmap
+import re
+import threading
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from protocol.chain.disk import Disk, map_file, read_guarded, write_guarded
+from protocol.wire.hashes import HASH_BYTES, Hash, chunk_hash, hash_bytes, tree_root
+
+_BLOB = re.compile(r"([0-9a-f]{64})\.(blob|part|leaves)")
+_STATEMENT = re.compile(r"(\d{16})-[0-9a-f]{16}")
+
+
+@dataclass(frozen=True)
+class Part:
+    """A file that is being fetched or made; `view` is its bytes, writable until it is published.
+
+    is_new: nothing was written to it yet.
+    """
+
+    root: Hash
+    path: Path
+    mapping: mmap.mmap
+    is_new: bool = False
+
+    @property
+    def view(self) -> memoryview:
+        """All of its bytes."""
+        return memoryview(self.mapping)
+
+    def missing(self, leaves: Sequence[Hash], chunk_bytes: int) -> list[int]:
+        """The chunks whose bytes are not those of their hashes.  Reads all, unless nothing was written."""
+        view = self.view
+        if self.is_new:
+            return [*range(len(leaves))]
+        return [
+            chunk
+            for chunk, leaf in enumerate(leaves)
+            if chunk_hash(view[chunk * chunk_bytes : (chunk + 1) * chunk_bytes]) != leaf
+        ]
+
+
+class WeightFiles:
+    """Blocking; safe to call in several threads.  Call `load` before anything else."""
+
+    def __init__(self, disk: Disk, folder: Path) -> None:
+        self.disk, self.folder = disk, folder
+        self._whole: dict[Hash, int] = {}
+        self._parts: dict[Hash, int] = {}
+        self._damaged: set[Hash] = set()
+        self._used: Counter[Hash] = Counter()
+        self._lock = threading.Lock()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no version was ever here."""
+        return not self.folder.exists()
+
+    def load(self) -> None:
+        """Look at what an earlier life left."""
+        self.folder.mkdir(exist_ok=True)
+        names = {path.name for path in self.folder.iterdir()}
+        for name in names:
+            match = _BLOB.fullmatch(name)
+            if match is not None and match[2] != "leaves":
+                kind = self._whole if match[2] == "blob" else self._parts
+                kind[Hash(bytes.fromhex(match[1]))] = (self.folder / name).stat().st_size
+
+    # -- what is here -------------------------------------------------------------------------------------------------
+
+    def sizes(self) -> dict[Hash, int]:
+        """Of the complete files."""
+        with self._lock:
+            return dict(self._whole)
+
+    def parts(self) -> dict[Hash, int]:
+        """Sizes of the files on their way."""
+        with self._lock:
+            return dict(self._parts)
+
+    def damaged(self) -> set[Hash]:
+        """Those of the files on their way that were complete in this life."""
+        with self._lock:
+            return set(self._damaged)
+
+    def has(self, root: Hash) -> bool:
+        """Whether a file is complete, as far as we know."""
+        return root in self._whole
+
+    def leaves(self, root: Hash) -> list[Hash] | None:
+        """The hashes of a file's chunks; None where they are not here, or damaged."""
+        raw = read_guarded(self.disk, self._path(root, "leaves"))
+        if raw is None or not raw or len(raw) % HASH_BYTES:
+            return None
+        leaves = [Hash(raw[at : at + HASH_BYTES]) for at in range(0, len(raw), HASH_BYTES)]
+        return leaves if tree_root(leaves) == root else None
+
+    def index(self, root: Hash, chunk_bytes: int) -> list[Hash] | None:
+        """As `leaves`; made anew from a complete file where they are lost.  None where the file is damaged, too."""
+        known = self.leaves(root)
+        view = map_file(self.path(root)) if known is None and self.has(root) else None
+        if view is None:
+            return known
+        made = leaves_of(view, chunk_bytes)
+        if tree_root(made) != root:
+            self.demote(root)
+            return None
+        self.write_leaves(root, made)
+        return made
+
+    def view(self, root: Hash, size: int) -> memoryview | None:
+        """The bytes of a complete file, unchecked, read-only; None when it is not here, or became shorter."""
+        view = map_file(self.path(root)) if self.has(root) else None
+        if view is not None and len(view) == size:
+            return view
+        if self.has(root):
+            self.demote(root)
+        return None
+
+    def read(self, root: Hash, start: int, size: int, leaf: Hash) -> bytes | None:
+        """A chunk of a complete file, by its hash; None when it is not here any more.  A damaged file is so found out."""
+        try:
+            with self.path(root).open("rb") as file:
+                file.seek(start)
+                data = file.read(size)
+        except OSError:
+            data = b""
+        if chunk_hash(data) == leaf:
+            return data
+        if self.has(root):
+            self.demote(root)
+        return None
+
+    def check(self) -> None:
+        """Notice complete files that are gone, or have another size than they had."""
+        for root, size in self.sizes().items():
+            try:
+                right = self.path(root).stat().st_size == size
+            except OSError:
+                right = False
+            if not right:
+                self.demote(root)
+
+    # -- use ----------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def using(self, *roots: Hash) -> Iterator[None]:
+        """Within, these files are not removed."""
+        with self._lock:
+            self._used.update(roots)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._used -= Counter(roots)
+
+    def used(self) -> set[Hash]:
+        """The files that somebody uses."""
+        with self._lock:
+            return set(self._used)
+
+    # -- changes ------------------------------------------------------------------------------------------------------
+
+    def begin(self, root: Hash, size: int) -> Part:
+        """Begin, or go on with, a file of `size` bytes.  Raises `StoreFull`."""
+        path = self._path(root, "part")
+        if path.exists() and path.stat().st_size == size:
+            part = Part(root, path, self.disk.resume(path, size))
+        else:
+            part = Part(root, path, self.disk.allocate(path, size), is_new=True)
+        with self._lock:
+            self._parts[root] = size
+        return part
+
+    def publish(self, part: Part, root: Hash, leaves: Sequence[Hash]) -> None:
+        """All of it is there and right: its bytes to the disk, then its name, the one of `root`.  Raises `StoreFailed`."""
+        self.write_leaves(root, leaves)
+        self.disk.publish(part.path, part.mapping, self.path(root))
+        with self._lock:
+            self._parts.pop(part.root, None)
+            self._damaged.discard(root)
+            self._whole[root] = len(part.mapping)
+
+    def adopt(self, source: Path, root: Hash, leaves: Sequence[Hash]) -> None:
+        """A file of this folder is complete: its bytes to the disk, then its name.  Raises `StoreFailed`."""
+        size = source.stat().st_size
+        with source.open("r+b") as file:
+            self.publish(Part(root, source, mmap.mmap(file.fileno(), size)), root, leaves)
+
+    def write_leaves(self, root: Hash, leaves: Sequence[Hash]) -> None:
+        """Keep the hashes of a file's chunks.  Raises `StoreFull`."""
+        write_guarded(self.disk, self._path(root, "leaves"), b"".join(leaves))
+
+    def demote(self, root: Hash) -> None:
+        """A complete file is damaged: it is on its way again."""
+        with self._lock:
+            size = self._whole.pop(root, None)
+            if size is None:
+                return
+            self._damaged.add(root)
+            try:
+                self.disk.move(self.path(root), self._path(root, "part"))
+                self._parts[root] = size
+            except OSError:
+                pass  # it is gone altogether
+
+    def remove(self, root: Hash) -> None:
+        """Remove a file, complete or not, and its index."""
+        with self._lock:
+            self._whole.pop(root, None)
+            self._parts.pop(root, None)
+            self._damaged.discard(root)
+        for kind in ("blob", "part", "leaves"):
+            self.disk.remove(self._path(root, kind))
+
+    # -- statements ---------------------------------------------------------------------------------------------------
+
+    def keep(self, number: int, raw: bytes) -> None:
+        """Keep what was signed about a version, for good when this returns.  Raises `StoreFull`."""
+        path = self.folder / f"{number:016}-{hash_bytes('statement', raw)[:8].hex()}"
+        if not path.exists():
+            write_guarded(self.disk, path, raw)
+
+    def keep_all(self, statements: Collection[tuple[int, bytes]], least: int) -> None:
+        """Keep these, each with its number; forget those of numbers below `least`.  Raises `StoreFull`."""
+        for number, raw in statements:
+            self.keep(number, raw)
+        for path in self.folder.iterdir():
+            match = _STATEMENT.fullmatch(path.name)
+            if match is not None and int(match[1]) < least:
+                self.disk.remove(path)
+
+    def statements(self) -> list[bytes]:
+        """All that were kept, by number."""
+        paths = sorted(path for path in self.folder.iterdir() if _STATEMENT.fullmatch(path.name))
+        return [raw for path in paths if (raw := read_guarded(self.disk, path)) is not None]
+
+    def path(self, root: Hash) -> Path:
+        """Where a complete file lies."""
+        return self._path(root, "blob")
+
+    def _path(self, root: Hash, kind: str) -> Path:
+        return self.folder / f"{root.hex()}.{kind}"
+
+
+def is_whole(files: WeightFiles, root: Hash, size: int, chunk_bytes: int) -> bool:
+    """Whether a file is here with the bytes that its name says; a damaged one is on its way again.  Reads all.  Blocking."""
+    view = files.view(root, size)
+    if view is None:
+        return False
+    if tree_root(leaves_of(view, chunk_bytes)) == root:
+        return True
+    files.demote(root)
+    return False
+
+
+def leaves_of(data: bytes | memoryview, chunk_bytes: int) -> list[Hash]:
+    """The hashes of the chunks of some bytes."""
+    return [chunk_hash(data[at : at + chunk_bytes]) for at in range(0, len(data), chunk_bytes)]

@@ -1,0 +1,196 @@
+"""What became of rollouts, as a peer's events tell it: for its status, the interface and `peer rollouts`.
+
+Pure, and bounded: the last batches stay, the numbers go on.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable
+from copy import copy
+from dataclasses import dataclass, field, replace
+
+from protocol.events import events as ev
+from protocol.events.events import Event
+
+WAITING, ACCEPTED, REJECTED, STALE, UNSURE = "waiting", "accepted", "rejected", "stale", "unsure"
+VERDICTS = (WAITING, ACCEPTED, REJECTED, STALE, UNSURE)
+"""Of a batch.  waiting: nobody has judged it.  stale: it got too old first.  unsure: a validator could not tell."""
+KEPT_BATCHES = 1000
+KEPT_REWARDS = 500
+KEPT_ASIDE = 50
+KEPT_LEARNED = 4096
+
+
+@dataclass(frozen=True)
+class BatchSeen:
+    """A batch as far as this peer knows it.
+
+    at: seconds since 1970 of the last event about it.  verdict: one of `VERDICTS`.  reason: of a rejection.  rollouts: 0
+    where it is not known.  tokens, seconds: of a batch of ours.  judges: who judged it, as far as we heard.  round: the one
+    whose record learned from it.
+    """
+
+    author: str
+    version: int
+    number: int
+    root: str
+    at: float
+    verdict: str = WAITING
+    reason: str = ""
+    rollouts: int = 0
+    tokens: int | None = None
+    seconds: float | None = None
+    judges: tuple[str, ...] = ()
+    round: int | None = None
+
+
+@dataclass(frozen=True)
+class Aside:
+    """A peer of which nothing is used any more.  role: rollout or validator, as what."""
+
+    at: float
+    peer: str
+    role: str
+    reason: str
+
+
+@dataclass
+class RolloutTally:
+    """Of one peer, whose ID is `me`.
+
+    generated, generated_tokens, generating_s: batches of ours, their tokens and the time they took.
+    judged: batches that we verified ourselves.  rewards: of rounds.  accepted_tokens: of ours, in records.
+    """
+
+    me: str = ""
+    batches: dict[tuple[str, str], BatchSeen] = field(default_factory=dict)
+    """By author and root, the last one that something was heard of at the end."""
+    counts: Counter[str] = field(default_factory=Counter)
+    """Batches by verdict, also those that are forgotten."""
+    rewards: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=KEPT_REWARDS))
+    aside: deque[Aside] = field(default_factory=lambda: deque(maxlen=KEPT_ASIDE))
+    generated: int = 0
+    generated_tokens: int = 0
+    generating_s: float = 0.0
+    judged: int = 0
+    used: int = 0
+    """Batches that this trainer learned from."""
+    accepted_tokens: int = 0
+    earned: dict[int, int] = field(default_factory=dict)
+    """By round, tokens of ours that its record names."""
+    learned: dict[str, None] = field(default_factory=dict)
+    """Names of the batches that this trainer learned from last."""
+    seen: bool = False
+    """Whether there were any such events."""
+
+    def apply(self, event: Event, at: float) -> None:
+        """Take note of an event."""
+        match event:
+            case ev.RolloutsGenerated(version, number, root, rollouts, tokens, _, seconds):
+                self.generated, self.generated_tokens = self.generated + 1, self.generated_tokens + tokens
+                self.generating_s += seconds
+                made = BatchSeen(self.me, version, number, root, at, rollouts=rollouts, tokens=tokens, seconds=seconds)
+                self._put(made)
+            case ev.BatchJudged():
+                self._judged(event, at)
+            case ev.BatchDecided(author, version, number, root, verdict, reason, rollouts):
+                known = self._batch(author, version, number, root, at)
+                if verdict == STALE and known.round is not None:
+                    verdict = known.verdict  # a record has it: somebody whom we did not hear accepted it in time
+                self._put(replace(known, verdict=verdict, reason=reason, rollouts=rollouts))
+            case ev.RolloutsUsed(number, roots):
+                self._learned(roots)
+                self._use(roots, number, at)
+            case ev.RolloutsCounted():
+                self._counted(event, at)
+            case ev.RolloutPeerSetAside(peer, reason):
+                self.aside.append(Aside(at, peer, "rollout", reason))
+            case ev.ValidatorSetAside(peer, reason):
+                self.aside.append(Aside(at, peer, "validator", reason))
+            case _:
+                return
+        self.seen = True
+
+    def copy(self) -> RolloutTally:
+        """Another one, which goes its own way."""
+        other = copy(self)
+        other.batches, other.counts = self.batches.copy(), self.counts.copy()
+        other.rewards, other.aside = self.rewards.copy(), self.aside.copy()
+        other.earned, other.learned = self.earned.copy(), self.learned.copy()
+        return other
+
+    def last(self, author: str | None = None, judge: str | None = None) -> list[BatchSeen]:
+        """The batches of this author, or judged by this peer, or all; the newest first."""
+        return [
+            batch
+            for batch in reversed(self.batches.values())
+            if (author is None or batch.author == author) and (judge is None or judge in batch.judges)
+        ]
+
+    def _learned(self, roots: Iterable[str]) -> None:
+        """Each batch counts once, also where it is learned from again because no record came of the first time."""
+        for root in roots:
+            self.used += root not in self.learned
+            self.learned[root] = None
+        for root in [*self.learned][:-KEPT_LEARNED]:
+            del self.learned[root]
+
+    def _counted(self, event: ev.RolloutsCounted, at: float) -> None:
+        self._leave(event.round)
+        if event.reward is not None:
+            self.rewards.append((event.round, event.reward))
+        self.earned[event.round] = event.authors.get(self.me, 0)
+        self.accepted_tokens += self.earned[event.round]
+        if len(self.earned) > KEPT_REWARDS:
+            del self.earned[min(self.earned)]
+        self._use(event.mine, event.round, at)
+
+    def _leave(self, round: int) -> None:
+        """What was counted of this round, and later ones, was of a branch that is ours no more."""
+        for later in [each for each in self.earned if each >= round]:
+            self.accepted_tokens -= self.earned.pop(later)
+        while self.rewards and self.rewards[-1][0] >= round:
+            self.rewards.pop()
+        for key, batch in self.batches.items():
+            if batch.author == self.me and batch.round is not None and batch.round >= round:
+                self.batches[key] = replace(batch, round=None)
+
+    def _judged(self, event: ev.BatchJudged, at: float) -> None:
+        rollouts = event.accepted + event.rejected + event.inconclusive
+        known = self._batch(event.author, event.version, event.number, event.root, at)
+        if event.validator == self.me and self.me not in known.judges:
+            self.judged += 1
+        judges = [judge for judge in known.judges if judge != event.validator]
+        verdict = REJECTED if event.rejected else UNSURE if event.inconclusive else ACCEPTED
+        if known.verdict in (REJECTED, STALE) or (known.verdict == ACCEPTED and verdict == UNSURE):
+            verdict = known.verdict  # a later word does not mend it
+        self._put(
+            replace(
+                known,
+                verdict=verdict,
+                reason=known.reason or ", ".join(event.reasons),
+                rollouts=rollouts,
+                judges=(*judges[-7:], event.validator),
+            )
+        )
+
+    def _batch(self, author: str, version: int, number: int, root: str, at: float) -> BatchSeen:
+        known = self.batches.get((author, root))
+        return replace(known, at=at) if known is not None else BatchSeen(author, version, number, root, at)
+
+    def _use(self, roots: Iterable[str], round: int, at: float) -> None:
+        wanted = {*roots}
+        for batch in [batch for batch in self.batches.values() if batch.root in wanted]:
+            verdict = batch.verdict if batch.verdict == REJECTED else ACCEPTED  # by somebody whom we did not hear
+            self._put(replace(batch, at=at, round=round, verdict=verdict))
+
+    def _put(self, batch: BatchSeen) -> None:
+        key = (batch.author, batch.root)
+        before = self.batches.pop(key, None)
+        if before is not None:
+            self.counts[before.verdict] -= 1
+        self.counts[batch.verdict] += 1
+        self.batches[key] = batch
+        if len(self.batches) > KEPT_BATCHES:
+            self.batches.pop(next(iter(self.batches)))

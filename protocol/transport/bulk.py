@@ -1,0 +1,421 @@
+"""The bulk data plane: pushes of large chunks over their own TCP sockets, straight into the receiver's buffer.
+
+A socket is agreed over a libp2p stream that has authenticated both peer IDs, and comes to the port at which we listen for
+libp2p: its first byte tells it from others.  Decides how many sockets there may be, and how long a handshake may take;
+`sending` and `receiving` move pushes over them, and the handlers choose the buffers.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import os
+import socket
+import struct
+from collections import Counter
+from collections.abc import Awaitable, Callable, Hashable, Mapping
+from contextlib import suppress
+from math import inf
+
+import trio
+
+from protocol.short_id import short_id
+from protocol.transport.doorstep import Doorstep, GoneAway, receive, send
+from protocol.transport.ends import socket_of
+from protocol.transport.flows import MAX_FLOWS, WINDOW_S, Gauge
+from protocol.transport.interface import (
+    MAX_PUSH_BYTES,
+    MAX_PUSH_HEADER_BYTES,
+    Bandwidth,
+    Handlers,
+    Landing,
+    Members,
+    NetworkError,
+    Offence,
+    Unreachable,
+)
+from protocol.transport.library import Host, MuxedConnection, TaskStatus, peer_id_of
+from protocol.transport.link import (
+    FRAME_OVERHEAD_BYTES,
+    MAC_BYTES,
+    NONCE_BYTES,
+    TOKEN_BYTES,
+    FrameKind,
+    Keys,
+    Link,
+    LinkBroken,
+    socket_state,
+    states_of,
+)
+from protocol.transport.rate_limit import RateLimit
+from protocol.transport.reputation import EXCESS, SLOWNESS, VIOLATION, Channel, Reputation
+from protocol.transport.sending import Sending
+from protocol.transport.streams import answer_with, ask
+from protocol.wire.hashes import Hash
+from protocol.wire.identity import PeerId
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Which bulk links there is room for, when peers have asked for more than there may be.
+
+
+def displaced(asker: PeerId, links: Mapping[PeerId, int], members: Members) -> PeerId | None:
+    """The peer that loses a link to `asker` when all places are taken; None if the asker has to do without.
+
+    A member takes the place of any stranger, of the one with the most links first.  Among members, as among strangers, only
+    a peer that has at least two links more than the asker gives one up.
+    """
+    strangers = {peer: count for peer, count in links.items() if peer != asker and not members.has_member(peer)}
+    if members.has_member(asker):
+        if strangers:
+            return max(strangers, key=lambda peer: strangers[peer])
+        rivals: Mapping[PeerId, int] = {peer: count for peer, count in links.items() if peer != asker}
+    else:
+        rivals = strangers
+    busiest = max(rivals, key=lambda peer: rivals[peer], default=None)
+    return busiest if busiest is not None and rivals[busiest] > links.get(asker, 0) + 1 else None
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# The receiving end of a bulk link: one push after the other into the buffers that the handlers name.
+#
+# A refused push is answered at once and its data read past, so the link stays in step.  While a handler looks for a
+# buffer nothing is read: TCP holds the sender back.
+
+
+MAX_THREADS = 8
+AT_ONCE_BYTES = 2 << 20
+"""A push of at most this size is checked in the event loop: that costs less than handing it to a thread and back."""
+SLOWEST_BYTES_PER_S = 32 << 10
+"""A push that comes slower than this (after a grace of `GRACE_S`) is abandoned, to free its buffer."""
+GRACE_S = 30.0
+
+log = logging.getLogger(__name__)
+
+
+class BadPush(LinkBroken):
+    """The sender broke the rules of a link, which ends.  penalty: what that takes from its reputation."""
+
+    def __init__(self, why: str, penalty: float = VIOLATION) -> None:
+        super().__init__(why)
+        self.penalty = penalty
+
+
+class Receiving:
+    """Receives the pushes of all peers.  down_bytes: of data, since the start."""
+
+    def __init__(self, handlers: Handlers, limit: RateLimit, reputation: Reputation) -> None:
+        self._handlers, self._reputation = handlers, reputation
+        self._limit = limit
+        self._threads = trio.CapacityLimiter(MAX_THREADS)
+        self.down_bytes = 0
+
+    async def serve(self, peer: PeerId, link: Link) -> None:
+        """Receive pushes until the link breaks or this is cancelled; raises nothing."""
+        try:
+            while True:
+                await self._one(peer, link)
+                await trio.lowlevel.checkpoint()
+        except LinkBroken as error:
+            log.debug("the bulk link from %s ended: %s", peer, error)
+            if isinstance(error, BadPush):
+                self._reputation.penalise(peer, error.penalty, str(error))
+
+    async def _one(self, peer: PeerId, link: Link) -> None:
+        number, size, header = await self._opening(link)
+        if not self._reputation.spend(peer, Channel.PUSH):
+            raise LinkBroken("more pushes than its allowance")
+        try:
+            landing = await self._handlers.open_push(peer, header, size)
+        except Exception:
+            log.exception("the handler of pushes failed")
+            landing = None
+        if landing is None:
+            link.send_small(FrameKind.ANSWER, number, b"\0refused")
+            await self._data(link, number, size, None)
+            return
+        complete = False
+        try:
+            complete = await self._data(link, number, size, landing)
+        finally:
+            accepted = await self._finish(peer, header, landing if complete else None)
+        answer = b"\1" if accepted else b"\0the receiver could not use it"
+        link.send_small(FrameKind.ANSWER, number, answer)
+
+    async def _finish(self, peer: PeerId, header: bytes, landing: Landing | None) -> bool:
+        with trio.CancelScope(shield=landing is None):
+            try:
+                await self._handlers.finish_push(peer, header, landing)
+            except Offence as offence:
+                self._reputation.penalise(peer, VIOLATION, str(offence))
+                return False
+            except Exception:
+                log.exception("the handler of pushes failed")
+                return False
+        return True
+
+    async def _opening(self, link: Link) -> tuple[int, int, bytes]:
+        with trio.move_on_after(GRACE_S) as scope:
+            kind, number, plain = await link.receive_small()
+            if kind is FrameKind.ABANDON and not plain:  # crossed the last data of a push that was refused
+                kind, number, plain = await link.receive_small()
+        if scope.cancelled_caught and link.between_frames:
+            raise LinkBroken("nothing to receive")
+        if scope.cancelled_caught:
+            raise BadPush("a push that does not begin", SLOWNESS)
+        if kind is not FrameKind.OPEN or len(plain) < 8:
+            raise BadPush("a push without a beginning")
+        (size,) = struct.unpack_from(">Q", plain)
+        if size > MAX_PUSH_BYTES:
+            raise BadPush("an oversized push")
+        return number, size, plain[8:]
+
+    async def _data(self, link: Link, number: int, size: int, landing: Landing | None) -> bool:
+        """Read the data of one push into its landing, or past it if there is none; False when its sender abandoned it."""
+        dest = landing.buffer.cast("B") if landing is not None else None
+        offset = 0
+        with trio.move_on_after(GRACE_S + size / self._limit.slowest(SLOWEST_BYTES_PER_S)) as scope:
+            while offset < size:
+                kind, value, length = await link.receive_head()
+                if kind is FrameKind.ABANDON and value == number and length == 0:
+                    await link.skip_body(0)
+                    return False
+                if kind is not FrameKind.DATA or value != offset or not 0 < length <= size - offset:
+                    raise BadPush("data out of order")
+                await self._keep_to_the_limit(link, length)
+                if dest is None:
+                    await link.skip_body(length)
+                else:
+                    await link.receive_body(dest[offset : offset + length])
+                offset += length
+                self.down_bytes += length
+                if landing is not None:
+                    landing.on_bytes()
+        if scope.cancelled_caught:
+            raise BadPush("a push that comes too slowly", SLOWNESS)
+        if landing is not None and size <= AT_ONCE_BYTES:
+            landing.complete()
+        elif landing is not None:
+            await trio.to_thread.run_sync(landing.complete, limiter=self._threads)
+        return True
+
+    async def _keep_to_the_limit(self, link: Link, length: int) -> None:
+        """Before a frame with so much data is taken: let it come piece by piece, for the sender may know no limit."""
+        if self._limit.bytes_per_s is None:
+            return
+        step = self._limit.frame(length)
+        for at in range(0, length, step):
+            await self._limit.pay(min(step, length - at) + FRAME_OVERHEAD_BYTES * (at == 0))
+            await link.has_come(min(at + step, length))
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+
+
+FIRST_BYTE = b"\xb1"
+"""Of a bulk socket; libp2p's begin with the length of the name of its first protocol, 19."""
+HANDSHAKE_S = 5.0
+GRANT_S = 20.0
+"""How long a grant is good: where a router stands between, a way is looked for first."""
+MAX_LINKS = 256
+"""Accepted from all peers; members take the places of strangers."""
+MAX_LINKS_PER_PEER = 4 * MAX_FLOWS
+"""Accepted from one peer: those it uses, for what is urgent and for what is not, and as many that broke unnoticed."""
+Reach = Callable[[PeerId, MuxedConnection, int], Awaitable[trio.socket.SocketType]]
+"""Opens a socket to the port of a peer, which is connected.  Raises `LinkBroken` or OSError."""
+_GRANT = struct.Struct(f">H{TOKEN_BYTES}s{NONCE_BYTES}s")
+
+
+class Bulk:
+    """Pushes to and from all peers, for as long as `run` runs.  up, down: the limits of both directions."""
+
+    def __init__(
+        self,
+        host: Host,
+        run: Hash,
+        handlers: Handlers,
+        reputation: Reputation,
+        up: RateLimit,
+        down: RateLimit,
+        congestion: str,
+        doorstep: Doorstep,
+        reach: Reach,
+    ) -> None:
+        """reach: opens sockets.  doorstep: for those that come to us and have proved nothing yet."""
+        self._host = host
+        self._me = peer_id_of(host.get_id())
+        self._run = run
+        self._protocol = f"/manyhands/1/{bytes(run).hex()[:16]}/bulk"
+        self._members: Members = handlers
+        self._congestion = congestion.encode()
+        self._doorstep, self._reach = doorstep, reach
+        self._reputation = reputation
+        self._up, self._down, self._gauge = up, down, Gauge()
+        self._sending = Sending(self._dial, up)
+        self._spare = Sending(self._dial, up, first=self._sending)
+        self._receiving = Receiving(handlers, down, reputation)
+        self._links: dict[PeerId, list[Link]] = {}
+        self._granted: dict[bytes, tuple[PeerId, Keys, float]] = {}
+        """For whom each token is good, with which keys, and until when."""
+        self._port = 0
+        self._nursery: trio.Nursery | None = None
+        answer_with(host, self._protocol, NONCE_BYTES, self._grant, HANDSHAKE_S)
+
+    @property
+    def up_bytes(self) -> int:
+        """Bytes of data pushed since the start."""
+        return self._sending.up_bytes + self._spare.up_bytes
+
+    @property
+    def down_bytes(self) -> int:
+        """Bytes of data that were pushed to us since the start."""
+        return self._receiving.down_bytes
+
+    def bandwidth(self) -> Bandwidth:
+        """What the links have lately been seen to carry, within our limits."""
+        return Bandwidth(self._up.at_most(self._gauge.up_bytes_per_s), self._down.at_most(self._gauge.down_bytes_per_s))
+
+    async def _watch_bandwidth(self) -> None:
+        while True:
+            accepted = [link for links in self._links.values() for link in links]
+            now = trio.current_time()
+            states = states_of((*accepted, *self._sending.links(), *self._spare.links()))
+            busy = set[Hashable](self._sending.busy_links())
+            sending = {link: state for link, state in states.items() if link in busy}
+            self._gauge.read(states, now, self._sending.offered(), sending)
+            for end in (self._sending, self._spare):
+                end.measure(self._gauge.offer_bytes_per_s, self._gauge.line_bytes_per_s, now)
+            await trio.sleep(WINDOW_S)
+
+    async def run(self, port: int, *, task_status: TaskStatus = trio.TASK_STATUS_IGNORED) -> None:
+        """Push, and answer those who want to, until cancelled.  port: where we listen, for libp2p and for bulk sockets."""
+        async with trio.open_nursery() as nursery:
+            self._port, self._nursery = port, nursery
+            task_status.started()
+            await self._watch_bandwidth()
+
+    def cut_off(self, peer: PeerId) -> None:
+        """End the sockets on which `peer` pushes to us; it is banned."""
+        for link in self._links.get(peer, []):
+            link.abort("the peer is banned")
+
+    def disconnected(self, peer: PeerId) -> None:
+        """Close our sockets to a peer that is not connected any more."""
+        self._sending.disconnected(peer)
+        self._spare.disconnected(peer)
+
+    async def push(
+        self, peer: PeerId, header: bytes, data: memoryview, timeout_s: float, *, spare: bool, on_sent: Callable[[], None]
+    ) -> None:
+        """Push `data` to `peer`.  Raises `Refused`, `Unreachable`, and `NetworkError` for more than the limits."""
+        data = data.cast("B")
+        if len(header) > MAX_PUSH_HEADER_BYTES or len(data) > MAX_PUSH_BYTES:
+            raise NetworkError(f"a push of {len(header)} + {len(data)} bytes is over the limit")
+        assert self._nursery is not None
+        with trio.move_on_after(timeout_s) as scope:
+            await (self._spare if spare else self._sending).push(self._nursery, peer, header, data, on_sent)
+        if scope.cancelled_caught:
+            raise Unreachable(f"{short_id(peer)} did not take a push of {len(data)} bytes within {timeout_s:g} s")
+
+    async def _dial(self, peer: PeerId) -> Link:
+        nonce = os.urandom(NONCE_BYTES)
+        try:
+            granted, connection = await ask(self._host, peer, self._protocol, nonce, _GRANT.size, HANDSHAKE_S)
+        except Unreachable as error:
+            raise LinkBroken(f"no bulk connection: {error}") from error
+        port, token, theirs = _GRANT.unpack(granted)
+        keys = Keys.agree(self._run, self._me, peer, token, nonce + theirs)
+        link = await self._prove(await self._reach(peer, connection, port), token, keys)
+        link.way_s = _way_s(connection)
+        return link
+
+    async def _prove(self, sock: trio.socket.SocketType, token: bytes, keys: Keys) -> Link:
+        try:
+            with trio.fail_after(HANDSHAKE_S):
+                await send(sock, FIRST_BYTE + token + keys.proof(b"dialer"))
+                if not hmac.compare_digest(await receive(sock, MAC_BYTES), keys.proof(b"listener")):
+                    raise LinkBroken("the bulk connection reached somebody else")
+            return Link(self._bare(sock), keys, dialled=True)
+        except (GoneAway, trio.TooSlowError) as error:
+            sock.close()
+            raise LinkBroken(f"the bulk socket broke: {error!r}") from error
+        except BaseException:
+            sock.close()
+            raise
+
+    def _bare(self, sock: trio.socket.SocketType) -> socket.socket:
+        """The socket without trio, with our congestion control if the kernel lets us."""
+        bare = socket.socket(fileno=sock.detach())
+        if hasattr(socket, "TCP_CONGESTION"):
+            with suppress(OSError):
+                bare.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, self._congestion)
+        return bare
+
+    async def _grant(self, peer: PeerId, connection: MuxedConnection, theirs: bytes) -> bytes:
+        """The port, the token and the nonce for one socket of `peer`.  Raises `LinkBroken`."""
+        now = trio.current_time()
+        self._granted = {token: grant for token, grant in self._granted.items() if now < grant[2]}
+        if not self._has_room(peer) or self._nursery is None:
+            raise LinkBroken("too many bulk connections")
+        token, nonce = os.urandom(TOKEN_BYTES), os.urandom(NONCE_BYTES)
+        self._granted[token] = (peer, Keys.agree(self._run, peer, self._me, token, theirs + nonce), now + GRANT_S)
+        return _GRANT.pack(self._port, token, nonce)
+
+    def _has_room(self, peer: PeerId) -> bool:
+        """Whether `peer` may have another link; a link of somebody else may end for it."""
+        taken = Counter(other for other, _, _ in self._granted.values())
+        taken.update({other: sum(not link.broken for link in links) for other, links in self._links.items()})
+        if taken[peer] >= MAX_LINKS_PER_PEER:
+            self._reputation.penalise(peer, EXCESS, "too many bulk connections")
+            return False
+        if taken.total() < MAX_LINKS:
+            return True
+        loser = displaced(peer, taken, self._members)
+        if loser is None:
+            return False
+        link = next((link for link in reversed(self._links.get(loser, [])) if not link.broken), None)
+        if link is not None:
+            link.abort("another peer needs its place")
+        else:
+            self._granted.pop(next(token for token, (other, _, _) in self._granted.items() if other == loser))
+        return True
+
+    async def accept(self, sock: trio.socket.SocketType, address: str) -> None:
+        """Authenticate a socket and serve its pushes until it ends; a stranger costs 49 bytes and five seconds.
+
+        address: of the other end.
+        """
+        try:
+            with self._doorstep.waits(sock, address), trio.fail_after(HANDSHAKE_S):
+                hello = (await receive(sock, len(FIRST_BYTE) + TOKEN_BYTES + MAC_BYTES))[len(FIRST_BYTE) :]
+                peer, keys, until = self._granted.pop(hello[:TOKEN_BYTES])
+                if trio.current_time() > until:
+                    raise LinkBroken("a grant that is not good any more")
+                if not hmac.compare_digest(hello[TOKEN_BYTES:], keys.proof(b"dialer")):
+                    raise LinkBroken("a false proof")
+                await send(sock, keys.proof(b"listener"))
+        except (OSError, KeyError, LinkBroken, GoneAway, trio.TooSlowError, trio.ClosedResourceError) as error:
+            log.debug("a bulk socket was turned away: %r", error)
+            sock.close()
+            return
+        except BaseException:
+            sock.close()
+            raise
+        link = Link(self._bare(sock), keys, dialled=False)
+        if (buffer_bytes := self._down.buffer_bytes()) is not None:
+            link.hold_back(buffer_bytes)
+        links = self._links.setdefault(peer, [])
+        links.append(link)
+        try:
+            await self._receiving.serve(peer, link)
+        finally:
+            link.close()
+            links.remove(link)
+            if not links and self._links.get(peer) is links:
+                del self._links[peer]
+
+
+def _way_s(connection: object) -> float:
+    """The shortest round trip on a connection of the library; infinite where it is not known."""
+    sock = socket_of(connection)
+    state = socket_state(sock) if sock is not None else None
+    return state.least_rtt_s if state is not None and state.least_rtt_s else inf

@@ -1,0 +1,141 @@
+"""Limits on one libp2p connection, whatever is spoken on it: frames, streams, and bytes that nobody has read.
+
+The library announces a receive window for each stream and then takes whatever comes; it opens as many streams as are asked
+for.  Here both are limited.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Protocol, cast
+
+import trio
+
+from protocol.transport.library import LibraryId, Swarm, peer_id_of
+from protocol.transport.reputation import ABUSE, EXCESS, Channel, Reputation
+from protocol.wire.identity import PeerId
+
+if TYPE_CHECKING:
+    from libp2p.abc import IMuxedConn, ISecureConn
+    from libp2p.peer.id import ID
+    from libp2p.stream_muxer.yamux.yamux import Yamux
+
+MAX_STREAMS_PER_PEER = 48
+"""Streams that one peer has opened to us: its questions, its gossip, handshakes of its bulk sockets."""
+MAX_FRAME_BYTES = 1 << 20
+"""Of yamux; every honest peer sends at most 64 KiB."""
+
+
+def limit_connections(swarm: Swarm, reputation: Reputation) -> None:
+    """From now on limit the frames and the unread bytes of every connection of `swarm`.  All of them use yamux."""
+    muxers, limited = swarm.upgrader.muxer_multistream, _limited_yamux(reputation)
+
+    async def new_connection(conn: ISecureConn, peer_id: ID) -> IMuxedConn:
+        protocol, _ = await muxers._selector.select(conn, conn.is_initiator, muxers.negotiate_timeout)
+        return muxers._annotate_connection(limited(conn, peer_id, is_initiator=conn.is_initiator), conn, protocol)
+
+    muxers.new_conn = new_connection  # type: ignore[method-assign]
+    swarm._stream_semaphore = None  # one for all peers: a peer that holds many streams would hold up all others
+
+
+class _FrameCounter:
+    """A secured connection that counts the frames of yamux by their headers as they are read."""
+
+    def __init__(self, inner: ISecureConn, peer: PeerId, reputation: Reputation) -> None:
+        from libp2p.stream_muxer.yamux.yamux import HEADER_SIZE, TYPE_PING
+
+        self._inner, self._peer, self._reputation = inner, peer, reputation
+        self._header_bytes, self._ping = HEADER_SIZE, TYPE_PING
+
+    async def read(self, n: int | None = None) -> bytes:
+        data = await self._inner.read(n)
+        if n == self._header_bytes and len(data) == n:
+            channel = Channel.PING if data[1] == self._ping else Channel.FRAME
+            if not self._reputation.spend(self._peer, channel):
+                raise ConnectionError("a peer that is banned")
+        return data
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._inner, name)
+
+
+def _limited_yamux(reputation: Reputation) -> type[Yamux]:
+    """The library's class of multiplexed connections with our limits; made here because its base is heavy to import."""
+    from libp2p.stream_muxer.yamux.yamux import Yamux
+
+    class LimitedYamux(Yamux):
+        def __init__(self, secured_conn: ISecureConn, peer_id: ID, is_initiator: bool | None = None) -> None:
+            self._sender = peer_id_of(peer_id)
+            self.ended = trio.Event()
+            """The connection is over, at whichever end."""
+            counter = _FrameCounter(secured_conn, self._sender, reputation)
+            super().__init__(cast("ISecureConn", counter), peer_id, is_initiator=is_initiator)
+
+        async def start(self) -> None:
+            try:
+                await super().start()
+            finally:
+                self.ended.set()
+
+        async def _read_data_body(self, length: int) -> bytes:
+            """Read the data of a frame, if the unread bytes stay within the windows of all streams."""
+            unread = sum(map(len, self.stream_buffers.values()))
+            allowed = sum(stream.target_recv_window for stream in self.streams.values())
+            if length > MAX_FRAME_BYTES or unread + length > allowed + MAX_FRAME_BYTES:
+                reputation.penalise(self._sender, ABUSE, "more data than its window allows")
+                raise ConnectionError("a peer that overruns its window")
+            return await super()._read_data_body(length)
+
+    return LimitedYamux
+
+
+class _Direction(Protocol):
+    """The library's enum of the directions of a stream."""
+
+    @property
+    def name(self) -> str: ...
+
+
+class ResourceLimits:
+    """Answers the library when it asks whether it may take a connection or a stream; replaces its resource manager.
+
+    The library's own counts connections and streams, and miscounts those that end at the wrong moment (a stream that closes
+    before its direction is noted, a connection that is refused after it was counted); such a place is never free again.
+    """
+
+    connection_lifecycle = graceful_degradation = None
+    limits = SimpleNamespace(max_streams=1)  # of a semaphore that `limit_connections` takes away
+
+    def __init__(self, reputation: Reputation) -> None:
+        self._reputation = reputation
+        self._streams: Counter[str] = Counter()
+
+    def open_connection(
+        self, peer_id: LibraryId | None = None, endpoint_ip: str | None = None, direction: str = "inbound"
+    ) -> SimpleNamespace | None:
+        """An empty scope for a new connection, or None to refuse it."""
+        if peer_id is not None and self._reputation.is_banned(PeerId(str(peer_id))):
+            return None
+        return SimpleNamespace(close=lambda: None)
+
+    def acquire_stream(self, peer_id: str, direction: _Direction) -> bool:
+        """Whether a stream may be opened."""
+        if direction.name != "INBOUND":
+            return True
+        if self._streams[peer_id] >= MAX_STREAMS_PER_PEER:
+            self._reputation.penalise(PeerId(peer_id), EXCESS, "too many open streams")
+            return False
+        self._streams[peer_id] += 1
+        return True
+
+    def release_stream(self, peer_id: str, direction: _Direction) -> None:
+        """A stream that `acquire_stream` allowed has closed."""
+        if direction.name == "INBOUND" and self._streams[peer_id] > 1:
+            self._streams[peer_id] -= 1
+        elif direction.name == "INBOUND":
+            del self._streams[peer_id]
+
+    def disconnected(self, peer: PeerId) -> None:
+        """The last connection of `peer` has ended, and all its streams with it."""
+        self._streams.pop(peer, None)

@@ -1,0 +1,457 @@
+"""When each peer of the address book is dialled.
+
+Every peer in the book that is neither connected nor banned is dialled, with a pause that doubles up to a minute; a new
+address makes it due at once.  What strangers claim is dialled beside the others, and holds none of them up.  After a
+connection that lasted, a peer is dialled again after a second; after one that the other end soon closed, when the pause is
+over, for it may not want us.  The library's own dialling (happy eyeballs over two addresses, a cache of failed peers) is
+bypassed: each address is tried alone, and the result is kept.
+
+Whoever says that it has an address can name anybody's: names and odd addresses are not believed (`named_ends`), and claims
+that have led to nobody are tried at a pace that hurts nobody.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import random
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from math import inf
+
+import trio
+
+from protocol.transport.attempts import BANNED, OTHER_RUN, SILENT, Attempt, looked_up, problem_of
+from protocol.transport.ends import End
+from protocol.transport.interface import Members
+from protocol.transport.library import Host, library_id
+from protocol.transport.named_ends import end_of, may_be_dialled
+from protocol.transport.nat.circuit_address import CircuitAddress, circuit_address, direct_address
+from protocol.transport.rate_limit import Allowance, TokenBucket
+from protocol.wire.identity import PeerId
+
+# ------------------------------------------------------------------------------------------------------------------------
+# The address book: the peers that may be dialled, with their addresses, and who has a place in it.
+#
+# Addresses come from the person and this computer (given), or from anybody (claimed); an address that has led to its peer is
+# reached.  Peers that were given, and members, have places of their own; strangers share others, which they lose when they
+# are not reached in time.  Whoever has been away for long makes room for others of its kind.
+
+
+MAX_KEPT = 1024
+"""Peers that were given, and members."""
+MAX_STRANGERS = 256
+MAX_ADDRESSES_PER_PEER = 8
+CLAIM_S = 600.0
+"""A stranger that was not reached for so long loses its place."""
+FIRST_PAUSE_S = 1.0
+
+
+class Standing(IntEnum):
+    """How an address is known."""
+
+    CLAIMED = 0
+    GIVEN = 1
+    REACHED = 2
+
+
+@dataclass
+class Entry:
+    """One peer.
+
+    since: when it was entered, or last met.  given: by the person or this computer.  met: it was reached, or connected for
+    long.  addresses: newest first.  tried: the last attempt at each.  other_run: it was connected and did not know our run.
+    Times are trio times.
+    """
+
+    since: float
+    given: bool = False
+    met: bool = False
+    addresses: dict[str, Standing] = field(default_factory=dict)
+    pause_s: float = FIRST_PAUSE_S
+    due_at: float = 0.0
+    dialling: bool = False
+    tried: dict[str, Attempt] = field(default_factory=dict)
+    other_run: bool = False
+
+    def meet(self, now: float, address: str = "") -> None:
+        """The peer was there just now; at `address`, if we dialled."""
+        self.met, self.since = True, now
+        if address in self.addresses:
+            self.addresses[address] = Standing.REACHED
+
+    def add(self, address: str, standing: Standing) -> None:
+        """Put a new address first; the least known one makes room."""
+        others = sorted(self.addresses, key=lambda other: -self.addresses[other])[: MAX_ADDRESSES_PER_PEER - 1]
+        self.addresses = {address: standing} | {other: self.addresses[other] for other in others}
+        self.tried = {tried: self.tried[tried] for tried in self.tried if tried in self.addresses}
+
+
+class Book:
+    """The entries, the least recently heard of first.
+
+    members: tells members from strangers.  in_use: whether a peer's entry has to stay as it is now.
+    """
+
+    def __init__(self, members: Members, in_use: Callable[[PeerId], bool]) -> None:
+        self._members, self._in_use = members, in_use
+        self._entries: OrderedDict[PeerId, Entry] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, peer: PeerId) -> bool:
+        return peer in self._entries
+
+    def __iter__(self) -> Iterator[tuple[PeerId, Entry]]:
+        return iter(self._entries.items())
+
+    def get(self, peer: PeerId) -> Entry | None:
+        """The entry of a peer; None when it has none."""
+        return self._entries.get(peer)
+
+    def remove(self, peer: PeerId) -> None:
+        """Take a peer out, if it is in."""
+        self._entries.pop(peer, None)
+
+    def add(self, peer: PeerId, address: str, *, claimed: bool, now: float) -> Entry | None:
+        """Enter an address; the entry of its peer if the address is new there, else None."""
+        standing = Standing.CLAIMED if claimed else Standing.GIVEN
+        entry = self._entries.get(peer)
+        if entry is None:
+            if not self._make_room(self._members.has_member(peer) or not claimed, now):
+                return None
+            entry = self._entries[peer] = Entry(now)
+        self._entries.move_to_end(peer)
+        entry.given = entry.given or not claimed
+        if address in entry.addresses:
+            entry.addresses[address] = max(standing, entry.addresses[address])
+            return None
+        entry.add(address, standing)
+        return entry
+
+    def is_favoured(self, peer: PeerId, entry: Entry) -> bool:
+        """Whether more speaks for dialling a peer than what a stranger claims."""
+        return entry.met or self._is_kept(peer, entry)
+
+    def expire(self, now: float) -> None:
+        """Take out the strangers that were not reached in time."""
+        for peer, entry in list(self._entries.items()):
+            if not self.is_favoured(peer, entry) and self._is_away(peer, entry, now):
+                del self._entries[peer]
+
+    def worth_keeping(self) -> list[str]:
+        """Addresses that were reached, then those that were given or that members claim; none that only strangers claim."""
+        found = [
+            (standing is not Standing.REACHED, not kept, -standing, address)
+            for peer, entry in reversed(self._entries.items())
+            for kept in [self._is_kept(peer, entry)]
+            for address, standing in entry.addresses.items()
+            if standing is not Standing.CLAIMED or kept
+        ]
+        return [address for *_, address in sorted(found, key=lambda item: item[:3])]
+
+    def _make_room(self, kept: bool, now: float) -> bool:
+        """Whether a peer may be entered, among those that are kept or among the strangers."""
+        rivals = [(peer, entry) for peer, entry in self._entries.items() if self._is_kept(peer, entry) is kept]
+        if len(rivals) < (MAX_KEPT if kept else MAX_STRANGERS):
+            return True
+        idle = [(peer, entry) for peer, entry in rivals if not entry.dialling and not self._in_use(peer)]
+        if not kept:
+            idle = [(peer, entry) for peer, entry in idle if self._may_go(peer, entry, now)]
+        if not idle:
+            return False
+        peer, _ = min(idle, key=lambda item: (self._members.has_member(item[0]), item[1].met))
+        del self._entries[peer]
+        return True
+
+    def _may_go(self, peer: PeerId, entry: Entry, now: float) -> bool:
+        return self._is_away(peer, entry, now) or (bool(entry.tried) and not entry.met)
+
+    def _is_away(self, peer: PeerId, entry: Entry, now: float) -> bool:
+        return now > entry.since + CLAIM_S and not entry.dialling and not self._in_use(peer)
+
+    def _is_kept(self, peer: PeerId, entry: Entry) -> bool:
+        return entry.given or self._members.has_member(peer)
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+
+
+MAX_PAUSE_S = 60.0
+LASTING_S = 30.0
+DIAL_S = 10.0
+RENEW_S = 3.0
+"""For an address at which a peer is to be reached again that is connected still."""
+MAX_FORGOTTEN = 1024
+MAX_AT_ONCE = 8
+MAX_CLAIMED_AT_ONCE = 4
+"""Addresses of strangers that were never met, dialled at one time."""
+CLAIMS_OF_MEMBERS, CLAIMS_OF_STRANGERS = Allowance(8, inf, 32), Allowance(1, inf, 64)
+"""Attempts in the long run, for all members and for all strangers, at addresses that are claimed and have led nowhere."""
+
+log = logging.getLogger(__name__)
+
+
+class _Lane:
+    """Peers that wait for each other.  places: addresses dialled at one time.  claims: the pace of what is only claimed."""
+
+    def __init__(self, places: int, claims: Allowance) -> None:
+        self.places = trio.CapacityLimiter(places)
+        self._claims, self._bucket = claims, TokenBucket(claims.burst_s, claims.burst_s, trio.current_time())
+
+    async def wait(self) -> None:
+        """Until the next claim may be tried."""
+        while not self._bucket.take(self._claims, trio.current_time(), 1, 0):
+            await trio.sleep(1 / self._claims.per_s)
+
+
+class Dialer:
+    """Dials the peers of its address book, for as long as `run` runs.
+
+    members: tells members from strangers.  leave_alone: whether there is nothing to do about a peer now.  on_came: told of a
+    peer that was to be dialled and had connected to us itself.  connect_by_relay: dials a peer behind a relay.  listening:
+    where we listen.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        me: PeerId,
+        members: Members,
+        leave_alone: Callable[[PeerId], bool],
+        is_banned: Callable[[PeerId], bool],
+        on_came: Callable[[PeerId], None],
+        connect_by_relay: Callable[[CircuitAddress], Awaitable[None]],
+        listening: Callable[[], Sequence[End]],
+    ) -> None:
+        self._host = host
+        self._me = me
+        self._leave_alone, self._is_banned, self._on_came = leave_alone, is_banned, on_came
+        self._connect_by_relay, self._listening = connect_by_relay, listening
+        self._book = Book(members, leave_alone)
+        self._forgotten: set[PeerId] = set()
+        self._attempts: dict[PeerId, trio.CancelScope] = {}
+        """Those under way; one that is not here any more gives way to a better address."""
+        self._changed = trio.Event()
+        self._random = random.Random(me)
+
+    def remember(self, addresses: Sequence[str], *, claimed: bool = False) -> None:
+        """Add addresses to the book; anything that `peer_of` does not accept is ignored.
+
+        claimed: they come from the network, where anybody says anything.
+        """
+        now = trio.current_time()
+        for address in addresses:
+            peer = peer_of(address)
+            if peer is None or peer == self._me or peer in self._forgotten:
+                continue
+            if claimed and ((end := end_of(address)) is None or not may_be_dialled(end, self._listening)):
+                continue
+            entry = self._book.add(peer, address, claimed=claimed, now=now)
+            if entry is not None:
+                self._make_due(entry)
+                circuit = circuit_address(address)
+                if circuit is not None and self._is_connected(circuit.relay) and peer in self._attempts:
+                    self._attempts.pop(peer).cancel()  # once in a turn: that goes first in the next
+
+    def known(self) -> list[str]:
+        """The addresses that are worth keeping on disk, the best first."""
+        return self._book.worth_keeping()
+
+    def attempts(self) -> list[Attempt]:
+        """The last attempt at each address that was dialled."""
+        return [self._seen_as(peer, entry, attempt) for peer, entry in self._book for attempt in entry.tried.values()]
+
+    def _seen_as(self, peer: PeerId, entry: Entry, attempt: Attempt) -> Attempt:
+        if attempt.problem == "" and entry.other_run:
+            return replace(attempt, problem=OTHER_RUN)
+        return replace(attempt, problem=BANNED) if self._is_banned(peer) else attempt
+
+    def reached(self) -> list[str]:
+        """Addresses whose last dialling led to their peer, of our run."""
+        return [attempt.address for attempt in self.attempts() if attempt.problem == ""]
+
+    def mark_other_run(self, peer: PeerId) -> None:
+        """This peer is connected, and does not know our run."""
+        entry = self._book.get(peer)
+        if entry is not None:
+            entry.other_run = True
+
+    def forget(self, peer: PeerId) -> None:
+        """Remove a peer from the book for good."""
+        self._book.remove(peer)
+        if len(self._forgotten) < MAX_FORGOTTEN:
+            self._forgotten.add(peer)
+
+    def lost(self, peer: PeerId, lasted_s: float) -> None:
+        """A connection ended: try again soon.  Not at once: a peer that shuts down still accepts for a moment."""
+        entry = self._book.get(peer)
+        if entry is not None:
+            if lasted_s >= LASTING_S:
+                entry.pause_s = FIRST_PAUSE_S
+                entry.meet(trio.current_time())
+            entry.due_at = trio.current_time() + entry.pause_s
+            self._changed.set()
+
+    def _make_due(self, entry: Entry) -> None:
+        entry.pause_s = FIRST_PAUSE_S
+        entry.due_at = -1.0
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Dial until cancelled."""
+        favoured, others = _Lane(MAX_AT_ONCE, CLAIMS_OF_MEMBERS), _Lane(MAX_CLAIMED_AT_ONCE, CLAIMS_OF_STRANGERS)
+        async with trio.open_nursery() as nursery:
+            while True:
+                self._changed = trio.Event()
+                now = trio.current_time()
+                self._book.expire(now)
+                waiting = [(peer, entry) for peer, entry in self._book if not entry.dialling and not self._leave_alone(peer)]
+                for peer, entry in waiting:
+                    if entry.due_at <= now:
+                        entry.dialling = True
+                        lane = favoured if self._book.is_favoured(peer, entry) else others
+                        nursery.start_soon(self._dial, peer, entry, lane)
+                next_at = min((entry.due_at for _, entry in waiting if not entry.dialling), default=now + MAX_PAUSE_S)
+                with trio.move_on_at(max(next_at, now + 0.05)):
+                    await self._changed.wait()
+
+    async def _dial(self, peer: PeerId, entry: Entry, lane: _Lane) -> None:
+        entry.due_at = trio.current_time() + entry.pause_s * self._random.uniform(0.8, 1.2)
+        entry.pause_s = min(MAX_PAUSE_S, entry.pause_s * 2)
+        for address in self._in_order(entry):
+            async with lane.places:  # for one address: others have their turn before the next
+                if entry.addresses.get(address, Standing.CLAIMED) is Standing.CLAIMED:
+                    await lane.wait()
+                if self._leave_alone(peer) or peer in self._forgotten:
+                    break
+                problem: str | None = SILENT
+                entry.other_run = False
+                with trio.move_on_after(DIAL_S) as scope:
+                    self._attempts[peer] = scope
+                    problem = await self._try(peer, address)
+                if self._attempts.pop(peer, None) is None:
+                    break
+                if problem == "":
+                    entry.meet(trio.current_time(), address)
+                if problem is not None:
+                    times = entry.tried[address].times if address in entry.tried else 0
+                    entry.tried[address] = Attempt(address, times + 1, problem)
+        entry.dialling = False
+        self._changed.set()
+
+    async def _try(self, peer: PeerId, address: str) -> str | None:
+        """Connect; the problem, "" when it led there, None when the peer had connected to us meanwhile."""
+        try:
+            if await self._connect(peer, address):
+                return ""
+        except Exception as error:  # noqa: BLE001 - the library raises anything; the next try decides
+            log.debug("dialling %s failed: %r", address, error)
+            return problem_of(error)
+        self._on_came(peer)
+        return None
+
+    def _in_order(self, entry: Entry) -> list[str]:
+        """The addresses of a peer as they are tried: those behind a relay that is connected first, for that takes no time,
+        and a way without it is looked for at once; the ones behind other relays last; IPv6 before IPv4.
+        """
+
+        def place(address: str) -> int:
+            circuit = circuit_address(address)
+            if circuit is not None:
+                return 0 if self._is_connected(circuit.relay) else 3
+            return 1 if address.startswith("/ip6/") else 2
+
+        return sorted(entry.addresses, key=place)
+
+    def relays_of(self, peer: PeerId) -> list[PeerId]:
+        """Those through which it says that it is reached."""
+        entry = self._book.get(peer)
+        found = (circuit_address(address) for address in entry.addresses) if entry is not None else ()
+        return list(dict.fromkeys(circuit.relay for circuit in found if circuit is not None))
+
+    def _is_connected(self, peer: PeerId) -> bool:
+        return bool(self._host.get_network().connections.get(library_id(peer)))
+
+    async def _connect(self, peer: PeerId, address: str) -> bool:
+        """Whether this made a connection; False when there was one."""
+        from libp2p.peer.peerinfo import PeerInfo
+        from multiaddr import Multiaddr
+
+        if self._is_connected(peer):
+            return False
+        identity, circuit = library_id(peer), circuit_address(address)
+        self._host.get_network().unblock_peer(identity)
+        if circuit is not None:
+            await self._through_relay(circuit)
+            return True
+        found = await looked_up(address.rsplit("/p2p/", 1)[0], self._listening)
+        problem: Exception = OSError(errno.ETIMEDOUT, "no answer")
+        for where in found:
+            self._host.get_peerstore().clear_addrs(identity)
+            try:
+                with trio.move_on_after(DIAL_S / len(found)):
+                    await self._host.connect(PeerInfo(identity, [Multiaddr(where)]))
+                    return True
+            except Exception as error:  # noqa: BLE001 - the library raises anything; the name has other addresses
+                problem = error
+        raise problem
+
+    async def _through_relay(self, address: CircuitAddress) -> None:
+        """Raises what the library raises."""
+        if not self._is_connected(address.relay):
+            self.remember([address.relay_address], claimed=True)
+        await self._connect_by_relay(address)
+
+    async def renew(self, peer: PeerId) -> bool:
+        """Connect to a peer that is connected already, at any of its addresses; whether that worked."""
+        from multiaddr import Multiaddr
+
+        entry, swarm = self._book.get(peer), self._host.get_network()
+        for address in self._in_order(entry) if entry is not None else []:
+            circuit = circuit_address(address)
+            try:
+                with trio.fail_after(RENEW_S):
+                    if circuit is not None:
+                        await self._through_relay(circuit)
+                    else:
+                        where = (await looked_up(address.rsplit("/p2p/", 1)[0], self._listening))[0]
+                        await swarm.dial_addr(Multiaddr(where), library_id(peer))
+                return True
+            except Exception as error:  # noqa: BLE001 - the library raises anything; there are other addresses, and times
+                log.debug("connecting anew to %s failed: %r", address, error)
+        return False
+
+    async def answers(self, address: str) -> bool:
+        """Whether the peer of this address answers there now: it proves its identity, and the connection is closed."""
+        from multiaddr import Multiaddr
+
+        direct, swarm, end = direct_address(address), self._host.get_network(), end_of(address)
+        if direct is None or end is None or not may_be_dialled(end, self._listening):
+            return False
+        connection = None
+        try:
+            where = Multiaddr(address)
+            transport = swarm.transport_manager.transport_for_dialing(where)
+            if transport is None:
+                return False
+            connection = await transport.dial(where)
+            await swarm.upgrader.upgrade_security(connection, True, library_id(direct[1]))
+        except Exception as error:  # noqa: BLE001 - whatever it is, nobody was reached
+            log.debug("%s does not answer: %r", address, error)
+            return False
+        finally:
+            if connection is not None:
+                with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
+                    await connection.close()
+        return True
+
+
+def peer_of(address: str) -> PeerId | None:
+    """The peer ID at the end of a multiaddr of ours; None for anything else."""
+    circuit = circuit_address(address)
+    direct = direct_address(address)
+    return circuit.peer if circuit is not None else direct[1] if direct is not None else None

@@ -1,0 +1,57 @@
+"""The two ends of the socket under a connection of the library, which tells the remote one for IPv4 only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol, cast
+
+from protocol.transport.way import layers, way_of
+
+End = tuple[str, int]
+"""IP address and TCP port."""
+
+
+class Socket(Protocol):
+    """What is asked of a socket here, trio's or Python's."""
+
+    def getsockname(self) -> Any: ...
+
+    def getpeername(self) -> Any: ...
+
+    def getsockopt(self, level: int, option: int, size: int) -> bytes: ...
+
+
+def local_end(connection: object) -> End | None:
+    """Our end; None when the socket is closed, or when the library has changed its layers."""
+    sock = socket_of(connection)
+    return local_end_of(sock) if sock is not None else None
+
+
+def remote_end(connection: object) -> End | None:
+    """The other end; None likewise, and where a relay is at the other end of the socket."""
+    sock = socket_of(connection)
+    return remote_end_of(sock) if sock is not None and way_of(connection).relay is None else None
+
+
+def local_end_of(sock: Socket) -> End | None:
+    """Our end; None when the socket is closed."""
+    return _named(sock.getsockname)
+
+
+def remote_end_of(sock: Socket) -> End | None:
+    """The other end; None when it has gone, or the socket is closed."""
+    return _named(sock.getpeername)
+
+
+def _named(name: Callable[[], Any]) -> End | None:
+    try:
+        ip, port = name()[:2]
+    except (OSError, ValueError):
+        return None
+    return str(ip), int(port)
+
+
+def socket_of(connection: object) -> Socket | None:
+    """The socket under it; None when the library has changed its layers."""
+    found = (layer for layer in layers(connection) if hasattr(layer, "getpeername") or hasattr(layer, "getsockname"))
+    return cast(Socket | None, next(found, None))

@@ -1,0 +1,264 @@
+"""The inbound connections of a swarm: accepts them and carries out what `inbound_policy` decides.
+
+Replaces the library's own handling.  Version 0.8.1 takes a token of a limiter (256) for each inbound connection and then
+waits for the whole swarm to end: a token came back only when the peer stopped, and after 256 connections it accepted nobody.
+Here a connection is one task, from the accepted socket to the end of the connection; however it ends, its place is free and
+its socket closed.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import itertools
+import logging
+import math
+import socket
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from typing import cast
+
+import trio
+
+from protocol.events.events import StrangersClosed
+from protocol.transport.ends import remote_end_of
+from protocol.transport.inbound_policy import CloseReason, InboundLimits, InboundPolicy, Stage
+from protocol.transport.interface import Members
+from protocol.transport.library import AcceptedStream, Address, Swarm, peer_id_of
+from protocol.transport.reputation import Reputation
+from protocol.transport.way import Way, marked_stream, raw_connection, way_of
+from protocol.wire.identity import PeerId
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Sums of the inbound connections that were closed, as events: the first at once, then at most one a minute.
+
+
+EVENT_EVERY_S = 60.0
+MAX_ADDRESSES = 256
+"""Addresses that are counted one by one between two events."""
+
+
+class CloseSummary:
+    """Counts closed connections between two events; told the time (s, monotonic)."""
+
+    def __init__(self) -> None:
+        self._reasons: Counter[CloseReason] = Counter()
+        self._addresses: Counter[str] = Counter()
+        self._last_event_at = -math.inf
+
+    def count(self, address: str, reason: CloseReason) -> None:
+        """Count a closed connection; one that its own peer has replaced does not count."""
+        if reason is CloseReason.SURPLUS:
+            return
+        self._reasons[reason] += 1
+        if address in self._addresses or len(self._addresses) < MAX_ADDRESSES:
+            self._addresses[address] += 1
+
+    @property
+    def due_at(self) -> float:
+        """When the next event is due; infinite while there is nothing to report."""
+        return self._last_event_at + EVENT_EVERY_S if self._reasons else math.inf
+
+    def take(self, now: float) -> StrangersClosed | None:
+        """The event that is due by now, after which counting starts again; None when none is."""
+        if self.due_at > now:
+            return None
+        (busiest, _), *_ = self._addresses.most_common(1)
+        event = StrangersClosed(self._reasons[CloseReason.SILENT], self._reasons[CloseReason.CROWDED], busiest)
+        self._reasons.clear()
+        self._addresses.clear()
+        self._last_event_at = now
+        return event
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+
+
+PAUSE_PER_CONNECTION_S = 50e-6
+"""Between two steps of the policy, which takes 1 or 2 us for each connection."""
+RELAYED_BY = "relayed by "
+"""Connections through one relay count as those of one address."""
+LATE_S = 0.1
+"""The processor is overloaded when a task wakes later than this."""
+OVERLOAD_S = 1.0
+"""For so long after that, fewer handshakes begin."""
+_TCP_ESTABLISHED = 1
+
+Door = Callable[[trio.socket.SocketType, str], Awaitable[None]]
+"""Serves a socket to its end, and may raise anything then; told the group of addresses that it came from."""
+
+log = logging.getLogger(__name__)
+
+
+class _Accepted:
+    """The task of one connection: `handshake` lets it begin its handshake, its scope ends it."""
+
+    def __init__(self, sock: trio.socket.SocketType) -> None:
+        self.sock = sock
+        self.handshake = trio.Event()
+        self.scope = trio.CancelScope()
+
+
+class InboundConnections:
+    """The inbound connections of one swarm.  `attach`, then `run`.
+
+    members: tells members from strangers.  on_closed: told of connections that were closed, in sums.  doors: by the first
+    byte, what serves a socket that is to be something else than a connection of libp2p; each has limits of its own.
+    """
+
+    def __init__(
+        self,
+        reputation: Reputation,
+        limits: InboundLimits,
+        members: Members,
+        on_closed: Callable[[StrangersClosed], None],
+        doors: Mapping[bytes, Door],
+    ) -> None:
+        self._reputation, self._on_closed, self._doors = reputation, on_closed, doors
+        self._summary = CloseSummary()
+        self._policy = InboundPolicy(limits, trio.current_time(), members, self._summary.count)
+        self._accepted: dict[int, _Accepted] = {}
+        self._numbers = itertools.count()
+        self._changed = trio.Event()
+        self._swarm: Swarm | None = None
+
+    def attach(self, swarm: Swarm) -> None:
+        """From now on the connections that `swarm` accepts come here."""
+        self._swarm = swarm
+        swarm._handle_inbound_connection = self._serve
+
+    async def run(self) -> None:
+        """Carry out the policy's decisions until cancelled."""
+        overloaded_until = -math.inf
+        while True:
+            self._changed = trio.Event()
+            self._drop_closed_sockets()
+            decision = self._policy.step(trio.current_time(), trio.current_time() < overloaded_until)
+            for number in decision.close:
+                self._accepted[number].scope.cancel()
+            for number in decision.handshake:
+                self._accepted[number].handshake.set()
+            event = self._summary.take(trio.current_time())
+            if event is not None:
+                self._on_closed(event)
+            until = trio.current_time() + PAUSE_PER_CONNECTION_S * len(self._accepted)
+            await trio.sleep_until(until)
+            if trio.current_time() > until + LATE_S:
+                overloaded_until = trio.current_time() + OVERLOAD_S
+            with trio.move_on_at(min(decision.again_at, self._summary.due_at)):
+                await self._changed.wait()
+
+    def _drop_closed_sockets(self) -> None:
+        """Give no handshake to connections that the other end has closed while they were queued."""
+        for number, accepted in self._accepted.items():
+            if not accepted.handshake.is_set() and _is_closed(accepted.sock):
+                accepted.scope.cancel()
+                self._policy.closed(number)
+
+    def welcome(self, peer: PeerId) -> None:
+        """A peer has greeted us and was admitted."""
+        self._policy.welcome(peer)
+        self._changed.set()
+
+    def revoke(self, peer: PeerId) -> None:
+        """The next connections of a peer are a stranger's again."""
+        self._policy.revoke(peer)
+
+    def has_greeted(self, peer: PeerId) -> bool:
+        """Whether a peer has greeted us and was admitted."""
+        return self._policy.has_greeted(peer)
+
+    def count(self, *stages: Stage) -> int:
+        """The number of connections in any of these stages."""
+        return self._policy.count(*stages)
+
+    async def _serve(self, stream: AcceptedStream, listening_at: Address) -> None:
+        """The library's handler of an accepted connection; raises nothing."""
+        await self._from(group_at_the_other_end(stream.stream.socket), stream, listening_at)
+
+    async def take(self, socket: trio.SocketStream, address: str, way: Way) -> None:
+        """Serve a socket by which a peer has come otherwise than to where we listen, as one that was accepted there.
+
+        address: the group of addresses that it counts for.  Raises nothing.
+        """
+        from multiaddr import Multiaddr
+
+        await self._from(address, cast(AcceptedStream, marked_stream(socket, way)), Multiaddr("/ip4/0.0.0.0"))
+
+    async def _from(self, address: str, stream: AcceptedStream, listening_at: Address) -> None:
+        number, accepted = next(self._numbers), _Accepted(stream.stream.socket)
+        try:
+            if self._reputation.admits_connection(address):
+                self._accepted[number] = accepted
+                self._policy.opened(number, address, trio.current_time())
+                self._changed.set()
+                with accepted.scope:
+                    first = await accepted.sock.recv(1, socket.MSG_PEEK)
+                    door = self._doors.get(first)
+                    if door is not None:
+                        self._forget(number)
+                        await door(accepted.sock, address)
+                    elif first:
+                        await self._through_all_stages(number, accepted, stream, listening_at)
+        except Exception as error:  # noqa: BLE001 - the library raises anything; a connection that failed is over
+            log.debug("a connection from %s failed: %r", address, error)
+        finally:
+            self._forget(number)
+            await trio.aclose_forcefully(stream.stream)
+
+    def _forget(self, number: int) -> None:
+        """Its place is free."""
+        self._accepted.pop(number, None)
+        self._policy.closed(number)
+        self._changed.set()
+
+    async def _through_all_stages(
+        self, number: int, accepted: _Accepted, stream: AcceptedStream, listening_at: Address
+    ) -> None:
+        """From the first byte, which is here, to the end of the connection."""
+        self._policy.received(number, trio.current_time())
+        self._changed.set()
+        await accepted.handshake.wait()
+        assert self._swarm is not None
+        raw = raw_connection(stream.stream, way_of(stream), dialled=False)
+        connection = await self._swarm.upgrade_inbound_raw_conn(raw, listening_at)
+        self._policy.authenticated(number, peer_id_of(connection.peer_id), trio.current_time())
+        self._changed.set()
+        await connection.ended.wait()
+
+
+def group_at_the_other_end(sock: trio.socket.SocketType) -> str:
+    """The group of addresses that a socket counts for, which may have been closed at the other end.
+
+    Asked of the socket, for the library knows no IPv6 here.
+    """
+    end = remote_end_of(sock)
+    return address_group(end[0] if end is not None else None)
+
+
+def _is_closed(sock: trio.socket.SocketType) -> bool:
+    """Whether the other end has closed a connection that is not read to its end; False where the kernel does not tell."""
+    if not hasattr(socket, "TCP_INFO"):
+        return False
+    try:
+        state = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)
+    except OSError:
+        return True
+    return state[0] != _TCP_ESTABLISHED
+
+
+def relayed_group(relay: PeerId) -> str:
+    """What connections through this relay are counted as."""
+    return f"{RELAYED_BY}{relay}"
+
+
+def address_group(host: str | None) -> str:
+    """The addresses that are counted as one: an IPv4 address, or a /64 network of IPv6, all of which one host may own."""
+    if host is None:
+        return "unknown"
+    try:
+        ip = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return "unknown"
+    if isinstance(ip, ipaddress.IPv6Address):
+        return str(ip.ipv4_mapped or ipaddress.ip_network((ip, 64), strict=False))
+    return str(ip)

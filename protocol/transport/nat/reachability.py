@@ -1,0 +1,171 @@
+"""Which of our addresses others reach: asked of some peers now and then, not guessed.
+
+Policy
+* A few peers are asked, of each kind of IP address and from different addresses, soon after the first connection, whenever
+  something has changed, and every `EVERY_S`; sooner while nothing is known.
+* An answer counts for the address at which its peer sees us.  Where members have answered, only they count, whichever
+  address they see.  An address is reachable when at least as many reached it as did not (nobody reaches it by mistake), also
+  counted over all addresses of its kind: one liar can name an address that nobody else sees.
+* Whether we can be reached at all, public addresses tell; others do where we are seen at no public one.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import random
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import trio
+
+from protocol.events.events import Event, ReachabilityChanged
+from protocol.transport.host import transport_address
+from protocol.transport.interface import Members
+from protocol.transport.named_ends import LEAST_PORT, is_an_address
+from protocol.transport.nat.dial_back import Answer, Verdict
+from protocol.wire.identity import PeerId
+
+ASKED = 3
+"""Peers that are asked at one time, over IPv4 and over IPv6 each."""
+MAX_PORTS = 3
+EVERY_S, UNKNOWN_S = 600.0, 60.0
+SETTLE_S = 1.0
+"""After a change, before anybody is asked: others come in at the same time."""
+LEAST_GAP_S = 15.0
+"""Between two times, whatever changes."""
+
+
+@dataclass(frozen=True)
+class Reachability:
+    """The verdicts by address, like /ip4/192.0.2.1/tcp/4001, without a peer ID."""
+
+    verdicts: Mapping[str, Verdict]
+
+    @property
+    def reached(self) -> list[str]:
+        """The reachable ones, public ones first."""
+        found = [address for address, verdict in self.verdicts.items() if verdict is Verdict.REACHABLE]
+        return sorted(found, key=lambda address: not is_public(address))
+
+    @property
+    def overall(self) -> Verdict:
+        """Whether we can be reached."""
+        told = {address: verdict for address, verdict in self.verdicts.items() if verdict is not Verdict.UNKNOWN}
+        public = {verdict for address, verdict in told.items() if is_public(address)} or set(told.values())
+        return next((each for each in (Verdict.REACHABLE, Verdict.UNREACHABLE) if each in public), Verdict.UNKNOWN)
+
+    @property
+    def by_ipv4(self) -> Verdict:
+        """Whether we can be reached by those who have no IPv6."""
+        verdicts = {address: verdict for address, verdict in self.verdicts.items() if address.startswith("/ip4/")}
+        return Reachability(verdicts).overall
+
+
+@dataclass(frozen=True)
+class Report:
+    """One peer's answer about one address."""
+
+    peer: PeerId
+    address: str
+    verdict: Verdict
+
+
+def judge(reports: Sequence[Report], members: Members) -> Reachability:
+    """What follows from these answers."""
+    known = [each for each in reports if each.verdict is not Verdict.UNKNOWN]
+    told = [each for each in known if members.has_member(each.peer)] or known
+    verdicts = dict.fromkeys((report.address for report in reports), Verdict.UNKNOWN)
+    for address in {each.address for each in told}:
+        here = [each for each in told if each.address == address]
+        alike = [each for each in told if _kind(each.address) == _kind(address)]
+        verdicts[address] = Verdict.REACHABLE if _reached(here) and _reached(alike) else Verdict.UNREACHABLE
+    return Reachability(verdicts)
+
+
+def _kind(address: str) -> tuple[bool, bool, str]:
+    """Addresses that one peer sees us at only one of: IPv6 or not, public or not, and the port."""
+    _, version, _, _, port = address.split("/")
+    return version == "ip6", is_public(address), port
+
+
+def _reached(told: Sequence[Report]) -> bool:
+    return 2 * sum(each.verdict is Verdict.REACHABLE for each in told) >= len(told)
+
+
+class Inquiry:
+    """Asks, for as long as `run` runs.  now: what is known.
+
+    ask: asks a peer to dial a port of ours.  connected: the peers that can be asked, and the group of addresses of each.
+    ports: those that others may find us at.
+    """
+
+    def __init__(
+        self,
+        ask: Callable[[PeerId, int], Awaitable[Answer | None]],
+        connected: Callable[[], Mapping[PeerId, str]],
+        ports: Callable[[], Sequence[int]],
+        members: Members,
+        emit: Callable[[Event], None],
+    ) -> None:
+        self._ask, self._connected, self._ports = ask, connected, ports
+        self._members, self._emit = members, emit
+        self._changed = trio.Event()
+        self.now = Reachability({})
+
+    def met_somebody(self) -> None:
+        """There is another peer to be asked."""
+        if self.now.overall is Verdict.UNKNOWN:
+            self._changed.set()
+
+    def look_again(self) -> None:
+        """Our addresses may be others now."""
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            known = self.now.overall is not Verdict.UNKNOWN
+            with trio.move_on_after(EVERY_S if known else UNKNOWN_S):
+                await self._changed.wait()
+            await trio.sleep(SETTLE_S)
+            self._changed = trio.Event()
+            await self.inquire()
+            await trio.sleep(LEAST_GAP_S)
+
+    async def inquire(self) -> None:
+        """Ask some peers once; what is known stays where nobody answers."""
+        reports: list[Report] = []
+
+        async def ask(peer: PeerId, port: int) -> None:
+            answer = await self._ask(peer, port)
+            if answer is not None and is_an_address(answer.ip):
+                reports.append(Report(peer, transport_address(answer.ip, port), answer.verdict))
+
+        ports = [port for port in dict.fromkeys(self._ports()) if port >= LEAST_PORT][:MAX_PORTS]
+        async with trio.open_nursery() as nursery:
+            for peer in chosen(self._connected()):
+                for port in ports:
+                    nursery.start_soon(ask, peer, port)
+        found = judge(reports, self._members)
+        if found.overall is not Verdict.UNKNOWN and found != self.now:
+            self.now = found
+            verdicts = {address: verdict.value for address, verdict in found.verdicts.items()}
+            self._emit(ReachabilityChanged(found.overall.value, verdicts))
+
+
+def chosen(connected: Mapping[PeerId, str]) -> list[PeerId]:
+    """Some of the peers, by chance: of those with one address one, and of each kind of address `ASKED`."""
+    found: list[PeerId] = []
+    for is_ipv6 in (False, True):
+        by_group: dict[str, list[PeerId]] = {}
+        for peer, group in connected.items():
+            if (":" in group) is is_ipv6:
+                by_group.setdefault(group, []).append(peer)
+        groups = random.sample(sorted(by_group), min(ASKED, len(by_group)))
+        found += [random.choice(by_group[group]) for group in groups]
+    return found
+
+
+def is_public(address: str) -> bool:
+    """Whether everybody on the internet could dial this multiaddr of an IP address and a port."""
+    return ipaddress.ip_address(address.split("/")[2]).is_global

@@ -1,0 +1,253 @@
+"""All of it together, for one peer's network: sockets and connections to peers that cannot be dialled."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from math import inf
+
+import trio
+
+from protocol.short_id import short_id
+from protocol.transport.doorstep import Doorstep
+from protocol.transport.ends import End, remote_end
+from protocol.transport.interface import Handlers, Unreachable
+from protocol.transport.library import Connection, Host, MuxedConnection, Swarm, is_outbound, library_id, peer_id_of
+from protocol.transport.link import LinkBroken
+from protocol.transport.nat import mirror, race, relay
+from protocol.transport.nat.circuit_address import CircuitAddress
+from protocol.transport.nat.circuits import Circuits, Take, dial
+from protocol.transport.nat.dial_back import Verdict
+from protocol.transport.nat.meeting import Meetings
+from protocol.transport.nat.mirror import Mirror
+from protocol.transport.nat.relay import Relay
+from protocol.transport.rate_limit import RateLimit, guarded
+from protocol.transport.reputation import Reputation
+from protocol.transport.way import DIRECT, Way, is_dialled, raw_connection, way_of
+from protocol.wire.hashes import Hash
+from protocol.wire.identity import PeerId
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Replaces connections through relays by others, when there is a way, and closes them when there is.
+#
+# Whoever opened the connection through the relay looks for the way; again after a while, for networks change.
+
+
+FIRST_IMPROVE_PAUSE_S, MAX_IMPROVE_PAUSE_S = 5.0, 600.0
+LINGER_S = 1.0
+"""The relayed connection stays for so long after there is a better one: the other end may be using it this moment."""
+
+log = logging.getLogger(__name__)
+
+
+class Improving:
+    """meet: finds a socket to a connected peer.  close: ends a connection.  on_improved: a peer has a better connection, and
+    the relayed ones are closed.
+    """
+
+    def __init__(
+        self,
+        swarm: Swarm,
+        meet: Callable[[PeerId], Awaitable[tuple[trio.socket.SocketType, Way]]],
+        close: Callable[[Connection], Awaitable[None]],
+        on_improved: Callable[[PeerId], None],
+    ) -> None:
+        self._swarm, self._meet, self._close, self._on_improved = swarm, meet, close, on_improved
+        self._busy: set[PeerId] = set()
+
+    async def on_opened(self, peer: PeerId, connection: Connection) -> None:
+        """A connection to `peer` has been opened; raises nothing."""
+        if peer in self._busy:
+            return
+        self._busy.add(peer)
+        try:
+            if is_outbound(connection) and way_of(connection).relay is not None:
+                await self._improve(peer)
+            await self._drop_relayed(peer)
+        finally:
+            self._busy.discard(peer)
+
+    def ways(self, peer: PeerId) -> list[Way]:
+        """Those of its open connections."""
+        return [way_of(connection) for connection in self._open(peer)]
+
+    async def _improve(self, peer: PeerId) -> None:
+        """Until there is a better connection, or none."""
+        pause_s = FIRST_IMPROVE_PAUSE_S
+        while (ways := self.ways(peer)) and all(way.relay is not None for way in ways):
+            try:
+                sock, way = await self._meet(peer)
+                raw = raw_connection(trio.SocketStream(sock), way, dialled=True)
+                await self._swarm.upgrade_outbound_raw_conn(raw, library_id(peer))
+                return
+            except Exception as error:  # noqa: BLE001 - the library raises anything
+                log.debug("no better way to %s: %r", peer, error)
+            await trio.sleep(pause_s)
+            pause_s = min(MAX_IMPROVE_PAUSE_S, 2 * pause_s)
+
+    async def _drop_relayed(self, peer: PeerId) -> None:
+        found = self._open(peer)
+        relayed = [connection for connection in found if way_of(connection).relay is not None]
+        if relayed and len(relayed) < len(found):
+            await trio.sleep(LINGER_S)
+            for connection in relayed:
+                await self._close(connection)
+            self._on_improved(peer)
+
+    def _open(self, peer: PeerId) -> list[Connection]:
+        return [each for each in self._swarm.connections.get(library_id(peer), []) if not each.is_closed]
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+
+
+DIAL_S = 5.0
+TRY_S = 1.5
+"""For a peer that has dialled us to be dialled; a router before it lets nobody in, and says nothing."""
+FIRST_PAUSE_S, MAX_PAUSE_S = 30.0, 600.0
+"""After no way was found to a peer, its sockets go through the relay for so long before another is looked for."""
+MAX_REMEMBERED = 1024
+
+Serve = Callable[[trio.socket.SocketType, str], Awaitable[None]]
+
+
+class Traversal:
+    """`run` it.
+
+    connected: whether a peer is one that we have reached, or that has greeted us.  reached: whether everybody reaches us.
+    listening: where we listen, as far as it makes sense to dial us there.  relays: those through which a peer says that it
+    is reached.  take: what is done with a socket by which a peer comes to us.  close: ends a connection.  on_improved: a
+    peer is connected without a relay now.  relay_rate: of what we relay for others, in bytes a second; 0 for nothing.
+    limits: of all that we send, and receive.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        run: Hash,
+        handlers: Handlers,
+        reputation: Reputation,
+        doorstep: Doorstep,
+        *,
+        connected: Callable[[PeerId], bool],
+        reached: Callable[[], Verdict],
+        listening: Callable[[], Sequence[End]],
+        relays: Callable[[PeerId], Sequence[PeerId]],
+        take: Take,
+        close: Callable[[Connection], Awaitable[None]],
+        on_improved: Callable[[PeerId], None],
+        relay_rate: float,
+        limits: tuple[RateLimit, RateLimit],
+    ) -> None:
+        self._swarm, self._relays = host.get_network(), relays
+        up, down = limits
+        self.relay = Relay(host, run, handlers, reputation, connected, doorstep, relay_rate, up, down)
+        self.circuits = Circuits(host, run, handlers, self._dialled, reached, take)
+        self._meetings = Meetings(host, run, handlers, reputation, connected, doorstep, listening, self._mirrors, take)
+        self._improving = Improving(self._swarm, self._meetings.meet, close, on_improved)
+        self._mirror = Mirror(doorstep)
+        self._no_way: dict[PeerId, tuple[float, float]] = {}
+        """Peers to which there was none without a relay: until when none is looked for, and for how long that is."""
+        self._undialable: dict[PeerId, None] = {}
+        """Peers that have dialled us, and cannot be dialled at the address that they came from."""
+        self._nursery: trio.Nursery | None = None
+
+    def doors(self) -> Mapping[bytes, Serve]:
+        """What serves sockets that come to where we listen, by their first byte."""
+        return {
+            relay.FIRST_BYTE: self.relay.accept,
+            race.FIRST_BYTE: self._meetings.accept,
+            mirror.FIRST_BYTE: self._mirror.accept,
+        }
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            nursery.start_soon(self.relay.run)
+            nursery.start_soon(self.circuits.run)
+            nursery.start_soon(self._meetings.run)
+
+    def opened(self, peer: PeerId, connection: Connection) -> None:
+        """There is another connection to `peer`."""
+        if self._nursery is not None:
+            self._nursery.start_soon(guarded, self._improving.on_opened, peer, connection)
+
+    def connected(self) -> None:
+        """There is a peer that was not connected before."""
+        self.circuits.connected()
+
+    def disconnected(self, peer: PeerId) -> None:
+        """The last connection to `peer` has ended."""
+        self.relay.disconnected(peer)
+        self.circuits.disconnected(peer)
+        self._no_way.pop(peer, None)
+        self._undialable.pop(peer, None)
+
+    def way(self, peer: PeerId) -> Way:
+        """The best way of the open connections to a peer."""
+        return min(self._improving.ways(peer), key=lambda way: way.relay is not None, default=DIRECT)
+
+    def at_most(self, bytes_per_s: float, peers: Iterable[PeerId]) -> float:
+        """What is left of such a bandwidth when the shares of some of these peers go through relays."""
+        ways = [self.way(peer) for peer in peers]
+        relayed = [way for way in ways if way.relay is not None]
+        carried = sum({way.relay: way.bytes_per_s for way in relayed}.values())
+        return min(bytes_per_s or inf, carried * len(ways) / len(relayed)) if relayed and carried < inf else bytes_per_s
+
+    async def connect(self, address: CircuitAddress) -> None:
+        """Connect to a peer through its relay.  Raises what the library raises, `Unreachable` and OSError."""
+        sock, way = await self.circuits.open(address.relay, address.peer)
+        raw = raw_connection(trio.SocketStream(sock), way, dialled=True)
+        await self._swarm.upgrade_outbound_raw_conn(raw, library_id(address.peer))
+
+    async def socket(self, peer: PeerId, connection: MuxedConnection, port: int) -> trio.socket.SocketType:
+        """A socket to a connected peer, which listens at `port`.  Raises `LinkBroken` and OSError."""
+        dialled = self._dialled().get(peer)
+        if dialled is not None:
+            return await dial((dialled[0], port), b"", DIAL_S)
+        came_from = remote_end(connection)
+        if came_from is not None and peer not in self._undialable:
+            with suppress(OSError):
+                return await dial((came_from[0], port), b"", TRY_S)
+            self._undialable[peer] = None
+            self._undialable = dict(list(self._undialable.items())[-MAX_REMEMBERED:])
+        try:
+            return await self._meet_or_relay(peer, connection)
+        except Unreachable as error:
+            raise LinkBroken(str(error)) from error
+
+    async def _meet_or_relay(self, peer: PeerId, connection: MuxedConnection) -> trio.socket.SocketType:
+        until, pause_s = self._no_way.get(peer, (-inf, FIRST_PAUSE_S))
+        problem: Unreachable | None = None
+        if trio.current_time() >= until:
+            try:
+                sock, _ = await self._meetings.meet(peer)
+            except Unreachable as error:
+                self._no_way[peer] = trio.current_time() + pause_s, min(MAX_PAUSE_S, 2 * pause_s)
+                self._no_way = dict(list(self._no_way.items())[-MAX_REMEMBERED:])
+                problem = error
+            else:
+                self._no_way.pop(peer, None)
+                return sock
+        by = way_of(connection).relay
+        for name in dict.fromkeys([*([by] if by is not None else []), *self._relays(peer)]):
+            try:
+                return (await self.circuits.open(name, peer))[0]
+            except (Unreachable, OSError) as error:
+                problem = Unreachable(str(error))
+        raise problem or Unreachable(f"no way to {short_id(peer)}")
+
+    def _mirrors(self) -> list[End]:
+        return list(self._dialled().values())
+
+    def _dialled(self) -> dict[PeerId, End]:
+        """The peers that we have dialled and are connected to, at which end."""
+        return {
+            peer_id_of(identity): end
+            for identity, connections in self._swarm.connections.items()
+            for connection in connections
+            if not connection.is_closed and is_dialled(connection)
+            if (end := remote_end(connection)) is not None
+        }

@@ -1,0 +1,199 @@
+"""The limit on traffic that the user sets, one for each direction, on all that moves in it.
+
+Small messages never wait.  Whoever has much to move pays for one piece after the other before it moves; what control
+traffic used meanwhile is paid by the next piece.  Pieces go in the order in which they were asked for, so the flows of
+all peers get equal turns, but some come earlier and some later than they asked (`Turn`).
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from itertools import count
+from math import inf
+from typing import Any
+
+import trio
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Token buckets: so many messages and bytes a second, with some seconds' worth saved up for a burst.
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """Messages and bytes a second; `burst_s` seconds' worth of each is saved up at most."""
+
+    per_s: float
+    bytes_per_s: float
+    burst_s: float
+
+
+@dataclass
+class TokenBucket:
+    """What is left of an allowance, in seconds, for messages and for bytes.  at: the time of the last refill."""
+
+    messages_s: float
+    bytes_s: float
+    at: float
+
+    def take(self, allowance: Allowance, now: float, messages: float, size: float) -> bool:
+        """Use `messages` and `size` bytes of the allowance, if there is enough left; say whether there was.
+
+        A message larger than the whole burst passes when the bucket is full.
+        """
+        passed, self.at = now - self.at, now
+        self.messages_s = min(allowance.burst_s, self.messages_s + passed)
+        self.bytes_s = min(allowance.burst_s, self.bytes_s + passed)
+        messages_s, bytes_s = messages / allowance.per_s, size / allowance.bytes_per_s
+        if self.messages_s < messages_s or self.bytes_s < min(bytes_s, allowance.burst_s):
+            return False
+        self.messages_s -= messages_s
+        self.bytes_s -= bytes_s
+        return True
+
+    def holds(self, allowance: Allowance, now: float, messages: float) -> bool:
+        """Whether there is enough left for so many messages; uses nothing."""
+        self.take(allowance, now, 0, 0)
+        return self.messages_s >= messages / allowance.per_s
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Tasks that another peer causes: whatever goes wrong in one ends that task, and not the nursery that it runs in.
+
+
+log = logging.getLogger(__name__)
+
+
+async def guarded(work: Callable[..., Awaitable[None]], *arguments: Any) -> None:
+    """Await `work`; raises nothing but what cancels it."""
+    try:
+        await work(*arguments)
+    except Exception as error:  # noqa: BLE001 - see above
+        log.debug("%r failed: %r", work, error)
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+
+
+SMALLEST_FRAME_BYTES = 16 << 10
+FRAMES_A_SECOND = 10
+"""With a limit, a frame is at most this fraction of a second of it."""
+BURST_S = 0.25
+"""Seconds of the limit that can be saved up."""
+BUFFER_S = 0.1
+"""What may wait in the buffer of one socket to be received, in seconds of the limit."""
+SMALLEST_BUFFER_BYTES = 32 << 10
+PACKET_SHARE = 1448 / 1500
+"""Of a full packet, what is not headers of IPv4 and TCP: sockets get this part of the limit."""
+
+
+class Turn(Enum):
+    """The place of a piece among others: it goes before those that came so many seconds after it, or behind them."""
+
+    ANSWER = -1.0
+    PUSH = 0.0
+    SPARE = 1.0
+
+
+@dataclass(order=True)
+class _Waiting:
+    at: float
+    number: int
+    woken: trio.Event = field(default_factory=trio.Event, compare=False)
+
+
+class RateLimit:
+    """A limit on all traffic in one direction.
+
+    bytes_per_s: None for no limit.  control_bytes: all control traffic in this direction so far.
+    """
+
+    def __init__(self, bytes_per_s: float | None = None, control_bytes: Callable[[], int] = lambda: 0) -> None:
+        assert bytes_per_s is None or bytes_per_s > 0
+        self.bytes_per_s = bytes_per_s
+        self._control_bytes = control_bytes
+        self._control_paid = 0
+        self._paid_at = -BURST_S
+        self._waiting: list[_Waiting] = []
+        self._numbers = count()
+
+    @classmethod
+    def of_line(cls, bytes_per_s: float | None, control_bytes: Callable[[], int]) -> RateLimit:
+        """The limit on what sockets carry under a limit on the line, where packets have headers."""
+        return cls(bytes_per_s and bytes_per_s * PACKET_SHARE, control_bytes)
+
+    def change(self, bytes_per_s: float | None) -> None:
+        """Another limit, from now on and for what waits already.  What moved under the last one is paid for."""
+        assert bytes_per_s is None or bytes_per_s > 0
+        if bytes_per_s == self.bytes_per_s:
+            return
+        self.bytes_per_s = bytes_per_s
+        self._control_paid, self._paid_at = self._control_bytes(), min(self._paid_at, trio.current_time())
+        if self._waiting:
+            self._waiting[0].woken.set()
+
+    def frame(self, largest: int) -> int:
+        """The size of the next frame in bytes, `largest` at most."""
+        if self.bytes_per_s is None:
+            return largest
+        return min(largest, max(SMALLEST_FRAME_BYTES, int(self.bytes_per_s / FRAMES_A_SECOND)))
+
+    def buffer_bytes(self) -> int | None:
+        """How much may wait in a socket to be received; None for the system's choice."""
+        return None if self.bytes_per_s is None else max(SMALLEST_BUFFER_BYTES, int(self.bytes_per_s * BUFFER_S))
+
+    def at_most(self, bytes_per_s: float) -> float:
+        """The part of such a bandwidth that the limit leaves; the limit itself while no bandwidth is known."""
+        return min(bytes_per_s or inf, self.bytes_per_s or inf) if bytes_per_s or self.bytes_per_s else 0.0
+
+    def slowest(self, bytes_per_s: float) -> float:
+        """The least rate to expect of a peer, if it is `bytes_per_s` without a limit of ours."""
+        return bytes_per_s if self.bytes_per_s is None else min(bytes_per_s, self.bytes_per_s / 64)
+
+    async def pay(self, size: int, turn: Turn = Turn.PUSH) -> None:
+        """Wait for our turn, and for what moved before to be within the limit; then `size` bytes may move."""
+        if self.bytes_per_s is not None:
+            await self._come_first(turn)
+            self._take(size)
+
+    async def pay_ahead(self, size: int) -> None:
+        """The same for a piece that `control_bytes` counts, too, when it moves; it goes before pushes."""
+        if self.bytes_per_s is not None:
+            await self._come_first(Turn.ANSWER)
+            self._take(size)
+            self._control_paid += size
+
+    def _take(self, size: int) -> None:
+        if self.bytes_per_s is not None:  # it may have been lifted meanwhile
+            self._paid_at += size / self.bytes_per_s
+
+    async def _come_first(self, turn: Turn) -> None:
+        mine = _Waiting(trio.current_time() + turn.value, next(self._numbers))
+        heapq.heappush(self._waiting, mine)
+        try:
+            await trio.lowlevel.checkpoint()  # so that those that come now queue up, too
+            while True:
+                is_first = self._waiting[0] is mine
+                free_at = self._free_at() if is_first else inf
+                if free_at <= trio.current_time():
+                    return
+                with trio.move_on_at(free_at):
+                    await mine.woken.wait()
+                mine.woken = trio.Event()
+        finally:
+            self._waiting.remove(mine)
+            heapq.heapify(self._waiting)
+            if self._waiting:
+                self._waiting[0].woken.set()
+
+    def _free_at(self) -> float:
+        """When all is within the limit that has moved, or is paid for."""
+        if self.bytes_per_s is None:
+            return -inf
+        unpaid = max(0, self._control_bytes() - self._control_paid)
+        self._control_paid += unpaid
+        self._paid_at = max(self._paid_at, trio.current_time() - BURST_S) + unpaid / self.bytes_per_s
+        return self._paid_at

@@ -1,0 +1,1 @@
+"""A network under virtual time: links with bandwidth and delay, weather, partitions.  Read `network` first."""

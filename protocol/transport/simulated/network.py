@@ -1,0 +1,203 @@
+"""The network as a simulation: peers in one process, on links with latency, bandwidth, loss, partitions and deaths.
+
+`MemoryNetwork` is one peer's end of a `MemoryWire`; both run on trio's clock alone, so under a mock clock an hour passes at
+once.  Protocol code cannot tell this from libp2p.
+
+What arrives at a peer is put into its inbox and handled by its own tasks, never by the sender's: a peer that does not run
+handles nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import trio
+
+from protocol.transport.interface import (
+    MAX_PUSH_BYTES,
+    MAX_PUSH_HEADER_BYTES,
+    MAX_REQUEST_BYTES,
+    Bandwidth,
+    Handlers,
+    Offence,
+    Refused,
+    Traffic,
+    Unreachable,
+    nothing,
+)
+from protocol.transport.simulated.links import Call, Endpoint
+from protocol.transport.simulated.wire import MemoryWire
+from protocol.wire.identity import PeerId
+
+HALF_OPEN_S = 30.0
+"""How long a receiver waits for the rest of a push whose sender fell silent, and ..."""
+SLOWEST_BYTES_PER_S = 32 << 10
+"""... longer for as many bytes as this a second."""
+
+
+class MemoryNetwork(Endpoint):
+    """One peer's end: a `protocol.transport.interface.Network`.
+
+    It is up from `MemoryWire.join` until it crashes; `run` it.  `handlers` are set before it joins.
+    """
+
+    def __init__(self, wire: MemoryWire, peer_id: PeerId, handlers: Handlers | None = None) -> None:
+        super().__init__(peer_id)
+        self._wire = wire
+        if handlers is not None:
+            self.handlers = handlers
+
+    def addresses(self) -> Sequence[str]:
+        """One multiaddr of this simulation."""
+        return [f"/memory/{self._peer_id}/p2p/{self._peer_id}"]
+
+    def connected(self) -> Sequence[PeerId]:
+        """The peers within reach."""
+        return self._wire.reachable(self._peer_id) if self._wire.end(self._peer_id) is self else []
+
+    def link(self, peer: PeerId) -> str:
+        """Direct, to everybody within reach."""
+        return "direct" if peer in self.connected() else ""
+
+    def welcome(self, peer: PeerId) -> None:
+        """Does nothing: there are no strangers here."""
+
+    def traffic(self) -> Traffic:
+        """Bytes of payload moved since the start."""
+        return Traffic(self.up_bytes, self.down_bytes)
+
+    def bandwidth(self) -> Bandwidth:
+        """The rates of our links."""
+        return Bandwidth(self.access.up.bytes_per_s, self.access.down.bytes_per_s)
+
+    def is_moving(self) -> bool:
+        """No: addresses do not change here."""
+        return False
+
+    def remember(self, addresses: Sequence[str], *, claimed: bool = False) -> None:
+        """Does nothing: every peer is connected already."""
+
+    def known_addresses(self) -> Sequence[str]:
+        """None: there is no address book."""
+        return []
+
+    def forget(self, peer: PeerId) -> None:
+        """Separate us from a peer for good."""
+        self._wire.forget(peer, self._peer_id)
+
+    async def publish(self, data: bytes) -> None:
+        """Gossip `data` to every peer within reach; does nothing after a crash."""
+        await trio.lowlevel.checkpoint()
+        if self._wire.end(self._peer_id) is self:
+            self._wire.spread(self, data)
+
+    async def request(self, peer: PeerId, kind: str, data: bytes, *, timeout_s: float) -> bytes:
+        """Ask a peer and return its answer.  Raises `Unreachable` or `Refused`."""
+        if len(data) > MAX_REQUEST_BYTES:
+            raise Unreachable("the question is over the limit")
+        await trio.lowlevel.checkpoint()
+        with self._calling(peer, timeout_s) as (call, end):
+            self._begin(call, end, len(data), kind, lambda: end.spawn(self._answer, call, end, kind, data))
+            await call.ended.wait()
+        return self._outcome(call)
+
+    async def push(
+        self,
+        peer: PeerId,
+        header: bytes,
+        data: memoryview,
+        *,
+        timeout_s: float,
+        spare: bool = False,
+        on_sent: Callable[[], None] = nothing,
+    ) -> None:
+        """Send `data` into the buffer that `peer` names for `header`.  Raises `Unreachable` or `Refused`."""
+        assert len(header) <= MAX_PUSH_HEADER_BYTES and len(data) <= MAX_PUSH_BYTES
+        await trio.lowlevel.checkpoint()
+        with self._calling(peer, timeout_s) as (call, end):
+            self._begin(call, end, len(header), "", lambda: end.spawn(self._receive, call, end, header, data, spare))
+            await call.ended.wait()
+        self._outcome(call)
+
+    def _begin(self, call: Call, end: Endpoint, size: int, kind: str, handle: Callable[[], None]) -> None:
+        def arrive() -> None:
+            if kind:
+                self._wire.arrivals["request", end.peer_id] += 1
+                self._wire.questions[kind] += 1
+            end.post(handle)
+
+        if not self._wire.loses(self._peer_id):
+            call.transfers.append(self._wire.send(self, end, size, arrive))
+
+    @contextmanager
+    def _calling(self, peer: PeerId, timeout_s: float) -> Iterator[tuple[Call, Endpoint]]:
+        """A call to `peer` and its end; when the deadline passes, or we are cancelled, the other end learns of it."""
+        end = self._wire.end(peer)
+        if end is None or self._wire.end(self._peer_id) is not self:
+            raise Unreachable(f"{peer} is gone")
+        call = Call(self._peer_id, peer)
+        self.calls[call] = None
+        try:
+            with trio.move_on_after(timeout_s) as scope:
+                yield call, end
+            if scope.cancelled_caught:
+                raise Unreachable(f"{peer} did not answer in {timeout_s:.0f} s")
+        finally:
+            self.calls.pop(call, None)
+            call.abandon()
+            if not call.ended.is_set() and self._wire.end(peer) is end and self._wire.end(self._peer_id) is self:
+                self._wire.send(self, end, 0, call.break_off)
+
+    def _outcome(self, call: Call) -> bytes:
+        if call.error is not None:
+            raise call.error
+        return call.answer
+
+    # -- tasks of the other end, which serve a call of ours -----------------------------------------------------------
+
+    async def _answer(self, call: Call, end: Endpoint, kind: str, data: bytes) -> None:
+        end.served[call] = None
+        try:
+            answer = await end.handlers.on_request(call.caller, kind, data)
+        except Refused as refusal:
+            reason = refusal
+            self._reply(call, end, 0, lambda: call.fail(Refused(str(reason)[:300])))
+        else:
+            assert len(answer) <= MAX_REQUEST_BYTES
+            self._reply(call, end, len(answer), lambda: call.finish(answer))
+        finally:
+            end.served.pop(call, None)
+
+    async def _receive(self, call: Call, end: Endpoint, header: bytes, data: memoryview, spare: bool) -> None:
+        end.served[call] = None
+        try:
+            landing = await end.handlers.open_push(call.caller, header, len(data))
+            if landing is None:
+                self._reply(call, end, 0, lambda: call.fail(Refused("not wanted")))
+                return
+            assert len(landing.buffer) == len(data)
+            if not call.broken:  # the sender sent on while the header was looked at
+                transfer = self._wire.send(self, end, len(data), call.delivered.set, delay_s=0.0, spare=spare)
+                transfer.on_slice = landing.on_bytes
+                call.transfers.append(transfer)
+            with trio.move_on_after(HALF_OPEN_S + len(data) / SLOWEST_BYTES_PER_S):
+                await call.delivered.wait()
+            if call.broken or not call.delivered.is_set():
+                await end.handlers.finish_push(call.caller, header, None)
+                return
+            landing.buffer[:] = data
+            landing.complete()
+            self._wire.arrivals["push", end.peer_id] += 1
+            try:
+                await end.handlers.finish_push(call.caller, header, landing)
+            except Offence:
+                self._reply(call, end, 0, lambda: call.fail(Refused("the receiver could not use it")))
+            else:
+                self._reply(call, end, 0, lambda: call.finish(b""))
+        finally:
+            end.served.pop(call, None)
+
+    def _reply(self, call: Call, end: Endpoint, size: int, arrived: Callable[[], None]) -> None:
+        if not self._wire.loses(end.peer_id) and self._wire.end(self.peer_id) is self:
+            call.transfers.append(self._wire.send(end, self, size, arrived))

@@ -1,0 +1,214 @@
+"""A libp2p stream of one of our protocols, and frames on it: four bytes of length, then that many bytes.
+
+Whoever opens a stream says which protocol it means, and goes on before the other end has agreed: the library would wait
+for two round trips before a question may leave.  Shared by requests and the bulk handshake.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+from collections.abc import Awaitable, Callable
+
+import trio
+
+from protocol.short_id import short_id
+from protocol.transport.interface import NetworkError, Unreachable
+from protocol.transport.library import Host, MuxedConnection, Stream, Swarm, library_id, peer_id_of
+from protocol.transport.rate_limit import RateLimit
+from protocol.wire.identity import PeerId
+
+MULTISTREAM, NOT_AVAILABLE = "/multistream/1.0.0", b"\x03na\n"
+"""Of multistream-select, by which two ends of a stream agree on its protocol."""
+LARGE_BYTES = 64 << 10
+"""What is larger keeps to the limits of its direction; what is not never waits."""
+log = logging.getLogger(__name__)
+
+_NO_LIMIT = RateLimit()
+_LENGTH = struct.Struct(">I")
+
+
+class NotSpoken(Unreachable):
+    """The other end does not know the protocol."""
+
+
+class EndedEarly(Unreachable):
+    """The other end closed the stream before it said all."""
+
+
+class BadFrame(NetworkError):
+    """The other end sent something that is not a frame, or not the expected content of one."""
+
+
+def guard_streams(swarm: Swarm) -> None:
+    """From now on nothing that a peer writes on a stream of `swarm` ends more than the stream.
+
+    The library agrees on the protocol before a handler of ours begins, and lets out what it did not think of (a name of a
+    protocol that is no UTF-8): that would end the whole program.
+    """
+    agree_and_handle = swarm.common_stream_handler
+
+    async def handle(stream: Stream) -> None:
+        try:
+            await agree_and_handle(stream)
+        except Exception as error:  # noqa: BLE001 - see above
+            log.debug("a stream failed: %r", error)
+            await discard(stream)
+
+    swarm.common_stream_handler = handle
+
+
+async def open_stream(host: Host, peer: PeerId, protocol: str, data: bytes = b"") -> Stream:
+    """A new stream to a connected peer, on which `protocol` was asked for, and `data` sent; `agreement` is to be read first.
+
+    Raises whatever the library raises.
+    """
+    stream = await host.get_network().new_stream(library_id(peer))
+    try:
+        await stream.write(_line(MULTISTREAM) + _line(protocol) + data)
+    except BaseException:
+        await discard(stream)
+        raise
+    return stream
+
+
+async def agreement(stream: Stream, protocol: str) -> None:
+    """Wait until the other end has agreed to the protocol that was asked for.
+
+    Raises `NotSpoken`, `BadFrame`, and as `read_exactly` does.
+    """
+    greeting, agreed = _line(MULTISTREAM), _line(protocol)
+    if await read_exactly(stream, len(greeting)) != greeting:
+        raise BadFrame("the other end speaks another version of multistream-select")
+    answer = await read_exactly(stream, len(NOT_AVAILABLE))
+    if answer == NOT_AVAILABLE:
+        raise NotSpoken(f"{protocol} is not spoken there")
+    if answer + await read_exactly(stream, len(agreed) - len(answer)) != agreed:
+        raise BadFrame("the other end agrees to another protocol")
+
+
+def _line(text: str) -> bytes:
+    """A message of multistream-select: its length as a varint, which is one byte for ours, and the text with a line feed."""
+    assert len(text) < 127
+    return bytes([len(text) + 1]) + text.encode() + b"\n"
+
+
+def _waits(size: int, limit: RateLimit) -> bool:
+    return size > LARGE_BYTES and limit.bytes_per_s is not None
+
+
+async def read_exactly(stream: Stream, size: int, limit: RateLimit = _NO_LIMIT) -> bytes:
+    """Read exactly `size` bytes.  Raises whatever the stream raises, and `Unreachable` at its end."""
+    parts, paid = bytearray(), 0 if _waits(size, limit) else size
+    while len(parts) < size:
+        if len(parts) >= paid:
+            piece = min(size - paid, limit.frame(LARGE_BYTES))
+            await limit.pay_ahead(piece)
+            paid += piece
+        data = await stream.read(min(paid - len(parts), 1 << 16))
+        if not data:
+            raise EndedEarly("the stream ended early")
+        parts += data
+    return bytes(parts)
+
+
+async def read_length(stream: Stream, max_bytes: int) -> int:
+    """Read the size of the next frame in bytes.  Raises `BadFrame` for more than `max_bytes`."""
+    (size,) = _LENGTH.unpack(await read_exactly(stream, _LENGTH.size))
+    if size > max_bytes:
+        raise BadFrame(f"a frame of {size} bytes is over the limit of {max_bytes}")
+    return int(size)
+
+
+async def ask_frame(host: Host, peer: PeerId, protocol: str, data: bytes, limit: RateLimit = _NO_LIMIT) -> Stream:
+    """As `open_stream`, with `data` as the first frame: a small one leaves together with the rest."""
+    if not _waits(len(data), limit):
+        return await open_stream(host, peer, protocol, _LENGTH.pack(len(data)) + data)
+    stream = await open_stream(host, peer, protocol)
+    try:
+        await write_frame(stream, data, limit)
+    except BaseException:
+        await discard(stream)
+        raise
+    return stream
+
+
+async def write_frame(stream: Stream, data: bytes, limit: RateLimit = _NO_LIMIT) -> None:
+    """Write `data` as one frame.  Raises whatever the stream raises."""
+    framed = _LENGTH.pack(len(data)) + data
+    if not _waits(len(data), limit):
+        await stream.write(framed)
+        return
+    step = limit.frame(LARGE_BYTES)
+    for at in range(0, len(framed), step):
+        piece = framed[at : at + step]
+        await limit.pay_ahead(len(piece))
+        await stream.write(piece)
+
+
+async def discard(stream: Stream) -> None:
+    """Reset a stream in any state.  Never raises; takes at most two seconds."""
+    with trio.CancelScope(deadline=trio.current_time() + 2, shield=True):
+        try:
+            await stream.reset()
+        except Exception:  # noqa: BLE001 - the stream is being thrown away
+            return
+
+
+async def finish(stream: Stream) -> None:
+    """Close a stream in good order.  Never raises; takes at most two seconds."""
+    with trio.CancelScope(deadline=trio.current_time() + 2, shield=True):
+        try:
+            await stream.close()
+        except Exception:  # noqa: BLE001 - the answer is already sent; the peer may be gone
+            return
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Short questions on streams of their own: one question and one answer, each of a size that the protocol fixes.
+
+
+Answerer = Callable[[PeerId, MuxedConnection, bytes], Awaitable[bytes]]
+"""Who asks, on which connection, and the question; raises anything where there is no answer."""
+
+
+async def ask(
+    host: Host, peer: PeerId, protocol: str, question: bytes, answer_bytes: int, deadline_s: float
+) -> tuple[bytes, MuxedConnection]:
+    """Ask a connected peer; its answer, and the connection on which it came.  Raises `Unreachable`."""
+    with trio.move_on_after(deadline_s):
+        try:
+            stream = await open_stream(host, peer, protocol, question)
+        except Exception as error:
+            raise Unreachable(f"{short_id(peer)} cannot be asked: {error}") from error
+        try:
+            await agreement(stream, protocol)
+            answer = await read_exactly(stream, answer_bytes)
+        except Exception as error:
+            await discard(stream)
+            raise Unreachable(f"{short_id(peer)} does not answer: {error}") from error
+        except BaseException:
+            await discard(stream)
+            raise
+        await finish(stream)
+        return answer, stream.muxed_conn
+    raise Unreachable(f"{short_id(peer)} does not answer within {deadline_s:g} s")
+
+
+def answer_with(host: Host, protocol: str, question_bytes: int, answer: Answerer, deadline_s: float) -> None:
+    """From now on answer such questions.  deadline_s: for the question to come, and for the answer to be taken."""
+
+    async def serve(stream: Stream) -> None:
+        """libp2p's stream handler: no exception may leave it."""
+        try:
+            with trio.fail_after(deadline_s):
+                question = await read_exactly(stream, question_bytes)
+            found = await answer(peer_id_of(stream.muxed_conn.peer_id), stream.muxed_conn, question)
+            with trio.fail_after(deadline_s):
+                await stream.write(found)
+            await finish(stream)
+        except Exception as error:  # noqa: BLE001 - the library raises anything
+            log.debug("a question on %s failed: %r", protocol, error)
+            await discard(stream)
+
+    host.set_stream_handler(protocol, serve)

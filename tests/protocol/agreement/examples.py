@@ -1,0 +1,213 @@
+"""Peers, settings and signed statements of a small round, for the tables of the pure modules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from protocol.agreement.ballot import Ballot, held_mask
+from protocol.agreement.events import PeerView
+from protocol.chain.base import Base, RoundSettings
+from protocol.chain.records import index_root, record_hash
+from protocol.run.manifest import RunManifest
+from protocol.wire.body import Body
+from protocol.wire.hashes import ZERO_HASH, Hash, chunk_hash
+from protocol.wire.identity import Identity, PeerId
+from protocol.wire.messages import (
+    Certificate,
+    ChunkEntry,
+    Lock,
+    LockName,
+    Member,
+    Motion,
+    Plan,
+    Provenance,
+    Ready,
+    Record,
+    Roll,
+    Signature,
+    Step,
+    Vote,
+    member_of,
+    pack,
+)
+
+IDENTITIES = {
+    identity.peer_id: identity for identity in (Identity.from_seed(bytes([number + 1]) * 32) for number in range(5))
+}
+PEERS: list[PeerId] = sorted(IDENTITIES)
+RUN = Hash(b"\x07" * 32)
+TIP = Hash(b"\x09" * 32)
+STATE = Hash(b"\x03" * 32)
+CHUNKS = 3
+SETTINGS = RoundSettings(
+    run=RUN,
+    manifest=RunManifest(name="example", organiser=PEERS[0], founders="anyone", total_rounds=10**6),
+    fragments=1,
+    chunks=CHUNKS,
+    codec="int8",
+    min_members=2,
+    max_members=4,
+    grace_s=4.0,
+    eviction_s=20.0,
+    stall_s=6.0,
+    founders=None,
+    is_open=True,
+    seasoning_rounds=3,
+    tenure_rounds=100,
+    settle_rounds=100,
+    settle_s=86_400.0,
+    listen_s=6.0,
+)
+BASE = Base(5, 0, TIP, tuple(PEERS[:4]), tuple(PEERS[:4]), frozenset(PEERS[:4]))
+"""A round with the first four peers as electors."""
+INDEX = [ChunkEntry(hash=chunk_hash(bytes([chunk])), mask=b"\x07") for chunk in range(CHUNKS)]
+OTHER_INDEX = [ChunkEntry(hash=chunk_hash(bytes([chunk, 1])), mask=b"\x07") for chunk in range(CHUNKS)]
+PROVENANCE = Provenance(owners=b"\0\1\2", signers=b"\0\1\2", signatures=[bytes(64)] * CHUNKS)
+
+# -- contributions --------------------------------------------------------------------------------------------------------
+
+
+def signature_of(peer: PeerId, body: Body) -> bytes:
+    """The signature with which `peer` says `body`."""
+    return pack(IDENTITIES[peer], RUN, body).signature
+
+
+def a_ready(**changes: Any) -> Ready:
+    """A READY for round 5."""
+    fields: dict[str, Any] = {
+        "round": 5,
+        "fragment": 0,
+        "base": TIP,
+        "incarnation": 1,
+        "serial": 1,
+        "tokens": 100,
+        "steps": 10,
+        "loss": 2.0,
+        "norm": 1.0,
+        "root": ZERO_HASH,
+        "state_digest": STATE,
+    }
+    return Ready(**{**fields, **changes})
+
+
+def members(*peers: PeerId, **changes: Any) -> list[Member]:
+    """Members, each with the READY that it signed; changes: to all of these READYs."""
+    ready = a_ready(**changes)
+    return [member_of(peer, ready, signature_of(peer, ready)) for peer in peers]
+
+
+def a_plan(**changes: Any) -> Plan:
+    """A plan of round 5 with the first three peers."""
+    fields: dict[str, Any] = {
+        "round": 5,
+        "fragment": 0,
+        "base": TIP,
+        "members": members(*PEERS[:3]),
+        "owners": b"\0\1\2",
+        "state_digest": STATE,
+    }
+    return Plan(**{**fields, **changes})
+
+
+def a_record(**changes: Any) -> Record:
+    """The record of round 5 with the first three peers."""
+    fields: dict[str, Any] = {
+        "round": 5,
+        "fragment": 0,
+        "previous": TIP,
+        "members": members(*PEERS[:3]),
+        "codec": "int8",
+        "result_root": index_root(INDEX),
+        "state_digest": STATE,
+    }
+    return Record(**{**fields, **changes})
+
+
+RECORD = a_record()
+OTHER_RECORD = a_record(result_root=index_root(OTHER_INDEX))
+
+# -- ballots --------------------------------------------------------------------------------------------------------------
+
+
+def a_ballot(attempt: int, *absent: PeerId) -> Ballot:
+    """An attempt of round 5 without these electors."""
+    return Ballot(BASE, attempt, tuple(sorted(absent)))
+
+
+def a_roll(attempt: int, *absent: PeerId, held: Iterable[PeerId] = (), **changes: Any) -> Roll:
+    """A ROLL of round 5 that names no plan and no lock.  held: the electors whose READY its sender holds."""
+    fields: dict[str, Any] = {
+        "round": 5,
+        "base": TIP,
+        "attempt": attempt,
+        "absent": sorted(absent),
+        "held": held_mask(BASE.electors, list(held)),
+        "plan": None,
+        "lock": None,
+        "reduced": None,
+    }
+    return Roll(**{**fields, **changes})
+
+
+def signed(peer: PeerId, body: Body) -> bytes:
+    """The envelope in which `peer` says `body`."""
+    return pack(IDENTITIES[peer], RUN, body).raw
+
+
+def name_of(attempt: int, *absent: PeerId, record: Record = RECORD) -> LockName:
+    """How a roll names the lock that was made in this attempt."""
+    return LockName(attempt=attempt, absent=sorted(absent), record_hash=record_hash(record))
+
+
+def votes_for(
+    record: Record, voters: Iterable[PeerId], attempt: int, *absent: PeerId, step: Step = Step.FIRST
+) -> Certificate:
+    """The votes of these peers for this record, as a certificate; of first votes: a proof of lock."""
+    vote = Vote(
+        round=record.round,
+        base=record.previous,
+        attempt=attempt,
+        step=step,
+        absent=sorted(absent),
+        record_hash=record_hash(record),
+    )
+    votes = [Signature(peer=peer, signature=signature_of(peer, vote)) for peer in sorted(voters)]
+    return Certificate(attempt=attempt, absent=sorted(absent), votes=votes)
+
+
+def a_lock(attempt: int, *absent: PeerId, record: Record = RECORD) -> Lock:
+    """A lock on this record, with the first votes of those that stay."""
+    index = INDEX if record == RECORD else OTHER_INDEX
+    voters = [peer for peer in PEERS[:4] if peer not in absent]
+    return Lock(record=record, index=index, provenance=PROVENANCE, proof=votes_for(record, voters, attempt, *absent))
+
+
+def a_motion(
+    attempt: int,
+    *absent: PeerId,
+    rolls: Iterable[bytes] = (),
+    record: Record = RECORD,
+    proof: Certificate | None = None,
+) -> Motion:
+    """This record is put to the vote.  rolls: without any, those of all who stay, that name nothing."""
+    stay = [peer for peer in PEERS[:4] if peer not in absent]
+    return Motion(
+        attempt=attempt,
+        absent=sorted(absent),
+        record=record,
+        index=INDEX if record == RECORD else OTHER_INDEX,
+        provenance=PROVENANCE,
+        rolls=list(rolls) or [signed(peer, a_roll(attempt, *absent)) for peer in stay],
+        proof=proof,
+    )
+
+
+# -- how peers look -------------------------------------------------------------------------------------------------------
+
+AT_WORK = PeerView(live=True, on_tip=True, left=False, silent_s=0.0, near=True)
+ARRIVING = PeerView(live=True, on_tip=False, left=False, silent_s=0.0, near=True)
+ELSEWHERE = PeerView(live=True, on_tip=False, left=False, silent_s=0.0)
+QUIET = PeerView(live=False, on_tip=False, left=False, silent_s=7.0)
+LONG_SILENT = PeerView(live=False, on_tip=False, left=False, silent_s=20.0)
+GONE = PeerView(live=False, on_tip=False, left=True, silent_s=1.0)

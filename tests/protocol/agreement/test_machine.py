@@ -1,0 +1,368 @@
+"""A round of honest peers: when it is closed, who is in it, what is made anew; and statements that nobody acts on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from protocol.agreement.ballot import held_mask
+from protocol.agreement.events import AverageDisproved, FinishCompute, Reject, Send, StateHashed
+from protocol.agreement.roll_call import MAX_LEAD
+from protocol.chain.records import verify_commit
+from protocol.wire.body import Body
+from protocol.wire.hashes import ZERO_HASH, Hash
+from protocol.wire.messages import Finish, Motion, Proposal, Roll, Vote
+from tests.protocol.agreement.parliament import (
+    Parliament,
+    first_proposer,
+    leader_and_voter,
+    put_to_the_vote,
+)
+from tests.protocol.agreement.parliament import settings as round_settings
+
+
+def test_all_ready_commits_one_record_everywhere() -> None:
+    parliament = Parliament(4)
+    parliament.ready()
+    parliament.run(3)
+    assert len(parliament.commits()) == 4
+    assert len(parliament.records()) == 1
+    for commit in parliament.commits():
+        verify_commit(round_settings(), commit, parliament.base)
+
+
+def test_founders_without_a_previous_record_commit_round_zero() -> None:
+    parliament = Parliament(0, joiners=3)
+    parliament.ready()
+    parliament.run(3)
+    assert len(parliament.commits()) == 3 and len(parliament.records()) == 1
+
+
+def test_more_founders_than_a_plan_has_places_commit_round_zero() -> None:
+    parliament, places = Parliament(0, joiners=48), round_settings().max_members
+    parliament.ready()
+    parliament.run(3)
+    assert len(parliament.records()) == 1
+    assert len(parliament.commits()) == len(parliament.commits()[0].record.members) == places
+
+
+def test_a_joiner_contributes_at_once_and_does_not_vote() -> None:
+    parliament = Parliament(2, joiners=1)
+    joiner = list(parliament.seats)[2]
+    parliament.ready()
+    parliament.run(3)
+    commit = parliament.commits()[0]
+    assert joiner in [member.peer for member in commit.record.members]
+    assert joiner not in [vote.peer for vote in commit.certificate.votes]
+    assert parliament.seats[joiner].committed is not None
+
+
+def test_a_late_trainer_is_asked_to_finish_after_the_grace_time_and_then_left_out() -> None:
+    parliament = Parliament(3)
+    *early, late = parliament.seats
+    parliament.ready(*early)
+    parliament.run(3)
+    assert not parliament.commits(), "the grace time has not passed"
+    asked = parliament.performed = []
+    parliament.run(3)
+    assert any(isinstance(effect, Send) and isinstance(effect.body, Finish) and effect.to == (late,) for effect in asked)
+    assert any(isinstance(effect, FinishCompute) for effect in asked)
+    parliament.run(10)
+    assert len(parliament.records()) == 1
+    assert late not in [member.peer for member in parliament.commits()[0].record.members]
+
+
+def test_who_is_about_to_arrive_is_waited_for_and_no_longer_than_the_grace_time() -> None:
+    parliament = Parliament(2, joiners=1)
+    *there, coming = parliament.seats
+    parliament.near.add(coming)
+    parliament.ready(*there)
+    parliament.run(3)
+    assert not parliament.commits(), "the grace time has not passed"
+    parliament.run(3)
+    assert [member.peer for member in parliament.commits()[0].record.members] == sorted(there)
+
+
+def test_who_arrives_within_the_grace_time_is_in_the_round() -> None:
+    parliament = Parliament(2, joiners=1)
+    *there, coming = parliament.seats
+    parliament.near.add(coming)
+    parliament.ready(*there)
+    parliament.run(3)
+    parliament.near.clear()
+    parliament.ready(coming)
+    parliament.run(3)
+    assert coming in [member.peer for member in parliament.commits()[0].record.members]
+
+
+def test_members_that_assembled_different_chunks_commit_the_proposers_version() -> None:
+    parliament = Parliament(5, versions=True)
+    parliament.ready()
+    parliament.run(5)
+    assert len(parliament.commits()) == 5 and len(parliament.records()) == 1
+
+
+def test_a_contradicting_ready_of_the_same_incarnation_is_refused() -> None:
+    parliament = Parliament(2)
+    first, second = parliament.seats
+    parliament.ready()
+    seat = parliament.seats[first]
+    parliament.hand_over(second, seat, seat.machine.readys[second].model_copy(update={"tokens": 999}))
+    assert seat.machine.readys[second].tokens == 1000
+
+
+def test_another_state_digest_is_not_averaged() -> None:
+    parliament = Parliament(3)
+    odd, *others = parliament.seats
+    digest = Hash(b"\x01" * 32)
+    parliament.tell(parliament.seats[odd], StateHashed(digest))
+    parliament.ready(*others)
+    parliament.ready(odd, state_digest=digest)
+    parliament.run(60)
+    commit = next(seat.committed for seat in parliament.seats.values() if seat.committed)
+    assert commit.record.state_digest == ZERO_HASH
+    assert odd not in [member.peer for member in commit.record.members]
+
+
+def test_a_late_elector_is_asked_to_finish_by_who_waits_and_obeys_only_if_a_quorum_does() -> None:
+    parliament = Parliament(4)
+    late, *others = parliament.seats
+    seat = parliament.seats[late]
+    finish = Finish(round=parliament.base.round, base=parliament.base.tip)
+    for ready, effects in zip(others, ([], [], [FinishCompute()]), strict=True):
+        assert parliament.hand_over(ready, seat, finish) == [], "it is not ready itself"
+        parliament.ready(ready)
+        assert parliament.hand_over(ready, seat, finish) == effects
+
+
+# -- what is made anew ----------------------------------------------------------------------------------------------------
+
+
+def test_a_record_proven_false_after_one_vote_is_made_anew_without_the_liar() -> None:
+    parliament = Parliament(4)
+    proposer, motion = put_to_the_vote(parliament)
+    voter, liar = [peer for peer in parliament.seats if peer != proposer][:2]
+    parliament.queue.clear()
+    parliament.hand_over(proposer, parliament.seats[voter], motion)  # one vote is given, and lost
+    parliament.queue.clear()
+    for seat in parliament.seats.values():
+        if seat.me != liar:
+            parliament.tell(seat, AverageDisproved(liar, 0, motion.index[0].hash))
+    parliament.crash(liar)
+    parliament.lie = motion.index[0].hash
+    parliament.run(40)
+    assert not parliament.undecided() and len(parliament.records()) == 1
+    assert liar not in [member.peer for member in parliament.commits()[0].record.members]
+
+
+def test_a_plan_whose_contributions_were_lost_with_their_makers_is_made_anew() -> None:
+    """Two of three are killed after they took the plan up, and come back with other contributions.  The third has averaged
+    the plan alone; they do not stand by that, and nobody can average the plan any more."""
+    parliament = Parliament(3)
+    proposer, motion = put_to_the_vote(parliament)
+    parliament.queue.clear()
+    others = [peer for peer in parliament.seats if peer != proposer]
+    for peer in others:
+        parliament.crash(peer)
+        parliament.restart(peer)
+    parliament.ready(proposer)
+    parliament.ready(*others, life=2)
+    parliament.refused.add(motion.record.result_root)
+    parliament.run(60)
+    assert len(parliament.commits()) == 3 and len(parliament.records()) == 1
+    record = parliament.commits()[0].record
+    roots = {peer: seat.machine.readys[peer].root for peer, seat in parliament.seats.items()}
+    assert {member.peer: member.root for member in record.members} == roots
+
+
+def test_strangers_alone_make_no_plan_while_all_electors_come_back_from_a_power_cut() -> None:
+    """The electors had begun to close the round, and nobody holds their READYs any more."""
+    parliament = Parliament(4, joiners=3)
+    electors = [*parliament.base.electors]
+    strangers = [peer for peer in parliament.seats if peer not in electors]
+    parliament.ready()
+    assert parliament.pass_on(Roll), "the round is being closed"
+    parliament.queue.clear()
+    for peer in electors:
+        parliament.crash(peer)
+    parliament.forget_readys()
+    for peer in electors:
+        parliament.restart(peer)
+    parliament.ready(*strangers, life=2)
+    parliament.run(60)
+    assert not any(seat.machine.plan for seat in parliament.seats.values())
+    parliament.ready(*electors, life=2)
+    parliament.run(20)
+    assert {*electors} <= {member.peer for member in parliament.commits()[0].record.members}
+
+
+def test_a_ready_elector_that_the_proposer_did_not_hear_is_not_left_out() -> None:
+    """The others' rolls say that they hold its READY: the proposer waits until it has it, too."""
+    parliament = Parliament(4)
+    leader = first_proposer(parliament)
+    unheard = next(peer for peer in parliament.seats if peer != leader)
+    parliament.ready(*[peer for peer in parliament.seats if peer != unheard])
+    statement = parliament.seats[leader].machine.readys[leader].model_copy(update={"root": unheard.encode()[-32:]})
+    for peer, seat in parliament.seats.items():
+        if peer != leader:
+            parliament.hand_over(unheard, seat, statement)
+    parliament.run(2)
+    assert not parliament.pass_on(Proposal)
+    parliament.hand_over(unheard, parliament.seats[leader], statement)
+    parliament.run(10)
+    assert unheard in [member.peer for member in parliament.commits()[0].record.members]
+
+
+# -- what nobody acts on --------------------------------------------------------------------------------------------------
+
+
+def test_a_proposal_without_the_rolls_of_a_quorum_is_rejected() -> None:
+    parliament = Parliament(4)
+    leader, voter = leader_and_voter(parliament)
+    parliament.ready()
+    parliament.pass_on(Roll)
+    [proposal, *_] = [body for _, _, body in parliament.queue if isinstance(body, Proposal)]
+    seat = parliament.seats[voter]
+    for rolls in (proposal.rolls[:2], [proposal.rolls[0]] * 3, [b"rubbish"] * 3):
+        [effect] = parliament.hand_over(leader, seat, proposal.model_copy(update={"rolls": rolls}))
+        assert isinstance(effect, Reject)
+    assert seat.machine.plan is None
+    parliament.hand_over(leader, seat, proposal)
+    assert seat.machine.plan == proposal.plan
+
+
+@pytest.mark.parametrize("lead, refused", [(1, True), (4, False)])
+def test_only_the_proposer_of_an_attempt_proposes(lead: int, refused: bool) -> None:
+    """The rolls that it shows are those of the attempt in which it is its turn."""
+    parliament = Parliament(4)
+    leader, voter = leader_and_voter(parliament)
+    rival = next(peer for peer in parliament.seats if peer not in (leader, voter))
+    parliament.ready()
+    parliament.pass_on(Roll)
+    [proposal, *_] = [body for _, _, body in parliament.queue if isinstance(body, Proposal)]
+    [effect] = parliament.hand_over(rival, parliament.seats[voter], proposal)
+    assert effect == Reject(rival, "proposal", "it is not its sender's turn to propose")
+    later = proposal.model_copy(update={"attempt": lead})
+    [effect] = parliament.hand_over(leader, parliament.seats[voter], later)
+    assert isinstance(effect, Reject)
+    assert (effect.reason == "it is not its sender's turn to propose") is refused
+
+
+def test_who_says_that_it_holds_what_nobody_holds_stops_no_plan() -> None:
+    """A liar's roll names an elector that is at work; the rolls of the others make a quorum."""
+    parliament = Parliament(5)
+    leader = first_proposer(parliament)
+    liar, busy, *_ = [peer for peer in parliament.seats if peer != leader]
+    parliament.make_puppet(liar)
+    parliament.say(liar, parliament.roll(0, held=b"\x1f"), leader)
+    parliament.ready(*[peer for peer in parliament.seats if peer != busy])
+    parliament.run(30)
+    assert len(parliament.records()) == 1 and not parliament.undecided()
+    assert parliament.commits()[0].certificate.attempt == 0, "it does not even cost an attempt"
+
+
+@pytest.mark.parametrize("electors", [1, 3, 4])
+def test_rolls_of_strangers_that_say_ready_move_nobody(electors: int) -> None:
+    """Keys are free: many of them are no f + 1, and cannot close a round or run its attempts up."""
+    parliament = Parliament(electors, 5)
+    peers = list(parliament.seats)
+    seat, strangers = parliament.seats[peers[0]], [peer for peer in peers if peer not in parliament.base.electors]
+    parliament.ready(*strangers)
+    for stranger in strangers:
+        roll = Roll(
+            round=parliament.base.round,
+            base=parliament.base.tip,
+            attempt=2**50,
+            absent=[],
+            held=held_mask(parliament.base.electors, []),
+            plan=None,
+            lock=None,
+            reduced=None,
+        )
+        effects = parliament.hand_over(stranger, seat, roll)
+        assert any(isinstance(effect, Reject) for effect in effects)
+    assert seat.machine.attempt == 0
+    parliament.ready()
+    parliament.run(20)
+    assert len(parliament.commits()) == len(peers) and seat.machine.attempt < 2**50
+
+
+@pytest.mark.parametrize(("electors", "ahead", "attempt"), [(4, 16, 0), (4, 10**6, 0), (3, 16, 16), (3, 10**6, MAX_LEAD)])
+def test_one_voter_takes_us_ahead_only_where_none_may_lie_and_not_far(electors: int, ahead: int, attempt: int) -> None:
+    parliament = Parliament(electors)
+    leader, voter = leader_and_voter(parliament)
+    parliament.ready()
+    [roll, *_] = parliament.pass_on(Roll)
+    parliament.hand_over(voter, parliament.seats[leader], roll.model_copy(update={"attempt": ahead}))
+    assert parliament.seats[leader].machine.attempt == attempt
+
+
+def test_two_voters_take_us_to_the_attempt_that_one_of_four_honest_ones_is_in() -> None:
+    parliament = Parliament(4)
+    leader, one = leader_and_voter(parliament)
+    other = next(peer for peer in parliament.seats if peer not in (leader, one))
+    parliament.ready()
+    [roll, *_] = parliament.pass_on(Roll)
+    machine = parliament.seats[leader].machine
+    parliament.hand_over(one, parliament.seats[leader], roll.model_copy(update={"attempt": 40}))
+    parliament.hand_over(other, parliament.seats[leader], roll.model_copy(update={"attempt": 30}))
+    assert machine.attempt >= 30
+    assert machine.kept.attempt == machine.attempt
+
+
+def test_a_far_attempt_of_a_liar_costs_one_attempt_and_no_more() -> None:
+    """Who loses patience goes to the highest attempt that it has heard of: once for each voter."""
+    parliament = Parliament(4)
+    leader = first_proposer(parliament)
+    parliament.make_puppet(leader)
+    parliament.ready()
+    for attempt in (9, 16, 10**6):
+        roll = next(body for _, _, body in parliament.queue if isinstance(body, Roll)).model_copy(
+            update={"attempt": attempt}
+        )
+        parliament.say(leader, roll, *[peer for peer in parliament.seats if peer != leader])
+    parliament.run(60)
+    assert not parliament.undecided() and len(parliament.records()) == 1
+
+
+STRANGE: list[tuple[str, dict[str, Any]]] = [
+    ("another round", {"round": 6}),
+    ("another tip", {"base": ZERO_HASH}),
+]
+
+
+@pytest.mark.parametrize("changes", [changes for _, changes in STRANGE], ids=[name for name, _ in STRANGE])
+@pytest.mark.parametrize("kind", [Roll, Vote])
+def test_statements_about_other_rounds_change_nothing(kind: type[Body], changes: dict[str, Any]) -> None:
+    parliament = Parliament(4)
+    leader, voter = leader_and_voter(parliament)
+    parliament.ready()
+    parliament.pass_on(Roll)
+    parliament.pass_on(Proposal)
+    parliament.pass_on(Motion)
+    sent = [effect.body for effect in parliament.performed if isinstance(effect, Send)]
+    template = next(body for body in sent if isinstance(body, kind))
+    parliament.queue.clear()
+    for peer in parliament.seats:
+        parliament.hand_over(peer, parliament.seats[leader], template.model_copy(update=changes))
+    assert parliament.queue == []
+    for peer in parliament.seats:
+        parliament.hand_over(peer, parliament.seats[leader], template)
+    assert bool(parliament.queue) == (kind is Vote), "a quorum of first votes makes a proof"
+
+
+def test_a_commit_whose_certificate_does_not_hold_is_rejected_with_the_reason() -> None:
+    parliament = Parliament(3)
+    first, second, _ = parliament.seats
+    parliament.ready()
+    parliament.run(3)
+    commit = parliament.commits()[0]
+    other = Parliament(3)
+    forged = commit.model_copy(
+        update={"certificate": commit.certificate.model_copy(update={"votes": commit.certificate.votes[:1]})}
+    )
+    rejected = other.hand_over(second, other.seats[first], forged)
+    assert [type(effect) for effect in rejected] == [Reject] and not other.commits()
+    other.hand_over(second, other.seats[first], commit)
+    assert other.seats[first].committed == commit

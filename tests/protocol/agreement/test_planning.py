@@ -1,0 +1,168 @@
+"""With whom a round is made: tables of who is chosen, whose token still admits, and who averages chunks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from protocol.agreement.patience import STRANGERS, Stalls
+from protocol.agreement.policy import TRIED, choose_members, most_chunks, plan_with, within_uses
+from protocol.agreement.validation import flaw_of_plan
+from protocol.chain.electorate import quorum_size, tolerated
+from protocol.run.admission import bearer_token, make_proof
+from protocol.wire.hashes import Hash
+from protocol.wire.identity import Identity, PeerId
+from protocol.wire.messages import Member, Plan
+from tests.protocol.agreement.examples import BASE, RUN, SETTINGS, STATE
+from tests.protocol.members import a_member
+
+KEYS = [Identity.from_seed(bytes([number]) * 32).peer_id for number in range(10, 24)]
+ELECTORS, VETERANS, NEWCOMERS = KEYS[:4], KEYS[4:6], KEYS[6:]
+TENURED = [*ELECTORS, *VETERANS]
+HERE = replace(BASE, electors=tuple(ELECTORS), contributors=tuple(TENURED), known=frozenset(TENURED))
+"""A round with four electors, whose last record had two more members."""
+
+
+def on_probation(*peers: PeerId) -> Stalls:
+    """These have stalled the round before."""
+    stalls = Stalls()
+    for peer in peers:
+        stalls.lost_with(peer, HERE.round - 1)
+    return stalls
+
+
+def out(*peers: PeerId) -> Stalls:
+    """These have stalled twice, and do not count."""
+    stalls = Stalls()
+    for peer in peers:
+        for round in (HERE.round - 3, HERE.round - 1):
+            stalls.lost_with(peer, round)
+    return stalls
+
+
+def chosen(stalls: Stalls, ready: Sequence[PeerId], held: Sequence[PeerId] = ()) -> list[PeerId]:
+    return choose_members(HERE, stalls, ready, held)
+
+
+def test_electors_come_before_members_of_the_last_record_and_those_before_newcomers() -> None:
+    order = chosen(Stalls(), [*NEWCOMERS, *VETERANS, *ELECTORS])
+    assert (set(order[:4]), set(order[4:6]), set(order[6:])) == (set(ELECTORS), set(VETERANS), set(NEWCOMERS))
+
+
+def test_those_that_the_rolls_demand_come_first_whether_or_not_they_are_ready() -> None:
+    order = chosen(Stalls(), [*NEWCOMERS, *VETERANS, *ELECTORS[:3]], [ELECTORS[3], ELECTORS[2]])
+    assert (set(order[:2]), set(order[2:4]), set(order[4:6])) == (set(ELECTORS[2:]), set(ELECTORS[:2]), set(VETERANS))
+
+
+def test_the_tip_draws_the_order_of_newcomers() -> None:
+    orders = {
+        tuple(choose_members(replace(HERE, tip=Hash(bytes([draw]) * 32)), Stalls(), NEWCOMERS, [])) for draw in range(8)
+    }
+    assert len(orders) == 8 and chosen(Stalls(), NEWCOMERS) == chosen(Stalls(), NEWCOMERS[::-1])
+
+
+@pytest.mark.parametrize("late", [ELECTORS[0], VETERANS[0]])
+def test_who_is_ready_is_a_member_whatever_it_is_suspected_of(late: PeerId) -> None:
+    for stalls in (on_probation(late), out(late)):
+        assert set(chosen(stalls, TENURED)) == set(TENURED)
+
+
+def test_newcomers_that_were_members_are_tried_first_and_those_that_stalled_last() -> None:
+    stalls = on_probation(STRANGERS, NEWCOMERS[0])
+    base = replace(HERE, known=frozenset([*TENURED, NEWCOMERS[0], NEWCOMERS[1]]))
+    order = choose_members(base, stalls, NEWCOMERS[:4], [])
+    assert order[0] == NEWCOMERS[1] and order[-1] == NEWCOMERS[0]
+
+
+@pytest.mark.parametrize(
+    ("stalls", "tenured", "tried"),
+    [
+        (Stalls(), 4, 8),
+        (on_probation(STRANGERS), 6, 6 // TRIED),
+        (on_probation(STRANGERS), 1, 1),
+        (on_probation(STRANGERS), 0, 8),
+        (out(STRANGERS), 6, 0),
+    ],
+    ids=["all", "on probation a quarter of the others", "but one", "all, where there are no others", "none that are out"],
+)
+def test_newcomers_are_tried(stalls: Stalls, tenured: int, tried: int) -> None:
+    everybody = chosen(Stalls(), [*TENURED[:tenured], *NEWCOMERS])
+    assert chosen(stalls, [*TENURED[:tenured], *NEWCOMERS]) == everybody[: tenured + tried], "the first that the tip draws"
+
+
+# -- tokens ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_token_admits_as_many_newcomers_as_it_may_and_members_need_none() -> None:
+    organiser, key = (Identity.from_seed(bytes([number]) * 32) for number in (1, 2))
+    token = bearer_token(organiser, RUN, key, expires=1, uses=2)
+    places: dict[PeerId, Member] = {peer: a_member(peer) for peer in VETERANS}
+    for number, peer in enumerate(NEWCOMERS):
+        proof = make_proof(token, RUN, peer, key) if number != 1 else b"let me in"
+        places[peer] = a_member(peer).model_copy(update={"admission": proof})
+    admitted = [member.peer for member in within_uses(HERE, places)]
+    assert admitted == [*VETERANS, NEWCOMERS[0], NEWCOMERS[2]]
+
+
+# -- owners ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("members", "stalls", "owners"),
+    [
+        ([*TENURED, *NEWCOMERS], Stalls(), TENURED),
+        (TENURED, on_probation(ELECTORS[0]), TENURED[1:]),
+        (TENURED, out(ELECTORS[0]), TENURED[1:]),
+        ([*TENURED, *NEWCOMERS], on_probation(*TENURED), TENURED),
+        (NEWCOMERS, on_probation(STRANGERS), NEWCOMERS),
+    ],
+    ids=[
+        "no newcomer",
+        "none on probation",
+        "none that is out",
+        "all but newcomers, if all are",
+        "newcomers among themselves",
+    ],
+)
+def test_chunks_are_owned_by_members_that_keep_nobody_waiting(
+    members: list[PeerId], stalls: Stalls, owners: list[PeerId]
+) -> None:
+    plan = plan_with(replace(SETTINGS, chunks=70), HERE, stalls, [a_member(peer) for peer in members[::-1]], {}, STATE)
+    assert [member.peer for member in plan.members] == sorted(members) and len(plan.owners) == 70
+    assert {plan.members[owner].peer for owner in plan.owners} == set(owners)
+    assert (plan.round, plan.base, plan.state_digest) == (HERE.round, HERE.tip, STATE)
+
+
+def test_a_member_with_more_bandwidth_owns_more_chunks_but_not_much_more() -> None:
+    settings, bandwidths = replace(SETTINGS, chunks=100), {ELECTORS[0]: 4e6, **dict.fromkeys(ELECTORS[1:], 1e6)}
+    plan = plan_with(settings, HERE, Stalls(), [a_member(peer) for peer in ELECTORS], bandwidths, STATE)
+    counts = Counter(plan.members[owner].peer for owner in plan.owners)
+    assert counts[ELECTORS[0]] == most_chunks(100, 4, 4) == 38 and sum(counts.values()) == 100
+
+
+@pytest.mark.parametrize("electors", range(4, 65))
+def test_the_liars_that_the_electors_bear_own_less_than_half(electors: int) -> None:
+    for chunks in (1000, 4096):
+        for members in range(quorum_size(electors), electors + 1):
+            assert tolerated(electors) * most_chunks(chunks, electors, members) < chunks / 2 + electors
+            assert members * most_chunks(chunks, electors, members) >= chunks, "all chunks have an owner"
+
+
+@pytest.mark.parametrize(("electors", "members", "most"), [(3, 3, 100), (4, 0, 100), (4, 2, 50), (4, 1, 100), (4, 3, 38)])
+def test_who_is_missing_leaves_no_more_to_one_than_is_needed(electors: int, members: int, most: int) -> None:
+    assert most_chunks(100, electors, members) == most
+
+
+def test_where_too_few_have_a_good_name_others_own_chunks_too() -> None:
+    stalls = out(*ELECTORS[1:])
+    plan = plan_with(replace(SETTINGS, chunks=100), HERE, stalls, [a_member(peer) for peer in ELECTORS], {}, STATE)
+    assert max(Counter(plan.owners).values()) <= most_chunks(100, 4, 4) and flaw_of_plan_owners(plan) is None
+
+
+def flaw_of_plan_owners(plan: Plan) -> str | None:
+    """What a voter says about how its chunks are shared out."""
+    flaw = flaw_of_plan(replace(SETTINGS, chunks=100), HERE, plan)
+    return flaw if flaw is not None and "share" in flaw else None

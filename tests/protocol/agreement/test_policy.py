@@ -1,0 +1,439 @@
+"""When a round is closed, with which members and without whom: tables of how peers look and what follows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import pytest
+
+from protocol.agreement.events import PeerView, Send, View
+from protocol.agreement.patience import FIRST_ROUNDS, HURRIED, Patience
+from protocol.agreement.policy import ANSWER_S, FINISH_S, LATE, RESEND_S, ClosingPolicy
+from protocol.agreement.validation import flaw_of_plan
+from protocol.chain.electorate import quorum_size
+from protocol.chain.tasks_in_force import TasksInForce
+from protocol.run.admission import TokenUses, bearer_token, make_proof
+from protocol.run.manifest import Admission, RunManifest
+from protocol.run.rl_section import RlSection
+from protocol.wire.hashes import ZERO_HASH, Hash, hash_bytes
+from protocol.wire.identity import PeerId
+from protocol.wire.messages import Finish
+from protocol.wire.ready import UsedBatch, learned_from
+from protocol.wire.tasks import AdmittedSet
+from tests.protocol.agreement.examples import (
+    ARRIVING,
+    AT_WORK,
+    BASE,
+    ELSEWHERE,
+    GONE,
+    IDENTITIES,
+    LONG_SILENT,
+    PEERS,
+    QUIET,
+    RUN,
+    SETTINGS,
+    STATE,
+    TIP,
+    a_ready,
+    signature_of,
+)
+
+ME = PEERS[0]
+GRACE_S = SETTINGS.grace_s
+OTHER_STATE = Hash(b"\x04" * 32)
+
+
+def a_closing(ready: Sequence[int] = (), *, patience: Patience | None = None, **changes: Any) -> ClosingPolicy:
+    """The policy of the first peer, with the READY of these peers."""
+    closing = ClosingPolicy(ME, SETTINGS, BASE, patience or Patience())
+    for number in ready:
+        assert says_ready(closing, number, **changes)
+    return closing
+
+
+def says_ready(closing: ClosingPolicy, number: int, **changes: Any) -> bool:
+    """Whether the policy takes this READY of this peer."""
+    ready = a_ready(**changes)
+    return closing.add(PEERS[number], ready, signature_of(PEERS[number], ready))
+
+
+def a_view(*looks: PeerView) -> View:
+    """How the peers look, in order; the rest is not known."""
+    return dict(zip(PEERS, looks, strict=False))
+
+
+@pytest.mark.parametrize(
+    ("changes", "taken"),
+    [
+        ({}, True),
+        ({"round": 4}, False),
+        ({"base": ZERO_HASH}, False),
+        ({"fragment": 1}, False),
+        ({"tokens": SETTINGS.manifest.tokens_per_round}, True),
+        ({"tokens": SETTINGS.manifest.tokens_per_round + 1}, False),
+        ({"rollouts": learned_from([UsedBatch(PEERS[4], ZERO_HASH, 1)], None)}, False),
+    ],
+)
+def test_a_ready_is_for_this_round_and_within_its_tokens(changes: dict[str, Any], taken: bool) -> None:
+    closing = a_closing()
+    assert says_ready(closing, 1, **changes) is taken
+    assert (PEERS[1] in closing.readys) is taken
+
+
+@pytest.mark.parametrize(
+    ("batches", "taken"), [(0, False), (1, True), (2, True), (3, False)], ids=["none", "one", "the most", "too many"]
+)
+def test_in_a_run_with_rollouts_a_ready_names_as_many_batches_as_a_plan_may_have(batches: int, taken: bool) -> None:
+    rl = RlSection(environment="x", prompts_per_batch=1, group_size=2, batches_per_round=2, max_tokens=8, row_tokens=16)
+    manifest = SETTINGS.manifest.model_copy(update={"rl": rl})
+    tasks = TasksInForce(1, 50, (AdmittedSet(name="s", count=1, size=9, root=bytes(32), slot=1, publisher=PEERS[4]),))
+    closing = ClosingPolicy(ME, replace(SETTINGS, manifest=manifest), replace(BASE, tasks=tasks), Patience())
+    used = [UsedBatch(PEERS[4], hash_bytes("b", bytes([number])), 8) for number in range(batches)]
+    assert says_ready(closing, 1, rollouts=learned_from(used, 0.5) if used else None, tokens=8) is taken
+    if used:
+        more = learned_from([used[0]._replace(tokens=17)], 0.5)
+        assert not says_ready(closing, 2, rollouts=more, tokens=8), "more than it can have"
+    assert says_ready(closing, 2, against=1, tokens=1), "who is against a set may have nothing to learn from"
+    assert not says_ready(closing, 3, against=2, tokens=1), "there is no such set"
+
+
+@pytest.mark.parametrize(
+    ("batches", "tokens", "taken"),
+    [
+        ([8], 1, True),
+        ([8], 8, True),
+        ([8], 9, False),
+        ([8, 16], 24, True),
+        ([8, 16], 25, False),
+        ([16, 16], 32, True),
+        ([16, 16], 33, False),
+        ([0], 1, True),
+        ([0], 2, False),
+        ([8], 2 * (16 + 1) * 2, False),
+        ([16, 16], 2**40, False),
+        ([], 1, True),
+        ([], 2, False),
+    ],
+)
+def test_a_ready_claims_no_more_tokens_than_its_batches_have(batches: list[int], tokens: int, taken: bool) -> None:
+    """Prompts do not count, nor what a member did not name; who learned from nothing claims one token."""
+    rl = RlSection(environment="x", prompts_per_batch=1, group_size=2, batches_per_round=2, max_tokens=8, row_tokens=16)
+    settings = replace(SETTINGS, manifest=SETTINGS.manifest.model_copy(update={"rl": rl}))
+    tasks = TasksInForce(1, 50, (AdmittedSet(name="s", count=1, size=9, root=bytes(32), slot=1, publisher=PEERS[4]),))
+    closing = ClosingPolicy(ME, settings, replace(BASE, tasks=tasks), Patience())
+    used = [UsedBatch(PEERS[4], hash_bytes("b", bytes([at])), each) for at, each in enumerate(batches)]
+    said = {"rollouts": learned_from(sorted(used, key=lambda each: each.root), None)} if used else {"against": 1}
+    assert says_ready(closing, 1, tokens=tokens, **said) is taken
+
+
+def test_a_round_of_text_in_a_run_with_rollouts_counts_its_text() -> None:
+    rl = RlSection(environment="x", warm_rounds=6, max_tokens=8192, row_tokens=16384)
+    manifest = SETTINGS.manifest.model_copy(update={"rl": rl})
+    closing = ClosingPolicy(ME, replace(SETTINGS, manifest=manifest), BASE, Patience())
+    assert rl.tokens_per_round > manifest.tokens_per_round
+    assert not says_ready(closing, 1, tokens=manifest.tokens_per_round + 1)
+    assert says_ready(closing, 1, tokens=manifest.tokens_per_round)
+
+
+@pytest.mark.parametrize(
+    ("changes", "taken", "tokens"),
+    [
+        ({}, True, 100),
+        ({"tokens": 50}, False, 100),
+        ({"serial": 0, "tokens": 50}, False, 100),
+        ({"serial": 2, "tokens": 50}, True, 50),
+        ({"incarnation": 2, "serial": 0, "tokens": 50}, True, 50),
+        ({"incarnation": 0, "serial": 9, "tokens": 50}, False, 100),
+    ],
+)
+def test_a_newer_ready_takes_the_place_of_an_older_one(changes: dict[str, Any], taken: bool, tokens: int) -> None:
+    closing = a_closing([1])
+    assert says_ready(closing, 1, **changes) is taken
+    known = closing.ready_of(PEERS[1])
+    assert known is not None and known.tokens == tokens
+
+
+@pytest.mark.parametrize(
+    ("look", "waited_for", "coming"),
+    [
+        (AT_WORK, True, False),
+        (replace(AT_WORK, near=False), True, False),
+        (ARRIVING, False, True),
+        (ELSEWHERE, False, False),
+        (QUIET, False, False),
+        (GONE, False, False),
+    ],
+)
+def test_peers_at_work_on_the_tip_are_waited_for(look: PeerView, waited_for: bool, coming: bool) -> None:
+    view = a_view(AT_WORK, look)
+    assert (PEERS[1] in a_closing([0]).waiting_for(view), PEERS[1] in a_closing([0]).coming(view)) == (waited_for, coming)
+    assert a_closing([0, 1]).waiting_for(view) == a_closing([0, 1]).coming(view) == [], "not any more when it is ready"
+
+
+@pytest.mark.parametrize(
+    ("ready", "looks", "closable_after_s"),
+    [
+        ([0], [AT_WORK], None),
+        ([0, 1], [AT_WORK, QUIET], None),
+        ([0, 1], [AT_WORK, AT_WORK], 0.0),
+        ([0, 1, 2, 3], [AT_WORK] * 4, 0.0),
+        ([0, 1, 2], [AT_WORK] * 3 + [ELSEWHERE], 0.0),
+        ([0, 1, 2], [AT_WORK] * 3 + [LONG_SILENT], 0.0),
+        ([0, 1, 2], [AT_WORK] * 3 + [ARRIVING], GRACE_S),
+        ([0, 1, 2], [AT_WORK] * 4, GRACE_S + FINISH_S),
+        ([0, 1], [AT_WORK] * 3, None),
+        ([0, 1], [AT_WORK] * 2 + [LONG_SILENT] * 2, 0.0),
+        ([0, 1, 4], [AT_WORK] * 5, None),
+    ],
+    ids=[
+        "too few",
+        "too few alive",
+        "all that are known",
+        "all electors",
+        "all on the tip",
+        "all alive",
+        "one arrives",
+        "a quorum",
+        "no quorum of those at work",
+        "no quorum is at work",
+        "strangers make no quorum",
+    ],
+)
+def test_a_round_is_closed(ready: list[int], looks: list[PeerView], closable_after_s: float | None) -> None:
+    closing, view = a_closing(ready), a_view(*looks)
+    waits_s = [0.0, GRACE_S - 0.25, GRACE_S, GRACE_S + FINISH_S - 0.25, GRACE_S + FINISH_S]
+    closable = [wait_s for wait_s in waits_s if closing.gather(view, 100.0 + wait_s)[1]]
+    assert closable == [wait_s for wait_s in waits_s if closable_after_s is not None and wait_s >= closable_after_s]
+
+
+def test_late_peers_are_asked_to_finish_after_the_grace_time_and_again() -> None:
+    closing, view = a_closing([0, 1, 2]), a_view(*[AT_WORK] * 4)
+    asked = {since: closing.gather(view, since)[0] for since in (0.0, GRACE_S, GRACE_S + RESEND_S / 2, GRACE_S + RESEND_S)}
+    finish = [Send((PEERS[3],), Finish(round=5, base=TIP))]
+    assert list(asked.values()) == [[], finish, [], finish]
+
+
+def test_the_grace_time_begins_when_a_quorum_of_the_electors_is_ready() -> None:
+    closing, view = a_closing([0, 1]), a_view(*[AT_WORK] * 4)
+    assert closing.gather(view, 0.0) == ([], False)
+    assert says_ready(closing, 2)
+    assert closing.gather(view, GRACE_S + FINISH_S) == ([], False)
+    assert closing.gather(view, 2 * GRACE_S + 2 * FINISH_S)[1]
+
+
+def test_the_grace_time_begins_anew_when_the_quorum_is_not_alive_any_more() -> None:
+    closing, view = a_closing([0, 1, 2]), a_view(*[AT_WORK] * 4)
+    closing.gather(view, 0.0)
+    assert closing.gather({**view, PEERS[2]: QUIET}, GRACE_S) == ([], False)
+    assert closing.gather(view, GRACE_S + FINISH_S) == ([], False)
+    assert closing.gather(view, 2 * GRACE_S + 2 * FINISH_S)[1]
+
+
+# -- patience -------------------------------------------------------------------------------------------------------------
+
+
+def rounds_held_up(late: Sequence[PeerId], electors: Sequence[int], rounds: int) -> list[int]:
+    """The rounds, of so many, that were not closed at once because of these peers, who are at work and never ready."""
+    patience, held_up = Patience(), []
+    for round in range(rounds):
+        base = replace(BASE, round=round)
+        closing = ClosingPolicy(ME, SETTINGS, base, patience)
+        for number in electors:
+            assert says_ready(closing, number, round=round)
+        view = {**a_view(*[AT_WORK] * 4), **dict.fromkeys(late, AT_WORK)}
+        closable = [closing.gather(view, wait_s)[1] for wait_s in (0.0, GRACE_S, GRACE_S + FINISH_S)]
+        assert closable[-1], "no round is held up for longer"
+        held_up += [] if closable[0] else [round]
+    return held_up
+
+
+def test_an_elector_that_stalls_rounds_is_waited_for_in_ever_fewer() -> None:
+    assert rounds_held_up([PEERS[3]], [0, 1, 2], 40) == [0, 1, 6, 15, 32]
+
+
+def test_all_strangers_together_hold_up_no_more_rounds_than_one_stalling_elector() -> None:
+    crowd = [PeerId(f"stranger {number}") for number in range(100)]
+    assert rounds_held_up(crowd, range(4), 40) == [0, *range(1, 40, 1 + FIRST_ROUNDS)]
+
+
+def test_on_probation_a_trainer_gets_a_part_of_the_time() -> None:
+    patience = Patience()
+    patience.trainers.lost_with(PEERS[3], BASE.round - 1)
+    closing, view = a_closing([0, 1, 2], patience=patience), a_view(*[AT_WORK] * 4)
+    finish = [Send((PEERS[3],), Finish(round=5, base=TIP))]
+    gathered = [closing.gather(view, HURRIED * wait_s) for wait_s in (0.0, GRACE_S, GRACE_S + FINISH_S)]
+    assert gathered == [([], False), (finish, False), ([], True)]
+
+
+@pytest.mark.parametrize(("after_s", "share"), [(LATE * 2.0 + ANSWER_S, 1.0), (LATE * 2.0 + ANSWER_S + 0.1, HURRIED)])
+def test_who_costs_more_than_its_fair_part_of_the_time_has_stalled_though_it_was_waited_for(
+    after_s: float, share: float
+) -> None:
+    """Three are ready after six seconds: each brings as much as two seconds of the swarm."""
+    patience = Patience()
+    closing, view = a_closing([0, 1, 2], patience=patience), a_view(*[AT_WORK] * 4)
+    closing.gather(view, 6.0)
+    closing.gather(view, 6.0 + after_s)
+    assert says_ready(closing, 3) and closing.gather(view, 6.0 + after_s)[1]
+    assert patience.trainers.share(PEERS[3], BASE.round + 1) == share
+
+
+def test_who_is_not_waited_for_is_in_the_plan_when_it_is_ready_in_time() -> None:
+    patience = Patience()
+    patience.trainers.lost_with(PEERS[3], BASE.round - 1)
+    closing, view = a_closing(range(4), patience=patience), a_view(*[AT_WORK] * 4)
+    plan = closing.make_plan(view, STATE, [])
+    assert plan is not None and [member.peer for member in plan.members] == PEERS[:4]
+
+
+# -- members --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("digest", "agreed"), [(STATE, [0, 2]), (OTHER_STATE, [1]), (None, [0, 1, 2])])
+def test_live_peers_on_our_state_count(digest: Hash | None, agreed: list[int]) -> None:
+    closing = a_closing([0, 2, 3])
+    assert says_ready(closing, 1, state_digest=OTHER_STATE)
+    assert closing.agreed(a_view(AT_WORK, AT_WORK, AT_WORK, QUIET), digest) == [PEERS[number] for number in agreed]
+
+
+@pytest.mark.parametrize(
+    ("ready", "looks", "held", "members"),
+    [
+        ([0, 1, 2], [AT_WORK] * 3, [], [0, 1, 2]),
+        ([0, 1, 2], [AT_WORK, AT_WORK, QUIET], [], [0, 1]),
+        ([0, 1, 2], [AT_WORK, AT_WORK, QUIET], [2], [0, 1, 2]),
+        ([0, 1], [AT_WORK] * 3, [2], None),
+        ([0], [AT_WORK], [], None),
+        ([0, 1, 2, 3, 4], [AT_WORK] * 5, [], [0, 1, 2, 3]),
+        ([0, 1, 4], [AT_WORK] * 5, [], [0, 1, 4]),
+    ],
+    ids=[
+        "all that are ready",
+        "who is alive",
+        "an elector whose READY others hold",
+        "one whose READY we lack",
+        "too few",
+        "electors come first",
+        "then strangers",
+    ],
+)
+def test_the_members_of_a_plan(ready: list[int], looks: list[PeerView], held: list[int], members: list[int] | None) -> None:
+    plan = a_closing(ready).make_plan(a_view(*looks), STATE, [PEERS[number] for number in held])
+    assert (plan and [PEERS.index(PeerId(member.peer)) for member in plan.members]) == members
+
+
+def test_a_plan_stands_on_our_state_and_each_member_signed_its_ready() -> None:
+    closing = a_closing([0, 1])
+    assert says_ready(closing, 2, state_digest=OTHER_STATE, tokens=50)
+    view = a_view(*[AT_WORK] * 3)
+    plan = closing.make_plan(view, STATE, [])
+    assert plan is not None and (plan.round, plan.base, plan.state_digest) == (BASE.round, TIP, STATE)
+    assert flaw_of_plan(SETTINGS, BASE, plan) is None
+    assert closing.make_plan(view, STATE, [PEERS[2]]) is None, "it is on another state, and may not be left out"
+
+
+def test_a_plan_has_no_more_newcomers_than_their_token_admits_and_none_without_a_proof() -> None:
+    """Whoever signs a READY chooses what it shows; a plan that others must reject would cost an attempt."""
+    organiser = IDENTITIES[PEERS[0]]
+    manifest = RunManifest(
+        name="club", organiser=organiser.peer_id, founders="anyone", admission=Admission.INVITE, total_rounds=10**6
+    )
+    settings = replace(SETTINGS, manifest=manifest)
+    base = replace(BASE, electors=tuple(PEERS[:2]), contributors=tuple(PEERS[:2]), known=frozenset(PEERS[:2]))
+    closing = ClosingPolicy(ME, settings, base, Patience())
+    for number in (0, 1):
+        assert says_ready(closing, number)
+    key = IDENTITIES[PEERS[1]]
+    token = bearer_token(organiser, RUN, key, expires=1, until_round=9, uses=1)
+    for number in (2, 3):
+        assert says_ready(closing, number, admission=make_proof(token, RUN, PEERS[number], key))
+    assert not says_ready(closing, 4, admission=b"let me in")
+    plan = closing.make_plan(a_view(*[AT_WORK] * 5), STATE, [])
+    assert plan is not None and flaw_of_plan(settings, base, plan) is None
+    assert [member.peer for member in plan.members] == PEERS[:3]
+    used = TokenUses().after([(PEERS[2], make_proof(token, RUN, PEERS[2], key))])
+    later = ClosingPolicy(ME, settings, replace(base, uses=used), Patience())
+    assert not says_ready(later, 3, admission=make_proof(token, RUN, PEERS[3], key)), "no plan could have it"
+
+
+@pytest.mark.parametrize(
+    ("electors", "ours", "others", "against"), [(4, 1, 3, True), (4, 2, 2, False), (3, 2, 1, True), (3, 3, 0, False)]
+)
+def test_the_state_is_looked_at_again(electors: int, ours: int, others: int, against: bool) -> None:
+    """From four electors on if a quorum is against us; below four, whoever is."""
+    closing = ClosingPolicy(ME, SETTINGS, replace(BASE, electors=tuple(PEERS[:electors])), Patience())
+    for number in range(ours + others):
+        assert says_ready(closing, number, state_digest=STATE if number < ours else OTHER_STATE)
+    assert (closing.state_against(STATE) == OTHER_STATE) is against
+
+
+# -- who is gone ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("looks", "absent"),
+    [
+        ([AT_WORK, AT_WORK, AT_WORK, AT_WORK], []),
+        ([AT_WORK, AT_WORK, AT_WORK, GONE], []),
+        ([AT_WORK, AT_WORK, AT_WORK, LONG_SILENT], []),
+        ([AT_WORK, AT_WORK, QUIET, LONG_SILENT], [3]),
+        ([AT_WORK, AT_WORK, GONE, LONG_SILENT], [2]),
+        ([AT_WORK, AT_WORK, LONG_SILENT, GONE], [3]),
+        ([AT_WORK, LONG_SILENT, GONE, LONG_SILENT], [1, 2, 3]),
+        ([AT_WORK, QUIET, GONE, LONG_SILENT], []),
+    ],
+    ids=[
+        "all live",
+        "a quorum without a goodbye",
+        "a quorum without the silent",
+        "silent for too short a time",
+        "the one that said goodbye, and no more",
+        "whichever it is",
+        "only we are left",
+        "one that may be back would be missing",
+    ],
+)
+def test_electors_are_absent(looks: list[PeerView], absent: list[int]) -> None:
+    assert a_closing().absent(a_view(*looks)) == tuple(PEERS[number] for number in absent)
+
+
+def test_absent_are_the_fewest_that_leave_a_quorum_within_reach_the_goodbyes_first_and_nobody_alive() -> None:
+    for looks in product([AT_WORK, QUIET, LONG_SILENT, GONE], repeat=3):
+        view = a_view(AT_WORK, *looks)
+        absent = a_closing().absent(view)
+        here = sum(seen.live for seen in view.values())
+        assert all(not view[peer].live and (view[peer].left or view[peer].silent_s >= 20) for peer in absent)
+        stay = [seen for peer, seen in view.items() if peer not in absent]
+        assert not absent or here < quorum_size(len(stay) + 1), "one fewer would leave no quorum"
+        assert not absent or here >= quorum_size(len(stay))
+        assert all(view[peer].left for peer in absent) or not any(seen.left for seen in stay)
+
+
+def test_a_peer_without_a_vote_takes_all_electors_for_absent_when_all_are_gone() -> None:
+    closing = ClosingPolicy(PEERS[4], SETTINGS, BASE, Patience())
+    assert closing.absent(a_view(*[LONG_SILENT] * 4)) == tuple(PEERS[:4])
+    assert closing.absent(a_view(*[LONG_SILENT] * 3, QUIET)) == ()
+
+
+@pytest.mark.parametrize(
+    ("number", "look", "may"),
+    [
+        (1, AT_WORK, False),
+        (1, QUIET, False),
+        (1, LONG_SILENT, True),
+        (1, GONE, True),
+        (0, LONG_SILENT, False),
+        (4, GONE, False),
+    ],
+    ids=["live", "silent for too short a time", "long silent", "goodbye", "ourselves", "no elector"],
+)
+def test_a_voter_agrees_that_an_elector_is_absent(number: int, look: PeerView, may: bool) -> None:
+    peer: PeerId = PEERS[number]
+    assert a_closing().may_be_absent([peer], {peer: look}) is may
+
+
+def test_an_elector_that_is_not_known_is_not_absent() -> None:
+    assert not a_closing().may_be_absent([PEERS[1]], {})

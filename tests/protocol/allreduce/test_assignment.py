@@ -1,0 +1,124 @@
+"""Owners and their successors: shares that make the slowest member as fast as can be, and do not follow noise or lies."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kernels.codec import encode
+from kernels.layout import chunk_layout, payload_bytes
+from protocol.allreduce.assignment import ALIKE, LARGEST, assign_owners, contribution_leaves, share_out, takeover_order
+from protocol.wire.hashes import Hash, chunk_hash, hash_bytes
+from protocol.wire.identity import PeerId
+
+TIP = hash_bytes("record", b"a tip")
+tips = st.binary(max_size=8).map(lambda data: hash_bytes("record", data))
+speeds = st.floats(1e4, 1e9)
+
+
+def peers(count: int) -> list[PeerId]:
+    return [PeerId(f"peer {number}") for number in range(count)]
+
+
+def shares_of(tip: Hash, bandwidths: Sequence[float], chunks: int) -> list[int]:
+    owned = Counter(assign_owners(tip, peers(len(bandwidths)), chunks, bandwidths))
+    return [owned[index] for index in range(len(bandwidths))]
+
+
+def slowest(counts: Sequence[int], bandwidths: Sequence[float]) -> float:
+    """The time of the slowest member, in chunks' time at one byte a second."""
+    chunks, members = sum(counts), len(counts)
+    return max((chunks + (members - 2) * count) / speed for count, speed in zip(counts, bandwidths, strict=True))
+
+
+def divisions(chunks: int, members: int) -> Iterator[tuple[int, ...]]:
+    if members == 1:
+        yield (chunks,)
+        return
+    for first in range(chunks + 1):
+        for rest in divisions(chunks - first, members - 1):
+            yield (first, *rest)
+
+
+@given(st.lists(speeds, min_size=3, max_size=4), st.integers(1, 9))
+def test_no_division_of_the_chunks_is_faster(bandwidths: list[float], chunks: int) -> None:
+    median = sorted(bandwidths)[len(bandwidths) // 2]
+    counted = [min(speed, LARGEST * median) for speed in bandwidths]
+    counts = share_out(bandwidths, chunks)
+    assert sum(counts) == chunks
+    if chunks >= 2 * len(bandwidths) and max(bandwidths) > ALIKE * min(bandwidths):
+        best = min(slowest(division, counted) for division in divisions(chunks, len(bandwidths)))
+        assert slowest(counts, counted) <= best * (1 + 1e-9)
+
+
+@given(tips, st.integers(1, 40), st.integers(1, 200))
+def test_shares_are_equal_when_nothing_is_known(tip: Hash, members: int, chunks: int) -> None:
+    for bandwidths in ([], [0.0] * members):
+        owned = Counter(assign_owners(tip, peers(members), chunks, bandwidths))
+        assert sum(owned.values()) == chunks
+        assert max(owned.values()) - min(owned[index] for index in range(members)) <= 1
+
+
+@given(tips, st.lists(st.floats(1.0, ALIKE), min_size=3, max_size=12), speeds, st.integers(1, 100))
+def test_what_may_be_noise_changes_nothing(tip: Hash, factors: list[float], speed: float, chunks: int) -> None:
+    bandwidths = [factor * speed for factor in factors]
+    if max(bandwidths) <= ALIKE * min(bandwidths):
+        assert assign_owners(tip, peers(len(factors)), chunks, bandwidths) == assign_owners(tip, peers(len(factors)), chunks)
+
+
+@given(tips, st.lists(speeds, min_size=2, max_size=2), st.integers(1, 100))
+def test_of_two_members_each_owns_half(tip: Hash, bandwidths: list[float], chunks: int) -> None:
+    counts = shares_of(tip, bandwidths, chunks)
+    assert abs(counts[0] - counts[1]) <= 1
+
+
+def test_who_has_too_little_owns_nothing_and_who_has_more_owns_more() -> None:
+    counts = shares_of(TIP, [1e5, 1e7, 1e7, 2e7], 100)
+    assert counts[0] == 0 and counts[3] > counts[1] and abs(counts[1] - counts[2]) <= 1
+
+
+def test_who_is_not_known_counts_as_the_median() -> None:
+    assert shares_of(TIP, [0.0, 1e7, 1e7, 3e7], 99) == shares_of(TIP, [1e7, 1e7, 1e7, 3e7], 99)
+
+
+@given(st.floats(1e9, 1e15))
+def test_a_boast_does_not_make_an_owner_of_everything(claim: float) -> None:
+    counts = shares_of(TIP, [1e6, 1e6, 1e6, 1e6, 1e6, 1e6, 1e6, claim], 800)
+    assert counts == shares_of(TIP, [1e6] * 7 + [LARGEST * 1e6], 800)
+
+
+@given(tips, st.lists(speeds, min_size=3, max_size=8), st.integers(8, 100))
+def test_the_chunks_of_an_owner_are_spread_evenly(tip: Hash, bandwidths: list[float], chunks: int) -> None:
+    owners = assign_owners(tip, peers(len(bandwidths)), chunks, bandwidths)
+    counts = Counter(owners)
+    for owner, count in counts.items():
+        for end in range(1, chunks + 1):
+            assert abs(owners[:end].count(owner) - count * end / chunks) <= len(bandwidths)
+
+
+@given(tips, st.integers(1, 12), st.integers(0, 4095))
+def test_the_owner_of_a_chunk_is_followed_by_every_other_member(plan: Hash, members: int, chunk: int) -> None:
+    known = peers(members)
+    owner = known[chunk % members]
+    order = takeover_order(plan, chunk, known, owner)
+    assert order[0] == owner and sorted(order) == sorted(known)
+    assert takeover_order(plan, chunk, list(reversed(known)), owner) == order, "everybody computes the same"
+
+
+def test_the_chunks_of_a_dead_owner_fall_to_several_members() -> None:
+    known = peers(8)
+    successors = Counter(takeover_order(TIP, chunk, known, known[0])[1] for chunk in range(140))
+    assert set(successors) == set(known[1:]) and max(successors.values()) <= 40
+
+
+def test_the_leaves_of_a_contribution_are_the_hashes_of_its_chunks() -> None:
+    layout = chunk_layout(2500, 1024)
+    data = memoryview(bytearray(payload_bytes(layout)))
+    for span in layout:
+        encode(np.full(span.count, span.start, np.float32), data[span.encoded])
+    assert contribution_leaves(data, layout) == [chunk_hash(data[span.encoded]) for span in layout]
+    assert len(set(contribution_leaves(data, layout))) == len(layout) == 3

@@ -1,0 +1,133 @@
+"""Pushes that an exchange has no place for are refused before any of their bytes are read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from kernels.layout import chunk_layout, payload_bytes
+from protocol.allreduce.assignment import plan_hash
+from protocol.allreduce.buffers import PART_BUFFERS, BufferPool, Results, WaitingParts
+from protocol.allreduce.events import Moving
+from protocol.allreduce.machine import ExchangeMachine
+from protocol.allreduce.messages import PushHeader
+from protocol.allreduce.runner import Receiver, entry_of
+from protocol.events.events import Dropped, Event
+from protocol.transport.interface import Offence
+from protocol.wire.hashes import ZERO_HASH, Hash, chunk_hash
+from protocol.wire.identity import Identity, PeerId
+from protocol.wire.messages import ChunkResult, Plan, pack
+from tests.protocol.members import a_member
+
+IDENTITIES = [Identity.from_seed(bytes([number]) * 32) for number in range(3)]
+ME, OTHER, STRANGER = (identity.peer_id for identity in IDENTITIES)
+LAYOUT = chunk_layout(2500, 1024)
+PLAN = Plan(
+    round=0,
+    fragment=0,
+    base=ZERO_HASH,
+    owners=bytes([0, 1, 0]),
+    state_digest=ZERO_HASH,
+    members=[a_member(peer) for peer in sorted([ME, OTHER])],
+)
+
+
+def receiver(told: list[Event] | None = None, plan: Plan = PLAN) -> Receiver:
+    machine, pool = ExchangeMachine(ME, plan, 10.0, now=0.0), BufferPool()
+    results = Results(memoryview(bytearray(payload_bytes(LAYOUT))), LAYOUT)
+    emit = (told if told is not None else []).append
+    return Receiver(machine, LAYOUT, Hash(ZERO_HASH), WaitingParts(machine.others, pool), results, pool, emit)
+
+
+@pytest.mark.parametrize(
+    ("changes", "peer", "size", "taken"),
+    [
+        ({}, OTHER, LAYOUT[0].size, True),
+        ({"chunk": 2}, OTHER, LAYOUT[2].size, True),
+        ({"fragment": 1}, OTHER, LAYOUT[0].size, False),
+        ({"chunk": 3}, OTHER, LAYOUT[0].size, False),
+        ({"chunk": 2}, OTHER, LAYOUT[0].size, False),
+        ({}, STRANGER, LAYOUT[0].size, False),
+    ],
+    ids=["a part", "a short part", "another fragment", "no such chunk", "another size", "a stranger"],
+)
+def test_a_part_is_taken_if_the_plan_has_it(changes: dict[str, Any], peer: Any, size: int, taken: bool) -> None:
+    fields: dict[str, Any] = {"plan": ZERO_HASH, "fragment": 0, "chunk": 0, "proof": [], "statement": None}
+    header = PushHeader(**{**fields, **changes}).encode()
+
+    async def main() -> None:
+        assert (await receiver().open(peer, header, size) is not None) is taken
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize(
+    ("signer", "chunk", "taken", "reason"),
+    [
+        (OTHER, 1, True, None),
+        (OTHER, 0, False, None),
+        (STRANGER, 1, False, "a result that no member signed"),
+    ],
+    ids=["its owner's", "one made out of turn", "a stranger's"],
+)
+def test_a_result_is_taken_if_it_was_its_signers_turn(signer: PeerId, chunk: int, taken: bool, reason: str | None) -> None:
+    """We own the first and the last chunk, and the other member the one between them."""
+    identity = next(identity for identity in IDENTITIES if identity.peer_id == signer)
+    place = [member.peer for member in PLAN.members].index(OTHER)
+    plan = PLAN.model_copy(update={"owners": bytes([1 - place, place, 1 - place])})
+    told: list[Event] = []
+    taker = receiver(told, plan)
+    result = ChunkResult(plan=plan_hash(plan), chunk=chunk, entry=entry_of(chunk_hash(b"average"), range(2), 2))
+    statement = pack(identity, Hash(ZERO_HASH), result).raw
+    header = PushHeader(plan=plan_hash(plan), fragment=0, chunk=chunk, proof=[], statement=statement).encode()
+
+    async def main() -> None:
+        assert (await taker.open(OTHER, header, LAYOUT[chunk].size) is not None) is taken
+
+    trio.run(main)
+    assert [event.reason for event in told if isinstance(event, Dropped)] == ([reason] if reason is not None else [])
+
+
+def test_bytes_that_have_come_since_the_last_look_are_told_and_who_waits_for_room() -> None:
+    header = PushHeader(plan=plan_hash(PLAN), fragment=0, chunk=0, proof=[], statement=None).encode()
+
+    async def main() -> None:
+        taker = receiver()
+        assert taker.moving() == []
+        landings = [await taker.open(OTHER, header, LAYOUT[0].size) for _ in range(PART_BUFFERS)]
+        assert taker.moving() == [], "an announcement is no byte"
+        landing = landings[-1]
+        assert landing is not None
+        landing.on_bytes()
+        assert taker.moving() == [Moving(OTHER, held=False)] and taker.moving() == []
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(taker.open, OTHER, header, LAYOUT[0].size)
+            await wait_all_tasks_blocked()
+            assert taker.moving() == [Moving(OTHER, held=True)]
+            nursery.cancel_scope.cancel()
+        assert taker.moving() == []
+
+    trio.run(main)
+
+
+def test_a_part_that_is_not_what_its_sender_committed_to_is_an_offence() -> None:
+    told: list[Event] = []
+    plan = PLAN.model_copy(update={"owners": bytes([[member.peer for member in PLAN.members].index(ME)] * 3)})
+    header = PushHeader(plan=plan_hash(plan), fragment=0, chunk=0, proof=[], statement=None).encode()
+
+    async def main() -> None:
+        taker = receiver(told, plan)
+        landing = await taker.open(OTHER, header, LAYOUT[0].size)
+        assert landing is not None
+        landing.complete()
+        with pytest.raises(Offence):
+            taker.finish(OTHER, header, landing)
+        assert taker.finish(OTHER, header, None) is None, "what broke off is nobody's fault"
+
+    trio.run(main)
+    assert [event.reason for event in told if isinstance(event, Dropped)] == [
+        "a part that is not what its sender committed to"
+    ]

@@ -1,0 +1,126 @@
+"""Checkpoints on disk as blobs: their hashes are read once, and what became shorter or is gone is not served."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trio
+
+from protocol.blobs.shelf import Holding
+from protocol.chain.replica import Replica
+from protocol.chain.serving import ReplicaShelf, Serving
+from protocol.wire.body import decode_body
+from protocol.wire.hashes import Hash, tree_root
+from protocol.wire.questions import CommitsReply, CommitsRequest
+from tests.protocol.chains import FIVE, a_replica, a_run, grow
+from tests.protocol.peers import ANN
+from tests.simulation.determinism import inline
+
+
+@pytest.fixture
+def replica(tmp_path: Path) -> Iterator[Replica]:
+    replica = a_replica(a_run(ANN), tmp_path)
+    state, tip = replica.state, replica.history.tip
+    replica.store.checkpoints.write(state.rounds, tip, state.leaves(), state.view)
+    yield replica
+    replica.state.close()
+
+
+def test_the_hashes_of_a_checkpoint_are_read_once(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
+    shelf, opened = ReplicaShelf(replica), list[object]()
+    open_ = replica.store.checkpoints.open
+
+    def counted(*mark: object) -> object:
+        opened.append(mark)
+        return open_(*mark)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(replica.store.checkpoints, "open", counted)
+    leaves = replica.state.leaves()
+    for _ in range(5):
+        held = shelf.find(tree_root(leaves))
+        assert held is not None and held.leaves() == leaves and held.read(0) is not None
+    assert len(opened) == 1
+
+
+def test_a_checkpoint_that_became_shorter_or_is_gone_is_not_served(replica: Replica) -> None:
+    shelf, digest = ReplicaShelf(replica), tree_root(replica.state.leaves())
+    assert shelf.find(digest) is not None
+    mark = replica.state.rounds, replica.history.tip
+    path = replica.store.checkpoints.path(*mark)
+    path.write_bytes(path.read_bytes()[:-1])
+    assert shelf.find(digest) is None
+    replica.store.checkpoints.remove(*mark)
+    assert shelf.find(digest) is None and not shelf._known
+
+
+def test_a_checkpoint_that_was_written_anew_is_served(replica: Replica) -> None:
+    shelf, leaves = ReplicaShelf(replica), replica.state.leaves()
+    mark, digest = (replica.state.rounds, replica.history.tip), tree_root(leaves)
+    replica.store.checkpoints.write(*mark, leaves[::-1], replica.state.view)
+    assert shelf.find(digest) is None
+    replica.store.checkpoints.write(*mark, leaves, replica.state.view)
+    assert shelf.find(digest) is not None
+
+
+def test_what_is_here_is_listed(replica: Replica) -> None:
+    whole = replica.layout[-1].encoded.stop
+    for round, size in ((3, whole), (4, whole - 1)):
+        file = replica.store.results.begin(round, 0, size)
+        file.commit(Hash(bytes([round]) * 32))
+    digest, size = tree_root(replica.state.leaves()), replica.state.size_bytes
+    assert ReplicaShelf(replica).holdings() == [
+        Holding("checkpoint", 0, digest.hex(), size),
+        Holding("result", 3, "03" * 32, whole),
+    ]
+
+
+def test_a_question_for_a_checkpoint_is_noted(replica: Replica) -> None:
+    shelf, mark = ReplicaShelf(replica), (replica.state.rounds, replica.history.tip)
+    shelf.find(Hash(bytes(32)))
+    assert not replica.store.checkpoints.was_read(mark, since=0)
+    shelf.find(tree_root(replica.state.leaves()))
+    assert replica.store.checkpoints.was_read(mark, since=0) and not replica.store.checkpoints.was_read(mark, since=1)
+
+
+def test_questions_that_come_while_branches_are_exchanged_are_answered_with_what_is_there(tmp_path: Path) -> None:
+    """Records leave the disk before the chain forgets them, in another thread than the one that answers."""
+    replica = a_replica(a_run(*FIVE), tmp_path)
+    try:
+        grow(replica, 4, FIVE)
+        roots = [Hash(replica.history.commit_at(round).record.result_root) for round in range(4)]
+        replica.store.records.truncate(2)
+        found = [ReplicaShelf(replica).find(root) for root in roots]
+        assert [held is not None and held.leaves() is not None for held in found] == [True, True, False, False]
+
+        async def ask(start: int) -> CommitsReply:
+            question = CommitsRequest(start=start, count=9).encode()
+            return decode_body(CommitsReply, await Serving(replica, inline).answer("commits", question))
+
+        assert len(trio.run(ask, 1).commits) == 1 and not trio.run(ask, 3).commits and not trio.run(ask, 7).commits
+    finally:
+        replica.state.close()
+
+
+def test_nobody_is_told_records_of_two_chains_as_one(tmp_path: Path) -> None:
+    """Branches are exchanged in another thread, so that files of the other one are there before the chain is."""
+    ours, others = (a_replica(a_run(*FIVE), tmp_path / name) for name in ("ours", "theirs"))
+    try:
+        for replica, salt in (ours, 1), (others, 2):
+            grow(replica, 2, FIVE)
+            grow(replica, 2, FIVE, salt=salt)
+        assert ours.history.tip_at(2) == others.history.tip_at(2) and ours.history.tip != others.history.tip
+
+        async def ask(start: int) -> list[bytes]:
+            question = CommitsRequest(start=start, count=9).encode()
+            return decode_body(CommitsReply, await Serving(ours, inline).answer("commits", question)).commits
+
+        whole = trio.run(ask, 0)
+        ours.store.records.write(others.history.commit_at(3))
+        assert trio.run(ask, 0) == whole[:3] and not trio.run(ask, 3)
+        ours.store.records.write(others.history.commit_at(2))
+        assert trio.run(ask, 0) == [*whole[:2], others.history.commit_at(2).encode()]
+    finally:
+        ours.state.close()
+        others.state.close()

@@ -1,0 +1,370 @@
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol.chain.base import RoundSettings
+from protocol.chain.electorate import Electorate, contributors, quorum_size, tolerated, young_seats
+from protocol.run.manifest import MAX_ELECTORS
+from protocol.wire.body import MAX_MEMBERS
+from protocol.wire.identity import PeerId
+from protocol.wire.messages import mask_of
+from tests.protocol.agreement.examples import SETTINGS
+
+OPEN = replace(SETTINGS, founders=None, is_open=True, seasoning_rounds=3, tenure_rounds=100)
+CLOSED = replace(OPEN, is_open=False)
+
+
+def named(letter: str, count: int) -> tuple[PeerId, ...]:
+    return tuple(PeerId(f"{letter}{number:03d}") for number in range(count))
+
+
+def founded(settings: RoundSettings, founders: Iterable[PeerId]) -> RoundSettings:
+    return replace(settings, founders=tuple(sorted(founders)))
+
+
+def follow(electorate: Electorate, members: Iterable[PeerId], records: int = 1, idle: Iterable[PeerId] = ()) -> Electorate:
+    """After records of these members, of which the idle ones have their parts in no mask."""
+    peers, silent = sorted(members), set(idle)
+    mask = mask_of([index for index, peer in enumerate(peers) if peer not in silent], len(peers))
+    for _ in range(records):
+        electorate = electorate.after(peers, [mask])
+    return electorate
+
+
+A, B, C, D, E, F, G, H = named("p", 8)
+FOUR = (A, B, C, D)
+
+
+def test_a_quorum_is_a_majority_below_four_and_bears_less_than_a_third_of_liars_above() -> None:
+    assert [quorum_size(count) for count in range(1, 14)] == [1, 2, 2, 3, 4, 4, 5, 6, 6, 7, 8, 8, 9]
+    assert [tolerated(count) for count in range(14)] == [0, 0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3, 4]
+    for count in range(1, MAX_ELECTORS + 1):
+        assert 2 * quorum_size(count) - count > tolerated(count), "two quorums share an honest elector"
+        assert quorum_size(count) <= count - tolerated(count) or count < 4, "the honest ones are a quorum"
+
+
+def test_a_contributor_is_in_the_masks_of_more_than_half_of_the_chunks() -> None:
+    peers = named("p", 11)
+    masks = [mask_of([0, 3, 10], 11), mask_of([0, 10], 11), mask_of([0, 3], 11), mask_of([0], 11)]
+    assert contributors(peers, masks) == {peers[0]}
+    assert contributors(peers, masks[:3]) == {peers[0], peers[3], peers[10]}
+
+
+@given(st.integers(1, MAX_MEMBERS), st.lists(st.binary(min_size=32, max_size=32), min_size=1, max_size=9))
+def test_contributors_are_counted_bit_by_bit(count: int, noise: list[bytes]) -> None:
+    peers, width = named("p", count), (count + 7) // 8
+    masks = [(int.from_bytes(data[:width]) % (1 << count)).to_bytes(width, "little") for data in noise]
+    expected = {
+        peer
+        for index, peer in enumerate(peers)
+        if 2 * sum(int.from_bytes(mask, "little") >> index & 1 for mask in masks) > len(masks)
+    }
+    assert contributors(peers, masks) == expected
+
+
+def test_founders_vote_until_four_peers_are_seasoned() -> None:
+    electorate = Electorate.start(founded(CLOSED, [A, H]))
+    assert (electorate.electors, electorate.quorum, electorate.is_founding) == ((A, H), 2, True)
+    electorate = follow(electorate, [B, C, D], 10)
+    assert (electorate.electors, electorate.is_founding) == ((A, H), True), "three seasoned peers do not take over"
+    electorate = follow(electorate, [B, C, D, E], 2)
+    assert electorate.electors == (A, H)
+    electorate = follow(electorate, [B, C, D, E])
+    assert (electorate.electors, electorate.is_founding) == ((B, C, D, E), False)
+
+
+def test_the_last_members_vote_where_anyone_founds_the_run() -> None:
+    electorate = Electorate.start(OPEN)
+    assert electorate.electors == () and electorate.quorum == 1
+    electorate = follow(electorate, [A, B], 7)
+    assert (electorate.electors, electorate.is_founding) == ((A, B), True)
+    electorate = follow(electorate, [C])
+    assert electorate.electors == (C,)
+    electorate = follow(electorate, FOUR, 2)
+    assert electorate.is_founding and electorate.electors == FOUR
+    electorate = follow(electorate, (*FOUR, E))
+    assert (electorate.is_founding, electorate.electors) == (False, FOUR), (
+        "the first electors, without a seat for the newcomer"
+    )
+
+
+def test_the_electors_of_a_large_record_are_those_who_came_first() -> None:
+    early, late = named("z", 60), named("a", 40)
+    electorate = follow(follow(Electorate.start(OPEN), early), [*early, *late])
+    assert electorate.is_founding and electorate.electors == (*late[: MAX_ELECTORS - 60], *early)
+
+
+def settled(peers: Sequence[PeerId] = FOUR, settings: RoundSettings = CLOSED) -> Electorate:
+    """These peers are the electors."""
+    electorate = follow(Electorate.start(settings), peers, 3)
+    assert not electorate.is_founding and electorate.electors == tuple(peers)
+    return electorate
+
+
+def test_only_contributions_earn_a_vote_and_being_a_member_keeps_it() -> None:
+    electorate = follow(settled(), (*FOUR, E), 50, idle=[A, E])
+    assert electorate.electors == FOUR
+    electorate = follow(electorate, (*FOUR, E), 2)
+    electorate = follow(electorate, (*FOUR, E), idle=[E])
+    electorate = follow(electorate, (*FOUR, E), 2)
+    assert electorate.electors == FOUR, "two records, one without parts, two records"
+    assert follow(electorate, (*FOUR, E)).electors == (*FOUR, E)
+
+
+def test_three_records_in_a_row_cost_the_vote_and_it_is_earned_again() -> None:
+    electorate = settled((*FOUR, E))
+    for _ in range(5):
+        electorate = follow(follow(electorate, FOUR, 2), (*FOUR, E))
+    assert E in electorate.electors, "never three in a row"
+    electorate = follow(electorate, FOUR, 2)
+    assert E in electorate.electors and E not in follow(electorate, FOUR).electors
+    electorate = follow(follow(electorate, FOUR), (*FOUR, E), 2)
+    assert E not in electorate.electors and E in follow(electorate, (*FOUR, E)).electors
+
+
+def test_a_record_takes_less_than_a_third_the_longest_missing_first_then_the_youngest() -> None:
+    ten = named("q", 10)
+    electorate = settled(ten[:8])
+    electorate = follow(electorate, ten, 3)
+    electorate = follow(electorate, [*ten[:4], *ten[5:]])
+    electorate = follow(electorate, ten[:4], 2)
+    assert electorate.electors == (*ten[:4], *ten[5:]), "it alone has missed three"
+    electorate = follow(electorate, ten[:4])
+    assert electorate.electors == (*ten[:4], *ten[5:8]), "two of nine, the two that came last"
+    electorate = follow(electorate, ten[:4])
+    assert electorate.electors == (*ten[:4], ten[5]), "two of seven"
+    assert follow(electorate, ten[:4]).electors == follow(electorate, ten[:4], 9).electors == ten[:4], "never below four"
+
+
+def test_an_elder_that_misses_longer_goes_before_a_younger() -> None:
+    seven = named("q", 7)
+    electorate = follow(follow(settled(seven), seven[3:]), seven[4:], 2)
+    assert electorate.electors == (seven[0], *seven[3:]), "two of the three that have missed three"
+    electorate = follow(electorate, seven[4:])
+    assert electorate.electors == seven[3:], "the first has missed four, the fourth three"
+
+
+def test_a_free_seat_goes_to_a_candidate_that_is_there() -> None:
+    founders, (x, y, z) = named("f", 4), named("p", 3)
+    electorate = follow(Electorate.start(founded(OPEN, founders)), [*founders, x])
+    electorate = follow(follow(electorate, [*founders, x, y]), [*founders, x, y, z], 5)
+    assert electorate.electors == (*founders, x)
+    electorate = follow(electorate, [*founders, y, z], 2)
+    assert follow(electorate, [*founders, y, z]).electors == (*founders, y)
+    assert follow(electorate, [*founders, z]).electors == (*founders, z)
+
+
+def test_four_electors_stay_four_until_a_newcomer_replaces_the_missing() -> None:
+    electorate = follow(settled(), [A, B], 50)
+    assert electorate.electors == FOUR
+    electorate = follow(electorate, [A, B, G], 3)
+    assert electorate.electors == (*FOUR, G), "a vote more"
+    assert follow(electorate, [A, B, G]).electors == (A, B, C, G), "and the younger of the missing has gone"
+
+
+def test_seats_end_at_64_and_go_by_age() -> None:
+    many, late, later = named("p", MAX_ELECTORS), named("c", 2), named("a", 2)
+    electorate = follow(settled(many), [*many, *late])
+    electorate = follow(electorate, [*many, *late, *later], 9)
+    assert electorate.electors == many
+    electorate = follow(electorate, [*many[2:], *late, *later], 3)
+    assert electorate.electors == (*late, *many[2:]), "those who came first, whatever their IDs"
+
+
+def test_the_young_hold_a_quarter_of_an_open_run() -> None:
+    founders, crowd = named("f", 8), named("a", 240)
+    electorate = follow(Electorate.start(founded(OPEN, founders)), [*founders, *crowd], 3)
+    assert electorate.electors == (*crowd[:2], *founders)
+    electorate = follow(electorate, [*founders, *crowd], 99)
+    assert electorate.electors == (*crowd[:2], *founders)
+    assert follow(electorate, [*founders, *crowd]).electors == (*crowd[:5], *founders), "two seniors more, a third of ten"
+
+
+def test_the_first_electors_are_senior_where_anyone_founds_the_run() -> None:
+    first, crowd = named("f", 8), named("a", 240)
+    electorate = follow(settled(first, OPEN), [*first, *crowd], 102)
+    assert electorate.electors == (*crowd[:2], *first)
+
+
+def test_seniors_that_leave_take_young_seats_along() -> None:
+    founders, crowd = named("f", 12), named("a", 240)
+    before = follow(Electorate.start(founded(OPEN, founders)), [*founders, *crowd], 3)
+    assert before.electors == (*crowd[:4], *founders)
+    after = follow(before, [*founders[:4], *crowd], 3)
+    assert after.electors == (*crowd[:3], *founders[:9]), "three seniors and one of the young: four of the five that may go"
+
+
+def test_who_returns_keeps_its_age_for_as_long_as_it_had_it() -> None:
+    founders, others = named("f", 4), named("p", 2)
+    everybody = [*founders, *others]
+    electorate = follow(Electorate.start(founded(OPEN, founders)), everybody, 103)
+    assert electorate.electors == (*founders, *others), "the first is senior, the second has its young seat"
+    electorate = follow(electorate, [*founders, others[1]], 102)
+    assert others[0] not in electorate.electors
+    newcomer = PeerId("a000")
+    assert follow(electorate, [*everybody, newcomer], 3).electors == (newcomer, *founders, *others), (
+        "seniors, and a young one"
+    )
+    electorate = follow(follow(electorate, [*founders, others[1]], 50), [*everybody, newcomer], 3)
+    assert electorate.electors == (newcomer, *founders, others[1]), "forgotten: it begins again, with the seat taken"
+
+
+Record = tuple[frozenset[PeerId], frozenset[PeerId]]
+"""Members, and those of them that have parts in the masks."""
+
+PEERS = named("p", 14)
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> tuple[RoundSettings, list[Record]]:
+    """Settings, and a chain in which peers come, go for a while, and fall silent."""
+    founders = draw(st.sampled_from([None, PEERS[:1], PEERS[:2], PEERS[:6]]))
+    settings = replace(
+        OPEN,
+        founders=founders,
+        is_open=draw(st.booleans()),
+        seasoning_rounds=draw(st.integers(1, 4)),
+        tenure_rounds=draw(st.integers(1, 12)),
+    )
+    rng = random.Random(draw(st.integers(0, 2**32)))
+    leave, come, silent = (draw(st.sampled_from([0.02, 0.1, 0.4])) for _ in range(3))
+    here, chain = set(PEERS), []
+    for _ in range(draw(st.integers(1, 60))):
+        here = {peer for peer in PEERS if rng.random() >= (leave if peer in here else 1 - come)} or {rng.choice(PEERS)}
+        chain.append((frozenset(here), frozenset(peer for peer in here if rng.random() >= silent) or frozenset(here)))
+    return settings, chain
+
+
+def fold(settings: RoundSettings, chain: Sequence[Record], order: Callable[[list[PeerId]], None]) -> list[Electorate]:
+    electorates = [Electorate.start(settings)]
+    for members, contributing in chain:
+        peers = sorted(members)
+        order(peers)
+        mask = mask_of([index for index, peer in enumerate(peers) if peer in contributing], len(peers))
+        electorates.append(electorates[-1].after(peers, [mask, mask]))
+    return electorates
+
+
+@given(histories(), st.randoms(use_true_random=False))
+def test_the_electorate_is_a_function_of_the_chain(history: tuple[RoundSettings, list[Record]], rng: random.Random) -> None:
+    settings, chain = history
+    electorates = fold(settings, chain, list.sort)
+    assert electorates == fold(settings, chain, rng.shuffle), "whatever the order of the bits"
+    cut = len(chain) // 2
+    assert electorates[: cut + 1] == fold(settings, chain[:cut], list.sort), "a longer chain does not change the past"
+
+
+@given(histories())
+def test_no_record_breaks_a_limit(history: tuple[RoundSettings, list[Record]]) -> None:
+    settings, chain = history
+    electorates = fold(settings, chain, list.sort)
+    for before, after, (members, _) in zip(electorates, electorates[1:], chain, strict=False):
+        electors = set(after.electors)
+        assert list(after.electors) == sorted(electors) and len(electors) <= MAX_ELECTORS
+        if after.is_founding:
+            assert before.is_founding, "nobody falls back to the founders"
+            assert after.electors == (settings.founders or tuple(sorted(members)))
+            continue
+        assert len(electors) >= 4
+        if not before.is_founding:
+            lost = set(before.electors) - electors
+            assert len(lost) <= tolerated(len(before.electors))
+        if settings.is_open:
+            assert 4 * len(young(after)) <= len(electors)
+
+
+def young(electorate: Electorate) -> list[PeerId]:
+    settings = electorate.settings
+    ages = {each.peer: electorate.height - each.since for each in electorate.standings if each.since is not None}
+    return [peer for peer, age in ages.items() if age < settings.tenure_rounds and peer not in (settings.founders or ())]
+
+
+@given(histories())
+def test_every_new_vote_was_earned_and_every_lost_one_has_its_reason(history: tuple[RoundSettings, list[Record]]) -> None:
+    settings, chain = history
+    electorates = fold(settings, chain, list.sort)
+    for height in range(1, len(electorates)):
+        before, after = electorates[height - 1], electorates[height]
+        if after.is_founding:
+            continue
+        for peer in set(after.electors) - (set() if before.is_founding else set(before.electors)):
+            assert earned(peer, chain[:height], settings.seasoning_rounds), peer
+        if before.is_founding:
+            continue
+        for peer in set(before.electors) - set(after.electors):
+            missed = all(peer not in members for members, _ in chain[height - 3 : height])
+            assert missed or (settings.is_open and peer in young(before)), peer
+
+
+def earned(peer: PeerId, chain: Sequence[Record], needed: int) -> bool:
+    """Whether the peer had a long enough series of contributions, and missed no three records in a row since then."""
+    for end in range(len(chain), needed - 1, -1):
+        if all(peer in contributing for _, contributing in chain[end - needed : end]):
+            return True
+        if end >= 3 and all(peer not in members for members, _ in chain[end - 3 : end]):
+            return False
+    return False
+
+
+@pytest.mark.parametrize(
+    ("founders", "first", "third", "quorum"),
+    [
+        (1, 203, 203, 203),
+        (2, 103, 103, 303),
+        (3, 3, 103, 403),
+        (4, 3, 103, 403),
+        (8, 3, 103, 403),
+        (21, 3, 103, 303),
+        (22, 3, 103, None),
+        (42, 3, 103, None),
+        (43, 3, None, None),
+        (64, None, None, None),
+    ],
+)
+def test_how_long_a_crowd_of_keys_takes(founders: int, first: int | None, third: int | None, quorum: int | None) -> None:
+    """Whatever their number: as many keys as a record has room for, all from the first record on, and nobody else comes."""
+    honest = named("p", founders)
+    crowd = named("a", MAX_MEMBERS - founders)
+    electorate = Electorate.start(founded(OPEN, honest))
+    reached: dict[str, int] = {}
+    for record in range(1, 500):
+        electorate = follow(electorate, [*honest, *crowd])
+        hostile, electors = sum(peer in crowd for peer in electorate.electors), len(electorate.electors)
+        for what, holds in (
+            ("first", hostile > 0),
+            ("third", 3 * hostile >= electors),
+            ("quorum", hostile >= electorate.quorum),
+        ):
+            if holds:
+                reached.setdefault(what, record)
+    assert (reached.get("first"), reached.get("third"), reached.get("quorum")) == (first, third, quorum)
+
+
+@pytest.mark.parametrize("settings", [OPEN, CLOSED], ids=["open", "closed"])
+@pytest.mark.parametrize(("honest", "liars"), [(8, 2), (16, 5), (45, 19)])
+def test_liars_that_never_miss_hold_less_than_a_third_in_nearly_all_rounds(
+    settings: RoundSettings, honest: int, liars: int
+) -> None:
+    """Honest electors miss a record with a chance of one in five."""
+    rng = random.Random(1)
+    true, false = named("p", honest), named("l", liars)
+    electorate = settled(sorted([*true, *false]), settings)
+    rounds, bad = 1000, 0
+    for _ in range(rounds):
+        electorate = follow(electorate, [*(peer for peer in true if rng.random() >= 0.2), *false])
+        bad += 3 * len(set(electorate.electors) & set(false)) >= len(electorate.electors)
+    assert bad <= rounds // 50
+
+
+def test_the_share_of_the_young() -> None:
+    for seniors in range(3, MAX_ELECTORS):
+        share = young_seats(seniors)
+        assert 4 * share <= seniors + share, "a quarter"
+        assert 4 * (share + 1) > seniors + share + 1, "and one more would be too many"
+    assert [young_seats(seniors) for seniors in range(4)] == [1, 1, 1, 1]

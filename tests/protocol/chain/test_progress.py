@@ -1,0 +1,153 @@
+"""The way of a run to its total: what counts, when it is over, and how an extension goes on from there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol.chain.base import Base
+from protocol.chain.progress import RunPace, RunProgress, counted_tokens
+from protocol.run.sections import Goal, Unit
+from protocol.wire.canonical import Malformed
+from protocol.wire.identity import Identity
+from protocol.wire.messages import Commit, Extension, mask_of, pack
+from tests.protocol.agreement.examples import INDEX, PEERS, RECORD, RUN, SETTINGS, TIP, votes_for
+
+ROUNDS = RunProgress(Goal(Unit.ROUNDS, 10, 0.2))
+TOKENS = RunProgress(Goal(Unit.TOKENS, 1000, 0.2))
+SECRETS = [Identity.from_seed(bytes([number]) * 32) for number in range(60, 62)]
+
+
+def a_commit(*tokens: int, missing: int | None = None) -> Commit:
+    """A record whose members claim so many tokens.  missing: a member that half of the chunks lack."""
+    members = [RECORD.members[0].model_copy(update={"tokens": each}) for each in tokens]
+    record = RECORD.model_copy(update={"members": members})
+    whole = range(len(tokens))
+    masks = [mask_of(whole, len(tokens)), mask_of([each for each in whole if each != missing], len(tokens))]
+    index = [INDEX[0].model_copy(update={"mask": mask}) for mask in masks]
+    return Commit(record=record, index=index, certificate=votes_for(RECORD, PEERS[:4], 0))
+
+
+def after(progress: RunProgress, *commits: Commit) -> RunProgress:
+    for commit in commits:
+        progress = progress.after(commit, None)
+    return progress
+
+
+def test_rounds_are_counted_whatever_anybody_claims() -> None:
+    progress = after(ROUNDS, *[a_commit(10**6, 1)] * 9)
+    assert not progress.is_over and progress.done == 9
+    assert after(progress, a_commit(1)).is_over
+
+
+def test_tokens_are_those_of_the_members_by_the_share_that_was_averaged() -> None:
+    assert counted_tokens(a_commit(100, 100, 100)) == 300
+    assert counted_tokens(a_commit(100, 100, 100, missing=1)) == 250
+
+
+@pytest.mark.parametrize(
+    ("claims", "counted"),
+    [
+        ((100, 100, 100, 400), 450),
+        ((100, 400), 250),
+        ((400,), 400),
+        ((50, 100, 100, 140), 390),
+        ((100, 100, 10**9, 10**9), 500),
+        ((7, 7, 7, 7, 7), 35),
+        ((1, 2, 3, 4, 5), 14),
+    ],
+)
+def test_nobody_counts_for_much_more_than_the_median_member(claims: tuple[int, ...], counted: int) -> None:
+    assert counted_tokens(a_commit(*claims)) == counted
+
+
+@given(st.lists(st.integers(1, 10**6), min_size=3, max_size=20), st.integers(0, 10**9))
+def test_a_member_that_inflates_its_claim_gains_at_most_half_of_a_member(honest: list[int], more: int) -> None:
+    claims = [*honest, max(honest)]
+    inflated = [*honest, max(honest) + more]
+    gained = counted_tokens(a_commit(*inflated)) - counted_tokens(a_commit(*claims))
+    assert gained <= max(honest) // 2 + 1
+
+
+def test_the_rate_follows_the_share_and_the_next_round_counts_as_the_last_one_did() -> None:
+    progress = after(ROUNDS, *[a_commit(1)] * 8)
+    assert (progress.share, progress.next_share) == (0.8, 0.9)
+    assert (TOKENS.share, TOKENS.next_share) == (0.0, 0.0), "nothing is known before the first record"
+    progress = after(TOKENS, a_commit(100, 100, 100))
+    assert (progress.share, progress.next_share) == (0.3, 0.6)
+    assert after(progress, a_commit(300), a_commit(300)).next_share == 1.0
+
+
+def test_an_extension_while_the_rate_is_stable_only_moves_the_end() -> None:
+    progress = after(ROUNDS, *[a_commit(1)] * 5).extended(Extension(total=20))
+    assert (progress.begun, progress.first, progress.share) == (0, 0, 0.25)
+
+
+@pytest.mark.parametrize("done", [8, 9, 10])
+def test_an_extension_in_the_cooldown_or_after_the_end_begins_a_new_stage(done: int) -> None:
+    progress = after(ROUNDS, *[a_commit(1)] * done).extended(Extension(total=done + 10))
+    assert (progress.begun, progress.first, progress.share, progress.is_over) == (done, done, 0.0, False)
+    assert after(progress, *[a_commit(1)] * 8).share == 0.8
+
+
+def ended() -> RunProgress:
+    progress = after(ROUNDS, *[a_commit(1)] * 10)
+    assert progress.is_over
+    return progress
+
+
+def test_no_record_follows_the_final_one_but_one_with_an_extension() -> None:
+    with pytest.raises(Malformed, match="after the end"):
+        ended().check(None)
+    ended().check(Extension(total=11))
+    after(ROUNDS, *[a_commit(1)] * 9).check(None)
+
+
+@pytest.mark.parametrize("total", [1, 9, 10])
+def test_an_extension_that_does_not_raise_the_total_is_refused(total: int) -> None:
+    for progress in (ROUNDS, ended()):
+        with pytest.raises(Malformed, match="the total is 10"):
+            progress.check(Extension(total=total))
+
+
+def test_an_extension_that_tokens_have_overtaken_is_refused() -> None:
+    progress = replace(after(TOKENS, a_commit(5000)), goal=TOKENS.goal)
+    assert progress.is_over
+    with pytest.raises(Malformed, match="5000 are done"):
+        progress.check(Extension(total=4000))
+
+
+@pytest.mark.parametrize("forgery", ["a stranger's", "of another run", "replayed", "torn", "none"])
+def test_a_base_takes_only_the_organisers_newest_word(forgery: str) -> None:
+    organiser, stranger = SECRETS
+    manifest = SETTINGS.manifest.model_copy(update={"organiser": organiser.peer_id})
+    base = Base(5, 0, TIP, tuple(PEERS[:4]), progress=replace(ended(), goal=Goal(Unit.ROUNDS, 10, 0.2)))
+    right = pack(organiser, RUN, Extension(total=12)).raw
+    base.check_amendment(RUN, manifest, right)
+    wrong = {
+        "a stranger's": pack(stranger, RUN, Extension(total=12)).raw,
+        "of another run": pack(organiser, TIP, Extension(total=12)).raw,
+        "replayed": pack(organiser, RUN, Extension(total=10)).raw,
+        "torn": right[:-1],
+        "none": None,
+    }[forgery]
+    with pytest.raises(Malformed):
+        base.check_amendment(RUN, manifest, wrong)
+    later = replace(base, progress=base.progress.extended(Extension(total=12)))
+    with pytest.raises(Malformed):
+        later.check_amendment(RUN, manifest, right)
+
+
+def test_the_speed_is_that_of_the_last_two_records_made_here() -> None:
+    pace = RunPace()
+    pace.note(100, 0.0)
+    assert pace.tokens_per_s is None and pace.left_s(TOKENS) is None
+    pace.note(200, 4.0)
+    assert pace.tokens_per_s == 50 and pace.left_s(after(TOKENS, a_commit(200))) == 16.0
+    assert pace.left_s(after(ROUNDS, *[a_commit(1)] * 4)) == 24.0
+    pace.pause()
+    pace.note(200, 900.0)
+    assert pace.tokens_per_s == 50

@@ -1,0 +1,391 @@
+"""What the store gives back after it was written, restarted, damaged, truncated or pruned."""
+
+from __future__ import annotations
+
+import errno
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import BinaryIO
+
+import pytest
+
+from protocol.chain.base import round_settings
+from protocol.chain.branch import Branch
+from protocol.chain.disk import Disk, StoreFull
+from protocol.chain.history import History
+from protocol.chain.store import NEVER, Store
+from protocol.wire.hashes import Hash, chunk_hash
+from protocol.wire.messages import Commit
+from tests.protocol.chains import FIVE, a_replica, a_run, grow
+
+ANN, BOB = FIVE[:2]
+RUN = a_run(ANN)
+SETTINGS = round_settings(RUN.run, RUN.manifest)
+ROOTS = [Hash(bytes([number]) * 32) for number in range(8)]
+
+
+@pytest.fixture(scope="module")
+def commits(tmp_path_factory: pytest.TempPathFactory) -> list[Commit]:
+    """Of a chain of six rounds."""
+    return made(tmp_path_factory.mktemp("made"), 6, 0)
+
+
+def made(folder: Path, length: int, salt: int) -> list[Commit]:
+    """A chain of so many rounds; another one for another `salt`."""
+    replica = a_replica(RUN, folder)
+    grow(replica, length, [ANN], salt=salt)
+    replica.state.close()
+    return [replica.history.commit_at(round) for round in range(length)]
+
+
+def write_result(store: Store, round: int, root: Hash, data: bytes = b"result") -> None:
+    file = store.results.begin(round, 0, len(data))
+    file.view[:] = data
+    file.commit(root)
+
+
+def a_history_of(folder: Path, commits: list[Commit]) -> tuple[Store, History]:
+    """With the result of each."""
+    store = Store(folder)
+    history = History(SETTINGS, store)
+    for commit in commits:
+        history.append(commit)
+        write_result(store, commit.record.round, Hash(commit.record.result_root))
+    return store, history
+
+
+def test_records_are_counted_up_to_the_first_gap(tmp_path: Path, commits: list[Commit]) -> None:
+    store = Store(tmp_path)
+    for round in (0, 1, 3):
+        store.records.write(commits[round])
+    again = Store(tmp_path).records
+    assert (again.length(), again.at(1), again.at(2), again.at(3)) == (2, commits[1], None, commits[3])
+
+
+@pytest.mark.parametrize("damage", [b"", b"torn", bytes(100)])
+def test_a_damaged_record_counts_as_absent_and_is_set_aside(tmp_path: Path, damage: bytes, commits: list[Commit]) -> None:
+    store = Store(tmp_path)
+    for commit in commits[:3]:
+        store.records.write(commit)
+    (tmp_path / "records" / "00000001").write_bytes(damage)
+    assert History(SETTINGS, Store(tmp_path)).length == 1, "what stands on it leads nowhere"
+    assert sorted(path.name for path in (tmp_path / "records").iterdir()) == ["00000000", "00000001.corrupt"]
+
+
+def test_a_result_is_there_once_it_is_committed(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    file, other = store.results.begin(5, 0, 6), store.results.begin(5, 0, 6)
+    file.view[:] = b"result"
+    assert store.results.open(5, 0, ROOTS[1]) is None
+    file.commit(ROOTS[1])
+    other.discard()
+    opened = store.results.open(5, 0, ROOTS[1])
+    assert opened is not None and bytes(opened) == b"result"
+    file.discard()
+    assert store.results.open(5, 0, ROOTS[1]) is not None, "it is no draft any more"
+    assert (store.results.open(5, 0, ROOTS[2]), store.results.oldest()) == (None, 5)
+    store.results.drop(5, 0, ROOTS[1])
+    assert (store.results.open(5, 0, ROOTS[1]), store.results.oldest()) == (None, 0)
+
+
+def test_results_whose_roots_begin_alike_are_two_files(tmp_path: Path) -> None:
+    """64 bits of a hash can be met by whoever looks for them."""
+    store, alike = Store(tmp_path), Hash(ROOTS[1][:31] + b"\xff")
+    write_result(store, 5, ROOTS[1])
+    assert store.results.open(5, 0, alike) is None
+    write_result(store, 5, alike)
+    store.results.drop(5, 0, alike)
+    assert store.results.open(5, 0, ROOTS[1]) is not None
+
+
+def test_a_restart_removes_what_was_half_written(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.results.begin(1, 0, 10)
+    (tmp_path / ".promise.new").write_bytes(b"half")
+    (tmp_path / "records" / ".00000000.new").write_bytes(b"half")
+    Store(tmp_path)
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_a_checkpoint_needs_its_hashes_and_its_bytes(tmp_path: Path) -> None:
+    checkpoints, state = Store(tmp_path).checkpoints, b"ab" * 5
+    leaves = [chunk_hash(state[:8]), chunk_hash(state[8:])]
+    checkpoints.write(4, ROOTS[4], leaves, memoryview(state))
+    opened = checkpoints.open(4, ROOTS[4])
+    assert opened is not None and (opened[0], bytes(opened[1])) == (leaves, state)
+    (tmp_path / "checkpoints" / f"00000004-{ROOTS[4].hex()}.leaves").write_bytes(b"torn")
+    assert checkpoints.open(4, ROOTS[5]) is None, "of another branch"
+    assert checkpoints.open(4, ROOTS[4]) is None and checkpoints.open(3, ROOTS[3]) is None
+
+
+def test_a_download_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    state = b"ab" * 5
+    leaves = [chunk_hash(state[:8]), chunk_hash(state[8:])]
+    begun = Store(tmp_path).checkpoints.download(4, ROOTS[4], leaves, len(state), 8)
+    begun.view[:8] = state[:8]
+    resumed = Store(tmp_path).checkpoints.download(4, ROOTS[4], leaves, len(state), 8)
+    assert resumed.missing() == [1]
+    resumed.view[8:] = state[8:]
+    assert resumed.missing() == []
+    resumed.commit()
+    opened = Store(tmp_path).checkpoints.open(4, ROOTS[4])
+    assert opened is not None and bytes(opened[1]) == state
+
+
+def test_a_result_that_was_cut_off_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    data, spans = b"ab" * 5, [slice(0, 8), slice(8, 10)]
+    hashes = [chunk_hash(data[span]) for span in spans]
+    begun = Store(tmp_path).results.download(4, 0, ROOTS[4], len(data))
+    assert begun.missing(hashes, spans) == [0, 1]
+    begun.view[:8] = data[:8]
+    begun.end()
+    results = Store(tmp_path).results
+    resumed = results.download(4, 0, ROOTS[4], len(data))
+    assert resumed.missing(hashes, spans) == [1] and results.all() == []
+    resumed.view[8:] = data[8:]
+    resumed.commit()
+    resumed.end()
+    opened = results.open(4, 0, ROOTS[4])
+    assert opened is not None and bytes(opened) == data and results.all() == [(4, ROOTS[4], 10)]
+    results.download(5, 0, ROOTS[5], 10).end()
+    results.download(6, 0, ROOTS[6], 10)
+    assert len(list((tmp_path / "results").glob("part-*"))) == 1, "of those that nobody works on, the last one stays"
+
+
+def test_downloads_that_begin_in_several_threads_leave_each_other_alone(tmp_path: Path) -> None:
+    """`posix_fallocate` lets other threads run."""
+    results = Store(tmp_path).results
+
+    def begin(round: int) -> bool:
+        download = results.download(round, 0, ROOTS[round], 1 << 20)
+        download.commit()
+        download.end()
+        return results.open(round, 0, ROOTS[round]) is not None
+
+    for _ in range(20):
+        with ThreadPoolExecutor(2) as threads:
+            assert all(threads.map(begin, (1, 2)))
+        for round in (1, 2):
+            results.drop(round, 0, ROOTS[round])
+
+
+def test_another_download_takes_the_place_of_an_abandoned_one(tmp_path: Path) -> None:
+    checkpoints = Store(tmp_path).checkpoints
+    checkpoints.download(4, ROOTS[4], ROOTS[:2], 10, 8).end()
+    checkpoints.download(8, ROOTS[5], ROOTS[2:4], 10, 8)
+    assert len(list((tmp_path / "checkpoints").glob("part-*"))) == 1
+
+
+def test_a_download_for_which_there_was_no_room_can_be_begun_again(tmp_path: Path) -> None:
+    class Full(Disk):
+        is_full = True
+
+        def reserve(self, file: BinaryIO, size: int) -> None:
+            if self.is_full:
+                raise OSError(errno.ENOSPC, "no space left")
+            super().reserve(file, size)
+
+    disk = Full()
+    checkpoints = Store(tmp_path, disk).checkpoints
+    with pytest.raises(StoreFull):
+        checkpoints.download(4, ROOTS[4], ROOTS[:2], 10, 8)
+    disk.is_full = False
+    assert checkpoints.download(4, ROOTS[4], ROOTS[:2], 10, 8).missing() == [0, 1]
+
+
+def test_two_downloads_at_a_time_leave_each_other_alone(tmp_path: Path) -> None:
+    checkpoints, states = Store(tmp_path).checkpoints, (b"ab" * 5, b"cd" * 5)
+    both = [
+        checkpoints.download(4, tip, [chunk_hash(state[:8]), chunk_hash(state[8:])], len(state), 8)
+        for tip, state in zip(ROOTS, states, strict=False)
+    ]
+    for download, state in zip(both, states, strict=True):
+        download.view[:] = state
+        download.commit()
+        download.end()
+    found = [checkpoints.open(4, tip) for tip in ROOTS[:2]]
+    assert [bytes(opened[1]) for opened in found if opened is not None] == [*states]
+
+
+@pytest.mark.parametrize("read_at, kept", [(0, [4, 6]), (2, [4, 6]), (4, [2, 4, 6]), (6, [2, 4, 6])])
+def test_a_checkpoint_that_others_fetch_stays_for_one_more(
+    tmp_path: Path, commits: list[Commit], read_at: int, kept: list[int]
+) -> None:
+    """read_at: how many rounds our chain had when somebody asked for the checkpoint after two."""
+    store, history = a_history_of(tmp_path, commits)
+    for rounds in (0, 2, 4, 6):
+        store.checkpoints.write(rounds, history.tip_at(rounds), [ROOTS[0]], memoryview(b"state"))
+        for asked in (0, 2):
+            store.checkpoints.note_read((asked, history.tip_at(asked)), read_at)
+    store.prune(history, history.final)
+    assert (store.checkpoints.of(history), store.results.oldest()) == (kept, kept[0])
+    store.make_room(history)
+    assert store.checkpoints.of(history) == [4, 6], "there are never more than three, the one that is written among them"
+
+
+@pytest.mark.parametrize(
+    "checkpoints, kept, oldest_result", [([], [], 1), ([2], [2], 1), ([2, 4], [2, 4], 2), ([2, 4, 6], [4, 6], 4)]
+)
+def test_pruning_leaves_two_checkpoints_and_the_results_since(
+    tmp_path: Path, commits: list[Commit], checkpoints: list[int], kept: list[int], oldest_result: int
+) -> None:
+    store, history = a_history_of(tmp_path, commits)
+    store.results.drop(0, 0, Hash(commits[0].record.result_root))
+    for rounds in checkpoints:
+        store.checkpoints.write(rounds, history.tip_at(rounds), ROOTS[:1], memoryview(b"state"))
+    for rounds in range(7):
+        store.votes.save(rounds, history.tip_at(rounds), b"kept")
+    store.prune(history, final=5)
+    assert (store.checkpoints.of(history), store.results.oldest()) == (kept, oldest_result)
+    first_bound = next(rounds for rounds in range(7) if store.votes.load(rounds, history.tip_at(rounds)) is not None)
+    assert first_bound == (kept[0] if len(kept) == 2 else 0), "a tip that we may come back to binds us"
+
+
+def test_pruning_leaves_what_binds_our_votes_at_tips_that_are_not_final(tmp_path: Path, commits: list[Commit]) -> None:
+    store = Store(tmp_path)
+    history = History(SETTINGS, store)
+    for commit in commits:
+        history.append(commit)
+    for rounds in (4, 6):
+        store.checkpoints.write(rounds, history.tip_at(rounds), ROOTS[:1], memoryview(b"state"))
+    for rounds in range(7):
+        store.votes.save(rounds, history.tip_at(rounds), b"kept")
+    store.prune(history, final=2)
+    bound = [rounds for rounds in range(7) if store.votes.load(rounds, history.tip_at(rounds)) is not None]
+    assert bound == [2, 3, 4, 5, 6]
+
+
+def test_pruning_leaves_two_checkpoints_of_branches(tmp_path: Path, commits: list[Commit]) -> None:
+    store = Store(tmp_path)
+    history = History(SETTINGS, store)
+    for commit in commits:
+        history.append(commit)
+    for number in range(4):
+        store.checkpoints.write(3 + number, ROOTS[number], ROOTS[:1], memoryview(b"state"))
+    store.prune(history, final=6)
+    assert store.checkpoints.marks() == [(5, ROOTS[2]), (6, ROOTS[3])]
+
+
+# -- switching ----------------------------------------------------------------------------------------------------------
+
+
+class Dead(Exception):
+    """The power is gone."""
+
+
+class DyingDisk(Disk):
+    """Dies before the operation of this number; `done` counts those before."""
+
+    def __init__(self, dies_at: int | None = None) -> None:
+        super().__init__(durable=False)
+        self.dies_at, self.done = dies_at, 0
+
+    def _pass(self) -> None:
+        if self.done == self.dies_at:
+            raise Dead
+        self.done += 1
+
+    def move(self, source: Path, target: Path) -> None:
+        self._pass()
+        super().move(source, target)
+
+    def remove(self, path: Path) -> None:
+        self._pass()
+        super().remove(path)
+
+
+def two_chains(folder: Path, disk: Disk | None = None) -> tuple[History, Store, Branch, list[bytes]]:
+    """Ours of four rounds, and a branch of three of its own that leaves it after the first; our tips."""
+    store = Store(folder / "store", disk)
+    history, ours = History(SETTINGS, store), a_replica(RUN, folder / "ours")
+    grow(ours, 1, [ANN])
+    theirs = a_replica(RUN, folder / "theirs")
+    grow(theirs, 1, [ANN])
+    grow(ours, 3, [ANN])
+    grow(theirs, 3, [ANN], salt=1)
+    for round in range(4):
+        history.append(ours.history.commit_at(round))
+    branch = Branch(history, store.branches, "theirs", 1)
+    for round in range(1, 4):
+        branch.append(theirs.history.commit_at(round))
+    return history, store, branch, [history.tip_at(rounds) for rounds in range(5)]
+
+
+def test_a_switch_makes_the_branch_our_chain_and_keeps_ours_as_a_branch(tmp_path: Path) -> None:
+    history, store, branch, ours = two_chains(tmp_path)
+    theirs = [branch.tip_at(rounds) for rounds in range(5)]
+    assert (branch.common, branch.length, branch.is_rooted) == (1, 4, True)
+    kept = history.switch(1, "theirs", 3)
+    assert history.tips(0, 9) == theirs[:4] and tips_on_disk(store) == theirs[:4]
+    held = Branch.open(history, store.branches, kept)
+    assert held is not None and [held.tip_at(rounds) for rounds in range(5)] == ours
+    assert history.switch(1, kept, 4) == theirs[3].hex()
+    assert history.tips(0, 9) == ours
+
+
+def tips_on_disk(store: Store) -> list[Hash]:
+    """The tips of the chain that is on disk."""
+    return History(SETTINGS, Store(store.root)).tips(0, 9)
+
+
+def test_whenever_a_switch_dies_one_chain_is_whole(tmp_path: Path) -> None:
+    counting = DyingDisk()
+    history, _, branch, ours = two_chains(tmp_path / "counted", counting)
+    theirs, before = [branch.tip_at(rounds) for rounds in range(5)], counting.done
+    history.switch(1, "theirs", 4)
+    operations = counting.done - before
+    found = []
+    for number in range(operations):
+        disk = DyingDisk()
+        history, store, _, _ = two_chains(tmp_path / f"{number}", disk)
+        disk.dies_at = disk.done + number
+        with pytest.raises(Dead):
+            history.switch(1, "theirs", 4)
+        again = History(SETTINGS, Store(store.root))
+        assert again.tips(0, 9) in (ours, theirs)
+        found.append(again.tips(0, 9) == theirs)
+        if found[-1]:
+            held = Branch.open(again, Store(store.root).branches, ours[-1].hex())
+            assert held is not None and held.length == 4 and held.tip == ours[4]
+    assert found == sorted(found) and {True, False} == set(found), "from one moment on it is theirs"
+
+
+def test_a_branch_that_is_not_rooted_in_our_chain_is_none(tmp_path: Path) -> None:
+    history, store, branch, _ = two_chains(tmp_path)
+    history.switch(0, "", 0)
+    assert not branch.is_rooted
+    assert Branch.open(history, store.branches, "theirs") is None
+
+
+def test_evidence_is_there_after_a_restart_unless_it_was_altered(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.evidence.save(ROOTS[1], b"proof")
+    again = Store(tmp_path)
+    assert (again.evidence.load(ROOTS[1]), again.evidence.names()) == (b"proof", ROOTS[1:2])
+    assert again.evidence.size_bytes() == 32 + len(b"proof")
+    path = tmp_path / "evidence" / ROOTS[1].hex()
+    path.write_bytes(path.read_bytes()[:-1])
+    assert (again.evidence.load(ROOTS[1]), again.evidence.names()) == (None, [])
+
+
+def test_what_binds_votes_is_there_after_a_restart_unless_it_was_altered(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    assert store.votes.load(3, ROOTS[1]) is None and not store.votes.any()
+    store.votes.save(3, ROOTS[1], b"first")
+    store.votes.save(3, ROOTS[1], b"second")
+    again = Store(tmp_path)
+    assert again.votes.load(3, ROOTS[1]) == b"second" and again.votes.any()
+    assert again.votes.load(3, ROOTS[2]) is None and again.votes.load(2, ROOTS[1]) is None
+    path = tmp_path / "votes" / f"00000003-{ROOTS[1].hex()}"
+    path.write_bytes(path.read_bytes()[:-1])
+    assert again.votes.load(3, ROOTS[1]) is None
+
+
+def test_votes_are_not_taken_for_complete_when_the_file_that_says_so_cannot_be_read(tmp_path: Path) -> None:
+    votes = Store(tmp_path).votes
+    assert votes.complete_from() == 0
+    votes.set_complete_from(7)
+    assert votes.complete_from() == 7
+    (tmp_path / "votes" / "complete-from").unlink()
+    (tmp_path / "votes" / "complete-from").mkdir()
+    assert votes.complete_from() == NEVER

@@ -1,0 +1,113 @@
+"""What lies on disk leads to the state that the running peer has, and is left as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from protocol.chain.replica import Replica
+from protocol.chain.stored_run import NotStored, StoredRun, StoredState
+from protocol.wire.hashes import Hash
+from tests.protocol.chains import a_replica, a_run, grow
+from tests.protocol.peers import ANN
+
+
+@pytest.fixture
+def replica(tmp_path: Path) -> Iterator[Replica]:
+    replica = a_replica(a_run(ANN), tmp_path)
+    yield replica
+    replica.state.close()
+
+
+def grown(replica: Replica, rounds: int) -> None:
+    grow(replica, rounds, [ANN], voters=[ANN])
+
+
+def checkpoint(replica: Replica) -> None:
+    state, history = replica.state, replica.history
+    replica.store.checkpoints.write(state.rounds, history.tip_at(state.rounds), state.leaves(), state.view)
+
+
+def opened(replica: Replica) -> StoredRun:
+    return StoredRun(replica.signed, replica.store.root)
+
+
+def theta(state: StoredState) -> np.ndarray:
+    count = state.layout[-1].start + state.layout[-1].count
+    return np.concatenate(list(state.parameters(np.full(count, 0.5, np.float32))))
+
+
+def now(replica: Replica) -> np.ndarray:
+    return np.frombuffer(replica.state.theta, np.float32).copy()
+
+
+def files(replica: Replica) -> dict[Path, tuple[int, bytes]]:
+    return {path: (path.stat().st_ino, path.read_bytes()) for path in replica.store.root.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(("before", "after"), [(0, 0), (0, 3), (2, 0), (2, 3)])
+def test_the_newest_state_is_that_of_the_running_peer_to_the_bit(replica: Replica, before: int, after: int) -> None:
+    grown(replica, before)
+    if before:
+        checkpoint(replica)
+    grown(replica, after)
+    state = opened(replica).newest()
+    assert state.rounds == before + after and (state.start is not None) == (before > 0)
+    assert np.array_equal(theta(state), now(replica))
+
+
+def test_a_checkpoint_is_found_by_its_rounds(replica: Replica) -> None:
+    kept = {}
+    for _ in range(2):
+        grown(replica, 2)
+        checkpoint(replica)
+        kept[replica.state.rounds] = now(replica)
+    grown(replica, 1)
+    for rounds, values in kept.items():
+        assert np.array_equal(theta(opened(replica).checkpoint(rounds)), values)
+    with pytest.raises(NotStored, match="there are some after 2, 4 rounds"):
+        opened(replica).checkpoint(3)
+
+
+def test_a_result_that_is_missing_is_told_with_what_there_is(replica: Replica) -> None:
+    grown(replica, 2)
+    checkpoint(replica)
+    grown(replica, 3)
+    record = replica.history.commit_at(3).record
+    replica.store.results.drop(3, record.fragment, Hash(record.result_root))
+    with pytest.raises(NotStored, match=r"after 5 rounds .* result of round 3 is missing.* --checkpoint 2"):
+        opened(replica).newest()
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_damaged_files_stay_where_they_are(replica: Replica) -> None:
+    grown(replica, 2)
+    checkpoint(replica)
+    damaged = replica.store.checkpoints.path(2, replica.history.tip_at(2))
+    grown(replica, 1)
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"\x01")
+    (replica.store.root / "records" / "00000002").write_bytes(b"torn")
+    before = files(replica)
+    state = opened(replica).newest()
+    assert (state.rounds, state.start) == (2, None), "the torn record ends the chain; the beginning leads to its end"
+    with pytest.raises(NotStored, match="damaged"):
+        opened(replica).checkpoint(2)
+    assert files(replica) == before
+
+
+def test_an_altered_result_is_told_before_any_of_it_is_used(replica: Replica) -> None:
+    grown(replica, 1)
+    record = replica.history.commit_at(0).record
+    path = replica.store.results.path(0, record.fragment, Hash(record.result_root))
+    content = bytearray(path.read_bytes())
+    content[0] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(NotStored, match="result of round 0 on disk was altered"):
+        theta(opened(replica).newest())
+
+
+def test_a_folder_of_a_run_that_nobody_joined_has_the_beginning(replica: Replica, tmp_path: Path) -> None:
+    state = StoredRun(replica.signed, tmp_path / "nowhere").newest()
+    assert (state.rounds, state.start, state.steps) == (0, None, ())

@@ -1,0 +1,131 @@
+"""Files of weights after they were written, restarted, damaged, used and removed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from protocol.chain.disk import Disk
+from protocol.chain.weight_files import WeightFiles, leaves_of
+from protocol.wire.hashes import Hash, tree_root
+from tests.protocol.versions.files import weights
+
+CHUNK = 4096
+DATA = weights(20_000)
+LEAVES = leaves_of(memoryview(DATA), CHUNK)
+ROOT = tree_root(LEAVES)
+
+
+def opened(folder: Path) -> WeightFiles:
+    files = WeightFiles(Disk(durable=False), folder / "weights")
+    files.load()
+    return files
+
+
+def complete(folder: Path) -> WeightFiles:
+    files = opened(folder)
+    part = files.begin(ROOT, len(DATA))
+    part.view[:] = DATA
+    files.publish(part, ROOT, LEAVES)
+    return files
+
+
+def test_there_is_no_folder_before_the_first_version(tmp_path: Path) -> None:
+    files = WeightFiles(Disk(durable=False), tmp_path / "weights")
+    assert files.is_empty and not (tmp_path / "weights").exists()
+    files.load()
+    assert not files.is_empty
+
+
+def test_a_complete_file_is_found_again(tmp_path: Path) -> None:
+    complete(tmp_path)
+    files = opened(tmp_path)
+    assert files.sizes() == {ROOT: len(DATA)} and files.parts() == {} and files.leaves(ROOT) == LEAVES
+    assert files.read(ROOT, CHUNK, CHUNK, LEAVES[1]) == DATA[CHUNK : 2 * CHUNK]
+    view = files.view(ROOT, len(DATA))
+    assert view is not None and bytes(view) == DATA
+
+
+def test_a_file_that_was_begun_goes_on_with_the_chunks_that_are_right(tmp_path: Path) -> None:
+    files = opened(tmp_path)
+    part = files.begin(ROOT, len(DATA))
+    assert part.missing(LEAVES, CHUNK) == [*range(len(LEAVES))]
+    part.view[: 3 * CHUNK] = DATA[: 3 * CHUNK]
+    part.view[0] ^= 1
+    again = opened(tmp_path)
+    assert again.parts() == {ROOT: len(DATA)} and not again.has(ROOT)
+    assert again.begin(ROOT, len(DATA)).missing(LEAVES, CHUNK) == [0, *range(3, len(LEAVES))]
+    assert again.begin(ROOT, len(DATA) - 2).is_new, "one of another size is none of it"
+
+
+def test_a_chunk_that_is_not_what_it_was_is_never_read_and_the_file_is_a_part_again(tmp_path: Path) -> None:
+    files = complete(tmp_path)
+    data = bytearray(DATA)
+    data[CHUNK + 7] ^= 1
+    files.path(ROOT).write_bytes(data)
+    assert files.read(ROOT, 0, CHUNK, LEAVES[0]) is not None and files.has(ROOT)
+    assert files.read(ROOT, CHUNK, CHUNK, LEAVES[1]) is None and not files.has(ROOT)
+    assert files.damaged() == {ROOT} and opened(tmp_path).damaged() == set()
+    assert files.begin(ROOT, len(DATA)).missing(LEAVES, CHUNK) == [1], "only the damaged one is missing"
+
+
+@pytest.mark.parametrize("left", [0, 100, len(DATA) - 1])
+def test_a_file_that_became_shorter_is_a_part_again(tmp_path: Path, left: int) -> None:
+    files = complete(tmp_path)
+    files.path(ROOT).write_bytes(DATA[:left])
+    files.check()
+    assert not files.has(ROOT) and files.view(ROOT, len(DATA)) is None
+
+
+def test_a_lost_index_is_made_anew_and_a_false_one_is_not_believed(tmp_path: Path) -> None:
+    files = complete(tmp_path)
+    index = files.path(ROOT).with_suffix(".leaves")
+    for damage in (b"", b"x" * 64, index.read_bytes()[:-32]):
+        index.write_bytes(damage)
+        assert files.leaves(ROOT) is None
+        assert files.index(ROOT, CHUNK) == LEAVES and files.leaves(ROOT) == LEAVES
+    files.write_leaves(ROOT, LEAVES[:-1])
+    assert files.index(ROOT, CHUNK) == LEAVES, "hashes of other chunks"
+    index.unlink()
+    files.path(ROOT).write_bytes(bytes(len(DATA)))
+    assert files.index(ROOT, CHUNK) is None and not files.has(ROOT)
+
+
+def test_uses_are_counted(tmp_path: Path) -> None:
+    files = complete(tmp_path)
+    with files.using(ROOT):
+        with files.using(ROOT, Hash(bytes(32))):
+            assert files.used() == {ROOT, Hash(bytes(32))}
+        assert files.used() == {ROOT}
+    assert files.used() == set()
+
+
+def test_nothing_is_left_of_a_removed_file(tmp_path: Path) -> None:
+    files = complete(tmp_path)
+    files.begin(Hash(bytes(32)), 10)
+    for root in (ROOT, Hash(bytes(32))):
+        files.remove(root)
+    assert [*files.folder.iterdir()] == [] and files.sizes() == files.parts() == {}
+
+
+def test_statements_are_kept_by_number_and_a_damaged_one_counts_as_absent(tmp_path: Path) -> None:
+    files = opened(tmp_path)
+    for number, raw in [(10, b"ten"), (2, b"two"), (2, b"other two"), (11, b"eleven")]:
+        files.keep(number, raw)
+        files.keep(number, raw)
+    assert files.statements()[2:] == [b"ten", b"eleven"] and set(files.statements()[:2]) == {b"two", b"other two"}
+    next(files.folder.glob("*10-*")).write_bytes(b"torn")
+    files.keep_all([], least=3)
+    assert opened(tmp_path).statements() == [b"eleven"]
+
+
+def test_a_part_that_was_copied_without_its_blocks_gets_them_before_anything_is_written(tmp_path: Path) -> None:
+    """To write where a full disk has no block ends the process."""
+    files = opened(tmp_path)
+    path = files.folder / f"{ROOT.hex()}.part"
+    with path.open("wb") as file:
+        file.truncate(1 << 20)
+    assert path.stat().st_blocks == 0
+    files.begin(ROOT, 1 << 20)
+    assert path.stat().st_blocks * 512 >= 1 << 20

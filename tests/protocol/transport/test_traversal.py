@@ -1,0 +1,400 @@
+"""Ways to peers that cannot be dialled, on loopback: what a relay does and refuses, what a meeting finds, what is forged."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import struct
+from collections.abc import AsyncIterator, Sequence
+from contextlib import ExitStack, asynccontextmanager
+
+import pytest
+import trio
+import trio.testing
+
+from protocol.transport.doorstep import MAX_PENDING, Doorstep, receive
+from protocol.transport.ends import End
+from protocol.transport.interface import Unreachable
+from protocol.transport.library import library_id
+from protocol.transport.named_ends import may_be_dialled
+from protocol.transport.nat import circuits as traversal_circuits
+from protocol.transport.nat import mirror, race, relay
+from protocol.transport.nat.circuit_address import CircuitAddress, circuit_address, direct_address
+from protocol.transport.nat.dial_back import Verdict
+from protocol.transport.nat.meeting import NONCE_BYTES, OFFER_BYTES, token_of
+from protocol.transport.nat.race import CANDIDATES_BYTES, Candidate, Race, read_candidates, write_candidates
+from protocol.transport.nat.reachability import Reachability
+from protocol.transport.network import Libp2pNetwork
+from protocol.transport.streams import ask
+from protocol.transport.way import LinkKind, way_of
+from protocol.wire.identity import Identity, PeerId
+from tests.protocol.transport.recorder import RUN, Recorder, network, pair, stack
+
+A, B = (Identity.generate().peer_id for _ in range(2))
+HERE: End = ("127.0.0.1", 0)
+
+
+@asynccontextmanager
+async def through_a_relay() -> AsyncIterator[tuple[Libp2pNetwork, Libp2pNetwork, Libp2pNetwork, Recorder]]:
+    """One and two, which know the relay alone; two has a place there.  The recorder is that of two."""
+    a, b, r = Recorder(), Recorder(), Recorder()
+    async with network(r) as between, network(a) as one, network(b) as two:
+        for end in (one, two):
+            end.remember(between.addresses())
+        await r.until(lambda: len(set(r.connected)) == 2)
+        stack(two).traversal.circuits._reached = lambda: Verdict.UNREACHABLE
+        with trio.fail_after(10):
+            while not stack(two).traversal.circuits.addresses(two.peer_id):
+                await trio.sleep(0.01)
+        yield one, between, two, b
+
+
+def test_addresses_behind_a_relay_are_read_as_they_are_written() -> None:
+    address = CircuitAddress("/ip4/192.0.2.1/tcp/4001", A, B)
+    assert circuit_address(str(address)) == address
+    assert direct_address(address.relay_address) == ("/ip4/192.0.2.1/tcp/4001", A)
+    direct = f"/ip4/192.0.2.1/tcp/4001/p2p/{A}"
+    ends = ["", "/p2p-circuit", f"/p2p-circuit/p2p/{A}", "/p2p-circuit/p2p/x", f"/p2p-circuit/p2p/{B}/p2p-circuit/p2p/{A}"]
+    assert [circuit_address(text) for text in ["", "/p2p-circuit", *(direct + end for end in ends)]] == [None] * 7
+    assert direct_address(str(address)) is None and direct_address(f"/unix/x/p2p/{A}") is None
+
+
+def test_candidates_are_read_as_they_are_written_and_anything_else_is_survived() -> None:
+    found = [Candidate(("192.0.2.1", 4001)), Candidate(("2001:db8::1", 65535)), Candidate(("198.51.100.7", 30000), True)]
+    written = write_candidates(found)
+    assert len(written) == CANDIDATES_BYTES and read_candidates(written) == found
+    generator = random.Random(1)
+    for _ in range(2000):
+        found = read_candidates(generator.randbytes(CANDIDATES_BYTES))
+        assert len([each for each in found if may_be_dialled(each.end, list)]) <= race.MAX_CANDIDATES
+
+
+def test_a_mirror_shows_where_a_socket_is_seen() -> None:
+    async def main() -> None:
+        async with network(Recorder()) as there:
+            port = int(there.addresses()[0].split("/")[4])
+            sock = mirror.reusable_socket()
+            with sock:
+                inside = sock.getsockname()[1]
+                assert await mirror.seen_at(sock, ("127.0.0.1", port)) == ("127.0.0.1", inside)
+
+    trio.run(main)
+
+
+def test_sockets_that_prove_nothing_are_few_and_the_busiest_address_loses_one() -> None:
+    async def main() -> None:
+        doorstep, pairs = Doorstep(), [socket.socketpair() for _ in range(MAX_PENDING + 1)]
+        socks = [trio.socket.from_stdlib_socket(ours) for ours, _ in pairs]
+        with ExitStack() as stack:
+            for number, sock in enumerate(socks):
+                stack.enter_context(doorstep.waits(sock, "alone" if number == 0 else "crowd"))
+            assert len(doorstep) == MAX_PENDING
+            assert [sock.fileno() == -1 for sock in socks[:3]] == [False, True, False], "the oldest of the crowd"
+        for sock, (_, other) in zip(socks, pairs, strict=True):
+            sock.close()
+            other.close()
+
+    trio.run(main)
+
+
+def test_peers_that_reach_a_third_one_are_joined_there_and_then_find_a_way_of_their_own() -> None:
+    async def main() -> None:
+        async with through_a_relay() as (one, between, two, b):
+            assert one.link(two.peer_id) == ""
+            one.remember(stack(two).traversal.circuits.addresses(two.peer_id), claimed=True)
+            await b.until(lambda: one.peer_id in b.connected)
+            with trio.fail_after(10):
+                while one.link(two.peer_id) in ("", "relayed"):
+                    await trio.sleep(0.01)
+            assert one.link(two.peer_id) in ("direct", "reversed", "punched")
+            connections = stack(one).host.get_network().connections[library_id(two.peer_id)]
+            with trio.fail_after(10):
+                while any(way_of(each).relay is not None and not each.is_closed for each in connections):
+                    await trio.sleep(0.01)
+            assert await one.request(two.peer_id, "echo", b"still there", timeout_s=60) == b"still there"
+
+    trio.run(main)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("asker_listens", [True, False])
+def test_whoever_was_dialled_in_a_meeting_may_relay_for_the_other_whichever_asked(asker_listens: bool) -> None:
+    """One asks for the meeting; the socket goes to the one of the two that can be dialled."""
+
+    async def main() -> None:
+        async with through_a_relay() as (one, _, two, b):
+            dialled, other = (one, two) if asker_listens else (two, one)
+            stack(other).traversal._meetings._candidates = lambda outside: []  # type: ignore[method-assign]
+            one.remember(stack(two).traversal.circuits.addresses(two.peer_id), claimed=True)
+            await b.until(lambda: one.peer_id in b.connected)
+            with trio.fail_after(60):
+                while one.link(two.peer_id) == "relayed" or two.link(one.peer_id) == "relayed":
+                    await trio.sleep(0.01)
+            assert one.link(two.peer_id) == ("reversed" if asker_listens else "direct")
+            where = ("127.0.0.1", dialled.own.port)
+            assert stack(other).traversal._dialled()[dialled.peer_id] == where
+            assert other.peer_id not in stack(dialled).traversal._dialled()
+            assert await stack(other).traversal.circuits._gets_place(dialled.peer_id)
+
+    trio.run(main)
+
+
+@pytest.mark.slow
+def test_a_place_that_the_relay_gave_to_another_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with through_a_relay() as (_, between, two, _r):
+            circuits, places = stack(two).traversal.circuits, stack(between).traversal.relay._places
+            places.clear()
+            await circuits._keep_places()
+            assert not places, "not before its time"
+            monkeypatch.setattr(traversal_circuits, "KEEP_S", 0.0)
+            await circuits._keep_places()
+            assert list(places) == [two.peer_id] and circuits.addresses(two.peer_id)
+            stack(between).traversal.relay._rate = 0
+            await circuits._keep_places()
+            assert not circuits.addresses(two.peer_id)
+
+    trio.run(main)
+
+
+def test_pushes_go_through_the_relay_where_there_is_no_other_way() -> None:
+    async def main() -> None:
+        async with through_a_relay() as (one, between, two, b):
+            for end in (one, two):
+                stack(end).traversal._meetings._candidates = lambda outside: []  # type: ignore[method-assign]
+            one.remember(stack(two).traversal.circuits.addresses(two.peer_id), claimed=True)
+            await b.until(lambda: one.peer_id in b.connected)
+            assert one.link(two.peer_id) == "relayed" and stack(between).traversal.relay.circuits > 0
+            stack(one).traversal._no_way[two.peer_id] = trio.current_time() + 1000, 1.0  # it has looked for one
+            data, before = os.urandom(300_000), stack(between).traversal.relay.carried_bytes
+            await one.push(two.peer_id, b"chunk", memoryview(data), timeout_s=60)
+            assert bytes(b.buffers[b"chunk"]) == data
+            assert stack(between).traversal.relay.carried_bytes - before >= len(data)
+            limit = stack(one).traversal.way(two.peer_id).bytes_per_s
+            assert one.bandwidth().up_bytes_per_s == 0 and limit == 1.25e6
+
+    trio.run(main)
+
+
+def test_a_relay_leads_to_nobody_without_a_place_and_gives_none_when_its_owner_wants_none() -> None:
+    async def main() -> None:
+        async with through_a_relay() as (one, between, two, _):
+            circuits = stack(two).traversal.circuits
+            with pytest.raises(Unreachable, match="does not lead"):
+                await circuits.open(between.peer_id, one.peer_id)
+            stack(between).traversal.relay._rate = 0
+            with pytest.raises(Unreachable, match="does not lead"):
+                await stack(one).traversal.circuits.open(between.peer_id, two.peer_id)
+
+    trio.run(main)
+
+
+def test_a_peer_that_is_reached_at_an_ipv6_address_alone_keeps_its_places_at_relays() -> None:
+    async def main() -> None:
+        async with network(Recorder()) as end:
+            parts, verdicts = (
+                stack(end),
+                {"/ip4/11.1.1.1/tcp/1": Verdict.UNREACHABLE, "/ip6/2a0e::1/tcp/1": Verdict.REACHABLE},
+            )
+            parts.inquiry.now = Reachability(verdicts)
+            assert parts.inquiry.now.overall is Verdict.REACHABLE
+            assert parts.traversal.circuits._reached() is Verdict.UNREACHABLE
+
+    trio.run(main)
+
+
+def test_a_relay_answers_nonsense_with_no_and_goes_on() -> None:
+    async def main() -> None:
+        async with through_a_relay() as (one, between, two, _):
+            generator, where = random.Random(2), relay.relay_protocol(RUN)
+            for _ in range(20):
+                question = bytes([2]) + generator.randbytes(relay.QUESTION.size - 1)
+                answer, _ = await ask(stack(one).host, between.peer_id, where, question, relay.ANSWER.size, 60)
+                assert answer[0] == 0
+            sock, way = await stack(one).traversal.circuits.open(between.peer_id, two.peer_id)
+            sock.close()
+            assert way.kind is LinkKind.RELAYED and way.relay == between.peer_id
+
+    trio.run(main)
+
+
+def test_what_one_peer_and_all_strangers_can_take_of_a_relay_is_limited() -> None:
+    async def main() -> None:
+        async with through_a_relay() as (one, between, two, _):
+            one_end, given = stack(one).traversal.circuits, []
+            with pytest.raises(Unreachable):
+                for _ in range(relay.MAX_STRANGERS_CIRCUITS + 1):
+                    given.append(await one_end.open(between.peer_id, two.peer_id))
+            assert len(given) == relay.MAX_STRANGERS_CIRCUITS
+            for sock, _ in given:
+                sock.close()
+
+    trio.run(main)
+
+
+def test_a_race_is_won_by_one_socket_and_the_others_are_closed() -> None:
+    """The one that leads dials two places of the one that follows; punching needs two routers (tests/e2e/test_homes.py)."""
+
+    async def main() -> None:
+        token, won = b"t" * race.TOKEN_BYTES, dict[str, tuple[trio.socket.SocketType, LinkKind] | None]()
+        lead, follow = Race(token, True, None), Race(token, False, None)
+        came: list[trio.socket.SocketType] = []
+
+        async def accept(listening: trio.SocketListener) -> None:
+            while True:
+                sock = (await listening.accept()).socket
+                assert await receive(sock, race.HELLO_BYTES) == race.FIRST_BYTE + token + race.LEADS
+                assert follow.has_come(sock)
+                came.append(sock)
+
+        async def run(name: str, one: Race, theirs: list[Candidate]) -> None:
+            won[name] = await one.run(theirs)
+
+        async with trio.open_nursery() as nursery:
+            listeners = [listener for _ in range(2) for listener in await trio.open_tcp_listeners(0, host="127.0.0.1")]
+            for listener in listeners:
+                nursery.start_soon(accept, listener)
+            async with trio.open_nursery() as racing:
+                racing.start_soon(run, "lead", lead, [Candidate(each.socket.getsockname()) for each in listeners])
+                racing.start_soon(run, "follow", follow, [])
+            nursery.cancel_scope.cancel()
+        for listener in listeners:
+            await listener.aclose()
+        assert won["lead"] is not None and won["follow"] is not None
+        (ours, kind), (theirs, _) = won["lead"], won["follow"]
+        assert kind is LinkKind.DIRECT and ours.getsockname() == theirs.getpeername()
+        assert [sock.fileno() for sock in came if sock is not theirs] in ([], [-1])
+        ours.close()
+        theirs.close()
+
+    trio.run(main)
+
+
+def test_a_race_with_nobody_is_lost_in_time() -> None:
+    async def main() -> None:
+        assert await Race(b"t" * race.TOKEN_BYTES, True, None).run([]) is None
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def test_a_socket_that_is_reset_as_soon_as_it_has_won_ends_nothing_else() -> None:
+    """The other end resets it when it likes, so even asking where it led may fail."""
+
+    async def main() -> None:
+        a, b = Recorder(), Recorder()
+        async with pair(a, b) as (one, two):
+            meetings = stack(two).traversal._meetings
+            over = trio.Event()
+
+            async def won_and_reset(self: Race, theirs: Sequence[Candidate]) -> tuple[trio.socket.SocketType, LinkKind]:
+                ours, other = await connected_sockets()
+                other.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                other.close()
+                await trio.lowlevel.wait_readable(ours.fileno())  # the reset is here
+                over.set()
+                return ours, LinkKind.DIRECT
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(Race, "run", won_and_reset)
+                await ask(stack(one).host, two.peer_id, meetings._protocol, bytes(OFFER_BYTES), OFFER_BYTES, 60)
+                await over.wait()
+                with trio.fail_after(60):
+                    while meetings._running[False]:
+                        await trio.sleep(0.01)
+            assert await one.request(two.peer_id, "echo", b"still there", timeout_s=60) == b"still there"
+
+    trio.run(main)
+
+
+async def connected_sockets() -> tuple[trio.socket.SocketType, trio.socket.SocketType]:
+    """Two ends of one TCP connection."""
+    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    async with listener:
+        ours = trio.socket.socket()
+        await ours.connect(listener.socket.getsockname())
+        return ours, (await listener.accept()).socket
+
+
+def test_what_we_say_to_those_whom_another_peer_has_us_dial_is_not_of_its_choice() -> None:
+    """A database that takes commands line by line would carry out what stands between two line feeds."""
+
+    async def main() -> None:
+        command = b"\nFLUSHALL\n".ljust(NONCE_BYTES, b"\n")
+        a, b = Recorder(), Recorder()
+        (database,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        async with database, pair(a, b) as (one, two):
+            ours = command + write_candidates([Candidate(database.socket.getsockname())])
+            where = stack(two).traversal._meetings._protocol
+            theirs, _ = await ask(stack(one).host, two.peer_id, where, ours, OFFER_BYTES, 60)
+            async with await database.accept() as dialled:
+                said = await receive(dialled.socket, race.HELLO_BYTES)
+        assert said == race.FIRST_BYTE + token_of(ours, theirs) + race.FOLLOWS
+        assert command not in said and len(theirs) == OFFER_BYTES
+
+    trio.run(main)
+
+
+def test_only_a_few_sockets_that_know_the_token_are_looked_at() -> None:
+    async def main() -> None:
+        one, pairs = Race(b"t" * race.TOKEN_BYTES, False, None), [await connected_sockets() for _ in range(20)]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(one.run, [])
+            taken = 0
+            for ours, _ in pairs:
+                taken += one.has_come(ours)
+                await trio.testing.wait_all_tasks_blocked()
+            assert taken == race.MAX_CANDIDATES
+            pairs[0][1].close()
+            with trio.fail_after(60):
+                while not one.has_come(pairs[-1][0]):  # until the one that has gone is noticed
+                    await trio.sleep(0.01)
+            nursery.cancel_scope.cancel()
+        for sock in (sock for both in pairs for sock in both):
+            sock.close()
+
+    trio.run(main)
+
+
+@pytest.mark.slow
+def test_a_relay_that_summons_without_end_has_us_open_few_sockets() -> None:
+    async def main() -> None:
+        async with through_a_relay() as (_, between, two, _r):
+            circuits, opening = stack(two).traversal.circuits, trio.Event()
+
+            async def never(relay: End, token: bytes) -> trio.socket.SocketType:
+                await opening.wait()
+                raise OSError("nobody is there")
+
+            circuits._come = never  # type: ignore[method-assign]
+            where, answers = relay.summons_protocol(RUN), list[bytes]()
+            for number in range(relay.MAX_CIRCUITS_PER_PEER + 5):
+                summons = relay.SUMMONS.pack(number.to_bytes(relay.TOKEN_BYTES, "big"), b"", 0)
+                answers.append((await ask(stack(between).host, two.peer_id, where, summons, 1, 60))[0])
+            assert answers == [b"\1"] * relay.MAX_CIRCUITS_PER_PEER + [b"\0"] * 5
+            opening.set()
+            with trio.fail_after(60):
+                while circuits._coming:
+                    await trio.sleep(0.01)
+
+    trio.run(main)
+
+
+def test_places_are_asked_of_members_before_strangers(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        a, asked = Recorder(), list[PeerId]()
+        async with network(a) as end:
+            circuits, member = stack(end).traversal.circuits, Identity.generate().peer_id
+            a.members = {member}
+
+            async def grant(host: object, peer: PeerId, *question: object) -> tuple[bytes, None]:
+                asked.append(peer)
+                return relay.ANSWER.pack(1, bytes(relay.TOKEN_BYTES), 0), None
+
+            monkeypatch.setattr(traversal_circuits, "ask", grant)
+            ends = {peer: ("192.0.2.1", 4001) for peer in (A, B, member)}
+            circuits._dialled, circuits._reached = lambda: ends, lambda: Verdict.UNREACHABLE
+            await circuits._look_for_places()
+        assert asked == [member, A]
+
+    trio.run(main)
