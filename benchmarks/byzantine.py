@@ -42,7 +42,7 @@ from trainer.data import corpus as corpora
 from trainer.data.rows import Rows
 from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.initial import initial_parameters
-from trainer.optim.rate import Place
+from trainer.optim.inner import Place
 from trainer.worker import Task, Worker
 
 F32 = npt.NDArray[np.float32]

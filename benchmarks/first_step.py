@@ -18,7 +18,7 @@ from typing import Any
 
 import psutil
 
-from peer.demo.member import Member
+from peer.demo.cast import Member
 from peer.demo.plays import training_play
 from peer.demo.swarm import Demo
 

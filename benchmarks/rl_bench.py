@@ -24,9 +24,8 @@ from trainer.models.llama.model import Decoder
 from trainer.optim.adamw import AdamW
 from trainer.rl.config import RlConfig
 from trainer.rl.groups import Group, grouped, scored
-from trainer.rl.learner import Learner, LearnTask, adamw_config
+from trainer.rl.learner import Learner, Learnt, LearnTask, adamw_config
 from trainer.rl.rollout import Rollout
-from trainer.rl.statistics import Learnt
 
 CPU = torch.device("cpu")
 END = 0

@@ -24,9 +24,8 @@ from trainer.data.rows import Reading, Rows
 from trainer.data.schedule import Schedule
 from trainer.evaluation import Evaluation, evaluation_tokens, load
 from trainer.models.llama.model import Decoder
-from trainer.optim.inner import InnerLoop
+from trainer.optim.inner import InnerLoop, Place
 from trainer.optim.moments import MomentsFile
-from trainer.optim.rate import Place
 from trainer.reading import reading_of, tokenizer_of
 
 F32 = npt.NDArray[np.float32]

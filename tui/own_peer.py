@@ -1,7 +1,7 @@
 """The peer that the interface has started, and that leaves when the interface goes.
 
 A pipe to the peer's standard input is what ties them: it closes however this process ends (a closed terminal, a lost SSH
-connection, kill -9), and then the peer leaves (`peer.daemon.leave_triggers`).  A byte in it says that the peer is to go on.
+connection, kill -9), and then the peer leaves (`peer.daemon.daemon`).  A byte in it says that the peer is to go on.
 """
 
 from __future__ import annotations

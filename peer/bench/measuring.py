@@ -3,20 +3,56 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import trio
 
-from peer.bench.codec import measure_codec
+from kernels import codec
 from peer.bench.disk import measure_disk
 from peer.bench.exchange import measure_exchange
-from peer.bench.figures import Figures
+from peer.bench.figures import CodecSpeed, Figures
 from peer.bench.lines import measure_lines
 from peer.bench.training import measure_training
 from peer.errors import PeerError
+
+# ------------------------------------------------------------------------------------------------------------------------
+# How fast one core encodes and decodes contributions.  Blocking.
+
+
+VALUES = 1 << 22
+SECONDS = 0.5
+"""For each of both."""
+
+
+def measure_codec(values: int = VALUES, seconds: float = SECONDS) -> CodecSpeed:
+    """Values that are distributed as differences of parameters are: normally."""
+    numbers = np.random.default_rng(1).standard_normal(values, np.float32)
+    encoded, decoded = np.empty(codec.encoded_bytes(values), np.uint8), np.empty(values, np.float32)
+    encode_s = best_s(lambda: codec.encode(numbers, encoded), seconds)
+    decode_s = best_s(lambda: codec.decode(encoded, values, decoded), seconds)
+    return CodecSpeed(values / encode_s, values / decode_s, 4e-6 * values / encode_s, 4e-6 * values / decode_s)
+
+
+def best_s(work: Callable[[], object], seconds: float) -> float:
+    """The shortest of the times that it takes, repeated for about `seconds` and three times at least, the first not counted:
+    what else runs on the computer makes it longer."""
+    work()
+    times: list[float] = []
+    end = time.perf_counter() + seconds
+    while len(times) < 3 or time.perf_counter() < end:
+        begun = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - begun)
+    return max(min(times), 1e-9)
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+
 
 SAID = {
     "lines": "the lines to other peers",

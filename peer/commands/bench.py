@@ -39,10 +39,8 @@ def run(args: argparse.Namespace) -> int:
 
     import trio
 
-    from peer.bench.chosen import chosen
-    from peer.bench.meaning import RunSize
     from peer.bench.measuring import measure_unless_interrupted
-    from peer.bench.report import Progress, fields, table
+    from peer.bench.report import Progress, RunSize, chosen, fields, table
     from peer.console.plain_json import print_json
     from peer.paths import data_dir, make_private
 

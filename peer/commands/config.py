@@ -119,9 +119,9 @@ def _of_the_running_peer(args: argparse.Namespace) -> dict[str, Any] | None:
 
 def _of_the_next_start(args: argparse.Namespace) -> dict[str, Any]:
     from peer.paths import data_dir
+    from peer.settings.file import gather
     from peer.settings.kept_name import with_kept_name
-    from peer.settings.sources import gather
-    from peer.settings.telling import as_map
+    from peer.settings.live import as_map
 
     return {"running": False, **as_map(with_kept_name(gather({}), data_dir(args.data_dir)))}
 

@@ -49,8 +49,7 @@ def run(args: argparse.Namespace) -> int:
     import sys
 
     from peer.console.plain_json import print_json
-    from peer.demo.screen import Screen, can_draw
-    from peer.demo.swarm import Demo
+    from peer.demo.swarm import Demo, Screen, can_draw
 
     play = _play(args)
     signal.signal(signal.SIGTERM, _interrupt)  # so that being told to end cleans up as Ctrl-C does

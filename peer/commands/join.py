@@ -127,8 +127,8 @@ def _ask_before_founding(args: argparse.Namespace, folder: Path) -> None:
 
 def _wants_interface(args: argparse.Namespace) -> bool:
     from peer.console.standard_streams import draws
+    from peer.settings.file import gather
     from peer.settings.preferences import SETTINGS
-    from peer.settings.sources import gather
 
     if args.attached or args.headless or args.until_eof or not (sys.stdin.isatty() and draws(sys.stdout)):
         return False
@@ -159,9 +159,9 @@ def _live_in(args: argparse.Namespace, folder: Path) -> int:
     """Live with the data directory `folder`, which is ours."""
     import trio
 
-    from peer.daemon.choice import choose
     from peer.daemon.daemon import Daemon
     from peer.daemon.failure import problem_of
+    from peer.daemon.settings import choose
     from peer.keyfile import load_or_create_identity
     from peer.settings.kept_name import keep_name
 
@@ -186,10 +186,10 @@ def _settings(args: argparse.Namespace, folder: Path, peer: PeerId) -> DaemonSet
     """What the command line says, and for each setting the environment and peer.toml.  Raises PeerError."""
     from peer.console.display import Style
     from peer.daemon.settings import DaemonSettings
+    from peer.settings.file import gather
     from peer.settings.kept_name import with_kept_name
     from peer.settings.live import LiveSettings
     from peer.settings.preferences import SETTINGS
-    from peer.settings.sources import gather
     from protocol.wire.identity import PeerId
     from protocol.wire.presence import Role
 

@@ -199,7 +199,7 @@ def run_invite(args: argparse.Namespace) -> int:
 
 def _run_and_guest(args: argparse.Namespace) -> tuple[str | None, PeerId | None]:
     """What names the run, and the peer ID, whichever of the two was given."""
-    from peer.joining.mistaken_words import PEER_ID
+    from peer.joining.run_source import PEER_ID
     from protocol.wire.identity import PeerId
 
     run, guest = args.what, args.peer

@@ -63,7 +63,7 @@ def _watch_there(address: str, folder: Path) -> int:
 
     import trio
 
-    from peer.control.bridge import bridge
+    from peer.control.remote import bridge
     from peer.installation import child_environment
     from peer.keyfile import load_or_create_identity
     from peer.paths import make_private

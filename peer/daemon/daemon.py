@@ -6,27 +6,24 @@ Decides how the process ends: told to leave, told once more, or unable to go on,
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
-from typing import Any
+from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any, Protocol
 
 import trio
 
-from peer.console.display import Style, show
-from peer.console.output import Output
+from peer.console.display import Output, Style, show
+from peer.console.standard_streams import wait_for_a_word, wait_for_eof
 from peer.control.client import ControlError
 from peer.control.event_log import EventLog, log_file
 from peer.control.metrics import serve_metrics
 from peer.control.requests import Controls
 from peer.control.server import ControlServer
-from peer.daemon.failure import problem_of
-from peer.daemon.leave_triggers import (
-    leave_at_eof,
-    leave_with_the_reader,
-    leave_with_the_view,
-    obey_signals,
-    open_signals,
-)
+from peer.daemon.failure import problem_of, reader_gone
 from peer.daemon.lives import Lives
 from peer.daemon.settings import DaemonSettings, RunChoice
 from peer.discovery.contacts import Contacts
@@ -35,9 +32,8 @@ from peer.formatting import duration
 from peer.paths import run_dir
 from peer.rests.pause import Pause, keep_pause, kept_pause
 from peer.settings.file import write_setting
-from peer.settings.live import read_change
+from peer.settings.live import as_map, read_change
 from peer.settings.preferences import SETTINGS
-from peer.settings.telling import as_map
 from protocol.chain.store import Store
 from protocol.events.events import Left, Notice, Started
 from protocol.events.status import PeerStatus
@@ -48,6 +44,67 @@ from protocol.tasks.desk import TaskDesk
 from protocol.version import version
 from protocol.versions.weight_versions import WeightVersions
 from protocol.wire.identity import Identity
+
+# ------------------------------------------------------------------------------------------------------------------------
+# What tells a peer to leave from outside: a signal, the end of standard input, a reader that went away.
+
+
+class Peer(Protocol):
+    """Whom to tell: the daemon."""
+
+    def notice(self, level: str, text: str) -> None: ...
+
+    def leave(self) -> None: ...
+
+    def leave_at_once(self) -> None: ...
+
+    def stop(self, problem: PeerError) -> None: ...
+
+
+def open_signals() -> AbstractContextManager[AsyncIterator[int]]:
+    """The signals that ask a peer to leave.  Under `nohup` a terminal that hangs up is none of our business."""
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, *([] if ignored else [signal.SIGHUP]))
+
+
+async def obey_signals(peer: Peer, signals: AsyncIterator[int]) -> None:
+    """The first one leaves gracefully, each further one at once."""
+    async for _ in signals:
+        peer.notice("info", "leaving; once more leaves at once")
+        peer.leave()
+        break
+    async for _ in signals:
+        peer.leave_at_once()
+
+
+async def leave_at_eof(peer: Peer) -> None:
+    """Whoever started us holds the other end of our standard input, and is gone when that ends."""
+    wait = partial(trio.to_thread.run_sync, wait_for_eof, sys.stdin.fileno())
+    await wait(abandon_on_cancel=True)  # type: ignore[call-arg]  # libp2p brings stale stubs of trio
+    peer.leave()
+
+
+async def leave_with_the_view(peer: Peer) -> None:
+    """The terminal interface that started us holds our standard input, and writes there when we are to go on alone."""
+    wait = partial(trio.to_thread.run_sync, wait_for_a_word, sys.stdin.fileno())
+    if await wait(abandon_on_cancel=True):  # type: ignore[call-arg]  # libp2p brings stale stubs of trio
+        peer.notice("info", "detached from the terminal; `peer watch` shows this peer, `peer leave` stops it")
+    else:
+        peer.notice("info", "the terminal is gone; leaving")
+        peer.leave()
+
+
+async def leave_with_the_reader(peer: Peer, output: Output, ignore: bool) -> None:
+    """A peer that nobody watches any more, and nobody told to go on, would train unseen for ever."""
+    await output.until_gone()
+    if ignore:
+        peer.notice("warning", "nobody reads standard output any more; going on all the same")
+    else:
+        peer.stop(reader_gone())
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+
 
 LAST_WORDS_S = 5.0
 """For the listeners of the event log to hear the end; only a slow one takes so long."""

@@ -20,16 +20,14 @@ from peer.addresses import local_remark
 from peer.control.remote import Door
 from peer.daemon.ports import chosen_port
 from peer.daemon.settings import DaemonSettings, RunChoice
-from peer.discovery.address_book import AddressBook
-from peer.discovery.contacts import Contacts
+from peer.discovery.contacts import AddressBook, Contacts
 from peer.discovery.mdns import Mdns
-from peer.discovery.nat_pmp import NatPmp
-from peer.discovery.port_mapping import PortMapping
+from peer.discovery.port_mapping import NatPmp, PortMapping
 from peer.discovery.search import Search
 from peer.discovery.twin_watch import founded, tell_of_twins
 from peer.discovery.upnp import Upnp
 from peer.errors import ExitCode, PeerError
-from peer.files.original import is_original, mark_original
+from peer.files.atomic import is_original, mark_original
 from peer.joining.inviting import anchor_of, invite_command
 from peer.joining.lobby import Lobby, fetch_manifest
 from peer.joining.purpose import purpose_sentence, unusual_data
@@ -37,18 +35,15 @@ from peer.joining.run_source import store_manifest
 from peer.joining.standing import compare_with_anchor, find_standing, keep_admission
 from peer.keyfile import next_incarnation
 from peer.paths import run_dir
-from peer.resources.boot_clock import seconds_since_boot
 from peer.resources.check import check_generator, check_memory, chosen_role
+from peer.resources.computer import raise_open_files, seconds_since_boot
 from peer.resources.core_share import chosen_threads, keep_share
-from peer.resources.open_files import raise_open_files
 from peer.resources.room import MARGIN_BYTES, STATES_ON_DISK, STATES_TO_GO_ON, CappedDisk, Room
-from peer.rests.judge import Judge, Limits
-from peer.rests.keeper import RestKeeper, in_a_thread
+from peer.rests.keeper import Judge, Limits, RestKeeper, in_a_thread
 from peer.rests.sensors import Sensors
 from peer.settings.preferences import Preferences
 from peer.settings.provider import mapped_addresses
-from peer.trainer_process.process import TrainerProcess, TrainerSettings
-from peer.trainer_process.rollouts import RolloutProcess
+from peer.trainer_process.process import RolloutProcess, TrainerProcess, TrainerSettings
 from protocol.chain.disk import StoreFull
 from protocol.chain.outer_state import OuterState
 from protocol.chain.replica import Replica

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from peer.console.display import Style
+from peer.joining.run_source import find_run, stored_manifest
 from peer.settings.live import LiveSettings
-from protocol.run.invitation import Anchor
-from protocol.run.manifest import SignedManifest
+from protocol.run.invitation import Anchor, Invitation
+from protocol.run.manifest import SignedManifest, demo_manifest
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.presence import Role
@@ -68,3 +69,17 @@ class DaemonSettings:
     relay_rate: float = 1.25e6
     metrics_port: int | None = None
     owners: tuple[PeerId, ...] = ()
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# The run that a word on the command line means, to join it.
+
+
+def choose(what: str | None, folder: Path, peer: PeerId) -> RunChoice:
+    """what: an invitation, a run file, a manifest, a stored run's ID; None for the demo.  Raises PeerError or Malformed."""
+    found = demo_manifest() if what is None else find_run(what, folder, founding=True)
+    if not isinstance(found, Invitation):
+        return RunChoice(found.run, PeerId(found.manifest.organiser), found)
+    known = stored_manifest(Hash(found.run), folder)
+    addresses, proof = tuple(found.addresses), found.proof_for(peer)
+    return RunChoice(Hash(found.run), PeerId(found.organiser), known, addresses, proof, found.anchor)

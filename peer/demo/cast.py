@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import subprocess
+from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
+from typing import Any, Protocol
 
+from peer.control.client import EventStream, Stamped
+from peer.formatting import amount, naming, to_go
+from protocol.events import events as ev
+from protocol.events.events import Event
+from protocol.events.status import PeerStatus
 from protocol.wire.presence import Role
 
 ROLLOUT_PEERS = 2
@@ -45,3 +53,149 @@ def with_rollouts(cheat: Cheat | None) -> tuple[Part, ...]:
     elif cheat is Cheat.VALIDATOR:
         judges.append(Part("validator-2", Role.VALIDATOR, cheat))
     return (Part("trainer", Role.TRAINER), *writers, *judges)
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# What one peer of a demo does now, folded from its events and its status.
+
+
+MEASURING = "measuring the held-out loss"
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A wait with a measure: `done` of `total` of something."""
+
+    what: str
+    done: int
+    total: int
+    detail: str = ""
+
+
+@dataclass
+class Progress:
+    """Of one peer.  status: None before it has told one.  bar: None while what it does has no measure."""
+
+    status: PeerStatus | None = None
+    bar: Bar | None = None
+    names: dict[str, str] = field(default_factory=dict)
+
+    def update(self, status: PeerStatus) -> None:
+        """Take the status as it is now."""
+        self.status = status
+        self.names.update(status.names())
+
+    def apply(self, stamped: Stamped) -> None:
+        """Take note of an event."""
+        match stamped.event:
+            case ev.ComputeProgress(round, steps, total, _, rate, left_s):
+                detail = "  ".join(part for part in (f"{amount(rate)} tokens/s", to_go(left_s)) if part)
+                self.bar = Bar(f"round {round}: training", steps, total, detail)
+            case ev.ExchangeProgress(round, done, total, waiting):
+                waits = "waiting for " + ", ".join(naming(self.names)(peer) for peer in waiting[:2]) if waiting else ""
+                self.bar = Bar(f"round {round}: exchanging", done, total, waits)
+            case ev.SyncProgress(done, total):
+                self.bar = Bar("fetching records", done, total)
+            case ev.EvalProgress(_, done, total) if self.bar is None or self.bar.what == MEASURING:
+                self.bar = Bar(MEASURING, done, total)  # beside training, the bar is the training's
+            case ev.EvalLoss() if self.bar is not None and self.bar.what == MEASURING:
+                self.bar = None
+            case ev.PhaseChanged():
+                self.bar = None
+            case ev.PeerJoined(peer, name):
+                self.names[peer] = name
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# One peer of a demo, as its events tell, and whether it gets on.
+
+
+@dataclass
+class Member:
+    """A part of the cast and its process.  peer: its ID, empty before it has told it.  silent: its events have ended."""
+
+    part: Part
+    folder: Path
+    process: subprocess.Popen[bytes]
+    progress: Progress = field(default_factory=Progress)
+    committed: int = 0
+    furthest: tuple[int, ...] = ()
+    """Rounds committed, steps of the running one, parts of an evaluation: grows as long as it gets on."""
+    peer: str = ""
+    stream: EventStream | None = None
+    silent: bool = False
+
+    @property
+    def name(self) -> str:
+        """What the peer is called, and its folder."""
+        return self.part.name
+
+    def apply(self, stamped: Stamped) -> None:
+        """Take note of an event of this peer."""
+        self.progress.apply(stamped)
+        match stamped.event:
+            case ev.RoundCommitted(round):
+                self.committed = max(self.committed, round + 1)
+                self._come_to(self.committed, 0, 0)
+            case ev.TrainerStarted():
+                self._come_to(0, 0, 0)
+            case ev.ComputeProgress(round, steps):
+                self._come_to(round, steps, 0)
+            case ev.EvalProgress(rounds, done):
+                self._come_to(rounds, self.furthest[1] if self.furthest[:1] == (rounds,) else 0, done)
+
+    def _come_to(self, *place: int) -> None:
+        self.furthest = max(self.furthest, place)
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# What a demo is to show: when it is over, what is told meanwhile, and what came out.
+
+
+REPORT = "which must never happen; please report it with the logs (--keep)"
+
+
+class Aim(Protocol):
+    """Folded from the events of all peers (pure).  Its two kinds are `Training` and `Learning`."""
+
+    @property
+    def stop_after(self) -> int | None:
+        """Rounds after which each peer leaves by itself; None where it waits to be told."""
+        ...
+
+    @property
+    def news(self) -> list[str]:
+        """Sentences to be told once, in their order; only ever appended to."""
+        ...
+
+    def apply(self, member: Member, event: Event) -> None:
+        """Take note of an event of this peer."""
+        ...
+
+    def has_arrived(self, name: str) -> bool:
+        """Whether nothing more is wanted of the peer of this name."""
+        ...
+
+    def title(self) -> str:
+        """What is about to happen."""
+        ...
+
+    def headline(self, seconds: float, *, unicode: bool) -> str:
+        """How far the swarm is.  seconds: since the beginning."""
+        ...
+
+    def remark(self, name: str) -> str:
+        """What there is to say about a peer beside what it does now; may be empty."""
+        ...
+
+    def lines(self, seconds: float, *, unicode: bool) -> list[str]:
+        """What came out, for a person."""
+        ...
+
+    def fields(self, seconds: float) -> dict[str, Any]:
+        """What came out: the object of `--json`."""
+        ...
+
+    def fault(self) -> str:
+        """What should not have happened, a sentence with the remedy; empty where all is well."""
+        ...

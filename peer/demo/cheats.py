@@ -22,9 +22,9 @@ TRAINER = "trainer"
 
 def be_lazy() -> None:
     """In the peer process: have the trainer process be this program."""
-    from peer.trainer_process import start
+    from peer.trainer_process import process
 
-    start.PROGRAM = ("peer.demo.cheats", TRAINER)
+    process.PROGRAM = ("peer.demo.cheats", TRAINER)
 
 
 def cut_outputs() -> None:

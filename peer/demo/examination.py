@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from peer.demo.comparison import Comparison, Measured, Sample
-from peer.demo.learning import Learning
+from peer.demo.learning import Comparison, Learning, Measured, Sample
 from peer.errors import ExitCode, PeerError
 from protocol.chain.disk import Disk
 from protocol.chain.stored_run import NotStored, StoredRun, StoredState

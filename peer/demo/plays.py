@@ -8,8 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from peer.demo.aim import Aim
-from peer.demo.cast import Cheat, Part, only_trainers, with_rollouts
+from peer.demo.cast import Aim, Cheat, Part, only_trainers, with_rollouts
 from peer.demo.learning import LEAST_VERSIONS, Learning
 from peer.demo.training import Training
 from peer.errors import ExitCode, PeerError

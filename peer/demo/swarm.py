@@ -8,21 +8,93 @@ so none outlives this process, however that ends.
 
 from __future__ import annotations
 
+import os
 import queue
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Self
 
+from peer.console.standard_streams import draws
 from peer.control.client import ControlClient, ControlError, NotRunning, Stamped
-from peer.demo.member import Member
+from peer.demo.cast import Member, Part
 from peer.demo.plays import Play
-from peer.demo.processes import end_all, failure, start_member, wait_for_all
+from peer.drawing import bar, fit
+from peer.errors import ExitCode, PeerError
+from peer.formatting import clean
+from peer.installation import child_environment
 from peer.resources.check import check_together
+from peer.settings.preferences import without_settings
+
+# ------------------------------------------------------------------------------------------------------------------------
+# The processes of a demo: ordinary `peer join` in folders of their own, that end with the demo, however that ends.
+
+
+LEAVE_DEADLINE_S = 15.0
+LOG_TAIL_LINES = 8
+LOG = "output.log"
+
+
+def start_member(part: Part, folder: Path, manifest: Path, stop_after: int | None) -> Member:
+    """Start the peer of a part in its `folder`, which is there."""
+    command = [sys.executable, "-m", *part.program, "join", str(manifest)]
+    command += ["--headless", "--log-format", "json", "--local", "--data-dir", str(folder), "--port", "0"]
+    command += ["--name", part.name, "--role", part.role.value, "--until-eof", "--on-battery", "yes"]
+    if stop_after is not None:
+        command += ["--rounds", str(stop_after)]
+    with (folder / LOG).open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=without_settings(child_environment(os.environ)),
+            start_new_session=True,
+        )  # Ctrl-C is ours to pass on
+    return Member(part, folder, process)
+
+
+def wait_for_all(members: Sequence[Member]) -> None:
+    """Until those that were asked to leave have; raises PeerError when one does not end well."""
+    deadline = time.monotonic() + LEAVE_DEADLINE_S
+    for member in members:
+        try:
+            code = member.process.wait(max(0.1, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired as error:
+            raise failure(member, "did not stop when asked to") from error
+        if code != 0:
+            raise failure(member, f"ended with exit code {code}")
+
+
+def end_all(members: Sequence[Member]) -> None:
+    """End every process that still runs, reap them all."""
+    for member in members:
+        if member.process.poll() is None:
+            member.process.send_signal(signal.SIGTERM)
+    deadline = time.monotonic() + LEAVE_DEADLINE_S
+    for member in members:
+        try:
+            member.process.wait(max(0.1, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            member.process.kill()
+            member.process.wait()
+
+
+def failure(member: Member, what: str) -> PeerError:
+    """What went wrong with a peer, with the end of its log."""
+    output = (member.folder / LOG).read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
+    tail = "".join(f"\n    {line[:300]}" for line in output)
+    return PeerError(f"{member.name} {what}; the end of its log:{tail}", ExitCode.FAILED)
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+
 
 CONNECT_EVERY_S = 0.1
 STATUS_EVERY_S = 1.0
@@ -163,3 +235,74 @@ class Demo:
         if time.monotonic() - self._moved > self._patience_s:
             slowest = min(self.members, key=lambda member: member.committed)
             raise failure(slowest, f"got no further for {self._patience_s:.0f} s")
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# The demo on the terminal: a line a peer with what it does now, redrawn; or what is new, where that cannot be.
+
+
+class Screen:
+    """Shows a demo's progress on standard error, so that standard output is the summary's.  quiet: shows nothing."""
+
+    def __init__(self, demo: Demo, *, quiet: bool) -> None:
+        self._demo, self._quiet = demo, quiet
+        self._redraws = draws(sys.stderr)
+        self._unicode = can_draw(sys.stderr.encoding)
+        self._drawn = 0
+        self._told = 0
+
+    def __enter__(self) -> Self:
+        if not self._quiet:
+            print(f"{self._demo.play.aim.title()}; Ctrl-C ends it and cleans up.", file=sys.stderr, flush=True)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._drawn:
+            self._draw_over(progress_lines(self._demo, self._width(), unicode=self._unicode))
+
+    def draw(self) -> None:
+        """Show the progress as it is now."""
+        if self._quiet:
+            return
+        if self._redraws:
+            self._draw_over(progress_lines(self._demo, self._width(), unicode=self._unicode))
+            return
+        news = self._demo.play.aim.news
+        for line in news[self._told :]:
+            print(line, file=sys.stderr, flush=True)
+        self._told = len(news)
+
+    def _width(self) -> int:
+        return shutil.get_terminal_size((80, 24)).columns
+
+    def _draw_over(self, lines: list[str]) -> None:
+        up = f"\x1b[{self._drawn}A" if self._drawn else ""
+        sys.stderr.write(up + "".join(f"\r\x1b[K{line}\n" for line in lines))
+        sys.stderr.flush()
+        self._drawn = len(lines)
+
+
+def can_draw(encoding: str | None) -> bool:
+    """Whether a stream of this encoding shows blocks."""
+    return (encoding or "").lower().replace("-", "") == "utf8"
+
+
+def progress_lines(demo: Demo, width: int, *, unicode: bool) -> list[str]:
+    """One line for the swarm, one for each peer."""
+    aim = demo.play.aim
+    lines = [aim.headline(demo.seconds, unicode=unicode)]
+    lines += [member_line(member, aim.remark(member.name), unicode=unicode) for member in demo.members]
+    return [fit(line, width - 1) for line in lines]
+
+
+def member_line(member: Member, remark: str, *, unicode: bool) -> str:
+    """What one peer does now, and what there is to say about it."""
+    status, shown = member.progress.status, member.progress.bar
+    said = f"{remark}  " if remark else ""
+    if shown is not None:
+        drawn = bar(shown.done, shown.total, 12, unicode=unicode)
+        return f"  {member.name}  {said}{shown.what} {drawn} {shown.done}/{shown.total}  {shown.detail}"
+    if status is None:
+        return f"  {member.name}  {said}starting"
+    why = clean(status.why_detail or status.why_idle, 120)
+    return f"  {member.name}  {said}{status.phase}" + (f": {why}" if why else "")

@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from peer.demo.aim import REPORT
-from peer.demo.cast import Part
-from peer.demo.member import Member
+from peer.demo.cast import REPORT, Member, Part
 from peer.drawing import bar
 from peer.formatting import duration, number
 from protocol.events import events as ev

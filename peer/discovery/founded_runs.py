@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from peer.discovery.rendezvous import is_peer_id
-from peer.files.held_file import HeldFile, read_held
+from peer.files.lock import HeldFile, read_held
 from peer.formatting import clean, short
 
 FOLDER = "founded"

@@ -1,6 +1,6 @@
 """Where the peers of one computer find each other: a file a running peer, in the runtime directory.
 
-`<runtime>/<run>/<peer ID>` holds the addresses of a running peer, for as long as it runs (`peer.files.held_file`).  Only
+`<runtime>/<run>/<peer ID>` holds the addresses of a running peer, for as long as it runs (`peer.files.lock`).  Only
 addresses are exchanged here; who somebody is, the handshake proves.
 """
 
@@ -11,7 +11,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from peer.files.held_file import HeldFile, read_held
+from peer.files.lock import HeldFile, read_held
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId, public_key_of

@@ -17,8 +17,7 @@ from peer.doctor.check import Check, Verdict, at_least, ok
 from peer.errors import PeerError
 from peer.formatting import size
 from peer.resources.computer import available_memory, usable_cores
-from peer.resources.gpu import free_gpu_memory
-from peer.resources.memory import memory_need
+from peer.resources.memory import free_gpu_memory, memory_need
 from peer.resources.room import STATES_ON_DISK
 from protocol.membership.handshake import TOLERANCE_S
 from protocol.run.manifest import RunManifest

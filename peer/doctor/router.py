@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import trio
 
-from peer.discovery.nat_pmp import NatPmp
-from peer.discovery.port_mapping import PortMapping
+from peer.discovery.port_mapping import NatPmp, PortMapping
 from peer.discovery.upnp import Upnp
 from peer.doctor.check import Check, Verdict, ok
 from protocol.events.events import Event, PortMapped

@@ -24,7 +24,7 @@ from peer.formatting import short
 from peer.joining.lobby import Lobby, fetch_manifest
 from peer.joining.standing import find_standing
 from peer.paths import run_dir
-from peer.resources.boot_clock import seconds_since_boot
+from peer.resources.computer import seconds_since_boot
 from protocol.membership.handshake import ClockOffsets, note_clock
 from protocol.run.greeting import make_hello
 from protocol.run.manifest import SignedManifest

@@ -5,12 +5,109 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from filelock import FileLock, Timeout
+
+# ------------------------------------------------------------------------------------------------------------------------
+# A file that says "its owner lives": the owner keeps it locked (flock) for as long as it does.
+#
+# The kernel lets go of the lock when the process ends, however it ends, so whether an owner is alive needs no guess; whoever
+# finds a file that nobody holds removes it.  `filelock` does not fit: a file here is locked before it has its name, and
+# others look at its lock without taking it.
+
+
+ATTEMPTS = 10
+
+
+class HeldFile:
+    """A file of ours at `path`.  All methods raise OSError when its folder cannot be used."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._descriptor: int | None = None
+
+    @property
+    def is_there(self) -> bool:
+        """Whether we hold it, and nobody has removed or replaced it."""
+        if self._descriptor is None:
+            return False
+        try:
+            return os.path.samestat(os.stat(self.path), os.fstat(self._descriptor))
+        except OSError:
+            return False
+
+    def put(self, data: bytes = b"") -> None:
+        """Make the file, in place of one that is there, and hold it."""
+        descriptor, temporary = self._temporary()
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)  # before it has its name, so that nobody sees it unlocked
+            os.write(descriptor, data)
+            os.replace(temporary, self.path)
+        except BaseException:
+            os.close(descriptor)
+            Path(temporary).unlink(missing_ok=True)
+            raise
+        self._let_go()
+        self._descriptor = descriptor
+
+    def remove(self) -> None:
+        """Take the file away, and its folder with it when it was the last one there."""
+        if self.is_there:
+            self.path.unlink(missing_ok=True)
+        self._let_go()
+        try:
+            self.path.parent.rmdir()
+        except OSError:
+            pass  # others are still there
+
+    def _temporary(self) -> tuple[int, str]:
+        """A new file in the folder.  Who removes the last file there removes the folder, maybe just before our first."""
+        for _ in range(ATTEMPTS):
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            try:
+                return tempfile.mkstemp(dir=self.path.parent, prefix=".")
+            except FileNotFoundError:
+                continue
+        raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(self.path.parent))
+
+    def _let_go(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def read_held(path: Path, limit: int) -> bytes | None:
+    """Up to `limit` bytes of a file whose owner lives; None for any other, and a dead owner's file is removed."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        if _lock_is_free(descriptor):
+            path.unlink(missing_ok=True)
+            return None
+        return os.read(descriptor, limit)
+    finally:
+        os.close(descriptor)
+
+
+def _lock_is_free(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+
 
 PID_CHARACTERS = 32
 

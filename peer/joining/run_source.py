@@ -6,6 +6,7 @@ invitation is `protocol.run.manifest`'s and `protocol.run.invitation`'s business
 
 from __future__ import annotations
 
+import re
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
@@ -17,18 +18,73 @@ from peer.addresses import multiaddr_of
 from peer.control.client import ControlClient, ControlError
 from peer.errors import ExitCode, PeerError
 from peer.files.atomic import write_atomically
-from peer.joining.environment import environment_problem
-from peer.joining.mistaken_words import remedy_for
 from peer.keyfile import load_or_create_identity
 from peer.paths import make_private, manifest_file
 from peer.settings.values import USUAL_PORT
 from peer.weights.brought import Brought, Tell, brought_by, tell_of_mismatches
 from protocol.run.invitation import Invitation, looks_like_invitation, read_invitation
-from protocol.run.manifest import MAX_MANIFEST_BYTES, SignedManifest, open_manifest, sign
+from protocol.run.manifest import MAX_MANIFEST_BYTES, RunManifest, SignedManifest, open_manifest, sign
 from protocol.run.run_file import RunFileError, load_run_file
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import HASH_BYTES, Hash
 from protocol.wire.identity import PeerId
+from trainer.environments.registry import check_named, files_of
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Words that people give where a run belongs, and that name something else: each has a sentence with the remedy.
+
+
+MULTIADDR = re.compile(r"/(ip4|ip6|dns|dns4|dns6|dnsaddr|p2p)/")
+URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+HOST_AND_PORT = re.compile(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9.-]+):[0-9]{1,5}")
+PEER_ID = re.compile(r"(12D3KooW|Qm)[1-9A-HJ-NP-Za-km-z]{40,}")
+
+
+def remedy_for(word: str) -> str:
+    """What to do instead of giving `word`; "" for a word that may well name a run."""
+    shown = "".join(character for character in word if character.isprintable())[:120]
+    if URL.match(word):
+        return (
+            f"{shown} is a web address, and nothing is fetched from the web; download it yourself and give the file, "
+            "or give the invitation (mh1…) that stands there"
+        )
+    if MULTIADDR.match(word):
+        return (
+            f"{shown} is the address of a peer, which does not say which run; ask for an invitation: there it is "
+            "printed by `peer status --json` or `peer run invite`"
+        )
+    if HOST_AND_PORT.fullmatch(word):
+        return (
+            f"{shown} is an address, which does not say which run, nor who answers there; ask for an invitation: there it "
+            f"is printed by `peer run invite --address {shown}`"
+        )
+    if PEER_ID.fullmatch(word):
+        return f"{shown} is the ID of a peer, which does not say which run or where it is; ask for an invitation"
+    return ""
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# The environment that a run with rollouts names: whether there is one like that, with the files that it reads.
+
+
+def environment_problem(manifest: RunManifest) -> str | None:
+    """Why no peer could open the environment of a run, as a sentence; None where it could, or there is none."""
+    rl = manifest.rl
+    if rl is None:
+        return None
+    try:
+        check_named(rl.environment, rl.problems)
+    except ValueError as error:
+        return f"[rl] environment: {error}"
+    unknown = {path for path, _ in files_of(rl.environment)} ^ {file.path for file in rl.files}
+    if unknown:
+        told = ", ".join(sorted(unknown))
+        return f"[rl] files are not those that the environment reads ({told}); remove files, which follow from it"
+    return None
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+
 
 DEFAULT_PORT = USUAL_PORT
 """Where a peer listens if nobody says otherwise (TCP)."""

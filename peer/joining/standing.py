@@ -12,7 +12,7 @@ from pathlib import Path
 
 from peer.errors import ExitCode, PeerError
 from peer.files.atomic import write_atomically
-from peer.joining.environment import environment_problem
+from peer.joining.run_source import environment_problem
 from protocol.chain.base import round_settings
 from protocol.chain.history import History
 from protocol.chain.store import Store

@@ -3,21 +3,78 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import trio
 
 from peer.errors import ExitCode, PeerError
 from peer.formatting import size
 from peer.resources.computer import available_memory
-from peer.resources.gpu import free_gpu_memory
-from peer.resources.memory import memory_need, memory_problem
-from peer.resources.role import choose_role
+from peer.resources.memory import free_gpu_memory, memory_need, memory_problem
 from protocol.events.events import Event, Notice, RoleChosen
 from protocol.run.manifest import RunManifest
-from protocol.wire.hashes import Hash
+from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import PeerId
 from protocol.wire.presence import Role
 from trainer.generate.choice import GeneratorName, choose_generator
+
+# ------------------------------------------------------------------------------------------------------------------------
+# What a peer does in a run where its owner leaves that open: what the manifest wants of it and this computer can carry.
+#
+# A run without rollouts is trained.  In one with rollouts, a founder trains, as the run waits for its founders; where
+# anybody may begin, the organiser and whoever has a GPU for it train.  Others generate, but for one in eight, drawn by run
+# and peer, that verifies.  Where memory does not suffice for that, a peer takes the first of generating, verifying and
+# serving that it does suffice for.  The choice follows from the manifest, the peer's ID and free memory alone.
+
+
+VALIDATE_ONE_IN = 8
+"""Verifying a rollout costs less than a tenth of making it, and each is verified about once."""
+WORDS = {
+    Role.TRAINER: "training",
+    Role.ROLLOUT: "generating rollouts",
+    Role.VALIDATOR: "verifying rollouts",
+    Role.SEED: "keeping and serving the run",
+}
+
+
+class Choice(NamedTuple):
+    """A role, and why in one sentence."""
+
+    role: Role
+    reason: str
+
+
+def choose_role(manifest: RunManifest, run: Hash, peer: PeerId, available: int, gpu: int | None) -> Choice:
+    """available: bytes of free memory.  gpu: free bytes of the GPU's, None without one."""
+    if manifest.rl is None:
+        return Choice(Role.TRAINER, "the run has no rollouts, so its peers train")
+    wanted, why = _wanted(manifest, run, peer, gpu)
+    for role in (wanted, Role.ROLLOUT, Role.VALIDATOR):
+        if memory_problem(manifest, role, available, gpu) is None:
+            lacks = "" if role is wanted else f", and memory does not suffice for {WORDS[wanted]}"
+            return Choice(role, f"{why}{lacks}; {WORDS[role]} takes {_needed(manifest, role, gpu)}")
+    return Choice(Role.SEED, f"memory suffices neither for training nor for rollouts ({size(available)} are free)")
+
+
+def _wanted(manifest: RunManifest, run: Hash, peer: PeerId, gpu: int | None) -> tuple[Role, str]:
+    if manifest.founders != "anyone" and peer in manifest.founders:
+        return Role.TRAINER, "this peer is a founder, and the run waits for its founders to train"
+    if manifest.founders == "anyone" and peer == manifest.organiser:
+        return Role.TRAINER, "anybody may begin the run, and this peer is its organiser"
+    if manifest.founders == "anyone" and gpu is not None and memory_problem(manifest, Role.TRAINER, 1 << 62, gpu) is None:
+        return Role.TRAINER, "anybody may begin the run, and this computer has a GPU that can train it"
+    if hash_bytes("role", run + peer.encode())[0] % VALIDATE_ONE_IN == 0:
+        return Role.VALIDATOR, f"one in {VALIDATE_ONE_IN} of those who do not train verifies, and the draw fell on this peer"
+    return Role.ROLLOUT, "others train in this run"
+
+
+def _needed(manifest: RunManifest, role: Role, gpu: int | None) -> str:
+    need = memory_need(manifest, role, "cpu" if gpu is None else "cuda")
+    return f"{size(need.host)} of memory" + (f" and {size(need.gpu)} of the GPU's" if need.gpu else "")
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+
 
 FOUNDER_RESTS = (
     "this peer is a founder of the run, and does not vote with the role {role}: until four peers have earned a vote, the "

@@ -8,10 +8,52 @@ from __future__ import annotations
 
 import math
 import os
+import resource
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
+
+# ------------------------------------------------------------------------------------------------------------------------
+# How many files and sockets this process may have open.
+
+
+WANTED = 4096
+"""More than all connections together that a peer allows, and its own files."""
+
+
+def raise_open_files() -> int:
+    """Raise this process's limit to `WANTED`, or as far as the system allows; returns the limit that holds then.
+
+    The usual limit of 1024 is less than strangers may take of a peer, and a peer that can open no file stops.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= WANTED:
+        return WANTED if soft == resource.RLIM_INFINITY else soft
+    limit = WANTED if hard == resource.RLIM_INFINITY else min(hard, WANTED)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    except (ValueError, OSError):
+        return soft
+    return limit
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# A clock that runs on while the computer is suspended: the event loop's stands still then.
+
+
+CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+"""Linux has one for it; the monotonic clock of macOS is one, other than the one that Python's own functions read."""
+
+
+def seconds_since_boot() -> float:
+    """Suspended ones included."""
+    return time.clock_gettime(CLOCK)
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+
 
 GROUPS = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")

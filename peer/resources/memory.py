@@ -6,7 +6,9 @@ What both processes share (the parameters, the contribution) is the peer's and c
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 
 from kernels.codec import encoded_bytes
 from kernels.layout import chunk_layout, payload_bytes
@@ -16,6 +18,37 @@ from protocol.run.manifest import RunManifest
 from protocol.wire.presence import Role
 from trainer.config import TrainingConfig
 from trainer.memory import Work, trainer_memory
+
+# ------------------------------------------------------------------------------------------------------------------------
+# The GPU that a trainer would compute on, seen without loading torch.
+
+
+def free_gpu_memory() -> int | None:
+    """Free bytes of the roomiest NVIDIA GPU; None when a trainer would compute on the CPU.
+
+    That is when torch is built for CPUs, when CUDA_VISIBLE_DEVICES hides all GPUs, or when there is no working one.
+    """
+    try:
+        if version("torch").endswith("+cpu") or os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1"):
+            return None
+        import pynvml
+
+        pynvml.nvmlInit()
+    except (PackageNotFoundError, ImportError):
+        return None
+    except pynvml.NVMLError:
+        return None
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        return max((int(pynvml.nvmlDeviceGetMemoryInfo(handle).free) for handle in handles), default=None)
+    except pynvml.NVMLError:
+        return None
+    finally:
+        pynvml.nvmlShutdown()
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+
 
 PROCESS_BYTES = 130 << 20
 """Python, the network, its connections."""

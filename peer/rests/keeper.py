@@ -3,13 +3,133 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from typing import Protocol, TypeVar
 
 import trio
 
-from peer.rests.judge import Judge, Limits, Reading, Rest
+from peer.settings.schedule import Schedule
 from protocol.wire.presence import WhyIdle
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Whether this peer rests by itself, and why: what a person set against what the sensors say.
+#
+# Pure.  At most one reason holds at a time, the first in the order of `Judge.judge`, each with a sentence that says what
+# ends it.  What is measured has two limits, and a rest its least length, so that a value near the limit does not switch back
+# and forth.
+
+
+COOLER_C = 5.0
+"""A peer that rests for heat goes on when it is cooler than the limit by so much."""
+LEAST_REST_S = 60.0
+BUSY_PERCENT, FREE_PERCENT = 20.0, 5.0
+"""A peer makes way for other programs that use more than this much of its GPU, until they use no more than that."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a person set; None where nothing is.  max_temperature: Celsius."""
+
+    schedule: Schedule | None = None
+    max_temperature: float | None = None
+    on_battery: bool = False
+    yield_gpu: bool = False
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What the sensors say; None where there is no such sensor.
+
+    now: local time.  at: seconds on a clock that never jumps.  temperature: of the hottest GPU.  plugged: whether there is
+    power from outside.  gpu_used_by_others: percent, of a GPU on which a peer computes.
+    """
+
+    now: datetime
+    at: float
+    temperature: float | None = None
+    plugged: bool | None = None
+    gpu_used_by_others: float | None = None
+
+
+@dataclass(frozen=True)
+class Rest:
+    """why: the reason.  detail: a sentence with what ends it."""
+
+    why: WhyIdle
+    detail: str
+
+
+class _Threshold:
+    """Above `most` it begins; it ends at `enough` or below, `LEAST_REST_S` later at the earliest."""
+
+    def __init__(self, most: float | None, enough: float | None) -> None:
+        self.most, self.enough = most, enough
+        self._since: float | None = None
+
+    def is_passed(self, value: float | None, at: float) -> bool:
+        """Whether it holds now.  What is not measured does not pass it."""
+        if self.most is None or self.enough is None or value is None:
+            self._since = None
+        elif self._since is None:
+            self._since = at if value > self.most else None
+        elif value <= self.enough and at - self._since >= LEAST_REST_S:
+            self._since = None
+        return self._since is not None
+
+
+class Judge:
+    """Remembers what it said, for the second limits."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = Limits()
+        self._heat, self._others = _Threshold(None, None), _Threshold(None, None)
+        self.change(limits)
+
+    def change(self, limits: Limits) -> None:
+        """Judge by these from now on."""
+        most = limits.max_temperature
+        if most != self.limits.max_temperature:
+            self._heat = _Threshold(most, most - COOLER_C if most is not None else None)
+        if limits.yield_gpu != self.limits.yield_gpu:
+            self._others = _Threshold(BUSY_PERCENT, FREE_PERCENT) if limits.yield_gpu else _Threshold(None, None)
+        self.limits = limits
+
+    def judge(self, reading: Reading) -> Rest | None:
+        """Why to rest now; None when nothing speaks against computing."""
+        heat, others = self._by_heat(reading), self._by_others(reading)  # both are asked: they remember
+        return self._by_the_clock(reading) or self._by_battery(reading) or heat or others
+
+    def _by_the_clock(self, reading: Reading) -> Rest | None:
+        schedule = self.limits.schedule
+        if schedule is None or schedule.allows(reading.now):
+            return None
+        until = schedule.next_change(reading.now).strftime("%A %H:%M")
+        return Rest(WhyIdle.OUTSIDE_HOURS, f"rests until {until}: these are not its hours ({schedule.text})")
+
+    def _by_battery(self, reading: Reading) -> Rest | None:
+        if reading.plugged is not False or self.limits.on_battery:
+            return None
+        return Rest(WhyIdle.ON_BATTERY, "on battery: goes on when it is plugged in, or with `peer config on_battery yes`")
+
+    def _by_heat(self, reading: Reading) -> Rest | None:
+        heat = self._heat
+        if not heat.is_passed(reading.temperature, reading.at):
+            return None
+        return Rest(WhyIdle.TOO_HOT, f"a GPU was hotter than {heat.most:.0f} °C: goes on at {heat.enough:.0f} °C")
+
+    def _by_others(self, reading: Reading) -> Rest | None:
+        if not self._others.is_passed(reading.gpu_used_by_others, reading.at):
+            return None
+        return Rest(
+            WhyIdle.GPU_WANTED,
+            f"other programs use the GPU: goes on when they use less than {FREE_PERCENT:.0f} % of it (yield_gpu)",
+        )
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+
 
 LOOK_S = 2.0
 READ_TIMEOUT_S = 10.0

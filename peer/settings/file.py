@@ -8,12 +8,13 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from peer.errors import ExitCode, PeerError
 from peer.files.atomic import write_atomically
-from peer.settings.preferences import SETTINGS
+from peer.settings.preferences import SETTINGS, Preferences
 from protocol.run.toml_text import MAX_SAID, decode_toml, parse_toml
 
 MAX_FILE_BYTES = 1 << 20
@@ -90,3 +91,56 @@ def _as_text(path: Path, name: str, value: Any) -> str:
     if isinstance(value, (str, int, float)):
         return str(value)
     raise PeerError(f"{path}: {name} is neither text nor a number; write it as `peer config` shows it", ExitCode.USAGE)
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# The value of each setting, and where it comes from: the command line, else the environment, else peer.toml.
+
+
+DEFAULT = "default"
+
+
+@dataclass(frozen=True)
+class Effective:
+    """source: the flag, the variable, the path of the file, or "default"."""
+
+    value: Any
+    source: str
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """Every setting, by name.  path: of peer.toml, None when none is to be read."""
+
+    path: Path | None
+    settings: dict[str, Effective]
+
+    @property
+    def preferences(self) -> Preferences:
+        """The values alone."""
+        return Preferences(**{name: effective.value for name, effective in self.settings.items()})
+
+
+def gather(flags: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> Gathered:
+    """flags: values that were read from the command line, by name; None where nothing was said.  Raises PeerError."""
+    path = config_file(environment)
+    written = read_config(path) if path is not None else {}
+    settings = {}
+    for name, setting in SETTINGS.items():
+        if flags.get(name) is not None:
+            settings[name] = Effective(flags[name], setting.flag)
+        elif environment.get(setting.variable):
+            settings[name] = _read(name, environment[setting.variable], setting.variable)
+        elif name in written:
+            settings[name] = _read(name, written[name], str(path))
+        else:
+            settings[name] = Effective(setting.default, DEFAULT)
+    return Gathered(path, settings)
+
+
+def _read(name: str, text: str, source: str) -> Effective:
+    where = source if source == SETTINGS[name].variable else f"{source}: {name}"
+    try:
+        return Effective(SETTINGS[name].read(text), source)
+    except ValueError as error:
+        raise PeerError(f"{where}: {error}", ExitCode.USAGE) from error

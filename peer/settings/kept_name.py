@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from peer.files.atomic import write_atomically
+from peer.settings.file import DEFAULT, Effective, Gathered
 from peer.settings.preferences import SETTINGS
-from peer.settings.sources import DEFAULT, Effective, Gathered
 from peer.settings.values import read_name
 
 FILE_NAME = "name"

@@ -12,24 +12,219 @@ the trainer sees the end of its socket and ends itself.
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import trio
 
 from kernels.layout import chunk_layout, payload_bytes
-from peer.trainer_process.channel import Listener, TrainerChannel, unheard
-from peer.trainer_process.child import how_it_ended, reap
+from peer.installation import child_environment
 from peer.trainer_process.log import TrainerLog
-from peer.trainer_process.start import start_trainer
 from protocol.chain.outer_state import SharedRegion
 from protocol.events.events import Event, Notice, TrainerStarted, TrainerStopped
 from protocol.run.manifest import RunManifest
-from protocol.trainer_link import ComputeTask, Contribution, NotMeasured, Progress, TrainerGaveUp, Tried
+from protocol.trainer_link import (
+    ComputeTask,
+    Contribution,
+    Generated,
+    GenerateTask,
+    NotMeasured,
+    Progress,
+    RolloutVerdict,
+    TaskFile,
+    TrainerDied,
+    TrainerGaveUp,
+    Tried,
+    VerifyTask,
+)
+from protocol.wire.rollouts import Reason, Verdict
 from trainer.generate.choice import GeneratorName
+from trainer.service import frames
+
+# ------------------------------------------------------------------------------------------------------------------------
+# The conversation with one trainer process: commands, their answers and progress, over a socket.
+#
+# A trainer that does not take a command, or says what cannot be understood, is killed: its end is the caller's answer.
+
+
+Listener = Callable[[dict[str, Any]], None]
+"""Hears the progress of a command."""
+
+
+def unheard(message: dict[str, Any]) -> None:
+    """A listener for commands that tell no progress."""
+
+
+@dataclass
+class _Call:
+    """A command whose answer somebody waits for.  death: why none will come."""
+
+    on_progress: Listener
+    answered: trio.Event = field(default_factory=trio.Event)
+    answer: dict[str, Any] | None = None
+    death: str = ""
+
+
+class TrainerChannel:
+    """Our end of the socket to `process`.
+
+    heard_at: trio time of its last word.  fault: why it ends, where that is known before it has ended; a sentence.
+    """
+
+    def __init__(self, connection: socket.socket, process: trio.Process) -> None:
+        connection.setblocking(False)
+        self.process = process
+        self.heard_at = trio.current_time()
+        self.fault = ""
+        self._connection = connection
+        self._calls: dict[int, _Call] = {}
+        self._last_id = 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether somebody waits for an answer."""
+        return bool(self._calls)
+
+    async def ask(self, command: str, on_progress: Listener = unheard, **fields: Any) -> dict[str, Any]:
+        """Send a command and wait for its answer; cancelling abandons it.  Raises TrainerDied."""
+        id = self._last_id = self._last_id + 1
+        call = self._calls[id] = _Call(on_progress)
+        try:
+            self.send({"do": command, "id": id, **fields})
+            await call.answered.wait()
+        except trio.Cancelled:
+            self.send({"do": "abandon", "id": id})
+            raise
+        finally:
+            del self._calls[id]
+        if call.answer is None:
+            raise TrainerDied(call.death)
+        return call.answer
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Commands are far smaller than the socket's buffer, and the trainer always reads: this never blocks."""
+        if self._connection.fileno() < 0:
+            return  # closed: the process is being reaped
+        data = frames.pack(message)
+        try:
+            sent = self._connection.send(data)
+        except OSError:
+            sent = 0
+        if sent != len(data):
+            self.process.kill()  # it is gone or does not read; `listen` notices its end
+
+    def kill(self, fault: str) -> None:
+        """End the process for a reason of ours."""
+        self.fault = fault
+        self.process.kill()
+
+    def fail(self, reason: str) -> None:
+        """The process has ended: no call gets an answer any more."""
+        for call in self._calls.values():
+            call.death = reason
+            call.answered.set()
+
+    async def listen(self) -> None:
+        """Deliver what the trainer says, until it says nothing ever more."""
+        try:
+            await self._receive()
+        except (ValueError, TypeError, KeyError) as error:
+            self.kill(f"the trainer spoke nonsense: {error}")
+
+    async def _receive(self) -> None:
+        buffer = bytearray()
+        while True:
+            await trio.lowlevel.wait_readable(self._connection.fileno())
+            try:
+                data = self._connection.recv(frames.MAX_FRAME_BYTES)
+            except BlockingIOError:
+                continue
+            except ConnectionError:
+                return
+            if not data:
+                return
+            buffer += data
+            self.heard_at = trio.current_time()
+            while (message := frames.take(buffer)) is not None:
+                self._deliver(message)
+
+    def _deliver(self, message: dict[str, Any]) -> None:
+        call = self._calls.get(message["id"])
+        match message["is"]:
+            case "failed":
+                self.fault = message["reason"]  # its end follows, and is what the caller waits for
+            case "progress" if call is not None:
+                call.on_progress(message)
+            case "progress":
+                pass  # of something abandoned
+            case _ if call is not None:
+                call.answer = message
+                call.answered.set()
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# The end of a child process: waiting for it, and saying in words how it came.
+#
+# Nothing of ours may be left behind, not even a zombie, so a child that does not end in time is killed and reaped.
+
+
+async def reap(process: trio.Process, deadline_s: float) -> None:
+    """Wait for a process that has reason to end; kill it when it does not end by itself in time."""
+    with trio.move_on_after(deadline_s):
+        await process.wait()
+        return
+    process.kill()
+    await process.wait()
+
+
+def how_it_ended(status: int | None, last_line: str) -> str:
+    """The end of the sentence that begins with the process's name.  status: as `subprocess` has it."""
+    if status is not None and status < 0:
+        memory = " (the system may be out of memory)" if -status == signal.SIGKILL else ""
+        return f"was killed by {signal.Signals(-status).name}{memory}"
+    return f"ended with exit code {status}" + (f": {last_line}" if last_line else "")
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# How a trainer process is started: its command, what it inherits, its environment.
+
+
+PROGRAM: tuple[str, ...] = ("trainer",)
+"""The module that it runs, and words before its options."""
+OPTIONS = ("--fd", "--theta-fd", "--contribution-fd")
+
+
+async def start_trainer(fds: Sequence[int]) -> trio.Process:
+    """Start a trainer with its socket, theta and contribution (`OPTIONS`); raises OSError."""
+    options = [text for name, fd in zip(OPTIONS, fds, strict=True) for text in (name, str(fd))]
+    return await trio.lowlevel.open_process(
+        [sys.executable, "-m", *PROGRAM, *options],
+        pass_fds=fds,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=environment(os.environ),
+    )
+
+
+def environment(ours: Mapping[str, str]) -> dict[str, str]:
+    """A trainer's environment in a peer that has `ours`.
+
+    OpenMP reads its policy when it is loaded, so it has to be here: threads that have nothing to do sleep, instead of
+    keeping a core busy that another trainer could use.
+    """
+    return {"OMP_WAIT_POLICY": "PASSIVE", **child_environment(ours), "PYTHONUNBUFFERED": "1"}
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+
 
 START_DEADLINE_S = 180.0
 """Importing torch and reading the corpus on a slow, busy computer."""
@@ -349,3 +544,67 @@ class TrainerProcess:
     def _wake(self) -> None:
         self._changed.set()
         self._changed = trio.Event()
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# The trainer process of a run with rollouts: it keeps versions of the weights too, and makes and verifies batches.
+
+
+class RolloutProcess(TrainerProcess):
+    """A `protocol.trainer_link.RolloutLink` to a real process."""
+
+    async def keep_version(self, version: int, theta: memoryview) -> None:
+        """As `RolloutLink.keep_version`."""
+        self._check_theta(theta)
+        await self._ask_alone("keep_version", version=version)
+
+    async def use_tasks(self, sets: Sequence[TaskFile]) -> Mapping[int, str]:
+        """As `RolloutLink.use_tasks`."""
+        answer = await self._ask_alone("use_tasks", sets=[{**vars(each), "path": str(each.path)} for each in sets])
+        return {first: reason for first, reason in answer["unusable"]}
+
+    async def generate(self, task: GenerateTask, path: Path, on_progress: Callable[[int, int], None]) -> Generated:
+        """As `RolloutLink.generate`."""
+
+        def progress(message: dict[str, Any]) -> None:
+            on_progress(message["done"], message["total"])
+
+        answer = await self._ask_alone("generate", progress, task=_fields(task), path=str(path))
+        self._worked()
+        return Generated(answer["rollouts"], answer["tokens"])
+
+    async def verify(self, task: VerifyTask, path: Path) -> tuple[RolloutVerdict, ...]:
+        """As `RolloutLink.verify`."""
+        told: list[dict[str, Any]] = []
+        await self.until_ready()  # an end before it has the bytes is its own
+        self._at_risk = True
+        try:
+            await self._ask_alone(
+                "verify", lambda message: told.extend(message["verdicts"]), task=_fields(task), path=str(path)
+            )
+        finally:
+            self._at_risk = False
+        self._worked()
+        return tuple(
+            RolloutVerdict(
+                _verdict(each),
+                Reason(each["reason"]),
+                each["detail"],
+                each["reward"],
+                each["tokens"],
+                each["exact"],
+                each["sure"],
+            )
+            for each in told
+        )
+
+
+def _verdict(told: dict[str, Any]) -> Verdict:
+    if told["reason"]:
+        return Verdict.REJECT
+    return Verdict.ACCEPT if told["reward"] is not None else Verdict.INCONCLUSIVE
+
+
+def _fields(task: GenerateTask | VerifyTask) -> dict[str, Any]:
+    """Of a batch, for the trainer."""
+    return {**vars(task), "run": task.run.hex()}

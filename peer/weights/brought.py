@@ -7,29 +7,33 @@ each other.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from peer.errors import ExitCode, PeerError
 from peer.paths import make_private, run_dir
-from peer.weights.start import FolderStart
-from peer.weights.tokenizer_facts import tokenizer_facts
-from peer.weights.tokenizer_files import check_readable
+from peer.weights.tokenizer_files import check_readable, keep_tokenizer
 from protocol.chain.disk import Disk, StoreFailed
+from protocol.chain.outer_state import genesis_state
+from protocol.chain.records import genesis_tip
+from protocol.chain.results import Checkpoints
 from protocol.chain.weight_files import WeightFiles
-from protocol.run.manifest import RunManifest, SignedManifest
+from protocol.run.manifest import STATE_BYTES_PER_PARAMETER, RunManifest, SignedManifest
 from protocol.run.rl_section import RlSection
 from protocol.run.run_file import RunFileError, sections_of
 from protocol.run.sections import CHATS, MAX_FILE_BYTES, TASKS, TOKENIZER, FileSection
 from protocol.sync.run_files import file_section, keep_file
-from protocol.wire.hashes import Hash
+from protocol.wire.hashes import Hash, chunk_hash, tree_root
 from trainer.config import TrainingConfig
 from trainer.data.chat_reading import ChatReading
-from trainer.data.templates import TemplatedTokenizer
-from trainer.data.tokens import ByteTokenizer
+from trainer.data.marks import MESSAGE_END, TURN_END, Mark
+from trainer.data.templates import TEMPLATES, TemplatedTokenizer
+from trainer.data.tokens import ByteTokenizer, special_in
 from trainer.environments.jsonl import digest_of, read_file
 from trainer.environments.packages import PackageMissing
 from trainer.environments.records import Task, read_tasks
@@ -37,8 +41,157 @@ from trainer.environments.registry import check_named, files_of, problems_of, wi
 from trainer.environments.sandbox import SandboxUnavailable
 from trainer.environments.solve_rates import SolveRates, told
 from trainer.git_lfs import POINTER_FLAW, is_pointer, is_pointer_file
+from trainer.models.llama.huggingface import ends_in
 from trainer.reading import environment_of, reading_of, tokenizer_of
 from trainer.rl.targets import prompt_flaw
+from trainer.weights.numbers import FolderError
+from trainer.weights.reading import WeightsFolder, json_in
+
+# ------------------------------------------------------------------------------------------------------------------------
+# A run that begins with the weights of a Hugging Face folder: the state after 0 rounds, hashed, and kept on disk.
+#
+# The manifest has the digest of that state.  The organiser's data directory keeps it as the checkpoint after 0 rounds, from
+# which its peer begins, and which other peers fetch as they fetch any checkpoint.
+
+
+class FolderStart:
+    """A `protocol.run.run_file.Start`.  Raises `PeerError` for a folder that no run can begin with."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._leaves: dict[int, list[Hash]] = {}
+        with _refusals():
+            self._weights = WeightsFolder(folder)
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """The model section of a run that begins with the folder."""
+        return self._weights.facts
+
+    def digest(self, piece_bytes: int) -> Hash:
+        """Of the state before the first round: the folder's weights, and no momentum.  Reads all of them, once."""
+        if piece_bytes not in self._leaves:
+            with _refusals():
+                self._leaves[piece_bytes] = [chunk_hash(piece) for piece in self._pieces(piece_bytes)]
+        return tree_root(self._leaves[piece_bytes])
+
+    def keep(self, signed: SignedManifest, data: Path) -> None:
+        """Write that state as the checkpoint after 0 rounds of the run, unless it is there, or the run is further.
+
+        Raises `PeerError`, also when the folder has changed since its digest was taken.
+        """
+        state, folder = genesis_state(signed.manifest), run_dir(data, signed.run)
+        assert state is not None, "a run that begins with a folder names its state"
+        checkpoints = Checkpoints(Disk(), make_private(make_private(folder) / "checkpoints"))
+        if checkpoints.marks():
+            return
+        changed = PeerError(f"{self.folder} has changed while it was read; give it again", ExitCode.INPUT)
+        if self.digest(state.piece_bytes) != state.digest:
+            raise changed
+        leaves = self._leaves[state.piece_bytes]
+        try:
+            download = checkpoints.download(0, genesis_tip(signed.run), leaves, state.size_bytes, state.piece_bytes)
+            at = 0
+            with _refusals():
+                for block in self._weights.values():
+                    raw = block.astype("<f4", copy=False).tobytes()
+                    download.view[at : at + len(raw)] = raw
+                    at += len(raw)
+            if download.missing():
+                raise changed
+            download.commit()
+        except StoreFailed as error:
+            raise PeerError(str(error), ExitCode.RESOURCES) from error
+        keep_tokenizer(self.folder, folder)
+
+    def _pieces(self, piece_bytes: int) -> Iterator[bytes]:
+        """The state's bytes, piece after piece."""
+        held = bytearray()
+        for block in self._weights.values():
+            held += np.ascontiguousarray(block, "<f4").tobytes()
+            while len(held) >= piece_bytes:
+                yield bytes(held[:piece_bytes])
+                del held[:piece_bytes]
+        momentum = (STATE_BYTES_PER_PARAMETER // 2) * self._weights.config.parameters
+        zeros = bytes(piece_bytes)
+        while momentum or held:
+            added = min(momentum, piece_bytes - len(held))
+            momentum -= added
+            yield bytes(held) + zeros[:added]
+            held.clear()
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    try:
+        yield
+    except FolderError as error:
+        raise PeerError(str(error), ExitCode.INPUT) from error
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# What a manifest says of a tokenizer, read from the files that a model's folder has beside it.
+
+
+TURN_ENDS = {"chatml": TURN_END, "llama3": MESSAGE_END}
+MOST_ENDS = 8
+
+
+def tokenizer_facts(path: Path, said: Mapping[str, Any]) -> dict[str, Any]:
+    """template and ends for the tokenizer in `path`.  said: what a person says of them, which is taken as it is.
+
+    The template is the one whose marks the tokenizer has; the end tokens are the one that the template ends turns with, and
+    those that the folder names.  Raises `PeerError`.
+    """
+    try:
+        special = special_in(path)
+    except ValueError as error:
+        raise PeerError(str(error), ExitCode.INPUT) from error
+    facts = {name: value for name, value in said.items() if name != "from"}
+    template = facts.setdefault("template", _template(special))
+    if "ends" not in facts:
+        named = [TURN_ENDS[template]] if template in TURN_ENDS else []
+        ends = [special[name] for name in named if name in special]
+        ends += [end for end in _ends(path.parent, special) if end in special.values()]
+        facts["ends"] = list(dict.fromkeys(ends))[:MOST_ENDS]
+    if facts["ends"] == []:
+        raise PeerError(
+            f"nothing beside {path} says which token ends a text; add ends = [NUMBER] to [tokenizer] in the run file",
+            ExitCode.INPUT,
+        )
+    return facts
+
+
+def _template(special: Mapping[str, int]) -> str:
+    """The first one that needs marks and has them all; "plain" where none does."""
+    for name, template in TEMPLATES.items():
+        marks = {piece for piece in (*template.begin, *template.heading, *template.close) if isinstance(piece, Mark)}
+        if marks and marks <= special.keys():
+            return name
+    return "plain"
+
+
+def _ends(folder: Path, special: Mapping[str, int]) -> Iterator[int]:
+    """The end tokens that the folder names, the most particular file first."""
+    for name in ("generation_config.json", "config.json"):
+        yield from ends_in(_json(folder / name))
+    text = _json(folder / "tokenizer_config.json").get("eos_token")
+    text = text.get("content") if isinstance(text, dict) else text
+    if isinstance(text, str) and text in special:
+        yield special[text]
+
+
+def _json(path: Path) -> Mapping[str, Any]:
+    """An object in a file; empty for a file that is not there or none.  Raises `PeerError` for a pointer of Git LFS."""
+    if is_pointer_file(path):
+        raise PeerError(f"{path} {POINTER_FLAW}", ExitCode.INPUT)
+    with suppress(FolderError):
+        return json_in(path, "copy it again")
+    return {}
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+
 
 SAMPLE = 64
 """Problems of an environment whose prompts are looked at before a run begins."""

@@ -9,9 +9,8 @@ from pathlib import Path
 from peer.errors import ExitCode, PeerError
 from peer.weights.new_folder import check_room, check_target, published_as, told
 from peer.weights.tokenizer_files import take_tokenizer
-from trainer.weights.errors import FolderError
 from trainer.weights.merging import Linear, Rule, Slerp, Ties, merged
-from trainer.weights.numbers import ExportFormat
+from trainer.weights.numbers import ExportFormat, FolderError
 from trainer.weights.reading import WeightsFolder
 from trainer.weights.writing import write_folder
 

@@ -16,8 +16,7 @@ from peer.paths import make_private, run_dir
 from protocol.run.manifest import SignedManifest
 from trainer.config import TrainingConfig
 from trainer.models.llama.config import ParameterPlace, parameter_layout
-from trainer.weights.errors import FolderError
-from trainer.weights.numbers import ExportFormat
+from trainer.weights.numbers import ExportFormat, FolderError
 from trainer.weights.reading import check_repeated
 from trainer.weights.safetensors_file import READ_BYTES, StoredTensor, header_of, tensors_in
 

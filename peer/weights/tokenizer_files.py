@@ -12,7 +12,7 @@ from typing import Any
 
 from peer.errors import ExitCode, PeerError
 from peer.paths import make_private
-from trainer.weights.errors import FolderError
+from trainer.weights.numbers import FolderError
 from trainer.weights.reading import json_in
 
 NAMES = (

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from peer.cli import main
-from peer.trainer_process.rollouts import RolloutProcess
+from peer.trainer_process.process import RolloutProcess
 from protocol.trainer_link import Generated, GenerateTask
 
 honest = RolloutProcess.generate

@@ -18,8 +18,7 @@ from typing import Any
 import trio
 
 from peer.cli import main
-from peer.trainer_process.process import TrainerProcess
-from peer.trainer_process.rollouts import RolloutProcess
+from peer.trainer_process.process import RolloutProcess, TrainerProcess
 from protocol.trainer_link import ComputeTask, Contribution, Generated, GenerateTask, Progress, RolloutVerdict, VerifyTask
 
 GENERATE, VERIFY, LEARN, READ = "generate", "verify", "learn", "read"

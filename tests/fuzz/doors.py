@@ -23,7 +23,7 @@ from kernels.layout import chunk_layout
 from peer.control.client import MAX_REQUEST_BYTES as MAX_CONTROL_BYTES
 from peer.control.client import BadFrame as BadControlFrame
 from peer.control.client import Stamped, pack_frame, take_frame
-from peer.discovery import address_book, rendezvous
+from peer.discovery import contacts, rendezvous
 from protocol.allreduce.messages import PushHeader, push_plan
 from protocol.audit.evidence import (
     Law,
@@ -172,7 +172,7 @@ def _files(data: bytes) -> None:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "book"
         path.write_bytes(data)
-        assert all(isinstance(address, str) for address in address_book.read_book(path))
+        assert all(isinstance(address, str) for address in contacts.read_book(path))
 
 
 def _link_pair() -> tuple[socket.socket, socket.socket, Link, Link]:

@@ -19,11 +19,10 @@ from kernels.toploc import Malformed, Mismatch, Thresholds, check_form, compare_
 from tests.fuzz.mutations import mutated
 from tests.fuzz.tally import Tally
 from tests.trainer.rl.honest import CPU, FAMILIES, TOKENIZER, Letters, decoder, generate, parameters
-from trainer.rl.batch import decode_batch, encode_batch
 from trainer.rl.config import RlConfig
 from trainer.rl.rollout import Rollout
 from trainer.rl.verification import Assignment, Judged, Verifier
-from trainer.rl.worker import RolloutWorker, Tasks
+from trainer.rl.worker import RolloutWorker, Tasks, decode_batch, encode_batch
 
 SHAPES = ((96, 128), (40, 64), (33, 16), (7, 8), (1, 4))
 """Tokens and width of the hidden states whose proofs are changed; the last ones have fewer than 128 values a chunk."""

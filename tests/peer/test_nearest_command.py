@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from peer.cli import build_parser, main
+from peer.cli import SYNONYMS, build_parser, main
 from peer.errors import ExitCode
-from peer.nearest_command import SYNONYMS
 
 MEANT = {
     "stop": "peer leave",

@@ -8,7 +8,7 @@ from typing import Any
 
 from tokenizers.pre_tokenizers import ByteLevel
 
-from trainer.data import tokenizer_patterns as patterns
+from trainer.data import tokenizer_json as patterns
 
 Shape = dict[str, Any]
 

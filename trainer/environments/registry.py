@@ -6,18 +6,57 @@ import difflib
 import importlib.util
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trainer.environments import builtin, conversations, jsonl, reasoning_gym, verifiers_tasks
-from trainer.environments.environment import Environment
-from trainer.environments.mixture import Mixture
+from trainer.environments.environment import Environment, Problem
 from trainer.environments.naming import read_name, write_name
 from trainer.environments.packages import PackageProgram, installed_version
 from trainer.environments.reasoning_gym import ReasoningGym
 from trainer.environments.solve_rates import ALL, SolveRates
 from trainer.environments.verification import MATH_VERIFY, check_maths
 from trainer.environments.verifiers_tasks import VerifiersTasks
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Several environments as one: problem i is of environment i mod n.
+
+
+class Mixture(Environment):
+    """Problems of all environments in turn.  A problem's answer is the problem of the environment that it comes from."""
+
+    def __init__(self, environments: Sequence[Environment]) -> None:
+        if not environments:
+            raise ValueError("a mixture needs at least one environment")
+        self._environments = tuple(environments)
+        self.max_turns = max(environment.max_turns for environment in environments)
+
+    @property
+    def size(self) -> int:
+        return len(self._environments) * min(environment.size for environment in self._environments)
+
+    def problem(self, index: int) -> Problem:
+        number, part = divmod(self._checked(index), len(self._environments))
+        inner = self._environments[part].problem(number)
+        return Problem(index, inner.prompt, inner)
+
+    def score(self, problem: Problem, turns: Sequence[str]) -> float:
+        return self._of(problem).score(problem.answer, turns)
+
+    def is_exact(self, problem: Problem) -> bool:
+        return self._of(problem).is_exact(problem.answer)
+
+    def solution(self, problem: Problem) -> tuple[str, ...]:
+        return self._of(problem).solution(problem.answer)
+
+    def reply(self, problem: Problem, turns: Sequence[str]) -> str | None:
+        return self._of(problem).reply(problem.answer, turns)
+
+    def _of(self, problem: Problem) -> Environment:
+        return self._environments[problem.index % len(self._environments)]
+
+
+# ------------------------------------------------------------------------------------------------------------------------
 
 
 def _mixture(of: list[dict[str, Any]]) -> Environment:

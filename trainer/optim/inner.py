@@ -6,14 +6,81 @@ A process that begins in the middle of a run without moments of an earlier start
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+
 from trainer.config import InnerConfig
 from trainer.data.rows import Rows
 from trainer.memory import micro_batch
 from trainer.models.llama.model import Decoder
 from trainer.models.loss import loss_of
 from trainer.optim.adamw import AdamW
-from trainer.optim.micro_batches import MicroBatches
-from trainer.optim.rate import Place, scheduled_rate, warmed
+
+# ------------------------------------------------------------------------------------------------------------------------
+# How many rows are computed at once: as many as fit.
+
+
+Result = TypeVar("Result")
+
+
+class MicroBatches:
+    """Remembers the largest micro-batch that fits this device."""
+
+    def __init__(self) -> None:
+        self._most = 1 << 30
+
+    def run(self, rows: int, compute: Callable[[int], Result]) -> Result:
+        """`compute` with `rows` at once, or with the most that fit: halves them when memory runs out, and remembers.
+
+        `compute` is called again from the beginning then.  Raises OutOfMemoryError when one row does not fit.
+        """
+        while True:
+            part = min(rows, self._most)
+            try:
+                return compute(part)
+            except torch.OutOfMemoryError:
+                if part == 1:
+                    raise
+                self._most = part // 2
+                torch.cuda.empty_cache()
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# The learning rate: a warm-up, stable, decay schedule whose end is the run's, and the warm-up of joiners.
+
+
+@dataclass(frozen=True)
+class Place:
+    """The place of an inner step in the run.
+
+    step: of the swarm, from the beginning of the present stage of the run.  share: of that stage, from 0 to 1.
+    """
+
+    step: int
+    share: float
+
+
+def scheduled_rate(config: InnerConfig, place: Place) -> float:
+    """Learning rate of a step: linear warm-up, constant, then 1 - sqrt of the way to the end (WSD, Hägele et al. 2024)."""
+    if config.schedule != "wsd":
+        raise ValueError(f"unknown schedule {config.schedule!r}: this version knows 'wsd'")
+    rate = config.lr * warmed(place.step, config.warmup_steps)
+    stable = 1.0 - config.cooldown
+    if place.share <= stable:
+        return rate
+    return rate * max(0.0, 1.0 - math.sqrt((place.share - stable) / config.cooldown))
+
+
+def warmed(step: int, warmup_steps: int) -> float:
+    """Factor on the rate at the `step`-th step (from 0) of a warm-up; 1 without one."""
+    return min(1.0, (step + 1) / warmup_steps) if warmup_steps else 1.0
+
+
+# ------------------------------------------------------------------------------------------------------------------------
 
 
 class InnerLoop:

@@ -22,8 +22,7 @@ from torch import Tensor
 
 from trainer.models.llama.config import ParameterPlace
 from trainer.optim.adamw import AdamW
-from trainer.weights.errors import FolderError
-from trainer.weights.numbers import F32, ExportFormat, written
+from trainer.weights.numbers import F32, ExportFormat, FolderError, written
 from trainer.weights.safetensors_file import header_of, tensors_in
 
 TEXT, ROLLOUTS = "moments.safetensors", "moments-rollouts.safetensors"

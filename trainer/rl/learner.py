@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -27,14 +27,114 @@ from trainer.evaluation import load
 from trainer.models.llama.model import Decoder
 from trainer.models.loss import hidden_states
 from trainer.optim.adamw import AdamW
-from trainer.optim.micro_batches import MicroBatches
-from trainer.optim.rate import warmed
+from trainer.optim.inner import MicroBatches, warmed
 from trainer.rl.config import RlConfig
 from trainer.rl.groups import Group, advantages, informative
 from trainer.rl.packing import Packed, check_lengths, pack
-from trainer.rl.reference import read_reference
 from trainer.rl.rollout import Rollout
-from trainer.rl.statistics import Learnt, Totals
+
+# ------------------------------------------------------------------------------------------------------------------------
+# What a version's work says about itself: sums over tokens while it runs, means at its end.
+
+
+STATISTICS = ("loss", "clipped", "ratio", "entropy", "kl")
+"""Means over tokens, in the order in which `kernels.losses.policy_loss` gives them."""
+
+
+@dataclass(frozen=True)
+class Learnt:
+    """What a version's work did.
+
+    tokens: trained on.  steps: 0 where no group had anything to learn from.  norm: of the difference.  Means over those
+    tokens: loss, entropy (nats), kl (nats, to the reference), clipped (share), ratio (new over old probability).  Means
+    over all rollouts that came in: reward, solve_rate, length (tokens that the model chose).  groups, dropped: those that
+    came in, and those of them that were left out.
+    """
+
+    tokens: int
+    steps: int
+    loss: float
+    norm: float
+    entropy: float
+    kl: float
+    clipped: float
+    ratio: float
+    reward: float
+    solve_rate: float
+    length: float
+    groups: int
+    dropped: int
+
+
+@dataclass
+class Totals:
+    """Sums over tokens.  dropped: groups that were left out."""
+
+    dropped: int = 0
+    steps: int = 0
+    tokens: int = 0
+    sums: dict[str, float] = field(default_factory=lambda: {name: 0.0 for name in STATISTICS})
+
+    def add(self, tokens: int, means: Sequence[float]) -> None:
+        """Count so many tokens with these means, in the order of `STATISTICS`."""
+        self.tokens += tokens
+        for name, value in zip(STATISTICS, means, strict=True):
+            self.sums[name] += tokens * value
+
+    def merge(self, other: Totals) -> None:
+        """Count the tokens that the other has counted."""
+        self.tokens += other.tokens
+        for name, value in other.sums.items():
+            self.sums[name] += value
+
+    def mean(self, name: str) -> float:
+        """Over the tokens; 0 when there are none."""
+        return self.sums[name] / max(1, self.tokens)
+
+    def learnt(self, groups: Sequence[Group]) -> Learnt:
+        """All of it, with what can be said about the groups that came in; without the norm."""
+        members = [member for group in groups for member in group.members]
+        count = max(1, len(members))
+        return Learnt(
+            tokens=self.tokens,
+            steps=self.steps,
+            norm=0.0,
+            **{name: self.mean(name) for name in STATISTICS},
+            reward=math.fsum(member.reward for member in members) / count,
+            solve_rate=math.fsum(member.solved for member in members) / count,
+            length=sum(sum(member.rollout.made) for member in members) / count,
+            groups=len(groups),
+            dropped=self.dropped,
+        )
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# The parameters that the KL term compares with: a file of their bf16 values, little endian, as the peer process keeps it.
+#
+# They are needed only before a version's first step, in one pass without gradients, so they are read anew for each version
+# and take no memory while the trainer learns.
+
+
+BLOCK = 1 << 20
+
+
+def read_reference(path: Path, count: int, device: torch.device) -> Tensor:
+    """The `count` parameters in `path`, in the precision of the device's products: bf16 on a GPU, fp32 elsewhere.
+
+    Raises ValueError where the file has another size, and OSError.
+    """
+    values = np.memmap(path, dtype=np.dtype("<i2"), mode="r")
+    if values.shape != (count,):
+        raise ValueError(f"the reference weights have {values.size} parameters, and the model has {count}")
+    weights = torch.empty(count, dtype=torch.bfloat16 if device.type == "cuda" else torch.float32, device=device)
+    for start in range(0, count, BLOCK):
+        block = torch.from_numpy(values[start : start + BLOCK].astype(np.int16))
+        weights[start : start + BLOCK] = block.view(torch.bfloat16)
+    return weights
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+
 
 F32 = npt.NDArray[np.float32]
 AfterStep = Callable[[int, float, int, float], bool]

@@ -13,8 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
-from trainer.weights.errors import FolderError
-from trainer.weights.numbers import F32
+from trainer.weights.numbers import F32, FolderError
 from trainer.weights.reading import WeightsFolder
 
 PARALLEL = 0.9995

@@ -7,6 +7,17 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
+# ------------------------------------------------------------------------------------------------------------------------
+# What goes wrong with somebody's folder.
+
+
+class FolderError(ValueError):
+    """A Hugging Face folder that cannot be used; the text is one sentence for a person, with the remedy."""
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+
+
 F32 = npt.NDArray[np.float32]
 
 WIDTHS = {"F32": 4, "BF16": 2, "F16": 2}

@@ -12,8 +12,7 @@ import numpy as np
 from trainer.git_lfs import POINTER_FLAW, is_pointer
 from trainer.models.llama.config import ModelConfig, parameter_layout
 from trainer.models.llama.huggingface import UnknownModel, ends_in, facts_of
-from trainer.weights.errors import FolderError
-from trainer.weights.numbers import F32
+from trainer.weights.numbers import F32, FolderError
 from trainer.weights.safetensors_file import StoredTensor, tensors_in
 
 MAX_JSON_BYTES = 2 << 20

@@ -16,8 +16,7 @@ from typing import Any
 
 from trainer.git_lfs import POINTER_FLAW, is_pointer_file
 from trainer.models.llama.config import ParameterPlace
-from trainer.weights.errors import FolderError
-from trainer.weights.numbers import F32, WIDTHS, ExportFormat, read
+from trainer.weights.numbers import F32, WIDTHS, ExportFormat, FolderError, read
 
 MAX_HEADER_BYTES = 2 << 20
 """A run's model has at most 256 layers of 14 tensors, and a tensor takes some 150 bytes here; to parse a byte takes 30."""

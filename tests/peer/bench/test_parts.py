@@ -9,9 +9,9 @@ import pytest
 import trio
 
 from peer.bench import disk, training
-from peer.bench.codec import best_s, measure_codec
 from peer.bench.disk import PIECE_BYTES, measure_disk
 from peer.bench.exchange import measure_exchange
+from peer.bench.measuring import best_s, measure_codec
 from peer.bench.training import measure_training
 from peer.errors import ExitCode, PeerError
 from protocol.run.manifest import demo_manifest

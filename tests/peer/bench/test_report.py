@@ -9,8 +9,7 @@ from dataclasses import replace
 import pytest
 
 from peer.bench.figures import CodecSpeed, DiskSpeed, ExchangeSpeed, Figures, LineSpeed, PeerLine, TrainingSpeed
-from peer.bench.meaning import RunSize, line_rate, rows
-from peer.bench.report import Progress, fields, table
+from peer.bench.report import Progress, RunSize, fields, line_rate, rows, table
 from protocol.run.manifest import demo_manifest
 
 RUN = RunSize("ours", 1_000_000, 1_020_000, members=4, round_tokens=50_000)

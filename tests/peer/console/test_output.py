@@ -13,9 +13,7 @@ import pytest
 import trio
 import trio.testing
 
-from peer.console.display import LOST, Style, show
-from peer.console.output import Lines, Output
-from peer.console.thinning import Thinner
+from peer.console.display import LOST, Lines, Output, Style, Thinner, show
 from peer.control.client import Stamped
 from peer.control.event_log import EventLog
 from protocol.events.events import ComputeProgress, Event, ExchangeProgress, Left, Notice, PhaseChanged, RoundVoted
@@ -277,7 +275,7 @@ def test_a_full_disk_loses_lines_and_says_so_once(monkeypatch: pytest.MonkeyPatc
         troubles: list[str] = []
         descriptor = os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT)
         output = Output(descriptor, "utf-8", troubles.append)
-        monkeypatch.setattr("peer.console.output.os.write", write)
+        monkeypatch.setattr("peer.console.display.os.write", write)
         results = [await output.write(f"line {number}\n") for number in range(4)]
         room[0] = 1000
         results.append(await output.write("line 4\n"))

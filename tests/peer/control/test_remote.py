@@ -15,10 +15,9 @@ import trio
 import trio.testing
 
 from peer.control import remote
-from peer.control.bridge import bridge
 from peer.control.client import ControlClient, ControlError
 from peer.control.event_log import EventLog
-from peer.control.remote import CALLER_SAYS, Door, call, parts_of
+from peer.control.remote import CALLER_SAYS, Door, bridge, call, parts_of
 from peer.control.server import ControlServer
 from protocol.transport.doorstep import MAX_PENDING
 from protocol.wire.identity import SIGNATURE_BYTES, Identity

@@ -13,11 +13,10 @@ import pytest
 import trio
 import trio.testing
 
-from peer.daemon.away import FIRST_WAIT_S, LONGEST_WAIT_S, LOOK_S, SHORT_S, Away, full_disk
+from peer.daemon.lives import FIRST_WAIT_S, LONGEST_WAIT_S, LOOK_S, SHORT_S, Away, full_disk
 from peer.resources.room import Room
-from peer.rests.judge import Rest
-from peer.rests.month import MonthTraffic
-from peer.rests.quota import MonthlyQuota
+from peer.rests.keeper import Rest
+from peer.rests.quota import MonthlyQuota, MonthTraffic
 from protocol.chain.disk import StoreFailed, StoreFull
 from protocol.wire.presence import WhyIdle
 

@@ -13,9 +13,9 @@ import trio
 from peer.console.display import Style
 from peer.daemon.lives import Lives
 from peer.daemon.settings import DaemonSettings, RunChoice
-from peer.rests.judge import Rest
+from peer.rests.keeper import Rest
+from peer.settings.file import gather
 from peer.settings.live import LiveSettings
-from peer.settings.sources import gather
 from protocol.events.events import Event
 from protocol.node.node import Node
 from protocol.run.manifest import demo_manifest
@@ -60,7 +60,7 @@ def test_nothing_of_earlier_stays_is_left(tmp_path: Path, monkeypatch: pytest.Mo
 
     (tmp_path / "runtime").mkdir(mode=0o700)
     monkeypatch.setenv("PEER_RUNTIME_DIR", str(tmp_path / "runtime"))
-    monkeypatch.setattr("peer.daemon.away.Away.until_over", is_over)
+    monkeypatch.setattr("peer.daemon.lives.Away.until_over", is_over)
 
     async def main() -> Stays:
         stays = Stays(tmp_path / "data")

@@ -15,8 +15,8 @@ from peer.daemon import participation
 from peer.daemon.participation import Participation
 from peer.daemon.settings import DaemonSettings, RunChoice
 from peer.resources.room import Room
+from peer.settings.file import gather
 from peer.settings.live import LiveSettings
-from peer.settings.sources import gather
 from protocol.events.events import Event, Notice, PhaseChanged
 from protocol.run.manifest import demo_manifest
 from protocol.wire.identity import Identity, PeerId

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from peer.demo.comparison import Comparison
 from peer.demo.examination import Examination, Examiner, newest_state
+from peer.demo.learning import Comparison
 from peer.demo.plays import learning_play
 from peer.errors import PeerError
 from protocol.run.manifest import RunManifest

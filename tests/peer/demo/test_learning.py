@@ -8,10 +8,8 @@ from pathlib import Path
 import pytest
 
 from peer.commands.demo import RL_ROUNDS
-from peer.demo.cast import Cheat, with_rollouts
-from peer.demo.comparison import Comparison, Measured, Sample
-from peer.demo.learning import LEAST_VERSIONS, MOST_VERSIONS, Learning
-from peer.demo.member import Member
+from peer.demo.cast import Cheat, Member, with_rollouts
+from peer.demo.learning import LEAST_VERSIONS, MOST_VERSIONS, Comparison, Learning, Measured, Sample
 from peer.demo.plays import learning_manifest, learning_play
 from peer.errors import ExitCode, PeerError
 from protocol.events import events as ev

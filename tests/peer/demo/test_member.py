@@ -6,8 +6,7 @@ import math
 from pathlib import Path
 
 from peer.control.client import Stamped
-from peer.demo.cast import Part
-from peer.demo.member import Member
+from peer.demo.cast import Member, Part
 from protocol.events import events as ev
 from protocol.wire.presence import Role
 

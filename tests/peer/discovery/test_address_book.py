@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from peer.discovery.address_book import BOOK_NAME, MAX_ADDRESSES, AddressBook, read_book
+from peer.discovery.contacts import BOOK_NAME, AddressBook, read_book
+from peer.discovery.contacts import MAX_KEPT_ADDRESSES as MAX_ADDRESSES
 from protocol.wire.hashes import ZERO_HASH
 
 

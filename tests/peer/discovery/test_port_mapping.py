@@ -12,9 +12,8 @@ import pytest
 import trio
 import trio.testing
 
-from peer.discovery import nat_pmp, upnp
-from peer.discovery.nat_pmp import NatPmp, default_router
-from peer.discovery.port_mapping import AGAIN_S, MOST_MISSES, PortMapping
+from peer.discovery import port_mapping, upnp
+from peer.discovery.port_mapping import AGAIN_S, MOST_MISSES, NatPmp, PortMapping, default_router
 from peer.discovery.upnp import Upnp
 from protocol.events.events import Event, PortMapped
 
@@ -109,7 +108,7 @@ def routes(tmp_path: Path) -> Path:
 def test_nat_pmp_asks_for_the_address_and_the_port(routes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     address = struct.pack(">BBHI4s", 0, 128, 0, 1, socket.inet_aton("203.0.113.7"))
     port, thread, asked = answering([b"nonsense", address, struct.pack(">BBHIHHI", 0, 130, 0, 1, 4001, 5001, 3600)])
-    monkeypatch.setattr(nat_pmp, "PORT", port)
+    monkeypatch.setattr(port_mapping, "PORT", port)
     assert NatPmp(routes).open(4001, 3600) == ("203.0.113.7", 5001)
     thread.join()
     assert asked == [b"\0\0", b"\0\0", struct.pack(">BBHHHI", 0, 2, 0, 4001, 4001, 3600)]
@@ -117,7 +116,7 @@ def test_nat_pmp_asks_for_the_address_and_the_port(routes: Path, monkeypatch: py
 
 def test_a_refusal_of_nat_pmp_is_an_error_with_its_code(routes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     port, thread, _ = answering([struct.pack(">BBHI4s", 0, 128, 2, 1, bytes(4))])
-    monkeypatch.setattr(nat_pmp, "PORT", port)
+    monkeypatch.setattr(port_mapping, "PORT", port)
     with pytest.raises(OSError, match="refuses with code 2"):
         NatPmp(routes).open(4001, 3600)
     thread.join()

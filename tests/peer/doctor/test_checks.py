@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from peer.bench.figures import TrainingSpeed
-from peer.doctor import computer, training
+from peer.doctor import computer, examination
 from peer.doctor.check import Check, Verdict
 from peer.doctor.examination import Examination, estimate
 from peer.doctor.report import fields, lines, may_take_part
@@ -129,15 +129,15 @@ def test_training_is_measured_once_and_whatever_is_kept_is_checked(monkeypatch: 
         measured.append(True)
         return SPEED
 
-    monkeypatch.setattr(training, "measure_training", measure)
+    monkeypatch.setattr(examination, "measure_training", measure)
     for _ in range(2):
-        check, speed = trio.run(lambda: training.training(tmp_path, anew=False))
+        check, speed = trio.run(lambda: examination.training(tmp_path, anew=False))
         assert check.verdict is Verdict.OK and speed == SPEED
     assert len(measured) == 1
-    trio.run(lambda: training.training(tmp_path, anew=True))
+    trio.run(lambda: examination.training(tmp_path, anew=True))
     for damage in (b"", b"[" * 4000, b'{"speed": {"tokens_per_s": "x"}}', b'{"what": 1}'):
-        (tmp_path / training.KEPT_IN).write_bytes(damage)
-        trio.run(lambda: training.training(tmp_path, anew=False))
+        (tmp_path / examination.KEPT_IN).write_bytes(damage)
+        trio.run(lambda: examination.training(tmp_path, anew=False))
     assert len(measured) == 6
 
 
@@ -153,12 +153,12 @@ def test_a_wrong_invitation_and_a_check_that_raises_leave_the_others(
     def wrong(peer: PeerId) -> None:
         raise PeerError("the invitation is damaged; ask for it again")
 
-    monkeypatch.setattr(training, "measure_training", measure)
+    monkeypatch.setattr(examination, "measure_training", measure)
     monkeypatch.setattr(computer, "cores", broken)
     monkeypatch.setattr(computer, "measure_disk", lambda folder: (_ for _ in ()).throw(PeerError("x; y")))
     told = list[str]()
-    examination = Examination(tmp_path, Preferences(), wrong, told.append)  # type: ignore[arg-type]
-    found = trio.run(examination.run)
+    carried_out = Examination(tmp_path, Preferences(), wrong, told.append)  # type: ignore[arg-type]
+    found = trio.run(carried_out.run)
     by_name = {check.name: check for check in found}
     assert by_name["run"].verdict is Verdict.FAIL and by_name["run"].remedy == "ask for it again"
     assert by_name["cores"].verdict is Verdict.UNKNOWN and "nobody foresaw" in by_name["cores"].value

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from peer.files.original import MARK, is_original, mark_original
+from peer.files.atomic import MARK, is_original, mark_original
 
 
 def copied(folder: Path) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 
-from peer.resources.boot_clock import CLOCK, seconds_since_boot
+from peer.resources.computer import CLOCK, seconds_since_boot
 
 
 def test_it_runs_and_on_linux_it_is_the_one_that_counts_suspended_seconds() -> None:

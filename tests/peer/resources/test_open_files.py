@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from peer.resources.open_files import WANTED
+from peer.resources.computer import WANTED
 from protocol.transport.inbound_policy import InboundLimits
 
 HARD = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -16,7 +16,7 @@ PROGRAM = """
 import resource, sys
 soft, hard = map(int, sys.argv[1:])
 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-from peer.resources.open_files import raise_open_files
+from peer.resources.computer import raise_open_files
 print(raise_open_files(), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 """
 

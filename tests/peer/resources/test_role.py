@@ -6,8 +6,8 @@ import pytest
 import trio
 
 from peer.resources import check
+from peer.resources.check import choose_role
 from peer.resources.memory import memory_line, memory_need
-from peer.resources.role import choose_role
 from protocol.events.events import Event, Notice, RoleChosen
 from protocol.run.manifest import RunManifest, run_id
 from protocol.run.run_file import parse_run_file

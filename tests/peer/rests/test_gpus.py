@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from peer.rests.gpus import Gpus, is_trainer
+from peer.rests.sensors import Gpus, is_trainer
 
 OURS = 7
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime
 
-from peer.rests.judge import LEAST_REST_S, Judge, Limits, Reading
+from peer.rests.keeper import LEAST_REST_S, Judge, Limits, Reading
 from peer.settings.schedule import read_schedule
 from protocol.wire.presence import WhyIdle
 

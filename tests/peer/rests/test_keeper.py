@@ -8,8 +8,7 @@ from dataclasses import replace
 import trio
 import trio.testing
 
-from peer.rests.judge import Judge, Limits, Reading
-from peer.rests.keeper import LOOK_S, READ_TIMEOUT_S, RestKeeper, in_a_thread
+from peer.rests.keeper import LOOK_S, READ_TIMEOUT_S, Judge, Limits, Reading, RestKeeper, in_a_thread
 from protocol.wire.presence import WhyIdle
 from tests.peer.rests.test_judge import CALM, EVERYTHING, NOON
 

@@ -11,9 +11,8 @@ import pytest
 import trio
 import trio.testing
 
-from peer.rests.judge import Rest
-from peer.rests.month import FILE, MonthTraffic, next_month
-from peer.rests.quota import KEEP_S, LOOK_S, MonthlyQuota
+from peer.rests.keeper import Rest
+from peer.rests.quota import FILE, KEEP_S, LOOK_S, MonthlyQuota, MonthTraffic, next_month
 from protocol.wire.presence import WhyIdle
 
 NOVEMBER = datetime(2026, 11, 23, 12, 0)
@@ -109,7 +108,7 @@ def test_a_disk_that_takes_nothing_stops_nothing(tmp_path: Path, monkeypatch: py
     def full(path: Path, data: bytes) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("peer.rests.month.write_atomically", full)
+    monkeypatch.setattr("peer.rests.quota.write_atomically", full)
     table = Table(tmp_path, 2 * GB)
     table.live(lambda: setattr(table, "moved", 2 * GB), 4 * KEEP_S)
     assert len(table.told) == 1

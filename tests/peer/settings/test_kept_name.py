@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from peer.settings.file import gather
 from peer.settings.kept_name import FILE_NAME, KEPT, keep_name, with_kept_name
-from peer.settings.sources import gather
 
 NONE = {"PEER_CONFIG": ""}
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from peer.errors import PeerError
+from peer.settings.file import gather
 from peer.settings.live import CHANGED, LiveSettings
 from peer.settings.preferences import SETTINGS
-from peer.settings.sources import gather
 
 ENVIRONMENT = {"PEER_CONFIG": "", "PEER_SCHEDULE": "mon"}
 

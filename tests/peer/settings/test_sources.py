@@ -9,9 +9,8 @@ import pytest
 
 from peer.cli import main
 from peer.errors import ExitCode, PeerError
-from peer.settings.file import config_file, read_config
+from peer.settings.file import config_file, gather, read_config
 from peer.settings.preferences import without_settings
-from peer.settings.sources import gather
 
 
 def write(folder: Path, text: str) -> dict[str, str]:

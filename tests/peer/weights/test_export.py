@@ -133,7 +133,7 @@ def test_a_full_disk_is_noticed_before_anything_is_written(
 
 
 def test_an_export_needs_no_torch() -> None:
-    assert "torch" not in loaded_after("import peer.joining.run_source, peer.weights.export, peer.weights.start")
+    assert "torch" not in loaded_after("import peer.joining.run_source, peer.weights.export, peer.weights.brought")
 
 
 def test_a_model_of_another_vocabulary_says_that_its_tokenizer_is_elsewhere(

@@ -12,7 +12,7 @@ from peer.cli import main
 from peer.errors import ExitCode, PeerError
 from peer.joining.run_source import create_run, find_run
 from peer.paths import run_dir
-from peer.weights.start import FolderStart
+from peer.weights.brought import FolderStart
 from protocol.chain.outer_state import OuterState
 from protocol.chain.stored_run import StoredRun
 from protocol.run.manifest import SignedManifest

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from peer.settings.sources import gather
+from peer.settings.file import gather
 from protocol.run.run_file import load_run_file
 from protocol.run.toml_text import decode_toml, parse_toml
 from protocol.wire.identity import Identity

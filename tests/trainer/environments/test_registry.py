@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from trainer.environments.mixture import Mixture
-from trainer.environments.registry import BUILT_IN, ENVIRONMENTS, open_environment
+from trainer.environments.registry import BUILT_IN, ENVIRONMENTS, Mixture, open_environment
 
 
 def test_built_in_environments_open_without_options() -> None:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.rl.batch import decode_batch, encode_batch
 from trainer.rl.rollout import Rollout
+from trainer.rl.worker import decode_batch, encode_batch
 
 ROLLOUTS = [Rollout(3, copy, (1, 2, 3), (4, 5 + copy), (True, False), bytes(copy)) for copy in range(3)]
 

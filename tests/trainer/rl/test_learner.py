@@ -20,9 +20,8 @@ from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.model import Decoder
 from trainer.rl.config import RlConfig
 from trainer.rl.groups import Group, advantages, grouped, scored
-from trainer.rl.learner import Learner, LearnTask
+from trainer.rl.learner import Learner, Learnt, LearnTask
 from trainer.rl.rollout import Rollout
-from trainer.rl.statistics import Learnt
 
 MODEL = ModelConfig.from_mapping(small.MODEL)
 CONFIG = RlConfig(max_tokens=20, row_tokens=40, optimizer_steps=3, lr=1e-3, warmup_steps=0, clip_norm=1.0)

@@ -10,12 +10,11 @@ import pytest
 from tests.trainer.rl.honest import CPU, FAMILIES, TOKENIZER, Letters, parameters
 from trainer.data.templates import TemplatedTokenizer
 from trainer.data.tokens import ByteTokenizer
-from trainer.rl.batch import decode_batch
 from trainer.rl.config import RlConfig
 from trainer.rl.form import Reason
 from trainer.rl.targets import Targeted, most_prompt_bytes, prompt_flaw, target_length, with_target
 from trainer.rl.verification import Assignment
-from trainer.rl.worker import RolloutWorker, Tasks
+from trainer.rl.worker import RolloutWorker, Tasks, decode_batch
 
 ASSIGNED = Assignment(b"run", 5, "12D3KooWworker", (7, 4), 3)
 RL = RlConfig(

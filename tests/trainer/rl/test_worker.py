@@ -17,11 +17,10 @@ from trainer.environments.environment import Problem
 from trainer.generate.choice import GeneratorName
 from trainer.generate.vllm import NotReloaded
 from trainer.models.llama.config import ModelConfig
-from trainer.rl.batch import decode_batch, encode_batch
 from trainer.rl.config import SPARE_VERSIONS, RlConfig
 from trainer.rl.form import Reason
 from trainer.rl.verification import Assignment
-from trainer.rl.worker import RolloutWorker, Tasks
+from trainer.rl.worker import RolloutWorker, Tasks, decode_batch, encode_batch
 
 RL = RlConfig(max_tokens=24, row_tokens=64, micro_batch_tokens=256, top_k=32, chunk_tokens=8)
 ASSIGNED = Assignment(b"run", 5, "12D3KooWworker", (7, 4), 3)

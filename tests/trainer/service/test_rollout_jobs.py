@@ -17,9 +17,9 @@ from kernels.layout import payload_bytes
 from tests.trainer import small
 from trainer.environments.environment import Problem
 from trainer.environments.extended import Extended
-from trainer.rl.batch import decode_batch
 from trainer.rl.config import RlConfig
 from trainer.rl.rollout import Rollout
+from trainer.rl.worker import decode_batch
 from trainer.service import frames
 from trainer.service.inbox import Abandoned
 from trainer.service.rollout_jobs import VERDICTS_AT_ONCE, RolloutJobs

@@ -20,7 +20,7 @@ from trainer.models.llama.documents import causal_attention, document_spans
 
 
 class Past(Protocol):
-    """Keys and values of earlier tokens, which those of a forward pass attend to (`trainer.generate.cache`)."""
+    """Keys and values of earlier tokens, which those of a forward pass attend to (`trainer.generate.batch`)."""
 
     @property
     def rotations(self) -> tuple[Tensor, Tensor]:
