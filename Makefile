@@ -45,6 +45,7 @@ lint: venv
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python -m tests.house_rules
 
 bench: venv
 	$(BIN)/python -m benchmarks.codec
