@@ -40,7 +40,7 @@ MODEL = ModelConfig.from_mapping(
         "rope_base": 10_000.0,
         "norm_eps": 1e-5,
         "tied": True,
-    }  # fmt: skip
+    }
 )
 INNER = InnerConfig(
     lr=2e-3, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, clip_norm=1.0, z_loss=0.0, schedule="wsd",

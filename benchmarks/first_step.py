@@ -9,6 +9,7 @@ parameters.  It loads all cores for as long as it takes.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 import tempfile
@@ -81,10 +82,8 @@ def measure(peers: int, run_file: Path) -> dict[str, Any]:
             if len(used) == peers:
                 raise _AllHaveStepped
 
-        try:
+        with contextlib.suppress(_AllHaveStepped):
             demo.watch(look)
-        except _AllHaveStepped:
-            pass
         return {
             "peers": peers,
             "parameters": play.signed.manifest.parameters,

@@ -6,6 +6,7 @@ the event loop is while such statements are decoded in the worker thread, one af
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -102,10 +103,8 @@ def milliseconds(raw: bytes) -> float:
 
 
 def _try(raw: bytes) -> None:
-    try:
+    with contextlib.suppress(Malformed):
         unpack(raw, RUN)
-    except Malformed:
-        pass
 
 
 async def lateness(decode: Callable[[], object]) -> tuple[float, float]:

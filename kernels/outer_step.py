@@ -20,6 +20,7 @@ Members count by their weights under the aggregation rule: n = (sum w)^2 / (sum 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from fractions import Fraction
 from math import isqrt
@@ -67,7 +68,7 @@ def effective_members(weights: Sequence[int]) -> Fraction:
 
 def rate_of_several(inner_steps: int) -> Fraction:
     """The rate with `SEVERAL` members."""
-    for (low, before), (high, after) in zip(RATES, RATES[1:], strict=False):
+    for (low, before), (high, after) in itertools.pairwise(RATES):
         if inner_steps <= high:
             return before + (after - before) * Fraction(max(inner_steps - low, 0), high - low)
     return RATES[-1][1]

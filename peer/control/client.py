@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -192,10 +192,8 @@ class EventStream:
     def close(self) -> None:
         """End the stream; `next` returns None from now on."""
         self.end = self.end or "closed"
-        try:
+        with suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits in `next`
-        except OSError:
-            pass
         self._connection.close()
 
     def __enter__(self) -> Self:

@@ -8,6 +8,7 @@ answered, ends that connection at most, never the peer.  The form of the frames 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Awaitable, Callable, Mapping
@@ -236,7 +237,5 @@ def _frame(message: dict[str, Any]) -> bytes:
 
 
 def _unlink(path: str) -> None:
-    try:
+    with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
-    except FileNotFoundError:
-        pass

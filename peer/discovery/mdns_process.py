@@ -175,7 +175,7 @@ async def serve(
     try:
         browser = AsyncServiceBrowser(service.zeroconf, services.kinds, handlers=[on_change])
         for each in services.services:  # nobody else's claim to our name counts
-            announcing.append(await service.async_register_service(each, cooperating_responders=True))
+            announcing.append(await service.async_register_service(each, cooperating_responders=True))  # noqa: PERF401
         while not ended.is_set() and resident() < MAX_RESIDENT_BYTES:
             await asyncio.sleep(WATCH_S)
         await browser.async_cancel()

@@ -10,7 +10,7 @@ import fcntl
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -62,10 +62,8 @@ class HeldFile:
         if self.is_there:
             self.path.unlink(missing_ok=True)
         self._let_go()
-        try:
+        with suppress(OSError):  # others are still there
             self.path.parent.rmdir()
-        except OSError:
-            pass  # others are still there
 
     def _temporary(self) -> tuple[int, str]:
         """A new file in the folder.  Who removes the last file there removes the folder, maybe just before our first."""

@@ -177,7 +177,7 @@ def _from_file(path: Path) -> Reading:
 
 
 def _number(told: object) -> float | None:
-    return float(told) if isinstance(told, float) or type(told) is int and abs(told) < 1e6 else None
+    return float(told) if isinstance(told, float) or (type(told) is int and abs(told) < 1e6) else None
 
 
 def _time(told: object) -> datetime:

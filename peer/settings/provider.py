@@ -6,6 +6,7 @@ VAST_TCP_PORT_4001 likewise.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 
 from peer.settings.values import read_addresses
@@ -18,8 +19,6 @@ def mapped_addresses(environment: Mapping[str, str], port: int) -> tuple[str, ..
     found: list[str] = []
     for address, prefix in PROVIDERS:
         ip, outside = environment.get(address, "").strip(), environment.get(f"{prefix}{port}", "").strip()
-        try:
+        with contextlib.suppress(ValueError):
             found += read_addresses(f"/{'ip6' if ':' in ip else 'ip4'}/{ip}/tcp/{outside}")
-        except ValueError:
-            pass
     return tuple(found)

@@ -561,7 +561,7 @@ class RolloutProcess(TrainerProcess):
     async def use_tasks(self, sets: Sequence[TaskFile]) -> Mapping[int, str]:
         """As `RolloutLink.use_tasks`."""
         answer = await self._ask_alone("use_tasks", sets=[{**vars(each), "path": str(each.path)} for each in sets])
-        return {first: reason for first, reason in answer["unusable"]}
+        return dict(answer["unusable"])
 
     async def generate(self, task: GenerateTask, path: Path, on_progress: Callable[[int, int], None]) -> Generated:
         """As `RolloutLink.generate`."""

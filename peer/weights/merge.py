@@ -94,7 +94,7 @@ def _rule(models: int, options: MergeOptions) -> Rule:
         raise PeerError(f"{models} models have {models} weights, and not {len(weights)}; give one for each", ExitCode.USAGE)
     if options.rule == "ties" and options.base is None:
         raise PeerError("ties starts from a base; name it with --base", ExitCode.USAGE)
-    if models < 2 and options.rule != "ties" or options.rule == "slerp" and models != 2:
+    if (models < 2 and options.rule != "ties") or (options.rule == "slerp" and models != 2):
         raise PeerError(
             f"{options.rule} takes two models{' or more' * (options.rule != 'slerp')}; give as many", ExitCode.USAGE
         )

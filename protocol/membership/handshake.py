@@ -73,9 +73,9 @@ class Guests:
         """Remember a peer; False when its token has no place any more."""
         token = admitted.token if admitted is not None else None
         known = self._guests.get(peer)
-        if known is None or known.token != token:
-            if not self._make_room_in(token, admitted.uses if admitted is not None and token is not None else None, peer):
-                return False
+        uses = admitted.uses if admitted is not None and token is not None else None
+        if (known is None or known.token != token) and not self._make_room_in(token, uses, peer):
+            return False
         if known is not None:
             self._forget(peer)
         if len(self._guests) >= MAX_GUESTS:

@@ -287,9 +287,9 @@ class Membership:
             elif known.liveness is Liveness.ALIVE and silent > soon:
                 known.liveness = Liveness.SUSPECT
                 events.append(PeerSuspected(peer, silent, disconnected=False))
-            elif known.liveness in (Liveness.GONE, Liveness.LEFT) and silent > FORGET_S:
-                self._forget(peer)
-            elif known.liveness is Liveness.UNPROVEN and now - known.said > GONE_BEATS * beat_s:
+            elif (known.liveness in (Liveness.GONE, Liveness.LEFT) and silent > FORGET_S) or (
+                known.liveness is Liveness.UNPROVEN and now - known.said > GONE_BEATS * beat_s
+            ):
                 self._forget(peer)
         return events
 

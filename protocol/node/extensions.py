@@ -6,6 +6,8 @@ must have it before it begins the round that goes on.
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import trio
 
 from protocol.chain.amendment import open_amendment
@@ -124,10 +126,8 @@ class Extensions:
             await self._offload(self._replica.store.keep_extension, self._known[1])
 
     async def _say(self, raw: bytes) -> None:
-        try:
+        with suppress(NetworkError):  # it is said again
             await self._session.network.publish(raw)
-        except NetworkError:
-            pass  # it is said again
 
     # -- the organiser ------------------------------------------------------------------------------------------------
 

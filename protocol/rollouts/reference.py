@@ -205,7 +205,7 @@ def _by_age(files: WeightFiles, but: Hash | None) -> list[Hash]:
     """The complete files, the oldest first, without one; those on their way before them.  Blocking."""
     files.check()
     whole = [root for root in files.sizes() if root != but]
-    return [*files.parts()] + sorted(whole, key=lambda root: files.path(root).stat().st_mtime)
+    return [*files.parts(), *sorted(whole, key=lambda root: files.path(root).stat().st_mtime)]
 
 
 def reference_of(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 
 import trio
 
@@ -66,10 +67,8 @@ class Repeating:
                 self._due[raw] = now + FIRST_S * 2**times, times + 1
             else:
                 del self._due[raw]
-            try:
+            with suppress(NetworkError):  # it is said again
                 await self._session.network.publish(raw)
-            except NetworkError:
-                pass  # it is said again
 
 
 # ------------------------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ offer is fetched only where this peer's owner asks for it (`protocol.tasks.desk`
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from contextlib import suppress
 from math import inf
 from pathlib import Path
 
@@ -231,10 +232,8 @@ class TaskSets:
 
     async def say(self, raw: bytes) -> None:
         """By gossip."""
-        try:
+        with suppress(NetworkError):  # it is said again
             await self._session.network.publish(raw)
-        except NetworkError:
-            pass  # it is said again
 
     # -- which sets there are -----------------------------------------------------------------------------------------
 

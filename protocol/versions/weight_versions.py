@@ -7,7 +7,7 @@ versions tells each peer that it meets the newest one; a peer that lacks what le
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -153,10 +153,8 @@ class WeightVersions:
         return [newest.publisher, *(peer for peer in sources if peer != newest.publisher)]
 
     async def _gossip(self, signed: Signed) -> None:
-        try:
+        with suppress(NetworkError):  # it is said again
             await self._session.network.publish(signed.raw)
-        except NetworkError:
-            pass  # it is said again
 
     # -- hearing ------------------------------------------------------------------------------------------------------
 

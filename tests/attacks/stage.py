@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
@@ -120,7 +121,7 @@ class Stage:
         pauses = [0.0]
         for seat in self.honest:
             times = [since, *(at for at in self.commits[seat.peer] if at > since), self.world.now()]
-            pauses.append(max(later - earlier for earlier, later in zip(times, times[1:], strict=False)))
+            pauses.append(max(later - earlier for earlier, later in itertools.pairwise(times)))
         return max(pauses)
 
     def expect(self, what: str, condition: Callable[[], bool], within_s: float = 60.0) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 from collections.abc import Awaitable, Callable
@@ -164,10 +165,8 @@ async def forgeries(cast: Cast) -> None:
         other = Identity.generate()
         statement = pack(other, cast.run, Goodbye(incarnation=1 << 40, seq=1)).raw
         for data in (heard, statement, seal(cast.identity, cast.run, "commit", b"\x80").raw, heard[:-1] + b"\0"):
-            try:
+            with contextlib.suppress(Refused):
                 await cast.network.request(cast.target, "round", data, timeout_s=10)
-            except Refused:
-                pass
             cast.sent += 1
 
 

@@ -175,7 +175,7 @@ def _left_files(swarm: Swarm) -> list[str]:
     for peer in swarm.peers:
         made = [path for path in peer.folder.rglob("*") if path.suffix in (".sock", ".tmp", ".new", ".part")]
         temporary += [path for path in made if path.parent.name != "rollouts"]  # batches on their way go at the next start
-        temporary += [path for path in peer.folder.rglob(".*")]
+        temporary += list(peer.folder.rglob(".*"))
     return sorted(str(path.relative_to(swarm.folder)) for path in temporary)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 
 import trio
 
@@ -26,10 +27,8 @@ honest = Rollouts.run
 async def _state(session: Session, like: Batch, root: Hash, size: int) -> None:
     """A batch like this one, of a peer that nobody has ever heard of."""
     body = like.body.model_copy(update={"root": root, "size": size, "number": 0, "incarnation": 1})
-    try:
+    with suppress(NetworkError):  # the next one may get through
         await session.network.publish(pack(Identity.from_seed(os.urandom(32)), session.run, body).raw)
-    except NetworkError:
-        pass  # the next one may get through
 
 
 async def _crowd(rollouts: Rollouts) -> None:

@@ -11,6 +11,7 @@ sends every roll when it enters an attempt, and enters the attempts one by one: 
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -314,7 +315,7 @@ class Search:
             states.append(before)
         states.reverse()
         lines: list[str] = []
-        for before, after in zip(states, states[1:], strict=False):
+        for before, after in itertools.pairwise(states):
             move = next(move for move, successor in self.moves(before) if successor == after)
             lines.append(self._describe(move))
         claims = [claim for claim in self.assembled(state).second if not claim.absent]

@@ -7,6 +7,7 @@ in.  `seeds` are valid bytes to start mutations from.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import struct
@@ -151,10 +152,8 @@ def _control(data: bytes) -> None:
     buffer = bytearray(data)
     message = take_frame(buffer, max_bytes=MAX_CONTROL_BYTES)
     if message is not None:
-        try:
+        with contextlib.suppress(ValueError):
             Stamped.from_fields(message)
-        except ValueError:
-            pass
         again = bytearray(pack_frame(message, max_bytes=2 * MAX_CONTROL_BYTES))
         assert repr(take_frame(again, max_bytes=2 * MAX_CONTROL_BYTES)) == repr(message)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import trio
 
 from protocol.blobs.blob import to_bitmap
@@ -75,10 +77,8 @@ class Corrupter(Claimer):
         end = self._world.wire.end(self._seat.peer)
         await trio.lowlevel.checkpoint()
         if end is not None:
-            try:
+            with contextlib.suppress(NetworkError):
                 await self._node._session.network.push(peer, header, memoryview(data), timeout_s=30.0)
-            except NetworkError:
-                pass
 
 
 def turn(world: World, seat: Seat, kind: type[Claimer]) -> Claimer:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 from unittest.mock import patch
 
@@ -62,10 +62,8 @@ class Noisy(ExchangeRunner):
             header = PushHeader(
                 plan=self.machine.name, fragment=self.machine.plan.fragment, chunk=0, proof=proof, statement=None
             )
-            try:
+            with suppress(NetworkError):
                 await self._session.network.push(peer, header.encode(), data, timeout_s=60)
-            except NetworkError:
-                pass
             await trio.sleep(self.every_s)
 
     def _push(self) -> tuple[list[bytes], memoryview]:

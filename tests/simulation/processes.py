@@ -116,7 +116,10 @@ def clocks_of_their_own() -> Iterator[None]:
         return world_time() + (process.ahead_s if process is not None else 0.0)
 
     async def sleep(seconds: float) -> None:
-        await (trio.sleep_until(world_time() + seconds) if seconds else trio.lowlevel.checkpoint())
+        if seconds:
+            await trio.sleep_until(world_time() + seconds)
+        else:
+            await trio.lowlevel.checkpoint()
 
     def move_on_at(deadline: float, **options: Any) -> trio.CancelScope:
         return until_world_time(deadline - current_time() + world_time(), **options)

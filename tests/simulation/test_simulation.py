@@ -14,6 +14,7 @@ from unittest.mock import patch
 
 import pytest
 import trio
+import trio.lowlevel
 
 from kernels.layout import chunk_layout, payload_bytes
 from protocol.events.events import Event, ExchangeFinished
@@ -159,7 +160,7 @@ def test_the_chain_changes_only_where_it_is_read() -> None:
 
 async def changing_nothing(seat: Seat, function: Any, *arguments: Any) -> Any:
     """As a worker thread."""
-    await trio.sleep(0)
+    await trio.lowlevel.checkpoint()
     before = seat.node.tip if seat.node is not None else None
     answer = function(*arguments)
     assert seat.node is None or seat.node.tip == before

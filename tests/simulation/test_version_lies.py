@@ -132,7 +132,7 @@ def test_a_patch_that_leads_elsewhere_is_left_out_and_the_anchor_used() -> None:
         await until_all_have(world, others, 3)
         assert all(held(seat)[3] == third for seat in others)
         for seat in others:
-            assert [(3, "its patch does not lead to the weights that were signed")] == log.refusals(seat)
+            assert log.refusals(seat) == [(3, "its patch does not lead to the weights that were signed")]
 
     run(4, scenario)
 

@@ -34,8 +34,10 @@ def read_name(text: str) -> tuple[str, dict[str, Any]]:
 def write_name(name: str, options: Mapping[str, Any]) -> str:
     """Return the text that `read_name` reads as this name and these options."""
     items = [f"{key}={json.dumps(value)}" for key, value in options.items() if key != "of"]
-    for part in options.get("of", ()):
-        items.append(write_name(part["name"], {key: value for key, value in part.items() if key != "name"}))
+    items += [
+        write_name(part["name"], {key: value for key, value in part.items() if key != "name"})
+        for part in options.get("of", ())
+    ]
     return f"{name}({', '.join(items)})" if items else name
 
 

@@ -173,7 +173,7 @@ class Sandbox:
 def protections() -> Protections:
     """What this computer can protect from a program; found out by trying, in each process until it is enough."""
     found = _tried()
-    if not REQUIRED <= found.given:
+    if not found.given >= REQUIRED:
         _tried.cache_clear()  # it may be for want of memory or processes, and there may be some later
     return found
 

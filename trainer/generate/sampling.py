@@ -106,7 +106,7 @@ def _perturbed(logits_bv: Tensor, keys_b: Tensor, positions_b: Tensor, temperatu
 
 
 def _check_tokens(tokens_n: Tensor, vocabulary: int) -> None:
-    if tokens_n.numel() and not (0 <= int(tokens_n.min()) and int(tokens_n.max()) < vocabulary):
+    if tokens_n.numel() and not (int(tokens_n.min()) >= 0 and int(tokens_n.max()) < vocabulary):
         raise ValueError(f"a token is outside the vocabulary of {vocabulary}")
 
 

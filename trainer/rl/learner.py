@@ -73,7 +73,7 @@ class Totals:
     dropped: int = 0
     steps: int = 0
     tokens: int = 0
-    sums: dict[str, float] = field(default_factory=lambda: {name: 0.0 for name in STATISTICS})
+    sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STATISTICS, 0.0))
 
     def add(self, tokens: int, means: Sequence[float]) -> None:
         """Count so many tokens with these means, in the order of `STATISTICS`."""

@@ -56,7 +56,7 @@ def test_what_is_missing_is_a_row_with_its_reason() -> None:
         ("disk", "not measured", "it is full; make room")
     ]
     unknown = rows(Figures(lines=replace(LINES, up_bytes_per_s=0.0)), RUN)
-    assert ("to peers", "not known yet") == unknown[-1][:2]
+    assert unknown[-1][:2] == ("to peers", "not known yet")
 
 
 def test_the_demo_is_measured_itself() -> None:

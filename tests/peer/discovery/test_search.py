@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import pytest
@@ -60,7 +61,7 @@ def test_what_was_tried_how_often_and_why_not_is_said_within_seconds_and_then_no
     watch.run(45)
     times = [round(when) for when, _ in watch.said]
     assert times[0] <= 3 and len(times) >= 4
-    assert all(later - sooner >= 5 for sooner, later in zip(times, times[1:], strict=False))
+    assert all(later - sooner >= 5 for sooner, later in itertools.pairwise(times))
     first = watch.said[0][1]
     assert first.tried == [
         {"address": at(TWO, 2), "times": 0, "problem": TRYING},

@@ -166,7 +166,7 @@ def test_a_vote_beside_a_certificate(shown: Body, step: Step, late: bool) -> Non
 def test_two_certificates_name_all_who_signed_both() -> None:
     table = Table()
     assert table.hear(ANN, commit(RECORD, LIAR, ANN, BOB)) == []
-    assert table.verdicts(BOB, commit(OTHER_RECORD, LIAR, BOB, LEADER)) == [peer for peer in sorted([LIAR, BOB])]
+    assert table.verdicts(BOB, commit(OTHER_RECORD, LIAR, BOB, LEADER)) == sorted([LIAR, BOB])
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["the motion first", "the certificate first"])

@@ -55,10 +55,8 @@ class Repeater(Claimer):
         await self.say(peer, "news", ChunkNews(blob=self.table.blob.name, chunks=chunks))
 
     async def say(self, peer: PeerId, kind: str, body: Body) -> None:
-        try:
+        with suppress(NetworkError):
             await self.network.request(peer, kind, body.encode(), timeout_s=5.0)
-        except NetworkError:
-            pass
 
 
 class Staller(Claimer):

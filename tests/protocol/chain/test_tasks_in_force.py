@@ -82,10 +82,10 @@ def test_runs_without_rollouts_have_no_tasks() -> None:
 
 def test_more_than_half_of_the_voters_make_a_set_fall_out_until_it_has_another_slot() -> None:
     begun = a_record(amendment(1, 1, 2))
-    two = {peer: 0b10 for peer in PEERS[:2]}
+    two = dict.fromkeys(PEERS[:2], 2)
     assert in_force(begun, a_record(None, two)).fallen == frozenset()
     assert in_force(begun, a_record(None, two), a_record(None, dict.fromkeys(PEERS[2:4], 0b10))).fallen == frozenset()
-    three = {peer: 0b10 for peer in PEERS[:3]}
+    three = dict.fromkeys(PEERS[:3], 2)
     tasks = in_force(begun, a_record(None, three))
     assert [each.slot for each in tasks.live] == [1] and tasks.fallen == {2}
     assert in_force(begun, a_record(None, three), a_record(amendment(2, 1, 2))).fallen == {2}

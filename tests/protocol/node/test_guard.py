@@ -60,9 +60,8 @@ def test_trouble_of_our_own_is_counted_and_held_against_nobody(error: Exception)
 def test_refusals_and_what_may_pass_go_through(error: Exception) -> None:
     async def check(guard: Guard, network: TableNetwork, events: list[Event]) -> None:
         await trio.lowlevel.checkpoint()
-        with pytest.raises(type(error)):
-            with guard.watch(ANN.peer_id, "question", passing=(LookupError,)):
-                raise error
+        with pytest.raises(type(error)), guard.watch(ANN.peer_id, "question", passing=(LookupError,)):
+            raise error
         assert events == [] and network.forgotten == []
 
     on_table(check)

@@ -73,12 +73,11 @@ def test_a_batch_is_held_against_the_tasks_of_its_own_version() -> None:
 
     async def main() -> None:
         stage = Stage()
-        async with trio.open_nursery() as nursery:
-            async with stage.turn.taken():
-                stage.length = 2
-                nursery.start_soon(stage.check)
-                await trio.testing.wait_all_tasks_blocked()
-                stage.length = 3
+        async with trio.open_nursery() as nursery, stage.turn.taken():
+            stage.length = 2
+            nursery.start_soon(stage.check)
+            await trio.testing.wait_all_tasks_blocked()
+            stage.length = 3
         problems = problems_of(RUN, TIPS[3], WORKER, 0, RL.prompts_per_batch, RL.problems, SETS)
         assert [task.problems for task in stage.asked] == [problems]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -243,10 +244,8 @@ def test_random_bytes_are_no_manifest(data: bytes) -> None:
 @given(st.sampled_from(sorted(RunManifest.model_fields)), st.none() | st.integers(-5, 2**63) | st.floats() | st.text())
 def test_a_signed_manifest_with_any_field_opens_or_is_malformed(field: str, value: object) -> None:
     body = canonical.encode({**a_manifest().model_dump(), field: value})
-    try:
+    with contextlib.suppress(Malformed):
         assert open_manifest(seal(ONE, ZERO_HASH, "manifest", body).raw).manifest.encode() == body
-    except Malformed:
-        pass
 
 
 def test_dump_is_a_run_file_of_the_same_run() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +28,7 @@ class Relays:
     """Those that we have dialled; all grant places but those that are `mute` or `refuse`."""
 
     def __init__(self, patch: pytest.MonkeyPatch, dialled: Sequence[PeerId]) -> None:
-        self.ends = {peer: ("192.0.2.1", 4001) for peer in dialled}
+        self.ends = dict.fromkeys(dialled, ("192.0.2.1", 4001))
         self.mute, self.refuse, self.asked = set[PeerId](), set[PeerId](), list[tuple[float, PeerId]]()
         host: Any = SimpleNamespace(set_stream_handler=lambda *arguments: None)
         members: Any = SimpleNamespace(has_member=lambda peer: peer in MEMBERS)
@@ -103,7 +104,7 @@ def test_a_crowd_that_says_nothing_holds_up_neither_looking_nor_keeping(monkeypa
         relays.ends.pop(other)
         await trio.sleep(4 * KEEP_S)
         kept = relays.times(honest)
-        assert max(after - before for before, after in zip(kept, kept[1:], strict=False)) <= KEEP_S + LOOK_S + relay.ANSWER_S
+        assert max(after - before for before, after in itertools.pairwise(kept)) <= KEEP_S + LOOK_S + relay.ANSWER_S
 
     play(scenario, relays)
 
@@ -118,6 +119,6 @@ def test_a_relay_that_refuses_what_it_granted_is_asked_ever_less_often(monkeypat
         await trio.sleep(KEEP_S + 600)
         asked = relays.times(fickle)
         assert len(asked) < 20 and not relays.places
-        assert min(after - before for before, after in zip(asked, asked[1:], strict=False)) >= LOOK_S
+        assert min(after - before for before, after in itertools.pairwise(asked)) >= LOOK_S
 
     play(scenario, relays)

@@ -392,7 +392,7 @@ def test_places_are_asked_of_members_before_strangers(monkeypatch: pytest.Monkey
                 return relay.ANSWER.pack(1, bytes(relay.TOKEN_BYTES), 0), None
 
             monkeypatch.setattr(traversal_circuits, "ask", grant)
-            ends = {peer: ("192.0.2.1", 4001) for peer in (A, B, member)}
+            ends = dict.fromkeys((A, B, member), ("192.0.2.1", 4001))
             circuits._dialled, circuits._reached = lambda: ends, lambda: Verdict.UNREACHABLE
             await circuits._look_for_places()
         assert asked == [member, A]

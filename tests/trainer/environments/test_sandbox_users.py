@@ -39,7 +39,7 @@ AS_ROOT: dict[str, tuple[int, set[Mechanism]]] = {
 """Name: user, mechanisms left out."""
 CASES = AS_ROOT if os.geteuid() == 0 and _usable() else {"this user": (os.geteuid(), set[Mechanism]())}
 HERE = protections().mechanisms
-TRIED = [name for name, (_, left_out) in CASES.items() if REQUIRED <= Protections(HERE - left_out, {}).given]
+TRIED = [name for name, (_, left_out) in CASES.items() if Protections(HERE - left_out, {}).given >= REQUIRED]
 """Those that this computer can protect itself with; on a kernel with everything, all."""
 
 

@@ -223,7 +223,7 @@ def test_replies_go_into_the_output_as_not_made_and_the_model_goes_on() -> None:
             hidden = got[request.id].hidden
             assert hidden is not None
             torch.testing.assert_close(hidden, one.hidden, rtol=2**-7, atol=1e-4)
-    assert max(expected_turns.values()) >= 3 and any(50 < one.made.count(False) for one in written)
+    assert max(expected_turns.values()) >= 3 and any(one.made.count(False) > 50 for one in written)
 
 
 def test_a_reply_without_room_for_a_token_after_it_ends_the_completion_without_it() -> None:

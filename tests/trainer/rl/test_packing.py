@@ -59,7 +59,7 @@ def test_nothing_is_dropped_and_everything_is_in_its_place(rollouts: list[Rollou
 @given(batches())
 def test_no_two_rows_would_fit_into_one(rollouts: list[Rollout]) -> None:
     used = (pack(rollouts, [0.0] * len(rollouts), ROW).documents != PADDING).sum(axis=1)
-    assert used.min() > 0 and sum(sorted(used)[:2]) > ROW or len(used) == 1
+    assert (used.min() > 0 and sum(sorted(used)[:2]) > ROW) or len(used) == 1
 
 
 def rollout(prompt: int, output: int) -> Rollout:

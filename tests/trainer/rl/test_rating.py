@@ -25,7 +25,7 @@ CONFIG = ModelConfig.from_mapping(
         "rope_base": 10_000.0,
         "norm_eps": 1e-5,
         "tied": True,
-    }  # fmt: skip
+    }
 )
 WEIGHTS = torch.from_numpy(random_parameters(CONFIG)).to(torch.bfloat16)
 PROMPTS = ("a", "what is it?", "ccc", "dd", "a longer one than the others", "f")

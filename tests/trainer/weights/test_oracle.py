@@ -92,15 +92,15 @@ def test_a_folder_of_transformers_begins_a_run_with_the_same_logits(name: str, t
 
 
 def test_models_that_transformers_makes_itself_begin_runs(tmp_path: Path) -> None:
-    sizes = dict(vocab_size=100, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4)
-    llama3 = dict(rope_type="llama3", rope_theta=5e5, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0)
+    sizes = {"vocab_size": 100, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    llama3 = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     made = [
         transformers.LlamaConfig(**sizes),
         transformers.LlamaConfig(
             **sizes,
             num_key_value_heads=2,
             max_position_embeddings=512,
-            rope_parameters=llama3 | dict(original_max_position_embeddings=64),
+            rope_parameters=llama3 | {"original_max_position_embeddings": 64},
         ),
         transformers.Qwen2Config(**sizes, num_key_value_heads=2, tie_word_embeddings=True),
         transformers.Qwen3Config(**sizes, num_key_value_heads=2),
