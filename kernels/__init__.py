@@ -1,1 +1,1 @@
-"""The numbers of manyhands: the int8 codec, averaging, the outer step, the loss."""
+"""Numerical kernels of manyhands: the int8 codec, averaging, the outer step, the losses, TOPLOC proofs."""

@@ -1,19 +1,19 @@
-"""From the contributions to one chunk to one result: the aggregation rules, bit for bit the same on every computer.
+"""Aggregation rules: one result from the contributions to a chunk, bit for bit the same on every computer.
 
-    mean           weighted by tokens; one hostile member moves it as far as it likes
+    mean           weighted by tokens; one hostile member can move it any distance
     clip           mean of contributions whose norm is at most `CLIP` times the median norm
     trimmed        coordinate by coordinate, the mean without the smallest and the largest quarter of the values
     centered_clip  mean of differences from a robust centre, each at most as long as the median difference
 
-Every rule sees one chunk and nothing else: whoever holds the contributions to a chunk can compute its result and check
-somebody else's.  The only number that a member claims about itself and that counts is its tokens, and except in `mean`
-a member weighs at most `WEIGHT_CAP` times the median of the members' tokens.  Each median counts members, whatever tokens
-they claim.  Fewer than three contributions have no majority: `trimmed` and `centered_clip` are then the mean with those
-weights; one alone is what it is under every rule.
+Every rule sees one chunk and nothing else: any peer that holds the contributions to a chunk can compute its result and
+check another peer's.  A rule uses one number that a member claims about itself, its tokens.  Except in `mean`, a member
+weighs at most `WEIGHT_CAP` times the median of the members' tokens.  Each median counts members, whatever tokens they
+claim.  Fewer than three contributions have no majority: `trimmed` and `centered_clip` are then the mean with the capped
+weights.  Every rule returns a single contribution unchanged.
 
-Why the bytes are the same everywhere: elementwise IEEE operations in the order of the members; selection by minimum
-and maximum, which round nothing; sums of squares of codes, whole numbers below 2^24, exact in any order; other sums by
-halving, elementwise, or by `math.fsum`, which is exact.
+The bytes are the same everywhere because the rules use elementwise IEEE operations in the order of the members; selection
+by minimum and maximum, which round nothing; sums of squares of codes, whole numbers below 2^24, exact in any order; and
+other sums by halving, elementwise, or by `math.fsum`, which is exact.
 
 Memory besides the arguments: some MiB of scratch; 4 bytes a value for `trimmed` and `centered_clip`; for `clip` a copy of
 each contribution that it scales down.
@@ -36,13 +36,13 @@ from kernels.reduce import shares_of, weighted_mean
 Rule = Literal["mean", "clip", "trimmed", "centered_clip"]
 
 CLIP = 1.25
-"""A contribution's chunk may be so many times as long as the median one: honest ones seldom are, and less would gain little
-(`python -m benchmarks.byzantine` with one attacker: sign flip +1.4, +1.6, +1.8 % at 1, 1.25, 1.5)."""
+"""Largest norm of a contribution's chunk, as a multiple of the median norm.  Honest chunks seldom exceed it; a lower limit
+would gain little (`python -m benchmarks.byzantine` with one attacker: sign flip +1.4, +1.6, +1.8 % at 1, 1.25, 1.5)."""
 WEIGHT_CAP = Fraction(3, 2)
-"""A member weighs at most so many times the members' median: f hostile members of eight have at most 1.5 f / (8 + f / 2) of
-the weight beside equal honest ones, 3 of 17 parts alone (`python -m benchmarks.byzantine --claims 1,2,4`)."""
+"""Largest weight of a member, as a multiple of the members' median: beside equal honest members, f hostile ones of eight
+have at most 1.5 f / (8 + f / 2) of the weight, one has 3 of 17 parts (`python -m benchmarks.byzantine --claims 1,2,4`)."""
 ITERATIONS = 3
-"""Steps of `centered_clip` from the coordinate-wise median; further ones move it by little."""
+"""Steps of `centered_clip` from the coordinate-wise median; further steps change the result little."""
 WORKING = 1 << 19
 """Values of all members together that are sorted at a time: 2 MiB of fp32."""
 
@@ -71,9 +71,9 @@ def weights_of(rule: Rule, tokens: Sequence[int]) -> list[int]:
 
 
 def clipped_mean(contributions: Sequence[Any], weights: Sequence[int], count: int, out: Any) -> None:
-    """The mean of contributions scaled down to at most `CLIP` times their median norm.
+    """Average the contributions, each scaled down to at most `CLIP` times their median norm.
 
-    Fewer than half of the members can place the median norm nowhere but among the others' norms.
+    A minority of the members cannot move the median norm outside the range of the other members' norms.
     """
     norms = [math.sqrt(sum_of_squares(contribution, count)) for contribution in contributions]
     limit = CLIP * median(norms)
@@ -85,9 +85,9 @@ def clipped_mean(contributions: Sequence[Any], weights: Sequence[int], count: in
 
 
 def trimmed_mean(contributions: Sequence[Any], weights: Sequence[int], count: int, out: Any) -> None:
-    """Coordinate-wise trimmed mean (Yin et al. 2018, "Byzantine-robust distributed learning"), weighted.
+    """Aggregate by a weighted coordinate-wise trimmed mean (Yin et al. 2018, "Byzantine-robust distributed learning").
 
-    Of n values of a parameter those below the k-th smallest or above the k-th largest are left out, k = `trim`(n).
+    From n values of a parameter, leave out all below the k-th smallest or above the k-th largest, k = `trim`(n).
     """
     members = len(contributions)
     k = trim(members)
@@ -105,7 +105,7 @@ def trimmed_mean(contributions: Sequence[Any], weights: Sequence[int], count: in
 def _mean_between(
     low: Floats, high: Floats, views: Sequence[View], shares: Sequence[np.float32], start: int, out: Floats
 ) -> None:
-    """Coordinate by coordinate the mean of the values from `low` to `high`, weighted by `shares`."""
+    """Average the values from `low` to `high` in each coordinate, weighted by `shares`."""
     total, divisor = np.zeros_like(low), np.zeros_like(low)
     value, weight = np.empty_like(low), np.empty_like(low)
     kept, below = np.empty(low.size, np.bool_), np.empty(low.size, np.bool_)
@@ -122,7 +122,7 @@ def _mean_between(
 
 
 def centered_clip(contributions: Sequence[Any], weights: Sequence[int], count: int, out: Any) -> None:
-    """Centered clipping (Karimireddy et al. 2021, "Learning from history for Byzantine robust optimization").
+    """Aggregate by centered clipping (Karimireddy et al. 2021, "Learning from history for Byzantine robust optimization").
 
     `centre += sum of share * (value - centre) * min(1, radius / distance)`, `ITERATIONS` times.  Where the paper takes
     the last round's result as the first centre and a radius as a parameter, this takes the coordinate-wise median and the
@@ -159,17 +159,17 @@ _RULES: dict[Rule, Callable[[Sequence[Any], Sequence[int], int, Any], None]] = {
 
 
 def trim(members: int) -> int:
-    """How many values a trimmed mean leaves out at each end: 1 of 3, 2 of 7 or 8, a quarter of many."""
+    """Return the number of values that a trimmed mean drops at each end: 1 of 3, 2 of 7 or 8, a quarter of many."""
     return (members + 1) // 4
 
 
 def median(values: Sequence[float]) -> float:
-    """Return the median of the members' values, of an even number the larger middle one: of two neither is clipped."""
+    """Return the median of the values, the larger middle one of an even number: so neither of two members is clipped."""
     return sorted(values)[len(values) // 2]
 
 
 def sum_of_squares(contribution: Any, count: int) -> float:
-    """Of code x scale, unrounded: exact in a block but for one rounding to fp64; then a sum by halving."""
+    """Return the sum of squares of code x scale: exact in a block but for one rounding to fp64, then a sum by halving."""
     scales, codes = parts(contribution, count)
     squares = np.empty(blocks_of(count), np.float32)
     scratch = np.empty(BLOCK * blocks_of(min(PIECE, count)), np.float32)
@@ -195,7 +195,7 @@ def _scaled_down(contribution: Any, count: int, factor: float) -> bytearray:
 
 
 def _pieces(views: Sequence[View], count: int) -> Iterator[tuple[int, list[Floats], Floats]]:
-    """Piece by piece: where it starts, the members' values of it, and room for one more row.  Rows may be overwritten."""
+    """Yield each piece: its start, the members' values in it, and a spare row.  The caller may overwrite the rows."""
     longest = min(count, max(BLOCK, WORKING // len(views) // BLOCK * BLOCK))
     room = np.empty((len(views) + 1, longest), np.float32)
     for start in range(0, count, longest):
@@ -207,7 +207,7 @@ def _pieces(views: Sequence[View], count: int) -> Iterator[tuple[int, list[Float
 
 
 def _decode(view: View, start: int, out: Floats) -> None:
-    """The values from `start` (a multiple of the block) on that `out` has room for."""
+    """Fill `out` with decoded values, beginning at `start` (a multiple of the block)."""
     scales, codes = view
     whole, first = out.size // BLOCK, start // BLOCK
     middle, stop = start + whole * BLOCK, start + out.size
@@ -221,7 +221,7 @@ def _decode(view: View, start: int, out: Floats) -> None:
 
 
 def _select(rows: list[Floats], spare: Floats, ranks: tuple[int, int]) -> tuple[Floats, Floats]:
-    """Coordinate-wise order statistics; views of `rows` and `spare`, whose other contents are lost."""
+    """Return two coordinate-wise order statistics: views of `rows` and `spare`, whose other contents are lost."""
     rows = list(rows)
     for low, high, least, greatest in selection_network(len(rows), ranks):
         one, other = rows[low], rows[high]
@@ -236,9 +236,9 @@ def _select(rows: list[Floats], spare: Floats, ranks: tuple[int, int]) -> tuple[
 
 @lru_cache(maxsize=256)
 def selection_network(count: int, ranks: tuple[int, ...]) -> tuple[tuple[int, int, bool, bool], ...]:
-    """Comparators (low, high, minimum wanted, maximum wanted) after which the rows `ranks` are in their places.
+    """Return comparators (low, high, minimum wanted, maximum wanted) that put the rows `ranks` into their places.
 
-    Batcher's merge exchange (Knuth, volume 3, algorithm 5.2.2M), less what does not lead to a wanted rank.
+    Batcher's merge exchange (Knuth, volume 3, algorithm 5.2.2M), without comparators that no wanted rank depends on.
     """
     network, top = [], 1 << max(0, (count - 1).bit_length() - 1)
     p = top
@@ -276,7 +276,7 @@ def _squared_distance(view: View, centre: Floats) -> float:
 
 
 def _sum_by_halving(values: npt.NDArray[np.float64]) -> float:
-    """Adds the second half to the first, elementwise, until few are left; overwrites them."""
+    """Sum `values`, overwriting them: add the second half to the first, elementwise, until at most `BLOCK` are left."""
     while (size := values.size) > BLOCK:
         half = (size + 1) // 2
         np.add(values[: size - half], values[half:], out=values[: size - half])

@@ -5,8 +5,8 @@ is absmax / 127; a code is the value times (127 / absmax), rounded to the neares
 Both divisions and the product are fp32, rounded once.  Which codec, block and count apply is fixed by the run's signed
 manifest, so the bytes carry no header that a peer could lie in.
 
-numpy in cache-sized pieces: elementwise IEEE fp32 in a fixed order, so that every computer, and the Triton kernel in
-`kernels.codec_triton`, gives the same bytes.
+This one is numpy in cache-sized pieces: elementwise IEEE fp32 in a fixed order, so that every computer, and the Triton
+kernel in `kernels.codec_triton`, gives the same bytes.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ LEVELS = 127
 PIECE = 1 << 16
 """Values worked on at a time: 256 KiB of fp32, so that the scratch stays in the second-level cache."""
 TINY = np.float32(2.0**-100)
-"""A block whose absmax is below is encoded as zeros: 127 / absmax could overflow, and products be denormal."""
+"""Least absmax of a block that is not encoded as zeros: below it 127 / absmax could overflow and products be denormal."""
 LARGEST_SCALE = np.float32(2.0**120)
-"""Values beyond 127 times this (1.7e38) are encoded as that: a mean of decoded values can then not overflow."""
+"""Largest scale.  Values beyond 127 times it (1.7e38) are clamped, so that a mean of decoded values cannot overflow."""
 _WITHOUT_SIGN = np.int32(0x7FFFFFFF)
 _INFINITY = 0x7F800000
-"""The bits of infinity; those of whatever is not a number are larger."""
+"""The bits of infinity; the bits of a NaN are larger."""
 
 Floats = npt.NDArray[np.float32]
 
 
 def blocks_of(count: int) -> int:
-    """Blocks that `count` values fill; the last one may be filled in part."""
+    """Return the number of blocks that `count` values fill; the last one may be filled in part."""
     return -(-count // BLOCK)
 
 
 def encoded_bytes(count: int) -> int:
-    """Bytes of `count` encoded values."""
+    """Return the size of `count` encoded values in bytes."""
     return count + 4 * blocks_of(count)
 
 
 def parts(data: Any, count: int) -> tuple[Floats, npt.NDArray[np.int8]]:
-    """Views of the scales (fp32, ceil(count / 256)) and the codes (int8, count) inside encoded bytes."""
+    """Return views of the scales (fp32, ceil(count / 256)) and the codes (int8, count) inside encoded bytes."""
     raw = np.frombuffer(data, dtype=np.uint8)
     assert raw.size == encoded_bytes(count), f"{raw.size} bytes do not encode {count} values"
     split = 4 * blocks_of(count)
@@ -54,7 +54,7 @@ def parts(data: Any, count: int) -> tuple[Floats, npt.NDArray[np.int8]]:
 def encode(values: Floats, out: Any) -> None:
     """Encode `values` (fp32, one dimension) into `out` (encoded_bytes(len(values)) writable bytes).
 
-    Raises ValueError when a value is not finite: there is no code for it.  What is in `out` is then undefined.
+    Raises ValueError when a value is not finite, since it has no code.  The contents of `out` are then undefined.
     """
     assert values.ndim == 1 and values.dtype == np.float32
     scales, codes = parts(out, values.size)
@@ -66,7 +66,7 @@ def encode(values: Floats, out: Any) -> None:
 
 
 def encode_piece(values: Floats, scratch: Floats, scales: Floats, codes: npt.NDArray[np.int8]) -> None:
-    """Encode some whole blocks, the last of which may be short; `scratch` has room for as many values."""
+    """Encode some blocks, the last of which may be short; `scratch` has room for as many values."""
     whole = values.size - values.size % BLOCK
     if whole:
         rows = whole // BLOCK
@@ -103,7 +103,7 @@ def _encode_rows(rows: Floats, scratch: Floats, scales: Floats, codes: npt.NDArr
 
 
 def decode(data: Any, count: int, out: Floats) -> None:
-    """Decode into `out` (fp32, count)."""
+    """Decode `data` into `out` (fp32, count)."""
     scales, codes = parts(data, count)
     whole = count - count % BLOCK
     np.multiply(codes[:whole].reshape(-1, BLOCK), scales[: whole // BLOCK, None], out=out[:whole].reshape(-1, BLOCK))
@@ -112,21 +112,21 @@ def decode(data: Any, count: int, out: Floats) -> None:
 
 
 def is_sane(data: Any, count: int) -> bool:
-    """Whether bytes from a peer are what `encode` could have made of `count` values.
+    """Return True if `encode` could have made these bytes from `count` values.
 
-    The right size, every scale finite, not negative and at most `LARGEST_SCALE`, no code -128.
+    They have the right size, every scale is finite, not negative and at most `LARGEST_SCALE`, and no code is -128.
     """
     if memoryview(data).nbytes != encoded_bytes(count):
         return False
     if count == 0:
         return True
     scales, codes = parts(data, count)
-    in_range = (scales >= 0) & (scales <= LARGEST_SCALE)  # false for NaN, too
+    in_range = (scales >= 0) & (scales <= LARGEST_SCALE)  # also false for NaN
     return bool(in_range.all()) and int(codes.min()) >= -LEVELS
 
 
 def norm(values: Floats) -> float:
-    """L2 norm, squared and summed in fp64, piece by piece.  For people: last bits may differ by computer."""
+    """Return the L2 norm, squared and summed in fp64, piece by piece.  For display: last bits may differ by computer."""
     scratch = np.empty(min(PIECE, values.size), np.float64)
     total = 0.0
     for start in range(0, values.size, PIECE):

@@ -1,9 +1,9 @@
 """The int8 codec on the GPU: the bytes of `kernels.codec`, in one pass over the memory.
 
-`encode_difference` is fused: difference, quantisation and the sum of squares of the norm.  `weighted_mean` is fused:
+`encode_difference` fuses the difference, its quantisation and the sum of squares for the norm.  `weighted_mean` fuses
 dequantisation, weighted sum and quantisation.  Both give the CPU's bytes: the same fp32 operations in the same order,
 divisions rounded to nearest (`div_rn`; Triton's `/` is not exact), no fused multiply-add (`enable_fp_fusion=False`),
-and ties to even by adding and taking away 1.5 * 2^23, which needs no library function, so the interpreter runs it too.
+and ties to even by adding and subtracting 1.5 * 2^23, which needs no library function, so that the interpreter can run it.
 
 Tensors are contiguous and on one device; encoded bytes are uint8 tensors in the layout of `kernels.codec`.
 """
@@ -22,7 +22,7 @@ from kernels.codec import BLOCK, LARGEST_SCALE, TINY, blocks_of, encoded_bytes
 from kernels.reduce import shares_of
 
 ROWS = 16
-"""Blocks a program works on."""
+"""Blocks per Triton program."""
 _BLOCK = tl.constexpr(BLOCK)
 _TINY = tl.constexpr(float(TINY))
 _LARGEST_SCALE = tl.constexpr(float(LARGEST_SCALE))
@@ -45,7 +45,7 @@ def _quantise(values, rows, count_rows, columns, inside, scales_ptr, codes_ptr):
 
 @triton.jit(do_not_specialize=["count", "count_rows"])
 def _encode_kernel(base_ptr, values_ptr, scales_ptr, codes_ptr, squares_ptr, count, count_rows, ROWS: tl.constexpr):
-    """base - values -> scales, codes; each block's sum of squares, fp64 (not finite if a value is not)."""
+    """Encode base - values into scales and codes, with each block's sum of squares, fp64 (not finite if a value is not)."""
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, _BLOCK)
     places = rows[:, None] * _BLOCK + columns[None, :]
@@ -60,7 +60,7 @@ def _encode_kernel(base_ptr, values_ptr, scales_ptr, codes_ptr, squares_ptr, cou
 def _mean_kernel(
     addresses_ptr, shares_ptr, scales_ptr, codes_ptr, count, count_rows, MEMBERS: tl.constexpr, ROWS: tl.constexpr
 ):
-    """The members' bytes, found by their addresses -> scales and codes of sum of code * (scale * share), in order."""
+    """Encode the sum of code * (scale * share) over the members, in order; their bytes are found by their addresses."""
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, _BLOCK)
     places = rows[:, None] * _BLOCK + columns[None, :]
@@ -77,9 +77,9 @@ def _mean_kernel(
 
 
 def encode_difference(base: Tensor, values: Tensor, out: Tensor) -> float:
-    """Encode `base` - `values` (fp32, same size) into `out`; the L2 norm of the difference.
+    """Encode `base` - `values` (fp32, same size) into `out`; return the L2 norm of the difference.
 
-    Raises ValueError when a difference is not finite; what is in `out` is then undefined.
+    Raises ValueError when a difference is not finite; the contents of `out` are then undefined.
     """
     count = values.numel()
     assert base.shape == values.shape and base.dtype == values.dtype == torch.float32
@@ -96,7 +96,7 @@ def encode_difference(base: Tensor, values: Tensor, out: Tensor) -> float:
 
 
 def weighted_mean(contributions: Sequence[Tensor], weights: Sequence[int], count: int, out: Tensor) -> None:
-    """As `kernels.reduce.weighted_mean`, on sane codec bytes on the GPU."""
+    """Average sane codec bytes on the GPU, as `kernels.reduce.weighted_mean` does on the CPU."""
     assert len(contributions) == len(weights) > 0 and all(weight > 0 for weight in weights)
     for contribution in contributions:
         _parts(contribution, count)
@@ -118,7 +118,7 @@ def weighted_mean(contributions: Sequence[Tensor], weights: Sequence[int], count
 
 
 def _parts(data: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Views of the scales and the codes inside encoded bytes."""
+    """Return views of the scales and the codes inside encoded bytes."""
     assert data.dtype == torch.uint8 and data.is_contiguous() and data.numel() == encoded_bytes(count)
     assert data.data_ptr() % 4 == 0, "encoded bytes on the GPU are aligned to their scales"
     split = 4 * blocks_of(count)

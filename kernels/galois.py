@@ -1,7 +1,7 @@
-"""Polynomials over the integers mod 65497: through many sets of points at once, and their values.
+"""Polynomials over the integers mod 65497: interpolation through many sets of points at once, and evaluation.
 
-Newton's divided differences, then the change to powers of x: k^2 multiplications for k points.  All sets go through each
-step together.  Numbers are whole ones in fp64: products stay below 2^53, so every step is exact.
+Interpolation takes Newton's divided differences, then changes to powers of x: k^2 multiplications for k points.  All sets
+go through each step together.  Numbers are integers held in fp64: products stay below 2^53, so every step is exact.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 PRIME = 65497
-"""The largest prime that TOPLOC's moduli start from; coefficients are smaller."""
+"""The prime from which TOPLOC's moduli go down; coefficients are smaller."""
 BATCH = 128
 """Sets worked on at a time, so that they stay in the second-level cache."""
 
@@ -21,9 +21,9 @@ Floats = npt.NDArray[np.float64]
 
 
 def interpolate(x_ck: Ints, y_ck: Ints) -> Ints:
-    """Coefficients (C, k), ascending, of the polynomials through k points each.  x, y: (C, k), from 0 up to PRIME.
+    """Return the coefficients (C, k), ascending, of the polynomials through k points each.
 
-    The x of a set are distinct mod PRIME.
+    x, y: (C, k), from 0 up to PRIME.  The x of a set are distinct mod PRIME.
     """
     out = np.empty_like(y_ck)
     for start in range(0, len(x_ck), BATCH):
@@ -34,7 +34,7 @@ def interpolate(x_ck: Ints, y_ck: Ints) -> Ints:
 
 
 def evaluate(coefficients_ck: Ints, x_cj: Ints) -> Ints:
-    """Values (C, J) of the polynomials at J points each, by Horner's rule."""
+    """Return the values (C, J) of the polynomials at J points each, by Horner's rule."""
     out = np.empty_like(x_cj)
     for start in range(0, len(x_cj), BATCH):
         x, coefficients = x_cj[start : start + BATCH].astype(np.float64), coefficients_ck[start : start + BATCH]
@@ -48,7 +48,7 @@ def evaluate(coefficients_ck: Ints, x_cj: Ints) -> Ints:
 
 
 def _divided_differences(x_kc: Floats, y_kc: Floats) -> Floats:
-    """Newton's coefficients (k, C)."""
+    """Return Newton's coefficients (k, C)."""
     count = len(x_kc)
     difference, inverses = y_kc % PRIME, _inverses()
     quotient, apart = np.empty_like(difference), np.empty(difference.shape, dtype=np.int32)
@@ -62,7 +62,7 @@ def _divided_differences(x_kc: Floats, y_kc: Floats) -> Floats:
 
 
 def _to_powers(x_kc: Floats, newton_kc: Floats) -> Floats:
-    """Coefficients of the powers of x, ascending (k, C), from Newton's: Horner's rule with polynomials for numbers."""
+    """Turn Newton's coefficients into those of ascending powers of x (k, C), by Horner's rule on polynomials."""
     count = len(x_kc)
     power, quotient, before = np.zeros_like(newton_kc), np.empty_like(newton_kc), np.empty_like(newton_kc)
     power[0] = newton_kc[-1]
@@ -89,7 +89,7 @@ def _reduce(values: Floats, scratch: Floats) -> None:
 
 @functools.cache
 def _inverses() -> Floats:
-    """The inverse of every number mod PRIME; that of 0 is never asked for.
+    """Return the inverse of every number mod PRIME; the entry for 0 is never used.
 
     inverse(i) = -(PRIME // i) inverse(PRIME mod i), since PRIME = (PRIME // i) i + PRIME mod i.
     """

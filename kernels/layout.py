@@ -1,8 +1,8 @@
-"""How the flat parameter vector is cut: the one place that says where a fragment, a chunk and a block lie.
+"""Layout of the flat parameter vector: the one place that says where a fragment, a chunk and a block lie.
 
-A state is cut into fragments, of which a round exchanges one; a fragment's contribution and its result are the codec bytes
-of its chunks, one after the other; a chunk is encoded in blocks of `kernels.codec.BLOCK` values.  Fragments and chunks are
-whole numbers of blocks, except that the last one may end in a part of a block, which the codec fills up.
+A state is cut into fragments, and a round exchanges one of them.  A fragment's contribution and its result are the codec
+bytes of its chunks, one after the other; a chunk is encoded in blocks of `kernels.codec.BLOCK` values.  Fragments and chunks
+are whole numbers of blocks, except that the last one may end in a part of a block, which has a scale of its own.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class ChunkSpan:
 
     @property
     def values(self) -> slice:
-        """Where its parameters lie in the flat vector."""
+        """Slice of the flat vector that holds the chunk's parameters."""
         return slice(self.start, self.start + self.count)
 
     @property
     def encoded(self) -> slice:
-        """Where its codec bytes lie in a contribution or a result."""
+        """Slice of a contribution or a result that holds the chunk's codec bytes."""
         return slice(self.offset, self.offset + self.size)
 
 
@@ -38,9 +38,9 @@ Layout = Sequence[ChunkSpan]
 
 
 def fragment_span(parameters: int, fragment: int = 0, fragments: int = 1) -> range:
-    """The parameters of one of `fragments` fragments: runs of whole blocks, as long as each other to a block.
+    """Return the parameters of one of `fragments` fragments: runs of whole blocks, whose lengths differ by at most a block.
 
-    Every fragment has parameters if there are as many blocks as fragments.
+    Every fragment has parameters if there are at least as many blocks as fragments.
     """
     assert 0 <= fragment < fragments
     blocks = blocks_of(parameters)
@@ -49,7 +49,7 @@ def fragment_span(parameters: int, fragment: int = 0, fragments: int = 1) -> ran
 
 
 def chunk_layout(parameters: int, chunk_parameters: int, fragment: int = 0, fragments: int = 1) -> tuple[ChunkSpan, ...]:
-    """The chunks of the contribution to a fragment of a vector of `parameters` values; the last one may be shorter.
+    """Return the chunks of the contribution to a fragment of a vector of `parameters` values; the last may be shorter.
 
     chunk_parameters: a multiple of the block.
     """
@@ -62,10 +62,10 @@ def chunk_layout(parameters: int, chunk_parameters: int, fragment: int = 0, frag
 
 
 def chunk_count(parameters: int, chunk_parameters: int, fragment: int = 0, fragments: int = 1) -> int:
-    """Chunks of the contribution to a fragment, without the work of cutting it."""
+    """Return the number of chunks of the contribution to a fragment, without cutting it."""
     return -(-len(fragment_span(parameters, fragment, fragments)) // chunk_parameters)
 
 
 def payload_bytes(layout: Layout) -> int:
-    """Codec bytes of a whole contribution or result."""
+    """Return the codec bytes of a whole contribution or result."""
     return layout[-1].offset + layout[-1].size

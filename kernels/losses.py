@@ -1,13 +1,12 @@
-"""The losses of pre-training and of reinforcement learning, without ever holding all logits.
+"""Losses of pre-training and of reinforcement learning, computed without ever holding all logits.
 
     language model  mean over counted tokens of (logsumexp(logits) - logits[target] + z_loss * max(logits)^2)
     policy          minus the mean over counted tokens of min(min(r, delta) A, clip(r, 1 - eps, 1 + eps) A)
 
-The logits of a chunk of tokens are made, turned into their gradient and dropped, all in the forward pass (their
-gradient depends on nothing that comes later but a factor).  Memory beyond inputs and gradients: `chunk_tokens` x
-vocabulary, twice.
+The forward pass makes the logits of a chunk of tokens, turns them into their gradient and drops them: only a factor of the
+gradient depends on anything later.  Memory beyond inputs and gradients: `chunk_tokens` x vocabulary, twice.
 
-Logits come from a product in the hidden states' precision; everything after is fp32 (the policy loss: at least fp32).
+Logits come from a product in the hidden states' precision; everything after that is fp32 (the policy loss: at least fp32).
 Max-z-loss: Baichuan 2 (Yang et al. 2023, section 2), with the weight 2e-4 in INTELLECT-1.
 """
 
@@ -22,7 +21,7 @@ from torch import Tensor
 CHUNK_TOKENS = 4096
 """Tokens whose logits are in memory at once: 2 GiB of fp32 with a vocabulary of 128 256."""
 LARGEST_LOG_RATIO = 20.0
-"""Differences of log-probabilities count up to this, so that no ratio overflows; e^20 is far beyond any delta."""
+"""Limit on differences of log-probabilities, so that no ratio overflows; e^20 is far beyond any delta."""
 
 
 def language_model_loss(
@@ -33,10 +32,10 @@ def language_model_loss(
     mask: Tensor | None = None,
     chunk_tokens: int = CHUNK_TOKENS,
 ) -> Tensor:
-    """The loss as an fp32 scalar, nats a token, differentiable in `hidden` and `output_weight`.
+    """Return the loss as an fp32 scalar, nats per token, differentiable in `hidden` and `output_weight`.
 
     hidden: (..., dim), float.  output_weight: (vocab, dim), float.  targets: (...), int64.
-    mask: (...), bool, true for tokens that count; None counts all.  When none counts, the loss is 0.
+    mask: (...), bool, true for tokens that count; None counts all.  Without counted tokens the loss is 0.
     """
     assert hidden.shape[:-1] == targets.shape, f"hidden {tuple(hidden.shape)} against targets {tuple(targets.shape)}"
     assert mask is None or mask.shape == targets.shape
@@ -97,7 +96,7 @@ class _ChunkedLoss(torch.autograd.Function):
 
 
 def _saved_gradients(ctx: Any, factor: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """The gradients that the forward pass made, of `hidden` and `output_weight`, times that of the loss."""
+    """Return the gradients of `hidden` and `output_weight` from the forward pass, times the gradient of the loss."""
     grad_hidden_td, grad_weight_vd = ctx.saved_tensors
     if grad_hidden_td is not None:
         grad_hidden_td = grad_hidden_td * factor.to(grad_hidden_td.dtype)
@@ -107,7 +106,7 @@ def _saved_gradients(ctx: Any, factor: Tensor) -> tuple[Tensor | None, Tensor | 
 
 
 def _shares(mask_t: Tensor | None, span: slice, targets_t: Tensor, scale: float) -> Tensor:
-    """Weight of each token in the mean: fp32, (tokens,)."""
+    """Return the weight of each token in the mean: fp32, (tokens,)."""
     if mask_t is None:
         return torch.full(targets_t.shape, scale, dtype=torch.float32, device=targets_t.device)
     return mask_t[span].float() * scale
@@ -122,7 +121,7 @@ def _loss_of(logits_tv: Tensor, targets_t: Tensor, share_t: Tensor, z_loss: floa
 
 
 def _gradient_in_place(logits_tv: Tensor, targets_t: Tensor, share_t: Tensor, z_loss: float) -> Tensor:
-    """share * (softmax - one-hot of target + 2 z max * one-hot of argmax), overwriting the logits."""
+    """Overwrite the logits with share * (softmax - one-hot of target + 2 z max * one-hot of argmax)."""
     top_t, top_index_t = logits_tv.max(dim=1)
     gradient_tv = logits_tv.sub_(torch.logsumexp(logits_tv, dim=1, keepdim=True)).exp_()
     gradient_tv.scatter_add_(1, targets_t[:, None], torch.full_like(targets_t[:, None], -1, dtype=torch.float32))
@@ -135,10 +134,10 @@ def _gradient_in_place(logits_tv: Tensor, targets_t: Tensor, share_t: Tensor, z_
 
 
 class PolicyStatistics(NamedTuple):
-    """Means over the counted tokens, scalars without gradient; 0 when none counts.
+    """Means over the counted tokens, scalars without gradient; 0 if no token counts.
 
     clipped: share of tokens that the clipping leaves without a gradient of the objective.  ratio: new over old probability.
-    entropy: of the distribution that the token was chosen from, in nats.  kl: the k3 estimate in nats, 0 without reference.
+    entropy: in nats, of the distribution at the token's place.  kl: the k3 estimate in nats, 0 without a reference.
     """
 
     clipped: Tensor
@@ -163,19 +162,19 @@ def policy_loss(
     reference_logp: Tensor | None = None,
     chunk_tokens: int = CHUNK_TOKENS,
 ) -> tuple[Tensor, PolicyStatistics]:
-    """The loss of GRPO with two-sided clipping, a scalar differentiable in `hidden` and `output_weight`; its statistics.
+    """Return the loss of GRPO with two-sided clipping, a scalar differentiable in `hidden` and `output_weight`; statistics.
 
         L = mean over counted tokens of
             - min(min(r, delta) A, clip(r, 1 - eps, 1 + eps) A) - entropy_weight * entropy + kl_weight * k3
 
-    r = exp(logp - old_logp), logp and entropy of softmax(logits / temperature).  Sources: GRPO, DeepSeekMath (Shao et al.
-    2024, section 4.1); its mean over all tokens and the bound `delta` on the ratios of tokens with a negative advantage,
-    INTELLECT-2 (Prime Intellect 2025, section on two-sided GRPO clipping); k3 = exp(x) - x - 1 with x = reference_logp -
-    logp, Schulman ("Approximating KL divergence", 2020), whose gradient flows through logp.
+    r = exp(logp - old_logp); logp and entropy are those of softmax(logits / temperature).  k3 = exp(x) - x - 1 with
+    x = reference_logp - logp; its gradient flows through logp.  Sources: GRPO, DeepSeekMath (Shao et al. 2024, section 4.1);
+    the mean over all tokens and the bound `delta` on the ratios of tokens with a negative advantage, INTELLECT-2 (Prime
+    Intellect 2025, section on two-sided GRPO clipping); k3, Schulman ("Approximating KL divergence", 2020).
 
     hidden: (..., dim), float.  output_weight: (vocab, dim), float.  targets: (...), int64.  old_logp, advantages,
     reference_logp: (...), float, without gradient, and read only where `mask` (..., bool) counts the token.  delta is at
-    least 1 + eps; infinity clips on one side only (PPO).  `kl_weight` needs a reference.
+    least 1 + eps; infinity clips on one side only (PPO).  A `kl_weight` other than 0 needs a reference.
     """
     assert hidden.shape[:-1] == targets.shape, f"hidden {tuple(hidden.shape)} against targets {tuple(targets.shape)}"
     assert {each.shape for each in (old_logp, advantages, mask, reference_logp) if each is not None} == {targets.shape}
@@ -208,7 +207,7 @@ def token_log_probabilities(
     temperature: float = 1.0,
     chunk_tokens: int = CHUNK_TOKENS,
 ) -> Tensor:
-    """log softmax(logits / temperature)[target] of each token, (...), at least fp32, without gradient."""
+    """Return log softmax(logits / temperature)[target] of each token, (...), at least fp32, without gradient."""
     hidden_td, targets_t = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
     parts = [
         _log_softmax(hidden_td[start : start + chunk_tokens], output_weight.to(hidden.dtype), temperature)
@@ -229,7 +228,7 @@ class _PolicyTerms:
 
 
 class _PolicyTokens(NamedTuple):
-    """What is known of each token before its logits, (tokens,)."""
+    """Inputs of the policy loss for each token, (tokens,), besides its logits."""
 
     targets_t: Tensor
     old_logp_t: Tensor
@@ -238,7 +237,7 @@ class _PolicyTokens(NamedTuple):
     reference_logp_t: Tensor | None
 
     def part(self, span: slice) -> _PolicyTokens:
-        """Of a part of the tokens."""
+        """Return the inputs for a part of the tokens."""
         reference_logp_t = None if self.reference_logp_t is None else self.reference_logp_t[span]
         return _PolicyTokens(
             self.targets_t[span], self.old_logp_t[span], self.advantages_t[span], self.mask_t[span], reference_logp_t
@@ -295,7 +294,7 @@ class _ChunkedPolicyLoss(torch.autograd.Function):
 
 
 def _log_softmax(hidden_td: Tensor, weight_vd: Tensor, temperature: float) -> Tensor:
-    """(tokens, vocab), at least fp32."""
+    """Return log softmax(logits / temperature), (tokens, vocab), at least fp32."""
     logits_tv = hidden_td @ weight_vd.T
     logits_tv = logits_tv.to(torch.promote_types(logits_tv.dtype, torch.float32))
     if temperature != 1.0:
@@ -304,7 +303,7 @@ def _log_softmax(hidden_td: Tensor, weight_vd: Tensor, temperature: float) -> Te
 
 
 def _policy_terms(logp_t: Tensor, entropy_t: Tensor, tokens: _PolicyTokens, terms: _PolicyTerms) -> tuple[Tensor, Tensor]:
-    """Loss, clipped, ratio, entropy and k3 of each token, (5, tokens); the derivative of the loss by logp, (tokens,)."""
+    """Return loss, clipped, ratio, entropy, k3 of each token, (5, tokens), and the loss's derivative by logp, (tokens,)."""
     advantages_t = tokens.advantages_t.to(logp_t.dtype)
     ratio_t = (logp_t - tokens.old_logp_t).clamp(max=LARGEST_LOG_RATIO).exp()
     free_t = ratio_t.clamp(max=terms.delta) * advantages_t

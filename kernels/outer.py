@@ -18,7 +18,7 @@ Floats = npt.NDArray[np.float32]
 
 
 def nesterov_update(theta: Floats, momentum: Floats, gradient: Floats, lr: float, mu: float) -> None:
-    """Update `theta` and `momentum` (fp32, same size) in place; `gradient` stays."""
+    """Update `theta` and `momentum` (fp32, same size) in place; `gradient` stays unchanged."""
     assert theta.size == momentum.size == gradient.size
     rate, decay = np.float32(lr), np.float32(mu)
     scratch = np.empty(min(PIECE, theta.size), np.float32)
@@ -36,7 +36,7 @@ def nesterov_update(theta: Floats, momentum: Floats, gradient: Floats, lr: float
 def apply_result(theta: Floats, momentum: Floats, data: Any, lr: float, mu: float) -> None:
     """Decode one chunk of a result (the codec bytes of `theta.size` values) and update its slice of the outer state.
 
-    The caller has seen to it that the bytes are those of a certified result; not sane ones are a bug, not bad luck.
+    The caller has checked that the bytes are those of a certified result; bytes that are not sane are a bug.
     """
     assert is_sane(data, theta.size)
     gradient = np.empty(theta.size, np.float32)

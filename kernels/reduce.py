@@ -1,7 +1,7 @@
-"""The token-weighted mean of encoded contributions, encoded again.
+"""Token-weighted mean of encoded contributions, encoded again.
 
 For each value: sum over members, in the order given, of code * (scale * w), w = tokens / all tokens, everything fp32;
-then one quantisation.  The order is the canonical order of members, so whoever averages gets the same bytes.
+then one quantisation.  The order is the canonical order of members, so every peer that averages gets the same bytes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kernels.codec import BLOCK, PIECE, blocks_of, encode_piece, is_sane, parts
 def weighted_mean(contributions: Sequence[Any], weights: Sequence[int], count: int, out: Any) -> None:
     """Average `contributions` (codec bytes of `count` values each) with positive integer `weights` into `out`.
 
-    The caller drops contributions that are not sane; here that is an invariant.  `out` must not overlap any of them.
+    The caller has dropped contributions that are not sane; this is asserted.  `out` must not overlap any contribution.
     """
     assert len(contributions) == len(weights) > 0 and all(weight > 0 for weight in weights)
     assert all(is_sane(contribution, count) for contribution in contributions)
@@ -38,7 +38,7 @@ def weighted_mean(contributions: Sequence[Any], weights: Sequence[int], count: i
 
 
 def shares_of(weights: Sequence[int]) -> list[np.float32]:
-    """Each weight over their sum, in fp64 and then fp32: the division is the same everywhere."""
+    """Return each weight over their sum, in fp64 and then fp32: the division is the same everywhere."""
     total = sum(weights)
     return [np.float32(weight / total) for weight in weights]
 

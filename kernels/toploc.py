@@ -1,18 +1,18 @@
 """TOPLOC: short proofs that a model computed these hidden states (Ong et al. 2025, arXiv 2501.16007).
 
-A proof, whose bytes are those of toploc 0.1.6, covers a chunk of tokens.  It holds the chunk's `top_k` values of largest
-magnitude as a polynomial: through the points (position mod m, bits of the bf16 value) over the integers mod 65497, where m
-is the largest modulus that keeps the positions apart.  It is m, then the coefficients, ascending, each as 16 bits,
+A proof covers a chunk of tokens and has the bytes of toploc 0.1.6.  It holds the chunk's `top_k` values of largest
+magnitude as a polynomial through the points (position mod m, bits of the bf16 value) over the integers mod 65497, where m
+is the largest modulus that keeps the positions apart.  The proof is m, then the coefficients, ascending, each as 16 bits,
 big-endian: 258 bytes for 128 values.
 
-Who checks computes the states again, takes the positions of its own largest values, and compares its bits with the
-polynomial's: another device's rounding moves mantissas by a little, another model or prompt moves everything.  The sign is
-not compared.  What is too much is `Thresholds`' business.
+The verifier computes the states again, takes the positions of its own largest values, and compares its bits with the
+polynomial's: another device's rounding moves mantissas a little, another model or prompt moves everything.  The sign is
+not compared.  `Thresholds` decides how much difference is too much.
 
-Two things are ours.  A chunk with fewer than `top_k` values takes them all, and its proof is shorter.  What nobody can have
-proved (a wrong length, a modulus or coefficient out of range) is `Malformed`, not a comparison.
+Two things differ from toploc.  A chunk with fewer than `top_k` values takes them all, and its proof is shorter.  Bytes that
+no prover can have made (a wrong length, a modulus or coefficient out of range) raise `Malformed` and are not compared.
 
-Positions are found where the states are; only `top_k` values of a chunk leave a GPU.  All chunks are interpolated at once.
+Positions are found on the states' device; only `top_k` values of a chunk leave a GPU.  All chunks are interpolated at once.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ from kernels.galois import PRIME, evaluate, interpolate
 TOP_K = 128
 CHUNK_TOKENS = 32
 NOTHING_AGREES = 2.0**64
-"""Stands for the mean and the median where no exponent agrees."""
+"""Value of the mean and the median if no exponent agrees."""
 _WITHOUT_SIGN = 0x7FFF
 _EXPONENT = 0x7F80
 _MANTISSA = 0x7F
 _OUTSIDE = -1
-"""Magnitude of the places that fill up a short chunk: below every value's."""
+"""Magnitude of the places that fill up a short chunk: below the magnitude of any value."""
 _LONGEST_STRIPE = 64
-"""Values of which only the largest is looked at to find a bound below the largest ones of a chunk; see `_largest_of`."""
+"""Most values in a stripe; the largest of each stripe give a lower bound on a chunk's largest values (`_largest_of`)."""
 
 Ints = npt.NDArray[np.int64]
 
 
 class Malformed(ValueError):
-    """Bytes that no computation could have given as proofs of these states; the text says why."""
+    """Bytes that no computation could have made as proofs of these states; the text says why."""
 
 
 @dataclass(frozen=True)
 class Mismatch:
-    """How far a chunk's states are from its proof.
+    """Distance of a chunk's states from its proof.
 
-    exponent_mismatches: values whose exponents differ.  mantissa_mean, mantissa_median: of the differences between the
-    7 bits of mantissa of all others; the median is the upper one.
+    exponent_mismatches: values whose exponents differ.  mantissa_mean, mantissa_median: mean and upper median of the
+    differences between the 7-bit mantissas of all other values.
     """
 
     exponent_mismatches: int
@@ -61,14 +61,14 @@ class Mismatch:
 
 @dataclass(frozen=True)
 class Thresholds:
-    """What another device may do to an honest proof, at most; the defaults are INTELLECT-2's."""
+    """Largest differences that another device may cause in an honest proof; the defaults are INTELLECT-2's."""
 
     exponent_mismatches: int = 38
     mantissa_mean: float = 10.0
     mantissa_median: float = 8.0
 
     def accept(self, mismatch: Mismatch) -> bool:
-        """Whether the states of a chunk are the proven ones."""
+        """Return True if the states of a chunk are close enough to be the proven ones."""
         return (
             mismatch.exponent_mismatches <= self.exponent_mismatches
             and mismatch.mantissa_mean <= self.mantissa_mean
@@ -77,18 +77,18 @@ class Thresholds:
 
 
 def proof_sizes(tokens: int, dim: int, top_k: int = TOP_K, chunk_tokens: int = CHUNK_TOKENS) -> list[int]:
-    """Bytes of each proof of `tokens` hidden states of `dim` values."""
+    """Return the size in bytes of each proof of `tokens` hidden states of `dim` values."""
     rows = [min(chunk_tokens, tokens - start) for start in range(0, tokens, chunk_tokens)]
     return [2 + 2 * min(top_k, count * dim) for count in rows]
 
 
 def prove(hidden_nh: Tensor, top_k: int = TOP_K, chunk_tokens: int = CHUNK_TOKENS) -> list[bytes]:
-    """A proof for each chunk of hidden states (n, h), bf16, on any device; the last chunk may be short."""
+    """Return a proof for each chunk of hidden states (n, h), bf16, on any device; the last chunk may be short."""
     return prove_all([hidden_nh], top_k, chunk_tokens)[0]
 
 
 def prove_all(sequences: Sequence[Tensor], top_k: int = TOP_K, chunk_tokens: int = CHUNK_TOKENS) -> list[list[bytes]]:
-    """The proofs of several sequences of hidden states (n, h), bf16, in one batch."""
+    """Return the proofs of several sequences of hidden states (n, h), bf16, in one batch."""
     proofs: list[list[bytes]] = [[] for _ in sequences]
     for owners, positions_ck, bits_ck in _top_values(sequences, top_k, chunk_tokens):
         moduli_c = _moduli(positions_ck)
@@ -102,7 +102,7 @@ def prove_all(sequences: Sequence[Tensor], top_k: int = TOP_K, chunk_tokens: int
 def compare(
     hidden_nh: Tensor, proofs: Sequence[bytes], top_k: int = TOP_K, chunk_tokens: int = CHUNK_TOKENS
 ) -> list[Mismatch]:
-    """How far hidden states (n, h), bf16, are from their proofs, chunk by chunk.  Raises `Malformed`."""
+    """Compare hidden states (n, h), bf16, with their proofs, chunk by chunk.  Raises `Malformed`."""
     return compare_all([hidden_nh], [proofs], top_k, chunk_tokens)[0]
 
 
@@ -112,7 +112,7 @@ def compare_all(
     top_k: int = TOP_K,
     chunk_tokens: int = CHUNK_TOKENS,
 ) -> list[list[Mismatch]]:
-    """The same for several sequences in one batch.  Raises `Malformed`: look at them with `check_form` before."""
+    """Compare several sequences with their proofs in one batch.  Raises `Malformed`: call `check_form` on each before."""
     for hidden_nh, own in zip(sequences, proofs, strict=True):
         tokens, dim = hidden_nh.shape
         check_form(own, tokens, dim, top_k, chunk_tokens)
@@ -142,7 +142,7 @@ def check_form(proofs: Sequence[bytes], tokens: int, dim: int, top_k: int = TOP_
 
 
 def _numbered(owners: Sequence[int], found: list[list[Mismatch]]) -> list[tuple[int, int]]:
-    """Each owner with the number of its chunk: those already found are its first ones."""
+    """Return each owner with the number of its chunk, after its chunks that are already in `found`."""
     seen = {owner: len(found[owner]) for owner in owners}
     numbered = []
     for owner in owners:
@@ -167,8 +167,8 @@ def _mismatches(proven_ck: Ints, own_ck: Ints) -> list[Mismatch]:
 def _top_values(
     sequences: Sequence[Tensor], top_k: int, chunk_tokens: int
 ) -> list[tuple[list[int], npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
-    """For each kind of chunk (whole ones, and those with fewer than `top_k` values): whose they are, and the positions and
-    the 16 bits (C, k) of their largest values."""
+    """Return, for each number k of values that chunks prove (`top_k`, or fewer in short chunks), the chunks' owners, and the
+    positions and the 16 bits (C, k) of their largest values."""
     assert all(hidden.dtype == torch.bfloat16 and hidden.dim() == 2 for hidden in sequences)
     groups: dict[int, tuple[list[int], list[Tensor]]] = {}
     for owner, hidden_nh in enumerate(sequences):
@@ -181,7 +181,7 @@ def _top_values(
 
 
 def _largest(chunks: Sequence[Tensor], k: int) -> tuple[Ints, Ints]:
-    """Positions and bits (C, k) of the values of largest magnitude of chunks that may differ in length."""
+    """Return positions and bits (C, k) of the largest values by magnitude; the chunks may differ in length."""
     if chunks[0].device.type == "cpu":
         found = [_largest_of(chunk.contiguous().view(torch.int16).numpy(), k) for chunk in chunks]
         positions_ck, bits_ck = (np.stack(each) for each in zip(*found, strict=True))
@@ -197,9 +197,9 @@ def _largest(chunks: Sequence[Tensor], k: int) -> tuple[Ints, Ints]:
 
 
 def _largest_of(bits_n: npt.NDArray[np.int16], k: int) -> tuple[Ints, npt.NDArray[np.int16]]:
-    """The same for one chunk on the CPU; the first ones among equals.
+    """Do the same for one chunk on the CPU; among equal values the first are taken.
 
-    The k-th largest of the maxima of disjoint stripes is at most the k-th largest of all, so few values have to be sorted.
+    The k-th largest of the maxima of disjoint stripes is at most the k-th largest value, so few values have to be sorted.
     """
     magnitude_n = bits_n & np.int16(_WITHOUT_SIGN)
     stripe = max(1, min(_LONGEST_STRIPE, len(bits_n) // (4 * k)))
@@ -212,7 +212,7 @@ def _largest_of(bits_n: npt.NDArray[np.int16], k: int) -> tuple[Ints, npt.NDArra
 
 
 def _moduli(positions_ck: Ints) -> Ints:
-    """The largest modulus for each chunk that keeps its positions apart.  Raises ValueError if there is none."""
+    """Return the largest modulus for each chunk that keeps its positions apart.  Raises ValueError if there is none."""
     moduli_c = np.full(len(positions_ck), PRIME, dtype=np.int64)
     open_c = np.arange(len(positions_ck))
     for modulus in range(PRIME, positions_ck.shape[1] - 1, -1):

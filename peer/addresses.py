@@ -7,8 +7,8 @@ import re
 from collections.abc import Sequence
 
 LEAST_NAMED_PORT = 1024
-"""A name may lead anywhere tomorrow, so it is dialled at ports at which peers listen alone, as claims of strangers are
-(`protocol.transport.named_ends`)."""
+"""Lowest port dialled by name.  A name may lead elsewhere tomorrow, so it is dialled only at ports at which peers listen;
+so are the claims of strangers (`protocol.transport.named_ends`)."""
 MAX_NAME_CHARS = 120
 NAME = re.compile(r"(?=.*[a-z])(?:[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\.)*[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\.?")
 NAMED_BY = ("dns", "dns4", "dns6")
@@ -30,7 +30,7 @@ HOW = "write HOST:PORT, as home.example.org:4001 or 203.0.113.7:4001, or a multi
 
 
 def multiaddr_of(text: str, port: int) -> str:
-    """The multiaddr for an address as a person writes it.  port: where it says none.  Raises ValueError with a sentence."""
+    """Return the multiaddr for an address as a person writes it.  port: the default.  Raises ValueError with a sentence."""
     text = text.strip()
     if text.startswith("/"):
         return _checked(text)
@@ -45,13 +45,13 @@ def multiaddr_of(text: str, port: int) -> str:
 
 
 def names_only_local(addresses: Sequence[str]) -> bool:
-    """Whether all addresses of an invitation are of a local network, or of the computer itself; a name may lead anywhere."""
+    """Return True if all `addresses` are of a local network or this computer.  Names may lead anywhere, so they are not."""
     hosts = [host for address in addresses if (host := _ip_in(address)) is not None]
     return bool(addresses) and len(hosts) == len(addresses) and all(_is_local(host) for host in hosts)
 
 
 def local_remark(addresses: Sequence[str]) -> str:
-    """A sentence for an invitation that names local addresses alone; empty for others."""
+    """Return a sentence for an invitation that names only local addresses; empty for others."""
     if not names_only_local(addresses):
         return ""
     loopback = all(host is not None and host.is_loopback for host in map(_ip_in, addresses))
@@ -63,7 +63,7 @@ def local_remark(addresses: Sequence[str]) -> str:
 
 
 def _split(text: str, port: int) -> tuple[str, str]:
-    """Host and port; an IPv6 address with a port stands in brackets."""
+    """Return host and port; an IPv6 address with a port stands in brackets."""
     if text.startswith("["):
         host, closed, rest = text[1:].partition("]")
         return (host, rest.removeprefix(":") or str(port)) if closed and rest[:1] in ("", ":") else (text, "")
@@ -74,7 +74,7 @@ def _split(text: str, port: int) -> tuple[str, str]:
 
 
 def _checked(address: str) -> str:
-    """A multiaddr of TCP, maybe with a peer ID or a relay's way behind; raises ValueError with a sentence."""
+    """Return a TCP multiaddr, maybe followed by a peer ID or a relay's path; raises ValueError with a sentence."""
     parts = address.split("/")
     kind = parts[1] if len(parts) > 1 else ""
     if kind == "dnsaddr":
@@ -105,7 +105,7 @@ def _is_host(kind: str, text: str) -> bool:
 
 
 def _ip_in(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """The IP address that a multiaddr begins with; None where it begins with a name."""
+    """Return the IP address at the beginning of a multiaddr; None if it begins with a name."""
     parts = address.split("/")
     try:
         return ipaddress.ip_address(parts[2]) if len(parts) > 2 and parts[1] in ("ip4", "ip6") else None

@@ -1,7 +1,7 @@
 """The `peer` command: finds the subcommand, runs it, and turns errors into one sentence and an exit code.
 
-Nothing heavy is imported before the command is known, so that `peer --help` answers at once, and no other package of ours
-before `check_rooms` has found it.  What a command does is its module's business (`peer.commands`).
+Nothing heavy is imported before the command is known, so that `peer --help` answers at once.  None of our other packages is
+imported before `check_rooms` has found it.  Each command is implemented in a module of `peer.commands`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from peer.errors import ExitCode, PeerError
 from peer.installation import check_rooms
 
 # ------------------------------------------------------------------------------------------------------------------------
-# A word that is no command: the command that was meant, by its spelling or by what other programs call it.
+# Suggestions for an unknown command: the likely command, by its spelling or by its name in other programs.
 
 
 USAGE = 2
@@ -56,11 +56,11 @@ SYNONYMS = {
         "status": "status",
     },
 }
-"""What people type instead of a command, by the words before it."""
+"""Words of other programs for each command, by the words typed before them."""
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Says of an unknown command in one sentence which one was meant."""
+    """Parser that answers an unknown command with one sentence, which suggests the likely command."""
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         choices = action.choices
@@ -76,7 +76,7 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def nearest(word: str, commands: Sequence[str], program: str) -> str:
-    """The whole command that was meant; empty where nothing is like it.  program: the words before it, as "peer run"."""
+    """Return the likely command with its program; empty if nothing is similar.  program: words before it, as "peer run"."""
     meant = {each: f"{program} {each}" for each in commands}
     for command, words in SYNONYMS.get(program, {}).items():
         meant |= dict.fromkeys(words.split(), f"peer {command}")
@@ -88,7 +88,7 @@ def nearest(word: str, commands: Sequence[str], program: str) -> str:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser of the whole command line; every module in `peer.commands` adds its own part."""
+    """Return the parser of the whole command line; every module in `peer.commands` adds its own part."""
     parser = CommandParser(
         prog="peer",
         description="Train a language model together with others.",
@@ -131,9 +131,9 @@ def _main(arguments: Sequence[str] | None) -> int:
         return ExitCode.USAGE
     try:
         code = int(args.run(args))
-        sys.stdout.flush()  # here, where an error still has a sentence
+        sys.stdout.flush()  # here, where an error still becomes a sentence
         return code
-    except BrokenPipeError:  # the reader of our output went away (`peer status | head`): no error of ours
+    except BrokenPipeError:  # the reader of our output went away (`peer status | head`): not our error
         discard(sys.stdout.fileno())
         return ExitCode.OK
     except Exception as error:
@@ -145,11 +145,11 @@ def _main(arguments: Sequence[str] | None) -> int:
 
 
 def _complain(text: str) -> None:
-    """On standard error, if anybody reads it."""
+    """Print an error on standard error, if anybody reads it."""
     try:
         sys.stdout.flush()
     except OSError:
-        discard(sys.stdout.fileno())  # what it could not take must not come up again when the process ends
+        discard(sys.stdout.fileno())  # else the unwritten output would raise again when the process ends
     from peer.formatting import visible
 
     try:
@@ -159,7 +159,7 @@ def _complain(text: str) -> None:
 
 
 def explain(error: Exception) -> PeerError:
-    """The sentence and the exit code for `error`; what we did not foresee says how to see more."""
+    """Return the sentence and the exit code for `error`; an unforeseen error's sentence says how to see its traceback."""
     from peer.control.client import ControlError
     from peer.keyfile import KeyfileError
     from protocol.run.run_file import RunFileError

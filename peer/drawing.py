@@ -1,6 +1,6 @@
-"""What is drawn with characters: bars, curves in a row, and text cut to the columns that it takes.
+"""Drawing with characters: bars, curves in a row, and text cut to a number of columns.
 
-Pure, and light: the terminal interface and the demo draw with it.
+Pure and light: the terminal interface and the demo draw with it.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ ASCII_BLOCKS = "_.-~=+*#"
 
 
 def bar(done: int, total: int, width: int, *, unicode: bool = True) -> str:
-    """A progress bar of exactly `width` columns."""
+    """Return a progress bar of exactly `width` columns."""
     filled = 0 if total <= 0 else max(0, min(width, width * done // total))
     full, empty = ("█", "░") if unicode else ("#", ".")
     return full * filled + empty * (width - filled)
 
 
 def sparkline(values: Sequence[float], width: int, *, unicode: bool = True) -> str:
-    """The last `width` values as a row of blocks; what is no number is a gap."""
+    """Return the last `width` values as a row of blocks; values that are not finite leave a gap."""
     shown = list(values)[-width:] if width > 0 else []
     finite = [value for value in shown if math.isfinite(value)]
     if not finite:
@@ -33,12 +33,12 @@ def sparkline(values: Sequence[float], width: int, *, unicode: bool = True) -> s
 
 
 def columns(text: str) -> int:
-    """Columns that `text` takes on a terminal."""
+    """Return the columns that `text` takes on a terminal."""
     return sum(_columns_of(character) for character in text)
 
 
 def fit(text: str, width: int) -> str:
-    """`text` cut to `width` columns, and without anything that is not printable."""
+    """Return `text` cut to `width` columns, without unprintable characters."""
     taken = 0
     for place, character in enumerate(text):
         if not character.isprintable():
@@ -50,13 +50,13 @@ def fit(text: str, width: int) -> str:
 
 
 def pad(text: str, width: int) -> str:
-    """`text` in exactly `width` columns, the last of which is a space."""
+    """Return `text` in exactly `width` columns, the last of which is a space."""
     cut = fit(text, width - 1)
     return cut + " " * (width - columns(cut))
 
 
 def spread(left: str, right: str, width: int) -> str:
-    """`left` and `right` at the two ends of a line; `left` alone where both have no room."""
+    """Place `left` and `right` at the two ends of a line; return `left` alone if both do not fit."""
     gap = width - columns(left) - columns(right)
     return left + " " * gap + right if gap >= 1 else left
 

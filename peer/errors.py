@@ -1,4 +1,4 @@
-"""What the command line says when something goes wrong: one sentence with the remedy, and an exit code.
+"""Errors of the command line: one sentence with the remedy, and an exit code.
 
 The codes are part of the interface (docs/commands.md lists them): scripts and service managers read them.
 """
@@ -9,7 +9,7 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """How a command ended."""
+    """Exit codes of the commands."""
 
     OK = 0
     FAILED = 1
@@ -39,7 +39,7 @@ class ExitCode(IntEnum):
 
 
 class PeerError(Exception):
-    """Ends the command: `text` is one sentence for a person, with the remedy."""
+    """Error that ends the command: `text` is one sentence for a person, with the remedy."""
 
     def __init__(self, text: str, exit_code: ExitCode = ExitCode.FAILED) -> None:
         super().__init__(text)

@@ -1,6 +1,7 @@
-"""Names, numbers and addresses as a person reads them.
+"""Names, numbers and addresses for people.
 
-Names of peers are text of strangers: what could move a terminal's cursor or turn its direction is taken out here.
+Names of peers are text of strangers: characters that could move a terminal's cursor or reverse its direction are removed
+here.
 """
 
 from __future__ import annotations
@@ -15,28 +16,28 @@ if TYPE_CHECKING:
 from protocol.short_id import short_id
 
 Naming = Callable[[str], str]
-"""Peer ID -> what to call it."""
+"""Function from a peer ID to the name to show."""
 
 TENTHS_BELOW_S = 10
 
 
 def clean(text: str, limit: int = 40) -> str:
-    """`text` without anything but printable characters, at most `limit` of them."""
+    """Return the first `limit` printable characters of `text`."""
     return "".join(character for character in text if character.isprintable())[:limit]
 
 
 def visible(text: str) -> str:
-    """`text`, in which files and peers may have their part, with escapes for what is no line feed and cannot be printed."""
+    """Return `text`, maybe written in part by files and peers, with escapes for unprintable characters except line feeds."""
     return "".join(each if each.isprintable() or each == "\n" else ascii(each)[1:-1] for each in text)
 
 
 def short(peer: str) -> str:
-    """The short form of a peer ID, of which a stranger may have written any character."""
+    """Return the short form of a peer ID, of which a stranger may have written any character."""
     return clean(short_id(peer))
 
 
 def naming(names: Mapping[str, str]) -> Naming:
-    """Calls peers by their names with the end of their ID, and unnamed ones by that alone."""
+    """Return a function that shows peers by name and end of the ID, and unnamed ones by the end of the ID alone."""
 
     def name(peer: str) -> str:
         known = clean(names.get(peer, ""), 24)
@@ -46,7 +47,7 @@ def naming(names: Mapping[str, str]) -> Naming:
 
 
 def size(count: float) -> str:
-    """Bytes for a person: "512 B", "3.2 MB"."""
+    """Format bytes for a person: "512 B", "3.2 MB"."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -55,7 +56,7 @@ def size(count: float) -> str:
 
 
 def amount(count: float) -> str:
-    """A count for a person: "950", "3.2 k", "1.5 M"."""
+    """Format a count for a person: "950", "3.2 k", "1.5 M"."""
     for unit in ("", " k", " M", " G"):
         if count < 1000:
             return f"{count:.0f}" if not unit else f"{count:.1f}{unit}"
@@ -64,12 +65,12 @@ def amount(count: float) -> str:
 
 
 def many(count: int, noun: str, plural: str = "") -> str:
-    """ "1 round", "2 rounds"; `plural` where it is not the noun with an s."""
+    """Format a count with its noun: "1 round", "2 rounds".  plural: unless it is the noun with an s."""
     return f"{count} {noun if count == 1 else plural or noun + 's'}"
 
 
 def duration(seconds: float) -> str:
-    """ "4.2 s", "45 s", "3 min", "2 h 5 min"; "-" for what has no end."""
+    """Format seconds: "4.2 s", "45 s", "3 min", "2 h 5 min"; "-" for an infinite time."""
     if not math.isfinite(seconds):
         return "-"
     if seconds < TENTHS_BELOW_S:
@@ -82,7 +83,7 @@ def duration(seconds: float) -> str:
 
 
 def roughly(seconds: float) -> str:
-    """ "40 seconds", "12 minutes", "5 hours", "6 days"."""
+    """Format seconds roughly: "40 seconds", "12 minutes", "5 hours", "6 days"."""
     whole = max(0, round(seconds))
     for unit, length, least in (("day", 86_400, 2), ("hour", 3600, 2), ("minute", 60, 2), ("second", 1, 0)):
         if whole >= least * length:
@@ -92,13 +93,13 @@ def roughly(seconds: float) -> str:
 
 
 def endpoint(address: str) -> str:
-    """A multiaddr as people know it: "192.0.2.1 port 4001"."""
+    """Format a multiaddr as people know it: "192.0.2.1 port 4001"."""
     parts = address.split("/")
     return clean(f"{parts[2]} port {parts[4]}" if len(parts) > 4 and parts[3] == "tcp" else address, 80)
 
 
 def attempted(tried: Sequence[Mapping[str, Any]]) -> str:
-    """Addresses and what came of them, the first four."""
+    """Format addresses with their results, the first four."""
     parts = []
     for each in tried[:4]:
         times = f"{each['times']} time{'' if each['times'] == 1 else 's'}: " if each["times"] else ""
@@ -107,12 +108,12 @@ def attempted(tried: Sequence[Mapping[str, Any]]) -> str:
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """A loss, or "-" when there is none yet."""
+    """Format a loss; "-" if there is none yet."""
     return "-" if value is None or not math.isfinite(value) else f"{value:.{digits}f}"
 
 
 def goal_line(status: PeerStatus) -> str:
-    """How far the run is: "41 of 100 rounds (41 %), about 2 hours to go", or that it has ended."""
+    """Format the run's progress: "41 of 100 rounds (41 %), about 2 hours to go", or the fact that it has ended."""
     if not status.goal_total:
         return "-"
     total = f"{amount(status.goal_total)} tokens" if status.goal_unit == "tokens" else many(status.goal_total, "round")
@@ -125,5 +126,5 @@ def goal_line(status: PeerStatus) -> str:
 
 
 def to_go(seconds: float | None) -> str:
-    """ "2 min to go", or "" when that is not known."""
+    """Format the time left: "2 min to go", or "" if that is unknown."""
     return "" if seconds is None or not math.isfinite(seconds) else f"{duration(seconds)} to go"

@@ -1,8 +1,8 @@
-"""The packages that this program is made of, and whether Python would really import ours.
+"""The packages of this program, and a check that Python would really import ours.
 
-`kernels`, `trainer` and others are plain names: distributions of the same names exist, and so do folders and files of
-people who start `python -m peer` there.  Whichever comes first on Python's path hides the other, and one installed into
-the same environment overwrites the other.  Ours lie beside this one, and each says in its `__init__` whose it is.
+`kernels`, `trainer` and others are plain names: other distributions have the same names, and so may folders and files in the
+folder where somebody starts `python -m peer`.  The first on Python's path hides the other, and a package installed into the
+same environment overwrites the other.  Ours lie beside this one, and the `__init__` of each names its owner.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from peer.errors import PeerError
 
 ROOMS = ("kernels", "protocol", "trainer", "tui")
 ROOT = Path(__file__).resolve().parent.parent
-"""Where the rooms lie."""
+"""Folder that holds the rooms, which are our packages."""
 OWNER = b"manyhands"
-"""Named by the `__init__` of each room."""
+"""Word in the `__init__` of each room."""
 REMEDY = "install manyhands in an environment of its own, with pipx or uv tool"
 
 
@@ -48,12 +48,12 @@ def _names_us(init: Path) -> bool:
 
 
 def _place(name: str) -> Path | None:
-    """The file that `import name` would run; None when that is no file."""
+    """Return the file that `import name` would run; None if that is no file."""
     spec = find_spec(name)
     return Path(spec.origin).resolve() if spec is not None and spec.origin is not None and spec.has_location else None
 
 
 def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """For a Python process of ours: it finds our packages as this process does, and none in the folder it is started in."""
+    """Return the environment for our Python processes, which find our packages, and none in their working directory."""
     others = [entry for entry in environment.get("PYTHONPATH", "").split(os.pathsep) if entry and entry != str(ROOT)]
     return {**environment, "PYTHONPATH": os.pathsep.join([str(ROOT), *others]), "PYTHONSAFEPATH": "1"}

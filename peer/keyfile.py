@@ -1,8 +1,8 @@
 """A peer's identity on disk: made at the first start, private to the user, locked while in use.
 
-In the data directory lie `identity.pem` (the Ed25519 key, PKCS #8, mode 0600), `identity.lock` (held by the running peer)
-and `incarnation` (how often the peer has started).  Key and incarnation are written whole, so a crash leaves the old or the
-new file.  The lock guards one data directory; the swarm, not this module, notices a key in two directories or computers.
+The data directory holds `identity.pem` (the Ed25519 key, PKCS #8, mode 0600), `identity.lock` (held by the running peer) and
+`incarnation` (the number of the peer's starts).  Key and incarnation are written whole, so a crash leaves the old or the new
+file.  The lock guards one data directory; the swarm, not this module, notices a key in two directories or computers.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from protocol.wire.identity import Identity
 
 KEY_FILE = "identity.pem"
 LOCK_FILE = "identity.lock"
-"""Also `peer.control.client.LOCK_NAME`, which is too light to import this."""
+"""Name of the lock; `peer.control.client.LOCK_NAME` repeats it, because that module is too light to import this one."""
 INCARNATION_FILE = "incarnation"
 MAX_KEY_BYTES = 4096
 MAX_INCARNATION = 2**53 - 1
 
 
 class KeyfileError(Exception):
-    """The identity cannot be used; the text is one sentence with the remedy."""
+    """Error: the identity cannot be used; the text is one sentence with the remedy."""
 
 
 class IdentityLocked(KeyfileError):
-    """Another process uses the identity."""
+    """Error: another process uses the identity."""
 
 
 def load_identity(data_dir: Path) -> Identity | None:
-    """The identity in the data directory, None when there is none; raises `KeyfileError` when it cannot be used."""
+    """Return the identity in the data directory, None if there is none; raises `KeyfileError` if it cannot be used."""
     path = data_dir / KEY_FILE
     try:
         with path.open("rb") as file:
@@ -69,7 +69,7 @@ def load_identity(data_dir: Path) -> Identity | None:
 
 
 def load_or_create_identity(data_dir: Path) -> Identity:
-    """The identity in the data directory, made now if there is none.  Two processes at once get the same one."""
+    """Return the identity in the data directory, making it if there is none.  Two processes at once get the same one."""
     found = load_identity(data_dir)
     if found is not None:
         return found
@@ -87,7 +87,7 @@ def load_or_create_identity(data_dir: Path) -> Identity:
 def import_identity(data_dir: Path, data: bytes, *, force: bool) -> Identity:
     """Put the key in `data` (PEM, or one line of base64) into the data directory.
 
-    Refuses while a peer uses the directory, and without `force` when there is an identity; with it, the old one stays
+    Refuses while a peer uses the directory, and without `force` if there is an identity; with `force`, the old one stays
     beside the new one as identity.old-N.pem.  Raises `KeyfileError`.
     """
     try:
@@ -109,13 +109,13 @@ def import_identity(data_dir: Path, data: bytes, *, force: bool) -> Identity:
 
 
 def to_pem(identity: Identity) -> bytes:
-    """The private key as PEM (PKCS #8, without a password)."""
+    """Return the private key as PEM (PKCS #8, without a password)."""
     key = Ed25519PrivateKey.from_private_bytes(identity.seed)
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
 def parse_key(data: bytes) -> Identity:
-    """The identity in a PEM file, or in one line of base64 of the 32 raw bytes; raises `Malformed`."""
+    """Parse a PEM file, or one line of base64 of the 32 raw bytes; raises `Malformed`."""
     if len(data) > MAX_KEY_BYTES:
         raise Malformed("too long for a key")
     text = data.strip()
@@ -139,7 +139,7 @@ def parse_key(data: bytes) -> Identity:
 
 @contextmanager
 def identity_lock(data_dir: Path) -> Iterator[None]:
-    """Hold the identity of a data directory; raises `IdentityLocked` at once when another process does."""
+    """Hold the identity of a data directory; raises `IdentityLocked` at once if another process does."""
     data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     with ExitStack() as stack:
         try:
@@ -155,10 +155,10 @@ def identity_lock(data_dir: Path) -> Iterator[None]:
 
 
 def next_incarnation(data_dir: Path, floor: int = 1) -> int:
-    """The number of this start: greater than every earlier one, and at least `floor`.  On disk before it is returned.
+    """Return the number of this start, above every earlier one and at least `floor`.  On disk before it is returned.
 
-    A daemon passes the unix time as floor, so that an identity brought to another computer, where no earlier start is
-    known, is not taken for an old one by peers that remember it.
+    A daemon passes the unix time as floor.  So peers do not take an identity for an old one when it was brought to another
+    computer, which knows no earlier start.
     """
     path = data_dir / INCARNATION_FILE
     try:

@@ -1,11 +1,11 @@
-"""Where a peer keeps its things on this computer.
+"""Paths of a peer's files on this computer.
 
 * data directory: identity, control socket, runs and their logs.  `--data-dir`, else PEER_DATA_DIR, else the user's data
-  folder.  One running peer a data directory.
-* runtime directory: what the peers of this computer tell each other (addresses, cores, the usual port), gone after a
-  restart of the computer.  PEER_RUNTIME_DIR, else XDG_RUNTIME_DIR, else a folder of this user's in the temp folder.
+  folder.  One running peer per data directory.
+* runtime directory: shared by the peers of this computer (addresses, cores, the usual port), gone after a restart of the
+  computer.  PEER_RUNTIME_DIR, else XDG_RUNTIME_DIR, else a folder of this user's in the temp folder.
 
-Decides names and permissions only; nothing here reads or writes contents.
+This module decides only names and permissions; it neither reads nor writes contents.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 OVERFLOW_UID = 65534
-"""The owner of all that lies outside a container which has users of its own."""
+"""Apparent owner of everything outside a container that has users of its own."""
 WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def data_dir(option: str | os.PathLike[str] | None = None) -> Path:
-    """The data directory, absolute; `option` is what the command line said.  Not created here."""
+    """Return the data directory, absolute; `option` is from the command line.  Does not create it."""
     chosen = option or os.environ.get("PEER_DATA_DIR")
     if chosen:
         return Path(chosen).expanduser().absolute()
-    import platformdirs  # only when it is needed: `peer --help` must be quick
+    import platformdirs  # only when needed: `peer --help` must be quick
 
     return Path(platformdirs.user_data_dir("manyhands", appauthor=False)).absolute()
 
@@ -41,7 +41,7 @@ def data_dir(option: str | os.PathLike[str] | None = None) -> Path:
 def make_private(folder: Path) -> Path:
     """Create `folder` if it is missing, for this user only; raises `PeerError`.
 
-    One that exists must be this user's, and no other user may write there: whoever can, replaces the settings, the
+    An existing folder must be this user's, and no other user may write there, because they could replace the settings, the
     identity or the control socket.
     """
     try:
@@ -60,7 +60,7 @@ def make_private(folder: Path) -> Path:
 
 
 def must_be_writable(folder: Path) -> Path:
-    """The data directory, if a file can be made in it; raises `PeerError`."""
+    """Return the data directory if a file can be made in it; raises `PeerError`."""
     try:
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".writable.", suffix=".new"):
             return folder
@@ -76,7 +76,7 @@ def must_be_writable(folder: Path) -> Path:
 
 def _flaw_of(folder: Path, found: os.stat_result) -> str | None:
     """Return a sentence with the remedy if another user owns the folder, or can write in it or replace it."""
-    is_root = os.getuid() == 0  # who may write everywhere: folders of others are his in containers, with sudo and on volumes
+    is_root = os.getuid() == 0  # root may write everywhere, and owns others' folders in containers, with sudo and on volumes
     if found.st_uid != os.getuid() and not is_root:
         return f"the folder {folder} belongs to another user; choose one of your own with --data-dir"
     others = stat.S_IWOTH if _is_private_group(found.st_gid) else WRITABLE_BY_OTHERS
@@ -103,12 +103,12 @@ def _is_private_group(gid: int) -> bool:
 
 
 def owner_of(path: str) -> int:
-    """The number of the user that a folder belongs to."""
+    """Return the ID of the user that owns a folder."""
     return os.stat(path).st_uid
 
 
 def runtime_dir() -> Path:
-    """The runtime directory, created if it is missing; raises `PeerError` when somebody else owns it."""
+    """Return the runtime directory, created if it is missing; raises `PeerError` if somebody else owns it."""
     chosen = os.environ.get("PEER_RUNTIME_DIR")
     if chosen:
         return make_private(Path(chosen).expanduser().absolute())
@@ -116,7 +116,7 @@ def runtime_dir() -> Path:
     if session and os.access(session, os.W_OK) and owner_of(session) == os.getuid():  # else it is left from before `su`
         return make_private(Path(session) / "manyhands")
     folder = make_private(Path(tempfile.gettempdir()) / f"manyhands-{os.getuid()}")
-    found = folder.lstat()  # a folder in a place where everybody writes: it must be ours, and no link
+    found = folder.lstat()  # everybody can write in the temp folder: this one must be ours, and no link
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise PeerError(
             f"the folder {folder} is not private to this user; remove it or set PEER_RUNTIME_DIR", ExitCode.RESOURCES
@@ -125,15 +125,15 @@ def runtime_dir() -> Path:
 
 
 def runs_dir(data: Path) -> Path:
-    """Where the runs lie, a folder each."""
+    """Return the folder of all runs, which has a folder for each."""
     return data / "runs"
 
 
 def run_dir(data: Path, run: bytes) -> Path:
-    """Where the records, results and checkpoints of a run lie."""
+    """Return the folder of a run's records, results and checkpoints."""
     return runs_dir(data) / run.hex()
 
 
 def manifest_file(data: Path, run: bytes) -> Path:
-    """Where the signed manifest of a run lies."""
+    """Return the path of a run's signed manifest."""
     return run_dir(data, run) / "manifest"

@@ -1,6 +1,6 @@
-"""Events as a person reads them: a sentence, and how serious it is.
+"""Events as a person reads them: a sentence, and its severity.
 
-Decides words only; used by the log lines of a headless peer, the terminal interface and `peer leave`.
+This module decides only words.  The log lines of a headless peer, the terminal interface and `peer leave` use it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from protocol.events import events as ev
 
 
 def sentence(event: ev.Event, name: Naming = short) -> str:
-    """What happened, in one line; "" for events that are not worth a line."""
+    """Describe an event in one line; "" for events that are not worth a line."""
     match event:
         case ev.Started() | ev.Left() | ev.LinesLost():
             return _of_a_life(event)
@@ -162,7 +162,7 @@ def _of_a_transfer(event: ev.Event) -> str:
 
 
 def coming(told: ev.TransferProgress) -> str:
-    """A blob on its way: what it is, how far, how fast and for how long still."""
+    """Describe a blob that is being fetched: its name, progress, speed and time left."""
     sources = f"{told.sources} {'peer' if told.sources == 1 else 'peers'}"
     left = f", {to_go(told.left_s)}" if told.left_s is not None else ""
     return (
@@ -172,7 +172,7 @@ def coming(told: ev.TransferProgress) -> str:
 
 
 def blob(what: str, number: int) -> str:
-    """What a blob is, in words."""
+    """Return the name of a blob in words."""
     names = {
         "checkpoint": f"checkpoint after {number} round{'s' if number > 1 else ''}"
         if number
@@ -187,7 +187,7 @@ def blob(what: str, number: int) -> str:
 
 
 def chunk_map(cells: str, width: int) -> str:
-    """The map of a blob's chunks in at most `width` columns."""
+    """Draw the map of a blob's chunks in at most `width` columns."""
     number, line = min(width, len(cells)), ""
     for column in range(number):
         part = set(cells[column * len(cells) // number : (column + 1) * len(cells) // number])
@@ -294,7 +294,7 @@ def _of_a_round(event: ev.Event, name: Naming) -> str:
 
 
 def level(event: ev.Event) -> str:
-    """info, warning or debug."""
+    """Return the severity: info, warning, debug or error."""
     if isinstance(event, ev.PROGRESS):
         return "debug"
     match event:

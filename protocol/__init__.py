@@ -1,1 +1,1 @@
-"""How the peers of manyhands talk and agree: identity, wire, rounds, exchange, chain."""
+"""The protocol in which the peers of manyhands talk and agree: identity, wire, rounds, exchange, chain."""

@@ -1,4 +1,4 @@
-"""The seam between a peer and what trains: a process with a GPU, or an arithmetic stand-in.
+"""The seam between a peer and its trainer: a process with a GPU, or an arithmetic stand-in.
 
 The trainer is a function, not a keeper of state.  The outer parameters lie in memory that the peer owns
 (`protocol.chain.outer_state`); a trainer reads them, trains from them, and leaves one contribution: the encoded difference.
@@ -17,7 +17,7 @@ from protocol.wire.rollouts import Reason, Verdict
 
 
 class TrainerDied(Exception):
-    """The trainer went away while it was asked to do something; the text says how (signal, exit code, out of memory)."""
+    """The trainer went away during a request; the text says how (signal, exit code, out of memory)."""
 
 
 class TrainerGaveUp(TrainerDied):
@@ -25,7 +25,7 @@ class TrainerGaveUp(TrainerDied):
 
 
 class NotMeasured(Exception):
-    """The evaluation failed, and nothing else did; the text says why."""
+    """The evaluation alone failed; the text says why."""
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,12 @@ class ComputeTask:
     """One round's work.
 
     round: number of the round.
-    lane: which stream of samples is ours in this round (`0 <= lane < 2 * max_members`).
+    lane: number of our stream of samples in this round (`0 <= lane < 2 * max_members`).
     steps: inner steps to take at most (H).
     first_step: swarm's step number of our first step, H a round since the present stage of the run began, for the warm-up.
-    shares: of the run's present stage that are done before this round and after it, 0 to 1, for the cooldown.
+    shares: fractions of the run's present stage that are done before and after this round, 0 to 1, for the cooldown.
     rollouts: files of accepted batches to learn from, in a run of reinforcement learning.
-    reference: file of the weights that its KL term compares with, bf16; None where the run has no such term.
+    reference: file of the weights that its KL term compares with, bf16; None if the run has no such term.
     """
 
     round: int
@@ -52,7 +52,7 @@ class ComputeTask:
 
 @dataclass(frozen=True)
 class Progress:
-    """After an inner step: steps done of this round, mean loss so far (nats a token), tokens read, tokens a second."""
+    """Progress after an inner step: steps of this round, mean loss so far (nats a token), tokens read, tokens a second."""
 
     round: int
     steps: int
@@ -63,9 +63,9 @@ class Progress:
 
 @dataclass(frozen=True)
 class Tried:
-    """What became of a problem in one batch: `rollouts` of it, of which `solved` got more than half of the reward.
+    """Outcome of a problem in one batch: `rollouts` tried it, of which `solved` got more than half of the reward.
 
-    scored_twice: answers that were scored once more, where a program runs for it; `same` got the same score.  batch: the
+    scored_twice: answers that were scored once more, if a program scores them; `same` got the same score.  batch: the
     place of the batch in `ComputeTask.rollouts`.
     """
 
@@ -79,11 +79,11 @@ class Tried:
 
 @dataclass(frozen=True)
 class Contribution:
-    """What a finished compute left.  `data`: codec bytes of the pseudo-gradient, valid until the next compute begins.
+    """Result of a finished compute.  data: codec bytes of the pseudo-gradient, valid until the next compute begins.
 
-    reward: mean of the rollouts that were learned from, 0 to 1; None where text was read.  kl: how far the policy was from
-    the reference weights, nats a token; None where the loss has no KL term, or nothing moved the policy.  tried: of each
-    problem of a set of tasks among them.
+    reward: mean reward of the rollouts that were learned from, 0 to 1; None if text was read.  kl: distance of the policy
+    from the reference weights, nats a token; None if the loss has no KL term, or nothing moved the policy.  tried: outcomes
+    of the problems among them that are of a set of tasks.
     """
 
     round: int
@@ -98,12 +98,12 @@ class Contribution:
 
 
 class TrainerLink(Protocol):
-    """Commands to the trainer.  One at a time, but `evaluate` goes on beside the others, and `finish`, `pause` and `resume`
+    """Commands to the trainer, one at a time; but `evaluate` runs beside the others, and `finish`, `pause` and `resume`
     come in between."""
 
     @property
     def pid(self) -> int | None:
-        """The process ID of the trainer; None while there is none."""
+        """Process ID of the trainer; None while there is none."""
 
     async def initialise(self, theta: memoryview) -> None:
         """Write the initial parameters (fp32, little endian) of the manifest's seed into `theta`."""
@@ -117,11 +117,11 @@ class TrainerLink(Protocol):
         ...
 
     def finish(self) -> None:
-        """Stop the running compute at the end of its current step and contribute what there is."""
+        """Stop the running compute at the end of its current step and contribute the result so far."""
         ...
 
     async def evaluate(self, theta: memoryview, on_progress: Callable[[int, int], None]) -> float:
-        """Held-out loss of `theta` (which nobody changes meanwhile), nats a token; may be any number, or none.
+        """Return the held-out loss of `theta` (which nobody changes meanwhile), nats a token; any float, NaN included.
 
         A running or following compute goes on: the evaluation takes a small share of its time.  on_progress(done, total) is
         called after each part.  Cancelling abandons the work.  Raises `NotMeasured`, `TrainerDied`.
@@ -139,8 +139,8 @@ class TrainerLink(Protocol):
 class GenerateTask:
     """A batch of rollouts to be made with the weights of `version`, which were given to `keep_version`.
 
-    run: its hash.  peer: who makes them; both key the sampling.  problems: of the environment, by number.  copies:
-    completions of each.
+    run: hash of the run.  peer: the maker of the rollouts; both key the sampling.  problems: numbers of the environment's
+    problems.  copies: completions of each.
     """
 
     run: bytes
@@ -152,7 +152,7 @@ class GenerateTask:
 
 @dataclass(frozen=True)
 class Generated:
-    """What a batch has.  tokens: that the model made."""
+    """Size of a generated batch.  tokens: made by the model."""
 
     rollouts: int
     tokens: int
@@ -160,7 +160,7 @@ class Generated:
 
 @dataclass(frozen=True)
 class VerifyTask:
-    """A batch of rollouts to be verified: as the `GenerateTask` that an honest peer had."""
+    """A batch of rollouts to be verified, with the fields of the `GenerateTask` that an honest peer had."""
 
     run: bytes
     version: int
@@ -171,10 +171,10 @@ class VerifyTask:
 
 @dataclass(frozen=True)
 class RolloutVerdict:
-    """Of one rollout.  reason: of a rejection; detail: in a sentence.  reward: None where it was not recomputed.
+    """Verdict on one rollout.  reason: of a rejection; detail: a sentence about it.  reward: None if it was not recomputed.
 
-    exact: whether every computer comes to this reward, as no program had to be run for it.  sure: whether every honest
-    computer accepts the rollout, or every one rejects it.
+    exact: whether every computer gets this reward, as no program had to be run for it.  sure: whether all honest computers
+    accept the rollout, or all reject it.
     """
 
     verdict: Verdict
@@ -204,14 +204,14 @@ class RolloutLink(TrainerLink, Protocol):
     async def keep_version(self, version: int, theta: memoryview) -> None:
         """Copy `theta` (fp32, which nobody changes meanwhile) as the bf16 weights of this version.
 
-        The newest `max_async` + 2 are kept; a version that is given again takes the place of the one before.
+        The newest `max_async` + 2 versions are kept; a version that is given again replaces its earlier copy.
         """
         ...
 
     async def use_tasks(self, sets: Sequence[TaskFile]) -> Mapping[int, str]:
-        """Have problems of these sets beside the environment's own, and of no others.
+        """Use the problems of these sets, and of no others, beside the environment's own.
 
-        Those that cannot be used, by their first problem, with the reason in a sentence.  Raises `TrainerDied`.
+        Returns the sets that cannot be used, by their first problem, with the reason in a sentence.  Raises `TrainerDied`.
         """
         ...
 
@@ -223,9 +223,9 @@ class RolloutLink(TrainerLink, Protocol):
         ...
 
     async def verify(self, task: VerifyTask, path: Path) -> tuple[RolloutVerdict, ...]:
-        """A verdict for each of the `len(problems)` x `copies` rollouts that the batch in `path` should have, in order.
+        """Return, in order, a verdict for each of the `len(problems)` x `copies` rollouts that the batch should have.
 
-        Bytes that are no such batch are rejected as malformed, whatever they are.  Cancelling abandons the work.  Raises
+        Bytes in `path` that are no such batch are rejected as malformed.  Cancelling abandons the work.  Raises
         `TrainerDied`.
         """
         ...
@@ -233,7 +233,7 @@ class RolloutLink(TrainerLink, Protocol):
 
 @dataclass(frozen=True)
 class StateMark:
-    """Names an outer state: the number of rounds applied, and the digest of the bytes."""
+    """Name of an outer state: the number of rounds applied, and the digest of the bytes."""
 
     rounds: int
     digest: Hash

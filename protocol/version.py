@@ -1,4 +1,4 @@
-"""The version of this software: pyproject.toml says it, the installed distribution carries it."""
+"""The version of this software, set in pyproject.toml and carried by the installed distribution."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ NOT_INSTALLED = "0 (not installed)"
 
 
 def version() -> str:
-    """The version of the installed distribution; `NOT_INSTALLED` for a source tree that is not installed."""
+    """Return the version of the installed distribution; `NOT_INSTALLED` for a source tree that is not installed."""
     from importlib import metadata  # only when it is asked for: `peer --help` must be quick
 
     try:

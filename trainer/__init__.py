@@ -1,1 +1,1 @@
-"""The process of manyhands that trains: model, data, inner optimisation."""
+"""Trainer process of manyhands: model, data, inner optimisation, rollouts.  The peer process starts and commands it."""

@@ -1,6 +1,6 @@
 """Entry point of the trainer process: `python -m trainer --fd N --theta-fd M --contribution-fd K`.
 
-Started by the peer with three inherited file descriptors: a socket for commands, shared memory with the swarm's
+The peer starts it with three inherited file descriptors: a socket for commands, shared memory with the swarm's
 parameters, and shared memory for the contribution.
 """
 
@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 NICENESS = 5
-"""The peer, which must answer others in time, goes before the trainer."""
+"""Niceness of the trainer: the peer process, which must answer others in time, has priority."""
 OOM_SCORE_ADJUSTMENT = "500"
 
 
@@ -25,7 +25,7 @@ def main() -> int:
     parser.add_argument("--theta-fd", type=int, required=True, help="shared memory with the parameters")
     parser.add_argument("--contribution-fd", type=int, required=True, help="shared memory for the contribution")
     arguments = parser.parse_args()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal reaches us too, but the peer decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal also reaches us, but the peer decides
     os.nice(NICENESS)
     _offer_to_be_killed_first()
     connection = socket.socket(fileno=arguments.fd)
@@ -35,15 +35,15 @@ def main() -> int:
 
 
 def _offer_to_be_killed_first() -> None:
-    """When the computer runs out of memory, it should end the trainer, which keeps nothing, and not the peer."""
+    """Make the kernel end the trainer, which keeps nothing, before the peer when the computer runs out of memory."""
     try:
         Path("/proc/self/oom_score_adj").write_text(OOM_SCORE_ADJUSTMENT)
     except OSError:
-        return  # not Linux, or not allowed: only the order of dying is lost
+        return  # not Linux, or not allowed: only the order is lost
 
 
 if __name__ == "__main__":
     status = main()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(status)  # threads of torch may be in the middle of something; there is nothing of ours to save
+    os._exit(status)  # torch's threads may still be busy; we have nothing to save

@@ -1,4 +1,4 @@
-"""What to train, as the run's manifest says it.
+"""Configuration of training, as the run's manifest gives it.
 
 Imports nothing outside the standard library, so that the peer process can read it without loading torch.
 """
@@ -16,9 +16,10 @@ from trainer.section import Section
 
 @dataclass(frozen=True)
 class DataConfig(Section):
-    """What is read.  sequence_length: tokens predicted in a window.  held_out_percent: of files, by hash of their path.
+    """Section on the training data.  sequence_length: tokens predicted in a window.
 
-    format: "text", or "chat" for chats of which what the assistant says counts.  packed: whether several chats share a row.
+    held_out_percent: share of files, by hash of their path, or of chats, by number.  format: "text", or "chat" for chats in
+    which only the assistant's messages count.  packed: True if several chats share a row.
     """
 
     corpus: str
@@ -31,20 +32,26 @@ class DataConfig(Section):
 
 @dataclass(frozen=True)
 class TokenizerConfig(Section):
-    """Of a model that does not read bytes.  template: a name in `trainer.data.templates`.  ends: numbers of end tokens."""
+    """Section on the tokenizer, absent if the model reads bytes.
+
+    template: a name in `trainer.data.templates`.  ends: numbers of the end tokens.
+    """
 
     template: str
     ends: tuple[int, ...]
 
     @classmethod
     def from_mapping(cls, section: Mapping[str, Any]) -> Self:
-        """As `Section.from_mapping`; a list of numbers is taken like a tuple."""
+        """Do as `Section.from_mapping`, and accept a list of numbers as a tuple."""
         return super().from_mapping({**section, "ends": tuple(section.get("ends", ()))})
 
 
 @dataclass(frozen=True)
 class InnerConfig(Section):
-    """AdamW and its schedule.  warmup_steps: of the swarm (round * H + local step).  cooldown: share of the run's end."""
+    """Section on AdamW and its schedule.
+
+    warmup_steps: counted in the swarm (round * H + local step).  cooldown: share of the run, at its end.
+    """
 
     lr: float
     beta1: float
@@ -61,10 +68,10 @@ class InnerConfig(Section):
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """All that a trainer needs to know of a run.
+    """Configuration of a trainer for one run.
 
-    rl, environment: of an RL run; None and empty in others.  environment: with its options, as the manifest names it.
-    tokenizer: None for bytes.  files: where the run's own files lie here, by name.
+    rl, environment: for an RL run; None and empty in others.  environment: with its options, as the manifest names it.
+    tokenizer: None for bytes.  files: paths of the run's own files on this computer, by name.
     """
 
     seed: int
@@ -81,9 +88,9 @@ class TrainingConfig:
 
     @classmethod
     def from_sections(cls, sections: Mapping[str, Any]) -> TrainingConfig:
-        """From `{seed, model, data, inner, inner_steps, max_members, chunk_parameters}` of a manifest.
+        """Read `{seed, model, data, inner, inner_steps, max_members, chunk_parameters}` of a manifest.
 
-        In an RL run there are `{rl, environment}` too, and a tokenizer in one that has it; `files` are the peer's to say.
+        An RL run adds `{rl, environment}`, and a run with a tokenizer adds `tokenizer`; the peer adds `files`.
         """
         return cls(
             seed=int(sections["seed"]),
@@ -101,7 +108,7 @@ class TrainingConfig:
 
     @property
     def windows_per_round(self) -> int:
-        """Windows one lane may read in one round."""
+        """Windows that one lane may read in one round."""
         return self.inner_steps * self.data.sequences_per_step
 
     @property

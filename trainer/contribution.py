@@ -1,4 +1,4 @@
-"""What a round's work ends with, whatever was trained on: the encoded difference, or the news that it is worthless."""
+"""Result of a round's work, on text or on rollouts: the encoded difference, or an error if it is worthless."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ F32 = npt.NDArray[np.float32]
 
 
 class NotFinite(Exception):
-    """The loss is not a number any more; the parameters of this round are worthless."""
+    """Error for a loss that is not finite: the parameters of this round are worthless."""
 
 
 def encode_difference(theta: F32, parameters: Tensor, layout: Layout, out: memoryview) -> float:
-    """Codec bytes of theta minus the local `parameters` into `out`, chunk after chunk; the norm of the difference."""
+    """Encode theta minus the local `parameters` into `out`, chunk after chunk; return the norm of the difference."""
     assert len(out) == payload_bytes(layout)
     squares = 0.0
     for span in layout:

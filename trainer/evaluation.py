@@ -1,9 +1,9 @@
-"""The held-out loss of the swarm's parameters, measured a few windows at a time.
+"""Held-out loss of the swarm's parameters, measured a few windows at a time.
 
-Decides which windows are read, and where the parameters lie meanwhile.  They are read where the peer shares them; a device
-with memory of its own gets them into the room of the gradients, which hold nothing between two training steps.  So an
-evaluation costs no memory beside the activations of a few windows, and leaves the local parameters alone.  When a few
-more windows are due, and what interrupts that, is `trainer.service`'s business.
+An evaluation reads the parameters from the memory that the peer shares; for a device with its own memory they are copied
+over the gradients, which hold nothing between two training steps.  So an evaluation costs no memory besides the activations
+of a few windows, and leaves the local parameters alone.  `trainer.service` decides when a few more windows are due, and when
+to interrupt them.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from trainer.models.loss import loss_of
 F32 = npt.NDArray[np.float32]
 
 SHARE_OF_A_ROUND = 8
-"""One held-out token for so many that a member trains on in a round: 4 % of its time, as a training step computes three
-times what a forward pass does."""
+"""Tokens that a member trains on in a round for each held-out token of an evaluation.  This takes 4 % of its time, as a
+training step computes three times as much as a forward pass."""
 LEAST_TOKENS = 1 << 11
-"""Also where rounds are tiny: fewer tokens tell nothing."""
+"""Least tokens of an evaluation, even if rounds are tiny: fewer would tell nothing."""
 MOST_TOKENS = 1 << 15
-"""Also where rounds are huge: enough that a change of 1 % shows."""
+"""Most tokens of an evaluation, even if rounds are huge: enough to show a change of 1 %."""
 BATCH_TOKENS = 1 << 10
-"""Read at once.  Between two batches an evaluation can be interrupted."""
+"""Tokens read at once.  Between two batches an evaluation can be interrupted."""
 MOST_LOADS = 4
-"""How often an evaluation may bring the parameters to a device with memory of its own."""
+"""Most times that an evaluation may copy the parameters to a device with its own memory."""
 LOAD_BLOCK = 1 << 20
 
 
 def evaluation_tokens(config: TrainingConfig) -> int:
-    """Held-out tokens of an evaluation: the same in every round and at every member, so that its losses compare."""
+    """Return the held-out tokens of an evaluation: the same in every round and for every member, so that losses compare."""
     return min(MOST_TOKENS, max(LEAST_TOKENS, config.inner_steps * config.tokens_per_step // SHARE_OF_A_ROUND))
 
 
@@ -49,12 +49,12 @@ def load(theta: F32, into: torch.Tensor) -> None:
 
 
 def reads_where_it_lies(device: torch.device) -> bool:
-    """Whether this device works on the memory that peer and trainer share."""
+    """Return True if this device works on the memory that peer and trainer share."""
     return device.type == "cpu"
 
 
 class Evaluation:
-    """The mean loss of `theta` (fp32, unchanged until the end) over windows spread over the held-out split.
+    """Measurement of the mean loss of `theta` (fp32, unchanged until the end) on windows spread over the held-out split.
 
     done, total: windows.
     """
@@ -74,19 +74,19 @@ class Evaluation:
 
     @property
     def loss(self) -> float:
-        """Nats a counted token, without the z-loss; once all windows are done."""
+        """Loss in nats per counted token, without the z-loss.  All windows must be done."""
         assert self.done == self.total
         return self._losses / self._counted
 
     def share(self, opportunities: int) -> int:
-        """Windows to do now, when there will be so many opportunities, this one included, until all should be done."""
+        """Return the number of windows to do now, to be done after so many opportunities, this one included."""
         left = self.total - self.done
         least = self._batch if self._in_place else -(-self.total // MOST_LOADS)
         return min(left, max(least, -(-left // opportunities)))
 
     @torch.no_grad()
     def advance(self, windows: int, interrupted: Callable[[], bool] = lambda: False) -> None:
-        """Do so many more windows, or fewer when `interrupted`, which is asked after each batch.  Not during a step."""
+        """Do so many more windows; stop early if `interrupted`, called after each batch.  Do not call during a step."""
         stop = min(self.total, self.done + windows)
         if not self._in_place:
             load(self._theta, self._model.gradient)
@@ -106,5 +106,5 @@ class Evaluation:
 
 def _as_tensor(theta: F32) -> torch.Tensor:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # theta is mapped for reading only; nobody writes to the tensor
+        warnings.simplefilter("ignore", UserWarning)  # theta is mapped read-only; nothing writes to the tensor
         return torch.from_numpy(theta)

@@ -1,4 +1,4 @@
-"""Pointers of Git LFS, which stand for a large file in a folder that was cloned without it."""
+"""Git LFS pointers, which stand for large files in a folder that was cloned without them."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ POINTER_FLAW = (
     "is a pointer of Git LFS, not the file; fetch the file with `git lfs pull` in its folder, or download the model again "
     "with `hf download`"
 )
-"""Follows the name of a file."""
+"""Rest of a sentence that begins with the name of a file."""
 _BEGINNINGS = (b"version https://git-lfs.github.com/spec/", b"version https://hawser.github.com/spec/")
 _MOST_BYTES = 1024
-"""A pointer is shorter (https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md)."""
+"""Upper bound on a pointer's size, exclusive (https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md)."""
 
 
 def is_pointer(data: bytes) -> bool:
-    """Return True for the bytes of a pointer.  data: the whole file, or more of its beginning than a pointer has."""
+    """Return True for the bytes of a pointer.  data: the whole file, or at least its first `_MOST_BYTES`."""
     return len(data) < _MOST_BYTES and data.startswith(_BEGINNINGS)
 
 
 def is_pointer_file(path: Path) -> bool:
-    """Return True for a file that is a pointer; False for any other, and for one that cannot be read."""
+    """Return True for a file that is a pointer; False for any other file, and for an unreadable one."""
     try:
         if not path.is_file():
             return False

@@ -1,11 +1,12 @@
-"""How much memory a trainer takes at most, from the run's numbers alone, before anything is allocated.
+"""Peak memory of a trainer, estimated from the run's numbers alone, before anything is allocated.
 
-Imports nothing outside the standard library, so that the peer can ask without loading torch.  On a CPU the answer is
-exact enough to refuse by (`python -m benchmarks.memory` compares it with real trainers), because a CPU's micro-batch is
-chosen here too: more at once is no faster there, and the system would end the process instead of raising an error that
-could halve it.  On a GPU the micro-batch is halved until it fits, so what is needed there is a step with one sequence.
+Imports nothing outside the standard library, so that the peer can ask without loading torch.  On a CPU the estimate is
+exact enough to refuse a run by it (`python -m benchmarks.memory` compares it with real trainers), because this module also
+chooses the CPU's micro-batch: a larger one is no faster there, and the system would end the process instead of raising an
+error at which the trainer could halve it.  On a GPU the micro-batch is halved until it fits, so the estimate is for a step
+with one sequence.
 
-Not counted: shared memory (theta and the contribution), which is the peer's.
+Shared memory (theta and the contribution) is the peer's and not counted.
 """
 
 from __future__ import annotations
@@ -19,37 +20,37 @@ from trainer.rl.config import SLOTS, SPARE_VERSIONS, RlConfig
 
 MB = 1 << 20
 ACTIVATION_BYTES = 512 * MB
-"""A CPU's micro-batch keeps the activations of its layers below this, unless one sequence needs more."""
+"""Limit on the activations of a CPU's micro-batch, unless one sequence needs more."""
 LOSS_TOKENS = 4096
 """Tokens whose logits are in memory at once (`kernels.losses.CHUNK_TOKENS`)."""
 CPU_PROCESS_BYTES = 290 * MB
-"""Python, torch's CPU library, the corpus."""
+"""Memory of Python, torch's CPU library and the corpus."""
 CUDA_PROCESS_BYTES = 3 << 30
-"""The same with CUDA's libraries, in the computer's memory."""
+"""The same with CUDA's libraries, in host memory."""
 CUDA_CONTEXT_BYTES = 600 * MB
-"""What a process takes on a GPU before it allocates anything."""
+"""GPU memory of a process before it allocates anything."""
 PREFILL_TOKENS = 1024
 """Known tokens that a generator computes at once (`trainer.generate.engine.PREFILL_TOKENS`)."""
 CHOICE_BYTES = 36
-"""What choosing a token takes for each that there is: its logit, 64 random bits in three places, noise (`sampling`)."""
+"""Memory for each token of the vocabulary in choosing one: its logit, 64 random bits in three places, noise (`sampling`)."""
 POLICY_LOGITS = 6
-"""Numbers for each logit in the policy loss: it, its logarithm, its probability, gradients."""
+"""Numbers for each logit in the policy loss: the logit, its logarithm, its probability, gradients."""
 STATE_BYTES = 16
-"""A parameter, its gradient and Adam's two moments, fp32 each."""
+"""Memory of a parameter, its gradient and Adam's two moments, fp32 each."""
 MAX_HELD_BYTES = 384 * MB
-"""What the allocator holds in pieces too small for what is wanted: half of what a step needs, but no more than this."""
+"""Limit on the memory that the allocator holds in pieces too small to use; below it, half of a step's need."""
 
 
 @dataclass(frozen=True)
 class TrainerMemory:
-    """Bytes at the peak.  host: of the computer's memory.  device: of the GPU's, 0 on a CPU."""
+    """Peak memory in bytes.  host: in the computer's memory.  device: in the GPU's memory, 0 on a CPU."""
 
     host: int
     device: int
 
 
 class Work(Enum):
-    """What a trainer process does."""
+    """Kind of work of a trainer process."""
 
     TRAIN = "train"
     GENERATE = "generate"
@@ -57,7 +58,7 @@ class Work(Enum):
 
 
 def trainer_memory(config: TrainingConfig, device: str, work: Work = Work.TRAIN) -> TrainerMemory:
-    """On "cpu" or "cuda".  Only a run with rollouts has other work than training; its trainers verify, too."""
+    """Estimate a trainer's memory on "cpu" or "cuda".  Only RL runs have other work than training; their trainers verify."""
     if config.rl is None:
         return _of_reading(config, device)
     model, rl, width = config.model, config.rl, 4 if device == "cpu" else 2
@@ -88,7 +89,7 @@ def _of_reading(config: TrainingConfig, device: str) -> TrainerMemory:
 
 
 def micro_batch(model: ModelConfig, length: int) -> int:
-    """Sequences of `length` tokens that a CPU computes at once; at least 1."""
+    """Return the number of sequences of `length` tokens that a CPU computes at once; at least 1."""
     return max(1, ACTIVATION_BYTES // (length * _saved_values(model) * 4))
 
 
@@ -97,13 +98,13 @@ def _state_bytes(model: ModelConfig) -> int:
 
 
 def _saved_values(model: ModelConfig) -> int:
-    """Values that the forward pass keeps for the backward pass, a token.
+    """Return the number of values per token that the forward pass keeps for the backward pass.
 
-    A layer keeps, in values of its width: its input and that of its feed-forward, each also normed, with and without
-    weight.  Of its queries' width: query, and key and value as often as there are heads; their mixture.  Where queries and
-    keys are normed: both before, and normed without weight.  Of the feed-forward's width: gate, its activation, the other
-    branch, their product.  A value a head and a norm.  After the layers: the last input, normed with and without weight,
-    and its gradient.
+    A layer keeps these vectors.  Of the model's width: the inputs of attention and feed-forward, each also normed, with and
+    without weight.  Of the queries' width: query; key and value, repeated for all heads; their mixture.  If queries and keys
+    are normed: both before the norm, and normed without weight.  Of the feed-forward's width: gate, its activation, the
+    other branch, their product.  One value for each head and each norm.  After the layers: the last input, normed with and
+    without weight, and its gradient.
     """
     normed = 2 * (model.query_width + model.kv_width) + model.heads + model.kv_heads if model.qk_norm else 0
     layer = 6 * model.dim + 4 * model.query_width + normed + 4 * model.ffn + model.heads + 2
@@ -111,9 +112,9 @@ def _saved_values(model: ModelConfig) -> int:
 
 
 def _generating_bytes(model: ModelConfig, rl: RlConfig, width: int) -> int:
-    """A copy of the weights to compute with, and one more that takes its place; the keys and values of all sequences.
+    """Return the memory of the generator: its weights, on a CPU also their replacement, and all keys and values.
 
-    A sequence has at most a row's tokens, as it has to fit into one when it is learned from.
+    A sequence has at most a row's tokens, because it has to fit into a row for learning.
     """
     rows = SLOTS * (rl.row_tokens + 2)
     weights = (2 * 4 if width == 4 else 2) * model.parameters
@@ -123,7 +124,7 @@ def _generating_bytes(model: ModelConfig, rl: RlConfig, width: int) -> int:
 
 
 def _verifying_bytes(model: ModelConfig, rl: RlConfig, width: int) -> int:
-    """A copy of the weights to compute with, where they are not computed with as they are; a pass over some rollouts."""
+    """Return the memory of verifying: an fp32 copy of the weights if needed, and a pass over some rollouts."""
     weights = 4 * model.parameters if width == 4 else 0
     tokens = max(rl.micro_batch_tokens, rl.row_tokens)
     judged = min(rl.max_tokens, tokens) * model.vocab * (CHOICE_BYTES + 16)
@@ -131,21 +132,21 @@ def _verifying_bytes(model: ModelConfig, rl: RlConfig, width: int) -> int:
 
 
 def _comparing_bytes(model: ModelConfig, rl: RlConfig, width: int) -> int:
-    """The reference weights of the KL term and a pass with them, before the first step of a version."""
+    """Return the memory of the KL term's reference weights and a pass with them, before the first step of a version."""
     tokens = max(rl.micro_batch_tokens, rl.row_tokens)
     logits = POLICY_LOGITS * min(tokens, LOSS_TOKENS) * model.vocab * 4
     return width * model.parameters + tokens * _passing_values(model) * 4 + logits
 
 
 def _passing_values(model: ModelConfig) -> int:
-    """Values of a token that are in memory at once in a pass without gradients: those of one layer."""
+    """Return the values per token in memory at once in a pass without gradients: the values of one layer."""
     return 4 * model.dim + 6 * model.query_width + 3 * model.ffn
 
 
 def _step_bytes(model: ModelConfig, tokens: int, width: int, logits_kept: int = 2) -> int:
-    """Peak of a forward and backward pass beyond parameters and gradients.  width: bytes of an activation.
+    """Return the peak of a forward and backward pass beyond parameters and gradients.  width: bytes of an activation.
 
-    logits_kept: numbers for each logit of a part of the loss.
+    logits_kept: numbers for each logit in one chunk of the loss.
     """
     saved = tokens * _saved_values(model) * width
     passing = tokens * 4 * (model.dim + model.ffn) * 4  # gradients of one layer's values

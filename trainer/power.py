@@ -1,7 +1,7 @@
-"""Keeps what a GPU draws, on average, below a number of watts: the trainer waits between steps.
+"""Power limit: the trainer waits between steps to keep a GPU's average power below a number of watts.
 
-Only the driver's owner may set a card's own limit (`nvidia-smi -pl`); waiting needs no such right, works in a container, and
-counts what all programs draw on that card.  The card's own counter of energy is what is believed
+Only an administrator may set a card's own limit (`nvidia-smi -pl`); waiting needs no such right, works in a container, and
+counts the power of all programs on that card.  The measure is the card's own counter of energy
 (`nvmlDeviceGetTotalEnergyConsumption`, Volta and later).
 """
 
@@ -14,18 +14,18 @@ from typing import Any
 import torch
 
 LOOK_S = 0.05
-"""The counter is read so often while waiting; cards bring it up to date every 20 to 100 ms."""
+"""Seconds between two readings of the counter while waiting; cards update it every 20 to 100 ms."""
 SMOOTHED_S = 1.0
-"""What was not drawn in the last so many seconds may be drawn now."""
+"""Seconds over which power is averaged: energy that was allowed but not drawn in them may be drawn now."""
 MOST_TIMES = 9.0
-"""A wait is at most so many times as long as the work before it: a limit that the card exceeds idle stops nothing."""
+"""Longest wait, as a multiple of the work before it: a limit below the card's idle power must not stop the work."""
 
 Meter = Callable[[], float | None]
-"""Joules since any moment; None when nobody can tell."""
+"""Function that returns joules since any fixed moment, or None if they are unknown."""
 
 
 class Pace:
-    """How long to wait.  watts: the limit; 0 for none.  clock: seconds."""
+    """Pace of the work under a power limit.  watts: the limit; 0 for none.  clock: seconds."""
 
     def __init__(self, meter: Meter, clock: Callable[[], float] = time.monotonic) -> None:
         self._meter, self._clock = meter, clock
@@ -34,17 +34,17 @@ class Pace:
 
     @property
     def measures(self) -> bool:
-        """Whether there is a counter."""
+        """True if the device has a counter of energy."""
         return self._joules is not None
 
     def begin(self) -> None:
-        """Work begins now: what was drawn while there was none counts for nothing."""
+        """Begin to count: energy drawn before, without work, does not count."""
         self._at, self._joules = self._clock(), self._meter()
 
     def keep(self, wait: Callable[[float], bool]) -> None:
-        """After some work: wait until, on average, no more than `watts` was drawn.
+        """Wait, after some work, until the average power is at most `watts`.
 
-        wait: waits so many seconds; True when something has come in that cannot wait.
+        wait: waits so many seconds; returns True if something urgent has come in.
         """
         worked = self._clock() - self._at
         self._count()
@@ -64,7 +64,7 @@ class Pace:
 
 
 def meter_of(device: torch.device) -> Meter:
-    """Of the GPU on which a trainer computes; one that cannot tell, for a CPU."""
+    """Return the energy meter of the GPU on which a trainer computes; for a CPU, one that always returns None."""
     if device.type != "cuda":
         return lambda: None
     try:
@@ -73,7 +73,7 @@ def meter_of(device: torch.device) -> Meter:
         pynvml.nvmlInit()
         uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
         handle = pynvml.nvmlDeviceGetHandleByUUID(uuid.encode())
-    except Exception:  # no library, no driver, a slice of a card: each version of it says so in its own way
+    except Exception:  # no library, no driver, a slice of a card: errors differ by version
         return lambda: None
     return lambda: _joules(pynvml, handle)
 
@@ -81,5 +81,5 @@ def meter_of(device: torch.device) -> Meter:
 def _joules(nvml: Any, handle: Any) -> float | None:
     try:
         return float(nvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1000
-    except Exception:  # an older card, or one that is lost
+    except Exception:  # an older or a lost card
         return None

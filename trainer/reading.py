@@ -1,4 +1,4 @@
-"""What a run reads and in which tokens, opened as its configuration says."""
+"""Openers of a run's tokenizer, training data and environment, by its configuration."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TOKENIZER, CHATS = "tokenizer.json", "chats.jsonl"
 
 
 def tokenizer_of(config: TrainingConfig) -> TemplatedTokenizer:
-    """What a run's model reads and writes.  Raises ValueError for a tokenizer that does not fit the run."""
+    """Return the tokenizer of a run's model.  Raises ValueError for a tokenizer that does not fit the run."""
     if config.tokenizer is None:
         if config.model.vocab < ByteTokenizer.vocab:
             raise ValueError(
@@ -35,7 +35,7 @@ def tokenizer_of(config: TrainingConfig) -> TemplatedTokenizer:
 
 
 def reading_of(config: TrainingConfig, tokenizer: TemplatedTokenizer) -> Reading:
-    """What a run reads; raises ValueError when this installation cannot provide it."""
+    """Open the data that a run trains on; raises ValueError when this installation cannot provide them."""
     data = config.data
     if data.format == "chat":
         path = _file(config, CHATS)
@@ -48,9 +48,9 @@ def reading_of(config: TrainingConfig, tokenizer: TemplatedTokenizer) -> Reading
 
 
 def environment_of(config: TrainingConfig) -> Environment:
-    """The tasks that a run's rollouts solve, without those that its bounds of solve rates leave out.
+    """Open the tasks that a run's rollouts solve, without the tasks outside its bounds on solve rates.
 
-    Raises ValueError when this installation cannot provide them, and SandboxUnavailable.
+    Raises ValueError when this installation cannot provide the tasks, and SandboxUnavailable.
     """
     return open_named(config.environment, config.files, config.rl.solve_rates if config.rl else ALL)
 

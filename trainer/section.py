@@ -1,4 +1,4 @@
-"""A section of the manifest as the trainer reads it: strict about its fields, and free of heavy imports."""
+"""Base class of the manifest's sections as the trainer reads them: strict about fields, and free of heavy imports."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any, Self
 
 @dataclass(frozen=True)
 class Section:
-    """A section of the manifest, field by field."""
+    """Section of the manifest, field by field."""
 
     @classmethod
     def from_mapping(cls, section: Mapping[str, Any]) -> Self:
-        """The section that these fields describe.
+        """Return the section that these fields describe.
 
-        Raises ValueError for fields that are missing and have no default, and for unknown ones: they would change the run.
+        Raises ValueError for missing fields without a default, and for unknown fields: these may mean a different run.
         """
         known = {field.name: field.default is MISSING for field in fields(cls)}
         needed = {name for name, is_needed in known.items() if is_needed}

@@ -1,8 +1,8 @@
-"""The work of one round: from the swarm's parameters to an encoded difference.
+"""Work of one round: from the swarm's parameters to an encoded difference.
 
-A function with memory only of Adam's moments, which survive a restart in a file: `compute` reads theta, trains, and leaves
-codec bytes of theta minus the local parameters.  Who calls it, and what a command may interrupt, is `trainer.service`'s
-business.
+`compute` reads theta, trains, and writes the codec bytes of theta minus the local parameters.  Between rounds the worker
+remembers only Adam's moments, which survive a restart in a file.  `trainer.service` calls it, and decides what a command may
+interrupt.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ F32 = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Task:
-    """One round's work, as `protocol.trainer_link.ComputeTask` has it.
+    """Work of one round, with the fields of `protocol.trainer_link.ComputeTask`.
 
-    rollouts: names of the files of batches, all in the folder `rollouts_in`, which is said once: a frame is no load.
+    rollouts: names of the batches' files, all in the folder `rollouts_in`, which is given once to keep frames small.
     reference: path of the weights that the KL term compares with; empty for none.
     """
 
@@ -51,12 +51,12 @@ class Task:
 
 @dataclass(frozen=True)
 class Done:
-    """What a compute left in the contribution region.
+    """Figures of a compute, which has written the contribution region.
 
-    tokens: that counted.  loss: mean over the steps; norm: of the difference.
+    tokens: counted tokens.  loss: mean over the steps.  norm: of the difference.
 
-    reward: mean of the rollouts that were learned from, 0 to 1; None where text was read.  kl: how far the policy was from
-    the reference weights, nats a token; None in a run without a KL term.
+    reward: mean over the rollouts that were learned from, 0 to 1; None for text.  kl: divergence of the policy from the
+    reference weights, nats per token; None in a run without a KL term.
     """
 
     tokens: int
@@ -68,7 +68,7 @@ class Done:
 
 
 def pick_device(name: str) -> torch.device:
-    """`auto` is CUDA where there is one."""
+    """Return the torch device of this name; `auto` is CUDA if available, else the CPU."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device(name)
@@ -84,9 +84,9 @@ class Worker:
         corpus: corpora.Corpus | None = None,
         moments: MomentsFile | None = None,
     ) -> None:
-        """corpus: a text in place of what the run reads.  moments: where the optimiser's moments are kept; None for nowhere.
+        """corpus: a text in place of the run's own data.  moments: file of the optimiser's moments; None to keep none.
 
-        Raises ValueError for what cannot be read here.
+        Raises ValueError for data that cannot be read here.
         """
         self.config, self._moments = config, moments
         self.model = Decoder(config.model, device)
@@ -102,7 +102,7 @@ class Worker:
 
     @property
     def inner(self) -> InnerLoop:
-        """The optimiser of what is read, from the first step on."""
+        """Inner loop that trains on the run's data; made at the first use."""
         if self._inner is None:
             self._inner = InnerLoop(self.model, self.config.inner)
             if self._moments is not None:
@@ -110,17 +110,17 @@ class Worker:
         return self._inner
 
     def store_moments(self) -> None:
-        """Keep the moments for a process to come."""
+        """Write the moments to their file, for a later process."""
         if self._moments is not None and self._inner is not None:
             self._moments.store(self._inner.optimiser)
 
     def end_reading(self) -> None:
-        """Nothing more is read: another optimiser needs the memory."""
+        """Drop the inner loop: another optimiser needs its memory."""
         self._inner = None
 
     @property
     def parameters(self) -> int:
-        """How many there are in the flat vector."""
+        """Number of parameters in the flat vector."""
         return len(self.model.flat)
 
     def compute(
@@ -132,8 +132,8 @@ class Worker:
     ) -> Done:
         """Train from `theta` and encode the difference into `out`.
 
-        after_step(steps, mean loss, tokens, tokens a second) is called after every step; True ends the round there.
-        Raises NotFinite, and whatever `after_step` raises.
+        after_step(steps, mean loss, tokens, tokens per second) is called after every step; True ends the round there.
+        Raises NotFinite, and any exception of `after_step`.
         """
         if not 1 <= task.steps <= self.config.inner_steps:
             raise ValueError(f"a round has 1 to {self.config.inner_steps} steps, not {task.steps}")
@@ -158,18 +158,18 @@ class Worker:
         return Place(task.first_step + step, begin + (end - begin) * step / self.config.inner_steps)
 
     def evaluation(self, theta: F32, tokens: int | None = None) -> Evaluation:
-        """The held-out loss of `theta`, yet to be measured; on `tokens` tokens, or as many as the run's members read."""
+        """Begin an evaluation of `theta` on `tokens` held-out tokens, or on as many as the run's members read."""
         tokens = tokens or evaluation_tokens(self.config)
         return Evaluation(self.model, self.reading, self.config.data.sequence_length, tokens, theta)
 
     def evaluate(self, theta: F32, tokens: int | None = None) -> float:
-        """The held-out loss of `theta`, nats a token."""
+        """Return the held-out loss of `theta`, nats per token."""
         evaluation = self.evaluation(theta, tokens)
         evaluation.advance(evaluation.total)
         return evaluation.loss
 
     def batch(self, round_number: int, lane: int, step: int) -> Rows:
-        """What a lane reads in a step of a round."""
+        """Return the rows that a lane reads in a step of a round."""
         count = self.config.data.sequences_per_step
         return self.reading.rows([self.schedule.window(round_number, lane, step * count + row) for row in range(count)])
 

@@ -1,7 +1,7 @@
 """`python -m tui FOLDER [WORD …]`: the terminal interface of the peer with this data directory.
 
-With words it starts that peer first: `peer WORD …`, which is its own then (`tui.own_peer`).  `python -m tui --replay FILE …`
-shows a recorded event log instead, whose files are given with the oldest first.
+With words it first starts that peer as its own, by `peer WORD …` (`tui.own_peer`).  `python -m tui --replay FILE …` shows a
+recorded event log instead; its files are given oldest first.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ def main() -> int:
     if sys.argv[1] == "--replay":
         return replay([Path(name) for name in sys.argv[2:]])
     folder, words = Path(sys.argv[1]), sys.argv[2:]
-    own = OwnPeer(words) if words else None  # before what takes time to import: both start at once
+    own = OwnPeer(words) if words else None  # before the slow imports: the peer starts meanwhile
 
     from peer.paths import data_dir
     from tui.app import PeerView
     from tui.feed import Feed
 
     view = PeerView(Feed(folder, is_starting=own is not None), own, unicode=has_unicode())
-    gc.freeze()  # what is imported stays: looking through all of it for garbage would hold up a key for 50 ms
+    gc.freeze()  # imported modules stay: a garbage collection over them would delay a key by 50 ms
     view.run()
     if own is None:
         return view.return_code or 0
@@ -63,7 +63,7 @@ def replay(paths: list[Path]) -> int:
 
 
 def has_unicode() -> bool:
-    """Whether the terminal can draw more than ASCII."""
+    """Return True if the terminal can draw more than ASCII."""
     return (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
 
 

@@ -1,7 +1,7 @@
-"""The terminal interface of a running peer: panels, keys, and what they ask of the peer.
+"""Terminal interface of a running peer: panels, keys, and the commands that the keys send to the peer.
 
-Everything shown comes from a `Source`; drawing takes what was told since the last frame, twice a second, so that a flood of
-events costs one redraw.  Questions to the peer block in threads, never here.
+Everything shown comes from a `Source`.  Twice a second the interface takes all that was told since the last frame, so that a
+flood of events costs one redraw.  Commands to the peer block in threads, never in the event loop.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tui.picture import Picture
 FRAME_S = 0.5
 PAUSE_S = 3600
 WIDE, HIGH = 110, 30
-"""From this size on the panels stand in two columns."""
+"""Columns and lines from which on the panels stand in two columns."""
 KEYS = "q close  ? help  p pause  c controls  f finish  x stop the peer  1-6 panel"
 KEYS_OF_OWN = "q detach  Ctrl-C leave  ? help  p pause  c controls  f finish  1-6 panel"
 PANELS: tuple[tuple[str, str, Draw], ...] = (
@@ -51,21 +51,21 @@ PANELS: tuple[tuple[str, str, Draw], ...] = (
     ("7", rollouts.TITLE, rollouts.draw),
 )
 ROLLOUTS = "7"
-"""Only in a run with rollouts."""
+"""Key of the panel that is shown only in a run with rollouts."""
 SMALL, SMALL_WITH_ROLLOUTS = ("1", "2", "3", "5"), ("1", "2", "5", "7")
-"""What is shown together where there is little room."""
+"""Keys of the panels that a small terminal shows together."""
 
 
 class PeerView(App[None]):
-    """Shows what `source` tells, until closed or until its own peer has ended.
+    """View of what `source` tells, until closed or until its own peer has ended.
 
-    own: the peer that was started here; it leaves with this view unless detached from it.
-    unicode: whether the terminal can draw more than ASCII.
-    left: what the peer said last when it left.
+    own: the peer that this interface started; it leaves when the view closes, unless detached.
+    unicode: True if the terminal can draw more than ASCII.
+    left: the sentence about the peer's departure; empty while it runs.
     """
 
     BETWEEN: tuple[Callable[[], Widget], ...] = ()
-    """Makes what stands between the head and the panels."""
+    """Factories of the widgets between the head and the panels."""
     ENABLE_COMMAND_PALETTE = False
     TITLE = "manyhands"
     CSS = """
@@ -115,7 +115,7 @@ class PeerView(App[None]):
         self._alone = ""
 
     def compose(self) -> ComposeResult:
-        """The head, the panels, the keys."""
+        """Lay out the head, the panels and the line of keys."""
         yield Static(id="head")
         yield from (widget() for widget in self.BETWEEN)
         with Container(id="panels"):
@@ -132,18 +132,18 @@ class PeerView(App[None]):
         self.set_interval(FRAME_S, self.take)
 
     def on_unmount(self) -> None:
-        """Follow no longer."""
+        """Stop following the peer."""
         self._source.close()
 
     def on_resize(self, event: Resize) -> None:
         """Arrange the panels for the new size."""
         self._arrange(event.size)
 
-    # -- what the peer tells ------------------------------------------------------------------------------------------
+    # -- messages of the peer -----------------------------------------------------------------------------------------
 
     def take(self) -> None:
-        """Fold what was told since the last time, and draw it."""
-        ended = self._own is not None and self._own.ending() is not None  # before taking: then nothing comes after that
+        """Fold everything told since the last call into the picture, and draw it."""
+        ended = self._own is not None and self._own.ending() is not None  # checked first: nothing comes after the end
         told = self._source.take()
         for each in told:
             match each:
@@ -164,7 +164,7 @@ class PeerView(App[None]):
 
     def _draw(self) -> None:
         if self.picture.has_rollouts != self.screen_stack[0].has_class("with-rollouts"):
-            return self._arrange(self.size)  # which draws
+            return self._arrange(self.size)  # this draws
         head = self.query_one("#head", Static)
         lines = header.draw(self.picture, self._stopped, max(1, self.size.width - 2), self._unicode)
         head.update(Text("\n").join(lines))
@@ -173,8 +173,8 @@ class PeerView(App[None]):
                 panel.show()
 
     def _arrange(self, size: Size) -> None:
-        """Which panels are shown, and how they stand."""
-        below = self.screen_stack[0]  # of a dialog, if there is one
+        """Choose the panels to show, and their arrangement."""
+        below = self.screen_stack[0]  # the screen below a dialog, if one is open
         wide = size.width >= WIDE and size.height >= HIGH
         below.set_class(wide, "large")
         below.set_class(not wide, "small")
@@ -189,20 +189,20 @@ class PeerView(App[None]):
             panel.display = key == self._alone if self._alone else key in shown
         self._draw()
 
-    # -- what the person types ----------------------------------------------------------------------------------------
+    # -- keys ---------------------------------------------------------------------------------------------------------
 
     def action_open(self, what: str) -> None:
-        """A dialog: every key, or the settings that the peer takes at once."""
+        """Open a dialog: the help, or the settings that the peer takes at once."""
         self.push_screen(Controls(self._source.ask) if what == "controls" else Help(own=self._own is not None))
 
     def action_close(self) -> None:
-        """Close the view; the peer goes on."""
+        """Close the view; the peer keeps running."""
         if self._own is not None:
             self._own.detach()
         self.exit()
 
     def action_interrupt(self) -> None:
-        """The peer that was started here leaves, at once when this is typed again; of another one this is but a view."""
+        """Make our own peer leave, at once if typed again; close the view of any other peer."""
         if self._own is None:
             self.exit()
             return
@@ -211,55 +211,55 @@ class PeerView(App[None]):
         self._say("leaving at once" if again else "saying goodbye to the swarm; Ctrl-C once more leaves at once")
 
     def action_alone(self, key: str) -> None:
-        """One panel on the whole screen, or all of them."""
+        """Show one panel on the whole screen, or all of them."""
         self._alone = "" if key == self._alone else key
         self._arrange(self.size)
 
     def action_scroll(self, lines: int) -> None:
-        """The panel that is alone, else the log; the log's newest lines are at its bottom, so it scrolls the other way."""
+        """Scroll the panel shown alone, or else the log, which scrolls the other way: its newest lines are at the bottom."""
         panel = self._panel(self._alone or "5")
         panel.look.scroll = max(0, panel.look.scroll + (-lines if panel.id == "log" else lines))
         panel.show()
 
     def action_order(self) -> None:
-        """The next order of the swarm."""
+        """Switch to the next order of the swarm."""
         panel = self._panel("2")
         panel.look.order = (panel.look.order + 1) % len(swarm.ORDERS)
         panel.border_subtitle = f"by {swarm.ORDERS[panel.look.order][0]}"
         panel.show()
 
     def action_filter(self) -> None:
-        """The next filter of the log."""
+        """Switch to the next filter of the log."""
         panel = self._panel("5")
         panel.look.filter = (panel.look.filter + 1) % len(log.FILTERS)
         panel.border_subtitle = log.FILTERS[panel.look.filter][0]
         panel.show()
 
     def action_acknowledge(self) -> None:
-        """The alarms were seen."""
+        """Mark the alarms as seen."""
         self.picture.acknowledge()
         self._draw()
 
     def action_shade(self) -> None:
-        """Light or dark."""
+        """Switch between the light and the dark theme."""
         self.theme = "textual-light" if self.theme == "textual-dark" else "textual-dark"
 
     def action_pause(self) -> None:
-        """Pause, or resume after a pause."""
+        """Pause the peer, or resume it after a pause."""
         status = self.picture.status
         resumes = status is not None and status.why_idle == "paused"
         self._ask("resume" if resumes else "pause", "the peer goes on" if resumes else "paused until p is typed again")
 
     def action_pause_for(self, seconds: int) -> None:
-        """Pause, and go on by itself."""
+        """Pause the peer for so many seconds."""
         self._ask("pause", f"paused for {duration(seconds)}", seconds=seconds)
 
     def action_finish(self) -> None:
-        """Stop when the round is complete."""
+        """Stop the peer when the round is complete, if the person confirms."""
         self._confirm("Stop the peer when this round is complete?", "finish", "the peer stops after this round")
 
     def action_leave(self) -> None:
-        """Stop now."""
+        """Stop the peer now, if the person confirms."""
         self._confirm("Say goodbye and stop the peer now?", "leave", "the peer stops")
 
     def _confirm(self, question: str, command: str, done: str) -> None:
@@ -270,7 +270,7 @@ class PeerView(App[None]):
         self.push_screen(Confirm(question), answered)
 
     def _ask(self, command: str, done: str, **fields: Any) -> None:
-        """In a thread; what came of it is told at the edge of the screen."""
+        """Send a command in a thread, and tell its outcome at the edge of the screen."""
 
         def ask() -> None:
             try:

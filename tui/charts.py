@@ -1,4 +1,4 @@
-"""Curves of several lines of height, drawn with braille dots, or with plain characters where there are none."""
+"""Curves several lines high, drawn with braille dots, or with plain characters on terminals without Unicode."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ LABEL = 7
 
 
 def curve(values: Sequence[float], width: int, height: int, *, unicode: bool = True) -> list[str]:
-    """`values` from left to right in `height` lines of at most `width` columns, with the largest and least at the left.
+    """Draw `values` from left to right in `height` lines of at most `width` columns; label the largest and least.
 
-    More values than there is room for are averaged; fewer are spread.  What is no number leaves a gap.
+    More values than columns are averaged; fewer are spread.  A value that is not finite leaves a gap.
     """
     finite = [value for value in values if math.isfinite(value)]
     room = width - LABEL - 1
@@ -41,7 +41,7 @@ def _cells(row: Sequence[int], unicode: bool) -> str:
 
 
 def _resampled(values: Sequence[float], places: int) -> list[float]:
-    """One value a place: the mean of those that fall there, or the nearest before."""
+    """Return one value for each place: the mean of the values that fall on it, or the nearest value before it."""
     if len(values) <= places:
         return [values[place * len(values) // places] for place in range(places)]
     found = []

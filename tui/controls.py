@@ -1,6 +1,6 @@
-"""The dialog with the settings that a running peer takes at once: shows them, and lets a person change one.
+"""Dialog with the settings that a running peer takes at once: shows them, and lets a person change one.
 
-What a setting is, how it is written and whether a value is right, the peer says: here is but the form.
+This is only the form: the peer decides the meaning of a setting, its notation, and the values that it accepts.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from peer.drawing import fit
 from peer.formatting import clean, size
 
 Ask = Callable[..., Mapping[str, Any]]
-"""A command to the peer, by name, with its fields; blocks.  Raises ControlError, OSError."""
+"""Function that sends the peer a command, by name, with its fields, and blocks.  Raises ControlError, OSError."""
 WIDTH = 74
 LIST_KEYS = "Enter changes a setting   Escape closes"
 INPUT_KEYS = "Enter sets it, nothing for the default   Escape leaves it as it is"
 
 
 class Controls(ModalScreen[None]):
-    """ask: what the peer is asked with, in threads."""
+    """Dialog that lists the settings and edits one.  ask: sends the peer a command; called in threads."""
 
     BINDINGS = [Binding("escape", "back", "back"), Binding("q,c", "close", "close")]
     DEFAULT_CSS = """
@@ -46,7 +46,7 @@ class Controls(ModalScreen[None]):
         self._chosen: Mapping[str, Any] = {}
 
     def compose(self) -> ComposeResult:
-        """The list, the meaning of what is chosen, a line to type in, and what may be typed."""
+        """Lay out the list, the meaning of the highlighted setting, the input line, the peer's answer and the keys."""
         with Vertical():
             yield Static("Settings that the peer takes at once", id="title", markup=False)
             yield OptionList(id="settings", markup=False)
@@ -56,11 +56,11 @@ class Controls(ModalScreen[None]):
             yield Static(LIST_KEYS, id="typing", markup=False)
 
     def on_mount(self) -> None:
-        """Ask for what is in force."""
+        """Ask the peer for the settings in force."""
         self.query_one(OptionList).focus()
         self._in_a_thread("settings")
 
-    # -- what the peer says -------------------------------------------------------------------------------------------
+    # -- answers of the peer ------------------------------------------------------------------------------------------
 
     def _in_a_thread(self, command: str, **fields: Any) -> None:
         def ask() -> None:
@@ -101,15 +101,15 @@ class Controls(ModalScreen[None]):
         if self.is_attached:
             self.query_one("#said", Static).update(clean(text, 300))
 
-    # -- what the person types ----------------------------------------------------------------------------------------
+    # -- keys ---------------------------------------------------------------------------------------------------------
 
     def on_option_list_option_highlighted(self, event: OptionList.OptionHighlighted) -> None:
-        """Say what it means."""
+        """Show the meaning of the highlighted setting."""
         meaning = clean(str(self._settings[event.option_index].get("meaning") or ""), 200)
         self.query_one("#meaning", Static).update(meaning)
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
-        """Let its value be typed."""
+        """Open the input line with the value of the chosen setting."""
         self._chosen = self._settings[event.option_index]
         self._say("")
         value = self.query_one(Input)
@@ -117,23 +117,23 @@ class Controls(ModalScreen[None]):
         self._choose(typing=True)
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        """Tell the peer."""
+        """Send the new value to the peer."""
         text = event.value.strip()
         self._in_a_thread("set", name=str(self._chosen.get("name")), value=text or None, keep=True)
 
     def _choose(self, *, typing: bool) -> None:
-        """A value is typed now, or a setting chosen."""
+        """Switch to typing a value, or to choosing a setting."""
         self.set_class(typing, "typing")
         self.query_one("#typing", Static).update(INPUT_KEYS if typing else LIST_KEYS)
         (self.query_one(Input) if typing else self.query_one(OptionList)).focus()
 
     def action_back(self) -> None:
-        """From the value to the list, from there to the panels."""
+        """Go back from the value to the list, or from the list to the panels."""
         if self.has_class("typing"):
             self._choose(typing=False)
         else:
             self.dismiss()
 
     def action_close(self) -> None:
-        """Back to the panels."""
+        """Go back to the panels."""
         self.dismiss()

@@ -1,4 +1,4 @@
-"""What is asked and told over the panels: the help, and whether something is really meant."""
+"""Dialogs over the panels: the help, and the confirmation of a command."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ peer config shows the settings.                    Escape closes
 
 
 class Help(ModalScreen[None]):
-    """Every key.  own: whether the peer was started here."""
+    """Help on every key.  own: True if this interface started the peer."""
 
     BINDINGS = [Binding("escape,question_mark,q,enter", "dismiss_it", "close")]
     DEFAULT_CSS = """
@@ -46,16 +46,16 @@ class Help(ModalScreen[None]):
         self._own = own
 
     def compose(self) -> ComposeResult:
-        """One box."""
+        """Lay out one box."""
         yield Static(KEYS + (OF_OWN if self._own else OF_A_VIEW) + ELSEWHERE, markup=False)
 
     def action_dismiss_it(self) -> None:
-        """Back to the panels."""
+        """Go back to the panels."""
         self.dismiss()
 
 
 class Confirm(ModalScreen[bool]):
-    """A question with yes or no; no where something else is typed."""
+    """Question answered with yes or no; Escape, q and Enter mean no."""
 
     BINDINGS = [Binding("y", "answer(True)", "yes"), Binding("n,escape,q,enter", "answer(False)", "no")]
     DEFAULT_CSS = """
@@ -68,11 +68,11 @@ class Confirm(ModalScreen[bool]):
         self._question = question
 
     def compose(self) -> ComposeResult:
-        """One box."""
+        """Lay out one box."""
         with Vertical():
             yield Static(self._question, markup=False)
             yield Static("y  yes        n  no", markup=False)
 
     def action_answer(self, yes: bool) -> None:
-        """Tell whoever asked."""
+        """Close the dialog and return the answer to its caller."""
         self.dismiss(yes)

@@ -1,6 +1,6 @@
-"""A recorded event log: JSON lines in one or several files, the oldest first, which anybody may have written or damaged.
+"""Recorded event log: JSON lines in one or several files, oldest first.  The files are not trusted and may be damaged.
 
-What is kept is where each line is and when it was; a line is read when it is wanted.
+In memory are only the place and the time of each line; a line is read when it is needed.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from peer.control.event_lines import stamped_in
 
 MAX_LINE_BYTES = 1 << 18
 MAX_EVENTS = 2_000_000
-"""32 MB of memory; what comes after so many is left out."""
+"""Events that are indexed, 32 MB of memory; later ones are left out."""
 ALARMS = ("Desynced", "SecondHistory", "PeerEjected", "HandlerFailed", "RolloutPeerSetAside", "ValidatorSetAside")
 MARKED = tuple(f'"{name}"'.encode() for name in ("RoundCommitted", *ALARMS))
-"""Events that have a mark on the scrubber: the first is a round, the others are alarms."""
+"""Names of the events with a mark on the scrubber: the first is a committed round, the others are alarms."""
 Mark = tuple[int, bool]
-"""The number of an event, and whether it is an alarm."""
+"""The number of an event, and True if it is an alarm."""
 
 
 class NoEvents(Exception):
-    """There is nothing to show; the text is one sentence."""
+    """Error for files without any event to show; the text is one sentence."""
 
 
 class EventFile:
-    """The events of these files.  Raises `NoEvents`.
+    """Index of the events in these files.  Raises `NoEvents`.
 
-    times: when each event was (seconds since 1970), never less than the one before.  damaged: lines that are none.
+    times: of each event in seconds since 1970, never less than the time before it.  damaged: lines that are no events.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
@@ -51,7 +51,7 @@ class EventFile:
         return len(self.times)
 
     def read(self, start: int, end: int) -> Iterator[Stamped]:
-        """The events from one number up to another, without those whose file has been changed since."""
+        """Yield the events numbered `start` to `end` - 1, without any that can no longer be read from their file."""
         file_number, file = -1, None
         try:
             for place in self._places[start:end]:
@@ -65,7 +65,7 @@ class EventFile:
                 if stamped is not None:
                     yield stamped
         except OSError:
-            return  # it is gone
+            return  # a file is gone
         finally:
             if file is not None:
                 file.close()

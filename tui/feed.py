@@ -1,7 +1,7 @@
-"""Follows a running peer over its control socket, from threads of its own.
+"""Feed of events and status from a running peer, read from its control socket in separate threads.
 
-What a peer tells waits in a bounded queue until the interface takes it: a slow terminal never holds the peer up.  When the
-peer stops, the feed says so and looks for it again, until closed.
+Messages of the peer wait in a bounded queue until the interface takes them: a slow terminal never delays the peer.  When the
+peer stops, the feed says so and keeps looking for it, until closed.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ STARTING = "the peer is starting"
 
 @dataclass(frozen=True)
 class Found:
-    """The peer runs; its status follows, and those of its last events that were not told yet."""
+    """Message that the peer runs.  Its status follows, then its recent events, without any that were told before."""
 
 
 @dataclass(frozen=True)
 class Stopped:
-    """The peer does not run, or does not answer.  reason: a sentence."""
+    """Message that the peer does not run, or does not answer.  reason: a sentence."""
 
     reason: str
 
@@ -38,23 +38,23 @@ Told = Found | Stopped | PeerStatus | Stamped
 
 
 class Source(Protocol):
-    """What the interface draws from, and asks."""
+    """Source of all that the interface draws, and recipient of its commands."""
 
     def start(self) -> None:
-        """Begin to follow."""
+        """Begin to follow the peer."""
 
     def take(self) -> list[Told]:
-        """What was told since the last call."""
+        """Return everything told since the last call."""
 
     def ask(self, command: str, **fields: object) -> dict[str, object]:
-        """A command to the peer; blocks.  Raises ControlError."""
+        """Send the peer a command and return its answer; blocks.  Raises ControlError."""
 
     def close(self) -> None:
-        """Follow no longer."""
+        """Stop following the peer."""
 
 
 class Feed:
-    """Of the peer whose data directory is given.  is_starting: that peer was started just now."""
+    """Source that follows the peer with this data directory.  is_starting: True if that peer was started just now."""
 
     def __init__(self, data_dir: Path, *, is_starting: bool = False) -> None:
         self._is_starting = is_starting
@@ -64,29 +64,29 @@ class Feed:
         self._stream: EventStream | None = None
         self._running = threading.Event()
         self._newest = 0.0
-        """When the last event was that we have, wall clock: a stream that breaks off begins anew with older ones."""
+        """Wall-clock time of our newest event: after a broken stream the next one begins with older events."""
 
     def start(self) -> None:
-        """Begin to follow."""
+        """Begin to follow the peer."""
         for work in (self._follow, self._look):
             threading.Thread(target=work, daemon=True).start()
 
     def take(self) -> list[Told]:
-        """What was told since the last call."""
+        """Return everything told since the last call."""
         return [self._waiting.popleft() for _ in range(len(self._waiting))]
 
     def ask(self, command: str, **fields: object) -> dict[str, object]:
-        """A command to the peer; blocks.  Raises ControlError."""
+        """Send the peer a command and return its answer; blocks.  Raises ControlError."""
         return self._client.request(command, **fields)
 
     def close(self) -> None:
-        """Follow no longer."""
+        """Stop following the peer."""
         self._closed.set()
         if (stream := self._stream) is not None:
             stream.close()
 
     def _follow(self) -> None:
-        """The events, life after life."""
+        """Read the peer's events, and begin anew each time that their stream ends."""
         while not self._closed.is_set():
             try:
                 with self._client.events() as stream:
@@ -107,11 +107,11 @@ class Feed:
             self._closed.wait(RETRY_S)
 
     def _look(self) -> None:
-        """The status, once a second while the peer runs."""
+        """Read the peer's status once a second while it runs."""
         while not self._closed.wait(STATUS_S):
             if not self._running.wait(STATUS_S):
                 continue
             try:
                 self._waiting.append(self._client.status())
             except (ControlError, OSError):
-                continue  # that it stopped is what the end of its events says
+                continue  # `_follow` reports the stop when the events end

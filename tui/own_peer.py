@@ -1,7 +1,7 @@
-"""The peer that the interface has started, and that leaves when the interface goes.
+"""The peer that the interface starts, and that leaves when the interface ends.
 
-A pipe to the peer's standard input is what ties them: it closes however this process ends (a closed terminal, a lost SSH
-connection, kill -9), and then the peer leaves (`peer.daemon.daemon`).  A byte in it says that the peer is to go on.
+A pipe to the peer's standard input ties the two: it closes however this process ends (a closed terminal, a lost SSH
+connection, kill -9), and then the peer leaves (`peer.daemon.daemon`).  A byte in the pipe tells the peer to keep running.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from dataclasses import dataclass
 from peer.installation import child_environment
 
 MAX_LAST_WORDS = 4000
-"""Characters of what the peer wrote to standard error that are shown when it has ended."""
+"""Last characters of the peer's standard error that are shown when it has ended."""
 END_DEADLINE_S = 5.0
 
 
 @dataclass(frozen=True)
 class Ending:
-    """How the peer ended.  words: what it said about it; empty when all was well."""
+    """Exit of the peer.  code: for the shell, 128 + signal if killed.  words: its standard error; empty if all was well."""
 
     code: int
     words: str
 
 
 class OwnPeer:
-    """Starts `peer` with these words at once, in a session of its own: the terminal's signals are the interface's."""
+    """Process `peer` with these words, started in its own session: only the interface gets the terminal's signals."""
 
     def __init__(self, words: Sequence[str]) -> None:
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 - for the life of the process
@@ -46,11 +46,11 @@ class OwnPeer:
 
     @property
     def leaving(self) -> bool:
-        """Whether it was asked to leave here."""
+        """True after `leave` was called."""
         return self._asked_to_leave > 0
 
     def ending(self) -> Ending | None:
-        """None while it runs."""
+        """Return the peer's exit, or None while it runs."""
         code = self._process.poll()
         if code is None:
             return None
@@ -59,16 +59,16 @@ class OwnPeer:
         return Ending(128 - code if code < 0 else code, words[-MAX_LAST_WORDS:])
 
     def leave(self) -> None:
-        """Ask it to leave; the second time at once, and from the third on it is killed."""
+        """Ask the peer to leave; the second call asks it to leave at once, and the third kills it."""
         if self._process.poll() is None:
             self._asked_to_leave += 1
             self._process.send_signal(signal.SIGINT if self._asked_to_leave <= 2 else signal.SIGKILL)
 
     def detach(self) -> None:
-        """It goes on when this process has ended."""
+        """Let the peer keep running after this process has ended."""
         assert self._process.stdin is not None, "its standard input is a pipe"
         try:
             self._process.stdin.write(b"\n")
             self._process.stdin.close()
         except BrokenPipeError:
-            return  # it has ended; `ending` tells
+            return  # the peer has ended; `ending` tells

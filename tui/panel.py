@@ -1,4 +1,4 @@
-"""A panel on the screen: a title, and the lines that one of `tui.panels` draws."""
+"""Panel on the screen: a title, and the lines that one of the modules `tui.panels` draws."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Draw = Callable[[Picture, int, int, Look], list[Text]]
 
 
 class Panel(Widget):
-    """key: the number that shows it alone.  picture: what it draws.
+    """Widget that draws one side of `picture`.  key: the digit that shows the panel alone.
 
-    Only lines that changed are drawn again: most of a frame is as before.
+    Only changed lines are drawn again: most of a frame is as before.
     """
 
     DEFAULT_CSS = """
@@ -30,10 +30,10 @@ class Panel(Widget):
         self.border_title = f"{key} {title}"
         self._draw, self.picture, self.look = draw, picture, look
         self.lines: list[Text] = []
-        """What is shown."""
+        """Lines on the screen."""
 
     def show(self) -> None:
-        """Draw what is known now."""
+        """Draw the picture as it is now."""
         width, height = self.content_size
         before, self.lines = self.lines, self._draw(self.picture, width, height, self.look)[:height]
         changed = [
@@ -42,15 +42,15 @@ class Panel(Widget):
             if not (y < len(before) and y < len(self.lines) and _same(before[y], self.lines[y]))
         ]
         if changed:
-            self.refresh(*(Region(0, y, width, 1) for y in changed))  # of the content
+            self.refresh(*(Region(0, y, width, 1) for y in changed))  # in the content's coordinates
 
     def on_resize(self) -> None:
-        """Draw for the new room, all of it."""
+        """Draw everything again for the new size."""
         self.show()
         self.refresh()
 
     def render_line(self, y: int) -> Strip:
-        """A line of the content, in the widget's colours."""
+        """Return a line of the content, in the widget's colours."""
         width, base = self.content_size.width, self.rich_style
         if y >= len(self.lines):
             return Strip.blank(width, base)
@@ -59,7 +59,7 @@ class Panel(Widget):
 
     @property
     def text(self) -> str:
-        """What is shown, without styles."""
+        """Text on the screen, without styles."""
         return "\n".join(line.plain for line in self.lines)
 
 

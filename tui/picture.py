@@ -1,7 +1,7 @@
-"""What a viewer knows of a peer: events and status folded into what the panels draw.
+"""A viewer's picture of a peer: events and status folded into the data that the panels draw.
 
-Pure: no clock, socket or terminal.  Times are the peer's monotonic clock, from the events; everything is bounded, so that a
-viewer may watch for months.
+Pure: no clock, socket or terminal.  Durations come from the peer's monotonic clock, in the events; everything is bounded, so
+that a viewer may watch for months.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ KEPT_ENDED = 20
 
 TRAINING, EXCHANGE, COMMIT = "training", "exchange", "commit"
 PARTS = (TRAINING, EXCHANGE, COMMIT)
-"""Of a round, in their order."""
+"""Parts of a round, in order."""
 ALARMS = (
     ev.Desynced,
     ev.SecondHistory,
@@ -46,7 +46,7 @@ PART_OF_PHASE = {
 
 @dataclass(frozen=True)
 class Line:
-    """Of the log.  at: seconds since 1970.  level: info, warning, error or debug."""
+    """Line of the log.  at: seconds since 1970.  level: info, warning, error or debug."""
 
     at: float
     level: str
@@ -55,7 +55,10 @@ class Line:
 
 @dataclass
 class RoundPicture:
-    """A round as this peer lived it.  seconds: in each part so far.  members: of its record, once there is one."""
+    """A round as this peer saw it.  began: on its monotonic clock.  seconds: spent in each part so far.
+
+    members: their number in the round's record, 0 before it.  mine: True if this peer is among them, None before the record.
+    """
 
     round: int
     began: float
@@ -66,38 +69,38 @@ class RoundPicture:
 
 @dataclass
 class Picture:
-    """Of one peer."""
+    """Picture of one peer, updated by events and by status."""
 
     status: PeerStatus | None = None
     names: dict[str, str] = field(default_factory=dict)
     lines: deque[Line] = field(default_factory=lambda: deque(maxlen=KEPT_LINES))
     losses: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=KEPT_ROUNDS))
-    """Rounds and the loss of all their members."""
+    """Pairs of a round and the loss of all its members."""
     evals: deque[tuple[int, float, str]] = field(default_factory=lambda: deque(maxlen=KEPT_ROUNDS))
-    """Rounds, the held-out loss after them, and the peer that says so."""
+    """Numbers of rounds, the held-out loss after them, and the peer that measured it."""
     rounds: deque[RoundPicture] = field(default_factory=lambda: deque(maxlen=KEPT_ROUNDS))
-    """The last one is the one that runs."""
+    """Rounds, the current one last."""
     chunks: tuple[int, int, tuple[str, ...]] | None = None
-    """Of the running exchange: done, total, and who is waited for."""
+    """Chunks of the running exchange: done, total, and the peers that are waited for."""
     coming: dict[str, ev.TransferProgress] = field(default_factory=dict)
-    """Blobs on their way, by name, the last one that moved at the end."""
+    """Blobs being fetched, by name, in the order of their last progress."""
     ended: deque[ev.TransferEnded] = field(default_factory=lambda: deque(maxlen=KEPT_ENDED))
     rates: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=KEPT_RATES))
-    """Bytes a second up and down, a pair a status."""
+    """Bytes per second up and down, a pair for each status."""
     alarms: deque[Line] = field(default_factory=lambda: deque(maxlen=KEPT_ALARMS))
-    """What a person must not overlook, until acknowledged."""
+    """Events that a person must not overlook, until acknowledged."""
     rollouts: RolloutTally = field(default_factory=RolloutTally)
     committed: int = 0
-    """Rounds seen to their end; `rounds` has the last of them."""
+    """Number of committed rounds seen; `rounds` has the last of them."""
     counted: int = 0
-    """Of these, those that this peer's contribution is in."""
+    """Number of those rounds that include this peer's contribution."""
     streak: int = 0
-    """Of these, the last ones without one that it is not in."""
+    """Number of the latest rounds in a row that include this peer's contribution."""
     _phase: tuple[str, float] = ("", 0.0)
     _moved: tuple[float, int, int] | None = None
 
     def update(self, status: PeerStatus) -> None:
-        """Take the status as it is now."""
+        """Take over the present status."""
         self.names.update(status.names())
         moved = (status.uptime_s, status.up_bytes, status.down_bytes)
         if self._moved is not None and (seconds := moved[0] - self._moved[0]) > 0:
@@ -109,11 +112,11 @@ class Picture:
 
     @property
     def has_rollouts(self) -> bool:
-        """Whether the run has any, as the status says or events told."""
+        """True if the status or an event showed that the run has rollouts."""
         return self.rollouts.seen or (self.status is not None and self.status.rollouts is not None)
 
     def apply(self, stamped: Stamped) -> None:
-        """Take note of an event."""
+        """Fold an event into the picture."""
         event = stamped.event
         match event:
             case ev.Started(peer):
@@ -136,7 +139,7 @@ class Picture:
         self._take_line(stamped)
 
     def copy(self) -> Picture:
-        """Another one, which goes its own way."""
+        """Return an independent copy."""
         other = copy(self)
         for each in fields(self):
             value = getattr(self, each.name)
@@ -147,11 +150,11 @@ class Picture:
         return other
 
     def acknowledge(self) -> None:
-        """The person has seen the alarms."""
+        """Drop the alarms, which the person has seen."""
         self.alarms.clear()
 
     def phase_seconds(self, now: float) -> tuple[str, float]:
-        """The part of the round that runs, and for how long; `now` on the peer's monotonic clock."""
+        """Return the current part of the round, and its seconds so far; `now` is on the peer's monotonic clock."""
         phase, since = self._phase
         return PART_OF_PHASE.get(phase, ""), max(0.0, now - since)
 
@@ -186,7 +189,7 @@ class Picture:
         return self.status.round if self.status is not None else 0
 
     def _close_part(self, now: float) -> None:
-        """Add the time in the phase that ends to its part of the round that runs."""
+        """Add the time spent in the ending phase to its part of the current round."""
         phase, since = self._phase
         part = PART_OF_PHASE.get(phase)
         if part is not None and self.rounds and self.rounds[-1].mine is None:

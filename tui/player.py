@@ -1,7 +1,7 @@
-"""Where a replay is in its recording, and what was known there.
+"""Position of a replay in its recording, and the picture of the peer there.
 
-Pure but for the file that it reads: told how much time has passed.  Going back begins at a copy of the picture from some
-events before, so that any place is as near as the last one.
+Pure but for the file that it reads: the caller says how much time has passed.  A seek backwards starts from a copy of the
+picture taken some events earlier, so that every place is reached equally fast.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from tui.told_status import ToldStatus
 SPEEDS = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
 COPIES = 50
 LEAST_STEP = 500
-"""Events between two copies."""
+"""Least number of events between two copies."""
 MOST_SILENCE_S = 10.0
-"""A peer that was off for a night is skipped when a gap has been shown for so long."""
+"""Longest silence that is played, in seconds of the viewer; a longer gap (a peer off for a night) is skipped."""
 
 
 class Player:
-    """picture: what was known at `position`, which counts events.  time: seconds since 1970.  plays: by itself."""
+    """Player of a recording.  picture: the peer after `position` events.  time: seconds since 1970.  plays: not stopped."""
 
     def __init__(self, file: EventFile) -> None:
         self.file = file
@@ -34,22 +34,22 @@ class Player:
 
     @property
     def speed(self) -> float:
-        """Seconds of the recording in one second."""
+        """Seconds of the recording per second."""
         return SPEEDS[self._speed]
 
     @property
     def begins(self) -> float:
-        """When the recording does."""
+        """Time of the first event, seconds since 1970."""
         return self.file.times[0]
 
     @property
     def ends(self) -> float:
-        """When the recording does."""
+        """Time of the last event, seconds since 1970."""
         return self.file.times[-1]
 
     @property
     def at_end(self) -> bool:
-        """Whether all of it has been shown."""
+        """True if all events have been shown."""
         return self.position == len(self.file)
 
     def faster(self, steps: int) -> None:
@@ -57,7 +57,7 @@ class Player:
         self._speed = min(len(SPEEDS) - 1, max(0, self._speed + steps))
 
     def play(self, passed_s: float) -> bool:
-        """Go on for this time; whether anything happened in it."""
+        """Play for this time; return True if any event fell into it."""
         if not self.plays or self.at_end:
             return False
         before, self.time = self.position, min(self.ends, self.time + passed_s * self.speed)
@@ -68,16 +68,16 @@ class Player:
         return self.position != before
 
     def move(self, seconds: float) -> None:
-        """Forwards or backwards in the recording."""
+        """Seek by so many seconds, forwards or, if negative, backwards."""
         self.seek(self.time + seconds)
 
     def seek(self, time: float) -> None:
-        """To this time, or as near to it as the recording goes; the first event is always shown."""
+        """Go to this time, or to the nearest end of the recording; the first event is always shown."""
         self.time = min(self.ends, max(self.begins, time))
         self._go_to(bisect_right(self.file.times, self.time))
 
     def next_mark(self, forwards: bool) -> None:
-        """To the next committed round or alarm, or to the one before."""
+        """Go to the next committed round or alarm, or to the one before."""
         numbers = [number for number, _ in self.file.marks]
         if forwards:
             place = bisect_left(numbers, self.position)

@@ -1,4 +1,4 @@
-"""The interface on a recording, with a scrubber; nothing can be asked of a peer there."""
+"""Interface on a recording, with a scrubber; it takes no commands to a peer."""
 
 from __future__ import annotations
 
@@ -38,25 +38,25 @@ did but that they came and went.
 
 
 class Nothing:
-    """A source without a peer."""
+    """Source without a peer."""
 
     def start(self) -> None:
-        """There is nothing to follow."""
+        """Do nothing: there is no peer to follow."""
 
     def take(self) -> list[Told]:
-        """Nothing is told."""
+        """Return nothing."""
         return []
 
     def ask(self, command: str, **fields: object) -> dict[str, object]:
-        """Never called."""
+        """Return nothing; never called."""
         return {}
 
     def close(self) -> None:
-        """There is nothing to follow."""
+        """Do nothing: there is no peer to follow."""
 
 
 class KeysOfReplay(ModalScreen[None]):
-    """Every key."""
+    """Help on every key of a replay."""
 
     BINDINGS = [Binding("escape,question_mark,q,enter", "dismiss_it", "close")]
     DEFAULT_CSS = """
@@ -65,16 +65,16 @@ class KeysOfReplay(ModalScreen[None]):
     """
 
     def compose(self) -> ComposeResult:
-        """One box."""
+        """Lay out one box."""
         yield Static(HELP, markup=False)
 
     def action_dismiss_it(self) -> None:
-        """Back to the panels."""
+        """Go back to the panels."""
         self.dismiss()
 
 
 class ReplayView(PeerView):
-    """player: what is shown.  clock: of this computer, in seconds."""
+    """View of the recording that `player` plays."""
 
     BETWEEN = (partial(Static, id="scrubber"),)
     CSS = PeerView.CSS + "#scrubber { height: 1; padding: 0 1; }"
@@ -107,7 +107,7 @@ class ReplayView(PeerView):
             self._say(f"{file.damaged} lines are no events, and {file.left_out} were too many; they are left out")
 
     def tick(self) -> None:
-        """Some time has passed."""
+        """Play for the time that has passed since the last tick."""
         now = time.monotonic()
         passed, self._drawn_at = now - self._drawn_at, now
         if self._player.play(passed):
@@ -116,7 +116,7 @@ class ReplayView(PeerView):
             self._draw_scrubber()
 
     def show(self) -> None:
-        """Draw the place where the player is."""
+        """Draw the player's picture."""
         self.picture = self._player.picture
         for panel in self.query(Panel):
             panel.picture = self.picture
@@ -130,17 +130,17 @@ class ReplayView(PeerView):
         width = max(1, self.size.width - 2)
         self.query_one("#scrubber", Static).update(scrubber.draw(self._player, width, self._unicode))
 
-    # -- what the person types ----------------------------------------------------------------------------------------
+    # -- keys ---------------------------------------------------------------------------------------------------------
 
     def action_open(self, what: str) -> None:
-        """Every key; there is no peer to be set."""
+        """Open the help; say that a recording has no settings."""
         if what == "help":
             self.push_screen(KeysOfReplay())
         else:
             self._ask("settings", "")
 
     def action_play(self) -> None:
-        """Play, or stop; at the end from the beginning."""
+        """Play, or stop; at the end, play from the beginning."""
         if self._player.at_end:
             self._player.seek(self._player.begins)
             self._player.plays = True
@@ -149,38 +149,38 @@ class ReplayView(PeerView):
         self.show()
 
     def action_move(self, seconds: float) -> None:
-        """Forwards or backwards."""
+        """Move forwards or backwards by so many seconds."""
         self._player.move(seconds)
         self.show()
 
     def action_mark(self, forwards: bool) -> None:
-        """To a committed round or an alarm."""
+        """Go to the next or the previous committed round or alarm."""
         self._player.next_mark(forwards)
         self.show()
 
     def action_begin(self) -> None:
-        """To the beginning."""
+        """Go to the beginning."""
         self._player.seek(self._player.begins)
         self.show()
 
     def action_finish_it(self) -> None:
-        """To the end."""
+        """Go to the end."""
         self._player.seek(self._player.ends)
         self.show()
 
     def action_faster(self, steps: int) -> None:
-        """Another speed."""
+        """Change the speed by so many steps."""
         self._player.faster(steps)
         self._draw_scrubber()
 
     def action_finish(self) -> None:
-        """There is no peer."""
+        """Say that a recording takes no commands."""
         self._ask("finish", "")
 
     def action_leave(self) -> None:
-        """There is no peer."""
+        """Say that a recording takes no commands."""
         self._ask("leave", "")
 
     def _ask(self, command: str, done: str, **fields: Any) -> None:
-        """There is no peer to be asked."""
+        """Say that a recording takes no commands."""
         self._say("this is a recording: nothing can be asked of the peer")

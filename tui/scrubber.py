@@ -1,4 +1,4 @@
-"""One line that shows where a replay is: the time, a bar with a mark for each round and each alarm, the speed."""
+"""Scrubber of a replay, one line: the time, a bar with a mark for each round and each alarm, the speed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tui.player import Player
 
 
 def draw(player: Player, width: int, unicode: bool) -> Text:
-    """As wide as there is room for."""
+    """Draw the line, `width` columns wide; without the bar if there is little room."""
     state = "end" if player.at_end else f"{player.speed:g}x" if player.plays else "stopped"
     left = f"{datetime.fromtimestamp(player.time):%Y-%m-%d %H:%M:%S} "
     right = f" {duration(player.time - player.begins)} of {duration(player.ends - player.begins)}  {state}"
@@ -24,7 +24,7 @@ def draw(player: Player, width: int, unicode: bool) -> Text:
 
 
 def _bar(player: Player, room: int, unicode: bool) -> list[tuple[str, str]]:
-    """Pieces of the bar, a cell each: alarms over rounds, and the place over both."""
+    """Return the cells of the bar: alarms cover rounds, and the present place covers both."""
     here, round, alarm, past, rest = "█┃!━─" if unicode else "#|!=-"
     seconds = max(1e-9, player.ends - player.begins)
 

@@ -1,6 +1,6 @@
-"""The status of a peer as its events tell it: for a recording, which holds no status.
+"""Status of a peer derived from its events, for a recording, which holds no status.
 
-Pure.  What no event says (the phase of others, bytes moved) stays at nothing.
+Pure.  Fields that no event tells (the phase of others, bytes moved) stay empty.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from protocol.events.status import PeerStatus, SwarmPeer
 
 MOST_PEERS = 2048
 ROLES = {"generating": "rollout", "verifying": "validator", "seeding": "seed"}
-"""What a phase says of the role of who is in it."""
+"""Role of a peer, by the phase that only this role has."""
 
 
 class ToldStatus:
-    """now: the status after the events so far; None before the peer has started."""
+    """Status after the events so far.  now: None before the peer has started."""
 
     def __init__(self) -> None:
         self.now: PeerStatus | None = None
@@ -25,13 +25,13 @@ class ToldStatus:
         self._began = 0.0
 
     def copy(self) -> ToldStatus:
-        """Another one, which goes its own way."""
+        """Return an independent copy."""
         other = ToldStatus()
         other.now, other._swarm, other._began = self.now, dict(self._swarm), self._began
         return other
 
     def apply(self, stamped: Stamped) -> None:
-        """Take note of an event."""
+        """Fold an event into the status."""
         event = stamped.event
         if isinstance(event, ev.Started):
             self._begin(event, stamped.mono)
@@ -96,7 +96,7 @@ class ToldStatus:
 
 
 def _applied(status: PeerStatus, event: object) -> PeerStatus:
-    """The status after an event about this peer itself."""
+    """Return the status after an event about this peer itself."""
     match event:
         case ev.PhaseChanged(phase, why, detail):
             role = ROLES.get(phase, status.role)
@@ -106,7 +106,7 @@ def _applied(status: PeerStatus, event: object) -> PeerStatus:
         case ev.RecordRatified(_, record, final):
             return replace(status, final_rounds=final, final_tip=record)
         case ev.StateApplied(rounds, digest):
-            seen = max(status.round, rounds)  # who follows commits no rounds itself
+            seen = max(status.round, rounds)  # a peer that only follows commits no rounds
             return replace(status, round=seen, state_rounds=rounds, state_digest=digest)
         case ev.EvalLoss(rounds, loss, by):
             return replace(status, eval_loss=loss, eval_rounds=rounds, eval_by=by)

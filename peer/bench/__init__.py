@@ -1,1 +1,1 @@
-"""What this computer and its lines can do, measured: `peer bench`."""
+"""Measurements of this computer and its lines: `peer bench`."""

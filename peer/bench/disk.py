@@ -1,4 +1,4 @@
-"""How fast the disk under the data directory takes and gives bytes, in one file that has no name.  Blocking."""
+"""Write and read speed of the disk under the data directory, measured with one unnamed file.  Blocking."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from peer.formatting import size
 MOST_BYTES = 256 << 20
 PIECE_BYTES = 8 << 20
 SECONDS = 1.5
-"""For each of both; so a slow disk gets less to do."""
+"""Seconds for writing, and for reading; a slow disk gets less to do."""
 KEPT_FREE_BYTES = 256 << 20
 
 
 def measure_disk(folder: Path, most_bytes: int = MOST_BYTES, seconds: float = SECONDS) -> DiskSpeed:
-    """Write a file with fsync, then read it, past the system's memory where that can be.  Raises PeerError."""
+    """Write a file with fsync, then read it, bypassing the page cache if possible.  Raises PeerError."""
     free = os.statvfs(folder)
     most_bytes = min(most_bytes, free.f_bavail * free.f_frsize - KEPT_FREE_BYTES)
     if most_bytes < PIECE_BYTES:
@@ -36,7 +36,7 @@ def measure_disk(folder: Path, most_bytes: int = MOST_BYTES, seconds: float = SE
 
 
 def _write(fd: int, most_bytes: int, seconds: float) -> tuple[int, float]:
-    """Bytes, and the seconds until all were on the disk."""
+    """Return the bytes written, and the seconds until all of them were on the disk."""
     piece = memoryview(os.urandom(PIECE_BYTES))
     begun, written = time.perf_counter(), 0
     while written + PIECE_BYTES <= most_bytes and (not written or time.perf_counter() - begun < seconds):
@@ -61,7 +61,7 @@ def _read(fd: int, count: int, seconds: float) -> tuple[int, float]:
 
 
 def _forget(fd: int) -> bool:
-    """Let the system forget what it holds of a file in memory; False where it cannot be asked."""
+    """Drop a file from the page cache; False if the system offers no call for this."""
     if not hasattr(os, "posix_fadvise"):
         return False
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)

@@ -1,4 +1,4 @@
-"""How fast this computer averages: a few peers in this process, over real sockets on loopback, encrypted and checked."""
+"""Averaging speed of this computer: a few peers in this process, over real sockets on loopback, encrypted and checked."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ DEADLINE_S = 180.0
 async def measure_exchange(
     peers: int = PEERS, parameters: int = PARAMETERS, chunk: int = CHUNK, seconds: float = SECONDS
 ) -> ExchangeSpeed:
-    """Exchanges for about `seconds`, after one that makes the sockets.  Raises PeerError."""
-    await trio.to_thread.run_sync(import_module, "libp2p")  # which takes a second
+    """Run exchanges for about `seconds`, after one that opens the sockets.  Raises PeerError."""
+    await trio.to_thread.run_sync(import_module, "libp2p")  # takes a second
     members = [await trio.to_thread.run_sync(ExchangePeer, parameters, chunk) for _ in range(peers)]
     try:
         with trio.fail_after(DEADLINE_S + seconds):
@@ -40,7 +40,7 @@ async def measure_exchange(
 
 
 async def _best_s(members: list[ExchangePeer], seconds: float) -> float:
-    """The shortest time from the begin of an exchange until all have its result."""
+    """Return the shortest time from the start of an exchange until all members have its result."""
     settings, times = NetworkSettings(listen_host="127.0.0.1"), list[float]()
     async with AsyncExitStack() as stack:
         ends = [await stack.enter_async_context(open_network(member.identity, RUN, member, settings)) for member in members]

@@ -1,4 +1,4 @@
-"""A peer that does nothing but average: the exchange of rounds, without training, votes or records."""
+"""A peer that only averages: the exchange of rounds, without training, votes or records."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ STALL_S = 10.0
 
 @dataclass(frozen=True)
 class Introduction:
-    """What the others know of a peer.  root: of its contribution.  bytes_per_s: of its line; 0 when not known."""
+    """A peer as the others know it.  root: of its contribution.  bytes_per_s: of its line; 0 if unknown."""
 
     peer: PeerId
     root: Hash
@@ -37,7 +37,7 @@ class Introduction:
 
 
 class ExchangePeer:
-    """Implements `protocol.transport.interface.Handlers` for the running exchange.  Its contribution is random."""
+    """Peer that implements `protocol.transport.interface.Handlers` for the running exchange.  Its contribution is random."""
 
     def __init__(self, parameters: int, chunk: int, rule: Rule = "mean") -> None:
         self.rule: Rule = rule
@@ -57,15 +57,15 @@ class ExchangePeer:
     # -- handlers -----------------------------------------------------------------------------------------------------
 
     def has_member(self, peer: PeerId) -> bool:
-        """Nobody is."""
+        """Return False: the measurement has no members."""
         return False
 
     def on_gossip(self, forwarder: PeerId, data: bytes) -> Acceptance:
-        """There is none."""
+        """Ignore gossip: the measurement has none."""
         return Acceptance.IGNORE
 
     async def on_request(self, peer: PeerId, kind: str, data: bytes) -> bytes:
-        """A successor asks for a chunk of the exchange; nothing else is answered."""
+        """Take a successor's request for a chunk of the exchange; refuse anything else."""
         ask = decode_body(ExchangeAsk, data, max_bytes=len(data))
         if self.exchange is None or ask.plan != self.exchange.machine.name:
             raise Refused("not our exchange")
@@ -73,28 +73,28 @@ class ExchangePeer:
         return b""
 
     async def open_push(self, peer: PeerId, header: bytes, size: int) -> Landing | None:
-        """A part or a result; it may come before we have begun."""
+        """Take a part or a result; it may come before our exchange has begun."""
         while self.exchange is None or self.exchange.machine.name != push_plan(header):
             await self._begun.wait()
         return await self.exchange.open_push(peer, header, size)
 
     async def finish_push(self, peer: PeerId, header: bytes, landing: Landing | None) -> None:
-        """Of `open_push`."""
+        """Finish a push that `open_push` took."""
         if self.exchange is not None:
             self.exchange.finish_push(peer, header, landing)
 
     def on_peer_connected(self, peer: PeerId) -> None:
-        """Nothing follows."""
+        """Do nothing."""
 
     def on_peer_disconnected(self, peer: PeerId) -> None:
-        """The others go on without it."""
+        """Go on without the peer."""
         if self.exchange is not None:
             self.exchange.peer_dead(peer)
 
     # -- averaging ----------------------------------------------------------------------------------------------------
 
     def plan(self, members: Sequence[Introduction], round: int, measured: bool) -> Plan:
-        """The same for everybody.  measured: shares by bandwidth, else equal ones."""
+        """Return the plan, the same at every peer.  measured: shares in proportion to bandwidth, else equal shares."""
         ordered = sorted(members, key=lambda member: member.peer)
         bandwidths = [member.bytes_per_s for member in ordered] if measured else ()
         return Plan(
@@ -120,7 +120,7 @@ class ExchangePeer:
         )
 
     async def average(self, network: Network, plan: Plan, nursery: trio.Nursery) -> None:
-        """One exchange; returns when our result is complete.  It goes on sending others what they miss until the next."""
+        """Run one exchange until our result is complete; until the next one, go on sending others their missing chunks."""
         self._scope.cancel()
         self._scope = trio.CancelScope()
         self.exchange = ExchangeRunner(
@@ -140,7 +140,7 @@ class ExchangePeer:
         await self.exchange.done.wait()
 
     def note(self, event: Event) -> None:
-        """Told of what happens in exchanges."""
+        """Ignore the events of exchanges."""
 
     async def _run(self, exchange: ExchangeRunner, scope: trio.CancelScope) -> None:
         with scope:

@@ -1,4 +1,4 @@
-"""What was measured, as plain numbers: the one JSON object, and what the table is made from."""
+"""Measured figures as plain numbers: the one JSON object, and the source of the table."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class CodecSpeed:
-    """Of one core, over fp32 values of 4 bytes each."""
+    """Speed of the codec on one core, over fp32 values of 4 bytes each."""
 
     encode_parameters_per_s: float
     decode_parameters_per_s: float
@@ -18,7 +18,7 @@ class CodecSpeed:
 
 @dataclass(frozen=True)
 class ExchangeSpeed:
-    """Of an exchange between `peers` peers in one process, over its real sockets on loopback."""
+    """Speed of an exchange between `peers` peers in one process, over real sockets on loopback."""
 
     parameters_per_s: float
     peers: int
@@ -27,7 +27,7 @@ class ExchangeSpeed:
 
 @dataclass(frozen=True)
 class TrainingSpeed:
-    """Of the demo run's model in a real trainer.  device: where it computed."""
+    """Training speed of the demo run's model in a real trainer.  device: where it computed."""
 
     tokens_per_s: float
     device: str
@@ -38,7 +38,7 @@ class TrainingSpeed:
 
 @dataclass(frozen=True)
 class DiskSpeed:
-    """In the data directory, one after the other.  read_is_cached: the system could not be kept from using its memory."""
+    """Speed of writing, then of reading, in the data directory.  read_is_cached: reads could not bypass the page cache."""
 
     write_bytes_per_s: float
     read_bytes_per_s: float
@@ -48,7 +48,7 @@ class DiskSpeed:
 
 @dataclass(frozen=True)
 class PeerLine:
-    """From one peer to here.  problem: why nothing came; else empty."""
+    """Line from one peer to here.  problem: why nothing came; else empty."""
 
     peer: str
     name: str
@@ -59,8 +59,8 @@ class PeerLine:
 
 @dataclass(frozen=True)
 class LineSpeed:
-    """Of the lines to some peers of a run.  up_bytes_per_s: what pushes to them were seen to
-    carry, or this peer's cap while they were not; 0 when neither is known."""
+    """Speed of the lines to some peers of a run.  up_bytes_per_s: observed in pushes to them, or this peer's cap if none
+    was observed; 0 if neither is known."""
 
     run: str
     peers: list[PeerLine]
@@ -68,13 +68,13 @@ class LineSpeed:
 
     @property
     def down_bytes_per_s(self) -> float:
-        """The best that a peer sent; 0 when none sent anything."""
+        """Highest rate at which a peer sent; 0 if none sent anything."""
         return max((line.down_bytes_per_s for line in self.peers), default=0.0)
 
 
 @dataclass
 class Figures:
-    """Those that were measured; `missing` has the reasons for the others, by name."""
+    """Measured figures; `missing` has the reasons for the others, by name."""
 
     codec: CodecSpeed | None = None
     exchange: ExchangeSpeed | None = None
@@ -84,7 +84,7 @@ class Figures:
     missing: dict[str, str] = field(default_factory=dict)
 
     def to_fields(self) -> dict[str, Any]:
-        """A map of maps."""
+        """Return the figures as a map of maps."""
         fields = asdict(self)
         if self.lines is not None:
             fields["lines"]["down_bytes_per_s"] = self.lines.down_bytes_per_s

@@ -1,4 +1,4 @@
-"""How fast the lines to other peers are, asked of the peer that runs here.  Blocking."""
+"""Speed of the lines to other peers, measured by the peer that runs here.  Blocking."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from peer.control.client import ControlClient, ControlError, NotRunning
 from peer.errors import ExitCode, PeerError
 
 TIMEOUT_S = 30.0
-"""A few peers for a few seconds each."""
+"""Timeout that covers a few peers for a few seconds each."""
 
 
 def measure_lines(data_dir: Path, run: str | None = None) -> LineSpeed:
-    """To the peers of the run of the peer here; run: the ID that it must have.  Raises PeerError."""
+    """Measure the lines to the peers of the running peer's run.  run: the ID that this run must have.  Raises PeerError."""
     client = ControlClient(data_dir, timeout_s=TIMEOUT_S)
     try:
         running = client.status().run
@@ -28,7 +28,7 @@ def measure_lines(data_dir: Path, run: str | None = None) -> LineSpeed:
 
 
 def _read(answer: dict[str, Any]) -> LineSpeed:
-    """What the peer answered; raises ControlError when it is of another form, as another version's may be."""
+    """Parse the peer's answer; raises ControlError if its form is another, as in another version."""
     try:
         peers = [
             PeerLine(

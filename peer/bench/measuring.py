@@ -1,4 +1,4 @@
-"""One part after the other, so that none slows another down."""
+"""Measurements in sequence, so that none slows another down."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from peer.bench.training import measure_training
 from peer.errors import PeerError
 
 # ------------------------------------------------------------------------------------------------------------------------
-# How fast one core encodes and decodes contributions.  Blocking.
+# Codec speed: encoding and decoding contributions on one core.  Blocking.
 
 
 VALUES = 1 << 22
 SECONDS = 0.5
-"""For each of both."""
+"""Seconds for encoding, and for decoding."""
 
 
 def measure_codec(values: int = VALUES, seconds: float = SECONDS) -> CodecSpeed:
-    """Values that are distributed as differences of parameters are: normally."""
+    """Measure with normally distributed values, as differences of parameters are."""
     numbers = np.random.default_rng(1).standard_normal(values, np.float32)
     encoded, decoded = np.empty(codec.encoded_bytes(values), np.uint8), np.empty(values, np.float32)
     encode_s = best_s(lambda: codec.encode(numbers, encoded), seconds)
@@ -39,8 +39,8 @@ def measure_codec(values: int = VALUES, seconds: float = SECONDS) -> CodecSpeed:
 
 
 def best_s(work: Callable[[], object], seconds: float) -> float:
-    """The shortest of the times that it takes, repeated for about `seconds` and three times at least, the first not counted:
-    what else runs on the computer makes it longer."""
+    """Return the shortest time of `work`, repeated for about `seconds` and at least three times; the first call does not
+    count.  Other programs on the computer only make it longer."""
     work()
     times: list[float] = []
     end = time.perf_counter() + seconds
@@ -61,15 +61,15 @@ SAID = {
     "training": "training, the start of a trainer included",
     "disk": "the disk",
 }
-"""The parts in the order in which they are measured, as a person is told."""
+"""Names of the parts for people, in the order of the measurements."""
 Found = tuple[Figures, dict[str, PeerError]]
-"""The figures, and what went wrong, by part."""
+"""The figures, and the errors by part."""
 
 
 async def measure_unless_interrupted(
     parts: Sequence[str], folder: Path, run: str | None, on_part: Callable[[str], None]
 ) -> Found:
-    """As `measure`; raises KeyboardInterrupt when this process is told to end, after what it has begun has ended."""
+    """Run `measure`; raises KeyboardInterrupt if this process is told to end, once the part begun has ended."""
     found: Found | None = None
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals, trio.CancelScope() as scope:
         async with trio.open_nursery() as nursery:
@@ -87,9 +87,10 @@ async def _cancel_on(signals: AsyncIterator[int], scope: trio.CancelScope) -> No
 
 
 async def measure(parts: Sequence[str], folder: Path, run: str | None, on_part: Callable[[str], None]) -> Found:
-    """The figures of these parts, and what went wrong.
+    """Return the figures of these parts, and the errors.
 
-    folder: the data directory, where the disk is measured and a peer may run.  run: the ID of the run that it must be in.
+    folder: the data directory, where the disk is measured and a peer may run.  run: the ID that the running peer's run must
+    have.
     """
     ways: dict[str, Callable[[], Awaitable[Any]]] = {
         "lines": lambda: _abandonable(partial(measure_lines, folder, run)),
@@ -109,5 +110,5 @@ async def measure(parts: Sequence[str], folder: Path, run: str | None, on_part: 
 
 
 async def _abandonable(work: Callable[[], Any]) -> Any:
-    """In a thread; when this is cancelled, nobody waits for its end."""
+    """Run `work` in a thread; when this is cancelled, nobody waits for the thread."""
     return await trio.to_thread.run_sync(work, abandon_on_cancel=True)  # type: ignore[call-arg]  # stale stubs of trio

@@ -22,18 +22,18 @@ from protocol.version import version
 from protocol.wire.hashes import Hash
 
 # ------------------------------------------------------------------------------------------------------------------------
-# What measured figures mean for taking part in a run, as rows of a table.
+# Meaning of the measured figures for taking part in a run, as rows of a table.
 
 
 STATE_BYTES = 8
-"""Of a parameter in a checkpoint: the parameter and its momentum."""
+"""Bytes per parameter in a checkpoint: the parameter and its momentum."""
 Row = tuple[str, str, str]
-"""What was measured, the figure, and what it means."""
+"""Row of the table: the subject, the figure, and its meaning."""
 
 
 @dataclass(frozen=True)
 class RunSize:
-    """What a run asks of a computer.  members: that share an exchange."""
+    """Size of a run.  members: peers that share an exchange."""
 
     name: str
     parameters: int
@@ -43,7 +43,7 @@ class RunSize:
 
     @classmethod
     def of(cls, manifest: RunManifest, members: int) -> RunSize:
-        """members: of its last round; fewer than two count as the least that it takes."""
+        """Return the size of a run.  members: of its last round; raised to two and to the run's minimum."""
         contribution = payload_bytes(chunk_layout(manifest.parameters, manifest.chunk_parameters))
         step_tokens = manifest.data.sequences_per_step * manifest.data.sequence_length
         least = max(2, manifest.rounds.min_members)
@@ -57,17 +57,17 @@ class RunSize:
 
     @property
     def exchange_bytes(self) -> float:
-        """That each member sends, and receives, in an exchange."""
+        """Bytes that each member sends, and receives, in an exchange."""
         return 2 * (self.members - 1) / self.members * self.contribution_bytes
 
     @property
     def state_bytes(self) -> int:
-        """Of a checkpoint, which a newcomer fetches."""
+        """Bytes of a checkpoint, which a newcomer fetches."""
         return STATE_BYTES * self.parameters
 
 
 def rows(figures: Figures, run: RunSize) -> list[Row]:
-    """In the order in which they are measured; what is missing is a row with its reason."""
+    """Return the rows in the order of the measurements; a missing figure becomes a row with the reason."""
     found: list[Row] = []
     if (codec := figures.codec) is not None:
         for what, rate, mb in (
@@ -96,7 +96,7 @@ def rows(figures: Figures, run: RunSize) -> list[Row]:
 
 
 def _training(training: TrainingSpeed, run: RunSize) -> Row:
-    """The demo's model was measured; a larger one takes longer for each token, about in proportion."""
+    """Return the row for training.  The demo's model was measured; time per token is about proportional to parameters."""
     demo = demo_manifest().manifest
     where = training.device if training.device != "cpu" else f"cpu, {training.threads} threads"
     figure = f"{amount(training.tokens_per_s)} tokens/s"
@@ -130,7 +130,7 @@ def _lines(lines: LineSpeed, run: RunSize) -> list[Row]:
 
 
 def line_rate(bytes_per_s: float) -> str:
-    """As lines are sold."""
+    """Return a rate in Mbit/s, as lines are sold."""
     return f"{8e-6 * bytes_per_s:.1f} Mbit/s"
 
 
@@ -139,20 +139,21 @@ def _for(count: float, bytes_per_s: float, what: str) -> str:
 
 
 def _time(seconds: float) -> str:
-    """Short times, too."""
+    """Return a duration as text, also below two seconds."""
     if seconds >= 2:
         return duration(seconds)
     return f"{seconds:.1f} s" if seconds >= 0.1 else f"{max(seconds * 1e3, 0.1):.1f} ms"
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# The run that figures are compared with: one that the person names, the one of the peer here, or the demo.
+# Run to compare the figures with: the named one, else the run of the peer here, else the demo.
 
 
 def chosen(word: str | None, folder: Path) -> tuple[SignedManifest, PeerStatus | None]:
-    """The run, and the status of the peer here if it takes part in it.
+    """Return the run, and the status of the peer here if it takes part in this run.
 
-    word: a run's name, or whatever `peer join` and `peer run show` take.  folder: the data directory.  Raises PeerError.
+    word: a run's name, or anything that `peer join` and `peer run show` take.  folder: the data directory.  Raises
+    PeerError.
     """
     status = _status(folder)
     if word is None:
@@ -190,14 +191,14 @@ def _named(word: str, folder: Path) -> SignedManifest:
 
 
 def fields(figures: Figures, run_id: str, run: RunSize, seconds: float) -> dict[str, Any]:
-    """The one JSON object.  seconds: that it took."""
+    """Return the one JSON object.  seconds: duration of the measurement."""
     size = {**asdict(run), "exchange_bytes": run.exchange_bytes, "state_bytes": run.state_bytes}
     about = {"version": version(), "seconds": seconds, "cores": os.cpu_count(), "run": {"id": run_id, **size}}
     return about | figures.to_fields()
 
 
 def table(figures: Figures, run: RunSize) -> list[str]:
-    """The lines of the table: what, the figure, and what it means."""
+    """Return the lines of the table: subject, figure, meaning."""
     found = rows(figures, run)
     widths = [max((len(row[column]) for row in found), default=0) for column in range(2)]
     return [_line(row, widths) for row in found]
@@ -209,18 +210,18 @@ def _line(row: Row, widths: Sequence[int]) -> str:
 
 
 class Progress:
-    """Says on standard error what is being measured: on a terminal in one line, which is gone afterwards."""
+    """Report on standard error of the running measurement: on a terminal in one line, which is erased at the end."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stderr
         self._is_terminal = self._stream.isatty()
 
     def say(self, what: str) -> None:
-        """This comes now."""
+        """Announce the next measurement."""
         self._write(f"\r\x1b[Kmeasuring {what} …" if self._is_terminal else f"measuring {what} …\n")
 
     def end(self) -> None:
-        """Nothing more comes."""
+        """Erase the line."""
         if self._is_terminal:
             self._write("\r\x1b[K")
 
@@ -229,4 +230,4 @@ class Progress:
             self._stream.write(text)
             self._stream.flush()
         except OSError:
-            self._is_terminal = False  # nobody reads it
+            self._is_terminal = False  # nobody reads standard error

@@ -1,4 +1,4 @@
-"""How fast this computer trains: the demo run's model in a trainer process, as a peer that joins would start it."""
+"""Training speed of this computer: the demo run's model in a trainer process, as a peer that joins would start it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from protocol.run.manifest import demo_manifest
 from protocol.trainer_link import ComputeTask, Progress, TrainerDied
 
 SECONDS = 3.0
-"""After the first step, which warms up and does not count."""
+"""Seconds of training after the first step, which warms up and does not count."""
 START_DEADLINE_S = 180.0
-"""Importing torch and reading the corpus on a slow, busy computer."""
+"""Deadline for importing torch and reading the corpus on a slow, busy computer."""
 FLOAT_BYTES = 4
 
 
 async def measure_training(seconds: float = SECONDS) -> TrainingSpeed:
-    """From the start of a process to its end.  Raises PeerError."""
+    """Start a trainer process, train for about `seconds`, and end it.  Raises PeerError."""
     manifest = demo_manifest().manifest
     theta = SharedRegion(FLOAT_BYTES * manifest.parameters, "bench")
     try:
@@ -50,7 +50,7 @@ async def measure_training(seconds: float = SECONDS) -> TrainingSpeed:
 
 
 async def _steps(trainer: TrainerProcess, theta: SharedRegion, most: int, seconds: float) -> list[tuple[float, Progress]]:
-    """The steps of one round, and when each was done; the round is cut short after `seconds`."""
+    """Return the steps of one round with the time of each; the round is cut short after `seconds`."""
     marks: list[tuple[float, Progress]] = []
 
     def note(progress: Progress) -> None:

@@ -1,8 +1,8 @@
 """The commands of `peer`, one module each.
 
-A module here has `register(subparsers)`, which describes its command with `add_command` and imports nothing heavy, and
-`run(args) -> int` (several, if it has subcommands), which does the importing and returns the exit code.  Errors are
-raised as `peer.errors.PeerError`.
+Each module has `register(subparsers)`, which describes the command with `add_command` and imports nothing heavy, and
+`run(args) -> int` (several, if it has subcommands), which imports the rest and returns the exit code.  Errors are raised as
+`peer.errors.PeerError`.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 ATTACHED = "--attached"
-"""Before a command that the interface starts: standard input is the pipe that ties them (`tui.own_peer`)."""
+"""Option that precedes a command started by the interface: standard input is the pipe between the two (`tui.own_peer`)."""
 
 
 def add_command(
     subparsers: Subparsers, name: str, summary: str, run: Callable[[argparse.Namespace], int] | None, epilog: str = ""
 ) -> argparse.ArgumentParser:
-    """The parser of a new command, with the options that every command takes; `run` is None for a group of commands."""
+    """Return the parser of a new command, with the options that every command takes.  run: None for a group of commands."""
     description = summary[:1].upper() + summary[1:] + "."
     parser = subparsers.add_parser(name, help=summary, description=description, epilog=epilog)
     add_common_options(parser, argparse.SUPPRESS)
@@ -31,12 +31,12 @@ def add_command(
 
 
 def add_group(parser: argparse.ArgumentParser) -> Subparsers:
-    """Room for subcommands below a command; with `add_command(group, …)` each gets its own parser."""
+    """Let a command have subcommands; `add_command(group, …)` gives each its own parser."""
     return parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
 
 def add_common_options(parser: argparse.ArgumentParser, default: str | None) -> None:
-    """`default` is SUPPRESS below the top, so that an option given before the command is not overwritten."""
+    """Add the common options.  `default` is SUPPRESS below the top, so that an option given before the command is kept."""
     parser.add_argument(
         "--data-dir",
         metavar="DIR",

@@ -1,4 +1,4 @@
-"""`peer bench`: what this computer and its lines can do, and what that means for a run."""
+"""`peer bench`: measures this computer and its lines, and explains the figures for a run."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def register(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, and print; the exit code is of the first part that should have been measured and could not be."""
+    """Measure and print; return the exit code of the first required part that could not be measured."""
     import time
 
     import trio
@@ -61,5 +61,5 @@ def run(args: argparse.Namespace) -> int:
         if status is not None and status.trainer_pid is not None and status.phase == "computing":
             print("\nA peer trains here meanwhile: this computer does more while it pauses (`peer pause`).")
     if args.only is None and args.what is None:
-        problems.pop("lines", None)  # no peer has to run here
+        problems.pop("lines", None)  # lines are optional: no peer has to run here
     return next((problem.exit_code for problem in problems.values()), ExitCode.OK)

@@ -1,4 +1,4 @@
-"""`peer completion`: a script with which a shell completes our commands and options."""
+"""`peer completion`: a shell script that completes our commands and options."""
 
 from __future__ import annotations
 

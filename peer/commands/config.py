@@ -1,4 +1,4 @@
-"""`peer config`: the settings in force, where each comes from, and changing one: in peer.toml, and in the peer that runs."""
+"""`peer config`: shows the settings in force with their sources, and changes one in peer.toml and in the running peer."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def register(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print, or change and print."""
+    """Print the settings, after a change if one is asked for."""
     from peer.console.plain_json import print_json
     from peer.settings.file import known
 
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(name: str, text: str | None) -> None:
-    """Raises PeerError when the setting has no such value."""
+    """Raise PeerError if the setting has no such value."""
     from peer.settings.preferences import SETTINGS
 
     if text is not None:
@@ -70,7 +70,7 @@ def _check(name: str, text: str | None) -> None:
 
 
 def _write(name: str, text: str | None) -> None:
-    """One key into peer.toml, or out of it.  Raises PeerError."""
+    """Write one key into peer.toml, or remove it.  Raises PeerError."""
     from peer.settings.file import config_file, write_setting
 
     path = config_file()
@@ -80,7 +80,7 @@ def _write(name: str, text: str | None) -> None:
 
 
 def _tell(args: argparse.Namespace, name: str) -> str:
-    """Let the running peer change it; what came of that, empty where none runs.  Raises PeerError."""
+    """Let the running peer change a setting; return a sentence on the effect, empty if no peer runs.  Raises PeerError."""
     from peer.control.client import ControlError, NotRunning
     from peer.settings.preferences import SETTINGS
 
@@ -108,7 +108,7 @@ def _client(args: argparse.Namespace) -> Any:
 
 
 def _of_the_running_peer(args: argparse.Namespace) -> dict[str, Any] | None:
-    """None where none runs, or one that does not tell."""
+    """Return the running peer's settings; None if no peer runs, or if it does not answer the question."""
     from peer.control.client import ControlError
 
     try:
@@ -127,7 +127,7 @@ def _of_the_next_start(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def describe(found: Mapping[str, Any], only: str | None = None) -> list[str]:
-    """A table of the settings: name, value, default, and where the value is from."""
+    """Return a table of the settings: name, value, default, and source."""
     from pathlib import Path
 
     from peer.formatting import clean, size

@@ -1,4 +1,4 @@
-"""`peer demo`: a whole swarm here, to see that it works."""
+"""`peer demo`: a whole swarm on this computer, to see that it works."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 MAX_PEERS = 32
 PEERS, ROUNDS = 3, 8
 RL_ROUNDS = 16
-"""`peer.demo.learning.LEAST_VERSIONS`, which `peer --help` does without importing."""
+"""Default of --rl: a copy of `peer.demo.learning.LEAST_VERSIONS`, so that `peer --help` need not import that module."""
 CHEATS = ("rollout", "validator")
 
 
@@ -44,7 +44,7 @@ def register(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Start, watch, leave, sum up; exit code 1 when a peer failed, or what must not happen did."""
+    """Start the peers, watch, leave, sum up; exit code 1 if a peer failed or a check of the demo did."""
     import signal
     import sys
 
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     from peer.demo.swarm import Demo, Screen, can_draw
 
     play = _play(args)
-    signal.signal(signal.SIGTERM, _interrupt)  # so that being told to end cleans up as Ctrl-C does
+    signal.signal(signal.SIGTERM, _interrupt)  # so that SIGTERM cleans up as Ctrl-C does
     signal.signal(signal.SIGHUP, _interrupt)
     with Demo(play, keep=args.keep) as demo, Screen(demo, quiet=args.json) as screen:
         demo.start()
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _examination(play: Play, folder: Path) -> Examination | None:
-    """Of what a demo with rollouts learns; None for another one, which needs no torch here.  folder: the demo's."""
+    """Return the examination of a demo with rollouts; None for another, which needs no torch.  folder: the demo's."""
     from peer.demo.learning import Learning
 
     if not isinstance(play.aim, Learning):

@@ -1,4 +1,4 @@
-"""`peer doctor`: whether this computer can take part, and what it would contribute."""
+"""`peer doctor`: checks whether this computer can take part, and estimates its contribution."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def register(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Look at everything, and print it."""
+    """Run all checks, and print them."""
     from functools import partial
 
     import trio

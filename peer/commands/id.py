@@ -1,4 +1,4 @@
-"""`peer id`: show this peer's identity, keep a copy of it, bring one back."""
+"""`peer id`: shows this peer's identity, exports a copy of it, imports one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def register(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the peer ID, made now if there is none."""
+    """Print the peer ID; create the identity if there is none."""
     from peer.keyfile import load_or_create_identity
     from peer.paths import data_dir
 

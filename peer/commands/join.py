@@ -1,4 +1,4 @@
-"""`peer join`: be a peer, until left."""
+"""`peer join`: runs a peer until it leaves."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from protocol.wire.identity import PeerId
 
 MAX_ANSWER = 64
-"""Characters of an answer that are read."""
+"""Limit of the characters that are read of an answer."""
 
 
 def register(subparsers: Subparsers) -> None:
@@ -59,7 +59,7 @@ def register(subparsers: Subparsers) -> None:
 
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:
-    """The settings that peer.toml and the environment have, too."""
+    """Add the settings, which peer.toml and the environment have as well."""
     from peer.settings.preferences import SETTINGS
 
     group = parser.add_argument_group("settings", "each also in peer.toml and in the environment (`peer config`)")
@@ -76,7 +76,7 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
 
 
 def _as_argument(read: Callable[[str], Any]) -> Callable[[str], Any]:
-    """What argparse calls: it keeps the sentence of its own kind of error only."""
+    """Return a function for argparse, which shows the text of its own kind of error only."""
 
     def argument(text: str) -> Any:
         try:
@@ -88,7 +88,7 @@ def _as_argument(read: Callable[[str], Any]) -> Callable[[str], Any]:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Choose the run, hold the identity, and live; on a terminal under the interface, which starts this command again."""
+    """Choose the run, take the identity, and run the peer; on a terminal, start the interface, which calls us again."""
     from peer.paths import data_dir
 
     if _wants_interface(args):
@@ -98,10 +98,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _ask_before_founding(args: argparse.Namespace, folder: Path) -> None:
-    """Ask a person whose run file others seem to have founded already; returns if it is to be founded here, too.
+    """Ask a person whose run file others seem to have founded already; return if it is to be founded here as well.
 
-    A headless peer, which nobody answers for, founds the run and tells of the others as long as it has no record.
-    Raises PeerError when the person says no.
+    A headless peer has nobody to ask: it founds the run, and tells of the others as long as it has no record.  Raises
+    PeerError when the person says no.
     """
     word = " ".join(args.what)
     if not word.endswith(".toml") or not os.path.isfile(word):
@@ -149,14 +149,14 @@ def _live(args: argparse.Namespace) -> int:
 
     folder = must_be_writable(make_private(data_dir(args.data_dir)))
     try:
-        with identity_lock(folder):  # before what takes seconds to import: who asks meanwhile hears that a peer is starting
+        with identity_lock(folder):  # before the slow imports, so that other commands hear meanwhile that a peer is starting
             return _live_in(args, folder)
     except IdentityLocked as error:
         raise PeerError(str(error), ExitCode.ALREADY_RUNNING) from error
 
 
 def _live_in(args: argparse.Namespace, folder: Path) -> int:
-    """Live with the data directory `folder`, which is ours."""
+    """Run the peer with the data directory `folder`, which is locked for us."""
     import trio
 
     from peer.daemon.daemon import Daemon
@@ -183,7 +183,7 @@ def _live_in(args: argparse.Namespace, folder: Path) -> int:
 
 
 def _settings(args: argparse.Namespace, folder: Path, peer: PeerId) -> DaemonSettings:
-    """What the command line says, and for each setting the environment and peer.toml.  Raises PeerError."""
+    """Return the settings of the command line, completed by the environment and peer.toml.  Raises PeerError."""
     from peer.console.display import Style
     from peer.daemon.settings import DaemonSettings
     from peer.settings.file import gather
@@ -217,7 +217,7 @@ def _settings(args: argparse.Namespace, folder: Path, peer: PeerId) -> DaemonSet
 
 
 def _log_to(folder: Path) -> None:
-    """What libraries log goes into a small file: the terminal is the view's."""
+    """Send the log of libraries to a small file: the terminal belongs to the view."""
     import logging
     from logging.handlers import RotatingFileHandler
 

@@ -54,7 +54,7 @@ def run_finish(args: argparse.Namespace) -> int:
 
 
 def _leave_and_wait(folder: Path) -> str:
-    """Returns the daemon's last word: how it left, or why its stream of events ended."""
+    """Return the daemon's last word: how it left, or why its stream of events ended."""
     from peer.control.client import ControlClient
     from peer.sentences import sentence
     from protocol.events.events import Left
@@ -70,14 +70,14 @@ def _leave_and_wait(folder: Path) -> str:
 
 
 def _wait_for_end(pid: int) -> None:
-    """Until the process is gone, so that `peer leave && peer join` finds the identity free."""
+    """Wait until the process is gone, so that `peer leave && peer join` finds the identity free."""
     import psutil
 
     end = time.monotonic() + STOP_DEADLINE_S
     while pid > 0 and time.monotonic() < end:
         try:
             if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-                return  # whoever started it has not asked for its exit code yet; it holds nothing any more
+                return  # its parent has not asked for the exit code yet; the process holds nothing any more
         except psutil.NoSuchProcess:
             return
         time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""`peer ledger`: who contributed how much to the run, from the record chain."""
+"""`peer ledger`: the contributions of all peers to the run, from the record chain."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def register(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Ask the running peer, or read the disk when none runs."""
+    """Ask the running peer, or read the disk if none runs."""
     from peer.console.plain_json import print_json
     from peer.paths import data_dir
 
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _find(folder: Path, wanted: str | None) -> dict[str, Any]:
-    """The ledger, with the run's ID under "run", our peer ID under "me", and under "names" what peers call themselves."""
+    """Return the ledger, with the run's ID as "run", our peer ID as "me", and the peers' own names as "names"."""
     from peer.control.client import ControlClient, ControlError, NotRunning
     from peer.control.ledger import names_in
 

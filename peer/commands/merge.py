@@ -50,7 +50,7 @@ def register(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Merge, and say what was written."""
+    """Merge, and print a summary."""
     from peer.formatting import amount, size
     from peer.weights.merge import ExportFormat, MergeOptions, merge
 

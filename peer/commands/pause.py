@@ -1,4 +1,4 @@
-"""`peer pause` and `peer resume`: stop computing for a while, and go on."""
+"""`peer pause` and `peer resume`: stop computing for a while, and resume."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def run_resume(args: argparse.Namespace) -> int:
-    """Let the peer here go on; it says why it does not, where it rests for another reason."""
+    """Let the peer here compute again; print the reason if it still rests."""
     from peer.formatting import clean
 
     rests = _ask(args, "resume").get("rests", "")
@@ -55,7 +55,7 @@ def _ask(args: argparse.Namespace, command: str, **fields: float) -> dict[str, A
 
 
 def seconds_of(text: str) -> int:
-    """Seconds in "30m"; a number alone is minutes."""
+    """Return the seconds in "30m"; a number alone is minutes."""
     match = re.fullmatch(r"(\d{1,6})([smhd]?)", text.strip())
     if match is None or int(match[1]) == 0:
         raise argparse.ArgumentTypeError(f"{text} is no time; write it like 45s, 30m, 2h or 1d")

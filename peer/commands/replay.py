@@ -1,4 +1,4 @@
-"""`peer replay`: look at a recorded event log in the terminal."""
+"""`peer replay`: shows a recorded event log in the terminal."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def register(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Become the interface, a program of its own."""
+    """Replace this process by the interface, a program of its own."""
     from peer.console.standard_streams import draws
     from peer.installation import child_environment
     from peer.paths import data_dir
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def recorded(where: Path) -> list[Path]:
-    """The files of the log, the oldest first.  Raises PeerError."""
+    """Return the files of the log, oldest first.  Raises PeerError."""
     from peer.control.event_log import LOG_NAMES
     from peer.paths import runs_dir
 

@@ -1,4 +1,4 @@
-"""`peer rollouts`: what became of the batches of rollouts of this peer, from its event log."""
+"""`peer rollouts`: the batches of rollouts of this peer and their verdicts, from its event log."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _folder(root: Path, wanted: str | None) -> Path:
-    """Of the run that is meant: the running one, where none is named."""
+    """Return the folder of the run with this ID prefix; without one, of the running run, else of the latest."""
     from peer.control.client import ControlClient, ControlError, NotRunning
 
     runs = [path for path in (root / "runs").glob("*") if path.is_dir() and path.name.startswith(wanted or "")]
@@ -83,11 +83,11 @@ WORDS = {
     "validator": ("judged", "this peer judged {} of others: {accepted} accepted, {rejected} rejected, {unsure} unsure"),
     "trainer": ("used", "this trainer learned from {}; {accepted} accepted, {rejected} rejected, {stale} got too old"),
 }
-"""By what the peer does: which batches come first, and the words; counts are of what its event log still has."""
+"""Words by the peer's role: the count named first, and the sentence.  Counts cover the events that the log still has."""
 
 
 def describe(found: dict[str, Any]) -> list[str]:
-    """What was found as lines for a person."""
+    """Return the findings as lines for a person."""
     from peer.drawing import fit, pad
     from peer.formatting import amount, clean, many, naming, number
 

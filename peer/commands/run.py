@@ -119,7 +119,7 @@ def run_create(args: argparse.Namespace) -> int:
 
 
 def run_show(args: argparse.Namespace) -> int:
-    """Print a run as a run file, with its ID and what the invitation adds as comments."""
+    """Print a run as a run file, with its ID and the invitation's additions as comments."""
     from peer.daemon.manifest_request import ask_for_manifest
     from peer.joining.run_source import find_run, stored_manifest
     from peer.paths import data_dir
@@ -141,7 +141,7 @@ def run_show(args: argparse.Namespace) -> int:
 
 
 def run_extend(args: argparse.Namespace) -> int:
-    """Have the running peer of the organiser sign a larger total."""
+    """Have the organiser's running peer sign a larger total."""
     from peer.control.client import ControlClient, ControlError
     from peer.paths import data_dir
 
@@ -198,7 +198,7 @@ def run_invite(args: argparse.Namespace) -> int:
 
 
 def _run_and_guest(args: argparse.Namespace) -> tuple[str | None, PeerId | None]:
-    """What names the run, and the peer ID, whichever of the two was given."""
+    """Return the word for the run, and the peer ID; either may have been given alone."""
     from peer.joining.run_source import PEER_ID
     from protocol.wire.identity import PeerId
 
@@ -209,7 +209,7 @@ def _run_and_guest(args: argparse.Namespace) -> tuple[str | None, PeerId | None]
 
 
 def _run_to_invite_to(word: str | None, data: Path, identity: Identity | None) -> SignedManifest:
-    """The run that `word` names, else the only one by token that this identity has organised."""
+    """Return the run that `word` names, else the only run by token that this identity has organised."""
     from peer.joining.run_source import find_run, organised_runs
     from protocol.run.invitation import Invitation
     from protocol.run.manifest import Admission
@@ -231,7 +231,7 @@ def _run_to_invite_to(word: str | None, data: Path, identity: Identity | None) -
 
 
 def _token(args: argparse.Namespace, organiser: Identity, run: Hash, guest: PeerId | None, key: Identity | None) -> bytes:
-    """For the guest, or for the holders of `key`; exactly one of the two."""
+    """Return a token for the guest, or for the holders of `key`; exactly one of the two is given."""
     from protocol.run.admission import DEFAULT_USES, MAX_USES, bearer_token, bound_token
     from protocol.wire.canonical import Malformed
     from protocol.wire.presence import Role
@@ -277,7 +277,7 @@ def _add_addresses(parser: argparse.ArgumentParser) -> None:
 
 
 def _addresses(args: argparse.Namespace, run: Hash, peer: PeerId, data: Path) -> tuple[list[str], Anchor | None]:
-    """The addresses and the anchor for an invitation; a person is told when nobody is known to have reached them."""
+    """Return the addresses and the anchor for an invitation; warn if no peer is known to have reached the addresses."""
     from peer.addresses import local_remark
     from peer.joining.inviting import find_addresses, find_anchor
     from peer.joining.run_source import DEFAULT_PORT, dialable
@@ -315,7 +315,7 @@ def _invitation(
     secret: bytes | None = None,
     anchor: Anchor | None = None,
 ) -> str:
-    """The invitation as text; addresses that cannot be in one end the command with a sentence."""
+    """Return the invitation as text; an address that cannot be part of one raises PeerError."""
     from protocol.run.invitation import make_invitation
     from protocol.wire.identity import PeerId
 
@@ -349,7 +349,7 @@ def _print_manifest(signed: SignedManifest, data: Path) -> None:
 
 
 def _as_it_runs(run: Hash, data: Path) -> tuple[Speed | None, str]:
-    """The speed of the run's last round, and how far it is, where a peer of this data directory takes part in it."""
+    """Return the speed of the run's last round, and its progress, if the peer of this data directory takes part in it."""
     from peer.control.client import ControlClient, ControlError
     from peer.formatting import goal_line
     from peer.joining.purpose import Speed

@@ -1,4 +1,4 @@
-"""`peer runs`: the runs that this peer has been in, or knows; each can be joined again by its ID."""
+"""`peer runs`: the runs in which this peer has been, or which it knows; each can be joined again by its ID."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def register(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print them, the last one first."""
+    """Print the runs, latest first."""
     from dataclasses import asdict
 
     from peer.console.plain_json import print_json
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def describe(found: list[KnownRun]) -> list[str]:
-    """A line for each run."""
+    """Return a heading, and a line for each run."""
     from datetime import datetime
 
     from peer.formatting import clean, size

@@ -1,4 +1,4 @@
-"""`peer status`: what the peer of this data directory is doing."""
+"""`peer status`: the current work of the peer of this data directory."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _held_out(status: PeerStatus) -> str:
-    """The newest held-out loss and whose word that is, and how far this peer is with the next one."""
+    """Describe the newest held-out loss with the peer that measured it, and the progress of the next measurement."""
     from peer.formatting import many, naming, number
 
     text = "held out -"
@@ -53,7 +53,7 @@ def _held_out(status: PeerStatus) -> str:
 
 
 def _reachable(status: PeerStatus) -> str:
-    """Whether others reach it, and where."""
+    """Describe whether and where other peers reach this one."""
     if status.reachable == "unknown":
         return "not known yet"
     there = [address for address, verdict in status.reachability.items() if verdict == "reachable"]
@@ -61,7 +61,7 @@ def _reachable(status: PeerStatus) -> str:
 
 
 def _rounds(status: PeerStatus) -> str:
-    """The rounds committed, and how many of them are final; the others could still be replaced (provisional)."""
+    """Describe the rounds committed, and how many of them are final; the others could still be replaced (provisional)."""
     provisional = status.round - status.final_rounds
     if not status.round:
         return "0"
@@ -77,7 +77,7 @@ def _members(status: PeerStatus) -> str:
 
 
 def _rollouts(role: str, told: RolloutStatus) -> str:
-    """What it does with rollouts, by its role, and what became of them."""
+    """Describe this peer's work on rollouts, by its role, and their verdicts."""
     from peer.formatting import amount, many, number
 
     if role == "rollout":
@@ -93,7 +93,7 @@ def _rollouts(role: str, told: RolloutStatus) -> str:
 
 
 def describe(status: PeerStatus) -> list[str]:
-    """The status as lines for a person."""
+    """Return the status as lines for a person."""
     from peer.formatting import amount, clean, duration, goal_line, many, number, short, size, to_go
 
     why = clean(status.why_detail or status.why_idle, 200)

@@ -1,6 +1,6 @@
-"""`peer tasks`: sets of tasks from the crowd: those that there are, offering one, admitting and removing them.
+"""`peer tasks`: lists, offers, admits and removes sets of tasks from the crowd.
 
-And what comes before a run or an offer: how often a model solves the tasks of a file.
+Before a run or an offer, `peer tasks rate` measures how often a model solves the tasks of a file.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 FETCH_TIMEOUT_S = 300.0
 SHOWN = 5
-"""Tasks whose prompts `peer tasks show` prints."""
+"""Number of tasks whose prompts `peer tasks show` prints."""
 KINDS = {
     "ExactAnswer": "exact answers",
     "NumericAnswer": "numbers",
@@ -119,7 +119,7 @@ def run_list(args: argparse.Namespace) -> int:
 
 
 def run_rate(args: argparse.Namespace) -> int:
-    """Measure the tasks of a file, of which an interruption leaves what was measured, or some of an environment."""
+    """Measure the tasks of a file, or some of an environment; an interruption keeps the rates measured for a file."""
     from peer.tasks.rating import Answering, Sampling, measure, survey
 
     if (args.source is None) == (args.environment is None):
@@ -149,7 +149,7 @@ def run_rate(args: argparse.Namespace) -> int:
 
 
 def _of_the_run(args: argparse.Namespace) -> AsInRun:
-    """What of the run that the command line names changes rates; the usual where it names none."""
+    """Return the settings of the named run that change rates; the defaults if no run is named."""
     from peer.joining.run_source import find_run
     from peer.paths import data_dir
     from peer.tasks.rating import AsInRun
@@ -166,14 +166,14 @@ def _of_the_run(args: argparse.Namespace) -> AsInRun:
 
 
 class _Progress:
-    """Tells how far it is: in one line on a terminal, else with each tenth."""
+    """Report of progress: in one line on a terminal, else a line for each tenth."""
 
     def __init__(self) -> None:
         self.done = self.total = 0
         self._told = -1
 
     def say(self, done: int, total: int) -> None:
-        """As `peer.tasks.rating.OnProgress`."""
+        """Report progress, as `peer.tasks.rating.OnProgress`."""
         self.done, self.total = done, total
         if sys.stderr.isatty():
             print(f"\r{done} of {total} tasks", end="\n" if done == total else "", file=sys.stderr, flush=True)
@@ -203,7 +203,7 @@ def run_publish(args: argparse.Namespace) -> int:
 
 
 def run_show(args: argparse.Namespace) -> int:
-    """Fetch the set and check it; its kinds, its file, and the prompts of its first tasks."""
+    """Fetch the set and check it; print its kinds, its file, and the prompts of its first tasks."""
     from peer.formatting import clean
 
     fetched, checked = _fetched(args)
@@ -227,7 +227,7 @@ def run_admit(args: argparse.Namespace) -> int:
 
 
 def _fetched(args: argparse.Namespace) -> tuple[dict[str, Any], Checked]:
-    """What the running peer says of a set that it fetched, and what is in the file."""
+    """Return the running peer's answer about a set that it fetched, and the checked content of the file."""
     from peer.joining.run_source import chosen_run
     from peer.paths import data_dir
     from peer.tasks.checking import check
@@ -238,7 +238,7 @@ def _fetched(args: argparse.Namespace) -> tuple[dict[str, Any], Checked]:
 
 
 def run_remove(args: argparse.Namespace) -> int:
-    """Sign an amendment without the set."""
+    """Sign an amendment that omits the set."""
     _say_amended(ask(args, "remove-tasks", id=args.id))
     return ExitCode.OK
 
@@ -254,7 +254,7 @@ def _kinds(kinds: dict[str, int]) -> str:
 
 
 def describe(status: dict[str, Any]) -> list[str]:
-    """The sets as lines for a person."""
+    """Return the sets as lines for a person."""
     from peer.formatting import clean, short, size
 
     head = f"amendment {status['amendment']}" if status["amendment"] else "no set was admitted yet"

@@ -1,4 +1,4 @@
-"""`peer watch`: look at a running peer in the terminal."""
+"""`peer watch`: shows a running peer in the terminal."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def register(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Become the terminal interface, a program of its own; for a peer elsewhere, stay and lead it there."""
+    """Replace this process by the terminal interface; for a peer elsewhere, stay and carry its bytes."""
     from peer.console.standard_streams import draws
     from peer.paths import data_dir
 
@@ -78,7 +78,7 @@ def _watch_there(address: str, folder: Path) -> int:
                 )
                 return done.returncode
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # what is typed is the interface's
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C belongs to the interface
     return trio.run(watch)
 
 

@@ -1,4 +1,4 @@
-"""`peer weights`: the blobs that are here or on their way, the versions of the weights, and publishing one."""
+"""`peer weights`: the blobs here or on their way, the versions of the weights, and publishing one."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ def register(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what the running peer has; exit code 5 when no peer runs here."""
+    """Print the running peer's blobs and versions; exit code 5 when no peer runs here."""
     return show(args, "weights", describe)
 
 
 def run_publish(args: argparse.Namespace) -> int:
-    """Check the file, hand it to the running peer, and say what was published."""
+    """Check the file, hand it to the running peer, and print the new version."""
     from peer.formatting import size
     from peer.joining.run_source import chosen_run
     from peer.paths import data_dir
@@ -73,7 +73,7 @@ def run_publish(args: argparse.Namespace) -> int:
 
 
 def describe(status: dict[str, Any]) -> list[str]:
-    """The versions as lines for a person, the newest first."""
+    """Return the versions as lines for a person, newest first."""
     from peer.formatting import clean, short, size
     from peer.sentences import chunk_map, coming
     from protocol.events.events import TransferProgress
@@ -104,7 +104,7 @@ def _state(version: dict[str, Any]) -> str:
 
 
 def _served(blobs: list[dict[str, Any]]) -> list[str]:
-    """A line for the checkpoints, and one for the results, that other peers can have from here."""
+    """Return a line for the checkpoints, and one for the results, that other peers can fetch from here."""
     from peer.formatting import size
 
     lines: list[str] = []

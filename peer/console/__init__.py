@@ -1,1 +1,1 @@
-"""What a person or a program reads of a peer: log lines, JSON, and the output they go to."""
+"""Output of a peer for people and programs: log lines, JSON, and the standard streams."""

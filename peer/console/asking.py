@@ -1,4 +1,4 @@
-"""What several commands do: ask the peer that runs here, and print the answer for programs or for a person."""
+"""Shared steps of several commands: ask the peer that runs here, and print the answer for programs or for a person."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from peer.errors import ExitCode, PeerError
 
 
 def ask(args: argparse.Namespace, command: str, timeout_s: float = 10.0, **fields: Any) -> dict[str, Any]:
-    """The answer of the peer that runs with this data directory.  Raises `PeerError`, also where none runs."""
+    """Return the answer of the peer that runs with this data directory.  Raises `PeerError`, also if none runs."""
     from peer.control.client import ControlClient, ControlError, NotRunning
     from peer.paths import data_dir
 
@@ -23,7 +23,7 @@ def ask(args: argparse.Namespace, command: str, timeout_s: float = 10.0, **field
 
 
 def show(args: argparse.Namespace, command: str, describe: Callable[[dict[str, Any]], list[str]]) -> int:
-    """Ask, and print the answer: as one JSON object where `args.json` says so, else the lines that describe it."""
+    """Ask, and print the answer: as one JSON object if `args.json` is set, else as the lines that describe it."""
     from peer.console.plain_json import print_json
 
     answer = ask(args, command)

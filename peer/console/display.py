@@ -1,7 +1,7 @@
 """A running peer on standard output: log lines or JSON lines.
 
-A listener of the event log like any other.  `peer.sentences` decides what is shown, `output` what becomes of it when nobody
-reads fast enough.
+This is one listener of the event log among others.  `peer.sentences` decides which events are shown; `Output` decides what
+happens to lines when nobody reads fast enough.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from protocol.events.events import PROGRESS, Left, LinesLost, PeerJoined, PhaseC
 from protocol.events.status import PeerStatus
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Progress as often as a reader wants it: at most one event in so many seconds, and never a stale one.
+# Progress events at the reader's rate: at most one in so many seconds, and never a stale one.
 #
-# Pure: the caller says what time it is.
+# Pure: the caller gives the time.
 
 
 class Thinner:
-    """At most one progress event in `every_s`; the newest of those held back is `due` later, unless the phase
-    ends, or what it is about."""
+    """Rate limiter: at most one progress event in `every_s`.  The newest one held back is `due` later, unless its phase or
+    subject has ended."""
 
     def __init__(self, every_s: float) -> None:
         self._every_s = every_s
@@ -42,7 +42,7 @@ class Thinner:
         self._held: Stamped | None = None
 
     def take(self, stamped: Stamped, now: float) -> Stamped | None:
-        """The event if it may be shown now, None if it has to wait or is replaced later."""
+        """Return the event if it may be shown now; None if it has to wait or is replaced later."""
         held = self._held
         if held is not None and (isinstance(stamped.event, PhaseChanged) or subject(stamped.event) == subject(held.event)):
             self._held = None
@@ -53,26 +53,26 @@ class Thinner:
 
     @property
     def due(self) -> float:
-        """When to call `release`; infinity while nothing waits."""
+        """Time at which to call `release`; infinity while nothing waits."""
         return math.inf if self._held is None else self._next
 
     def release(self, now: float) -> Stamped | None:
-        """What was held back."""
+        """Return the event held back, and start the next interval."""
         held, self._held = self._held, None
         self._next = now + self._every_s
         return held
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Standard output of a running peer: what may be written to it waits, gets lost or ends, and holds nothing up.
+# Standard output of a running peer: text waits to be written, gets lost or ends, and never blocks the peer.
 #
-# * A reader that is slow: lines wait in a bounded queue; when it is full the oldest go, counted.
-# * A reader that went away (a closed pipe, a terminal that hung up): `gone` is set, at once where it is a pipe, else with
-#   the next line.  What follows from it is the daemon's decision; lines to nobody are dropped silently.
-# * A disk without room behind a redirection: lines are lost and counted until there is room again.
+# * A slow reader: lines wait in a bounded queue; when the queue is full, the oldest are dropped and counted.
+# * A reader that went away (a closed pipe, a terminal that hung up): `gone` is set, at once for a pipe, else with the next
+#   line.  The daemon decides what follows; lines without a reader are dropped silently.
+# * A full disk behind a redirection: lines are lost and counted until there is room again.
 #
-# Writes go to the descriptor from a thread of their own: a thread that waits in one keeps nobody from ending the process,
-# and holds no lock of `sys.stdout`.
+# A thread of its own writes to the descriptor.  A thread that waits in a write does not keep the process from ending, and
+# holds no lock of `sys.stdout`.
 
 
 MAX_LINES = 2000
@@ -81,7 +81,7 @@ NOBODY = (errno.EPIPE, errno.ECONNRESET, errno.EBADF)
 
 
 class Lines:
-    """Lines that wait to be written.  The oldest make room when there are too many."""
+    """Lines that wait to be written.  The oldest are dropped when there are too many."""
 
     def __init__(self, max_lines: int = MAX_LINES, max_chars: int = MAX_WAITING_CHARS) -> None:
         self._max_lines, self._max_chars = max_lines, max_chars
@@ -92,7 +92,7 @@ class Lines:
         self._closed = False
 
     def put(self, line: str) -> None:
-        """Let a line wait, the oldest go when there are too many."""
+        """Queue a line; drop the oldest ones when there are too many."""
         self._waiting.append(line)
         self._chars += len(line)
         while len(self._waiting) > self._max_lines or self._chars > self._max_chars:
@@ -101,16 +101,16 @@ class Lines:
         self._changed.set()
 
     def lose(self, lines: int) -> None:
-        """So many that were taken could not be written."""
+        """Count `lines` that were taken and could not be written."""
         self._lost += lines
 
     def close(self) -> None:
-        """No more will come."""
+        """End the queue: no more lines will come."""
         self._closed = True
         self._changed.set()
 
     async def take(self) -> tuple[int, str] | None:
-        """How many lines are missing before the next one, and the next one; None at the end."""
+        """Return the number of lines lost before the next one, and the next one; None at the end."""
         while not self._waiting:
             if self._closed:
                 return None
@@ -123,22 +123,22 @@ class Lines:
 
 
 class Output:
-    """`descriptor`, written to as text.  on_trouble: told once, in a sentence, when lines begin to be lost.
+    """Text output to `descriptor`.  on_trouble: told once, in a sentence, when lines begin to be lost.
 
-    gone: set when nobody reads any more.  broken: the last text did not get there.
+    gone: set when nobody reads any more.  broken: the last text was lost.
     """
 
     def __init__(
         self, descriptor: int, encoding: str = "utf-8", on_trouble: Callable[[str], None] = lambda text: None
     ) -> None:
         self._descriptor, self._encoding, self._on_trouble = descriptor, encoding, on_trouble
-        self._is_terminal = os.isatty(descriptor)  # asked now: one that has hung up says no
+        self._is_terminal = os.isatty(descriptor)  # asked now: a terminal that has hung up says no
         self._torn = False
         self.gone = trio.Event()
         self.broken = False
 
     async def write(self, text: str) -> bool:
-        """Wait until it is written; False when it is lost."""
+        """Wait until the text is written; False if it is lost."""
         if self.gone.is_set():
             self.broken = True
             return False
@@ -152,7 +152,7 @@ class Output:
         return not self.broken
 
     async def until_gone(self) -> None:
-        """Until nobody reads any more."""
+        """Wait until the reader of standard output is gone."""
         if stat.S_ISFIFO(os.fstat(self._descriptor).st_mode):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._watch_pipe)
@@ -161,7 +161,7 @@ class Output:
         await self.gone.wait()
 
     async def _watch_pipe(self) -> None:
-        """The writing end of a pipe becomes "readable" when its last reader closes it."""
+        """Set `gone` when the last reader closes: the writing end of a pipe then becomes "readable"."""
         await trio.lowlevel.wait_readable(self._descriptor)
         poll = select.poll()
         poll.register(self._descriptor, 0)
@@ -174,7 +174,7 @@ class Output:
             while rest:
                 try:
                     rest = rest[os.write(self._descriptor, rest) :]
-                except BlockingIOError:  # whoever started us shares a pipe that does not block
+                except BlockingIOError:  # whoever started us shares a non-blocking pipe
                     poll = select.poll()
                     poll.register(self._descriptor, select.POLLOUT)
                     poll.poll()
@@ -192,17 +192,17 @@ class Output:
 
 
 ALL = math.inf
-"""Events that may wait for us: we take them at once, and what waits to be written is bounded elsewhere."""
+"""Limit on the events that wait for us: none.  We take them at once, and the queue of lines has its own bound."""
 JSON_PROGRESS_S = 1.0
 HUMAN_PROGRESS_S = 30.0
-"""Seconds between two lines of progress: a program may want to draw them, a person's log is to stay readable."""
+"""Seconds between two lines of progress: a program may draw them, a person's log should stay readable."""
 LOST = "they could not be written as fast as they came; events.jsonl in the run's folder has them"
 
 Status = Callable[[], PeerStatus]
 
 
 class Style(Enum):
-    """How a running peer shows itself.  SILENT: not at all, for the terminal interface draws it."""
+    """Form of a running peer's output.  SILENT: none, because the terminal interface draws."""
 
     SILENT = "silent"
     HUMAN = "human"
@@ -210,7 +210,7 @@ class Style(Enum):
 
 
 async def show(log: EventLog, style: Style, status: Status, output: Output) -> None:
-    """Show what happens until cancelled or until the log closes."""
+    """Show events until cancelled or until the log closes."""
     if style is Style.JSON:
         await _lines(log, output, to_line, JSON_PROGRESS_S)
     elif style is Style.HUMAN:
@@ -251,7 +251,7 @@ async def _collect(log: EventLog, lines: Lines, line: Callable[[Stamped], str], 
         if text:
             lines.put(text + "\n")
 
-    for stamped in log.recent():  # what happened before anybody listened
+    for stamped in log.recent():  # events from before anybody listened
         put(thinner.take(stamped, trio.current_time()))
     with log.subscribe(ALL) as events:
         while True:
@@ -267,7 +267,7 @@ async def _collect(log: EventLog, lines: Lines, line: Callable[[Stamped], str], 
 
 
 async def _write_out(log: EventLog, lines: Lines, output: Output, line: Callable[[Stamped], str]) -> None:
-    """Write what waits in `lines`, and how many are missing where some are."""
+    """Write the lines that wait, each after the number of lines lost before it."""
     while (taken := await lines.take()) is not None:
         lost, text = taken
         if lost:

@@ -1,4 +1,4 @@
-"""JSON that every reader takes: numbers that JSON has no form for become null."""
+"""JSON that every reader accepts: numbers without a JSON form become null."""
 
 from __future__ import annotations
 
@@ -19,5 +19,5 @@ def plain(value: Any) -> Any:
 
 
 def print_json(value: Any) -> None:
-    """One object on one line of standard output."""
+    """Print one object on one line of standard output."""
     print(json.dumps(plain(value)), flush=True)

@@ -1,4 +1,4 @@
-"""The three standard descriptors, as whoever started us left them."""
+"""The three standard descriptors, as the process that started us left them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TextIO
 
 
 def open_standard_streams() -> None:
-    """Put /dev/null where a descriptor is closed (`>&-`): the next file that we open must not become our output."""
+    """Put /dev/null where a descriptor is closed (`>&-`): the next file opened must not become our output."""
     for descriptor, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
             os.fstat(descriptor)
@@ -24,19 +24,19 @@ def open_standard_streams() -> None:
 
 
 def discard(descriptor: int) -> None:
-    """From now on what is written there goes nowhere: nobody reads it, or there is no room for it."""
+    """Discard all further output to `descriptor`: nobody reads it, or there is no room for it."""
     opened = os.open(os.devnull, os.O_WRONLY)
     os.dup2(opened, descriptor)
     os.close(opened)
 
 
 def draws(terminal: TextIO) -> bool:
-    """Whether `terminal` is one, and can show more than lines."""
+    """Return True if `terminal` is a terminal that can show more than lines."""
     return terminal.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
 def wait_for_eof(descriptor: int) -> None:
-    """Until there is nothing more to read there, nor ever will be; blocks."""
+    """Wait until `descriptor` is at its end; blocks."""
     while True:
         try:
             if not os.read(descriptor, 4096):
@@ -50,5 +50,5 @@ def wait_for_eof(descriptor: int) -> None:
 
 
 def wait_for_a_word(descriptor: int) -> bool:
-    """Until somebody writes a byte there (true) or nobody ever will any more (false); blocks."""
+    """Wait until somebody writes a byte (True) or the writing end closes (False); blocks."""
     return bool(os.read(descriptor, 1))

@@ -1,12 +1,12 @@
 """The control socket as everyone but the daemon sees it: one question and one answer, or the stream of events.
 
-A frame is four bytes of length (big endian) and a msgpack map.  A question is `{"do": command, …}`; the answer has
-"ok", and "error" (a sentence) when that is false.  After the answer to "events", which holds a snapshot, the connection
-carries one frame an event, and at last `{"end": reason}`.
+A frame is four bytes of length (big endian) and a msgpack map.  A question is `{"do": command, …}`; the answer has "ok", and
+"error" (a sentence) when "ok" is false.  After the answer to "events", which holds a snapshot, the connection carries one
+frame per event, and at last `{"end": reason}`.
 
-Blocking sockets, so that a command, a thread of the TUI or a test can use it alike.  Imports nothing heavy: the TUI
-starts from this module, `protocol.events.events` and `protocol.events.status` alone.  The socket's file mode decides who
-may connect.
+The sockets block, so that a command, a thread of the TUI or a test can use them alike.  Nothing heavy is imported: the TUI
+starts from this module, `protocol.events.events` and `protocol.events.status` alone.  The socket's file mode decides who may
+connect.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ MAX_ANSWER_BYTES = 8 << 20
 ANSWER_TIMEOUT_S = 10.0
 LOCK_NAME = "identity.lock"
 CLOCK_SLACK_S = 1.0
-"""Between the times of processes and of files."""
+"""Seconds of tolerance between the times of processes and of files."""
 MAX_UNIX_PATH = 100
-"""Socket paths have at most 104 (BSD) to 108 bytes (Linux); longer ones go through the folder's descriptor."""
+"""Longest path used directly: sockets take 104 (BSD) to 108 (Linux) bytes; for longer ones, see `socket_address`."""
 
 
 class ControlError(Exception):
-    """The daemon refused, or does not answer as it should; the text is one sentence."""
+    """Error of the daemon, which refused or gave no proper answer; the text is one sentence."""
 
 
 class NotRunning(ControlError):
@@ -48,21 +48,21 @@ class NotRunning(ControlError):
 
     @property
     def with_remedy(self) -> str:
-        """The sentence for somebody who wants a peer to run here."""
+        """Sentence for somebody who wants a peer to run here."""
         return f"{self}; start one with `peer join`"
 
 
 class StillStarting(NotRunning):
-    """A peer holds the data directory, and has not opened its control socket yet."""
+    """A peer holds the data directory and has not opened its control socket yet."""
 
     @property
     def with_remedy(self) -> str:
-        """The sentence, which has its remedy already."""
+        """Sentence that contains its remedy already."""
         return str(self)
 
 
 class BadFrame(ControlError):
-    """Bytes on the control socket that are no frame."""
+    """Bytes on the control socket that form no frame."""
 
 
 @dataclass(frozen=True)
@@ -74,12 +74,12 @@ class Stamped:
     event: Event
 
     def to_fields(self) -> dict[str, Any]:
-        """A flat map: the two times, then the event's."""
+        """Return a flat map: the two times, then the event's fields."""
         return {"at": self.at, "mono": self.mono, **self.event.to_fields()}
 
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> Stamped:
-        """The stamped event in a flat map; raises ValueError when there is none."""
+        """Parse a flat map into a stamped event; raises ValueError if it holds none."""
         rest = dict(fields)
         try:
             at, mono = float(rest.pop("at")), float(rest.pop("mono"))
@@ -89,10 +89,10 @@ class Stamped:
 
 
 def starting_process(data_dir: Path) -> int | None:
-    """The process that holds the data directory's lock; None when none does.
+    """Return the ID of the process that holds the data directory's lock; None if none does.
 
-    The lock names it, also after a kill: so it counts only if it began before it wrote that.  Asking the lock itself would
-    mean to take it for a moment, in which a peer that starts would be refused.
+    The lock file names a process, even after that process was killed.  So the process counts only if it began before the
+    file was written.  Testing the lock would mean taking it for a moment, in which a starting peer would be refused.
     """
     path = data_dir / LOCK_NAME
     try:
@@ -101,7 +101,7 @@ def starting_process(data_dir: Path) -> int | None:
         return None
     if not text.isascii() or not text.isdigit():
         return None
-    import psutil  # only when it is needed: most questions find somebody who answers
+    import psutil  # only when needed: most questions get an answer
 
     try:
         began = psutil.Process(int(text)).create_time()
@@ -111,7 +111,7 @@ def starting_process(data_dir: Path) -> int | None:
 
 
 def pack_frame(message: dict[str, Any], *, max_bytes: int) -> bytes:
-    """The frame of `message`; raises BadFrame when it is over the limit."""
+    """Return the frame of `message`; raises BadFrame if it exceeds the limit."""
     body: bytes = msgpack.packb(message, use_bin_type=True, unicode_errors="replace")  # a path may be no Unicode
     if len(body) > max_bytes:
         raise BadFrame(f"a frame of {len(body)} bytes is over the limit of {max_bytes}")
@@ -119,7 +119,7 @@ def pack_frame(message: dict[str, Any], *, max_bytes: int) -> bytes:
 
 
 def take_frame(buffer: bytearray, *, max_bytes: int) -> dict[str, Any] | None:
-    """Remove and return the first whole frame in `buffer`, None while it is not all there; raises BadFrame."""
+    """Remove and return the first whole frame in `buffer`, None while it is incomplete; raises BadFrame."""
     if len(buffer) < HEADER_BYTES:
         return None
     size = int.from_bytes(buffer[:HEADER_BYTES], "big")
@@ -140,7 +140,7 @@ def take_frame(buffer: bytearray, *, max_bytes: int) -> dict[str, Any] | None:
 
 @contextmanager
 def socket_address(data_dir: Path) -> Iterator[str]:
-    """A path to the socket of `data_dir` that is short enough to bind or connect to while the context lasts."""
+    """Yield a path to the socket of `data_dir` that is short enough to bind or connect to; it is valid within the block."""
     path = str(data_dir / SOCKET_NAME)
     if len(os.fsencode(path)) <= MAX_UNIX_PATH:
         yield path
@@ -155,11 +155,11 @@ def socket_address(data_dir: Path) -> Iterator[str]:
 
 
 class EventStream:
-    """Live events of a peer.  `status` and `recent` are the snapshot at its start; iterate for what comes after.
+    """Live events of a peer.  `status` and `recent` are the snapshot at its start; iterate for later events.
 
-    Raises ControlError when the snapshot holds no status.
+    Raises ControlError if the snapshot holds no status.
 
-    `end` says why the stream ended, once it has.  Not for two threads at once, but `close` may come from another.
+    `end` gives the reason once the stream has ended.  Only one thread may read, but `close` may come from another.
     """
 
     def __init__(self, connection: socket.socket, buffer: bytearray, snapshot: dict[str, Any]) -> None:
@@ -173,7 +173,7 @@ class EventStream:
             yield stamped
 
     def next(self, timeout_s: float | None = None) -> Stamped | None:
-        """The next event; None when the stream has ended (`end` says why).  Raises TimeoutError."""
+        """Return the next event; None if the stream has ended (`end` says why).  Raises TimeoutError."""
         while not self.end:
             self._connection.settimeout(timeout_s)
             message = _receive(self._connection, self._buffer)
@@ -186,7 +186,7 @@ class EventStream:
         return None
 
     def fileno(self) -> int:
-        """The socket's descriptor, for those who wait for several things."""
+        """Return the socket's descriptor, for callers that wait for several things."""
         return self._connection.fileno()
 
     def close(self) -> None:
@@ -204,23 +204,23 @@ class EventStream:
 
 
 class ControlClient:
-    """Talks to the daemon of `data_dir`.  Each call is a connection of its own, so any thread may call."""
+    """Client of the daemon of `data_dir`.  Each call opens its own connection, so any thread may call."""
 
     def __init__(self, data_dir: Path, *, timeout_s: float = ANSWER_TIMEOUT_S) -> None:
         self.data_dir, self.timeout_s = data_dir, timeout_s
 
     def request(self, command: str, **fields: Any) -> dict[str, Any]:
-        """Ask and wait for the answer.  Raises NotRunning, ControlError."""
+        """Ask, and return the answer.  Raises NotRunning, ControlError."""
         connection = self._connect()
         with connection:
             return self._ask(connection, bytearray(), {"do": command, **fields})
 
     def status(self) -> PeerStatus:
-        """What the peer is doing.  Raises NotRunning, ControlError."""
+        """Return the peer's status.  Raises NotRunning, ControlError."""
         return _status(self.request("status"))
 
     def events(self) -> EventStream:
-        """Subscribe.  Raises NotRunning, ControlError."""
+        """Subscribe to the events.  Raises NotRunning, ControlError."""
         connection, buffer = self._connect(), bytearray()
         try:
             return EventStream(connection, buffer, self._ask(connection, buffer, {"do": "events"}))
@@ -263,7 +263,7 @@ class ControlClient:
 
 
 def _receive(connection: socket.socket, buffer: bytearray) -> dict[str, Any] | None:
-    """The next frame; None at the end of the connection.  Raises BadFrame, TimeoutError."""
+    """Return the next frame; None at the end of the connection.  Raises BadFrame, TimeoutError."""
     while (message := take_frame(buffer, max_bytes=MAX_ANSWER_BYTES)) is None:
         try:
             data = connection.recv(1 << 16)
@@ -278,7 +278,7 @@ def _receive(connection: socket.socket, buffer: bytearray) -> dict[str, Any] | N
 
 
 def _status(fields: Any) -> PeerStatus:
-    """The status in an answer; raises ControlError when it lacks something, as an older version's does."""
+    """Parse the status in an answer; raises ControlError if a field is missing, as in an older version."""
     try:
         return PeerStatus.from_fields(fields)
     except ValueError as error:
@@ -286,7 +286,7 @@ def _status(fields: Any) -> PeerStatus:
 
 
 def _known(fields: dict[str, Any]) -> Stamped | None:
-    """A stamped event; None for one that only a newer version knows."""
+    """Parse a stamped event; None for an event that only a newer version knows."""
     try:
         return Stamped.from_fields(fields)
     except ValueError:

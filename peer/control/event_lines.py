@@ -1,4 +1,4 @@
-"""An event log read again: lines that anybody may have written or damaged."""
+"""Lines of an event log, read back: anybody may have written or damaged them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from peer.control.client import Stamped
 from protocol.events.events import Event
 
 LATEST_S = 1e11
-"""Seconds since 1970 in the year 5138: no clock says more, and calendars end some thousand years later."""
+"""Seconds since 1970 in the year 5138, beyond any clock; calendars end some thousand years later."""
 MOST = 2**63
-"""No event has a number as large; sentences and pictures reckon with it in floating point."""
+"""Largest number in an event; sentences and pictures compute with it in floating point."""
 
 
 def stamped_in(line: bytes) -> Stamped | None:
-    """The event in a line; None for anything that no peer writes."""
+    """Return the event in a line; None for a line that no peer writes."""
     try:
         fields = json.loads(line)
         stamped = Stamped.from_fields(fields) if isinstance(fields, dict) else None
@@ -29,7 +29,7 @@ def stamped_in(line: bytes) -> Stamped | None:
 
 
 def _checked(stamped: Stamped) -> Stamped | None:
-    """The event, if every field is of its kind; a number that is null, which JSON has no form for, is not a number."""
+    """Return the event if every field has its type; null, for which JSON has no number, becomes NaN."""
     event = stamped.event
     for name, kind in _kinds(type(event)).items():
         value = getattr(event, name)
@@ -50,7 +50,7 @@ def _kinds(cls: type[Event]) -> dict[str, Any]:
 
 
 def _is(value: object, kind: Any) -> bool:
-    """Whether a value that JSON gave is of an annotated kind; one that is not known here takes anything plain."""
+    """Return True if a value from JSON has the annotated type; a type unknown here takes any plain value."""
     if isinstance(kind, UnionType):
         return any(_is(value, each) for each in get_args(kind))
     if kind is float:

@@ -1,8 +1,7 @@
-"""The one stream of events, kept: stamped, remembered, written as JSON lines, handed to whoever listens.
+"""The one stream of events: stamped, remembered, written as JSON lines, handed to listeners.
 
-Decides what is lost when something is slow: never the daemon's time.  `emit` only appends to bounded queues; a listener
-that does not keep up is dropped, a disk that does not (or is full) costs lines of the log, and both are counted.
-What an event means is its class's business.
+Slow readers never cost the daemon time.  `emit` only appends to bounded queues; a listener that falls behind is dropped, a
+disk that falls behind (or is full) loses lines of the log, and both are counted.  The class of an event defines its meaning.
 """
 
 from __future__ import annotations
@@ -24,17 +23,17 @@ from protocol.events.events import PROGRESS, Event, subject
 
 LOG_NAMES = ("events.jsonl", "events.1.jsonl", "events.2.jsonl", "events.3.jsonl")
 MAX_FILE_BYTES = 8 << 20
-"""Of each: 32 MiB of events at most."""
+"""Bytes of each file: 32 MiB of events at most."""
 MAX_PENDING = 20_000
-"""Lines waiting for the disk."""
+"""Lines that may wait for the disk."""
 REMEMBERED = 500
 MAX_SUBSCRIBERS = 32
 SUBSCRIBER_EVENTS = 2000
-"""Events a listener may be behind before it is dropped."""
+"""Events by which a listener may fall behind before it is dropped."""
 
 
 def to_line(stamped: Stamped) -> str:
-    """One JSON object, no line break inside; numbers that JSON has no form for become null."""
+    """Return one JSON object without a line break; numbers without a JSON form become null."""
     fields = {
         key: None if isinstance(value, float) and not math.isfinite(value) else value
         for key, value in stamped.to_fields().items()
@@ -43,11 +42,11 @@ def to_line(stamped: Stamped) -> str:
 
 
 class TooManyListeners(Exception):
-    """The event stream has as many listeners as it serves."""
+    """Error: the event stream serves its maximum of listeners."""
 
 
 class Subscription:
-    """One listener.  Iterate asynchronously; the iteration ends when it fell behind (`dropped`) or the log closed."""
+    """One listener.  Iterate asynchronously; the iteration ends if it fell behind (`dropped`) or the log closed."""
 
     def __init__(self, capacity: float) -> None:
         self._send, self._receive = trio.open_memory_channel[Stamped](capacity)
@@ -55,7 +54,7 @@ class Subscription:
         self.dropped = False
 
     def offer(self, stamped: Stamped) -> bool:
-        """Queue it; False when the listener is too far behind, or hears nothing any more: it is dropped from now on."""
+        """Queue an event; False if the listener is too far behind or closed: it is dropped from now on."""
         assert threading.get_ident() == self._thread, "a listener that is woken from another thread never wakes again"
         try:
             self._send.send_nowait(stamped)
@@ -63,12 +62,12 @@ class Subscription:
             self.dropped = True
             self._send.close()
             return False
-        except (trio.BrokenResourceError, trio.ClosedResourceError):  # its log has closed: the last words were said
+        except (trio.BrokenResourceError, trio.ClosedResourceError):  # its log has closed
             return False
         return True
 
     def close(self) -> None:
-        """No more events: the iteration ends after those that wait."""
+        """End the iteration after the events that wait."""
         self._send.close()
 
     def __aiter__(self) -> Subscription:
@@ -82,15 +81,15 @@ class Subscription:
 
 
 def log_file(folder: Path, max_bytes: int = MAX_FILE_BYTES) -> RotatingFile:
-    """Where the events of the run in `folder` are written, one JSON object a line."""
+    """Return the file for the events of the run in `folder`, one JSON object a line."""
     return RotatingFile(folder, LOG_NAMES, max_bytes)
 
 
 class EventLog:
-    """Everything that happens goes through `emit`, from trio's thread.
+    """Log through which every event goes, by `emit`, from trio's thread.
 
-    file: where to write, None for nowhere.  first: makes the event that every life begins with.
-    wall, mono: the two clocks of the stamps.
+    file: where to write, None for nowhere.  first: makes the event that every life begins with.  wall, mono: the two clocks
+    of the stamps.
     """
 
     def __init__(
@@ -112,13 +111,13 @@ class EventLog:
         self.listeners_dropped = 0
 
     def begin(self) -> None:
-        """Emit the first event, if that has not happened: at the latest it comes before any other."""
+        """Emit the first event if that has not happened; at the latest it comes before any other."""
         if self._first is not None:
             first, self._first = self._first(), None
             self.emit(first)
 
     def emit(self, event: Event) -> None:
-        """Stamp and hand out; never blocks, never raises."""
+        """Stamp an event and hand it out; never blocks, never raises."""
         self.begin()
         stamped = self.stamp(event)
         if isinstance(event, PROGRESS):
@@ -133,11 +132,11 @@ class EventLog:
                 self.listeners_dropped += 1
 
     def stamp(self, event: Event) -> Stamped:
-        """The event with the time that it is now, for those who add something of their own."""
+        """Return the event stamped with the present time, for callers that add an event of their own."""
         return Stamped(self._wall(), self._mono(), event)
 
     def recent(self) -> list[Stamped]:
-        """The last events in their order, with the newest of each kind of progress."""
+        """Return the last events in order, with the newest of each kind of progress."""
         return sorted([*self._recent, *self._progress.values()], key=lambda stamped: stamped.mono)
 
     @contextmanager
@@ -158,20 +157,20 @@ class EventLog:
 
     @property
     def listeners(self) -> int:
-        """How many subscriptions there are."""
+        """Number of subscriptions."""
         return len(self._subscribers)
 
     async def run(self) -> None:
-        """Write to disk what is emitted, until cancelled; what is pending then is written by `flush`."""
+        """Write emitted events to disk until cancelled; `flush` writes those still pending then."""
         while True:
             while not self._pending:
                 self._wake = trio.Event()
                 await self._wake.wait()
-            with trio.CancelScope(shield=True):  # what has been taken must be written, cancelled or not
+            with trio.CancelScope(shield=True):  # lines that were taken must be written, cancelled or not
                 await trio.to_thread.run_sync(self._write, self._take())
 
     def flush(self) -> None:
-        """Write what is pending, blocking, at the very end; and send everybody home."""
+        """Write the pending lines, blocking, at the very end; then close all subscriptions."""
         self._write(self._take())
         self._closed = True
         for subscriber in self._subscribers:

@@ -1,6 +1,6 @@
-"""Who contributed what, as the record chain says it: for `peer ledger` and the control socket.
+"""Table of all contributions in the record chain, for `peer ledger` and the control socket.
 
-The counting is `protocol.chain.credit.ledger`'s, so that every peer counts alike; here are the table and the shares.
+`protocol.chain.credit.ledger` counts, so that every peer counts alike; this module adds the table and the shares.
 """
 
 from __future__ import annotations
@@ -18,18 +18,20 @@ from protocol.events.events import PeerJoined, Started
 from protocol.wire.messages import Commit
 
 MAX_MEMBERS_TOLD = 10_000
-"""Members in an answer on the control socket: with 150 bytes each far below its largest frame."""
+"""Limit of members in an answer on the control socket: with 150 bytes each, far below the largest frame."""
 MAX_LINE = 1 << 16
 NAMED_IN = (b"PeerJoined", b"Started")
-"""In lines of the event log that say what a peer calls itself."""
+"""Words in the lines of the event log that tell a peer's name for itself."""
 
 
 def ledger(store: Store, most: int | None = None) -> dict[str, Any]:
-    """`{rounds, tokens, accepted_tokens, members: [{peer, rounds, tokens, share, batches, accepted_tokens}], untold}`.
+    """Return `{rounds, tokens, accepted_tokens, members: [{peer, rounds, tokens, share, batches, accepted_tokens}],
+    untold}`.
 
-    Who trained the most comes first, then whose rollouts were learned from the most.  A share is one of the tokens trained.
+    Members come in order of the tokens they trained, then of the tokens of their rollouts that were learned from.  A share
+    is a share of the tokens trained.
 
-    most: members told; `untold` says how many more there are.
+    most: members told; `untold` counts the others.
     """
     length = store.records.length()
     credits = credit.ledger(_commits(store, length))
@@ -47,7 +49,7 @@ def ledger(store: Store, most: int | None = None) -> dict[str, Any]:
 
 
 def names_in(folder: Path, told: Mapping[str, Any]) -> dict[str, str]:
-    """What the members of a ledger call themselves, as the event log of the run in `folder` heard it last.  Blocking."""
+    """Return the members' names for themselves, as the event log of the run in `folder` heard them last.  Blocking."""
     members, names = {member["peer"] for member in told["members"]}, dict[str, str]()
     for name in reversed(LOG_NAMES):
         with suppress(OSError), (folder / name).open("rb") as file:

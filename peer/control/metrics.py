@@ -1,7 +1,8 @@
-"""A peer's figures for Prometheus, on 127.0.0.1 only: the status, and what the process uses, read when somebody asks.
+"""A peer's figures for Prometheus, on 127.0.0.1 only: its status and the resources of its process, read at each request.
 
 The library serves from threads of its own, which ask the event loop for the status.  Names follow Prometheus's conventions:
-base units, `_total` for what only grows; what the process uses has the names that all clients of Prometheus give it.
+base units, and `_total` for figures that only grow.  The figures of the process have the names that all clients of
+Prometheus give them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ HOST = "127.0.0.1"
 
 
 def families(status: PeerStatus) -> Iterator[Metric]:
-    """What is told.  A value that is not known is left out."""
+    """Yield the metrics.  Unknown values are left out."""
     labels = {
         "peer": status.peer,
         "name": status.name,
@@ -90,7 +91,7 @@ def _gauges(status: PeerStatus) -> list[tuple[str, str, float | None]]:
 
 
 async def serve_metrics(port: int, status: Callable[[], PeerStatus]) -> None:
-    """Answer on `port` until cancelled.  Raises `PeerError` when the port is taken."""
+    """Answer on `port` until cancelled.  Raises `PeerError` if the port is taken."""
     token = trio.lowlevel.current_trio_token()
 
     def now() -> tuple[PeerStatus, int]:
@@ -118,7 +119,7 @@ async def serve_metrics(port: int, status: Callable[[], PeerStatus]) -> None:
             f"port {port} of {HOST} cannot be used for metrics ({error.strerror}); choose another --metrics-port",
             ExitCode.RESOURCES,
         ) from error
-    server.handle_error = lambda request, client_address: None  # type: ignore[method-assign]  # who breaks off has its reasons
+    server.handle_error = lambda request, client_address: None  # type: ignore[method-assign]  # a caller may break off
     try:
         await trio.sleep_forever()
     finally:

@@ -1,8 +1,8 @@
-"""The control socket over the network, for the owner alone: TLS 1.3, and a proof by each end of the identity it has.
+"""The control socket over the network, for the owner alone: TLS 1.3, and a proof of identity by each end.
 
-The certificates are made for one process and certify nothing; what counts is said inside the connection.  The peer signs the
-hash of its certificate, so whoever dialled knows that nobody stands between; then the caller signs that hash and the peer's
-nonce, so the peer knows who calls and that it is for this connection.  After that the bytes are the control socket's.
+The certificates are made for one process and certify nothing; the proofs inside the connection do.  The peer signs the hash
+of its certificate, so the caller knows that nobody stands between.  Then the caller signs that hash and the peer's nonce, so
+the peer knows who calls, and that the signature is for this connection.  After that the bytes are the control socket's.
 
     peer:   nonce (32 bytes), Ed25519 signature (64)
     caller: public key (32), Ed25519 signature (64)
@@ -33,7 +33,7 @@ from protocol.wire.canonical import Malformed
 from protocol.wire.identity import KEY_BYTES, SIGNATURE_BYTES, Identity, PeerId, peer_id_of, public_key_of, verify
 
 HANDSHAKE_S = 5.0
-"""For TLS and both proofs."""
+"""Seconds for TLS and both proofs."""
 MAX_CALLS = 32
 """Connections of the owner at one time; an interface has two."""
 CHUNK_BYTES = 64 << 10
@@ -45,13 +45,13 @@ log = logging.getLogger(__name__)
 
 
 class NotOurs(Exception):
-    """The other end is not who it is to be."""
+    """Error: the other end is not the expected one."""
 
 
 class Door:
-    """Where the owner's calls arrive.  owners: their peer IDs; `serve` each socket whose first byte is TLS's.
+    """Entry for the owner's calls.  owners: their peer IDs; call `serve` with each socket whose first byte is TLS's.
 
-    Each call becomes a connection to the control socket of `data_dir`, with that one's rules and limits.
+    Each call becomes a connection to the control socket of `data_dir`, under the rules and limits of that socket.
     """
 
     def __init__(self, identity: Identity, owners: Collection[PeerId], data_dir: Path) -> None:
@@ -61,7 +61,7 @@ class Door:
         self._calls = 0
 
     async def serve(self, sock: trio.socket.SocketType, address: str) -> None:
-        """From the first byte to the end; raises nothing, and the caller closes the socket."""
+        """Serve a call from its first byte to its end; raises nothing, and the caller closes the socket."""
         stream = trio.SSLStream(trio.SocketStream(sock), self._context, server_side=True)
         try:
             if await self._is_owners(stream, sock, address) and self._calls < MAX_CALLS:
@@ -74,7 +74,7 @@ class Door:
             log.debug("a call to the control socket was turned away: %r", error)
 
     async def _is_owners(self, stream: trio.SSLStream, sock: trio.socket.SocketType, address: str) -> bool:
-        """False when it took too long.  Raises what a stream raises, also when others need its place, and `NotOurs`."""
+        """Return False if the handshake is too slow.  Raises `NotOurs` and stream errors, also if others need its place."""
         with self._handshakes.waits(sock, address), trio.move_on_after(HANDSHAKE_S):
             await self._admit(stream)
             return True
@@ -99,7 +99,7 @@ class Door:
 
 
 async def call(address: str, identity: Identity) -> trio.SSLStream:
-    """A connection to the control socket of the peer at a multiaddr, /p2p/ and its ID last.  Raises ControlError."""
+    """Connect to the control socket of the peer at a multiaddr that ends with /p2p/ and its ID.  Raises ControlError."""
     host, port, peer = parts_of(address)
     try:
         with trio.fail_after(HANDSHAKE_S):
@@ -136,7 +136,7 @@ async def _prove(stream: trio.SSLStream, peer: PeerId, identity: Identity) -> No
 
 
 def parts_of(address: str) -> tuple[str, int, PeerId]:
-    """IP address or name, port and peer ID of a multiaddr.  Raises ControlError."""
+    """Return IP address or name, port and peer ID of a multiaddr.  Raises ControlError."""
     with contextlib.suppress(Malformed, ValueError):
         _, kind, host, tcp, port, p2p, peer = address.split("/")
         if kind in ("ip4", "ip6", "dns", "dns4", "dns6") and (tcp, p2p) == ("tcp", "p2p") and 0 < int(port) < 65536:
@@ -160,7 +160,7 @@ async def _carry(source: trio.abc.ReceiveStream, sink: trio.abc.SendStream, scop
 
 
 async def receive(stream: trio.abc.ReceiveStream, size: int) -> bytes:
-    """So many bytes.  Raises `NotOurs` when the stream ends before."""
+    """Receive `size` bytes.  Raises `NotOurs` if the stream ends before."""
     data = b""
     while len(data) < size:
         more = await stream.receive_some(size - len(data))
@@ -174,12 +174,12 @@ def _calling() -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE  # who it is, it proves by its signature of the certificate
+    context.verify_mode = ssl.CERT_NONE  # the other end proves its identity by signing the certificate
     return context
 
 
 def _listening() -> tuple[bytes, ssl.SSLContext]:
-    """A new certificate's SHA-256, and a context that shows it."""
+    """Return a new certificate's SHA-256, and a context that shows the certificate."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([])
     always = datetime.datetime(2000, 1, 1), datetime.datetime(2100, 1, 1)  # noqa: DTZ001 - nobody looks at it
@@ -200,14 +200,14 @@ def _listening() -> tuple[bytes, ssl.SSLContext]:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# A socket in a folder here that leads to the control socket of a peer elsewhere (`peer.control.remote`).
+# Bridge: a socket in a folder here that leads to the control socket of a peer elsewhere.
 #
-# Whatever talks to peers on this computer talks to that one through it.
+# Programs that talk to peers on this computer talk to the remote peer through it.
 
 
 @asynccontextmanager
 async def bridge(folder: Path, address: str, identity: Identity) -> AsyncIterator[None]:
-    """For the length of the block.  folder: private to this user.  Raises ControlError when nobody is there at the start."""
+    """Keep the bridge open for the block.  folder: private to this user.  Raises ControlError if no peer answers."""
     await trio.aclose_forcefully(await call(address, identity))
     listener = trio.socket.socket(trio.socket.AF_UNIX, trio.socket.SOCK_STREAM)
     with listener, socket_address(folder) as path:
@@ -226,7 +226,7 @@ async def _accept(listener: trio.socket.SocketType, address: str, identity: Iden
 
 
 async def _lead(inside: trio.SocketStream, address: str, identity: Identity) -> None:
-    """One connection, to its end; closed at once when nobody is there, which whoever opened it sees."""
+    """Carry one connection to its end; close it at once if the peer does not answer, so that its opener sees it."""
     async with inside:
         try:
             outside = await call(address, identity)

@@ -1,7 +1,7 @@
-"""What the person may ask of a running peer through the control socket, and what it answers.
+"""Commands of the control socket: a person's requests to a running peer, and the answers.
 
-Decides how long a pause lasts and what a command means while the peer is still starting (it is refused, with the
-reason); what pausing or leaving does is the node's business.
+This module decides how long a pause lasts.  Commands for which the peer has not started far enough are refused, with the
+reason.  The node implements pausing and leaving.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from protocol.wire.presence import Phase
 
 MAX_VALUE_CHARACTERS = 2000
 LOOK_S = 30.0
-"""Between two looks at the clock during a pause."""
+"""Seconds between two looks at the clock during a pause."""
 GIVEN = re.compile(r"\.given-\d{1,10}\.new")
-"""Names of files that `peer weights publish` has made ready."""
+"""Names of the files that `peer weights publish` prepares."""
 
 
 class Peer(Protocol):
-    """What the commands act on: the daemon."""
+    """The daemon, on which the commands act."""
 
     @property
     def store(self) -> Store | None: ...
@@ -77,9 +77,9 @@ class Peer(Protocol):
 
 
 class Controls:
-    """The commands of one peer.  `run` ends the pauses that have a length.
+    """Commands of one peer.  `run` ends the pauses that have a length.
 
-    paused: the pause with which it begins, if any.
+    paused: the pause with which the peer begins, if any.
     """
 
     def __init__(self, peer: Peer, paused: Pause | None = None) -> None:
@@ -87,7 +87,7 @@ class Controls:
         self._pause_changed = trio.Event()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """End pauses when their time is over, until cancelled."""
         while True:
             with trio.move_on_after(min(LOOK_S, self._pause_left_s())):
                 await self._pause_changed.wait()
@@ -98,7 +98,7 @@ class Controls:
             self._pause_changed = trio.Event()
 
     def commands(self) -> dict[str, Command]:
-        """What a client may ask, by name."""
+        """Return the commands of a client by name."""
         return {
             "status": self._status,
             "ledger": self._ledger,
@@ -182,7 +182,7 @@ class Controls:
         return self._peer.settings()
 
     async def _set(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """name; value, None for the default; keep: also for later starts, where there is a peer.toml."""
+        """Change a setting.  value: None for the default.  keep: also write peer.toml, if there is one, for later starts."""
         name, value, keep = fields.get("name"), fields.get("value"), fields.get("keep", False)
         if not isinstance(name, str) or not (value is None or isinstance(value, str)) or not isinstance(keep, bool):
             raise ControlError("a change has the name of a setting, and a value as `peer config` takes it")
@@ -223,7 +223,7 @@ class Controls:
         return {"rests": rests}
 
     def _pause_left_s(self) -> float:
-        """By the clock that the person reads, which a computer that slept has moved on."""
+        """Return the rest of the pause by the wall clock, which goes on while the computer sleeps."""
         return self._paused.left_s(time.time()) if self._paused is not None else math.inf
 
     def _change_pause(self, pause: Pause | None) -> None:

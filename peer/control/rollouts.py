@@ -1,6 +1,6 @@
-"""What became of a peer's rollouts, from the event log of a run: also of earlier lives, and while no peer runs.
+"""Fate of a peer's rollouts, from the event log of a run: earlier lives count, and no peer has to run.
 
-The log is bounded (`peer.control.event_log`), and of its batches the last ones are told.
+The log is bounded (`peer.control.event_log`), and only its last batches are listed.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from protocol.events import events as ev
 from protocol.events.rollout_tally import VERDICTS, BatchSeen, RolloutTally
 
 LOG_NAMES = ("events.3.jsonl", "events.2.jsonl", "events.1.jsonl", "events.jsonl")
-"""The oldest first."""
+"""Files of the log, oldest first."""
 MOST_LINE = 1 << 20
 MOST_NAMES = 4096
 MOST_ASIDE = 50
 
 
 def told_rollouts(folder: Path, most: int) -> dict[str, Any] | None:
-    """What the events of the run in `folder` say of rollouts, at most `most` batches; None where they say nothing.
+    """Summarise the rollouts in the event log of `folder`, with at most `most` batches; None if the log has no rollouts.
 
-    `{peer, role, counts, reward, accepted_tokens, set_aside, batches, untold, names}`, the newest batch first.  A rollout
-    peer's batches are its own, a validator's those it judged, a trainer's those that were for it.
+    `{peer, role, counts, reward, accepted_tokens, set_aside, batches, untold, names}`, newest batch first.  A rollout peer
+    lists its own batches, a validator those it judged, a trainer those meant for it.
     """
     tally, names, role = RolloutTally(), dict[str, str](), ""
     for stamped in _events(folder):
@@ -64,7 +64,7 @@ def told_rollouts(folder: Path, most: int) -> dict[str, Any] | None:
 
 
 def _counts(tally: RolloutTally, batches: list[BatchSeen]) -> dict[str, int]:
-    """Batches by verdict, and what this peer did."""
+    """Count the batches by verdict, and this peer's generated, judged and used ones."""
     by_verdict = {verdict: sum(batch.verdict == verdict for batch in batches) for verdict in VERDICTS}
     return {**by_verdict, "generated": tally.generated, "judged": tally.judged, "used": tally.used}
 
@@ -77,7 +77,7 @@ def _peers(tally: RolloutTally, batches: list[BatchSeen]) -> set[str]:
 
 
 def _events(folder: Path) -> Iterator[Stamped]:
-    """The events in the log, in their order; what is no event is left out."""
+    """Yield the events in the log, in order; skip lines that hold no event."""
     for name in LOG_NAMES:
         try:
             with (folder / name).open("rb") as file:

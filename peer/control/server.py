@@ -1,9 +1,9 @@
 """The daemon's end of the control socket.
 
-Decides nothing about the peer: it finds the command by its name, awaits it and frames the answer.  It does decide what
-a client can cost: questions are small, connections are few, a client that does not read its events is dropped, and a
-frame that is none ends its connection with a sentence.  Whatever a client asks, and whatever goes wrong while it is
-answered, ends that connection at most, never the peer.  The form of the frames is `peer.control.client`'s.
+The server finds a command by its name, awaits it and frames the answer; it decides nothing about the peer.  It limits the
+cost of a client: questions are small, connections are few, a client that does not read its events is dropped, and a
+malformed frame ends its connection with a sentence.  A question, or a failure to answer it, ends its own connection at most,
+never the peer.  `peer.control.client` defines the frames.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from protocol.events.status import PeerStatus
 
 MAX_CONNECTIONS = 64
 SEND_DEADLINE_S = 5.0
-"""A client that takes nothing for so long is dropped."""
+"""Seconds after which a client that takes no data is dropped."""
 IDLE_DEADLINE_S = 60.0
-"""A client that asks nothing for so long is dropped."""
+"""Seconds after which a client that asks nothing is dropped."""
 
 log = logging.getLogger(__name__)
 
 Command = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
-"""Fields of the question -> fields of the answer; raises ControlError to refuse with a sentence."""
+"""Function from the fields of the question to the fields of the answer; raises ControlError to refuse with a sentence."""
 
 
 class ControlServer:
-    """Serves the control socket of `data_dir`.
+    """Server of the control socket of `data_dir`.
 
-    commands: by name.  status: the snapshot of an event stream.
-    The caller holds the data directory's lock, so a socket file that lies there is nobody's.
+    commands: by name.  status: the snapshot of an event stream.  The caller holds the data directory's lock, so an existing
+    socket file has no owner.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class ControlServer:
         self._listener: trio.socket.SocketType | None = None
 
     async def open(self) -> None:
-        """Make the socket; clients may connect from now on.  Raises ControlError when it cannot be made."""
+        """Make the socket; clients may connect from now on.  Raises ControlError if that fails."""
         self._listener = trio.socket.socket(trio.socket.AF_UNIX, trio.socket.SOCK_STREAM)
         try:
             await self._bind(self._listener)
@@ -116,7 +116,7 @@ class ControlServer:
             nursery.start_soon(self._serve, trio.SocketStream(connection))
 
     def _drop_the_longest_idle(self) -> bool:
-        """Make room: somebody who asks nothing must not keep `peer leave` out.  False when all have asked something."""
+        """Make room by dropping an idle client, so that it cannot keep `peer leave` out.  False if none is idle."""
         for stream, scope in self._idle.items():
             del self._idle[stream]
             scope.cancel()
@@ -128,9 +128,9 @@ class ControlServer:
             async with stream:
                 await self._converse(stream)
         except (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError):
-            return  # the client went away, which is its right
+            return  # the client went away
         except Exception:
-            log.exception("a control connection")  # a mistake of ours: it costs the connection, not the training
+            log.exception("a control connection")  # our own mistake: it costs the connection, not the training
         finally:
             self._connections -= 1
 
@@ -154,7 +154,7 @@ class ControlServer:
             await _send(stream, await self._answer(question))
 
     async def _next_question(self, stream: trio.SocketStream, buffer: bytearray) -> dict[str, Any] | None:
-        """None when the client has gone, or was dropped to make room for another one."""
+        """Return the next question; None if the client has gone, or was dropped to make room for another."""
         with trio.CancelScope() as scope:
             self._idle[stream] = scope
             try:
@@ -190,7 +190,7 @@ class ControlServer:
 
 
 async def _forward(events: Subscription, stream: trio.SocketStream) -> None:
-    """Until the events end, or the listener does."""
+    """Send the events until they end or the listener does."""
     try:
         async for stamped in events:
             await _send(stream, stamped.to_fields())
@@ -200,7 +200,7 @@ async def _forward(events: Subscription, stream: trio.SocketStream) -> None:
 
 
 async def _until_closed(stream: trio.SocketStream, scope: trio.CancelScope) -> None:
-    """A listener says nothing more; when its end closes, stop serving it."""
+    """Stop serving a listener when its end closes; it says nothing more before."""
     try:
         while await stream.receive_some(1024):
             pass
@@ -225,7 +225,7 @@ async def _send(stream: trio.SocketStream, message: dict[str, Any]) -> None:
 
 
 def _frame(message: dict[str, Any]) -> bytes:
-    """The frame of `message`, or of the sentence that it is too large for one."""
+    """Return the frame of `message`; if it is too large for one, the frame of a sentence that says so."""
     try:
         return pack_frame(message, max_bytes=MAX_ANSWER_BYTES)
     except BadFrame:

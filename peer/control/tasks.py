@@ -1,4 +1,4 @@
-"""What the person may ask of a running peer about tasks from the crowd."""
+"""Commands of the control socket about tasks from the crowd."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from protocol.tasks.desk import CannotAmend, TaskDesk
 from protocol.wire.tasks import MAX_SET_TASKS, Amendment
 
 GIVEN = re.compile(r"\.given-\d{1,10}\.new")
-"""Names of files that `peer tasks publish` has made ready."""
+"""Names of the files that `peer tasks publish` prepares."""
 NAME = re.compile(r"[\x20-\x7e]{1,64}")
 ID = re.compile(r"[0-9a-f]{6,64}")
 
 
 class Peer(Protocol):
-    """What the commands act on: the daemon."""
+    """The daemon, on which the commands act."""
 
     @property
     def tasks(self) -> TaskDesk | None: ...
@@ -27,13 +27,13 @@ class Peer(Protocol):
 
 
 class TaskControls:
-    """The commands of one peer."""
+    """Task commands of one peer."""
 
     def __init__(self, peer: Peer) -> None:
         self._peer = peer
 
     def commands(self) -> dict[str, Command]:
-        """What a client may ask, by name."""
+        """Return the commands of a client by name."""
         return {
             "tasks": self._tasks,
             "publish-tasks": self._publish,

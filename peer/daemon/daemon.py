@@ -1,6 +1,7 @@
 """The process of a running peer: control socket, event log and console around its participation in a run.
 
-Decides how the process ends: told to leave, told once more, or unable to go on, which is a sentence and an exit code.
+The daemon decides how the process ends.  It leaves gracefully when told, leaves at once when told again, and ends with a
+sentence and an exit code if it cannot go on.
 """
 
 from __future__ import annotations
@@ -46,11 +47,11 @@ from protocol.versions.weight_versions import WeightVersions
 from protocol.wire.identity import Identity
 
 # ------------------------------------------------------------------------------------------------------------------------
-# What tells a peer to leave from outside: a signal, the end of standard input, a reader that went away.
+# Outside requests to leave: a signal, the end of standard input, a reader that went away.
 
 
 class Peer(Protocol):
-    """Whom to tell: the daemon."""
+    """The daemon, which is told to leave."""
 
     def notice(self, level: str, text: str) -> None: ...
 
@@ -62,13 +63,13 @@ class Peer(Protocol):
 
 
 def open_signals() -> AbstractContextManager[AsyncIterator[int]]:
-    """The signals that ask a peer to leave.  Under `nohup` a terminal that hangs up is none of our business."""
+    """Receive the signals that ask a peer to leave.  Under `nohup`, SIGHUP stays ignored."""
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, *([] if ignored else [signal.SIGHUP]))
 
 
 async def obey_signals(peer: Peer, signals: AsyncIterator[int]) -> None:
-    """The first one leaves gracefully, each further one at once."""
+    """Leave gracefully on the first signal, at once on each further one."""
     async for _ in signals:
         peer.notice("info", "leaving; once more leaves at once")
         peer.leave()
@@ -78,14 +79,14 @@ async def obey_signals(peer: Peer, signals: AsyncIterator[int]) -> None:
 
 
 async def leave_at_eof(peer: Peer) -> None:
-    """Whoever started us holds the other end of our standard input, and is gone when that ends."""
+    """Leave when standard input ends: the process that started us held its other end, and is gone."""
     wait = partial(trio.to_thread.run_sync, wait_for_eof, sys.stdin.fileno())
     await wait(abandon_on_cancel=True)  # type: ignore[call-arg]  # libp2p brings stale stubs of trio
     peer.leave()
 
 
 async def leave_with_the_view(peer: Peer) -> None:
-    """The terminal interface that started us holds our standard input, and writes there when we are to go on alone."""
+    """Leave when the interface's end of standard input closes; go on alone when the interface writes there."""
     wait = partial(trio.to_thread.run_sync, wait_for_a_word, sys.stdin.fileno())
     if await wait(abandon_on_cancel=True):  # type: ignore[call-arg]  # libp2p brings stale stubs of trio
         peer.notice("info", "detached from the terminal; `peer watch` shows this peer, `peer leave` stops it")
@@ -95,7 +96,7 @@ async def leave_with_the_view(peer: Peer) -> None:
 
 
 async def leave_with_the_reader(peer: Peer, output: Output, ignore: bool) -> None:
-    """A peer that nobody watches any more, and nobody told to go on, would train unseen for ever."""
+    """Leave when standard output loses its reader: an unwatched peer would train for ever, unless told to (`ignore`)."""
     await output.until_gone()
     if ignore:
         peer.notice("warning", "nobody reads standard output any more; going on all the same")
@@ -107,11 +108,11 @@ async def leave_with_the_reader(peer: Peer, output: Output, ignore: bool) -> Non
 
 
 LAST_WORDS_S = 5.0
-"""For the listeners of the event log to hear the end; only a slow one takes so long."""
+"""Seconds in which the event log's listeners may hear the end; only a slow one needs them all."""
 
 
 class Daemon:
-    """One peer process."""
+    """Process of one peer."""
 
     def __init__(self, settings: DaemonSettings, identity: Identity, choice: RunChoice) -> None:
         self._settings, self._identity = settings, identity
@@ -120,16 +121,16 @@ class Daemon:
         encoding = "utf-8" if settings.style is Style.JSON else sys.stdout.encoding
         self._output = Output(sys.stdout.fileno(), encoding, lambda text: self.notice("warning", text))
         self._pending_notice = ""
-        """What to tell as soon as the log has begun."""
+        """Notice to emit as soon as the log has begun."""
         self._at_once = False
         self._problem: PeerError | None = None
         self._scope = trio.CancelScope()
-        """Of what a second signal cuts short."""
+        """Scope of everything that a second signal cuts short."""
         self._shown = trio.Event()
         self._started_at = trio.current_time()
 
     async def run(self) -> int:
-        """Live until left, interrupted, or unable to go on; returns the exit code or raises PeerError."""
+        """Run until left, interrupted, or unable to go on; return the exit code or raise PeerError."""
         paused = await trio.to_thread.run_sync(kept_pause, self._settings.data_dir, time.time())
         controls = Controls(self, paused)
         if paused is not None:
@@ -166,7 +167,7 @@ class Daemon:
             raise self._problem
         return code
 
-    # -- what the person asks -----------------------------------------------------------------------------------------
+    # -- requests of the person ---------------------------------------------------------------------------------------
 
     def leave(self) -> None:
         """Say goodbye and stop; `run` returns."""
@@ -174,29 +175,29 @@ class Daemon:
             self._scope.cancel()
 
     def leave_at_once(self) -> None:
-        """Without waiting for anything, the goodbye included."""
+        """Stop without waiting for anything, not even the goodbye."""
         self._at_once = True
         self._scope.cancel()
 
     def stop(self, problem: PeerError) -> None:
-        """Leave because something cannot go on."""
+        """Leave because of `problem`."""
         if not self._lives.leaving:
             self._problem = problem
             self.leave()
 
     def finish(self) -> float:
-        """Stop when the running round is complete, or cannot be; returns the seconds that it takes at most."""
+        """Stop when the running round is complete, or cannot be; return the most seconds that this can take."""
         within_s = self._node().finish()
         self.notice("info", f"stopping when this round is complete, in {duration(within_s)} at most")
         return within_s
 
     async def pause(self, pause: Pause) -> None:
-        """Compute nothing until `resume`, also after a restart.  Raises ControlError when that cannot be kept."""
+        """Compute nothing until `resume`, also after a restart.  Raises ControlError if the pause cannot be stored."""
         await self._keep(pause)
         self._lives.pause(pause)
 
     async def resume(self) -> None:
-        """Go on after a pause.  Raises ControlError when that cannot be kept."""
+        """Compute again after a pause.  Raises ControlError if that cannot be stored."""
         await self._keep(None)
         self._lives.resume()
 
@@ -209,13 +210,13 @@ class Daemon:
             ) from error
 
     def settings(self) -> dict[str, Any]:
-        """What `peer config --json` shows of a running peer."""
+        """Return the settings for `peer config --json`, with the month's traffic."""
         traffic = self._lives.traffic
         month = {"month": traffic.month, "bytes": traffic.bytes}
         return {"month": month, **as_map(self._settings.live.gathered())}
 
     async def change(self, name: str, text: str | None, keep: bool) -> str | None:
-        """A setting, from now on; None for its default.  keep: also in peer.toml; where that is, None where there is none.
+        """Change a setting; None for its default.  keep: also in peer.toml; return its path, None if there is none.
 
         Raises PeerError, OSError: then nothing has changed.
         """
@@ -229,23 +230,23 @@ class Daemon:
         return str(live.path) if keep and live.path is not None else None
 
     async def measure_lines(self) -> Lines:
-        """How fast the lines to some peers are; takes seconds.  Raises NotNow."""
+        """Measure the lines to some peers; takes seconds.  Raises NotNow."""
         return await self._node().line_probe.measure()
 
     def extensions(self) -> Extensions:
-        """The extensions of the run."""
+        """Return the extensions of the run."""
         return self._node().extensions
 
     async def weights(self) -> dict[str, Any]:
-        """What `peer weights --json` shows."""
+        """Return the object of `peer weights --json`."""
         return await self._node().weights()
 
     def notice(self, level: str, text: str) -> None:
-        """Tell the person a sentence.  level: info or warning."""
+        """Emit a sentence for the person.  level: info or warning."""
         self._log.emit(Notice(level, text))
 
     def status(self) -> PeerStatus:
-        """Everything `peer status --json` shows."""
+        """Return the status that `peer status --json` shows."""
         lives = self._lives
         reachable, reachability = lives.reachability()
         return PeerStatus.around(
@@ -261,12 +262,12 @@ class Daemon:
 
     @property
     def store(self) -> Store | None:
-        """The run's store, once it is open."""
+        """Store of the run, once it is open."""
         return self._lives.part.store
 
     @property
     def contacts(self) -> Contacts | None:
-        """Where guests find this swarm, once the network is open."""
+        """Addresses at which guests find this swarm, once the network is open."""
         return self._lives.part.contacts if not self._lives.away else None
 
     @property
@@ -292,7 +293,7 @@ class Daemon:
     # -- the life of the process --------------------------------------------------------------------------------------
 
     async def _participate(self) -> None:
-        """Until the peer has left or cannot go on; the latter as `_problem`."""
+        """Take part until the peer has left or cannot go on; the error becomes `_problem`."""
         with self._scope:
             try:
                 await self._lives.run(self._begin)
@@ -300,7 +301,7 @@ class Daemon:
                 self._problem = problem_of(group, self._settings.data_dir)
 
     def _begin(self) -> None:
-        """The network listens."""
+        """Begin the log: the network listens now."""
         self._log.begin()
         if self._pending_notice:
             self.notice("warning", self._pending_notice)
@@ -324,7 +325,7 @@ class Daemon:
         )
 
     def _say_how_it_ended(self) -> ExitCode:
-        """With the last event of every life; the only one that tells the problem, if there was one."""
+        """Emit the last event of every life, the only one that tells its problem, if any; return the exit code."""
         node, problem = self._lives.part.node, self._problem
         code = ExitCode.INTERRUPTED if self._at_once else ExitCode.OK
         heard_by = node.goodbye_heard_by if node is not None else None

@@ -1,4 +1,4 @@
-"""How a peer's life ends when it could not go on: a sentence, an exit code, and a file with what nobody foresaw."""
+"""End of a peer that cannot go on: a sentence, an exit code, and a file with the details of unforeseen errors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CRASH_LOG = "crash.log"
 
 
 def reader_gone() -> PeerError:
-    """For a peer that leaves because nobody sees what it does."""
+    """Return the error of a peer that leaves because nobody reads its output."""
     return PeerError(
         "nobody reads standard output any more, so the peer left; to train on without a reader, redirect it to a file or "
         "give --ignore-closed-output",
@@ -23,7 +23,7 @@ def reader_gone() -> PeerError:
 
 
 def problem_of(error: BaseException, folder: Path) -> PeerError:
-    """What to tell the person about `error`, which may be a group; its details go into a file where they are needed."""
+    """Return the error to show for `error`, which may be a group; unforeseen ones are detailed in a file in `folder`."""
     singles = list(_singles(error))
     for single in singles:
         if isinstance(single, PeerError):
@@ -39,7 +39,7 @@ def problem_of(error: BaseException, folder: Path) -> PeerError:
     except OSError as full:
         remedy = f"and {path} could not be written ({full.strerror}); run it again with --debug to see where"
     problem = PeerError(f"unexpected {type(singles[0]).__name__}: {singles[0]}; {remedy}")
-    problem.__cause__ = error  # what --debug shows
+    problem.__cause__ = error  # for --debug
     return problem
 
 

@@ -1,4 +1,4 @@
-"""A peer's stays in its run, one after the other, and the times between them in which something keeps it away."""
+"""A peer's successive stays in its run, and the times between them in which a full disk or a quota keeps it away."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from protocol.wire.identity import Identity
 from protocol.wire.presence import Phase, WhyIdle
 
 # ------------------------------------------------------------------------------------------------------------------------
-# What keeps a peer out of its run for a while: a disk that is full, or a month's quota that is used up.
+# Reasons to stay out of a run for a while: a full disk, or a month's quota that is used up.
 #
-# It leaves then, so that nobody waits for it and nothing large moves, stays away until that is over, and joins anew.
+# The peer leaves, so that nobody waits for it and nothing large is transferred.  It joins anew when the reason is gone.
 
 
 LOOK_S = 5.0
 SHORT_S = 600.0
-"""A stay in the run that ended after less than this by a full disk makes the next wait longer."""
+"""Seconds of a short stay: from the second one in a row that a full disk ended, each next wait is longer."""
 FIRST_WAIT_S, LONGEST_WAIT_S = 60.0, 3600.0
 
 
 def full_disk(error: BaseException) -> Rest | None:
-    """Why to rest after this error, which may be a group; None when no disk is full."""
+    """Return the reason to rest after this error, which may be a group; None if no disk is full."""
     if isinstance(error, BaseExceptionGroup):
         return next((rest for inner in error.exceptions if (rest := full_disk(inner)) is not None), None)
     if isinstance(error, StoreFull):
@@ -54,7 +54,7 @@ def full_disk(error: BaseException) -> Rest | None:
 
 
 class Away:
-    """Decides when to go on.  state: (folder of the run, bytes of a state, 0 while it is not known)."""
+    """Decision when to join again.  state: (folder of the run, bytes of a state, or 0 while unknown)."""
 
     def __init__(self, quota: MonthlyQuota, room: Room, state: Callable[[], tuple[Path, int]]) -> None:
         self._quota, self._room, self._state = quota, room, state
@@ -62,15 +62,15 @@ class Away:
         self._short_stays = 0
 
     def look_now(self) -> None:
-        """A setting has changed: do not wait longer than it takes to look."""
+        """Look again at once, because a setting has changed."""
         self._changed.set()
 
     def stayed(self, seconds: float) -> None:
-        """So long this peer was in the run before it has left because of a full disk."""
+        """Take note of the length of a stay that a full disk ended."""
         self._short_stays = self._short_stays + 1 if seconds < SHORT_S else 0
 
     async def until_over(self, rest: Rest, tell: Callable[[Rest], None]) -> None:
-        """Return when nothing keeps it away any more.  tell: of another sentence, or reason."""
+        """Wait until nothing keeps the peer away.  tell: called with each new reason or sentence."""
         wait_s = FIRST_WAIT_S * 2 ** (self._short_stays - 2) if self._short_stays > 1 else 0.0
         earliest = trio.current_time() + (min(wait_s, LONGEST_WAIT_S) if rest.why is WhyIdle.DISK_FULL else 0.0)
         while True:
@@ -86,7 +86,7 @@ class Away:
                 return
 
     async def reason(self) -> Rest | None:
-        """What keeps it away now, as far as that can be seen from outside the run."""
+        """Return the present reason to stay away, as far as it shows from outside the run."""
         rest = await self._quota.rest()
         if rest is not None:
             return rest
@@ -99,7 +99,7 @@ class Away:
 
 
 class Lives:
-    """`run` it.  part: the present stay, or the last one.  traffic: of the present month."""
+    """All stays of a peer, in `run`.  part: the present stay, or the last one.  traffic: of the present month."""
 
     def __init__(
         self, settings: DaemonSettings, identity: Identity, choice: RunChoice, emit: Callable[[Event], None]
@@ -113,7 +113,7 @@ class Lives:
         self._quota = MonthlyQuota(self.traffic, in_a_thread(Sensors().now), lambda: live.now.monthly_quota)
         self._away = Away(self._quota, self._room, self._state)
         self._rest: Rest | None = None
-        """What keeps it away, or makes it leave."""
+        """Reason to stay away or to leave."""
         self._is_away, self._leaving = False, False
         self._paused: Pause | None = None
         self._moved = (0, 0)
@@ -124,7 +124,7 @@ class Lives:
         return Participation(self._settings, self._identity, choice, self._room, self._emit)
 
     async def run(self, opened: Callable[[], None]) -> None:
-        """Until the peer has left for good; `opened` is called whenever the network listens.  Raises PeerError."""
+        """Run until the peer has left for good; `opened` is called whenever the network listens.  Raises PeerError."""
         self._rest = await self._quota.rest()
         while True:
             if self._rest is None:
@@ -136,7 +136,7 @@ class Lives:
             self.part = self._participation(self.part.choice)
 
     async def _stay(self, opened: Callable[[], None]) -> None:
-        """In the run, until it has left for good, or something keeps it away, which is `_rest` then."""
+        """Stay in the run until the peer has left for good, or until something keeps it away, which is then `_rest`."""
         part, begun = self.part, trio.current_time()
         if self._paused is not None:
             part.pause(self._paused.detail(time.time()))
@@ -154,7 +154,7 @@ class Lives:
             self._away.stayed(trio.current_time() - begun)
 
     def _spent(self, part: Participation, stay: trio.CancelScope, rest: Rest) -> None:
-        """The month's quota is used up."""
+        """Leave because the month's quota is used up."""
         self._rest = rest
         if not part.leave():
             stay.cancel()
@@ -173,21 +173,21 @@ class Lives:
         self._emit(PhaseChanged(Phase.PAUSED.value, rest.why.value, rest.detail))
 
     def _apply(self) -> None:
-        """The settings as they are now, to whatever goes by them."""
+        """Apply the present settings."""
         self._away.look_now()
         if not self._is_away:
             self.part.apply()
 
-    # -- what the person asks -----------------------------------------------------------------------------------------
+    # -- requests of the person ---------------------------------------------------------------------------------------
 
     def leave(self) -> bool:
-        """Let the peer say goodbye, after which `run` returns; False where no node runs: then cancel `run`."""
+        """Let the peer say goodbye, after which `run` returns; False if no node runs: then cancel `run`."""
         self._leaving = True
         return not self._is_away and self.part.leave()
 
     @property
     def leaving(self) -> bool:
-        """Whether `leave` was called."""
+        """True once `leave` was called."""
         return self._leaving
 
     def pause(self, pause: Pause) -> None:
@@ -196,24 +196,24 @@ class Lives:
         self.part.pause(pause.detail(time.time()))
 
     def resume(self) -> None:
-        """Go on after a pause."""
+        """Compute again after a pause."""
         self._paused = None
         self.part.resume()
 
-    # -- what it looks like -------------------------------------------------------------------------------------------
+    # -- status -------------------------------------------------------------------------------------------------------
 
     @property
     def node(self) -> Node | None:
-        """None while it is not in the run."""
+        """Node of the present stay; None while the peer is not in the run."""
         return None if self._is_away else self.part.node
 
     @property
     def away(self) -> str:
-        """What keeps it out of the run, a sentence; empty when nothing does."""
+        """Reason for staying out of the run, a sentence; empty if there is none."""
         return self._rest.detail if self._is_away and self._rest is not None else ""
 
     def status(self) -> NodeStatus:
-        """The node's; while it is away what that knew last."""
+        """Return the node's status; while away, its last one, marked as paused."""
         known = self.part.status()
         up, down = self._moved
         if not self._is_away or self._rest is None:
@@ -233,11 +233,11 @@ class Lives:
         )
 
     def addresses(self) -> list[str]:
-        """Where this peer listens."""
+        """Return the addresses at which this peer listens."""
         return [] if self._is_away else self.part.addresses()
 
     def reachability(self) -> tuple[str, dict[str, str]]:
-        """Whether others reach this peer, and which addresses they reach."""
+        """Return the verdict on our reachability, and a verdict for each address."""
         return (Verdict.UNKNOWN.value, {}) if self._is_away else self.part.reachability()
 
     def _state(self) -> tuple[Path, int]:
@@ -246,5 +246,5 @@ class Lives:
 
 
 def _line_bytes(part: Participation) -> int:
-    """What the line has carried for this peer, both ways, since its network was opened."""
+    """Return the bytes carried for this peer, both ways, since its network was opened."""
     return part.network.line_bytes() if part.network is not None else 0

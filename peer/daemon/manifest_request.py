@@ -1,6 +1,6 @@
-"""One question to the peers of an invitation: what the run is.  Nobody joins, and nothing is kept.
+"""Request for a run's manifest to the peers of an invitation.  Nobody joins, and nothing is stored.
 
-The one who asks has an identity for this question alone, so the peer of this computer may run meanwhile.
+The request uses an identity of its own, so the peer of this computer may run meanwhile.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity, PeerId
 
 ANSWER_S = 20.0
-"""For a peer of the invitation to be reached, and to give the manifest."""
+"""Seconds for reaching a peer of the invitation and receiving the manifest."""
 
 
 def ask_for_manifest(invitation: Invitation) -> SignedManifest:
-    """The manifest of the invitation's run, from its peers.  Raises `PeerError` with what could not be reached."""
+    """Return the manifest of the invitation's run, from its peers.  Raises `PeerError` with the reason."""
     return trio.run(_ask, invitation)
 
 

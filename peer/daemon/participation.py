@@ -1,7 +1,7 @@
 """A peer's part in one run: the network, the manifest, the state, the trainer and the node, opened in this order.
 
-The manifest is fetched through the network when an invitation brought only its hash.  What each component decides is
-decided in it; here is decided what happens when one cannot go on: a sentence, an exit code, and the others closed cleanly.
+The manifest is fetched through the network if an invitation brought only its hash.  Each component decides for itself; this
+module decides what happens when one cannot go on: a sentence, an exit code, and the others closed cleanly.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ from protocol.wire.presence import Phase, Role, WhyIdle
 from trainer.generate.choice import GeneratorName
 
 MANIFEST_DEADLINE_S = 120.0
-"""How long the peers of an invitation are tried before it is called unreachable."""
+"""Seconds for trying the peers of an invitation before it counts as unreachable."""
 COPIED = (
     "this data directory was copied, or put back from a backup: the peer trains, and votes only when two more rounds are "
     "committed; if no other copy of it runs and none is newer, join with --only-copy to vote at once"
@@ -76,10 +76,10 @@ COPIED = (
 
 
 class Participation:
-    """`run` it; what happens goes to `emit`.
+    """Participation in one run, in `run`; its events go to `emit`.
 
-    choice: with the manifest as soon as that is known.  network, contacts, store, node: None until each is open.
-    leaving: `leave` was called.
+    choice: includes the manifest once that is known.  network, contacts, store, node: None until each is open.  leaving:
+    `leave` was called.
     """
 
     def __init__(
@@ -96,14 +96,14 @@ class Participation:
         self._search: Search | None = None
         self._mdns = None if settings.local else Mdns()
         self._early = WhyIdle.STARTING, "opening the network"
-        """Why it computes nothing while there is no node."""
+        """Reason for computing nothing while there is no node."""
         self._marking = threading.Lock()
         self._trainer_problem: PeerError | None = None
         self._keeper: RestKeeper | None = None
         self._trainer: TrainerProcess | None = None
         self._paused = ""
         self._keeps_moments = False
-        """Whether the disk has room for the trainer's moments, too."""
+        """True if the disk has room for the trainer's moments as well."""
         self._role = settings.role
         self.leaving = False
         self.choice = choice
@@ -113,7 +113,7 @@ class Participation:
         self.node: Node | None = None
 
     async def run(self, opened: Callable[[], None]) -> None:
-        """Until the node has left; `opened` is called when the network listens.  Raises PeerError, with the remedy."""
+        """Take part until the node has left; call `opened` once the network listens.  Raises PeerError with the remedy."""
         settings = self._settings
         await trio.to_thread.run_sync(import_module, "libp2p")  # takes seconds, in which `peer leave` wants its answer
         async with AsyncExitStack() as stack:
@@ -147,16 +147,16 @@ class Participation:
             raise self._trainer_problem
 
     def leave(self) -> bool:
-        """Let the node say goodbye, after which `run` returns; False when no node runs yet: then cancel `run`."""
+        """Let the node say goodbye, after which `run` returns; False if no node runs yet: then cancel `run`."""
         self.leaving = True
         if self.node is not None:
             self.node.leave()
         return self.node is not None
 
-    # -- what may change while it runs --------------------------------------------------------------------------------
+    # -- changes while it runs ----------------------------------------------------------------------------------------
 
     def apply(self) -> None:
-        """Go by the settings as they are now."""
+        """Apply the present settings."""
         now = self._settings.live.now
         if self.network is not None:
             self.network.limit(now.max_up, now.max_down)
@@ -169,39 +169,39 @@ class Participation:
             self.node.keep_weights(self._weights())
 
     def pause(self, detail: str) -> None:
-        """Compute nothing until `resume`; from the beginning, where no node runs yet.  detail: what the status says."""
+        """Compute nothing until `resume`; a node that does not run yet starts paused.  detail: shown in the status."""
         self._paused = detail
         if self.node is not None:
             self.node.rest(WhyIdle.PAUSED, detail)
 
     def resume(self) -> None:
-        """Go on after a pause."""
+        """Compute again after a pause."""
         self._paused = ""
         if self.node is not None:
             self.node.go_on(WhyIdle.PAUSED)
 
     def _weights(self) -> WeightSettings:
-        """What versions of the weights may take: states go before them."""
+        """Return the limits on stored versions of the weights: states take precedence over them."""
         now, signed = self._settings.live.now, self.choice.signed
         states = (STATES_ON_DISK + STATES_TO_GO_ON) * signed.manifest.stored_bytes if signed is not None else 0
         most = max(0, now.max_disk - states - MARGIN_BYTES) if now.max_disk is not None else None
         return WeightSettings(now.keep_versions, now.weights_cap, most)
 
-    # -- what it looks like -------------------------------------------------------------------------------------------
+    # -- status -------------------------------------------------------------------------------------------------------
 
     def status(self) -> NodeStatus:
-        """The node's status; before it runs, what this peer waits for."""
+        """Return the node's status; before the node runs, the reason for waiting."""
         known = self.node.status() if self.node is not None else self._early_status()
         if self._search is not None and self._search.summary and known.why_idle == WhyIdle.CONNECTING.value:
             return replace(known, why_detail=f"no peer of the invitation answers yet: {self._search.summary}")
         return known
 
     def addresses(self) -> list[str]:
-        """Where this peer listens."""
+        """Return the addresses at which this peer listens."""
         return list(self.network.addresses()) if self.network is not None else []
 
     def reachability(self) -> tuple[str, dict[str, str]]:
-        """Whether others reach this peer, and which addresses they reach."""
+        """Return the verdict on our reachability, and a verdict for each address."""
         if self.network is None:
             return Verdict.UNKNOWN.value, {}
         found = self.network.reachability()
@@ -209,7 +209,7 @@ class Participation:
         return found.overall.value, announced | {address: verdict.value for address, verdict in found.verdicts.items()}
 
     def invitation(self) -> str:
-        """What to paste elsewhere to join this run; empty for a run that does not admit everybody."""
+        """Return the invitation to paste elsewhere; empty unless the run admits everybody."""
         signed = self.choice.signed
         if signed is None or signed.manifest.admission is not Admission.OPEN or self.contacts is None:
             return ""
@@ -217,7 +217,7 @@ class Participation:
         return make_invitation(self.choice.run, self.choice.organiser, addresses, anchor=anchor)
 
     def invite_command(self) -> str:
-        """How to make an invitation to a run that admits by token; empty at every peer but its organiser's."""
+        """Return the command that makes an invitation with a token; empty unless we organise a run that admits by token."""
         signed = self.choice.signed
         if signed is None or signed.manifest.admission is not Admission.INVITE:
             return ""
@@ -256,12 +256,12 @@ class Participation:
         return self._search
 
     def _swarm(self) -> dict[PeerId, list[str]]:
-        """The live peers of the run, and their addresses as they say."""
+        """Return the live peers of the run, with the addresses that they claim."""
         swarm = self.node.status().swarm if self.node is not None else []
         return {PeerId(known.peer): known.addresses for known in swarm if known.liveness == "alive"}
 
     async def _manifest(self, network: Network, search: Search) -> SignedManifest:
-        """The run's manifest, checked: that this software and this peer may take part, and that the run fits here."""
+        """Return the run's manifest, after checks that this software and this peer may take part, and that the run fits."""
         signed = self.choice.signed
         if signed is None:
             self._wait_for("asking for the run's manifest")
@@ -348,7 +348,7 @@ class Participation:
         await node.run()
 
     async def _find_out_whether_copied(self, store: Store) -> bool:
-        """Whether our folder lacks what we may have voted elsewhere or later; it is marked as ours where it does not."""
+        """Return True if votes may be missing here, in a copy or a backup; otherwise mark the folder as ours."""
         original = await trio.to_thread.run_sync(is_original, self._folder)
         if original or self._settings.only_copy:
             if not original:
@@ -359,7 +359,7 @@ class Participation:
         return True
 
     def _mark_again(self) -> None:
-        """A backup from before has another mark now.  Where the disk fails the store says so."""
+        """Renew the mark, so that an earlier backup is recognised.  The store reports a failing disk."""
         with suppress(OSError), self._marking:
             mark_original(self._folder)
 
@@ -401,9 +401,9 @@ class Participation:
         return trainer
 
     async def _keep_trainer(self, trainer: TrainerProcess, node: Node) -> None:
-        """Start it when the run's files are here.
+        """Start the trainer when the run's files are here.
 
-        Its end by itself means that it was given up: leave with the reason, instead of a peer that does nothing.
+        If it ends by itself, it was given up: leave with the reason, instead of a peer that does nothing.
         """
         await node.files.until_here()
         reason = await trainer.run()

@@ -1,8 +1,8 @@
-"""Which TCP port a peer listens on.
+"""Choice of the TCP port on which a peer listens.
 
-The usual port is for one peer a computer: invitations name it and people open it in their routers.  Any further peer
-here takes a free one.  A lock decides between peers that start at the same moment: the library would let them share a
-port silently.
+Only one peer of a computer has the usual port: invitations name it and people open it in their routers.  Any further peer
+here takes a free one.  A lock decides between peers that start at the same moment, because the library would let them share
+a port silently.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ FREE = 0
 
 @contextmanager
 def chosen_port(wanted: int | None, local: bool) -> Iterator[int]:
-    """The port to listen on, ours while the context lasts; `FREE` lets the system choose.
+    """Yield the port to listen on, ours within the block; `FREE` lets the system choose.
 
-    wanted: what the person said; None for the usual port, or a free one when that is taken or `local` peers only meet.
+    wanted: the person's choice; None for the usual port, or for a free one if that is taken or if only `local` peers meet.
     """
     if wanted is not None or local:
         yield FREE if wanted is None else wanted
@@ -33,7 +33,7 @@ def chosen_port(wanted: int | None, local: bool) -> Iterator[int]:
 
 
 def _take(port: int, stack: ExitStack) -> bool:
-    """Hold the lock on `port` among this user's peers until `stack` closes; False when another peer holds it."""
+    """Hold the lock on `port` among this user's peers until `stack` closes; False if another peer holds it."""
     try:
         stack.enter_context(locked(runtime_dir() / f"port-{port}.lock"))
     except (LockHeld, OSError, PeerError):

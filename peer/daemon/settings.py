@@ -1,4 +1,4 @@
-"""What a running peer is told at its start: the run, and what the person said on the command line."""
+"""Input of a running peer at its start: the run, and the settings of the command line."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from protocol.wire.presence import Role
 
 @dataclass(frozen=True)
 class RunChoice:
-    """Which run, and what an invitation added.  signed: None while only its hash is known.  admission: this peer's proof.
+    """The chosen run.  signed: None while only its hash is known.  admission: this peer's proof, from an invitation.
 
-    anchor: a record that the run's chain goes through.
+    anchor: a record that the run's chain contains.
     """
 
     run: Hash
@@ -31,17 +31,17 @@ class RunChoice:
 
     @property
     def run_name(self) -> str:
-        """Empty until the manifest is known."""
+        """Name of the run; empty until the manifest is known."""
         return self.signed.manifest.name if self.signed is not None else ""
 
 
 @dataclass(frozen=True)
 class DaemonSettings:
-    """What the person said on the command line.
+    """Settings of the command line.
 
-    role: None for what the run and this computer allow.
-    live: those settings that may change while it runs.
-    port: None for the usual one, or a free one when that is busy.  rounds: stop when so many are committed.
+    role: None for the role that the run and this computer allow.
+    live: settings that may change while the peer runs.
+    port: None for the usual one, or for a free one if that is busy.  rounds: leave once this many are committed.
     until_end: leave when the run has ended.
     local: meet only peers on this computer.  until_eof: leave when standard input ends.
     ignore_closed_output: go on when nobody reads standard output any more.
@@ -49,7 +49,7 @@ class DaemonSettings:
     announce: multiaddrs at which others reach us; None for those that a provider tells.
     port_mapping: have the router open the port.  relay_rate: bytes a second that we carry for others, 0 for none.
     metrics_port: on loopback, for Prometheus.
-    owners: who may watch and steer this peer from elsewhere.
+    owners: peers that may watch and steer this one from elsewhere.
     """
 
     data_dir: Path
@@ -72,11 +72,12 @@ class DaemonSettings:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# The run that a word on the command line means, to join it.
+# Choice of the run to join, by the word on the command line.
 
 
 def choose(what: str | None, folder: Path, peer: PeerId) -> RunChoice:
-    """what: an invitation, a run file, a manifest, a stored run's ID; None for the demo.  Raises PeerError or Malformed."""
+    """Return the run that `what` names.  what: an invitation, a run file, a manifest, a stored run's ID; None for the demo.
+    Raises PeerError or Malformed."""
     found = demo_manifest() if what is None else find_run(what, folder, founding=True)
     if not isinstance(found, Invitation):
         return RunChoice(found.run, PeerId(found.manifest.organiser), found)

@@ -1,4 +1,4 @@
-"""Who takes part in a demo: a part for each peer, with its role, and whether it cheats."""
+"""Cast of a demo: a part for each peer, with its role, and its way of cheating if it cheats."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROLLOUT_PEERS = 2
 
 
 class Cheat(str, Enum):
-    """Which peer of a demo with rollouts cheats (`peer.demo.cheats` says how)."""
+    """Peer that cheats in a demo with rollouts (see `peer.demo.cheats`)."""
 
     ROLLOUT = "rollout"
     VALIDATOR = "validator"
@@ -27,7 +27,7 @@ class Cheat(str, Enum):
 
 @dataclass(frozen=True)
 class Part:
-    """One peer of a demo.  name: what it is called, and its folder.  cheat: how it cheats; None for an honest one."""
+    """Part of one peer of a demo.  name: of the peer and its folder.  cheat: its way of cheating; None for an honest one."""
 
     name: str
     role: Role
@@ -35,17 +35,17 @@ class Part:
 
     @property
     def program(self) -> tuple[str, ...]:
-        """The module that it runs, and words before those of an ordinary peer."""
+        """Module to run, and the words before the arguments of an ordinary peer."""
         return ("peer",) if self.cheat is None else ("peer.demo.cheats", self.cheat.value)
 
 
 def only_trainers(count: int) -> tuple[Part, ...]:
-    """Of a demo without rollouts."""
+    """Return the cast of a demo without rollouts."""
     return tuple(Part(f"peer-{number}", Role.TRAINER) for number in range(1, count + 1))
 
 
 def with_rollouts(cheat: Cheat | None) -> tuple[Part, ...]:
-    """A trainer, rollout peers and a validator.  The last of them cheats; a lying validator comes beside an honest one."""
+    """Return a trainer, rollout peers and a validator.  The last rollout peer may cheat; a lying validator is added."""
     writers = [Part(f"rollout-{number}", Role.ROLLOUT) for number in range(1, ROLLOUT_PEERS + 1)]
     judges = [Part("validator-1", Role.VALIDATOR)]
     if cheat is Cheat.ROLLOUT:
@@ -56,7 +56,7 @@ def with_rollouts(cheat: Cheat | None) -> tuple[Part, ...]:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# What one peer of a demo does now, folded from its events and its status.
+# Present activity of one peer of a demo, folded from its events and its status.
 
 
 MEASURING = "measuring the held-out loss"
@@ -64,7 +64,7 @@ MEASURING = "measuring the held-out loss"
 
 @dataclass(frozen=True)
 class Bar:
-    """A wait with a measure: `done` of `total` of something."""
+    """Wait with a measure: `done` of `total` units."""
 
     what: str
     done: int
@@ -74,14 +74,14 @@ class Bar:
 
 @dataclass
 class Progress:
-    """Of one peer.  status: None before it has told one.  bar: None while what it does has no measure."""
+    """Progress of one peer.  status: None before the first one.  bar: None while the activity has no measure."""
 
     status: PeerStatus | None = None
     bar: Bar | None = None
     names: dict[str, str] = field(default_factory=dict)
 
     def update(self, status: PeerStatus) -> None:
-        """Take the status as it is now."""
+        """Take the present status."""
         self.status = status
         self.names.update(status.names())
 
@@ -97,7 +97,7 @@ class Progress:
             case ev.SyncProgress(done, total):
                 self.bar = Bar("fetching records", done, total)
             case ev.EvalProgress(_, done, total) if self.bar is None or self.bar.what == MEASURING:
-                self.bar = Bar(MEASURING, done, total)  # beside training, the bar is the training's
+                self.bar = Bar(MEASURING, done, total)  # beside training, the bar shows the training
             case ev.EvalLoss() if self.bar is not None and self.bar.what == MEASURING:
                 self.bar = None
             case ev.PhaseChanged():
@@ -107,12 +107,12 @@ class Progress:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# One peer of a demo, as its events tell, and whether it gets on.
+# One peer of a demo, by its events, and its progress.
 
 
 @dataclass
 class Member:
-    """A part of the cast and its process.  peer: its ID, empty before it has told it.  silent: its events have ended."""
+    """Part of the cast with its process.  peer: its ID, empty until known.  silent: its events have ended."""
 
     part: Part
     folder: Path
@@ -120,14 +120,14 @@ class Member:
     progress: Progress = field(default_factory=Progress)
     committed: int = 0
     furthest: tuple[int, ...] = ()
-    """Rounds committed, steps of the running one, parts of an evaluation: grows as long as it gets on."""
+    """Rounds committed, steps of the running one, parts of an evaluation: grows as long as the peer makes progress."""
     peer: str = ""
     stream: EventStream | None = None
     silent: bool = False
 
     @property
     def name(self) -> str:
-        """What the peer is called, and its folder."""
+        """Name of the peer and of its folder."""
         return self.part.name
 
     def apply(self, stamped: Stamped) -> None:
@@ -149,23 +149,23 @@ class Member:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# What a demo is to show: when it is over, what is told meanwhile, and what came out.
+# Aim of a demo: its end, the news meanwhile, and the result.
 
 
 REPORT = "which must never happen; please report it with the logs (--keep)"
 
 
 class Aim(Protocol):
-    """Folded from the events of all peers (pure).  Its two kinds are `Training` and `Learning`."""
+    """Aim of a demo, folded from the events of all peers (pure).  Its two kinds are `Training` and `Learning`."""
 
     @property
     def stop_after(self) -> int | None:
-        """Rounds after which each peer leaves by itself; None where it waits to be told."""
+        """Rounds after which each peer leaves by itself; None if it waits to be told."""
         ...
 
     @property
     def news(self) -> list[str]:
-        """Sentences to be told once, in their order; only ever appended to."""
+        """Sentences to print once, in order; only ever appended to."""
         ...
 
     def apply(self, member: Member, event: Event) -> None:
@@ -173,29 +173,29 @@ class Aim(Protocol):
         ...
 
     def has_arrived(self, name: str) -> bool:
-        """Whether nothing more is wanted of the peer of this name."""
+        """Return True if the peer of this name has reached the demo's end."""
         ...
 
     def title(self) -> str:
-        """What is about to happen."""
+        """Return a sentence about the coming demo."""
         ...
 
     def headline(self, seconds: float, *, unicode: bool) -> str:
-        """How far the swarm is.  seconds: since the beginning."""
+        """Return the swarm's progress.  seconds: since the beginning."""
         ...
 
     def remark(self, name: str) -> str:
-        """What there is to say about a peer beside what it does now; may be empty."""
+        """Return a remark on a peer, beside its present activity; may be empty."""
         ...
 
     def lines(self, seconds: float, *, unicode: bool) -> list[str]:
-        """What came out, for a person."""
+        """Return the result as lines for a person."""
         ...
 
     def fields(self, seconds: float) -> dict[str, Any]:
-        """What came out: the object of `--json`."""
+        """Return the result as the object of `--json`."""
         ...
 
     def fault(self) -> str:
-        """What should not have happened, a sentence with the remedy; empty where all is well."""
+        """Return a failed check as a sentence with the remedy; empty if all is well."""
         ...

@@ -1,11 +1,11 @@
-"""`peer`, spoiled: the peers that cheat in `peer demo --cheat`.
+"""Spoiled versions of `peer`, which cheat in `peer demo --cheat`.
 
-    python -m peer.demo.cheats rollout join …      writes two tokens of each answer, and calls that the end
-    python -m peer.demo.cheats validator join …    says of each rollout the contrary of what it found
+    python -m peer.demo.cheats rollout join …      ends each answer after two tokens
+    python -m peer.demo.cheats validator join …    reverses its verdict on each rollout
 
-All else is the ordinary program's, its signatures and proofs included: what such a peer states is well-formed, and nothing
-but the others' checks tells that it is wrong.  The completions are made in the trainer process, so the lazy one starts that
-spoiled as well.
+Everything else is the ordinary program's, signatures and proofs included: a cheat's messages are well-formed, and only the
+others' checks find out that they are wrong.  The trainer process makes the completions, so the lazy peer also starts a
+spoiled one.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from dataclasses import replace
 from typing import Any
 
 TOKENS = 3
-"""Of a lazy peer's output, the end token among them.  It does in a few steps what takes others many."""
+"""Tokens of a lazy peer's output, with the end token.  The peer does in a few steps the work for which others take many."""
 TRAINER = "trainer"
 
 
 def be_lazy() -> None:
-    """In the peer process: have the trainer process be this program."""
+    """Have the peer process start this program as its trainer process."""
     from peer.trainer_process import process
 
     process.PROGRAM = ("peer.demo.cheats", TRAINER)
 
 
 def cut_outputs() -> None:
-    """In the trainer process: end each output early, with an end token and with proofs of what there is."""
+    """In the trainer process, end each output early, with an end token and with proofs of the tokens there are."""
     from trainer.data.tokens import ByteTokenizer
     from trainer.generate.engine import Completion, Ended, Request
     from trainer.rl import worker
@@ -39,7 +39,7 @@ def cut_outputs() -> None:
         return (replace(request, max_tokens=TOKENS) for request in honest_requests(*arguments))
 
     def rollout(assignment: Any, request: Request, completion: Completion) -> Any:
-        if completion.ended is Ended.LENGTH:  # a token is proven by what came before it, so this leaves the proof whole
+        if completion.ended is Ended.LENGTH:  # a token is proven by the tokens before it, so the proof stays whole
             completion = replace(completion, output=(*completion.output[:-1], ByteTokenizer().end))
         return honest_rollout(assignment, request, completion)
 
@@ -48,7 +48,7 @@ def cut_outputs() -> None:
 
 
 def lie() -> None:
-    """In the peer process: turn each verdict around."""
+    """Reverse each verdict in the peer process."""
     from protocol.rollouts import checking
     from protocol.trainer_link import RolloutVerdict
     from protocol.wire.rollouts import Reason, Verdict
@@ -64,7 +64,7 @@ def lie() -> None:
 
 
 PROGRAMS = {"rollout": (be_lazy, "peer"), "validator": (lie, "peer"), TRAINER: (cut_outputs, "trainer")}
-"""What is spoiled, and the program that runs then."""
+"""Change to the honest program, and the program that then runs, by name."""
 
 if __name__ == "__main__":
     spoil, program = PROGRAMS[sys.argv.pop(1)]

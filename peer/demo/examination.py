@@ -1,4 +1,4 @@
-"""Examination of a demo's states: each answers the same problems, in the demo's own process, when all peers have left."""
+"""Examination of a demo's states after all peers have left: each answers the same problems in the demo's own process."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from trainer.worker import pick_device
 F32 = npt.NDArray[np.float32]
 
 PROBLEMS, SAMPLES = 256, 2
-"""Problems that both states answer, and how often each of them answers one."""
+"""Problems that both states answer, and the number of answers of a state to each."""
 
 
 class Examiner:
-    """Lets states of a run answer problems spread over its environment, the same for each state.
+    """Examiner that lets states of a run answer problems spread over its environment, the same for each state.
 
-    files: where the run's files lie, by name.  Raises ValueError and SandboxUnavailable for an environment that cannot be
+    files: paths of the run's files, by name.  Raises ValueError and SandboxUnavailable for an environment that cannot be
     opened here.
     """
 
@@ -52,9 +52,9 @@ class Examiner:
         self._sampling = Sampling(SAMPLES, rl.max_tokens, rl.temperature)
 
     def measure(self, rounds: int, theta: F32) -> Measured:
-        """The answers of the parameters `theta` (n), the state after `rounds` rounds.  Raises SandboxUnavailable.
+        """Let the parameters `theta` (n), the state after `rounds` rounds, answer.  Raises SandboxUnavailable.
 
-        The sample is the first answer to a problem of middle length.
+        The sample is the first answer to a problem of median length.
         """
         weights = torch.empty(len(theta), dtype=torch.bfloat16)
         load(theta, weights)
@@ -76,7 +76,7 @@ class State:
 
 
 def newest_state(signed: SignedManifest, folder: Path) -> State:
-    """The newest state in the folder of a run, whether its peer runs or not.  Raises `NotStored`."""
+    """Return the newest state in the folder of a run, whether its peer runs or not.  Raises `NotStored`."""
     manifest = signed.manifest
     stored = StoredRun(signed, folder).newest()
     theta = np.empty(manifest.parameters, np.float32)
@@ -96,9 +96,9 @@ def _seeded(manifest: RunManifest, stored: StoredState) -> F32 | None:
 
 
 class Examination:
-    """Keeps the state after the warm-up until the demo is over, and has it answer what the state at the end answers.
+    """Comparison of the state after the warm-up, kept until the demo is over, with the final state.
 
-    folder: of the run, at the trainer.  aim: says when the warm-up is over, and takes what comes out.
+    folder: of the run, at the trainer.  aim: knows the end of the warm-up, and takes the result.
     """
 
     def __init__(self, signed: SignedManifest, folder: Path, aim: Learning) -> None:
@@ -111,10 +111,10 @@ class Examination:
             try:
                 self._start = newest_state(self._signed, self._folder)
             except (NotStored, FileNotFoundError):
-                return  # the peer is just writing it
+                return  # the peer is writing it now
 
     def conclude(self) -> None:
-        """Let both states answer.  Raises `PeerError`."""
+        """Let both states answer, and hand the comparison to the aim.  Raises `PeerError`."""
         try:
             if self._start is None:
                 raise NotStored("the trainer has written no state down after the warm-up")

@@ -1,4 +1,4 @@
-"""A demo of learning from rollouts: the reward rises, and who cheats is set aside."""
+"""Demo of learning from rollouts: the reward rises, and cheats are set aside."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from protocol.wire.presence import Role
 # ------------------------------------------------------------------------------------------------------------------------
 # Comparison of a demo's state at the start with the one at the end, over the same problems.
 #
-# The rewards of a version's rollouts cannot show a small gain: each version has problems of its own, so between two of them
-# chance alone makes a difference.  Here both states answer the same problems with the same noise, and what is uncertain is
-# only the mean of the differences.
+# The rewards of a version's rollouts cannot show a small gain: each version has problems of its own, so chance alone makes
+# a difference between two of them.  Here both states answer the same problems with the same noise, so only the mean of the
+# differences is uncertain.
 
 
 @dataclass(frozen=True)
 class Sample:
-    """An answer to show.  prompt, answer: texts of a model or a stranger, whatever they hold.  score: 0 to 1."""
+    """Answer to show.  prompt, answer: texts of a model or a stranger, with any characters.  score: 0 to 1."""
 
     prompt: str
     answer: str
@@ -39,7 +39,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Measured:
-    """The answers of one state.  rounds: of the run that led to it.  scores: of each problem, mean.  rollouts: answers."""
+    """Answers of one state.  rounds: of the run that led to it.  scores: mean of each problem.  rollouts: their number."""
 
     rounds: int
     scores: tuple[float, ...]
@@ -54,14 +54,14 @@ class Measured:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two states that have answered the same problems."""
+    """Comparison of two states that have answered the same problems."""
 
     start: Measured
     end: Measured
 
     @property
     def gain(self) -> float:
-        """Mean score at the end, less that at the start."""
+        """Mean score at the end, minus the mean score at the start."""
         return self.end.mean - self.start.mean
 
     @property
@@ -75,21 +75,20 @@ class Comparison:
 
 
 LEAST_VERSIONS = 16
-"""With so many versions the built-in run's reward rises by many standard errors (docs/performance.md)."""
+"""Versions over which the built-in run's reward rises by many standard errors (docs/performance.md)."""
 MOST_VERSIONS = 40
-"""After which it is over, also where a cheat has not been found out."""
+"""Limit of versions, after which the demo is over even if a cheat has not been found out."""
 SHOWN = 80
-"""Characters of a prompt and of an answer that are shown."""
+"""Characters shown of a prompt and of an answer."""
 CURVE_WIDTH = 40
 A_LINE = 4
-"""Versions whose counts stand on a line."""
+"""Versions whose counts share a line."""
 
 
 class Learning:
-    """An `Aim` for a cast with rollout peers and validators; what its trainer tells is what counts.
+    """An `Aim` for a cast with rollout peers and validators; only its trainer's events decide.
 
-    versions: that are to learn from rollouts.  There are more where somebody cheats who is not set aside yet, up to
-    `MOST_VERSIONS`.
+    versions: number that are to learn from rollouts.  More follow while a cheat is not set aside yet, up to `MOST_VERSIONS`.
     """
 
     def __init__(self, cast: Sequence[Part], versions: int, manifest: RunManifest) -> None:
@@ -98,22 +97,22 @@ class Learning:
         self._environment, self._warm = manifest.rl.environment, manifest.rl.warm_rounds
         self._peers: dict[str, str] = {}
         self._learned: dict[int, tuple[float, int]] = {}
-        """Of the rollouts that a round's contribution was made of: mean reward, and how many."""
+        """Mean reward and number of the rollouts behind a round's contribution, by round."""
         self._rewards: dict[int, float] = {}
-        """Of the versions that have been committed."""
+        """Mean reward of the committed versions, by round."""
         self._rollouts: dict[int, int] = {}
-        """How many rollouts each of those was made of."""
+        """Number of rollouts behind each committed version, by round."""
         self._comparison: Comparison | None = None
         self._committed = 0
         self._accepted, self._rejected = set[str](), set[str]()
         self._made: dict[str, int] = dict.fromkeys(self._cast, 0)
-        """Batches that a peer has generated, or judged."""
+        """Number of batches that each peer generated or judged."""
         self._aside: dict[tuple[str, Role], str] = {}
         self.news: list[str] = []
 
     @property
     def stop_after(self) -> int | None:
-        """As `Aim.stop_after`."""
+        """See `Aim.stop_after`."""
         return None
 
     @property
@@ -123,15 +122,15 @@ class Learning:
 
     @property
     def has_warmed_up(self) -> bool:
-        """Whether the next round learns from rollouts."""
+        """True if the next round learns from rollouts."""
         return self._committed >= self._warm
 
     def conclude(self, comparison: Comparison) -> None:
-        """Take what the states at the start and at the end have answered."""
+        """Take the comparison of the states at the start and at the end."""
         self._comparison = comparison
 
     def apply(self, member: Member, event: ev.Event) -> None:
-        """As `Aim.apply`."""
+        """See `Aim.apply`."""
         self._peers[member.peer] = member.name
         if self._is_over:
             return
@@ -173,7 +172,7 @@ class Learning:
             self.news.append(f"{self._name(peer)} is set aside: {clean(reason, 120)}")
 
     def has_arrived(self, name: str) -> bool:
-        """As `Aim.has_arrived`."""
+        """See `Aim.has_arrived`."""
         return self._is_over
 
     @property
@@ -181,17 +180,17 @@ class Learning:
         versions, wanted = len(self._rewards), self._versions
         return (versions >= wanted and not self._undetected()) or versions >= max(MOST_VERSIONS, wanted)
 
-    # -- what is told -------------------------------------------------------------------------------------------------
+    # -- reports ------------------------------------------------------------------------------------------------------
 
     def title(self) -> str:
-        """As `Aim.title`."""
+        """See `Aim.title`."""
         cheats = [f"{part.name} cheats" for part in self._cast.values() if part.cheat is not None]
         return ", ".join(
             [f"{len(self._cast)} peers learn '{self._environment}' from rollouts that nobody has to believe", *cheats]
         )
 
     def headline(self, seconds: float, *, unicode: bool) -> str:
-        """As `Aim.headline`."""
+        """See `Aim.headline`."""
         if not self._rewards:
             return f"warm-up, {self._committed} of {self._warm} rounds, {duration(seconds)}"
         curve = sparkline(self.rewards, CURVE_WIDTH, unicode=unicode)
@@ -199,7 +198,7 @@ class Learning:
         return f"{many}, reward {number(self.rewards[-1])} {curve} {self._batches()}, {duration(seconds)}"
 
     def remark(self, name: str) -> str:
-        """As `Aim.remark`."""
+        """See `Aim.remark`."""
         part = self._cast[name]
         aside = [reason for (peer, _), reason in self._aside.items() if self._peers.get(peer) == name]
         if aside:
@@ -208,7 +207,7 @@ class Learning:
         return f"{self._made[name]} batches {done}" if done else ""
 
     def lines(self, seconds: float, *, unicode: bool) -> list[str]:
-        """As `Aim.lines`."""
+        """See `Aim.lines`."""
         curve = sparkline(self.rewards, CURVE_WIDTH, unicode=unicode)
         return [
             f"{len(self._rewards)} versions out of rollouts in {duration(seconds)}",
@@ -235,7 +234,7 @@ class Learning:
         return f"{number(measured.mean)} at version {self._version(measured)} ({measured.rollouts} rollouts)"
 
     def _version(self, measured: Measured) -> int:
-        """Rounds that have learned from rollouts; 0 after the warm-up."""
+        """Return the number of rounds that learned from rollouts; 0 after the warm-up."""
         return max(0, measured.rounds - self._warm)
 
     def _by_version(self) -> list[dict[str, Any]]:
@@ -245,12 +244,12 @@ class Learning:
         ]
 
     def _by_version_words(self) -> list[list[str]]:
-        """Each version's reward and count, some to a line."""
+        """Return each version's reward and count, `A_LINE` versions to a line."""
         words = [f"{each['version']}: {number(each['reward'], 2)} ({each['rollouts']})" for each in self._by_version()]
         return [words[start : start + A_LINE] for start in range(0, len(words), A_LINE)]
 
     def fields(self, seconds: float) -> dict[str, Any]:
-        """As `Aim.fields`."""
+        """See `Aim.fields`."""
         compared = self._comparison
         return {
             "versions": len(self._rewards),
@@ -276,7 +275,7 @@ class Learning:
         }
 
     def fault(self) -> str:
-        """As `Aim.fault`."""
+        """See `Aim.fault`."""
         honest = [each["name"] for each in self._ejected() if not self._is_cheat(each["name"])]
         if honest:
             return f"{', '.join(honest)} was set aside and is honest, {REPORT}"
@@ -312,6 +311,6 @@ def _sample(measured: Measured) -> str:
 
 
 def _shown(text: str) -> str:
-    """Of a text that a model or a stranger wrote: the beginning, in one line, with escapes for what cannot be printed."""
+    """Return the beginning of a text by a model or a stranger, in one line, with escapes for unprintable characters."""
     line = visible(text[: SHOWN + 1].strip("\n\0")).replace("\n", "\\n")
     return line if len(line) <= SHOWN else line[:SHOWN] + "..."

@@ -1,4 +1,4 @@
-"""What a demo plays: its run, its cast, and what it is to show."""
+"""A demo's play: its run, its cast, and its aim."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from protocol.wire.identity import Identity
 LEARNING_RUN = "learning.toml"
 """The built-in run with rollouts, a run file beside this module."""
 LEAST_MINUTES = 3
-"""What `LEAST_VERSIONS` of it take on two idle cores, at most."""
+"""Upper bound on the minutes that `LEAST_VERSIONS` of the built-in run take on two idle cores."""
 
 
 @dataclass(frozen=True)
 class Play:
-    """begins_with: what its run file brings along, if anything: weights, a tokenizer, chats."""
+    """Play of a demo.  begins_with: the run file's weights, tokenizer or chats, if any."""
 
     signed: SignedManifest
     begins_with: Brought | None
@@ -36,7 +36,7 @@ class Play:
 
 
 def training_play(peers: int, rounds: int, run_file: Path | None) -> Play:
-    """The built-in demo's recipe or a run file's, with so many trainers, who wait for each other before the first round."""
+    """Return a play with the built-in recipe or a run file's; all trainers wait for each other before the first round."""
     organiser, start = Identity.generate(), _start(run_file)
     manifest = demo_manifest().manifest if run_file is None else load_run_file(run_file, organiser.peer_id, start)
     most = max(peers, manifest.rounds.max_members)
@@ -47,10 +47,10 @@ def training_play(peers: int, rounds: int, run_file: Path | None) -> Play:
 
 
 def learning_play(versions: int | None, cheat: Cheat | None, run_file: Path | None) -> Play:
-    """The built-in run with rollouts or a run file's.
+    """Return a play with the built-in run with rollouts or a run file's.
 
-    versions: None for as many as the built-in run needs for its reward to rise.  Raises `PeerError`, also where the built-in
-    run is to have fewer.
+    versions: None for the number that the built-in run needs for its reward to rise.  Raises `PeerError`, also if the
+    built-in run is given fewer.
     """
     if run_file is None and versions is not None and versions < LEAST_VERSIONS:
         raise PeerError(
@@ -68,13 +68,13 @@ def learning_play(versions: int | None, cheat: Cheat | None, run_file: Path | No
 
 
 def learning_manifest(organiser: Identity) -> RunManifest:
-    """The built-in run with rollouts."""
+    """Return the manifest of the built-in run with rollouts."""
     text = (files(__package__) / LEARNING_RUN).read_text(encoding="utf-8")
     return parse_run_file(text, organiser.peer_id, LEARNING_RUN)
 
 
 def _rounds_of(manifest: RunManifest, peers: int) -> int:
-    """Rounds after which a run ends, if so many members read all they may: nobody waits for more."""
+    """Return the rounds after which a run ends if so many members read all they may: nobody waits for more."""
     goal = manifest.goal
     return goal.total if goal.unit is Unit.ROUNDS else -(-goal.total // (peers * manifest.tokens_per_round))
 
@@ -84,6 +84,6 @@ def _start(run_file: Path | None) -> Brought | None:
 
 
 def _private(organiser: Identity, manifest: RunManifest, changes: Mapping[str, Any]) -> SignedManifest:
-    """The same of this organiser, whom nobody else knows; whoever is there votes."""
+    """Sign the same run by this organiser, whom nobody else knows; any present peer votes."""
     fields = {**manifest.model_dump(), "organiser": organiser.peer_id, "founders": "anyone", **changes}
     return sign(organiser, RunManifest.model_validate(fields))

@@ -1,9 +1,9 @@
-"""A swarm on one computer: real peers in temporary directories, watched until they have shown what they are to show.
+"""A swarm on one computer: real peers in temporary directories, watched until they reach the demo's aim.
 
 The peers are ordinary `peer join` processes with a run and an organiser of their own, so they meet nobody else; like any
-others, they share the cores of the computer with whoever trains here.  This process only reads their event streams.  It is
-over when the play's aim says so of every peer; then they are told to leave.  Each peer leaves when its standard input ends,
-so none outlives this process, however that ends.
+peers, they share the computer's cores with others that train here.  This process only reads their event streams.  When the
+aim counts every peer as arrived, the peers are told to leave.  Each peer leaves when its standard input ends, so none
+outlives this process, however that ends.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from peer.resources.check import check_together
 from peer.settings.preferences import without_settings
 
 # ------------------------------------------------------------------------------------------------------------------------
-# The processes of a demo: ordinary `peer join` in folders of their own, that end with the demo, however that ends.
+# Processes of a demo: ordinary `peer join` in folders of their own.  They end with the demo, however it ends.
 
 
 LEAVE_DEADLINE_S = 15.0
@@ -42,7 +42,7 @@ LOG = "output.log"
 
 
 def start_member(part: Part, folder: Path, manifest: Path, stop_after: int | None) -> Member:
-    """Start the peer of a part in its `folder`, which is there."""
+    """Start the peer of a part in its existing `folder`."""
     command = [sys.executable, "-m", *part.program, "join", str(manifest)]
     command += ["--headless", "--log-format", "json", "--local", "--data-dir", str(folder), "--port", "0"]
     command += ["--name", part.name, "--role", part.role.value, "--until-eof", "--on-battery", "yes"]
@@ -61,7 +61,7 @@ def start_member(part: Part, folder: Path, manifest: Path, stop_after: int | Non
 
 
 def wait_for_all(members: Sequence[Member]) -> None:
-    """Until those that were asked to leave have; raises PeerError when one does not end well."""
+    """Wait until the members that were asked to leave have left; raises PeerError if one does not end well."""
     deadline = time.monotonic() + LEAVE_DEADLINE_S
     for member in members:
         try:
@@ -73,7 +73,7 @@ def wait_for_all(members: Sequence[Member]) -> None:
 
 
 def end_all(members: Sequence[Member]) -> None:
-    """End every process that still runs, reap them all."""
+    """End every process that still runs, and reap them all."""
     for member in members:
         if member.process.poll() is None:
             member.process.send_signal(signal.SIGTERM)
@@ -87,7 +87,7 @@ def end_all(members: Sequence[Member]) -> None:
 
 
 def failure(member: Member, what: str) -> PeerError:
-    """What went wrong with a peer, with the end of its log."""
+    """Return the error for a peer's failure, with the end of its log."""
     output = (member.folder / LOG).read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
     tail = "".join(f"\n    {line[:300]}" for line in output)
     return PeerError(f"{member.name} {what}; the end of its log:{tail}", ExitCode.FAILED)
@@ -100,13 +100,14 @@ CONNECT_EVERY_S = 0.1
 STATUS_EVERY_S = 1.0
 TICK_S = 0.25
 STALL_DEADLINE_S = 300.0
-"""Without a trainer started, a training step that nobody had come to, a round committed or a part of an evaluation."""
+"""Seconds without a started trainer, a new furthest training step, a committed round or a part of an evaluation."""
 
 
 class Demo:
-    """Starts, watches and ends the peers of a play.  A context: whatever happens, nothing is left behind.
+    """Context that starts, watches and ends the peers of a play, and always cleans up.
 
-    folder: where everything lies; removed at the end unless `keep`.  patience_s: without any progress it has failed.
+    folder: of all the peers' files; removed at the end unless `keep`.  patience_s: the demo fails after this time without
+    progress.
     """
 
     def __init__(self, play: Play, *, keep: bool, patience_s: float = STALL_DEADLINE_S) -> None:
@@ -123,7 +124,7 @@ class Demo:
 
     def __exit__(self, *error: object) -> None:
         self._closing = True
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # an impatient Ctrl-C must not stop the cleaning up
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # an impatient Ctrl-C must not stop the cleanup
         end_all(self.members)
         for member in self.members:
             if member.stream is not None:
@@ -135,11 +136,11 @@ class Demo:
 
     @property
     def seconds(self) -> float:
-        """Since the demo was made."""
+        """Seconds since the demo was made."""
         return time.monotonic() - self._started
 
     def start(self) -> None:
-        """Start the peers; raises PeerError when they do not fit into memory."""
+        """Start the peers; raises PeerError if they do not fit into memory."""
         play = self.play
         check_together(play.signed.manifest, len(play.cast))
         manifest = self.folder / "run.manifest"
@@ -154,7 +155,7 @@ class Demo:
             threading.Thread(target=self._listen, args=(member,), name=member.name, daemon=True).start()
 
     def watch(self, on_tick: Callable[[], None]) -> None:
-        """Until all have come to the end; raises PeerError when one of them fails or nothing moves."""
+        """Watch until all peers have arrived; raises PeerError if one of them fails or nothing moves."""
         status_at = 0.0
         while not all(self._has_arrived(member) for member in self.members):
             self._take_events()
@@ -165,7 +166,7 @@ class Demo:
             on_tick()
 
     def leave(self) -> None:
-        """Ask all peers to leave, and wait until they have; raises PeerError when one does not end well."""
+        """Ask all peers to leave, and wait until they have; raises PeerError if one does not end well."""
         for member in self.members:
             try:
                 ControlClient(member.folder).request("leave")
@@ -176,7 +177,7 @@ class Demo:
     # -- events -------------------------------------------------------------------------------------------------------
 
     def _listen(self, member: Member) -> None:
-        """A thread a peer: hand its events on, and None at their end."""
+        """Pass a peer's events on, and None at their end; runs in a thread for each peer."""
         try:
             self._hand_on(member)
         finally:
@@ -238,11 +239,11 @@ class Demo:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# The demo on the terminal: a line a peer with what it does now, redrawn; or what is new, where that cannot be.
+# The demo on the terminal: a line with each peer's activity, redrawn; or only the news, if the terminal cannot redraw.
 
 
 class Screen:
-    """Shows a demo's progress on standard error, so that standard output is the summary's.  quiet: shows nothing."""
+    """Display of a demo's progress on standard error, because standard output has the summary.  quiet: shows nothing."""
 
     def __init__(self, demo: Demo, *, quiet: bool) -> None:
         self._demo, self._quiet = demo, quiet
@@ -261,7 +262,7 @@ class Screen:
             self._draw_over(progress_lines(self._demo, self._width(), unicode=self._unicode))
 
     def draw(self) -> None:
-        """Show the progress as it is now."""
+        """Show the present progress."""
         if self._quiet:
             return
         if self._redraws:
@@ -283,12 +284,12 @@ class Screen:
 
 
 def can_draw(encoding: str | None) -> bool:
-    """Whether a stream of this encoding shows blocks."""
+    """Return True if a stream of this encoding can show block characters."""
     return (encoding or "").lower().replace("-", "") == "utf8"
 
 
 def progress_lines(demo: Demo, width: int, *, unicode: bool) -> list[str]:
-    """One line for the swarm, one for each peer."""
+    """Return one line for the swarm, and one for each peer."""
     aim = demo.play.aim
     lines = [aim.headline(demo.seconds, unicode=unicode)]
     lines += [member_line(member, aim.remark(member.name), unicode=unicode) for member in demo.members]
@@ -296,7 +297,7 @@ def progress_lines(demo: Demo, width: int, *, unicode: bool) -> list[str]:
 
 
 def member_line(member: Member, remark: str, *, unicode: bool) -> str:
-    """What one peer does now, and what there is to say about it."""
+    """Return a peer's present activity and the remark on it."""
     status, shown = member.progress.status, member.progress.bar
     said = f"{remark}  " if remark else ""
     if shown is not None:

@@ -1,4 +1,4 @@
-"""A demo of training: every peer applies so many rounds, measures the held-out loss, and has the same state."""
+"""Demo of training: every peer applies the same rounds, measures the held-out loss, and ends with the same state."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from protocol.run.manifest import RunManifest
 
 @dataclass
 class _Told:
-    """By one peer.  digests, evals: after so many rounds.  up_bytes: of a round's exchange."""
+    """Reports of one peer.  digests, evals: by the number of rounds.  up_bytes: of each round's exchange."""
 
     peer: str = ""
     committed: int = 0
@@ -34,11 +34,11 @@ class Training:
 
     @property
     def stop_after(self) -> int | None:
-        """As `Aim.stop_after`."""
+        """See `Aim.stop_after`."""
         return self._rounds
 
     def apply(self, member: Member, event: ev.Event) -> None:
-        """As `Aim.apply`."""
+        """See `Aim.apply`."""
         told, before = self._told[member.name], self._committed
         told.peer = member.peer
         match event:
@@ -54,25 +54,25 @@ class Training:
             self.news.append(f"round {self._committed} of {self._rounds}: {self._held_out()}")
 
     def has_arrived(self, name: str) -> bool:
-        """As `Aim.has_arrived`."""
+        """See `Aim.has_arrived`."""
         told = self._told[name]
         return self._rounds in told.digests and self._rounds in told.evals
 
     def title(self) -> str:
-        """As `Aim.title`."""
+        """See `Aim.title`."""
         return f"{len(self._told)} peers, {self._rounds} rounds, {self._parameters} parameters"
 
     def headline(self, seconds: float, *, unicode: bool) -> str:
-        """As `Aim.headline`."""
+        """See `Aim.headline`."""
         drawn = bar(self._committed, self._rounds, 20, unicode=unicode)
         return f"round {self._committed} of {self._rounds} {drawn} {self._held_out()}, {duration(seconds)}"
 
     def remark(self, name: str) -> str:
-        """As `Aim.remark`."""
+        """See `Aim.remark`."""
         return ""
 
     def lines(self, seconds: float, *, unicode: bool) -> list[str]:
-        """As `Aim.lines`."""
+        """See `Aim.lines`."""
         start, end = self._losses()
         return [
             f"{self._rounds} rounds committed by {len(self._told)} peers in {duration(seconds)}",
@@ -83,7 +83,7 @@ class Training:
         ]
 
     def fields(self, seconds: float) -> dict[str, Any]:
-        """As `Aim.fields`."""
+        """See `Aim.fields`."""
         start, end = self._losses()
         return {
             "peers": len(self._told),
@@ -96,14 +96,14 @@ class Training:
         }
 
     def fault(self) -> str:
-        """As `Aim.fault`."""
+        """See `Aim.fault`."""
         return "" if self._are_equal else f"the peers' states differ, {REPORT}"
 
     # -- parts --------------------------------------------------------------------------------------------------------
 
     @property
     def _committed(self) -> int:
-        """Rounds that all have committed."""
+        """Rounds that all peers have committed."""
         return min(told.committed for told in self._told.values())
 
     @property
@@ -118,7 +118,7 @@ class Training:
         return f"held-out loss {number(max(losses)[1])} after {max(losses)[0]}" if losses else "no loss yet"
 
     def _losses(self) -> tuple[float | None, float | None]:
-        """Of the held-out text, before the first and after the last round."""
+        """Return the held-out loss before the first and after the last round."""
 
         def first(rounds: int) -> float | None:
             return next((told.evals[rounds] for told in self._told.values() if rounds in told.evals), None)
@@ -126,6 +126,6 @@ class Training:
         return first(0), first(self._rounds)
 
     def _wire(self) -> float | None:
-        """Bytes that a member sent, per parameter and round; None where nobody sent any."""
+        """Return the bytes that a member sent, per parameter and round; None if nobody sent any."""
         sent = sum(told.up_bytes.get(round, 0) for told in self._told.values() for round in range(self._rounds))
         return sent / (len(self._told) * self._rounds * self._parameters) if sent else None

@@ -1,1 +1,1 @@
-"""Where other peers may be: on this computer, in the address book, at the addresses of an invitation."""
+"""Discovery of other peers: on this computer, in the address book, at the addresses of an invitation."""

@@ -1,8 +1,8 @@
-"""Where guests find this swarm: addresses that somebody has reached, this peer's and others'.
+"""Contacts for guests of this swarm: reached addresses of this peer and of others.
 
-What others reached of ours, and what we reached of theirs, the network knows.  A peer that has only dialled us is dialled
-back, at the addresses that it names in its heartbeats, when somebody is to be invited.  The last answer is kept on disk,
-for invitations that are written while no peer runs.
+The network knows which of our addresses others reached, and which of theirs we reached.  A peer that has only dialled us is
+dialled back, at the addresses in its heartbeats, when an invitation is to be made.  The last contacts are kept on disk, for
+invitations that are written while no peer runs.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Where the others may be: what this computer's rendezvous says now, and what was known before.
+# Address book: addresses of other peers, from this computer's rendezvous and from earlier.
 #
-# Only feeds addresses to the network, which dials; that who answers is who the address says, the handshake proves.
+# The book only feeds addresses to the network, which dials; the handshake proves the identity of the peer that answers.
 # Neither a damaged book nor an unusable runtime directory stops a peer: it then finds the others by other ways.
 
 
 BOOK_NAME = "addresses.json"
 SAVE_EVERY = 30
-"""Looks at the rendezvous between two savings of the book."""
+"""Looks at the rendezvous between two saves of the book."""
 MAX_KEPT_ADDRESSES = 1000
 MAX_ADDRESS_CHARACTERS = 200
 MAX_BOOK_BYTES = 1 << 20
 
 
 class AddressBook:
-    """Keeps `network` supplied.  folder: the run's folder in the data directory."""
+    """Address book that supplies `network`.  folder: the run's folder in the data directory."""
 
     def __init__(self, folder: Path, run: Hash, network: Network, emit: Callable[[Event], None]) -> None:
         self._path, self._run, self._network, self._emit = folder / BOOK_NAME, run, network, emit
@@ -51,7 +51,7 @@ class AddressBook:
         self._told = False
 
     async def keep(self) -> None:
-        """Until cancelled; takes our place in the rendezvous away at the end."""
+        """Supply the network until cancelled; at the end, remove our entry from the rendezvous."""
         self._network.remember(await trio.to_thread.run_sync(read_book, self._path))
         rendezvous: Rendezvous | None = None
         looks = 0
@@ -85,7 +85,7 @@ class AddressBook:
             self._emit(Notice("warning", text))
 
     def _save(self) -> None:
-        known = list(self._network.known_addresses())[:MAX_KEPT_ADDRESSES]  # the best first
+        known = list(self._network.known_addresses())[:MAX_KEPT_ADDRESSES]  # best first
         if set(known) == set(self._saved) or not self._path.parent.is_dir():
             return
         try:
@@ -96,7 +96,7 @@ class AddressBook:
 
 
 def read_book(path: Path) -> list[str]:
-    """The addresses in a book; none when it is missing or damaged."""
+    """Return the addresses in a book; none if it is missing or damaged."""
     try:
         with path.open("rb") as file:
             known = json.loads(file.read(MAX_BOOK_BYTES))
@@ -119,43 +119,43 @@ MAX_FILE_BYTES = 1 << 16
 SAVE_EVERY_S = 30.0
 MAX_OWN = 6
 MAX_EACH = 2
-"""Addresses of one other peer in an invitation."""
+"""Limit of addresses of one other peer in an invitation."""
 DIALLED_BACK = 8
-"""Peers that are dialled back for an invitation."""
+"""Number of peers that are dialled back for an invitation."""
 DIAL_BACK_S = 4.0
 
 
 class Reaching(Protocol):
-    """What is asked of the network."""
+    """The network, as far as contacts need it."""
 
     def addresses(self) -> Sequence[str]:
-        """Where this peer listens."""
+        """Return the addresses at which this peer listens."""
 
     def reached_here(self, counts: Callable[[PeerId], bool]) -> list[str]:
-        """Addresses of ours by which others have reached us."""
+        """Return our addresses by which others have reached us."""
 
     def reached_there(self) -> list[str]:
-        """Addresses of others by which we have reached them."""
+        """Return the addresses of others by which we have reached them."""
 
     async def answers(self, address: str) -> bool:
-        """Whether the peer of this address answers there now."""
+        """Return True if the peer of this address answers there now."""
 
 
 @dataclass(frozen=True)
 class Known:
-    """listening: this peer's own addresses.  here: those by which others reached it.  there: of others, reached by us."""
+    """Known addresses.  listening: this peer's own.  here: own ones that others reached.  there: others' that we reached."""
 
     listening: list[str] = field(default_factory=list)
     here: list[str] = field(default_factory=list)
     there: list[str] = field(default_factory=list)
 
     def for_invitation(self) -> list[str]:
-        """What an invitation names: what was reached; where nothing was, where this peer listens."""
+        """Return the addresses for an invitation: the reached ones, or else those at which this peer listens."""
         return ([*self.here, *self.there] or self.listening)[:MAX_ADDRESSES]
 
 
 class Contacts:
-    """folder: the run's.  swarm: the live peers of the run and the addresses that they give."""
+    """Contacts of a run.  folder: the run's.  swarm: the live peers of the run and the addresses that they claim."""
 
     def __init__(self, folder: Path, network: Reaching, swarm: Callable[[], Mapping[PeerId, Sequence[str]]]) -> None:
         self._path, self._network, self._swarm = folder / FILE_NAME, network, swarm
@@ -163,7 +163,7 @@ class Contacts:
         self._saved = read_contacts(folder)
 
     def known(self) -> Known:
-        """What is known now."""
+        """Return the present contacts."""
         swarm, listening = self._swarm(), list(self._network.addresses())
         only_here = all(is_loopback(address) for address in listening)
         here = [
@@ -181,10 +181,10 @@ class Contacts:
         return Known(listening, here[:MAX_OWN], turns[:MAX_ADDRESSES])
 
     async def dial_back(self) -> None:
-        """Find out by which addresses those are reached who have only reached us."""
+        """Dial peers that have only reached us, to learn by which addresses they can be reached."""
         reached = {peer_of(address) for address in self._network.reached_there()}
         unknown = [(peer, addresses) for peer, addresses in self._swarm().items() if peer not in reached]
-        unknown = random.sample(unknown, min(len(unknown), DIALLED_BACK))  # others another time
+        unknown = random.sample(unknown, min(len(unknown), DIALLED_BACK))  # a later call tries others
         found: dict[PeerId, list[str]] = {peer: [] for peer, _ in unknown}
 
         async def dial(peer: PeerId, address: str) -> None:
@@ -201,7 +201,7 @@ class Contacts:
         self._dialled_back = {peer: addresses for peer, addresses in found.items() if peer in self._swarm()}
 
     async def keep(self) -> None:
-        """On disk, until cancelled."""
+        """Save the contacts on disk until cancelled."""
         try:
             while True:
                 await trio.sleep(SAVE_EVERY_S)
@@ -210,7 +210,7 @@ class Contacts:
             self._save(self.known())
 
     def _save(self, known: Known) -> None:
-        same = known.listening == self._saved.listening  # elsewhere, what was reached before is no longer ours
+        same = known.listening == self._saved.listening  # elsewhere, addresses reached before are no longer ours
         kept = Known(known.listening, known.here or (self._saved.here if same else []), known.there or self._saved.there)
         if kept == self._saved or not self._path.parent.is_dir():
             return
@@ -218,11 +218,11 @@ class Contacts:
             write_atomically(self._path, json.dumps(asdict(kept)).encode())
             self._saved = kept
         except OSError:
-            return  # a full disk is told by others; an invitation then names where the peer listens
+            return  # others report a full disk; an invitation then names our listening addresses
 
 
 def read_contacts(folder: Path) -> Known:
-    """What was kept of a run; nothing when the file is missing or damaged."""
+    """Return the stored contacts of a run; empty if the file is missing or damaged."""
     try:
         with (folder / FILE_NAME).open("rb") as file:
             fields = json.loads(file.read(MAX_FILE_BYTES))
@@ -232,7 +232,7 @@ def read_contacts(folder: Path) -> Known:
 
 
 def read_known(fields: Any) -> Known:
-    """From a file or the control socket; what is no address is left out."""
+    """Parse contacts from a file or the control socket; skip entries that are no addresses."""
     if not isinstance(fields, dict):
         return Known()
     return Known(*(_addresses(fields.get(name)) for name in ("listening", "here", "there")))
@@ -249,5 +249,5 @@ def _addresses(found: Any) -> list[str]:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether a multiaddr leads nowhere but to the computer itself."""
+    """Return True if a multiaddr leads only to this computer itself."""
     return address.startswith(("/ip4/127.", "/ip6/::1/"))

@@ -1,8 +1,7 @@
 """Runs founded twice: two computers that join the same run file found two runs, which wait for each other for ever.
 
-Whoever founds a run tells its network so until the run has its first record, and hears of others: by a folder on this
-computer, and by multicast DNS (`mdns`).  Announcements are anybody's word: they make sentences,
-few and escaped, and nothing else.
+A founder tells its network so until the run has its first record, and hears of other founders: through a folder on this
+computer, and by multicast DNS (`mdns`).  Anybody can forge announcements, so they only lead to sentences, few and escaped.
 """
 
 from __future__ import annotations
@@ -26,7 +25,8 @@ DIGITS = 64
 
 @dataclass(frozen=True)
 class Founded:
-    """A run without records.  run: its ID.  file: a digest of its manifest without the organiser.  Both hexadecimal."""
+    """Announcement of a run without records.  run: its ID.  file: digest of the manifest without organiser.  Both in
+    hexadecimal digits."""
 
     run: str
     organiser: str
@@ -34,12 +34,12 @@ class Founded:
     file: str
 
     def to_bytes(self) -> bytes:
-        """As it is announced."""
+        """Return the announcement as JSON."""
         return json.dumps(asdict(self)).encode()
 
 
 def founded_in(raw: bytes) -> Founded | None:
-    """The announcement in bytes that anybody may have written; None for anything else."""
+    """Parse an announcement that anybody may have written; None for anything else."""
     try:
         fields = json.loads(raw[:MAX_LINE_BYTES])
         found = Founded(*(fields[name] for name in ("run", "organiser", "name", "file")))
@@ -51,13 +51,13 @@ def founded_in(raw: bytes) -> Founded | None:
 
 
 class FoundedTwice:
-    """Tells which of the runs that are heard look like `ours`: each once, and `MAX_TOLD` at most."""
+    """Reports of other runs that look like `ours`: each once, and at most `MAX_TOLD`."""
 
     def __init__(self, ours: Founded) -> None:
         self._ours, self._told = ours, set[str]()
 
     def sentence(self, other: Founded) -> str:
-        """What to tell of another run, with the remedy; empty for one that is like ours in nothing, or was told."""
+        """Return a sentence about another run, with the remedy; empty if it does not resemble ours, or was reported."""
         ours = self._ours
         same = "file" if other.file == ours.file else "name" if other.name == ours.name else ""
         if other.run == ours.run or not same or other.run in self._told or len(self._told) >= MAX_TOLD:
@@ -71,23 +71,23 @@ class FoundedTwice:
 
 
 class Noticeboard:
-    """The folder in which the founders of this computer announce their runs.  Methods raise OSError."""
+    """Folder in which the founders of this computer announce their runs.  Methods raise OSError."""
 
     def __init__(self, runtime: Path, peer: str) -> None:
         self._file = HeldFile(runtime / FOLDER / peer)
 
     def announce(self, ours: Founded) -> None:
-        """Say it, for as long as we live or until `withdraw`."""
+        """Announce our run, for as long as this process lives or until `withdraw`."""
         if not self._file.is_there:
             self._file.put(ours.to_bytes())
 
     def withdraw(self) -> None:
-        """Say it no more."""
+        """Withdraw the announcement."""
         self._file.remove()
 
 
 def noticed(runtime: Path) -> list[Founded]:
-    """What founders that run on this computer announce.  Raises OSError."""
+    """Return the announcements of founders that run on this computer.  Raises OSError."""
     folder = runtime / FOLDER
     try:
         names = sorted(os.listdir(folder))[:MAX_ENTRIES]
@@ -102,6 +102,6 @@ def _is_hash(text: str) -> bool:
 
 
 def founded_of(properties: dict[bytes, bytes | None]) -> Founded | None:
-    """The announcement in a record's text fields; None for anything else."""
+    """Return the announcement in a record's text fields; None for anything else."""
     told = {key.decode(errors="replace"): (value or b"").decode(errors="replace") for key, value in properties.items()}
     return founded_in(json.dumps({name: told.get(name) for name in ("run", "organiser", "name", "file")}).encode())

@@ -1,8 +1,9 @@
 """A peer's mDNS: finds the peers of its run, and other founders, on the local network.
 
-Multicast answers are anybody's, and the library that reads them remembers much.  So they are read in a process of its own,
-`mdns_process`, which may use little memory and hands over checked lines.  It begins anew, after a pause, when it ended, when
-it has said much, and when this peer's announcement changed.  Without a usable network it is silently off until there is one.
+Anybody can answer a multicast query, and the library that reads the answers remembers much.  So a process of its own,
+`mdns_process`, reads them with little memory and hands over checked lines.  It starts anew, after a pause, when it has
+ended, when it has sent too many lines, or when this peer's announcement has changed.  Without a usable network it stays off
+silently until there is one.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 
 LOOK_S = 5.0
-"""Between two looks at our own addresses."""
+"""Seconds between two looks at our own addresses."""
 MAX_LINES = 1000
-"""Lines of one process; with more it ends, and begins anew after a pause."""
+"""Lines that one process may send; with more it is ended, and starts anew after a pause."""
 MAX_FOUNDED = 64
-"""Founded runs that are remembered; whoever floods them keeps us from hearing of more, and from nothing else."""
+"""Founded runs to remember; a flood of them only keeps us from hearing of more."""
 FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 300.0
 STEADY_S = 60.0
-"""A process that lived so long is followed by another after `FIRST_PAUSE_S`, whatever was before."""
+"""Lifetime in seconds after which the next process starts after `FIRST_PAUSE_S`, whatever happened before."""
 CLOSE_S = 1.0
-"""For the process to say goodbye to the network, before it is killed."""
+"""Seconds in which the process may say goodbye to the network before it is killed."""
 COMMAND = (sys.executable, "-m", "peer.discovery.mdns_process")
 
 log = logging.getLogger(__name__)
@@ -41,7 +42,7 @@ log = logging.getLogger(__name__)
 class Mdns:
     """One peer's mDNS, silent until `discover` or `run`.
 
-    founded: runs of others without records, as they are heard of.  command: begins the mDNS process.
+    founded: other peers' runs without records, as they are heard.  command: starts the mDNS process.
     """
 
     def __init__(self, command: Sequence[str] = COMMAND) -> None:
@@ -54,7 +55,7 @@ class Mdns:
     async def discover(
         self, run: Hash, me: PeerId, addresses: Callable[[], Sequence[str]], found: Callable[[Sequence[str]], None]
     ) -> None:
-        """Announce our `addresses`, and report those of others, until cancelled (`NetworkSettings.discover`)."""
+        """Announce our `addresses`, and report other peers' addresses, until cancelled (`NetworkSettings.discover`)."""
 
         def look() -> None:
             now = tuple(addresses())[:MAX_ADDRESSES]
@@ -69,7 +70,7 @@ class Mdns:
                 look()
 
     def announce_founded(self, ours: Founded | None) -> None:
-        """Announce that we founded this run, and hear of other founders; None: no longer."""
+        """Announce that we founded this run, and hear of other founders; None to stop."""
         self._announce(replace(self._wanted, founded=ours))
 
     async def run(self) -> None:
@@ -89,7 +90,7 @@ class Mdns:
             self._turn.cancel()
 
     async def _live(self) -> float:
-        """Start a process and hear it until it ends, or has said enough; the seconds that it lived."""
+        """Start a process and read its lines until it ends or has sent too many; return its lifetime in seconds."""
         began = trio.current_time()
         try:
             process = await trio.lowlevel.open_process(
@@ -98,7 +99,7 @@ class Mdns:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 env=child_environment({**os.environ, "MALLOC_ARENA_MAX": "1"}),
-                start_new_session=True,  # Ctrl-C on our terminal is for us to answer
+                start_new_session=True,  # Ctrl-C on our terminal is for us to handle
             )
         except OSError as error:
             log.debug("no mDNS process: %r", error)
@@ -115,7 +116,7 @@ class Mdns:
         return trio.current_time() - began
 
     async def _hear(self, pipe: trio.abc.ReceiveStream) -> None:
-        """Take the lines from `pipe` until it ends, or they are too many or too long."""
+        """Take the lines from `pipe` until it ends, or until they are too many or too long."""
         lines, rest = 0, b""
         async for chunk in pipe:
             *whole, rest = (rest + chunk).split(b"\n")
@@ -134,7 +135,7 @@ class Mdns:
 
 
 async def _end(process: trio.Process) -> None:
-    """Let the process say goodbye, for `CLOSE_S` at most; it is gone afterwards."""
+    """Let the process say goodbye, for at most `CLOSE_S`; then kill it."""
     with trio.CancelScope(shield=True):
         assert process.stdin is not None and process.stdout is not None, "they are pipes"
         await process.stdin.aclose()

@@ -1,7 +1,7 @@
-"""The lines between a peer and its mDNS process: what is to be announced, and what others announce.
+"""Lines between a peer and its mDNS process: our announcement, and other peers' announcements.
 
-Each is one line of JSON.  Others' announcements are anybody's word: the process checks them, and the peer checks them again,
-because the process has read the packets of strangers.
+Each is one line of JSON.  Anybody can forge announcements: the process checks them, and the peer checks them again, because
+the process has read the packets of strangers.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from peer.discovery.rendezvous import MAX_ADDRESS_CHARACTERS, is_peer_id
 
 MAX_LINE_BYTES = 4096
 MAX_ADDRESSES = 8
-"""Addresses of one peer."""
+"""Limit of addresses of one peer."""
 
 
 @dataclass(frozen=True)
 class Announcement:
     """One peer's own announcement.
 
-    run: hexadecimal; empty to announce no addresses and look for no peers.  founded: the run without records that we
-    founded.  Founders are looked for with `founded`, and without `run`.
+    run: hexadecimal; empty to announce no addresses and look for no peers.  founded: our run without records.  We look for
+    founders with `founded` set, or with `run` empty.
     """
 
     run: str = ""
@@ -32,12 +32,12 @@ class Announcement:
     founded: Founded | None = None
 
     def to_line(self) -> bytes:
-        """The line for the mDNS process."""
+        """Return the line for the mDNS process."""
         return json.dumps(asdict(self)).encode() + b"\n"
 
     @classmethod
     def from_line(cls, line: bytes) -> Announcement:
-        """The announcement in our peer's line."""
+        """Parse the line of our peer."""
         fields = json.loads(line)
         founded = Founded(**fields["founded"]) if fields["founded"] is not None else None
         return cls(fields["run"], fields["peer"], tuple(fields["addresses"]), founded)
@@ -45,14 +45,14 @@ class Announcement:
 
 @dataclass(frozen=True)
 class Sighting:
-    """A peer on the local network, and the multiaddrs at which it says that it listens."""
+    """A peer on the local network, and the multiaddrs at which it claims to listen."""
 
     peer: str
     addresses: tuple[str, ...]
 
 
 def sighting_of(peer: str, addresses: list[Any]) -> Sighting | None:
-    """The sighting of `peer` with those of `addresses` that it may give; None where it is no peer or gives none."""
+    """Return the sighting of `peer` with its permitted `addresses`; None if it is no peer or has none."""
     good = [
         address
         for address in addresses[:MAX_ADDRESSES]
@@ -66,12 +66,12 @@ def sighting_of(peer: str, addresses: list[Any]) -> Sighting | None:
 
 
 def to_line(heard: Sighting | Founded) -> bytes:
-    """The line for our peer."""
+    """Return the line for our peer."""
     return json.dumps(asdict(heard)).encode() + b"\n"
 
 
 def heard_in(line: bytes) -> Sighting | Founded | None:
-    """The announcement in a line of the mDNS process; None for anything else."""
+    """Parse a line of the mDNS process; None for anything else."""
     found = founded_in(line)
     if found is not None or len(line) > MAX_LINE_BYTES:
         return found

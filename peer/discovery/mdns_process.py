@@ -1,8 +1,8 @@
-"""The process in which a peer's mDNS is read: `python -m peer.discovery.mdns_process`.
+"""Process that reads a peer's mDNS: `python -m peer.discovery.mdns_process`.
 
-Gets an announcement on standard input (`mdns_messages`), announces it until that ends, and prints the announcements of
-others, a line each.  It ends by itself when it holds `MAX_RESIDENT_BYTES`, so that a flood is forgotten; the system lets it
-have 256 MiB.
+It takes an announcement on standard input (`mdns_messages`), announces it until that input ends, and prints the
+announcements of others, a line each.  It ends by itself when it holds `MAX_RESIDENT_BYTES`, so that a flood is forgotten;
+its memory is limited to 256 MiB.
 
 The service type carries the run, so peers of other runs are never seen.
 """
@@ -31,24 +31,24 @@ if TYPE_CHECKING:
 
 FOUNDED_KIND = "_mh-founded._tcp.local."
 MAX_RESIDENT_BYTES = 96 << 20
-"""Twice what a process holds that hears little."""
+"""Limit on resident memory, twice the usage of a process that hears little."""
 WATCH_S = 0.25
-"""Between two looks at the memory."""
+"""Seconds between two looks at the memory."""
 LOOK_UP_MS = 2000
 MAX_LOOK_UPS = 64
-"""Names that are looked up at one time; others are not."""
+"""Names that are looked up at one time; further ones are skipped."""
 END_S = 2.0
-"""After its input has ended the process lives so long at most."""
+"""Seconds that the process may live after its input has ended."""
 NICENESS = 10
 
 
 def run_kind(run: str) -> str:
-    """The service type of a run's peers."""
+    """Return the service type of a run's peers."""
     return f"_mh-{run[:10]}._tcp.local."
 
 
 def peer_service(ours: Announcement) -> ServiceInfo:
-    """The service that announces our addresses, of IPv4 and IPv6, as text."""
+    """Return the service that announces our addresses, of IPv4 and IPv6, as text."""
     from zeroconf import ServiceInfo
 
     kind = run_kind(ours.run)
@@ -65,11 +65,11 @@ def peer_service(ours: Announcement) -> ServiceInfo:
 
 
 MAX_TEXT_BYTES = 200
-"""Of a value in a text record."""
+"""Limit of a value in a text record."""
 
 
 def founder_service(founded: Founded) -> ServiceInfo:
-    """The service that announces a founded run."""
+    """Return the service that announces a founded run."""
     from zeroconf import ServiceInfo
 
     return ServiceInfo(
@@ -83,12 +83,12 @@ def founder_service(founded: Founded) -> ServiceInfo:
 
 
 def _cut(value: str) -> bytes:
-    """A value as a text record of mDNS holds it: with its name it has at most 255 bytes."""
+    """Cut a value for a text record of mDNS, which has at most 255 bytes with the name."""
     return value.encode(errors="replace")[:MAX_TEXT_BYTES].decode(errors="ignore").encode()
 
 
 class Services:
-    """The announcement's services and kinds.  own: the names of `services`; they are not looked up."""
+    """Services and kinds of the announcement.  own: the names of `services`, which are not looked up."""
 
     def __init__(self, ours: Announcement) -> None:
         self.services = [peer_service(ours)] if ours.run and ours.addresses else []
@@ -102,11 +102,10 @@ TextFields = dict[bytes, bytes | None]
 
 
 class LookUps:
-    """Tells what the names that are heard announce; looks them up, `MAX_LOOK_UPS` at one time, if it has to ask.
+    """Look-ups of the names heard, at most `MAX_LOOK_UPS` at one time; names with cached records need none.
 
-    cached: the text fields of a name's records that came with it, as those of a peer do; None where they did not all come.
-    So whoever fills the places with names keeps no peer from being found.  find: the same, asked for; None where nobody
-    answers.
+    cached: text fields of the records that came with a name, as peers send them; None if some are missing.  So a flood of
+    names that fills the places hides no peer.  find: queries the network for the same; None if nobody answers.
     """
 
     def __init__(
@@ -119,7 +118,7 @@ class LookUps:
         self.running: dict[str, asyncio.Task[None]] = {}
 
     def start(self, kind: str, name: str) -> None:
-        """Tell what `name` announces if it is a peer's; without its records, look it up if there is a place."""
+        """Report the announcement of `name` if it is a peer's; without cached records, look it up if there is a place."""
         peer = name.removesuffix(f".{kind}")
         if not is_peer_id(peer):
             return
@@ -148,9 +147,9 @@ class LookUps:
 async def serve(
     ours: Announcement, tell: Callable[[Sighting | Founded], None], ended: asyncio.Event, resident: Callable[[], int]
 ) -> None:
-    """Announce `ours`, and tell what others announce, until `ended`, or until this process holds too much memory.
+    """Announce `ours`, and report other announcements, until `ended`, or until this process holds too much memory.
 
-    resident: the bytes that it holds.  Raises what the library raises where there is no multicast.
+    resident: returns the bytes held.  Raises the library's errors if there is no multicast.
     """
     from zeroconf import ServiceInfo, ServiceStateChange
     from zeroconf.asyncio import AsyncServiceBrowser, AsyncZeroconf
@@ -171,10 +170,10 @@ async def serve(
         if state_change is not ServiceStateChange.Removed and name not in services.own:
             look_ups.start(service_type, name)
 
-    announcing = []  # the tasks, which nobody else keeps
+    announcing = []  # nothing else keeps these tasks alive
     try:
         browser = AsyncServiceBrowser(service.zeroconf, services.kinds, handlers=[on_change])
-        for each in services.services:  # nobody else's claim to our name counts
+        for each in services.services:  # other claims to our name do not count
             announcing.append(await service.async_register_service(each, cooperating_responders=True))  # noqa: PERF401
         while not ended.is_set() and resident() < MAX_RESIDENT_BYTES:
             await asyncio.sleep(WATCH_S)
@@ -184,7 +183,7 @@ async def serve(
 
 
 def main() -> None:
-    """Until standard input ends."""
+    """Serve until standard input ends."""
     use_little_memory()
     os.nice(NICENESS)
     process, ours = psutil.Process(), Announcement.from_line(_read_line())
@@ -211,13 +210,13 @@ def main() -> None:
 
 
 def _end_without_memory(error: BaseException | None) -> None:
-    """End the process if it lacks memory; other errors are those of one packet."""
+    """End the process if it lacks memory; other errors concern one packet."""
     if isinstance(error, MemoryError):
         os._exit(1)
 
 
 def _read_line() -> bytes:
-    """The announcement.  Read without a buffer, which would keep a lock while a thread waits for the end."""
+    """Read the announcement.  Unbuffered, because a buffer would keep a lock while a thread waits for the end."""
     line = b""
     while not line.endswith(b"\n"):
         chunk = os.read(0, MAX_LINE_BYTES)

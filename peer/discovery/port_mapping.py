@@ -1,8 +1,7 @@
-"""The port at which this peer listens, opened in the router before it: by UPnP, or else by NAT-PMP.
+"""Port mapping: opens our listening port in the router, by UPnP, or else by NAT-PMP.
 
-The lease is asked for again every two minutes, long before it ends, so that a router that restarted has forgotten it for no
-longer than that.  Nothing here is fatal: a router that cannot do it, says nonsense or never answers costs nothing but a
-thread that waits.
+The lease is renewed every two minutes, long before it ends, so that a restarted router lacks it for no longer than that.  No
+failure is fatal: a router that cannot map ports, answers nonsense or never answers costs only a waiting thread.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ import trio
 from protocol.events.events import Event, PortMapped
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Asking the router for an open port by NAT-PMP (RFC 6886): two small questions over UDP.  Everything here blocks.
+# NAT-PMP (RFC 6886): two small questions to the router over UDP.  Everything here blocks.
 
 
 ROUTES = Path("/proc/net/route")
 PORT = 5351
 TIMES_S = (0.25, 0.5, 1.0, 2.0)
-"""How long each of the tries waits for its answer."""
+"""Seconds that each try waits for its answer."""
 _ADDRESS, _TCP, _IS_ANSWER = 0, 2, 128
 _ASK_ADDRESS, _ADDRESS_ANSWER = struct.Struct(">BB"), struct.Struct(">BBHI4s")
 _ASK_PORT, _PORT_ANSWER = struct.Struct(">BBHHHI"), struct.Struct(">BBHIHHI")
@@ -35,7 +34,7 @@ _UP, _GATEWAY = 0x1, 0x2
 
 
 class NatPmp:
-    """One port of this computer, which a router with NAT-PMP leads to.  routes: the kernel's table of ways."""
+    """One port of this computer, mapped by a router with NAT-PMP.  routes: the kernel's routing table."""
 
     name = "NAT-PMP"
 
@@ -44,7 +43,7 @@ class NatPmp:
         self._inside = 0
 
     def open(self, port: int, lease_s: int) -> tuple[str, int]:
-        """Have `port` opened, or keep it open, for so long; the IP address and the port outside.  Raises OSError."""
+        """Open `port`, or renew it, for `lease_s`; return the external IP address and port.  Raises OSError."""
         router = default_router(self._routes.read_text())
         if router is None:
             raise OSError("no way out of here leads through a router")
@@ -55,7 +54,7 @@ class NatPmp:
         return ip, outside
 
     def close(self) -> None:
-        """Have it closed, if it is open.  Raises OSError."""
+        """Close the port if it is open.  Raises OSError."""
         inside, self._inside = self._inside, 0
         router = default_router(self._routes.read_text()) if inside else None
         if router is not None:
@@ -63,7 +62,7 @@ class NatPmp:
 
 
 def ask(router: str, question: bytes, form: struct.Struct) -> tuple[int, int, int, int, bytes | int, int, int]:
-    """The fields of the router's answer.  Raises OSError when there is none, or a refusal."""
+    """Return the fields of the router's answer.  Raises OSError if there is none, or if the router refuses."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         sock.connect((router, PORT))
         for wait_s in TIMES_S:
@@ -83,7 +82,7 @@ def ask(router: str, question: bytes, form: struct.Struct) -> tuple[int, int, in
 
 
 def default_router(routes: str) -> str | None:
-    """The router of the default way, in the kernel's table; None when there is none."""
+    """Return the router of the default route in the kernel's table; None if there is none."""
     for line in routes.splitlines()[1:]:
         fields = line.split()
         if len(fields) > 3 and fields[1] == "00000000" and int(fields[3], 16) & (_UP | _GATEWAY) == _UP | _GATEWAY:
@@ -96,37 +95,37 @@ def default_router(routes: str) -> str | None:
 
 LEASE_S = 3600
 AGAIN_S = 120.0
-"""Between two times that the lease is asked for; also where there is no such router yet."""
+"""Seconds between two renewals of the lease; also between tries while no router answers."""
 ATTEMPT_S = 30.0
-"""For one router to answer all that it is asked."""
+"""Seconds for one router to answer all questions."""
 CLOSE_S = 3.0
 MOST_MISSES = 2
-"""A mapping that could not be renewed so often in a row is taken to be gone."""
+"""Failed renewals in a row after which a mapping counts as gone."""
 
 Answer = TypeVar("Answer")
 
 
 class Router(Protocol):
-    """A way to ask a router; both methods block, and raise OSError."""
+    """Protocol for asking a router; both methods block, and raise OSError."""
 
     @property
     def name(self) -> str:
-        """Of the way."""
+        """Name of the protocol."""
         ...
 
     def open(self, port: int, lease_s: int) -> tuple[str, int]:
-        """Open a port, or keep it open; the IP address and the port outside."""
+        """Open a port, or renew it; return the external IP address and port."""
         ...
 
     def close(self) -> None:
-        """Close it, if it is open."""
+        """Close the port if it is open."""
         ...
 
 
 class PortMapping:
-    """Keeps `port` open while `keep` runs.  routers: in the order in which they are asked.
+    """Mapping of `port`, open while `keep` runs.  routers: in the order in which they are asked.
 
-    announce: told of the address outside, like /ip4/192.0.2.1/tcp/4001, and of none when it is gone.
+    announce: called with the external address, like /ip4/192.0.2.1/tcp/4001, and with none when it is gone.
     """
 
     def __init__(
@@ -140,12 +139,12 @@ class PortMapping:
         self._port, self._routers = port, list(routers)
         self._announce, self._emit, self._again_s = announce, emit, again_s
         self._threads = trio.CapacityLimiter(1)
-        """A thread that hangs keeps its place: there is never a second one."""
+        """Limit of one thread: a thread that hangs keeps its place, so there is never a second one."""
         self._address = ""
         self._misses = 0
 
     async def keep(self) -> None:
-        """Until cancelled; then the port is closed."""
+        """Keep the port open until cancelled; then close it."""
         try:
             while True:
                 await self._open()
@@ -157,7 +156,7 @@ class PortMapping:
                         await self._in_a_thread(router.close)
 
     async def _open(self) -> None:
-        """Ask the routers, the one that did it before first."""
+        """Ask the routers, starting with the last successful one."""
         for router in list(self._routers):
             with suppress(OSError), trio.move_on_after(ATTEMPT_S):
                 ip, outside = await self._in_a_thread(partial(router.open, self._port, LEASE_S))

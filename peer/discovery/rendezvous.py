@@ -1,7 +1,7 @@
-"""Where the peers of one computer find each other: a file a running peer, in the runtime directory.
+"""Rendezvous of the peers of one computer: a file for each running peer, in the runtime directory.
 
 `<runtime>/<run>/<peer ID>` holds the addresses of a running peer, for as long as it runs (`peer.files.lock`).  Only
-addresses are exchanged here; who somebody is, the handshake proves.
+addresses are exchanged here; the handshake proves identities.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAX_ADDRESS_CHARACTERS = 200
 class Rendezvous:
     """One peer's place in the folder of a run.
 
-    runtime: the runtime directory.  All methods raise OSError when the folder cannot be used.
+    runtime: the runtime directory.  All methods raise OSError if the folder cannot be used.
     """
 
     def __init__(self, runtime: Path, run: Hash, peer: PeerId) -> None:
@@ -37,14 +37,14 @@ class Rendezvous:
         self._registered: tuple[str, ...] = ()
 
     def register(self, addresses: Sequence[str]) -> None:
-        """Say where we are; does nothing while that is said already and still there."""
+        """Write our addresses; do nothing while the same ones are still there."""
         wanted = tuple(addresses)[:MAX_ADDRESSES]
         if wanted != self._registered or not self._file.is_there:
             self._file.put(json.dumps({"pid": os.getpid(), "addresses": wanted}).encode())
             self._registered = wanted
 
     def others(self) -> list[str]:
-        """Addresses of the other running peers of the run; what dead ones left is removed."""
+        """Return the addresses of the other running peers of the run; remove the files of dead ones."""
         try:
             names = sorted(os.listdir(self.folder))[:MAX_ENTRIES]
         except FileNotFoundError:
@@ -56,12 +56,12 @@ class Rendezvous:
         return found
 
     def withdraw(self) -> None:
-        """Take our file away."""
+        """Remove our file."""
         self._file.remove()
 
 
 def is_peer_id(name: str) -> bool:
-    """Whether a name is the ID of a peer."""
+    """Return True if `name` is a valid peer ID."""
     try:
         public_key_of(PeerId(name))
     except Malformed:
@@ -70,7 +70,7 @@ def is_peer_id(name: str) -> bool:
 
 
 def _addresses(path: Path, peer: PeerId) -> list[str]:
-    """The addresses in the file of a running peer; a dead one's or an odd one's gives none."""
+    """Return the addresses in the file of a running peer; none for a dead peer or an odd file."""
     data = read_held(path, MAX_ENTRY_BYTES)
     return [] if data is None else _parse(data, peer)
 

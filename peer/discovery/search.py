@@ -1,7 +1,7 @@
-"""Looking for the first peer of an invitation, told to the person: what was tried, how often, why not, what to check.
+"""Search for the first peer of an invitation, with reports to the person: addresses, tries, problems, and advice.
 
-Decides when there is something to say: at once when something changed, else less and less often.  Who is dialled when is
-the network's business.
+This module decides when to report: at once after a change, else less and less often.  The network decides which addresses to
+dial.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from protocol.wire.identity import PeerId
 
 LOOK_S = 0.5
 FIRST_S = 2.0
-"""Before the first word: most peers are found within it."""
+"""Seconds before the first report: most peers are found within them."""
 LEAST_GAP_S = 2.0
-"""Between two words, however much changes."""
+"""Least seconds between two reports, however much changes."""
 REPEAT_S = 5.0
 MOST_GAP_S = 60.0
-"""When nothing changes, the gaps grow from `REPEAT_S` to this, each by half."""
+"""Longest gap in seconds: while nothing changes, gaps grow from `REPEAT_S` to this, each by half."""
 TRYING = "being tried"
 CHECKS = (
     (NO_ROUTE, "check this computer's own network connection"),
@@ -44,18 +44,18 @@ OTHERWISE = "ask who invited you for a newer invitation"
 
 
 class Dialling(Protocol):
-    """What is asked of the network."""
+    """The network, as far as the search needs it."""
 
     def connected(self) -> Sequence[PeerId]:
-        """The peers we are connected to."""
+        """Return the peers we are connected to."""
 
     def attempts(self) -> Sequence[Attempt]:
-        """What came of the addresses that were dialled."""
+        """Return the attempts at dialled addresses, with their results."""
 
 
 @dataclass
 class Rhythm:
-    """When to say something again.  Times are trio times."""
+    """Timing of repeated reports.  Times are trio times."""
 
     begun: float
     _last: float | None = None
@@ -63,7 +63,7 @@ class Rhythm:
     _said: tuple[tuple[str, str], ...] = ()
 
     def is_due(self, now: float, attempts: Sequence[Attempt]) -> bool:
-        """Whether to say this now; it is then taken as said."""
+        """Return True if a report is due; it then counts as made."""
         what = tuple(sorted((attempt.address, attempt.problem) for attempt in attempts))
         if self._last is None:
             due = now - self.begun >= FIRST_S
@@ -79,7 +79,7 @@ class Rhythm:
 
 
 class Search:
-    """For the peers at the addresses `wanted`.  met: whether somebody of the run has been heard, which ends it."""
+    """Search for the peers at the addresses `wanted`.  met: True once a peer of the run has been heard, which ends it."""
 
     def __init__(
         self, network: Dialling, wanted: Sequence[str], emit: Callable[[Event], None], met: Callable[[], bool]
@@ -87,10 +87,10 @@ class Search:
         self._network, self._wanted, self._emit, self._met = network, tuple(wanted), emit, met
         self._peers = {peer for address in wanted if (peer := peer_of(address)) is not None}
         self.summary = ""
-        """What was tried and why not, while nobody answers."""
+        """Failed attempts in one line, while nobody answers."""
 
     async def run(self) -> None:
-        """Until somebody was met, or cancelled."""
+        """Search until a peer was met, or until cancelled."""
         begun = trio.current_time()
         rhythm = Rhythm(begun)
         while not self._met():
@@ -103,31 +103,31 @@ class Search:
         self.summary = ""
 
     def failure(self, seconds: float) -> str:
-        """Why it is given up, with the remedy."""
+        """Return the reason for giving up, with the remedy."""
         attempts = self._tried()
         if self._answers(attempts):
             return f"peers answer, but none gave the run's manifest in {duration(seconds)}; {OTHERWISE}"
         return f"no peer of the invitation answered in {duration(seconds)}: {told(attempts)}; {check(attempts)}"
 
     def _answers(self, attempts: Sequence[Attempt]) -> bool:
-        """Whether somebody is connected who may be of our run."""
+        """Return True if a connected peer may be of our run."""
         foreign = {peer_of(attempt.address) for attempt in attempts if attempt.problem == OTHER_RUN}
         return any(peer not in foreign for peer in self._network.connected())
 
     def _tried(self) -> list[Attempt]:
-        """What came of the invitation's addresses, and of others that its peers were seen to have."""
+        """Return the attempts at the invitation's addresses, and at other observed addresses of its peers."""
         found = {each.address: each for each in self._network.attempts() if peer_of(each.address) in self._peers}
         waiting = [Attempt(address, 0, "") for address in self._wanted if address not in found]
         return [Attempt(each.address, each.times, each.problem or TRYING) for each in [*waiting, *found.values()]]
 
 
 def told(attempts: Sequence[Attempt]) -> str:
-    """The addresses and what came of them, in one line."""
+    """Return the addresses with their results, in one line."""
     return attempted([asdict(attempt) for attempt in attempts])
 
 
 def check(attempts: Sequence[Attempt]) -> str:
-    """What the person can look at, for the problem that most tells."""
+    """Return advice on the most telling problem."""
     problems = {attempt.problem for attempt in attempts}
     addresses = [attempt.address for attempt in attempts if not is_loopback(attempt.address)]
     if problems & {SILENT, NO_ROUTE, REFUSED} and len(addresses) == len(attempts) and names_only_local(addresses):

@@ -1,4 +1,4 @@
-"""Tells a founder of runs like its own that others founded, until its run has its first record (`founded_runs`)."""
+"""Warning to a founder about similar runs of other founders, until its run has its first record (`founded_runs`)."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from protocol.wire.hashes import hash_bytes
 
 LOOK_S = 2.0
 HEAR_S = 3.0
-"""How long somebody who is about to found a run listens first."""
+"""Seconds for which a person's peer listens before it founds a run."""
 
 
 def founded(signed: SignedManifest) -> Founded:
-    """The announcement of a run.  Its file is known by all that its manifest says but for the organiser's peer ID.
+    """Return the announcement of a run.  Its file digest covers the whole manifest but the organiser's peer ID.
 
-    That is also the founders' where a file leaves them out.
+    If the file names no founders, this ID stands for them as well.
     """
     manifest = signed.manifest
     anonymous = manifest.model_dump_json().replace(manifest.organiser, "")
@@ -36,9 +36,9 @@ def founded(signed: SignedManifest) -> Founded:
 async def tell_of_twins(
     ours: Founded, mdns: Mdns | None, emit: Callable[[Event], None], is_over: Callable[[], bool]
 ) -> None:
-    """Announce our run, and tell of each other one that looks like it, until `is_over`.
+    """Announce our run, and report each similar one, until `is_over`.
 
-    mdns: None to do so on this computer alone.  Without a folder or a network for it, it is silently off.
+    mdns: None to use this computer alone.  Without a folder or a network, this is off silently.
     """
     try:
         runtime = runtime_dir()
@@ -64,7 +64,7 @@ async def tell_of_twins(
 
 
 def find_twins(ours: Founded, local: bool) -> list[str]:
-    """What to tell somebody who is about to found `ours`; takes about `HEAR_S` at most.  Blocking."""
+    """Return the warnings before `ours` is founded; takes at most about `HEAR_S`.  Blocking."""
 
     async def listen() -> list[str]:
         mdns, twice = None if local else Mdns(), FoundedTwice(ours)

@@ -1,7 +1,7 @@
-"""Asking the router for an open port by UPnP.  Everything here blocks, for `ANSWER_S` at most.
+"""Requests to the router for an open port by UPnP.  Everything here blocks, for at most `ANSWER_S`.
 
-Who in the home network answers first is taken for the router: UPnP has no identities.  So the library, which reads whatever
-comes for as long as it comes, asks in a process of its own, which may use little memory and is killed after that time.
+UPnP has no identities: the first device in the home network to answer counts as the router.  The library reads answers of
+any size and for any time.  So it runs in a process of its own, which may use little memory and is killed after that time.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from peer.installation import child_environment
 DISCOVER_MS = 2000
 ANSWER_S = 20.0
 MEMORY_BYTES = 256 << 20
-"""Of the process that asks, Python and its libraries included."""
+"""Memory limit of the asking process, Python and its libraries included."""
 ATTEMPTS = 4
-"""Ports outside that are tried: the one that we had or the same as inside, then others."""
+"""External ports to try: the previous one or the internal one, then others."""
 PORTS = range(20_000, 60_000)
 NAME = "manyhands"
-"""How the router lists it."""
+"""Name under which the router lists the port."""
 
 
 class Upnp:
-    """One port of this computer, which a router with UPnP leads to."""
+    """One port of this computer, mapped by a router with UPnP."""
 
     name = "UPnP"
 
@@ -36,7 +36,7 @@ class Upnp:
         self._outside, self._where = 0, ""
 
     def open(self, port: int, lease_s: int) -> tuple[str, int]:
-        """Have `port` opened, or keep it open, for so long; the IP address and the port outside.  Raises OSError."""
+        """Open `port`, or renew it, for `lease_s`; return the external IP address and port.  Raises OSError."""
         answer = ask("open", port, lease_s, self._outside or port)
         try:
             address, taken, where = answer.split(maxsplit=2)
@@ -47,14 +47,14 @@ class Upnp:
         return ip, outside
 
     def close(self) -> None:
-        """Have it closed, if it is open.  Raises OSError."""
+        """Close the port if it is open.  Raises OSError."""
         outside, self._outside = self._outside, 0
         if outside:
             ask("close", outside, self._where)
 
 
 def ask(*words: str | int) -> str:
-    """What the process that asks says in one line.  Raises OSError when it fails, or takes too long."""
+    """Return the asking process's one line of output.  Raises OSError if it fails or takes too long."""
     command = [sys.executable, "-m", "peer.discovery.upnp", *map(str, words)]
     try:
         done = subprocess.run(
@@ -68,7 +68,7 @@ def ask(*words: str | int) -> str:
 
 
 def main(words: Sequence[str]) -> str:
-    """In the process that asks.  Raises what the library raises, which is anything."""
+    """Ask the router (runs in the asking process).  Raises any exception, as the library does."""
     import miniupnpc
 
     use_little_memory()
@@ -87,10 +87,10 @@ def main(words: Sequence[str]) -> str:
 
 
 def _open(device: Any, port: int, lease_s: int, wanted: int) -> int:
-    """The port outside that the router gives us.  Raises what the library raises."""
+    """Return the external port that the router gives us.  Raises the library's exceptions."""
     problem: Exception = OSError("it refuses")
     for outside in dict.fromkeys([wanted, *random.sample(PORTS, ATTEMPTS - 1)]):
-        for seconds in (lease_s, 0):  # some routers know no other lease than one without end
+        for seconds in (lease_s, 0):  # some routers only know endless leases
             try:
                 if device.addportmapping(outside, "TCP", device.lanaddr, port, NAME, "", seconds):
                     return outside
@@ -106,7 +106,7 @@ def use_little_memory() -> None:
 
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     except (ImportError, ValueError, OSError):
-        return  # a system without such limits: `ANSWER_S` is what there is
+        return  # a system without such limits: only `ANSWER_S` holds
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""`peer doctor`: whether this computer can take part, what hinders it, and what it would contribute."""
+"""`peer doctor`: checks whether this computer can take part, names its problems, and estimates its contribution."""

@@ -1,4 +1,4 @@
-"""One thing that was looked at, and what came of it."""
+"""Result of one check."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Verdict(Enum):
-    """OK; WARN: takes part, but worse than it could; FAIL: cannot take part; UNKNOWN: it could not be found out."""
+    """Verdict of a check.  WARN: takes part, but worse than it could; FAIL: cannot take part; UNKNOWN: no answer."""
 
     OK = "ok"
     WARN = "warn"
@@ -19,7 +19,7 @@ class Verdict(Enum):
 
 @dataclass(frozen=True)
 class Check:
-    """value: what was found.  limit: what it is held against; empty where nothing is.  remedy: empty when all is well."""
+    """One check.  value: the finding.  limit: compared with it; empty if there is none.  remedy: empty if all is well."""
 
     name: str
     verdict: Verdict
@@ -28,16 +28,16 @@ class Check:
     remedy: str = ""
 
     def to_fields(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the fields for JSON."""
         return {**asdict(self), "verdict": self.verdict.value}
 
 
 def ok(name: str, value: str, limit: str = "") -> Check:
-    """All is well."""
+    """Return a check that found nothing wrong."""
     return Check(name, Verdict.OK, value, limit)
 
 
 def at_least(name: str, found: float, least: float, show: Callable[[float], str], remedy: str, verdict: Verdict) -> Check:
-    """OK from `least` on, else `verdict`."""
+    """Return OK if `found` is at least `least`, else `verdict`."""
     limit = f"at least {show(least)}"
     return ok(name, show(found), limit) if found >= least else Check(name, verdict, show(found), limit, remedy)

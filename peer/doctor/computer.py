@@ -1,4 +1,4 @@
-"""What is looked at on this computer alone.  Blocking; each takes a moment, the speeds two seconds."""
+"""Checks of this computer alone.  Blocking; each takes a moment, the speeds two seconds."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from trainer.generate.choice import GeneratorName, choose_generator
 
 LEAST_PYTHON = (3, 11)
 LEAST_DISK_RATE = 20e6
-"""Bytes a second; below it a round waits for its state to be written."""
+"""Bytes a second; on a slower disk, a round waits until its state is written."""
 LEAST_COPY_RATE = 1e9
 COPIED_BYTES = 64 << 20
 EARLIEST = 1_767_225_600.0
-"""2026 in unix seconds: before this software was made."""
+"""2026 in unix seconds, before this software was made."""
 TIMEX_BYTES = 512
-"""More than the C library's `struct timex` has anywhere."""
+"""Bytes for the C library's `struct timex`, more than on any system."""
 NOT_SYNCHRONISED = 5
 
 
 def python() -> Check:
-    """The interpreter."""
+    """Check the interpreter's version."""
     found = platform.python_version()
     limit = ".".join(map(str, LEAST_PYTHON))
     if sys.version_info >= LEAST_PYTHON:
@@ -49,7 +49,7 @@ def python() -> Check:
 
 
 def torch() -> Check:
-    """The package that trains, as installed; it is not loaded here."""
+    """Check that the package that trains is installed; it is not loaded here."""
     try:
         return ok("torch", version_of("torch"))
     except PackageNotFoundError:
@@ -57,7 +57,7 @@ def torch() -> Check:
 
 
 def gpu(free: int | None = None) -> list[Check]:
-    """The NVIDIA GPU, its driver, and triton, which fast kernels need."""
+    """Check the NVIDIA GPU, its driver, and triton, which fast kernels need."""
     free = free_gpu_memory() if free is None else free
     if free is None:
         remedy = (
@@ -95,7 +95,7 @@ SET_CLOCK = "set this computer's clock; invitations end by it"
 
 
 def clock(now: float | None = None) -> Check:
-    """Expiry of invitations is by the clock; nothing in a round is."""
+    """Check the clock: invitations expire by it; nothing in a round depends on it."""
     now = time.time() if now is None else now
     shown = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(now))
     if now < EARLIEST:
@@ -106,12 +106,12 @@ def clock(now: float | None = None) -> Check:
 
 
 def skewed(skew: str) -> Check:
-    """The clock differs from other peers' clocks, as `skew` says."""
+    """Return the check of a clock that differs from other peers' clocks, as `skew` says."""
     return Check("clock", Verdict.WARN, skew, f"within {TOLERANCE_S:.0f} s of them", SET_CLOCK)
 
 
 def _is_synchronised() -> bool:
-    """As the kernel says; true where it cannot be asked."""
+    """Ask the kernel whether the clock is synchronised; True if it cannot be asked."""
     try:
         found = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(TIMEX_BYTES))
     except (OSError, AttributeError):
@@ -120,7 +120,7 @@ def _is_synchronised() -> bool:
 
 
 def disk(folder: Path, manifest: RunManifest) -> list[Check]:
-    """Room for the run, and how fast it is written."""
+    """Check the room for the run, and the speed of writing."""
     remedy = "make room or choose another --data-dir"
     free = shutil.disk_usage(folder).free
     room = at_least("disk space", free, STATES_ON_DISK * manifest.stored_bytes, size, remedy, Verdict.FAIL)
@@ -134,7 +134,7 @@ def disk(folder: Path, manifest: RunManifest) -> list[Check]:
 
 
 def memory(manifest: RunManifest, role: Role, gpu_free: int | None) -> list[Check]:
-    """Of the computer and of the GPU, against what the run takes of a peer with this role."""
+    """Check the memory of the computer and of the GPU against the run's need at a peer with this role."""
     need = memory_need(manifest, role, "cpu" if gpu_free is None else "cuda")
     seed = memory_need(manifest, Role.SEED).host
     serve = f", join as a seed (--role seed, {size(seed)})" if role is not Role.SEED and seed <= available_memory() else ""
@@ -146,7 +146,7 @@ def memory(manifest: RunManifest, role: Role, gpu_free: int | None) -> list[Chec
 
 
 def tasks(environment: str) -> Check:
-    """What the tasks of a run with rollouts take of this computer, as far as the manifest names it."""
+    """Check the requirements of the tasks of a run with rollouts, as far as the manifest's `environment` names them."""
     try:
         check_packages(environment)
     except PackageMissing as error:
@@ -159,7 +159,7 @@ def tasks(environment: str) -> Check:
 
 
 def generator(wanted: GeneratorName, gpu_free: int | None) -> Check:
-    """The generator that would make this computer's rollouts, and why it is that one."""
+    """Check which generator would make this computer's rollouts, and give the reason."""
     try:
         chosen, why = choose_generator(wanted, gpu_free is not None)
     except ImportError as error:
@@ -168,7 +168,7 @@ def generator(wanted: GeneratorName, gpu_free: int | None) -> Check:
 
 
 def memory_speed() -> Check:
-    """How fast one core copies: averaging and hashing are as fast as that at best."""
+    """Measure how fast one core copies, which bounds averaging and hashing."""
     source, target = bytearray(os.urandom(1 << 20)) * (COPIED_BYTES >> 20), bytearray(COPIED_BYTES)
     rates = []
     for _ in range(3):
@@ -180,7 +180,7 @@ def memory_speed() -> Check:
 
 
 def cores() -> Check:
-    """Those that this computer, or its container, gives."""
+    """Return a check with the number of cores that this computer, or its container, gives."""
     return ok("cores", str(usable_cores()))
 
 

@@ -1,6 +1,6 @@
-"""All checks, one after the other, each with a deadline, and none that could end the others.
+"""All checks in sequence, each with a deadline, and none able to end the others.
 
-What needs the swarm is asked of the peer that runs here, where one does; else this process visits the swarm itself.
+Checks that need the swarm ask the peer that runs here, if one does; else this process visits the swarm itself.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from protocol.wire.presence import Role
 from trainer.generate.choice import GeneratorName
 
 # ------------------------------------------------------------------------------------------------------------------------
-# How fast this computer trains, measured once and kept: it takes a trainer's start and a few steps.
+# Training speed of this computer, measured once and kept: the measurement takes a trainer's start and a few steps.
 
 
 KEPT_IN = "doctor.json"
@@ -48,7 +48,7 @@ MAX_BYTES = 4096
 
 
 async def training(folder: Path, *, anew: bool) -> tuple[Check, TrainingSpeed | None]:
-    """The demo's model in a real trainer.  anew: measure again, whatever is kept."""
+    """Measure the demo's model in a real trainer.  anew: measure again, even if a figure is kept."""
     kept = None if anew else _kept(folder)
     try:
         speed = kept or await measure_training()
@@ -63,7 +63,7 @@ async def training(folder: Path, *, anew: bool) -> tuple[Check, TrainingSpeed | 
 
 
 def _what() -> dict[str, object]:
-    """What the figure depends on."""
+    """Return the facts on which the figure depends."""
     return {"version": version(), "torch": version_of("torch"), "cores": usable_cores()}
 
 
@@ -103,8 +103,8 @@ NOT_MEASURED = Check(
 
 @dataclass
 class Examination:
-    """What is examined.  choose: finds out which run is meant; raises PeerError.  named: whether the
-    person named it; otherwise it is that of the peer that runs here, if one does.  on_begin: told what is looked at now."""
+    """The whole examination.  choose: returns the chosen run; raises PeerError.  named: the person named the run; otherwise
+    the running peer's run counts, if a peer runs here.  on_begin: called with the name of each check."""
 
     folder: Path
     preferences: Preferences
@@ -118,7 +118,7 @@ class Examination:
     _peer: PeerId | None = None
 
     async def run(self) -> list[Check]:
-        """Every check, in the order in which they are shown."""
+        """Run every check, in the order of display."""
         for name, check in (("python", computer.python), ("torch", computer.torch), ("clock", computer.clock)):
             await self._thread(name, check)
         gpu_free = free_gpu_memory()
@@ -140,7 +140,7 @@ class Examination:
         return self.checks
 
     def _role(self, found: Findings, gpu_free: int | None) -> Role:
-        """The one that is set, or that this peer would take; a run with rollouts has a line about why."""
+        """Return the role that is set, or that this peer would take; for a run with rollouts, add a line with the reason."""
         if self.preferences.role != "auto":
             return Role(self.preferences.role)
         if found.signed is None or self._peer is None or found.signed.manifest.rl is None:
@@ -150,7 +150,7 @@ class Examination:
         return role
 
     async def _swarm(self) -> Findings:
-        """The run, the identity, and what the others say."""
+        """Check the run, the identity, and the other peers' answers."""
         found = Findings()
         try:
             identity = load_or_create_identity(self.folder)
@@ -207,7 +207,7 @@ class Examination:
         return None
 
     async def _thread(self, name: str, work: Callable[[], Check | list[Check]]) -> None:
-        """What blocks; an answer that does not come, or a fault, is a check of its own."""
+        """Run a blocking check in a thread; a missing answer or a fault becomes a check of its own."""
         self.on_begin(name)
 
         async def look() -> Check | list[Check]:
@@ -239,7 +239,7 @@ async def _guarded(name: str, look: Callable[[], Awaitable[Check | list[Check]]]
 
 
 def _run(found: Findings) -> list[Check]:
-    """Which run was looked at."""
+    """Return a check that names the examined run."""
     if found.signed is None:
         return []
     manifest = found.signed.manifest
@@ -247,7 +247,7 @@ def _run(found: Findings) -> list[Check]:
 
 
 def estimate(speed: TrainingSpeed, manifest: RunManifest, rates: Mapping[PeerId, float]) -> Check:
-    """The part of the swarm's tokens that this computer would give, from what its peers say that they compute."""
+    """Estimate this computer's part of the swarm's tokens, from the rates that its peers claim."""
     mine, others = speed.tokens_per_s * speed.parameters / manifest.parameters, sum(rates.values())
     about = f"about {mine:.0f} tokens/s" if mine >= 10 else f"about {mine:.2g} tokens/s"
     if not others:

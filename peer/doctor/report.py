@@ -14,17 +14,17 @@ MARKS = {Verdict.OK: "ok", Verdict.WARN: "WARN", Verdict.FAIL: "FAIL", Verdict.U
 
 
 def may_take_part(checks: Sequence[Check]) -> bool:
-    """Whether nothing hinders this computer."""
+    """Return True if no check failed."""
     return all(check.verdict is not Verdict.FAIL for check in checks)
 
 
 def fields(checks: Sequence[Check]) -> dict[str, Any]:
-    """For JSON."""
+    """Return the checks for JSON."""
     return {"ok": may_take_part(checks), "checks": [check.to_fields() for check in checks]}
 
 
 def lines(checks: Sequence[Check]) -> list[str]:
-    """A line a check, a second one with what can be done, and the result."""
+    """Return a line for each check, a second one with its remedy if any, and the result."""
     width = max((len(check.name) for check in checks), default=0)
     found = list[str]()
     for check in checks:
@@ -38,17 +38,17 @@ def lines(checks: Sequence[Check]) -> list[str]:
 
 
 class Progress:
-    """Says on the terminal what is looked at; where standard error is none, nothing."""
+    """Report of the running check on the terminal; silent if standard error is no terminal."""
 
     def __init__(self) -> None:
         self._draws = draws(sys.stderr)
 
     def say(self, what: str) -> None:
-        """Now."""
+        """Show the check that runs now."""
         if self._draws:
             print(f"\r\x1b[Klooking at {what} …", end="", file=sys.stderr, flush=True)
 
     def end(self) -> None:
-        """Take the line away."""
+        """Erase the line."""
         if self._draws:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)

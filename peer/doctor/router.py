@@ -1,4 +1,4 @@
-"""Whether others reach this computer, and what stands between it and them: asked of peers, and of the router itself."""
+"""Reachability of this computer, and the router before it: asked of peers, and of the router itself."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from protocol.transport.nat.reachability import Reachability, is_public
 from protocol.transport.network import Libp2pNetwork
 
 OPENING_S = 10.0
-"""For the router to open a port, or to say nothing."""
+"""Seconds for the router to open a port; a silent router counts as unable."""
 MIRRORS = 2
 KEEPS = "it keeps ports, so holes can be punched through it"
 RENUMBERS = "it gives each connection another port, so peers behind such routers meet through a relay"
 
 
 class OpenedPort:
-    """A port that the router opens for the time of a visit.  by: how; empty when it did not."""
+    """Port that the router opens for the time of a visit.  by: name of the protocol; empty if the port was not opened."""
 
     def __init__(self) -> None:
         self.by = ""
         self._asked, self._told = False, trio.Event()
 
     async def keep(self, network: Libp2pNetwork) -> None:
-        """Ask the router until cancelled; then the port is closed."""
+        """Ask the router until cancelled; then close the port."""
         self._asked = True
         await PortMapping(network.own.port, (Upnp(), NatPmp()), network.own.map, self._tell).keep()
 
     async def wait(self) -> None:
-        """Until the router has answered, or is taken to be unable."""
+        """Wait until the router has answered, or counts as unable."""
         if self._asked:
             with trio.move_on_after(OPENING_S):
                 await self._told.wait()
@@ -46,7 +46,7 @@ class OpenedPort:
 
 
 async def port_keeping(network: Libp2pNetwork) -> str:
-    """What the router does with the ports of those inside, as peers see it; empty where nobody can tell."""
+    """Describe how the router translates ports, as peers see it; empty if nobody can tell."""
     from protocol.transport.nat.mirror import ports_outside
 
     parts = [address.split("/") for address in network.reached_there()]
@@ -63,9 +63,9 @@ async def port_keeping(network: Libp2pNetwork) -> str:
 
 
 def reachable(found: Reachability, announced: Sequence[str] = (), opened_by: str = "", ports: str = "") -> list[Check]:
-    """Whether others reach us, and behind what we sit, from what they say.
+    """Return the checks of our reachability and our router, from the answers of peers.
 
-    opened_by: how the router says that it opened the port.  ports: what it does with those of others.
+    opened_by: protocol by which the router opened the port.  ports: how it translates ports.
     """
     seen = [address for address, verdict in found.verdicts.items() if verdict is not Reached.UNKNOWN]
     router = ok("router", "; ".join(filter(None, (_kind(found, announced, opened_by), ports if _translates(found) else ""))))
@@ -84,14 +84,14 @@ def reachable(found: Reachability, announced: Sequence[str] = (), opened_by: str
 
 
 def _translates(found: Reachability) -> bool:
-    """Whether others see us at another address than our own."""
+    """Return True if others see us at another address than our own."""
     from protocol.transport.host import interface_addresses
 
     return not {address.split("/")[2] for address in found.verdicts if "/ip4/" in address} & set(interface_addresses())
 
 
 def _kind(found: Reachability, announced: Sequence[str], opened_by: str) -> str:
-    """In the words of people who set routers up."""
+    """Describe the router in the words of people who set routers up."""
     from protocol.transport.host import interface_addresses
 
     ours, seen = set(interface_addresses()), {address.split("/")[2] for address in found.verdicts}

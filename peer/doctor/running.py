@@ -1,4 +1,4 @@
-"""What the peer that runs here knows already: it has the port and the identity, and has met the others.  Blocking."""
+"""Checks by the peer that runs here: it has the port and the identity, and has met the others.  Blocking."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 
 LEAST_LINE = 250e3
-"""Bytes a second; 2 Mbit/s, below which an exchange of any model takes long."""
+"""Bytes a second; below 2 Mbit/s, an exchange of any model takes long."""
 
 
 def ask_the_peer(status: PeerStatus, folder: Path) -> Findings:
-    """The checks that need the swarm, from the running peer."""
+    """Return the checks that need the swarm, from the running peer's status."""
     found = Findings(signed=stored_manifest(Hash(bytes.fromhex(status.run)), folder))
     ports = sorted({address.split("/")[4] for address in status.addresses if len(address.split("/")) > 4})
     found.checks.append(ok("port", f"{', '.join(ports)}, the running peer's"))
@@ -42,7 +42,7 @@ def ask_the_peer(status: PeerStatus, folder: Path) -> Findings:
 
 
 def lines(status: PeerStatus, folder: Path) -> Check:
-    """What the lines to some peers carry, which the running peer measures."""
+    """Check the lines to some peers, which the running peer measures."""
     try:
         speed = measure_lines(folder, status.run)
     except PeerError as error:

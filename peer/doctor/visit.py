@@ -1,6 +1,6 @@
-"""A visit to the swarm: whether its peers answer, have us, and reach us; nothing is fetched but the manifest.
+"""Visit to the swarm: checks that its peers answer, admit us, and reach us.  Only the manifest is fetched.
 
-The visitor greets like any peer, listens for a few heartbeats, and says nothing itself.
+The visitor greets like any peer, listens for a few heartbeats, and sends none itself.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ from protocol.wire.messages import unpack
 from protocol.wire.presence import Heartbeat, Role
 
 MEET_S = 20.0
-"""For a first peer to answer, and to give the manifest."""
+"""Seconds for a first peer to answer, and to give the manifest."""
 LISTEN_S = 5.0
-"""Two heartbeats of everybody."""
+"""Seconds for two heartbeats of every peer."""
 GREET_S = 10.0
 ASK_TIMES, ASK_AGAIN_S = 4, 4.0
-"""A peer dials few strangers at one time: when it can tell nothing now it may a moment later."""
+"""Number of questions and seconds between them: a peer dials few strangers at one time, so it may answer a moment later."""
 MOST_HEARD = 1024
 MOST_GREETED = 8
 
 
 @dataclass
 class Visit:
-    """How to visit.  port, local, port_mapping: as for `peer join`."""
+    """Settings of the visit.  port, local, port_mapping: as for `peer join`."""
 
     folder: Path
     identity: Identity
@@ -66,7 +66,7 @@ class Visit:
 
 @dataclass
 class Findings:
-    """What was found out.  rates: tokens a second of the peers that were heard."""
+    """Results of the visit.  rates: tokens a second of the peers that were heard."""
 
     checks: list[Check] = field(default_factory=list)
     signed: SignedManifest | None = None
@@ -74,14 +74,14 @@ class Findings:
 
 
 class _Visitor(Lobby):
-    """Listens for heartbeats."""
+    """Listener for heartbeats."""
 
     def __init__(self, run: Hash, rates: dict[PeerId, float]) -> None:
         super().__init__()
         self._run, self._rates = run, rates
 
     def on_gossip(self, forwarder: PeerId, data: bytes) -> Acceptance:
-        """Remember what peers say that they compute; forward nothing."""
+        """Remember the rates that peers claim; forward nothing."""
         try:
             sender, body, _ = unpack(data, self._run)
         except Malformed:
@@ -92,7 +92,7 @@ class _Visitor(Lobby):
 
 
 async def visit(how: Visit) -> Findings:
-    """Go there and come back; every problem is a check that fails.  The caller holds the identity's lock."""
+    """Visit the swarm; every problem becomes a failed check.  The caller holds the identity's lock."""
     found = Findings(signed=how.choice.signed)
     await trio.to_thread.run_sync(import_module, "libp2p")
     host = "127.0.0.1" if how.local else "0.0.0.0"  # noqa: S104 - strangers are to reach us
@@ -110,14 +110,14 @@ async def visit(how: Visit) -> Findings:
 
 
 async def _stay(how: Visit, network: Libp2pNetwork, found: Findings) -> None:
-    """With the port open in the router, if it can do that and may."""
+    """Meet the swarm with the port open in the router, if the router can do that and may."""
     opened, problem = OpenedPort(), None
     async with trio.open_nursery() as nursery:
         if how.port_mapping and not how.local and network.own.need_a_router():
             nursery.start_soon(opened.keep, network)
         try:
             await _meet(how, network, found, opened)
-        except (NetworkError, PeerError) as error:  # which leaves the nursery as it is, and not as part of a group
+        except (NetworkError, PeerError) as error:  # raised outside the nursery, which would wrap it in a group
             problem = error
         nursery.cancel_scope.cancel()
     if problem is not None:
@@ -164,7 +164,7 @@ def _nobody(how: Visit, search: Search) -> Check:
 
 
 async def _admission(how: Visit, signed: SignedManifest) -> Check | None:
-    """What hinders that this computer can tell without asking; None when nothing does."""
+    """Return the problem that this computer can tell without asking; None if there is none."""
     folder = run_dir(how.folder, signed.run)
     standing = await trio.to_thread.run_sync(
         find_standing,
@@ -186,7 +186,7 @@ async def _admission(how: Visit, signed: SignedManifest) -> Check | None:
 
 
 async def _greet(how: Visit, signed: SignedManifest, network: Libp2pNetwork) -> list[Check]:
-    """Whether the others have us: the version of the software, and the admission, as they see it."""
+    """Check that the others accept our version of the software and our admission."""
     hello = make_hello(signed.run, how.role, how.choice.admission, version()).encode()
     refusals, welcomes, clocks = list[str](), 0, ClockOffsets(time.time, seconds_since_boot)
     for peer in list(network.connected())[:MOST_GREETED]:

@@ -1,1 +1,1 @@
-"""Files that are written whole, and files that are held locked for as long as their owner lives."""
+"""Files that are written whole, and files that stay locked for as long as their owner lives."""

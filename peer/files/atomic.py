@@ -1,11 +1,11 @@
 """Small files that are written whole or not at all.
 
-No library: `os.replace` is atomic, and what is left to do is four calls; the packages for it are not maintained, and none of
-them refuses to replace a file that another process makes meanwhile.  The store of a run has writes of its own, for tests
-make each of them fail (`protocol.chain.disk`).
+No library is used: `os.replace` is atomic, and only four calls remain.  The packages for this are not maintained, and none
+of them refuses to replace a file that another process makes meanwhile.  The store of a run has writes of its own, because
+tests make each of them fail (`protocol.chain.disk`).
 
-Whoever is killed while it writes leaves a temporary file, `.<name>.<anything>.new`: the store of a run removes those in its
-folder when it is opened, `remove_left_overs` those in another one.
+A writer that is killed leaves a temporary file, `.<name>.<anything>.new`.  The store of a run removes such files from its
+folder when it is opened; `remove_left_overs` removes them from another folder.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ SUFFIX = ".new"
 def write_atomically(path: Path, data: bytes | Callable[[int], bytes], *, replace: bool = True) -> None:
     """Write a file of mode 0600 whole or not at all, and durably.  Raises OSError.
 
-    data: the content, or what makes it of the file's inode.
-    With `replace=False` raises FileExistsError when `path` exists, also if another process makes it meanwhile.
+    data: the content, or a function that makes it from the file's inode.  With `replace=False`, raises FileExistsError if
+    `path` exists, also if another process makes it meanwhile.
     """
     descriptor, temporary = _temporary(path)
     try:
@@ -44,7 +44,7 @@ def write_atomically(path: Path, data: bytes | Callable[[int], bytes], *, replac
 
 
 def remove_left_overs(folder: Path) -> None:
-    """Remove what writers that were killed left in this folder.  What a living one writes is locked, and stays."""
+    """Remove the files that killed writers left in this folder.  The file of a living writer is locked, and stays."""
     for path in folder.glob(f".*{SUFFIX}"):
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -60,7 +60,7 @@ def remove_left_overs(folder: Path) -> None:
 
 
 def _temporary(path: Path) -> tuple[int, str]:
-    """A new file beside `path`, locked; another one, when it was taken for a left-over just before it was locked."""
+    """Make a new file beside `path`, locked; make another if the first was removed as a left-over before it was locked."""
     while True:
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=SUFFIX)
         with suppress(OSError):  # some file servers lock nothing
@@ -71,7 +71,7 @@ def _temporary(path: Path) -> tuple[int, str]:
 
 
 def _place_new(temporary: Path, path: Path) -> None:
-    """Give a written file its name unless that is taken; the link is atomic, where the file system has links."""
+    """Give a written file its name unless that is taken; the link is atomic, if the file system has links."""
     try:
         os.link(temporary, path)
     except FileExistsError:
@@ -91,26 +91,26 @@ def _sync_folder(folder: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Whether a folder is the one that we wrote, or a copy of it, or what a backup put back.
+# Recognition of copies: a folder is the one that we wrote, or a copy of it, or restored from a backup.
 #
-# A mark in the folder names its own inode and the time of its last change.  A copy has another inode; a mark that was
-# written over has another time.  The mark is made anew after every vote, so a backup from before has another one, and what
-# puts back only the files that differ puts back that, too.
+# A mark in the folder names its own inode and the time of its last change.  A copy has another inode, and an overwritten
+# mark has another time.  The mark is made anew after every vote, so an earlier backup has another mark.  A restore of only
+# the files that differ restores the mark as well.
 #
-# What leaves no trace is not noticed: a snapshot of a whole file system or machine that is restored, single files that are
-# put back without the mark, one folder that two computers use, and a mark that is put back with its time where the file
-# system gives it its old inode number again (ext4 does so often).  The time of the last change of its status would show
-# that, but permissions and links change it, too, every day.
+# Restores that leave no trace are not noticed: a snapshot of a whole file system or machine, single files put back without
+# the mark, one folder that two computers use, and a mark that is put back with its time if the file system gives it its
+# old inode number again (ext4 does so often).  The time of its last status change would show that, but permissions and
+# links change it every day.
 
 
 MARK = "original"
 COARSE_S = 3.0
-"""Some file systems tell times in steps of two seconds."""
+"""Tolerance in seconds: some file systems store times in steps of two seconds."""
 MAX_MARK_BYTES = 1024
 
 
 def is_original(folder: Path) -> bool:
-    """Whether the folder is as it was marked, or was never marked.  Blocking."""
+    """Return True if the folder is as it was marked, or was never marked.  Blocking."""
     path = folder / MARK
     try:
         found = path.stat()
@@ -125,7 +125,7 @@ def is_original(folder: Path) -> bool:
 
 
 def mark_original(folder: Path) -> None:
-    """From now on the folder is the original, for good when this returns.  Blocking.  Raises OSError."""
+    """Mark the folder as the original, durably once this returns.  Blocking.  Raises OSError."""
     changed = time.time()
 
     def mark(inode: int) -> bytes:

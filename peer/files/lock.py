@@ -1,6 +1,6 @@
-"""A lock between processes: a file that one process holds, with its process ID inside.
+"""Lock between processes: a file that one process holds, with its process ID inside.
 
-`filelock` takes it with flock, so the kernel lets go of it when the process ends, however it ends: no lock is ever stale.
+`filelock` takes it with flock, so the kernel releases it when the process ends, however it ends: no lock is ever stale.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 # ------------------------------------------------------------------------------------------------------------------------
-# A file that says "its owner lives": the owner keeps it locked (flock) for as long as it does.
+# Held file: it says "its owner lives", because the owner keeps it locked (flock) for as long as it lives.
 #
-# The kernel lets go of the lock when the process ends, however it ends, so whether an owner is alive needs no guess; whoever
-# finds a file that nobody holds removes it.  `filelock` does not fit: a file here is locked before it has its name, and
-# others look at its lock without taking it.
+# The kernel releases the lock when the process ends, however it ends, so nobody has to guess whether an owner lives.  A
+# process that finds a file without a holder removes it.  `filelock` does not fit: a file here is locked before it has its
+# name, and others test its lock without taking it.
 
 
 ATTEMPTS = 10
 
 
 class HeldFile:
-    """A file of ours at `path`.  All methods raise OSError when its folder cannot be used."""
+    """File of ours at `path`.  All methods raise OSError if its folder cannot be used."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -35,7 +35,7 @@ class HeldFile:
 
     @property
     def is_there(self) -> bool:
-        """Whether we hold it, and nobody has removed or replaced it."""
+        """True if we hold the file, and nobody has removed or replaced it."""
         if self._descriptor is None:
             return False
         try:
@@ -44,7 +44,7 @@ class HeldFile:
             return False
 
     def put(self, data: bytes = b"") -> None:
-        """Make the file, in place of one that is there, and hold it."""
+        """Write the file, replacing an existing one, and hold it."""
         descriptor, temporary = self._temporary()
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)  # before it has its name, so that nobody sees it unlocked
@@ -58,15 +58,15 @@ class HeldFile:
         self._descriptor = descriptor
 
     def remove(self) -> None:
-        """Take the file away, and its folder with it when it was the last one there."""
+        """Remove the file, and also its folder if that is empty then."""
         if self.is_there:
             self.path.unlink(missing_ok=True)
         self._let_go()
-        with suppress(OSError):  # others are still there
+        with suppress(OSError):  # the folder holds other files
             self.path.parent.rmdir()
 
     def _temporary(self) -> tuple[int, str]:
-        """A new file in the folder.  Who removes the last file there removes the folder, maybe just before our first."""
+        """Make a new file in the folder; retry if the removal of another's last file has just removed the folder."""
         for _ in range(ATTEMPTS):
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             try:
@@ -82,7 +82,7 @@ class HeldFile:
 
 
 def read_held(path: Path, limit: int) -> bytes | None:
-    """Up to `limit` bytes of a file whose owner lives; None for any other, and a dead owner's file is removed."""
+    """Return up to `limit` bytes of a file whose owner lives; None for any other, and a dead owner's file is removed."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
@@ -111,7 +111,7 @@ PID_CHARACTERS = 32
 
 
 class LockHeld(Exception):
-    """Another process holds the lock.  holder: its process ID; None when the file does not say."""
+    """Another process holds the lock.  holder: its process ID; None if the file does not say."""
 
     def __init__(self, holder: int | None) -> None:
         super().__init__(f"held by process {holder}" if holder is not None else "held by another process")
@@ -120,9 +120,9 @@ class LockHeld(Exception):
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold `path`, a file of mode 0600 in a folder that exists.
+    """Hold `path`, a file of mode 0600 in an existing folder.
 
-    Raises `LockHeld` at once when another process holds it, OSError when the file cannot be used.
+    Raises `LockHeld` at once if another process holds it, OSError if the file cannot be used.
     """
     lock = FileLock(path, timeout=0, mode=0o600, fallback_to_soft=False)
     try:

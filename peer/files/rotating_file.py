@@ -1,7 +1,7 @@
-"""A log file of limited size: when it is full it is moved aside, and the oldest one goes.
+"""Log file of limited size: a full file is renamed, and the oldest one is replaced.
 
-`logging.handlers.RotatingFileHandler` does not fit: what a full disk refuses stays in its buffer and is written later, torn
-and out of order, though it was counted as lost; and it counts characters.
+`logging.handlers.RotatingFileHandler` does not fit: data that a full disk refuses stays in its buffer and is written later,
+torn and out of order, though it was counted as lost; and it counts characters.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 class RotatingFile:
-    """Appends to the first of `names` in `folder`; the others are the older files, newest first.
+    """Log that appends to the first of `names` in `folder`; the others are the older files, newest first.
 
     max_bytes: of each file, if no single piece is larger.
     """
@@ -21,7 +21,7 @@ class RotatingFile:
         self._paths = [folder / name for name in names]
 
     def append(self, data: bytes) -> None:
-        """Raises OSError when the disk does not take it."""
+        """Append `data`.  Raises OSError if the disk does not take it."""
         self._folder.mkdir(parents=True, exist_ok=True)
         newest = self._paths[0]
         if newest.exists() and newest.stat().st_size + len(data) > self._max_bytes:

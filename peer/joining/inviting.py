@@ -1,7 +1,7 @@
-"""What goes into an invitation, and what an invitation says: its addresses and its token.
+"""Making and describing invitations: their addresses and their token.
 
-Addresses come from the running peer, which knows where somebody reached it and where it reached others.  When none runs,
-they come from what the last one left, and the person is told that nobody may be there.
+Addresses come from the running peer, which knows where others reached it and where it reached others.  If none runs, they
+come from the last peer's stored contacts, and the person is told that perhaps no peer answers there.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ NOBODY = (
     "peer, and invite as `peer status` says while it runs"
 )
 LAST_YEAR = 253_402_300_799
-"""End of the year 9999, in unix seconds: what a date can show."""
+"""End of the year 9999, in unix seconds: the latest date that can be shown."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """remark: a sentence for the person, when nobody is known to have reached the addresses.
+    """Addresses for an invitation.  remark: a sentence for the person if no peer is known to have reached them.
 
     anchor: the newest final record, as our running peer knows it.
     """
@@ -54,7 +54,7 @@ class Found:
 
 
 def find_addresses(run: Hash, peer: PeerId, data: Path) -> Found:
-    """Where guests of `run` find a peer; `peer` is ours."""
+    """Return the addresses at which guests of `run` find a peer; `peer` is ours."""
     running = _ask_running(run, data)
     if running is not None:
         remark = "" if running.here or running.there else UNREACHED
@@ -69,7 +69,7 @@ def find_addresses(run: Hash, peer: PeerId, data: Path) -> Found:
 
 
 def _ask_running(run: Hash, data: Path) -> Known | None:
-    """What the running peer of this data directory knows; None when none takes part in this run."""
+    """Return the contacts of the running peer of this data directory; None if none takes part in this run."""
     try:
         answer = ControlClient(data).request("contacts")
     except ControlError:
@@ -79,7 +79,7 @@ def _ask_running(run: Hash, data: Path) -> Known | None:
 
 
 def chosen_record(run: Hash, data: Path) -> Anchor:
-    """The newest settled record of our peer's chain, final or not, to invite others to that chain.  Raises `PeerError`."""
+    """Return the newest settled record of our peer's chain, final or not, to invite to that chain.  Raises `PeerError`."""
     try:
         status = ControlClient(data).status()
     except ControlError:
@@ -96,7 +96,7 @@ def chosen_record(run: Hash, data: Path) -> Anchor:
 
 
 def find_anchor(run: Hash, data: Path) -> Anchor | None:
-    """The newest final record, as our peer knows it; None when it takes part in another run, or does not run."""
+    """Return the newest final record, as our peer knows it; None if it takes part in another run, or does not run."""
     try:
         status = ControlClient(data).status()
     except ControlError:
@@ -105,12 +105,12 @@ def find_anchor(run: Hash, data: Path) -> Anchor | None:
 
 
 def anchor_of(status: NodeStatus) -> Anchor | None:
-    """The newest final record; None before there is one."""
+    """Return the newest final record; None before there is one."""
     return Anchor(rounds=status.final_rounds, tip=bytes.fromhex(status.final_tip)) if status.final_rounds else None
 
 
 def describe_anchor(invitation: Invitation) -> str:
-    """Which history the invitation is for, a line."""
+    """Describe the history of the invitation in a line."""
     anchor = invitation.anchor
     if anchor is None:
         return "to whatever chain its first peers have"
@@ -118,13 +118,13 @@ def describe_anchor(invitation: Invitation) -> str:
 
 
 def invite_command(run: Hash, data: Path) -> str:
-    """What the organiser types to invite a peer to a run that admits by token; in place of PEER_ID its peer ID."""
+    """Return the organiser's command for a run that admits by token; PEER_ID in it stands for the guest's peer ID."""
     where = "" if data == data_dir() else f" --data-dir {shlex.quote(str(data))}"
     return f"peer run invite {run.hex()[:12]} PEER_ID{where}"
 
 
 def describe_token(invitation: Invitation, wall_now: float) -> Sequence[str]:
-    """What the token of an invitation is for, whom it is for and until when, a line each; wall_now: unix s."""
+    """Describe the token of an invitation, its holder and its expiry, a line each.  wall_now: unix seconds."""
     if invitation.token is None:
         return ["without a token"]
     try:

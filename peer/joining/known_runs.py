@@ -1,4 +1,4 @@
-"""The runs whose manifests this data directory keeps, as a person wants to see them."""
+"""Runs whose manifests this data directory keeps, as a person wants to see them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from peer.joining.run_source import read_manifest
 
 @dataclass(frozen=True)
 class KnownRun:
-    """rounds: records on disk.  disk_bytes: of everything that is kept for it.  last: when something of it was written,
-    unix seconds.  problem: why its manifest cannot be read; empty when it can."""
+    """A stored run.  rounds: records on disk.  disk_bytes: of all its files.  last: time of its latest change, unix
+    seconds.  problem: why its manifest cannot be read; empty if it can."""
 
     run: str
     name: str
@@ -27,7 +27,7 @@ class KnownRun:
 
 
 def known_runs(data: Path) -> list[KnownRun]:
-    """The running one first, then by the time of the last change.  Blocking; changes nothing."""
+    """Return the stored runs: the running one first, then by the time of the last change.  Blocking; changes nothing."""
     running = ""
     with suppress(ControlError):
         running = ControlClient(data).status().run
@@ -49,12 +49,12 @@ def _known(manifest: Path, running: str) -> KnownRun:
 
 
 def _files_in(folder: Path) -> list[Path]:
-    """All below it; fewer where a peer removes some meanwhile."""
+    """Return all files below `folder`; some may be missing if a peer removes files meanwhile."""
     return [Path(where) / name for where, _, names in os.walk(folder) for name in names]
 
 
 def _stat_of(path: Path) -> os.stat_result | None:
-    """Of a file; None for what is none, or has just gone: a peer may be running."""
+    """Return a file's status; None if it is no file or has just gone, because a peer may be running."""
     try:
         return path.stat() if path.is_file() else None
     except OSError:

@@ -1,7 +1,7 @@
-"""The peer before it has its run's manifest: it can ask, but has nothing to say.
+"""Stand-in for the node until the peer has its run's manifest: it can ask, but answers nothing.
 
-The network wants somebody to call back from its first moment; the node needs the manifest, which an invited peer has
-yet to fetch through that network.  The lobby stands in, and hands everything on once the node runs.
+The network needs handlers from its first moment; the node needs the manifest, which an invited peer has yet to fetch through
+that network.  The lobby stands in, and forwards every call once the node runs.
 """
 
 from __future__ import annotations
@@ -21,57 +21,57 @@ ASK_AGAIN_S = 0.5
 
 
 class Lobby:
-    """Implements `protocol.transport.interface.Handlers` for the node that will be here."""
+    """Handlers (`protocol.transport.interface.Handlers`) that stand in for the later node."""
 
     def __init__(self) -> None:
         self._node: Handlers | None = None
         self._open = trio.Event()
 
     def admit(self, node: Handlers) -> None:
-        """From now on `node` is called; it must be running."""
+        """Forward all calls to `node` from now on; it must be running."""
         self._node = node
         self._open.set()
 
     def has_member(self, peer: PeerId) -> bool:
-        """The node's answer; before it runs nobody is known."""
+        """Return the node's answer; before the node runs, nobody is known."""
         return self._node is not None and self._node.has_member(peer)
 
     def on_gossip(self, forwarder: PeerId, data: bytes) -> Acceptance:
-        """The node's answer; before it runs gossip is ignored, and so not forwarded."""
+        """Return the node's answer; before the node runs, gossip is ignored, and so not forwarded."""
         return self._node.on_gossip(forwarder, data) if self._node else Acceptance.IGNORE
 
     async def on_request(self, peer: PeerId, kind: str, data: bytes) -> bytes:
-        """The node's answer; before it runs a greeting waits, and all else raises Refused."""
+        """Return the node's answer; before the node runs, a greeting waits, and all else raises Refused."""
         if kind == "hello":
-            await self._open.wait()  # who greets us now need not do it again; it waits as long as it likes
+            await self._open.wait()  # an early greeting need not be repeated; it may wait as long as its sender likes
         if self._node is None:
             raise Refused("this peer is still starting; ask again")
         return await self._node.on_request(peer, kind, data)
 
     async def open_push(self, peer: PeerId, header: bytes, size: int) -> Landing | None:
-        """The node's answer; None, a refusal, before it runs."""
+        """Return the node's answer; None, a refusal, before the node runs."""
         return await self._node.open_push(peer, header, size) if self._node else None
 
     async def finish_push(self, peer: PeerId, header: bytes, landing: Landing | None) -> None:
-        """The node's; before it runs there is no push to finish."""
+        """Let the node finish a push; before the node runs there is none."""
         if self._node is not None:
             await self._node.finish_push(peer, header, landing)
 
     def on_peer_connected(self, peer: PeerId) -> None:
-        """The node's; when it begins it looks for itself who is connected."""
+        """Tell the node; when it starts, it looks up the connected peers itself."""
         if self._node is not None:
             self._node.on_peer_connected(peer)
 
     def on_peer_disconnected(self, peer: PeerId) -> None:
-        """The node's."""
+        """Tell the node."""
         if self._node is not None:
             self._node.on_peer_disconnected(peer)
 
 
 async def fetch_manifest(network: Network, run: Hash, organiser: PeerId, on_wait: Callable[[str], None]) -> SignedManifest:
-    """The manifest of `run` from whoever is connected and has it; waits until somebody does.
+    """Return the manifest of `run` from a connected peer that has it; wait until one does.
 
-    on_wait: gets a sentence about what is waited for.  What a peer answers is believed for its hash alone.
+    on_wait: called with a sentence about the wait.  A peer's answer is believed only if its hash is right.
     """
     while True:
         peers = list(network.connected())

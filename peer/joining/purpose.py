@@ -1,6 +1,6 @@
-"""A run in plain words: what is trained, on what, at which rate, until when, and who organises it.
+"""A run in plain words: its model, data, rate, end and organiser.
 
-The same lines stand in `peer run create`, `peer run show` and the first lines of `peer join`.
+The same lines appear in `peer run create`, `peer run show` and the first lines of `peer join`.
 """
 
 from __future__ import annotations
@@ -12,29 +12,29 @@ from protocol.run.manifest import RunManifest
 from protocol.run.sections import Unit
 
 ASSUMED_FLOPS = 1e12
-"""Of one member that nobody has measured: a fast processor, or a small GPU."""
+"""Speed of one member that was never measured: a fast processor, or a small GPU."""
 FLOPS_A_PARAMETER = 6
-"""Floating point operations for a token of training: two forward, four backward (Kaplan et al. 2020)."""
+"""Floating point operations per token and parameter in training: two forward, four backward (Kaplan et al. 2020)."""
 MOST_TOKENS_PER_S = 50_000.0
-"""Small models are held up by other things than arithmetic."""
+"""Bound for small models, which are limited by other things than arithmetic."""
 
 
 @dataclass(frozen=True)
 class Speed:
-    """The pace of a whole run.  of: where the number is from, as a phrase."""
+    """Pace of a whole run.  of: the source of the number, as a phrase."""
 
     tokens_per_s: float
     of: str
 
 
 def assumed_speed(manifest: RunManifest) -> Speed:
-    """The speed of one member of a run that was never measured."""
+    """Return the speed of one member of a run that was never measured."""
     rate = min(MOST_TOKENS_PER_S, ASSUMED_FLOPS / (FLOPS_A_PARAMETER * manifest.parameters))
     return Speed(rate, "assumed for one member with 1 TFLOP/s")
 
 
 def purpose_lines(manifest: RunManifest, speed: Speed | None = None) -> list[tuple[str, str]]:
-    """What to know of a run before taking part: (subject, statement).  speed: None for an assumed one."""
+    """Return the facts to know before taking part in a run: (subject, statement).  speed: None for an assumed one."""
     return [
         ("trains", _trains(manifest)),
         ("reads", _reads(manifest)),
@@ -45,7 +45,7 @@ def purpose_lines(manifest: RunManifest, speed: Speed | None = None) -> list[tup
 
 
 def purpose_sentence(manifest: RunManifest) -> str:
-    """The same in one sentence, without the time that it takes."""
+    """Return the same facts in one sentence, without the duration."""
     return (
         f"this run trains {_trains(manifest)} on {_reads(manifest)}; rate {_rate(manifest)}; it ends after "
         f"{_total(manifest)}; organised by {short(manifest.organiser)}"
@@ -53,7 +53,7 @@ def purpose_sentence(manifest: RunManifest) -> str:
 
 
 def until(manifest: RunManifest, speed: Speed) -> str:
-    """The goal in tokens, rounds and hours, of one member that reads all it may in each round."""
+    """Describe the goal in tokens, rounds and hours, for one member that reads all it may in each round."""
     goal, per_round = manifest.goal, manifest.tokens_per_round
     if manifest.rl is not None:
         warm = f", the first {manifest.rl.warm_rounds} of them on text" if manifest.rl.warm_rounds else ""
@@ -79,7 +79,7 @@ def _trains(manifest: RunManifest) -> str:
 
 
 def _reads(manifest: RunManifest) -> str:
-    """What is read; where somebody brings weights and no data, how to change it."""
+    """Describe the text, rollouts or both that the run learns from."""
     text = _text(manifest)
     if manifest.rl is None:
         return text
@@ -98,7 +98,7 @@ def _text(manifest: RunManifest) -> str:
 
 
 def unusual_data(manifest: RunManifest) -> str:
-    """A sentence for somebody whose weights would learn Python's source, which hardly anybody means; empty otherwise."""
+    """Return a warning if weights would learn Python's source, which hardly anybody intends; empty otherwise."""
     reads_text = manifest.rl is None or manifest.rl.warm_rounds > 0
     if not manifest.initial_state or not reads_text or manifest.data.format == "chat" or manifest.data.corpus != "stdlib":
         return ""

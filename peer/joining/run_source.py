@@ -1,7 +1,7 @@
-"""Where a run comes from: a run file, a signed manifest, an invitation, or the data directory of this peer.
+"""Sources of a run: a run file, a signed manifest, an invitation, or the data directory of this peer.
 
-Decides what a word on the command line means and keeps signed manifests on disk; what is in a manifest and in an
-invitation is `protocol.run.manifest`'s and `protocol.run.invitation`'s business.
+This module decides which run a word on the command line names, and keeps signed manifests on disk.  `protocol.run.manifest`
+and `protocol.run.invitation` define their contents.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from protocol.wire.identity import PeerId
 from trainer.environments.registry import check_named, files_of
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Words that people give where a run belongs, and that name something else: each has a sentence with the remedy.
+# Words that people give in place of a run, and that name something else: each has a sentence with the remedy.
 
 
 MULTIADDR = re.compile(r"/(ip4|ip6|dns|dns4|dns6|dnsaddr|p2p)/")
@@ -41,7 +41,7 @@ PEER_ID = re.compile(r"(12D3KooW|Qm)[1-9A-HJ-NP-Za-km-z]{40,}")
 
 
 def remedy_for(word: str) -> str:
-    """What to do instead of giving `word`; "" for a word that may well name a run."""
+    """Return the remedy for giving `word`; "" for a word that may well name a run."""
     shown = "".join(character for character in word if character.isprintable())[:120]
     if URL.match(word):
         return (
@@ -64,11 +64,11 @@ def remedy_for(word: str) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# The environment that a run with rollouts names: whether there is one like that, with the files that it reads.
+# Check of the environment that a run with rollouts names: it exists, and reads the files that the run has.
 
 
 def environment_problem(manifest: RunManifest) -> str | None:
-    """Why no peer could open the environment of a run, as a sentence; None where it could, or there is none."""
+    """Return why no peer could open the environment of a run, as a sentence; None if one could, or if there is none."""
     rl = manifest.rl
     if rl is None:
         return None
@@ -87,15 +87,15 @@ def environment_problem(manifest: RunManifest) -> str | None:
 
 
 DEFAULT_PORT = USUAL_PORT
-"""Where a peer listens if nobody says otherwise (TCP)."""
+"""TCP port on which a peer listens by default."""
 MAX_OWN_ADDRESSES = 8
 
 
 def create_run(path: Path, data: Path, tell: Tell = lambda what, about: None) -> SignedManifest:
-    """Sign the run file with this peer's identity as organiser, and keep the manifest in the data directory, with all that
-    the run file brings along.
+    """Sign the run file with this peer's identity as organiser, and store the manifest and all data that the run file brings
+    along in the data directory.
 
-    tell: gets what a person should know of its chats, its tasks and its model.
+    tell: called with remarks on its chats, its tasks and its model.
     """
     signed, start = _signed_run(path, data)
     if start is not None:
@@ -108,7 +108,7 @@ def create_run(path: Path, data: Path, tell: Tell = lambda what, about: None) ->
 
 
 def _signed_run(path: Path, data: Path) -> tuple[SignedManifest, Brought | None]:
-    """The run of a run file as ours, and what it brings along, if anything."""
+    """Return the run of a run file, signed as ours, and the run file's data, if any."""
     identity, start = load_or_create_identity(data), start_of(path)
     manifest = load_run_file(path, identity.peer_id, start)
     problem = environment_problem(manifest)
@@ -118,19 +118,19 @@ def _signed_run(path: Path, data: Path) -> tuple[SignedManifest, Brought | None]
 
 
 def start_of(path: Path) -> Brought | None:
-    """What a run file brings along, if anything (`peer.weights.brought`).  Raises `PeerError` or `RunFileError`."""
+    """Return the data that a run file brings, if any (`peer.weights.brought`).  Raises `PeerError` or `RunFileError`."""
     return brought_by(path)
 
 
 def store_manifest(signed: SignedManifest, data: Path) -> None:
-    """Keep a manifest; writing the same one again changes nothing."""
+    """Store a manifest; storing the same one again changes nothing."""
     path = manifest_file(data, signed.run)
     make_private(path.parent)
     write_atomically(path, signed.raw)
 
 
 def stored_manifest(run: Hash, data: Path) -> SignedManifest | None:
-    """The manifest of a run that this data directory knows; raises `PeerError` when the file is damaged."""
+    """Return the manifest of a run that this data directory knows; raises `PeerError` if the file is damaged."""
     path = manifest_file(data, run)
     if not path.exists():
         return None
@@ -141,7 +141,7 @@ def stored_manifest(run: Hash, data: Path) -> SignedManifest | None:
 
 
 def read_manifest(path: Path) -> SignedManifest:
-    """The signed manifest in a file; raises `PeerError`."""
+    """Return the signed manifest in a file; raises `PeerError`."""
     with path.open("rb") as file:
         raw = file.read(MAX_MANIFEST_BYTES + 1)
     try:
@@ -155,10 +155,11 @@ def read_manifest(path: Path) -> SignedManifest:
 
 
 def find_run(word: str, data: Path, *, founding: bool = False) -> SignedManifest | Invitation:
-    """What `word` names: an invitation, a run file (signed as ours, not stored), a manifest, or a stored run's ID.
+    """Return the run named by `word`: an invitation, a run file (signed as ours, not stored), a manifest, or a stored run's
+    ID.
 
-    A run ID may be shortened to its first 8 or more digits.  founding: the run is about to be joined, so what a run
-    file brings along is kept in the data directory.  Raises `PeerError`, `Malformed` or `RunFileError`.
+    A run ID may be shortened to its first 8 or more digits.  founding: the run is about to be joined, so the run file's data
+    is kept in the data directory.  Raises `PeerError`, `Malformed` or `RunFileError`.
     """
     if looks_like_invitation(word):
         return read_invitation(word)
@@ -186,7 +187,7 @@ def find_run(word: str, data: Path, *, founding: bool = False) -> SignedManifest
 
 
 def chosen_run(word: str | None, data: Path) -> SignedManifest:
-    """The stored run whose ID begins with `word`; by default the running one, else the latest here.  Raises `PeerError`."""
+    """Return the stored run whose ID begins with `word`; default: the running one, else the latest.  Raises `PeerError`."""
     running = ""
     if word is None:
         with suppress(ControlError):
@@ -200,7 +201,7 @@ def chosen_run(word: str | None, data: Path) -> SignedManifest:
 
 
 def dialable(addresses: Sequence[str], peer: PeerId, port: int) -> list[str]:
-    """The addresses for an invitation: those given, each with our peer ID at its end, else this computer's own.
+    """Return the addresses for an invitation: the given ones, each with our peer ID at its end, else this computer's own.
 
     addresses: multiaddrs, or HOST[:PORT]; without a port, `port`.  Raises PeerError.
     """
@@ -212,7 +213,7 @@ def dialable(addresses: Sequence[str], peer: PeerId, port: int) -> list[str]:
 
 
 def own_addresses(port: int) -> list[str]:
-    """Where a peer on this computer listens (IPv4), as multiaddrs; the loopback's only if there is no other."""
+    """Return the multiaddrs at which a peer here listens (IPv4); the loopback address only if there is no other."""
     found: list[str] = []
     for links in psutil.net_if_addrs().values():
         for link in links:
@@ -223,7 +224,7 @@ def own_addresses(port: int) -> list[str]:
 
 
 def organised_runs(data: Path, organiser: PeerId) -> list[SignedManifest]:
-    """The runs that this data directory knows and `organiser` signed; damaged manifests are left out."""
+    """Return the runs that this data directory knows and `organiser` signed; damaged manifests are skipped."""
     found = []
     for path in sorted(data.glob("runs/*/manifest")):
         with suppress(PeerError):

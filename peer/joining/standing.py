@@ -1,7 +1,7 @@
-"""Whether this peer may take part in a run, as its own computer can tell before anybody else is asked.
+"""Check of this peer's admission to a run, by its own computer alone, before any other peer is asked.
 
-The admission proof is kept in the run's folder, so that `peer join RUN` goes on without the invitation.  It is no secret:
-nobody else can use it.
+The admission proof is kept in the run's folder, so that `peer join RUN` works without the invitation.  The proof is no
+secret: nobody else can use it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ KEPT_AS = "admission"
 
 @dataclass(frozen=True)
 class Standing:
-    """problem: why this peer may not take part, as a sentence; None when it may, with this admission proof."""
+    """Result of the check.  problem: why this peer may not take part; None if it may, with this admission proof."""
 
     problem: str | None
     admission: bytes = b""
@@ -49,11 +49,11 @@ def _role_problem(manifest: RunManifest, role: Role) -> str | None:
 def find_standing(
     manifest: RunManifest, run: Hash, peer: PeerId, invited_with: bytes, wall_now: float, role: Role, folder: Path
 ) -> Standing:
-    """Whether `peer` may take part, and what to show to the others.  Blocking.
+    """Check whether `peer` may take part, and return its proof for the others.  Blocking.
 
-    invited_with: the proof from the invitation, empty without one; then the kept one counts.  wall_now: unix seconds.
-    folder: the run's, with what earlier lives kept.  A member of a record stays one; a peer that voted in a round and left
-    may be in a record that it has not seen, so then the others decide.
+    invited_with: the proof from the invitation; empty without one, then the stored proof counts.  wall_now: unix seconds.
+    folder: the run's, with the files of earlier lives.  A member of a record stays one.  A peer that voted in a round and
+    left may be in a record that it has not seen, so then the others decide.
     """
     problem = version_problem(manifest) or _role_problem(manifest, role)
     if problem is not None:
@@ -78,7 +78,7 @@ def find_standing(
 
 
 def compare_with_anchor(anchor: Anchor | None, history: History, run: Hash) -> None:
-    """Raises PeerError when our disk has another final history than the one to which we are invited."""
+    """Raise PeerError if our disk has another final history than the one to which we are invited."""
     if anchor is not None and history.final >= anchor.rounds and history.tip_at(anchor.rounds) != anchor.tip:
         raise PeerError(
             f"the invitation is to a history with another round {anchor.rounds - 1} than the one on this disk; join "
@@ -88,7 +88,7 @@ def compare_with_anchor(anchor: Anchor | None, history: History, run: Hash) -> N
 
 
 def keep_admission(proof: bytes, folder: Path) -> None:
-    """Keep a proof for later lives.  Blocking."""
+    """Store a proof for later lives.  Blocking."""
     if proof:
         write_atomically(folder / KEPT_AS, proof)
 

@@ -1,1 +1,1 @@
-"""What this computer has, what a run takes, and how several peers share the cores."""
+"""Resources of this computer, needs of a run, and the sharing of cores among several peers."""

@@ -1,4 +1,4 @@
-"""Whether a run fits into this computer's memory, asked before anything of it is fetched or allocated."""
+"""Memory check of a run before any of it is fetched or allocated, and choice of a peer's role."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ from protocol.wire.presence import Role
 from trainer.generate.choice import GeneratorName, choose_generator
 
 # ------------------------------------------------------------------------------------------------------------------------
-# What a peer does in a run where its owner leaves that open: what the manifest wants of it and this computer can carry.
+# Choice of a peer's role if its owner sets none: by the manifest's wants and this computer's capacity.
 #
-# A run without rollouts is trained.  In one with rollouts, a founder trains, as the run waits for its founders; where
-# anybody may begin, the organiser and whoever has a GPU for it train.  Others generate, but for one in eight, drawn by run
-# and peer, that verifies.  Where memory does not suffice for that, a peer takes the first of generating, verifying and
-# serving that it does suffice for.  The choice follows from the manifest, the peer's ID and free memory alone.
+# In a run without rollouts, every peer trains.  In a run with rollouts, a founder trains, because the run waits for its
+# founders; if anybody may begin, the organiser trains, and so do peers with a GPU for it.  Of the other peers, one in
+# eight verifies, drawn by run and peer, and the rest generate.  If memory does not suffice for that, a peer takes the
+# first of generating, verifying and serving for which it does.  The choice follows from the manifest, the peer's ID and
+# free memory alone.
 
 
 VALIDATE_ONE_IN = 8
-"""Verifying a rollout costs less than a tenth of making it, and each is verified about once."""
+"""Share of validators: verifying a rollout costs less than a tenth of making it, and each is verified about once."""
 WORDS = {
     Role.TRAINER: "training",
     Role.ROLLOUT: "generating rollouts",
@@ -38,14 +39,14 @@ WORDS = {
 
 
 class Choice(NamedTuple):
-    """A role, and why in one sentence."""
+    """A role, and the reason in one sentence."""
 
     role: Role
     reason: str
 
 
 def choose_role(manifest: RunManifest, run: Hash, peer: PeerId, available: int, gpu: int | None) -> Choice:
-    """available: bytes of free memory.  gpu: free bytes of the GPU's, None without one."""
+    """Choose a peer's role.  available: bytes of free memory.  gpu: free bytes of the GPU's, None without one."""
     if manifest.rl is None:
         return Choice(Role.TRAINER, "the run has no rollouts, so its peers train")
     wanted, why = _wanted(manifest, run, peer, gpu)
@@ -83,7 +84,7 @@ FOUNDER_RESTS = (
 
 
 def check_together(manifest: RunManifest, peers: int) -> None:
-    """Whether so many peers that start here at the same moment, and so all find the memory free, fit; raises `PeerError`."""
+    """Raise `PeerError` unless so many peers fit that start here at the same moment, when all find the memory free."""
     need, available = memory_need(manifest, device="cpu" if free_gpu_memory() is None else "cuda"), available_memory()
     if peers * need.host > available:
         raise PeerError(
@@ -96,8 +97,8 @@ def check_together(manifest: RunManifest, peers: int) -> None:
 async def chosen_role(
     manifest: RunManifest, run: Hash, peer: PeerId, emit: Callable[[Event], None], wanted: Role | None = None
 ) -> Role:
-    """The role of a peer: what its owner wants, with a warning where the run may wait for something else; where that is left
-    open, what suits, and in a run with rollouts it is told why it is that one."""
+    """Return a peer's role: the one its owner wants, with a warning if the run may wait for another; else a suitable one,
+    which is announced with the reason in a run with rollouts."""
     if wanted is not None:
         if wanted is not Role.TRAINER and manifest.founders != "anyone" and peer in manifest.founders:
             emit(Notice("warning", FOUNDER_RESTS.format(role=wanted.value)))
@@ -110,7 +111,7 @@ async def chosen_role(
 
 
 def check_generator(wanted: GeneratorName) -> None:
-    """Raise `PeerError` if the generator that is set cannot be used here."""
+    """Raise `PeerError` if the configured generator cannot be used here."""
     try:
         choose_generator(wanted, free_gpu_memory() is not None)
     except ImportError as error:
@@ -118,7 +119,7 @@ def check_generator(wanted: GeneratorName) -> None:
 
 
 def check_memory(manifest: RunManifest, role: Role) -> None:
-    """Raises `PeerError` with numbers when it does not suffice."""
+    """Raise `PeerError` with numbers if memory does not suffice."""
     problem = memory_problem(manifest, role, available_memory(), None if role is Role.SEED else free_gpu_memory())
     if problem is not None:
         raise PeerError(problem, ExitCode.RESOURCES)

@@ -1,7 +1,7 @@
-"""What this computer lends to a process: cores and memory, as far as affinity and containers let it.
+"""Resources that this computer gives a process: cores and memory, within affinity and containers.
 
-Linux's control groups limit a container (and a service) below what the computer has; each group above ours limits us, too.
-Both versions of their file system are read.  Where there is none, the computer itself is the limit.
+Linux's control groups limit a container (and a service) to less than the computer has; each group above ours limits us as
+well.  Both versions of their file system are read.  Without one, only the computer itself limits.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from pathlib import Path
 import psutil
 
 # ------------------------------------------------------------------------------------------------------------------------
-# How many files and sockets this process may have open.
+# Limit on the files and sockets that this process may have open.
 
 
 WANTED = 4096
-"""More than all connections together that a peer allows, and its own files."""
+"""Limit wanted: more than a peer's permitted connections and its own files together."""
 
 
 def raise_open_files() -> int:
-    """Raise this process's limit to `WANTED`, or as far as the system allows; returns the limit that holds then.
+    """Raise this process's limit to `WANTED`, or as far as the system allows; return the resulting limit.
 
     The usual limit of 1024 is less than strangers may take of a peer, and a peer that can open no file stops.
     """
@@ -40,15 +40,16 @@ def raise_open_files() -> int:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# A clock that runs on while the computer is suspended: the event loop's stands still then.
+# Clock that runs on while the computer is suspended; the event loop's clock stands still then.
 
 
 CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-"""Linux has one for it; the monotonic clock of macOS is one, other than the one that Python's own functions read."""
+"""Clock that counts suspended time: CLOCK_BOOTTIME on Linux, on macOS a monotonic clock that Python's own functions do not
+read."""
 
 
 def seconds_since_boot() -> float:
-    """Suspended ones included."""
+    """Return the seconds since boot, suspended ones included."""
     return time.clock_gettime(CLOCK)
 
 
@@ -59,11 +60,11 @@ GROUPS = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
 PROCESSORS = Path("/sys/devices/system/cpu")
 UNLIMITED = 1 << 60
-"""The first version says a huge number where the second says "max"."""
+"""Least limit that counts as none: the first version has a huge number where the second has "max"."""
 
 
 def usable_cores(groups: Path = GROUPS, membership: Path = MEMBERSHIP) -> int:
-    """Cores that we may keep busy all the time; at least 1.  Two hardware threads of a core count once."""
+    """Return the cores that we may keep busy all the time; at least 1.  Two hardware threads of a core count once."""
     cores = float(_cores_of_affinity())
     for folder in _folders("cpu", groups, membership):
         cores = min(cores, _cpu_quota(folder))
@@ -71,7 +72,7 @@ def usable_cores(groups: Path = GROUPS, membership: Path = MEMBERSHIP) -> int:
 
 
 def available_memory(groups: Path = GROUPS, membership: Path = MEMBERSHIP) -> int:
-    """Bytes that can be had without pushing anything out."""
+    """Return the bytes of memory available without swapping or eviction."""
     available = int(psutil.virtual_memory().available)
     for folder in _folders("memory", groups, membership):
         available = min(available, _memory_left(folder))
@@ -87,9 +88,9 @@ def _cores_of_affinity() -> int:
 
 
 def _folders(controller: str, groups: Path, membership: Path) -> Iterator[Path]:
-    """Of our control group and of those above it.
+    """Yield the folders of our control group and of the groups above it.
 
-    A container may not see the path that its membership names; then the groups above it that it sees remain.
+    A container may not see the path that its membership names; then only the visible groups above it count.
     """
     for line in _text(membership).splitlines():
         _, _, rest = line.partition(":")
@@ -102,7 +103,7 @@ def _folders(controller: str, groups: Path, membership: Path) -> Iterator[Path]:
 
 
 def _cpu_quota(folder: Path) -> float:
-    """Cores' worth of time; infinity without a limit."""
+    """Return the quota as a number of cores; infinity without a limit."""
     words = _text(folder / "cpu.max").split() or [_text(folder / "cpu.cfs_quota_us"), _text(folder / "cpu.cfs_period_us")]
     try:
         quota, period = int(words[0]), int(words[1])
@@ -112,7 +113,7 @@ def _cpu_quota(folder: Path) -> float:
 
 
 def _memory_left(folder: Path) -> int:
-    """What the group may still take, its files in memory that can be dropped included."""
+    """Return the bytes that the group may still take, droppable file pages in memory included."""
     limit = _number(folder / "memory.max") or _number(folder / "memory.limit_in_bytes")
     if limit is None or limit >= UNLIMITED:
         return UNLIMITED
@@ -128,7 +129,7 @@ def _number(path: Path) -> int | None:
 
 
 def _text(path: Path) -> str:
-    """A small file's contents; empty when it cannot be read."""
+    """Return a small file's contents; empty if it cannot be read."""
     try:
         return path.read_text().strip()
     except (OSError, UnicodeDecodeError):

@@ -1,8 +1,8 @@
 """The cores of this computer, shared out among the peers that train on it.
 
 `<runtime>/cores/` has a file for each training peer of this user, held for as long as it trains (`peer.files.lock`); a
-paused peer takes its file away.  Every peer counts the files again and again, and its trainer goes on with its new share
-after the running step.  Nobody asks anybody: all see the same files and divide alike.
+paused peer removes its file.  Every peer counts the files again and again, and its trainer takes its new share after the
+running step.  No peer asks another: all see the same files and divide alike.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from protocol.events.events import Event, Notice
 RECOUNT_S = 2.0
 MAX_PEERS = 1024
 CHOSEN_IN = ("PEER_TRAINER_THREADS", "OMP_NUM_THREADS")
-"""Where a person, or a batch system, says the number of threads, in this order."""
+"""Environment variables in which a person, or a batch system, sets the number of threads, in this order."""
 
 
 class Trainer(Protocol):
-    """What is told its share."""
+    """Trainer that is told its share."""
 
     @property
     def paused(self) -> bool:
-        """Whether it rests."""
+        """True while the trainer is paused."""
 
     def use_threads(self, threads: int) -> None:
         """Compute with so many threads from the next step on."""
 
 
 def chosen_threads(option: int) -> int:
-    """The CPU threads that the person chose, by `--threads` or in the environment; 0 for a share of the cores."""
+    """Return the CPU threads that the person chose, by `--threads` or in the environment; 0 for a share of the cores."""
     if option:
         return option
     for name in CHOSEN_IN:
@@ -52,19 +52,19 @@ def chosen_threads(option: int) -> int:
 
 
 def share_of(cores: int, place: int, peers: int) -> int:
-    """Threads of the peer at `place` (from 0) of so many; the odd cores go to the first ones, and nobody has none."""
+    """Return the threads of the peer at `place` (from 0) of `peers`: odd cores go to the first; each gets 1 or more."""
     return max(1, cores // peers + (place < cores % peers))
 
 
 class CoreShare:
-    """One peer's place among those that train here."""
+    """One peer's place among the peers that train here."""
 
     def __init__(self, folder: Path, cores: int) -> None:
         self.folder, self.cores = folder, cores
         self._file = HeldFile(folder / f"{os.getpid()}-{secrets.token_hex(4)}")
 
     def take(self) -> tuple[int, int]:
-        """Hold a place; (our place, peers that have one).  Raises OSError when the folder cannot be used."""
+        """Hold a place; return our place and the number of places held.  Raises OSError if the folder cannot be used."""
         if not self._file.is_there:
             self._file.put()
         mine = self._file.path.name
@@ -76,12 +76,12 @@ class CoreShare:
         return sum(name < mine for name in others), len(others) + 1
 
     def give_back(self) -> None:
-        """Take our file away: the others may use our cores."""
+        """Remove our file, so that the others may use our cores."""
         self._file.remove()
 
 
 async def keep_share(trainer: Trainer, emit: Callable[[Event], None], chosen: Callable[[], int]) -> None:
-    """`share_cores` with the peers of this user; without them where the runtime directory is not to be trusted."""
+    """Run `share_cores` with the peers of this user; without them if the runtime directory cannot be trusted."""
     cores = usable_cores()
     try:
         share = CoreShare(runtime_dir() / "cores", cores)
@@ -94,7 +94,7 @@ async def keep_share(trainer: Trainer, emit: Callable[[Event], None], chosen: Ca
 
 
 async def share_cores(share: CoreShare, trainer: Trainer, emit: Callable[[Event], None], chosen: Callable[[], int]) -> None:
-    """Until cancelled, hold a place and keep the trainer at its share, or at the number of threads that is `chosen` now."""
+    """Hold a place, and keep the trainer at its share or at the number of threads `chosen` now, until cancelled."""
     tell, known = _once(emit), 1
     try:
         while True:
@@ -120,7 +120,7 @@ async def share_cores(share: CoreShare, trainer: Trainer, emit: Callable[[Event]
 
 
 def _counted(share: CoreShare, tell: Callable[[str], None]) -> tuple[int, int]:
-    """As `CoreShare.take`; alone where the others cannot be counted."""
+    """Take a place as `CoreShare.take`; assume to be alone if the others cannot be counted."""
     try:
         return share.take()
     except OSError as error:
@@ -132,7 +132,7 @@ def _counted(share: CoreShare, tell: Callable[[str], None]) -> tuple[int, int]:
 
 
 def _once(emit: Callable[[Event], None]) -> Callable[[str], None]:
-    """Emits the first warning that it is given."""
+    """Return a function that emits only the first warning it is given."""
     said: list[str] = []
 
     def tell(text: str) -> None:

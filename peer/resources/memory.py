@@ -1,7 +1,7 @@
-"""How much memory a run takes in the peer and in its trainer, from the manifest alone.
+"""Memory that a run takes in the peer and in its trainer, from the manifest alone.
 
-What both processes share (the parameters, the contribution) is the peer's and counted once.  The trainer's part is
-`trainer.memory`'s; `python -m benchmarks.memory` compares all of it with what real peers take.
+Memory that both processes share (the parameters, the contribution) is the peer's and counted once.  `trainer.memory`
+computes the trainer's part; `python -m benchmarks.memory` compares the sum with the use of real peers.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from trainer.config import TrainingConfig
 from trainer.memory import Work, trainer_memory
 
 # ------------------------------------------------------------------------------------------------------------------------
-# The GPU that a trainer would compute on, seen without loading torch.
+# The GPU on which a trainer would compute, found without loading torch.
 
 
 def free_gpu_memory() -> int | None:
-    """Free bytes of the roomiest NVIDIA GPU; None when a trainer would compute on the CPU.
+    """Return the free bytes of the roomiest NVIDIA GPU; None if a trainer would compute on the CPU.
 
-    That is when torch is built for CPUs, when CUDA_VISIBLE_DEVICES hides all GPUs, or when there is no working one.
+    A trainer does so if torch is built for CPUs, if CUDA_VISIBLE_DEVICES hides all GPUs, or if no GPU works.
     """
     try:
         if version("torch").endswith("+cpu") or os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1"):
@@ -51,17 +51,17 @@ def free_gpu_memory() -> int | None:
 
 
 PROCESS_BYTES = 130 << 20
-"""Python, the network, its connections."""
+"""Bytes for Python, the network and its connections."""
 WORK = {Role.TRAINER: Work.TRAIN, Role.ROLLOUT: Work.GENERATE, Role.VALIDATOR: Work.VERIFY}
 MEMORY_OF_FILES = 6
-"""A byte of a tokenizer or of chats takes so many in the trainer process."""
+"""Bytes in the trainer process for each byte of a tokenizer or of chats."""
 CHUNKS_AT_WORK = 16
-"""Chunks that are being averaged, sent, applied or written at a time, besides the parts that wait."""
+"""Chunks that are averaged, sent, applied or written at one time, besides the parts that wait."""
 
 
 @dataclass(frozen=True)
 class Need:
-    """Bytes at the peak.  trainer: of the computer's memory; gpu: of the GPU's, 0 without one."""
+    """Peak memory in bytes.  trainer: of the computer's memory; gpu: of the GPU's, 0 without one."""
 
     peer: int
     trainer: int
@@ -74,7 +74,7 @@ class Need:
 
 
 def memory_need(manifest: RunManifest, role: Role = Role.TRAINER, device: str = "cpu") -> Need:
-    """What a peer of this role takes, whose trainer computes on "cpu" or "cuda"."""
+    """Return the memory that a peer of this role needs.  device: "cpu" or "cuda", where its trainer computes."""
     payload = payload_bytes(chunk_layout(manifest.parameters, manifest.chunk_parameters))
     chunk = encoded_bytes(min(manifest.chunk_parameters, manifest.parameters))
     peer = PROCESS_BYTES + manifest.state_bytes + payload + (PART_BUFFERS + CHUNKS_AT_WORK) * chunk  # the round's result
@@ -87,9 +87,9 @@ def memory_need(manifest: RunManifest, role: Role = Role.TRAINER, device: str = 
 
 
 def memory_problem(manifest: RunManifest, role: Role, available: int, gpu: int | None) -> str | None:
-    """Why the run does not fit, with numbers and a remedy; None when it does.
+    """Return why the run does not fit, with numbers and a remedy; None if it fits.
 
-    available: bytes of memory.  gpu: free bytes of the GPU's memory, None when the trainer computes on the CPU.
+    available: bytes of memory.  gpu: free bytes of the GPU's memory, None if the trainer computes on the CPU.
     """
     need = memory_need(manifest, role, "cpu" if gpu is None else "cuda")
     remedies = ["close other programs"]
@@ -106,7 +106,7 @@ def memory_problem(manifest: RunManifest, role: Role, available: int, gpu: int |
 
 
 def memory_line(manifest: RunManifest) -> str:
-    """For a person who looks at a run."""
+    """Describe the memory of each role for a person who looks at a run."""
     need = memory_need(manifest)
     others = [(Role.ROLLOUT, "a rollout peer"), (Role.VALIDATOR, "a validator")] if manifest.rl is not None else []
     more = [f"{size(memory_need(manifest, role).host)} for {name}" for role, name in [*others, (Role.SEED, "a seed")]]

@@ -1,8 +1,8 @@
-"""The room that a peer has on the disk: what is free, and what its owner's cap leaves.
+"""Room of a peer on the disk: the free space, within its owner's cap.
 
-The cap is on the whole data directory: states, checkpoints, results, versions of the weights and logs of all runs.  What
-goes through a `CappedDisk` is refused before it is written; the other files are small, or of a limited size, and count when
-the next one is refused or not.
+The cap is on the whole data directory: states, checkpoints, results, versions of the weights and logs of all runs.  A
+`CappedDisk` refuses a write before it happens.  The other files are small, or of a limited size; they are not refused, but
+they count for later writes.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from peer.formatting import size
 from protocol.chain.disk import Disk, NoRoom
 
 BLOCK_BYTES = 512
-"""What `st_blocks` counts in."""
+"""Unit of `st_blocks`."""
 MARGIN_BYTES = 1 << 20
-"""For records, votes and other small files, besides the states."""
+"""Bytes for records, votes and other small files, besides the states."""
 STATES_ON_DISK = 3
-"""Two checkpoints, and results between them, in multiples of the state."""
+"""Room for two checkpoints, and results between them, in multiples of the state."""
 STATES_TO_GO_ON = 2
-"""So many more have to fit for a peer that has its state on the disk already."""
+"""Further states that must fit for a peer that has its state on the disk already."""
 
 MEASURE_S, MEASURE_TIMES = 5.0, 50.0
-"""What is taken up is measured anew after this, and after so many times as long as it took."""
+"""Age after which used bytes are measured anew: the larger of these seconds, and this multiple of the measuring time."""
 
 
 def used_bytes(folder: Path) -> int:
-    """What all files below it take up on the disk.  Blocking."""
+    """Return the bytes that all files below `folder` take up on the disk.  Blocking."""
     return sum(stat.st_blocks * BLOCK_BYTES for stat in _stats(folder))
 
 
 def _stats(folder: Path) -> Iterator[os.stat_result]:
-    """Of files, those of a file with several names once; what is removed meanwhile is left out."""
+    """Yield the status of files, once for a file with several names; files removed meanwhile are skipped."""
     seen: set[tuple[int, int]] = set()
     for where, _, names in os.walk(folder):
         for name in names:
@@ -53,13 +53,13 @@ def _stats(folder: Path) -> Iterator[os.stat_result]:
 
 @dataclass(frozen=True)
 class Room:
-    """Of a data directory.  cap: bytes that all below `folder` may take up; None for no cap."""
+    """Room of a data directory.  cap: bytes that all files below `folder` may take up; None for no cap."""
 
     folder: Path
     cap: Callable[[], int | None] = lambda: None
 
     def left_bytes(self) -> int:
-        """What may still be written.  Blocking."""
+        """Return the bytes that may still be written.  Blocking."""
         free, cap = shutil.disk_usage(self.folder).free, self.cap()
         return free if cap is None else max(0, min(free, cap - used_bytes(self.folder)))
 
@@ -84,7 +84,7 @@ class Room:
         return f"{need}, and {self.folder} has {size(left)} free: make room there, or choose another --data-dir"
 
     def refuse(self, wanted: int) -> str:
-        """The sentence for a write of so many bytes beyond the cap."""
+        """Return the sentence that refuses a write of so many bytes beyond the cap."""
         cap = self.cap() or 0
         return (
             f"{size(wanted)} more would be above max_disk ({size(cap)}) in {self.folder}: raise max_disk, or remove what is "
@@ -93,23 +93,23 @@ class Room:
 
 
 class CappedDisk(Disk):
-    """A disk of which no more is taken than `room` has.  Safe to call in several threads."""
+    """Disk that takes no more than `room` has.  Safe to call in several threads."""
 
     def __init__(self, room: Room, *, durable: bool = True) -> None:
         super().__init__(durable=durable)
         self._room = room
         self._used: int | None = None
-        """What was taken up when it was measured, and what was written since; None while nobody counts."""
+        """Bytes used at the last measurement, plus those written since; None while there is no cap."""
         self._stale_at = 0.0
         self._lock = threading.Lock()
 
     def write(self, file: BinaryIO, data: bytes | memoryview) -> None:
-        """As `Disk.write`; raises NoRoom."""
+        """Write as `Disk.write`; also raises NoRoom."""
         self._claim(memoryview(data).nbytes)
         super().write(file, data)
 
     def reserve(self, file: BinaryIO, size: int) -> None:
-        """As `Disk.reserve`; raises NoRoom, too."""
+        """Reserve as `Disk.reserve`; also raises NoRoom."""
         self._claim(size)
         super().reserve(file, size)
 
@@ -126,7 +126,7 @@ class CappedDisk(Disk):
             self._used += wanted
 
     def _measure(self) -> int:
-        """Others write here, too, and remove: how often it is looked at follows from how long that takes."""
+        """Measure the used bytes, as others write and remove here as well; a slow measurement is repeated less often."""
         begun = time.monotonic()
         used = used_bytes(self._room.folder)
         ended = time.monotonic()

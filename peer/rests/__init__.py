@@ -1,1 +1,1 @@
-"""When this peer computes nothing by itself: outside its hours, on battery, too hot, or for other programs' sake."""
+"""Rests that a peer takes by itself: outside its hours, on battery, too hot, or for other programs' sake."""

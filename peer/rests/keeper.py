@@ -1,4 +1,4 @@
-"""Looks at the sensors now and then, and lets the peer rest and go on."""
+"""Keeper of rests: reads the sensors now and then, and lets the peer rest and go on."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from peer.settings.schedule import Schedule
 from protocol.wire.presence import WhyIdle
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Whether this peer rests by itself, and why: what a person set against what the sensors say.
+# Decision to rest, with the reason: a person's limits against the sensors' readings.
 #
 # Pure.  At most one reason holds at a time, the first in the order of `Judge.judge`, each with a sentence that says what
-# ends it.  What is measured has two limits, and a rest its least length, so that a value near the limit does not switch back
-# and forth.
+# ends it.  Measured values have two limits, and a rest has a least length, so that a value near the limit does not switch
+# back and forth.
 
 
 COOLER_C = 5.0
-"""A peer that rests for heat goes on when it is cooler than the limit by so much."""
+"""Degrees below the limit at which a peer that rests for heat goes on."""
 LEAST_REST_S = 60.0
 BUSY_PERCENT, FREE_PERCENT = 20.0, 5.0
-"""A peer makes way for other programs that use more than this much of its GPU, until they use no more than that."""
+"""Percent of its GPU above which other programs make a peer rest, and down to which they must fall before it goes on."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a person set; None where nothing is.  max_temperature: Celsius."""
+    """Limits that a person set; None for those not set.  max_temperature: Celsius."""
 
     schedule: Schedule | None = None
     max_temperature: float | None = None
@@ -40,10 +40,10 @@ class Limits:
 
 @dataclass(frozen=True)
 class Reading:
-    """What the sensors say; None where there is no such sensor.
+    """Reading of the sensors; None for a missing sensor.
 
-    now: local time.  at: seconds on a clock that never jumps.  temperature: of the hottest GPU.  plugged: whether there is
-    power from outside.  gpu_used_by_others: percent, of a GPU on which a peer computes.
+    now: local time.  at: seconds on a clock that never jumps.  temperature: of the hottest GPU.  plugged: there is power
+    from outside.  gpu_used_by_others: percent, of a GPU on which a peer computes.
     """
 
     now: datetime
@@ -55,21 +55,21 @@ class Reading:
 
 @dataclass(frozen=True)
 class Rest:
-    """why: the reason.  detail: a sentence with what ends it."""
+    """Rest of a peer.  why: the reason.  detail: a sentence with the condition that ends it."""
 
     why: WhyIdle
     detail: str
 
 
 class _Threshold:
-    """Above `most` it begins; it ends at `enough` or below, `LEAST_REST_S` later at the earliest."""
+    """Threshold with hysteresis: begins above `most`; ends at or below `enough`, at the earliest `LEAST_REST_S` later."""
 
     def __init__(self, most: float | None, enough: float | None) -> None:
         self.most, self.enough = most, enough
         self._since: float | None = None
 
     def is_passed(self, value: float | None, at: float) -> bool:
-        """Whether it holds now.  What is not measured does not pass it."""
+        """Return True while the threshold is passed.  A value that is not measured does not pass it."""
         if self.most is None or self.enough is None or value is None:
             self._since = None
         elif self._since is None:
@@ -80,7 +80,7 @@ class _Threshold:
 
 
 class Judge:
-    """Remembers what it said, for the second limits."""
+    """Judge of readings, with a memory for the second limits."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = Limits()
@@ -88,7 +88,7 @@ class Judge:
         self.change(limits)
 
     def change(self, limits: Limits) -> None:
-        """Judge by these from now on."""
+        """Judge by these limits from now on."""
         most = limits.max_temperature
         if most != self.limits.max_temperature:
             self._heat = _Threshold(most, most - COOLER_C if most is not None else None)
@@ -97,8 +97,8 @@ class Judge:
         self.limits = limits
 
     def judge(self, reading: Reading) -> Rest | None:
-        """Why to rest now; None when nothing speaks against computing."""
-        heat, others = self._by_heat(reading), self._by_others(reading)  # both are asked: they remember
+        """Return the reason to rest now; None to compute."""
+        heat, others = self._by_heat(reading), self._by_others(reading)  # both are asked, because they remember
         return self._by_the_clock(reading) or self._by_battery(reading) or heat or others
 
     def _by_the_clock(self, reading: Reading) -> Rest | None:
@@ -133,24 +133,24 @@ class Judge:
 
 LOOK_S = 2.0
 READ_TIMEOUT_S = 10.0
-"""A driver may hang."""
+"""Seconds for a reading, because a driver may hang."""
 
 T = TypeVar("T")
 Ask = Callable[[], Awaitable[Reading | None]]
 
 
 class Resting(Protocol):
-    """Who rests: the node."""
+    """Node that is told to rest."""
 
     def rest(self, why: WhyIdle, detail: str) -> None:
-        """Compute nothing for this reason."""
+        """Compute nothing, for this reason."""
 
     def go_on(self, why: WhyIdle) -> None:
-        """This reason is over."""
+        """Drop this reason to rest."""
 
 
 def in_a_thread(read: Callable[[], T]) -> Callable[[], Awaitable[T | None]]:
-    """Asks what blocks; None when it does not answer in time.  It is not asked again before it has answered."""
+    """Return a function that calls `read` in a thread, one call at a time; None if it does not answer in time."""
     one_at_a_time = trio.CapacityLimiter(1)
 
     async def ask() -> T | None:
@@ -164,19 +164,19 @@ def in_a_thread(read: Callable[[], T]) -> Callable[[], Awaitable[T | None]]:
 
 
 class RestKeeper:
-    """`run` it.  ask: what is so now; None, which is no reason to rest, when nobody can tell."""
+    """Keeper of one peer's rests, in `run`.  ask: returns the present reading, or None, which is no reason to rest."""
 
     def __init__(self, judge: Judge, ask: Ask, peer: Resting) -> None:
         self._judge, self._ask, self._peer = judge, ask, peer
         self._changed = trio.Event()
 
     def change(self, limits: Limits) -> None:
-        """Judge by these, at once."""
+        """Judge by these limits, at once."""
         self._judge.change(limits)
         self._changed.set()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Let the peer rest and go on, until cancelled."""
         resting: Rest | None = None
         while True:
             self._changed = trio.Event()
@@ -185,7 +185,7 @@ class RestKeeper:
             if rest is not None and rest != resting:
                 self._peer.rest(rest.why, rest.detail)
             if resting is not None and (rest is None or rest.why is not resting.why):
-                self._peer.go_on(resting.why)  # after the new one, so that nothing is begun between the two
+                self._peer.go_on(resting.why)  # after the new one, so that no work begins between the two
             resting = rest
             with trio.move_on_after(LOOK_S):
                 await self._changed.wait()

@@ -1,4 +1,4 @@
-"""A pause that a person asked for: until when it lasts, on disk, so that a peer that starts again goes on pausing.
+"""Pause that a person asked for: its end is on disk, so that a peer that starts again goes on pausing.
 
 Times are wall clock, in unix seconds: a pause ends at an hour that the person was told, also across restarts.
 """
@@ -21,16 +21,16 @@ MAX_PAUSE_S = 366 * 86_400.0
 
 @dataclass(frozen=True)
 class Pause:
-    """until: unix seconds, infinite for a pause that only `peer resume` ends."""
+    """A pause.  until: unix seconds, infinite for a pause that only `peer resume` ends."""
 
     until: float = math.inf
 
     def left_s(self, now: float) -> float:
-        """Seconds until it ends by itself; a clock that was set back makes it no longer than a pause can be."""
+        """Return the seconds until the pause ends by itself; at most the longest pause, in case the clock was set back."""
         return min(max(0.0, self.until - now), MAX_PAUSE_S) if math.isfinite(self.until) else math.inf
 
     def end(self, now: float) -> str:
-        """When it ends, as "until `peer resume`" or "until 18:30 (in 25 min)"."""
+        """Describe the end, as "until `peer resume`" or "until 18:30 (in 25 min)"."""
         if not math.isfinite(self.until):
             return "until `peer resume`"
         left = self.left_s(now)
@@ -38,7 +38,7 @@ class Pause:
         return f"until {clock} (in {duration(left)})"
 
     def detail(self, now: float) -> str:
-        """The sentence of a peer that pauses."""
+        """Return the sentence of a paused peer."""
         if not math.isfinite(self.until):
             return "paused by you; `peer resume` goes on"
         return f"paused by you {self.end(now).partition(' (')[0]}; `peer resume` goes on before"
@@ -54,7 +54,7 @@ def keep_pause(folder: Path, pause: Pause | None) -> None:
 
 
 def kept_pause(folder: Path, now: float) -> Pause | None:
-    """The pause that an earlier life left; None where there is none, it is over, or the file is damaged.  Blocking."""
+    """Return the pause that an earlier life left; None if there is none, it is over, or the file is damaged.  Blocking."""
     try:
         with (folder / FILE_NAME).open("rb") as file:
             until = json.loads(file.read(MAX_FILE_BYTES))["until"]

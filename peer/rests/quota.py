@@ -1,4 +1,4 @@
-"""Counts what moves in a month, and says when the quota of it is used up."""
+"""Monthly quota: counts the month's traffic, and tells when the quota is used up."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from peer.rests.keeper import Rest
 from protocol.wire.presence import WhyIdle
 
 # ------------------------------------------------------------------------------------------------------------------------
-# What this peer has sent and received in the present calendar month, kept in a file of its data directory.
+# Traffic of this peer in the present calendar month, sent and received, kept in a file of its data directory.
 #
-# The month is that of local time.  A file that is written whole or not at all survives any death; what moved since it was
-# written last is lost with a killed process.
+# The month is that of local time.  The file is written whole or not at all, so it survives any death; a killed process
+# loses only the traffic since the last write.
 
 
 FILE = "month.json"
@@ -30,7 +30,7 @@ _MONTH = re.compile(r"\d{4}-\d{2}")
 
 
 class MonthTraffic:
-    """bytes: in `month`, sent and received together.  Both are as of the last `count`."""
+    """Traffic of a month.  bytes: in `month`, sent and received together.  Both are as of the last `count`."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / FILE
@@ -38,13 +38,13 @@ class MonthTraffic:
         self._kept = (self.month, self.bytes)
 
     def count(self, moved: int, now: datetime) -> None:
-        """So many bytes more have moved until now (local time)."""
+        """Add `moved` bytes, transferred until `now` (local time)."""
         if self.month != (month := f"{now:%Y-%m}"):
             self.month, self.bytes = month, 0
         self.bytes += moved
 
     def keep(self) -> None:
-        """Write what was counted, if anything was.  Blocking.  Raises OSError."""
+        """Write the count if it has changed.  Blocking.  Raises OSError."""
         now = (self.month, self.bytes)
         if now != self._kept:
             write_atomically(self._path, json.dumps({"month": now[0], "bytes": now[1]}).encode())
@@ -52,12 +52,12 @@ class MonthTraffic:
 
 
 def next_month(now: datetime) -> datetime:
-    """When the month after that of `now` begins."""
+    """Return the beginning of the month after `now`."""
     return datetime(now.year + now.month // 12, now.month % 12 + 1, 1)
 
 
 def _read(path: Path) -> tuple[str, int]:
-    """Nothing where there is no such file, or another one than we write."""
+    """Return the stored month and bytes; nothing if the file is missing or not of our form."""
     try:
         with path.open("rb") as file:
             told = json.loads(file.read(MAX_FILE_BYTES))
@@ -74,26 +74,26 @@ def _read(path: Path) -> tuple[str, int]:
 
 LOOK_S = 1.0
 KEEP_S = 5.0
-"""What was counted is written so often: a killed process loses no more of it."""
+"""Seconds between two writes of the count: a killed process loses no more of it."""
 
 Clock = Callable[[], Awaitable[datetime | None]]
-"""Local time; None when nobody can tell."""
+"""Function that returns local time; None if it is unknown."""
 
 
 class MonthlyQuota:
-    """quota: bytes, sent and received together; None for no quota."""
+    """Monthly quota of a peer.  quota: bytes, sent and received together; None for no quota."""
 
     def __init__(self, traffic: MonthTraffic, clock: Clock, quota: Callable[[], int | None]) -> None:
         self.traffic, self._clock, self._quota = traffic, clock, quota
 
     async def rest(self) -> Rest | None:
-        """Why to rest now, and until when; None while something is left of this month's quota."""
+        """Return the reason to rest now, with its end; None while part of this month's quota is left."""
         return self._judge(await self._now())
 
     async def watch(self, moved: Callable[[], int], spent: Callable[[Rest], None]) -> None:
-        """Count until cancelled.  moved: bytes since the start, of a network that has just begun.
+        """Count until cancelled.  moved: returns the bytes since the start of a network that has just begun.
 
-        spent: told why to rest when the quota is used up, once.
+        spent: called once, with the reason to rest, when the quota is used up.
         """
         counted, kept_at, was_spent = 0, trio.current_time(), False
         try:
@@ -107,7 +107,7 @@ class MonthlyQuota:
                     spent(rest)
                 if trio.current_time() - kept_at >= KEEP_S:
                     kept_at = trio.current_time()
-                    with suppress(OSError):  # a full disk is told by the store
+                    with suppress(OSError):  # the store reports a full disk
                         await trio.to_thread.run_sync(self.traffic.keep)
                 await trio.sleep(LOOK_S)
         finally:

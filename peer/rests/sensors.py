@@ -1,8 +1,8 @@
-"""What the computer tells of heat, battery, other programs on its GPUs, and time.
+"""Sensors of the computer: heat, battery, other programs on its GPUs, and time.
 
-PEER_SENSORS names a JSON file that is read instead, each time: {"temperature": 84, "plugged": false,
-"gpu_used_by_others": 62, "now": "2026-11-23T18:00", "uptime": 3600.5}, all of them optional.  Tests write it, and so may a
-program that knows better.
+PEER_SENSORS names a JSON file that is read instead, each time: {"temperature": 84, "plugged": false, "gpu_used_by_others":
+62, "now": "2026-11-23T18:00", "uptime": 3600.5}, all of them optional.  Tests write it, and so may a program that knows
+better.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from typing import Any
 from peer.rests.keeper import Reading
 
 # ------------------------------------------------------------------------------------------------------------------------
-# The NVIDIA GPUs of this computer: how hot they are, and how busy other programs keep those on which peers compute.
+# The NVIDIA GPUs of this computer: their temperature, and the load by other programs on GPUs where peers compute.
 #
-# NVML as it is documented: `nvmlDeviceGetProcessUtilization` gives, for each process, the share of a second in which one of
-# its kernels ran.  Processes are told apart by their IDs, so in a container, which numbers them anew, nobody can tell.
+# NVML as documented: `nvmlDeviceGetProcessUtilization` gives, for each process, the share of a second in which one of its
+# kernels ran.  Processes are told apart by their IDs, so in a container, which numbers them anew, the load is unknown.
 
 
 TRAINER = b"\0-m\0trainer\0"
-"""Part of a trainer's command line, as /proc has it."""
+"""Part of a trainer's command line, as in /proc."""
 MAX_COMMAND_BYTES = 4096
 
 
 def is_trainer(pid: int) -> bool:
-    """Whether this is a trainer: ours, or that of another peer, which has as much right to the GPU (Linux)."""
+    """Return True for a trainer's process: ours, or another peer's, which has as much right to the GPU (Linux)."""
     try:
         with Path(f"/proc/{pid}/cmdline").open("rb") as file:
             return TRAINER in file.read(MAX_COMMAND_BYTES)
@@ -40,22 +40,22 @@ def is_trainer(pid: int) -> bool:
 
 
 class Gpus:
-    """Every question blocks for some milliseconds where all is well, and never raises: None where nobody can tell."""
+    """Queries of the GPUs.  Each blocks for milliseconds if all is well, and never raises: None if the answer is unknown."""
 
     def __init__(self, nvml: Any = None, is_ours: Callable[[int], bool] = is_trainer) -> None:
         self._nvml, self._tried = nvml, nvml is not None
         self._is_ours = is_ours
         self._seen: dict[int, int] = {}
-        """Of each GPU, the time of the newest sample (µs)."""
+        """Time of the newest sample (µs), by GPU."""
 
     def hottest(self) -> float | None:
-        """Celsius."""
+        """Return the temperature of the hottest GPU in Celsius."""
         nvml = self._open()
         found = [_quietly(nvml.nvmlDeviceGetTemperature, each, nvml.NVML_TEMPERATURE_GPU) for _, each in self._handles()]
         return max((float(each) for each in found if each is not None), default=None)
 
     def used_by_others(self) -> float | None:
-        """Percent of the last second or so, of the GPU that other programs use most among those with a trainer."""
+        """Return the load by other programs, in percent of about a second, on the GPU with a trainer that they use most."""
         found = [self._others_on(index, handle) for index, handle in self._handles()]
         return max((each for each in found if each is not None), default=None)
 
@@ -66,7 +66,7 @@ class Gpus:
             return None
         try:
             samples = nvml.nvmlDeviceGetProcessUtilization(handle, self._seen.get(index, 0))
-        except nvml.NVMLError_NotFound:  # nobody used it
+        except nvml.NVMLError_NotFound:  # nobody used the GPU
             return 0.0
         except Exception:  # a card that does not count, or is lost
             return None
@@ -74,7 +74,7 @@ class Gpus:
         return float(min(100, sum(each.smUtil for each in samples if not self._is_ours(each.pid))))
 
     def _handles(self) -> list[tuple[int, Any]]:
-        """Of the GPUs that answer: one that is lost must not hide the others."""
+        """Return the GPUs that answer: a lost one must not hide the others."""
         nvml = self._open()
         if nvml is None:
             return []
@@ -83,7 +83,7 @@ class Gpus:
         return [(index, handle) for index, handle in found if handle is not None]
 
     def _open(self) -> Any:
-        """The library, or None where it does not work."""
+        """Return the library; None if it does not work."""
         if not self._tried:
             self._tried = True
             try:
@@ -91,13 +91,13 @@ class Gpus:
 
                 pynvml.nvmlInit()
                 self._nvml = pynvml
-            except Exception:  # no library, no driver, no card: each version of it says so in its own way
+            except Exception:  # no library, no driver, no card: each version raises other errors
                 self._nvml = None
         return self._nvml
 
 
 def _quietly(ask: Any, *words: Any) -> Any:
-    """What a driver answers; None when it cannot."""
+    """Return a driver's answer; None if it fails."""
     try:
         return ask(*words)
     except Exception:  # as when a card falls off the bus
@@ -112,26 +112,26 @@ MAX_FILE_BYTES = 1 << 16
 
 
 class Sensors:
-    """`read` blocks, for some milliseconds where all is well, and never raises: what cannot be read is not known."""
+    """Sensors of this computer.  `read` blocks for milliseconds if all is well, and never raises; None is unknown."""
 
     def __init__(self, environment: Mapping[str, str] = os.environ, supplies: Path = SUPPLIES) -> None:
         self._file, self._supplies = environment.get("PEER_SENSORS"), supplies
         self._gpus = Gpus()
 
     def read(self) -> Reading:
-        """What is so now."""
+        """Return the present reading."""
         if self._file:
             return _from_file(Path(self._file))
         gpus = self._gpus
         return Reading(datetime.now(), time.monotonic(), gpus.hottest(), plugged(self._supplies), gpus.used_by_others())
 
     def now(self) -> datetime:
-        """Local time alone; blocks where a file stands for the sensors."""
+        """Return only local time; blocks if a file stands for the sensors."""
         return _from_file(Path(self._file)).now if self._file else datetime.now()
 
 
 def plugged(supplies: Path) -> bool | None:
-    """Whether there is power from outside; None where the computer has no battery of its own, or nobody can tell (Linux).
+    """Return True with power from outside; None if the computer has no battery of its own, or if it is unknown (Linux).
 
     A battery that is full, or held below that, is not discharging: the computer runs on its supply.
     """
@@ -146,7 +146,7 @@ def plugged(supplies: Path) -> bool | None:
 
 
 def _supply(folder: Path) -> dict[str, str]:
-    """Its attributes; empty where there is none of that name.  A mouse's battery has the scope Device."""
+    """Return a supply's attributes; empty for missing ones.  A mouse's battery has the scope Device."""
     told = {}
     for name in ("type", "online", "status", "scope"):
         try:
@@ -157,7 +157,7 @@ def _supply(folder: Path) -> dict[str, str]:
 
 
 def _from_file(path: Path) -> Reading:
-    """A file that cannot be read, or is no ordinary one, says nothing."""
+    """Read a file that stands for the sensors; an unreadable file, or a special one, gives no values."""
     told: Any = None
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:

@@ -1,1 +1,1 @@
-"""What a person may set: one definition each, and where the value in force comes from."""
+"""Settings of a peer: one definition each, and the source of the value in force."""

@@ -1,6 +1,6 @@
-"""peer.toml: where it lies, what it says, and writing one key of it.
+"""The file peer.toml: its place, its contents, and writing one key of it.
 
-PEER_CONFIG names another file, or none when it is empty; else it is peer.toml in the user's folder of configurations.
+PEER_CONFIG names another file, or none if it is empty; by default it is peer.toml in the user's folder of configurations.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_FILE_BYTES = 1 << 20
 
 
 def config_file(environment: Mapping[str, str] = os.environ) -> Path | None:
-    """The file, whether it is there or not; None when there is to be none."""
+    """Return the path of the file, which need not exist; None if there is to be none."""
     chosen = environment.get("PEER_CONFIG")
     if chosen is not None:
         return Path(chosen).expanduser().absolute() if chosen else None
@@ -31,7 +31,7 @@ def config_file(environment: Mapping[str, str] = os.environ) -> Path | None:
 
 
 def read_config(path: Path) -> dict[str, str]:
-    """What the file sets, as text, by name; nothing where there is no file.  Raises PeerError."""
+    """Return the settings in the file, as text, by name; none if there is no file.  Raises PeerError."""
     found: dict[str, str] = {}
     for name, value in parse_toml(_text_of(path)).items():
         setting = known(name, f"{path}: ")
@@ -42,7 +42,7 @@ def read_config(path: Path) -> dict[str, str]:
 
 
 def _text_of(path: Path) -> str:
-    """Of a file that is TOML; empty where there is none.  Raises PeerError."""
+    """Return the text of a TOML file; empty if there is none.  Raises PeerError."""
     try:
         with path.open("rb") as file:
             raw = file.read(MAX_FILE_BYTES + 1)
@@ -59,7 +59,7 @@ def _text_of(path: Path) -> str:
 
 
 def known(name: str, where: str = "") -> str:
-    """The name of a setting; raises PeerError with a suggestion where there is none of that name."""
+    """Return the name of a setting; raises PeerError with a suggestion for an unknown name."""
     wanted = name.replace("-", "_")
     if wanted in SETTINGS:
         return wanted
@@ -72,7 +72,7 @@ def write_setting(path: Path, name: str, text: str | None) -> None:
     """Set a key, or remove it with None; the rest of the file, comments included, stays.  Raises PeerError, OSError."""
     import tomlkit
 
-    read_config(path)  # what is wrong with it already is not ours to keep
+    read_config(path)  # an existing mistake in the file is not ours to keep
     document = tomlkit.parse(_text_of(path))
     key = next((key for key in document if known(key) == name), name)
     if text is None:
@@ -80,7 +80,7 @@ def write_setting(path: Path, name: str, text: str | None) -> None:
     else:
         value = SETTINGS[name].read(text)
         document[key] = value if isinstance(value, (bool, int)) and str(value) == text else text
-    target = path.resolve()  # of a link, what it leads to
+    target = path.resolve()  # for a link, its target
     target.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(target, tomlkit.dumps(document).encode())
 
@@ -94,7 +94,7 @@ def _as_text(path: Path, name: str, value: Any) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# The value of each setting, and where it comes from: the command line, else the environment, else peer.toml.
+# Value of each setting, with its source: the command line, else the environment, else peer.toml.
 
 
 DEFAULT = "default"
@@ -102,7 +102,7 @@ DEFAULT = "default"
 
 @dataclass(frozen=True)
 class Effective:
-    """source: the flag, the variable, the path of the file, or "default"."""
+    """Value in force.  source: the flag, the variable, the path of the file, or "default"."""
 
     value: Any
     source: str
@@ -110,19 +110,19 @@ class Effective:
 
 @dataclass(frozen=True)
 class Gathered:
-    """Every setting, by name.  path: of peer.toml, None when none is to be read."""
+    """All settings, by name.  path: of peer.toml, None if none is to be read."""
 
     path: Path | None
     settings: dict[str, Effective]
 
     @property
     def preferences(self) -> Preferences:
-        """The values alone."""
+        """Values alone."""
         return Preferences(**{name: effective.value for name, effective in self.settings.items()})
 
 
 def gather(flags: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> Gathered:
-    """flags: values that were read from the command line, by name; None where nothing was said.  Raises PeerError."""
+    """Gather all settings.  flags: values of the command line, by name; None for those not given.  Raises PeerError."""
     path = config_file(environment)
     written = read_config(path) if path is not None else {}
     settings = {}

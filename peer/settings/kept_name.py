@@ -1,6 +1,6 @@
-"""The name that a person gave with --name, kept in the data directory: the next `peer join` there needs it no more.
+"""Name that a person gave with --name, kept in the data directory, so that the next `peer join` there does not need it.
 
-It counts where neither the command line nor the environment nor peer.toml says another one.
+It counts only if neither the command line nor the environment nor peer.toml gives another one.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from peer.settings.values import read_name
 FILE_NAME = "name"
 MAX_FILE_BYTES = 1024
 KEPT = "kept from --name"
-"""The source of a name that was given at an earlier start."""
+"""Source of a name that was given at an earlier start."""
 
 
 def with_kept_name(gathered: Gathered, folder: Path) -> Gathered:
-    """The settings with the kept name, where nothing else says one.  Blocking."""
+    """Return the settings with the kept name, if nothing else gives one.  Blocking."""
     name = _kept(folder)
     if gathered.settings["name"].source != DEFAULT or not name:
         return gathered
@@ -28,7 +28,7 @@ def with_kept_name(gathered: Gathered, folder: Path) -> Gathered:
 
 
 def keep_name(gathered: Gathered, folder: Path) -> None:
-    """Keep the name that the command line says, if it says one; an empty one is forgotten.  Blocking.  Raises OSError."""
+    """Store the command line's name, if any; an empty name removes the stored one.  Blocking.  Raises OSError."""
     effective = gathered.settings["name"]
     if effective.source != SETTINGS["name"].flag:
         return

@@ -1,7 +1,7 @@
-"""The settings of a running peer: those that it was started with, and what was changed since.
+"""Settings of a running peer: the values at its start, and the changes since.
 
-A change holds until the process ends, over the flag, variable or file that gave the value before, and whoever has
-subscribed is told.  What the file says is the next start's business.
+A change holds until the process ends, and outranks the flag, variable or file that gave the value before; `on_change` is
+called.  The file's contents count at the next start.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from peer.settings.file import DEFAULT, Effective, Gathered
 from peer.settings.preferences import SETTINGS, Preferences
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Settings as a program reads them: in JSON, and over the control socket.
+# Settings for programs: in JSON, and over the control socket.
 
 
 def as_map(gathered: Gathered, only: str | None = None) -> dict[str, Any]:
-    """file: of peer.toml, None where none is read.  settings: a map for each, or for the one called `only`."""
+    """Return the settings as a map.  file: of peer.toml, None if none is read.  settings: a map each, or only for `only`."""
     settings = [
         {
             "name": name,
@@ -38,7 +38,7 @@ def as_map(gathered: Gathered, only: str | None = None) -> dict[str, Any]:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether JSON has a form of its own for it."""
+    """Return True if JSON has a form of its own for `value`."""
     return value is None or isinstance(value, (bool, int, float, str, tuple))
 
 
@@ -46,11 +46,11 @@ def _is_plain(value: Any) -> bool:
 
 
 CHANGED = "changed while running"
-"""The source of what was changed."""
+"""Source of a changed value."""
 
 
 class LiveSettings:
-    """gathered: as it was started.  `on_change` is called after each change."""
+    """Settings that may change.  gathered: the values at the start.  `on_change` is called after each change."""
 
     def __init__(self, gathered: Gathered) -> None:
         self.path, self._settings = gathered.path, dict(gathered.settings)
@@ -58,22 +58,22 @@ class LiveSettings:
 
     @property
     def now(self) -> Preferences:
-        """The values in force."""
+        """Values in force."""
         return self.gathered().preferences
 
     def gathered(self) -> Gathered:
-        """The values in force, and where each comes from."""
+        """Return the values in force, with their sources."""
         return Gathered(self.path, dict(self._settings))
 
     def change(self, name: str, text: str | None) -> None:
-        """Set one from now on; None for its default.  Raises PeerError with what is wrong, and nothing is changed."""
+        """Set one from now on; None for its default.  On an error, raises PeerError and changes nothing."""
         value = read_change(name, text)
         self._settings[name] = Effective(value, DEFAULT if text is None else CHANGED)
         self.on_change()
 
 
 def read_change(name: str, text: str | None) -> Any:
-    """The value that a running peer is to take.  Raises PeerError."""
+    """Return the value that a running peer is to take.  Raises PeerError."""
     setting = SETTINGS.get(name)
     if setting is None or not setting.live:
         raise PeerError(f"{name} is nothing that a running peer changes; it takes effect at the next start", ExitCode.USAGE)

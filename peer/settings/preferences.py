@@ -1,7 +1,7 @@
-"""The settings of a peer, each defined once: its type, its default, how it is written, and what it means.
+"""The settings of a peer, each defined once: its type, default, notation and meaning.
 
 A field of `Preferences` called `max_up` is the key `max_up` in peer.toml, the variable PEER_MAX_UP and the flag `--max-up`.
-None, where a field allows it, stands for "not set".
+None, if a field allows it, stands for "not set".
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ LOG_FORMATS = ("human", "json")
 
 @dataclass(frozen=True)
 class Setting:
-    """read: raises ValueError with a sentence.  placeholder: stands for the value in the help of the flag.
+    """Definition of a setting.  read: raises ValueError with a sentence.  placeholder: the value in the flag's help.
 
-    aliases: other names of the flag.  choices: all there are.  live: whether a running peer takes a change at once.
-    unset: what holds where nothing is set, in words.
+    aliases: other names of the flag.  choices: all permitted values.  live: a running peer takes a change at once.  unset:
+    describes the effect of no value, in words.
     """
 
     name: str
@@ -59,20 +59,20 @@ class Setting:
 
     @property
     def flag(self) -> str:
-        """On the command line of `peer join`."""
+        """Flag of `peer join`."""
         return f"--{self.name.replace('_', '-')}"
 
     @property
     def variable(self) -> str:
-        """In the environment."""
+        """Environment variable."""
         return f"PEER_{self.name.upper()}"
 
     def shown(self, value: Any) -> str:
-        """As a person would write it; empty where nothing is set."""
+        """Return the value as a person would write it; empty if there is none."""
         return "" if value is None else self.show(value)
 
     def told(self, value: Any) -> str:
-        """As a person would write it; in words where nothing is set."""
+        """Return the value as a person would write it; in words if there is none."""
         return self.shown(value) or self.unset
 
 
@@ -96,7 +96,7 @@ _SWITCH = (read_switch, show_switch, "yes|no")
 
 @dataclass(frozen=True)
 class Preferences:
-    """The values in force.  Rates are bytes a second, sizes are bytes."""
+    """Values in force.  Rates are bytes a second, sizes are bytes."""
 
     name: str = _setting(
         "", "what others see as this peer's name (default: from the peer ID)", read_name, unset="from the peer ID"
@@ -232,10 +232,10 @@ def _defined() -> dict[str, Setting]:
 
 
 SETTINGS = _defined()
-"""By name, in the order in which they are shown."""
+"""Settings by name, in the order of display."""
 
 
 def without_settings(environment: Mapping[str, str]) -> dict[str, str]:
-    """An environment for peers that a program starts: nothing that a person set for their own counts there."""
+    """Return an environment for peers that a program starts: a person's settings for their own peer do not count there."""
     ours = {setting.variable for setting in SETTINGS.values()} | {"PEER_RUN", "PEER_SENSORS"}
     return {name: value for name, value in environment.items() if name not in ours} | {"PEER_CONFIG": ""}

@@ -1,6 +1,6 @@
-"""Where a rented machine is reached from outside, as its provider tells in the environment.
+"""External addresses of a rented machine, from its provider's environment variables.
 
-RunPod: RUNPOD_PUBLIC_IP, and RUNPOD_TCP_PORT_4001 for the port outside that leads to 4001 here.  Vast.ai: PUBLIC_IPADDR and
+RunPod: RUNPOD_PUBLIC_IP, and RUNPOD_TCP_PORT_4001 for the external port that leads to 4001 here.  Vast.ai: PUBLIC_IPADDR and
 VAST_TCP_PORT_4001 likewise.
 """
 
@@ -15,7 +15,7 @@ PROVIDERS = (("RUNPOD_PUBLIC_IP", "RUNPOD_TCP_PORT_"), ("PUBLIC_IPADDR", "VAST_T
 
 
 def mapped_addresses(environment: Mapping[str, str], port: int) -> tuple[str, ...]:
-    """The multiaddrs that lead to `port` of this machine; none where no provider tells one that can be read."""
+    """Return the multiaddrs that lead to `port` of this machine; none if no provider gives a readable one."""
     found: list[str] = []
     for address, prefix in PROVIDERS:
         ip, outside = environment.get(address, "").strip(), environment.get(f"{prefix}{port}", "").strip()

@@ -1,7 +1,7 @@
-"""The hours in which a peer may compute, as a person writes them: "mon-fri 18:00-08:00, sat-sun".
+"""Hours in which a peer may compute, as a person writes them: "mon-fri 18:00-08:00, sat-sun".
 
-Pure.  Days are three letters, one or a span of them; hours are local time, and may go past midnight into the next day.
-Days without hours are whole days, hours without days are of every day.
+Pure.  Days are three letters, one or a span of them; hours are local time, and may go past midnight into the next day.  Days
+without hours are whole days, hours without days apply to every day.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ HOW = "write days and hours, as mon-fri 18:00-08:00, sat-sun"
 
 @dataclass(frozen=True)
 class Schedule:
-    """spans: (first minute of the week, minutes), from Monday 00:00.  text: as it was written."""
+    """Weekly schedule.  spans: (first minute of the week, minutes), from Monday 00:00.  text: as it was written."""
 
     text: str
     spans: tuple[tuple[int, int], ...]
 
     def allows(self, now: datetime) -> bool:
-        """Whether to compute now (local time)."""
+        """Return True if the peer may compute at `now` (local time)."""
         minute = _minute_of_week(now)
         return any((minute - begin) % WEEK_MINUTES < length for begin, length in self.spans)
 
     def next_change(self, now: datetime) -> datetime:
-        """When `allows` changes next; in a week when it never does."""
+        """Return the next time at which `allows` changes; a week from now if it never does."""
         begun, allowed = now.replace(second=0, microsecond=0), self.allows(now)
         edges = sorted(
             {(edge - _minute_of_week(now)) % WEEK_MINUTES or WEEK_MINUTES for span in self.spans for edge in _edges(span)}
@@ -43,7 +43,7 @@ class Schedule:
 
 
 def read_schedule(text: str) -> Schedule:
-    """Raises ValueError with a sentence."""
+    """Parse a schedule.  Raises ValueError with a sentence."""
     parts = [part.strip() for part in text.lower().split(",")]
     if len(parts) > MOST_SPANS:
         raise ValueError(f"a schedule has at most {MOST_SPANS} parts")

@@ -1,6 +1,6 @@
-"""How values of settings are written: text to value, and back.
+"""Notation of settings: readers from text to value, and the way back.
 
-A reader raises ValueError with a sentence that says what is wrong and what to give instead.
+A reader raises ValueError with a sentence that names the mistake and a correct form.
 """
 
 from __future__ import annotations
@@ -18,39 +18,39 @@ MAX_NAME = 40
 USUAL_PORT = 4001
 MOST_ADDRESSES = 4
 PEER_ID = re.compile("12D3KooW[1-9A-HJ-NP-Za-km-z]{44}")
-"""As base58 writes that of an Ed25519 key."""
+"""Form of an Ed25519 key's peer ID in base58."""
 
 
 def read_name(text: str) -> str:
-    """At most 40 printable characters."""
+    """Read at most 40 printable characters."""
     if len(text) > MAX_NAME or not text.isprintable():
         raise ValueError(f"a name has at most {MAX_NAME} characters, all of them printable")
     return text
 
 
 def read_port(text: str) -> int:
-    """A TCP port; 0 for a free one."""
+    """Read a TCP port; 0 for a free one."""
     if not _is_number(text, 5) or int(text) > 65535:
         raise ValueError(f"{text} is no port; give a number from 1 to 65535, or 0 for a free one")
     return int(text)
 
 
 def read_metrics_port(text: str) -> int:
-    """A TCP port, named: whoever collects has to know it."""
+    """Read a TCP port other than 0: the collector has to know it."""
     if not _is_number(text, 5) or not 0 < int(text) < 65536:
         raise ValueError(f"{text} is no port; give a number from 1 to 65535")
     return int(text)
 
 
 def read_count(text: str) -> int:
-    """A whole number from 1."""
+    """Read a whole number from 1."""
     if not _is_number(text, 10) or not 1 <= int(text) <= 1 << 30:
         raise ValueError(f"{text} is no count; give a whole number from 1")
     return int(text)
 
 
 def read_rate(text: str) -> float:
-    """Bytes a second from Mbit/s, bits a second (kbit, mbit, gbit) or bytes a second (kB, MB, GB)."""
+    """Read a rate in bytes a second, from Mbit/s, bits a second (kbit, mbit, gbit) or bytes a second (kB, MB, GB)."""
     rate = _scaled(text, RATE_UNITS)
     if not LEAST_RATE <= rate <= MOST_RATE:
         raise ValueError(f"{text} is no rate; give 16kB or more, as 20Mbit (bits) or 1.5MB (bytes) a second")
@@ -58,12 +58,12 @@ def read_rate(text: str) -> float:
 
 
 def read_rate_or_off(text: str) -> float:
-    """The same, and 0 for "off"."""
+    """Read a rate, or 0 for "off"."""
     return 0.0 if text == "off" else read_rate(text)
 
 
 def read_size(text: str) -> int:
-    """Bytes in "500MB", "20GB", "1TB"."""
+    """Read a size in bytes, from "500MB", "20GB", "1TB"."""
     size = _scaled(text, SIZE_UNITS)
     if not LEAST_SIZE <= size <= MOST_SIZE:
         raise ValueError(f"{text} is no size; give 1MB or more, as 500MB or 20GB")
@@ -71,24 +71,24 @@ def read_size(text: str) -> int:
 
 
 def read_switch(text: str) -> bool:
-    """yes or no."""
+    """Read yes or no."""
     if text.lower() not in ("yes", "no", "true", "false", "on", "off", "1", "0"):
         raise ValueError(f"{text} is neither yes nor no")
     return text.lower() in ("yes", "true", "on", "1")
 
 
 def read_temperature(text: str) -> float:
-    """Celsius."""
+    """Read a temperature in Celsius."""
     return _between(text, "C", 30, 120, "temperature", "85C, from 30C to 120C")
 
 
 def read_power(text: str) -> float:
-    """Watts."""
+    """Read a power in watts."""
     return _between(text, "W", 10, 2000, "power", "200W, from 10W to 2000W")
 
 
 def read_addresses(text: str) -> tuple[str, ...]:
-    """Multiaddrs of TCP, from multiaddrs or HOST:PORT, with commas between them."""
+    """Read TCP multiaddrs, from multiaddrs or HOST:PORT, with commas between them."""
     written = tuple(part.strip() for part in text.split(","))
     if len(written) > MOST_ADDRESSES:
         raise ValueError(f"at most {MOST_ADDRESSES} addresses are announced")
@@ -99,7 +99,7 @@ def read_addresses(text: str) -> tuple[str, ...]:
 
 
 def read_owners(text: str) -> tuple[str, ...]:
-    """Peer IDs, with commas between them."""
+    """Read peer IDs, with commas between them."""
     owners = tuple(part.strip() for part in text.split(","))
     if len(owners) > MOST_ADDRESSES:
         raise ValueError(f"at most {MOST_ADDRESSES} owners")
@@ -110,7 +110,7 @@ def read_owners(text: str) -> tuple[str, ...]:
 
 
 def one_of(choices: Sequence[str]) -> Callable[[str], str]:
-    """A reader of these words alone."""
+    """Return a reader of these words alone."""
 
     def read(text: str) -> str:
         if text not in choices:
@@ -121,17 +121,17 @@ def one_of(choices: Sequence[str]) -> Callable[[str], str]:
 
 
 def show_rate(rate: float) -> str:
-    """As `read_rate` takes it."""
+    """Format a rate as `read_rate` takes it."""
     return f"{rate / 125e3:g}Mbit"
 
 
 def show_rate_or_off(rate: float) -> str:
-    """As `read_rate_or_off` takes it."""
+    """Format a rate as `read_rate_or_off` takes it."""
     return show_rate(rate) if rate else "off"
 
 
 def show_size(size: int) -> str:
-    """As `read_size` takes it."""
+    """Format a size as `read_size` takes it."""
     for unit, factor in (("TB", 10**12), ("GB", 10**9)):
         if size >= factor:
             return f"{size / factor:g}{unit}"
@@ -139,17 +139,17 @@ def show_size(size: int) -> str:
 
 
 def show_temperature(celsius: float) -> str:
-    """As `read_temperature` takes it."""
+    """Format a temperature as `read_temperature` takes it."""
     return f"{celsius:g}C"
 
 
 def show_power(watts: float) -> str:
-    """As `read_power` takes it."""
+    """Format a power as `read_power` takes it."""
     return f"{watts:g}W"
 
 
 def show_switch(on: bool) -> str:
-    """As `read_switch` takes it."""
+    """Format a switch as `read_switch` takes it."""
     return "yes" if on else "no"
 
 

@@ -1,1 +1,1 @@
-"""Sets of tasks that volunteers contribute: checked before anybody hears of them."""
+"""Sets of tasks that volunteers contribute: checked before any other peer hears of them."""

@@ -1,4 +1,4 @@
-"""A file of tasks made ready to be published, and a fetched one looked at before it is admitted: the same strict reading."""
+"""Check of a file of tasks before it is published, and of a fetched one before it is admitted: the same strict reading."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from trainer.rl.targets import most_prompt_bytes, prompt_flaw
 
 @dataclass(frozen=True)
 class Checked:
-    """A file that is a set.
+    """A file that is a valid set.
 
-    tasks: those that stay by the run's bounds of solve rates, the only ones that count.  kinds: of their verification, with
-    their numbers.  told: how many stay, for a person.  file: its name in the run's folder of tasks.
+    tasks: the only ones that count, within the run's bounds of solve rates.  kinds: types of their verification, with
+    counts.  told: how many stay, for a person.  file: its name in the run's folder of tasks.
     """
 
     tasks: tuple[Task, ...]
@@ -40,7 +40,7 @@ class Checked:
 
 
 def check(signed: SignedManifest, source: Path, data: Path) -> Checked:
-    """The tasks in a file that was fetched.  data: where the run's files are.  Raises `PeerError` with the line at fault and
+    """Check the tasks in a fetched file.  data: where the run's files are.  Raises `PeerError` with the line at fault and
     the remedy."""
     plain, checked = _read(signed, source, data)
     if plain != source.read_bytes():
@@ -54,7 +54,7 @@ def check(signed: SignedManifest, source: Path, data: Path) -> Checked:
 
 @contextmanager
 def prepared(signed: SignedManifest, source: Path, data: Path) -> Iterator[Checked]:
-    """The tasks in `source`, and a copy of it in the run's folder of tasks; nothing of it is left at the end.
+    """Check the tasks in `source`, and keep a copy in the run's folder of tasks within the block.
 
     A compressed file is unpacked, so that a set has one name.  Raises `PeerError`.
     """
@@ -110,7 +110,7 @@ def _read(signed: SignedManifest, source: Path, data: Path) -> tuple[bytes, Chec
 
 
 def _tokenizer(signed: SignedManifest, data: Path) -> TemplatedTokenizer | None:
-    """The run's; None where its file is not here yet, or damaged: trainers look at the prompts in any case."""
+    """Return the run's tokenizer; None if its file is missing or damaged: trainers check the prompts in any case."""
     paths = paths_of(signed.manifest, WeightFiles(Disk(), run_dir(data, signed.run) / "files"))
     here = {name: str(path) for name, path in paths.items() if path.is_file()}
     try:

@@ -1,4 +1,4 @@
-"""How often a model solves tasks: `peer tasks rate`.  Those of a file are written out with their rates."""
+"""Solve rates of a model: `peer tasks rate`.  The tasks of a file are written out with their rates."""
 
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ from trainer.weights.reading import WeightsFolder
 from trainer.worker import pick_device
 
 # ------------------------------------------------------------------------------------------------------------------------
-# The solve rates measured so far, in a file beside the one that they are for: who is interrupted goes on there.
+# Solve rates measured so far, in a file beside the result's: an interrupted measurement goes on there.
 
 
 SUFFIX = ".part"
 HEAD_BYTES, LINE_BYTES = 4096, 64
-"""Of what says which measurement it is, and of each rate, at most: more is none of ours, and is not read."""
+"""Limits of the line that identifies the measurement, and of each rate's line; a longer file is refused."""
 
 
 class KeptRates:
-    """rates: by task, as its number in the file that is measured."""
+    """Stored rates.  rates: by task, as its number in the measured file."""
 
     def __init__(self, path: Path, rates: dict[int, float], file: IO[str]) -> None:
         self.path, self.rates, self._file = path, rates, file
 
     def keep(self, task: int, rate: float) -> None:
-        """Write one down, so that it outlives this process.  Raises OSError."""
+        """Write a rate down, so that it outlives this process.  Raises OSError."""
         self._file.write(_line(task, rate))
         self._file.flush()
         self.rates[task] = rate
@@ -59,15 +59,15 @@ class KeptRates:
 
 @contextmanager
 def kept_rates(target: Path, measured: Mapping[str, Any], tasks: int) -> Iterator[KeptRates]:
-    """The rates that are kept for `target`.
+    """Open the rates that are stored for `target`.
 
-    measured: what has to be the same for rates to belong together; tasks: how many there are.  Raises `PeerError` where what
-    is kept is of another measurement.
+    measured: must be the same for rates to belong together; tasks: their number.  Raises `PeerError` if the stored rates are
+    of another measurement.
     """
     path = target.with_name(target.name + SUFFIX)
     rates = _read(path, measured, tasks)
     lines = [json.dumps(measured) + "\n", *(_line(task, rate) for task, rate in rates.items())]
-    write_atomically(path, "".join(lines).encode())  # without a line that a killed process began
+    write_atomically(path, "".join(lines).encode())  # without a line that a killed process left unfinished
     with path.open("a") as file:
         yield KeptRates(path, rates, file)
 
@@ -77,7 +77,7 @@ def _line(task: int, rate: float) -> str:
 
 
 def _read(path: Path, measured: Mapping[str, Any], tasks: int) -> dict[int, float]:
-    """What is kept, up to the first line that was not written whole."""
+    """Return the stored rates, up to the first incomplete line."""
     if not path.exists():
         return {}
     if not path.is_file():
@@ -115,17 +115,17 @@ __all__ = ["Answering", "AsInRun", "Measured", "OnProgress", "Sampling", "measur
 
 TOKENIZER = "tokenizer.json"
 LONGEST = sys.float_info.min
-"""No rate takes more room in a line."""
+"""Rate with the longest form in a line."""
 
 OnProgress = Callable[[int, int], None]
-"""Told how many tasks are measured, of how many."""
+"""Function called with the number of tasks measured, and of all tasks."""
 
 
 @dataclass(frozen=True)
 class AsInRun:
-    """What of a run changes how tasks are answered, and its bounds of solve rates.
+    """Settings of a run that change how tasks are answered, and its bounds of solve rates.
 
-    template, ends: as `Answering` has them.
+    template, ends: as in `Answering`.
     """
 
     max_tokens: int = Sampling.max_tokens
@@ -136,7 +136,7 @@ class AsInRun:
 
     @classmethod
     def of(cls, manifest: RunManifest) -> AsInRun:
-        """Raises `PeerError` for a run without rollouts."""
+        """Return the settings of `manifest`.  Raises `PeerError` for a run without rollouts."""
         if manifest.rl is None:
             raise PeerError("this run learns from text, not from rollouts; give one with a section [rl]", ExitCode.INPUT)
         template, ends = "plain" if manifest.data.format == "chat" else "raw", tuple[int, ...]()
@@ -148,10 +148,10 @@ class AsInRun:
 
 @dataclass(frozen=True)
 class Answering:
-    """Who answers, and how.
+    """Model that answers, and its settings.
 
-    template: how a prompt is laid out; ends: tokens that end an answer.  Both empty for what a run has that begins with the
-    model.  device: auto, cpu or cuda.
+    template: layout of a prompt; ends: tokens that end an answer.  Both empty for those of a run that begins with the model.
+    device: auto, cpu or cuda.
     """
 
     model: Path
@@ -163,13 +163,13 @@ class Answering:
 
 @dataclass(frozen=True)
 class Measured:
-    """rates: in the order of the tasks.  digest: of the file that was written, as a run file names it; else empty."""
+    """Rates measured, in the order of the tasks.  digest: of the written file, as a run file names it; else empty."""
 
     rates: tuple[float, ...]
     digest: str = ""
 
     def told(self, bounds: SolveRates) -> list[str]:
-        """For a person: what came out, and what a run with these bounds would make of it."""
+        """Describe the rates for a person, and the tasks that a run with these bounds would use."""
         count, inside = len(self.rates), sum(map(bounds.have, self.rates))
         mean, never, always = sum(self.rates) / count, self.rates.count(0), self.rates.count(1)
         lines = [f"solve rate  {mean:.3f} on average; {never} of {count} tasks never solved, {always} always"]
@@ -181,15 +181,15 @@ class Measured:
 
 
 def measure(source: Path, target: Path, how: Answering, on_progress: OnProgress = lambda done, total: None) -> Measured:
-    """Measure the tasks of a file, or go on measuring, and write the records with their rates to a new one.
+    """Measure the tasks of a file, or resume measuring, and write the records with their rates to a new file.
 
-    What is measured outlives an interruption, in a file beside the new one.  Raises `PeerError`.
+    Measured rates outlive an interruption, in a file beside the new one.  Raises `PeerError`.
     """
     _check_target(source, target)
     with _naming_errors():
         data = read_file(str(source))
         environment, records = _tasks(source, data)
-        _rated(records, [LONGEST] * len(records), how.sampling.samples)  # what cannot be written is not measured for hours
+        _rated(records, [LONGEST] * len(records), how.sampling.samples)  # fails before hours of measuring
         rater, of = _rater(how)
         with kept_rates(target, {"tasks": digest_of(data), **of}, environment.size) as kept:
             on_progress(len(kept.rates), environment.size)
@@ -214,7 +214,7 @@ def _check_target(source: Path, target: Path) -> None:
 
 
 def survey(name: str, count: int, how: Answering, on_progress: OnProgress = lambda done, total: None) -> Measured:
-    """Measure so many problems, spread over an environment that is named as in a run file.  Raises `PeerError`."""
+    """Measure `count` problems, spread over an environment that is named as in a run file.  Raises `PeerError`."""
     with _naming_errors():
         if read_name(name)[0] == FILE or files_of(name):
             raise ValueError("tasks in a file are measured all, and written with their rates; name the file instead")
@@ -231,7 +231,7 @@ def survey(name: str, count: int, how: Answering, on_progress: OnProgress = lamb
 
 
 def _tasks(source: Path, data: bytes) -> tuple[RecordedTasks, list[dict[str, Any]]]:
-    """The tasks, and the records that they were read from.  Raises ValueError with the line's number."""
+    """Return the tasks, and the records from which they were read.  Raises ValueError with the line's number."""
     if data.startswith(ZSTANDARD):
         raise ValueError(f"{source} is compressed; unpack it first: zstd -d {source.name}")
     try:
@@ -246,7 +246,7 @@ def _tasks(source: Path, data: bytes) -> tuple[RecordedTasks, list[dict[str, Any
 
 
 def _rater(how: Answering) -> tuple[Rater, dict[str, Any]]:
-    """Who measures, and what its rates depend on."""
+    """Return the rater, and the facts on which its rates depend."""
     sampling = how.sampling
     if not 0 < sampling.temperature <= 1000:
         raise PeerError("a temperature is above 0 and at most 1000; give another --temperature", ExitCode.USAGE)
@@ -256,12 +256,12 @@ def _rater(how: Answering) -> tuple[Rater, dict[str, Any]]:
     tokenizer, read = _tokenizer(how, folder)
     weights = rating.weights_in(folder)
     of = {"model": rating.digest_of(weights), **read, **asdict(sampling)}
-    del of["slots"]  # which changes nothing but the speed
+    del of["slots"]  # changes only the speed
     return Rater(folder.config, weights, tokenizer, sampling, pick_device(how.device)), of
 
 
 def _tokenizer(how: Answering, folder: WeightsFolder) -> tuple[TemplatedTokenizer, dict[str, Any]]:
-    """As a run has it that begins with the folder, and what of it rates depend on."""
+    """Return the tokenizer of a run that begins with the folder, and its facts on which rates depend."""
     path = folder.folder / TOKENIZER
     if path.is_file():
         said = {"template": how.template, "ends": [*how.ends]}
@@ -276,7 +276,7 @@ def _tokenizer(how: Answering, folder: WeightsFolder) -> tuple[TemplatedTokenize
 
 
 def _rated(records: Sequence[Mapping[str, Any]], rates: Sequence[float], samples: int) -> bytes:
-    """The file with rates.  Raises ValueError for records that a task's reader would refuse then."""
+    """Return the file with rates.  Raises ValueError for records that a reader of tasks would then refuse."""
     lines: list[bytes] = []
     for record, rate in zip(records, rates, strict=True):
         rated = {**record, "solve_rate": rate, "samples": samples}
@@ -314,5 +314,5 @@ def _naming_errors() -> Iterator[None]:
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    """Of a GPU, or of the computer, for which torch has no exception of its own."""
+    """Return True if a GPU, or the computer, is out of memory; torch has no exception of its own for the latter."""
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or "allocate memory" in str(error)

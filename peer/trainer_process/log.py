@@ -1,6 +1,6 @@
-"""What the trainer process prints, kept in a file of limited size.
+"""Output of the trainer process, kept in a file of limited size.
 
-The file is for a person who asks why a trainer died; the last line also goes into the reason that is shown.
+The file is for a person who asks why a trainer died; its last line also goes into the reason that is shown.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import trio
 from peer.files.rotating_file import RotatingFile
 
 MAX_LOG_BYTES = 1 << 20
-"""Of the file, and of the one before it, whose name ends in .1."""
+"""Bytes of the file, and of the one before it, whose name ends in .1."""
 MAX_LINE = 300
 DRAIN_DEADLINE_S = 1.0
 
 
 class TrainerLog:
-    """Appends to `path`, and remembers the last line."""
+    """Log that appends to `path` and remembers the last line."""
 
     def __init__(self, path: Path) -> None:
         self._file = RotatingFile(path.parent, [path.name, f"{path.name}.1"], MAX_LOG_BYTES)
@@ -26,7 +26,7 @@ class TrainerLog:
         self.last_line = ""
 
     async def drain(self, output: trio.abc.ReceiveStream) -> None:
-        """Keep what comes out of a process until it ends."""
+        """Store a process's output until it ends."""
         self._drained = trio.Event()
         self.last_line = ""
         tail = b""
@@ -39,7 +39,7 @@ class TrainerLog:
         self._drained.set()
 
     async def drained(self) -> None:
-        """Wait until the last words of a dead process are in, but not long: a child of it may hold its output open."""
+        """Wait for the last output of a dead process, but not long, because a child of it may hold its output open."""
         with trio.move_on_after(DRAIN_DEADLINE_S):
             await self._drained.wait()
 
@@ -47,4 +47,4 @@ class TrainerLog:
         try:
             self._file.append(data)
         except OSError:
-            return  # a full disk must not stop the training; the last line is still remembered
+            return  # a full disk must not stop the training; the last line is remembered

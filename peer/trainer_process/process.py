@@ -1,12 +1,12 @@
 """The trainer as a process of its own: started, watched, reaped and started again.
 
-Decides when a trainer is alive, dead or given up.  A trainer keeps no state that matters, so every failure has the same
-cure: the call in progress raises `TrainerDied`, and a fresh process is started after a pause that doubles with every
-failure in a row; after `MAX_FAILURES` of them without one finished piece of work it is given up (`TrainerGaveUp`), with
-the reason, instead of a crash loop.  An end over the bytes of strangers does not count: else a few of them could end a
-peer.  A retry library would not help: the pause is one line, and every death is told.
+This module decides whether a trainer is alive, dead or given up.  A trainer keeps no important state, so every failure has
+the same cure.  The call in progress raises `TrainerDied`, and a fresh process is started after a pause that doubles with
+every failure in a row.  After `MAX_FAILURES` in a row without one finished piece of work, the trainer is given up
+(`TrainerGaveUp`), with the reason, instead of a crash loop.  A death over the bytes of strangers does not count, because a
+few of them could end a peer otherwise.  A retry library would not help: the pause is one line, and every death is reported.
 
-`run` owns the process: when it is cancelled the process is ended and reaped, and when this program dies in any other way
+`run` owns the process.  When `run` is cancelled, the process is ended and reaped.  When this program dies in any other way,
 the trainer sees the end of its socket and ends itself.
 """
 
@@ -49,22 +49,22 @@ from trainer.generate.choice import GeneratorName
 from trainer.service import frames
 
 # ------------------------------------------------------------------------------------------------------------------------
-# The conversation with one trainer process: commands, their answers and progress, over a socket.
+# Channel to one trainer process: commands, their answers and progress, over a socket.
 #
-# A trainer that does not take a command, or says what cannot be understood, is killed: its end is the caller's answer.
+# A trainer that does not take a command, or sends nonsense, is killed; the caller's answer is then its death.
 
 
 Listener = Callable[[dict[str, Any]], None]
-"""Hears the progress of a command."""
+"""Function that hears the progress of a command."""
 
 
 def unheard(message: dict[str, Any]) -> None:
-    """A listener for commands that tell no progress."""
+    """Ignore progress: the listener for commands that report none."""
 
 
 @dataclass
 class _Call:
-    """A command whose answer somebody waits for.  death: why none will come."""
+    """Command whose answer is awaited.  death: why none will come."""
 
     on_progress: Listener
     answered: trio.Event = field(default_factory=trio.Event)
@@ -75,7 +75,7 @@ class _Call:
 class TrainerChannel:
     """Our end of the socket to `process`.
 
-    heard_at: trio time of its last word.  fault: why it ends, where that is known before it has ended; a sentence.
+    heard_at: trio time of its last message.  fault: why it ends, as a sentence, if known before it has ended.
     """
 
     def __init__(self, connection: socket.socket, process: trio.Process) -> None:
@@ -89,7 +89,7 @@ class TrainerChannel:
 
     @property
     def busy(self) -> bool:
-        """Whether somebody waits for an answer."""
+        """True while an answer is awaited."""
         return bool(self._calls)
 
     async def ask(self, command: str, on_progress: Listener = unheard, **fields: Any) -> dict[str, Any]:
@@ -109,7 +109,7 @@ class TrainerChannel:
         return call.answer
 
     def send(self, message: dict[str, Any]) -> None:
-        """Commands are far smaller than the socket's buffer, and the trainer always reads: this never blocks."""
+        """Send a message.  Never blocks: commands are far smaller than the socket's buffer, and the trainer always reads."""
         if self._connection.fileno() < 0:
             return  # closed: the process is being reaped
         data = frames.pack(message)
@@ -121,18 +121,18 @@ class TrainerChannel:
             self.process.kill()  # it is gone or does not read; `listen` notices its end
 
     def kill(self, fault: str) -> None:
-        """End the process for a reason of ours."""
+        """Kill the process, for a reason of ours."""
         self.fault = fault
         self.process.kill()
 
     def fail(self, reason: str) -> None:
-        """The process has ended: no call gets an answer any more."""
+        """Fail all calls, because the process has ended."""
         for call in self._calls.values():
             call.death = reason
             call.answered.set()
 
     async def listen(self) -> None:
-        """Deliver what the trainer says, until it says nothing ever more."""
+        """Deliver the trainer's messages until it closes the connection."""
         try:
             await self._receive()
         except (ValueError, TypeError, KeyError) as error:
@@ -159,24 +159,24 @@ class TrainerChannel:
         call = self._calls.get(message["id"])
         match message["is"]:
             case "failed":
-                self.fault = message["reason"]  # its end follows, and is what the caller waits for
+                self.fault = message["reason"]  # its end follows, for which the caller waits
             case "progress" if call is not None:
                 call.on_progress(message)
             case "progress":
-                pass  # of something abandoned
+                pass  # of an abandoned command
             case _ if call is not None:
                 call.answer = message
                 call.answered.set()
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# The end of a child process: waiting for it, and saying in words how it came.
+# End of a child process: waiting for it, and describing it in words.
 #
-# Nothing of ours may be left behind, not even a zombie, so a child that does not end in time is killed and reaped.
+# A child that does not end in time is killed and reaped, so that we leave nothing behind, not even a zombie.
 
 
 async def reap(process: trio.Process, deadline_s: float) -> None:
-    """Wait for a process that has reason to end; kill it when it does not end by itself in time."""
+    """Wait for a process that has reason to end; kill it if it does not end in time."""
     with trio.move_on_after(deadline_s):
         await process.wait()
         return
@@ -185,7 +185,7 @@ async def reap(process: trio.Process, deadline_s: float) -> None:
 
 
 def how_it_ended(status: int | None, last_line: str) -> str:
-    """The end of the sentence that begins with the process's name.  status: as `subprocess` has it."""
+    """Return the end of a sentence that begins with the process's name.  status: as in `subprocess`."""
     if status is not None and status < 0:
         memory = " (the system may be out of memory)" if -status == signal.SIGKILL else ""
         return f"was killed by {signal.Signals(-status).name}{memory}"
@@ -193,11 +193,11 @@ def how_it_ended(status: int | None, last_line: str) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# How a trainer process is started: its command, what it inherits, its environment.
+# Start of a trainer process: its command, inherited files, and environment.
 
 
 PROGRAM: tuple[str, ...] = ("trainer",)
-"""The module that it runs, and words before its options."""
+"""Module to run, and the words before its options."""
 OPTIONS = ("--fd", "--theta-fd", "--contribution-fd")
 
 
@@ -215,10 +215,10 @@ async def start_trainer(fds: Sequence[int]) -> trio.Process:
 
 
 def environment(ours: Mapping[str, str]) -> dict[str, str]:
-    """A trainer's environment in a peer that has `ours`.
+    """Return a trainer's environment in a peer that has `ours`.
 
-    OpenMP reads its policy when it is loaded, so it has to be here: threads that have nothing to do sleep, instead of
-    keeping a core busy that another trainer could use.
+    OpenMP reads its policy when it is loaded, so it has to be set here: idle threads sleep, instead of keeping a core busy
+    that another trainer could use.
     """
     return {"OMP_WAIT_POLICY": "PASSIVE", **child_environment(ours), "PYTHONUNBUFFERED": "1"}
 
@@ -227,11 +227,11 @@ def environment(ours: Mapping[str, str]) -> dict[str, str]:
 
 
 START_DEADLINE_S = 180.0
-"""Importing torch and reading the corpus on a slow, busy computer."""
+"""Seconds for importing torch and reading the corpus on a slow, busy computer."""
 SILENCE_DEADLINE_S = 1800.0
-"""Without a word for so long while it should work, a trainer hangs (a step takes seconds, the first one may compile)."""
+"""Seconds of silence during work after which a trainer counts as hung (a step takes seconds, the first one may compile)."""
 END_DEADLINE_S = 2.0
-"""Time to go by itself after its socket is closed, before it is killed."""
+"""Seconds in which the process may end by itself after its socket is closed, before it is killed."""
 FIRST_BACKOFF_S = 0.5
 MAX_BACKOFF_S = 60.0
 MAX_FAILURES = 5
@@ -242,14 +242,14 @@ UNMEASURED = "nobody can tell what the trainer draws ({device} has no counter of
 
 @dataclass(frozen=True)
 class TrainerSettings:
-    """How to start a trainer.
+    """Settings for starting a trainer.
 
-    sections: what `trainer.config.TrainingConfig.from_sections` wants.
-    trains: whether it learns; else it only makes and judges rollouts, and has no optimiser.
+    sections: as `trainer.config.TrainingConfig.from_sections` takes them.
+    trains: the trainer learns; else it only makes and judges rollouts, and has no optimiser.
     threads: CPU threads at first, 0 for torch's choice.
-    device: "auto" (CUDA where there is one), or a name that torch knows.
-    moments: folder in which the trainer keeps its optimiser's moments for a process to come; None for nowhere.
-    generator: who makes rollouts.
+    device: "auto" (CUDA if there is one), or a name that torch knows.
+    moments: folder in which the trainer keeps its optimiser's moments for a later process; None for nowhere.
+    generator: makes rollouts.
     """
 
     sections: Mapping[str, Any]
@@ -277,7 +277,7 @@ class TrainerSettings:
     ) -> TrainerSettings:
         """Return the settings for the work of `manifest`.
 
-        files: where the run's files will lie when the trainer is started, by name.
+        files: paths, by name, at which the run's files will lie when the trainer is started.
         """
         size = payload_bytes(chunk_layout(manifest.parameters, manifest.chunk_parameters))
         here = {name: str(path) for name, path in (files or {}).items()}
@@ -286,10 +286,10 @@ class TrainerSettings:
 
 
 class TrainerProcess:
-    """A `protocol.trainer_link.TrainerLink` to a real process.
+    """Implementation of `protocol.trainer_link.TrainerLink` by a real process.
 
     theta: shared memory that begins with the outer parameters, owned by the caller.
-    emit: gets TrainerStarted and TrainerStopped, from `run`.
+    emit: called with TrainerStarted and TrainerStopped, from `run`.
     """
 
     def __init__(
@@ -305,22 +305,22 @@ class TrainerProcess:
         self._gave_up = ""
         self._failures = self._spoilt = 0
         self._at_risk = False
-        """Whether it works on what strangers made: an end over that is theirs, and counts for the pause alone."""
+        """True during work on bytes of strangers: a death over these is their fault, and only lengthens the pause."""
         self._threads, self._watts = settings.threads, 0.0
         self._paused = False
         self._busy = False
         self.threads = 0
         """CPU threads that the last finished round used at its end."""
         self.device = ""
-        """Where it computes, in torch's words; empty before it was ready for the first time."""
+        """Device on which it computes, in torch's words; empty before it was first ready."""
 
     @property
     def pid(self) -> int | None:
-        """The process's ID while it is ready for work."""
+        """ID of the process while it is ready for work."""
         return self._channel.process.pid if self._channel is not None and self._ready else None
 
     async def run(self) -> str:
-        """Keep a trainer process alive until cancelled, or until it has failed too often in a row; why, then.  Once."""
+        """Keep a trainer process alive until cancelled, or until it has failed too often in a row; return why.  Once."""
         try:
             return await self._keep_alive()
         finally:
@@ -332,7 +332,7 @@ class TrainerProcess:
             self._contribution.close()
 
     async def until_ready(self) -> None:
-        """Until there is a process that is ready for work; raises TrainerGaveUp."""
+        """Wait until a process is ready for work; raises TrainerGaveUp."""
         while not self._ready:
             if self._gave_up:
                 raise TrainerGaveUp(self._gave_up)
@@ -346,7 +346,7 @@ class TrainerProcess:
         await self._ask_alone("initialise")
 
     async def compute(self, task: ComputeTask, theta: memoryview, on_progress: Callable[[Progress], None]) -> Contribution:
-        """As `TrainerLink.compute`."""
+        """Compute as `TrainerLink.compute`."""
         self._check_theta(theta)
 
         def progress(message: dict[str, Any]) -> None:
@@ -381,7 +381,7 @@ class TrainerProcess:
         )
 
     async def evaluate(self, theta: memoryview, on_progress: Callable[[int, int], None]) -> float:
-        """As `TrainerLink.evaluate`."""
+        """Evaluate as `TrainerLink.evaluate`."""
         self._check_theta(theta)
         answer = await self._ask("evaluate", lambda message: on_progress(message["done"], message["total"]))
         if answer["loss"] is None:
@@ -389,17 +389,17 @@ class TrainerProcess:
         return float(answer["loss"])
 
     def finish(self) -> None:
-        """Stop the running compute after its current step and contribute what there is."""
+        """Stop the running compute after its current step, and contribute its work so far."""
         self._send({"do": "finish"})
 
     def use_threads(self, threads: int) -> None:
-        """From the next step on, and in every process to come."""
+        """Use so many threads from the next step on, also in later processes."""
         if threads != self._threads:
             self._threads = threads
             self._send({"do": "threads", "threads": threads})
 
     def limit_power(self, watts: float | None) -> None:
-        """What the GPU may draw, on average; from the next step on, and in every process to come."""
+        """Limit the average power of the GPU, from the next step on, also in later processes."""
         if (watts or 0.0) != self._watts:
             self._watts = watts or 0.0
             self._send({"do": "power", "watts": self._watts})
@@ -412,28 +412,28 @@ class TrainerProcess:
 
     @property
     def paused(self) -> bool:
-        """Whether `pause` was called since the last `resume`."""
+        """True after `pause`, until `resume`."""
         return self._paused
 
     def pause(self) -> None:
-        """Compute nothing after the current step, in this process and those to come."""
+        """Compute nothing after the current step, also in later processes."""
         self._paused = True
         self._send({"do": "pause"})
 
     def resume(self) -> None:
-        """Go on after `pause`."""
+        """Compute again after `pause`."""
         self._paused = False
         self._send({"do": "resume"})
 
     def _worked(self) -> None:
-        """A piece of work was finished."""
+        """Reset the counts of failures, after a finished piece of work."""
         self._failures = self._spoilt = 0
 
     def _check_theta(self, theta: memoryview) -> None:
         assert theta.nbytes <= self._theta.size, "the trainer reads the region it was given at its start"
 
     async def _ask_alone(self, command: str, on_progress: Listener = unheard, **fields: Any) -> dict[str, Any]:
-        """As `_ask`, for what the trainer does one at a time."""
+        """Ask as `_ask`, for work that the trainer does one at a time."""
         assert not self._busy, "the trainer does one thing at a time, and an evaluation beside it"
         self._busy = True
         try:
@@ -448,7 +448,7 @@ class TrainerProcess:
         return await self._channel.ask(command, on_progress, **fields)
 
     def _send(self, message: dict[str, Any]) -> None:
-        """To the process, if there is one: what is to hold for the next one, `_configure` says again."""
+        """Send to the process, if there is one; `_configure` repeats lasting settings to the next one."""
         if self._channel is not None:
             self._channel.send(message)
 
@@ -472,7 +472,7 @@ class TrainerProcess:
             )
 
     async def _one_life(self) -> str:
-        """Start a process, serve it until its end of the socket is closed, reap it.  Returns why it died."""
+        """Start a process, serve it until its end of the socket is closed, and reap it.  Return the reason for its death."""
         try:
             ours, theirs = socket.socketpair()
         except OSError as error:
@@ -497,7 +497,7 @@ class TrainerProcess:
                     nursery.cancel_scope.cancel()
             finally:
                 self._ready = False
-                ours.close()  # which ends the trainer
+                ours.close()  # ends the trainer
                 with trio.CancelScope(shield=True):
                     await reap(process, END_DEADLINE_S)
         return channel.fault or f"the trainer {how_it_ended(process.returncode, self._log.last_line)}"
@@ -528,7 +528,7 @@ class TrainerProcess:
         self._wake()
 
     async def _watch(self, channel: TrainerChannel) -> None:
-        """Kill a trainer that has been silent for too long while it has something to do."""
+        """Kill a trainer that has been silent for too long while it has work."""
         while True:
             await trio.sleep(WATCH_EVERY_S)
             limit_s = self._settings.silence_deadline_s if self._ready else self._settings.start_deadline_s
@@ -547,24 +547,24 @@ class TrainerProcess:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# The trainer process of a run with rollouts: it keeps versions of the weights too, and makes and verifies batches.
+# Trainer process of a run with rollouts: it also keeps versions of the weights, and makes and verifies batches.
 
 
 class RolloutProcess(TrainerProcess):
-    """A `protocol.trainer_link.RolloutLink` to a real process."""
+    """Implementation of `protocol.trainer_link.RolloutLink` by a real process."""
 
     async def keep_version(self, version: int, theta: memoryview) -> None:
-        """As `RolloutLink.keep_version`."""
+        """Keep a version as `RolloutLink.keep_version`."""
         self._check_theta(theta)
         await self._ask_alone("keep_version", version=version)
 
     async def use_tasks(self, sets: Sequence[TaskFile]) -> Mapping[int, str]:
-        """As `RolloutLink.use_tasks`."""
+        """Use tasks as `RolloutLink.use_tasks`."""
         answer = await self._ask_alone("use_tasks", sets=[{**vars(each), "path": str(each.path)} for each in sets])
         return dict(answer["unusable"])
 
     async def generate(self, task: GenerateTask, path: Path, on_progress: Callable[[int, int], None]) -> Generated:
-        """As `RolloutLink.generate`."""
+        """Generate as `RolloutLink.generate`."""
 
         def progress(message: dict[str, Any]) -> None:
             on_progress(message["done"], message["total"])
@@ -574,9 +574,9 @@ class RolloutProcess(TrainerProcess):
         return Generated(answer["rollouts"], answer["tokens"])
 
     async def verify(self, task: VerifyTask, path: Path) -> tuple[RolloutVerdict, ...]:
-        """As `RolloutLink.verify`."""
+        """Verify as `RolloutLink.verify`."""
         told: list[dict[str, Any]] = []
-        await self.until_ready()  # an end before it has the bytes is its own
+        await self.until_ready()  # a death before it has the bytes is its own fault
         self._at_risk = True
         try:
             await self._ask_alone(
@@ -606,5 +606,5 @@ def _verdict(told: dict[str, Any]) -> Verdict:
 
 
 def _fields(task: GenerateTask | VerifyTask) -> dict[str, Any]:
-    """Of a batch, for the trainer."""
+    """Return the fields of a batch for the trainer."""
     return {**vars(task), "run": task.run.hex()}

@@ -1,4 +1,4 @@
-"""What a run file brings along besides its numbers: a folder of weights, a tokenizer, chats, the tasks of its environment.
+"""Data that a run file brings along: a folder of weights, a tokenizer, chats, the tasks of its environment.
 
 The manifest names all of it by hashes.  The organiser's data directory keeps it; other peers fetch it from there and from
 each other.
@@ -48,14 +48,14 @@ from trainer.weights.numbers import FolderError
 from trainer.weights.reading import WeightsFolder, json_in
 
 # ------------------------------------------------------------------------------------------------------------------------
-# A run that begins with the weights of a Hugging Face folder: the state after 0 rounds, hashed, and kept on disk.
+# Run that begins with the weights of a Hugging Face folder: the state after 0 rounds, hashed, and kept on disk.
 #
-# The manifest has the digest of that state.  The organiser's data directory keeps it as the checkpoint after 0 rounds, from
-# which its peer begins, and which other peers fetch as they fetch any checkpoint.
+# The manifest has the digest of that state.  The organiser's data directory keeps it as the checkpoint after 0 rounds.
+# The organiser's peer begins from it, and other peers fetch it like any checkpoint.
 
 
 class FolderStart:
-    """A `protocol.run.run_file.Start`.  Raises `PeerError` for a folder that no run can begin with."""
+    """A folder as a `protocol.run.run_file.Start`.  Raises `PeerError` for a folder with which no run can begin."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -65,20 +65,20 @@ class FolderStart:
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """The model section of a run that begins with the folder."""
+        """Model section of a run that begins with the folder."""
         return self._weights.facts
 
     def digest(self, piece_bytes: int) -> Hash:
-        """Of the state before the first round: the folder's weights, and no momentum.  Reads all of them, once."""
+        """Return the digest of the state before the first round: the weights, and no momentum.  Reads all of them, once."""
         if piece_bytes not in self._leaves:
             with _refusals():
                 self._leaves[piece_bytes] = [chunk_hash(piece) for piece in self._pieces(piece_bytes)]
         return tree_root(self._leaves[piece_bytes])
 
     def keep(self, signed: SignedManifest, data: Path) -> None:
-        """Write that state as the checkpoint after 0 rounds of the run, unless it is there, or the run is further.
+        """Write that state as the checkpoint after 0 rounds of the run, unless the run has one, or is further.
 
-        Raises `PeerError`, also when the folder has changed since its digest was taken.
+        Raises `PeerError`, also if the folder has changed since its digest was taken.
         """
         state, folder = genesis_state(signed.manifest), run_dir(data, signed.run)
         assert state is not None, "a run that begins with a folder names its state"
@@ -105,7 +105,7 @@ class FolderStart:
         keep_tokenizer(self.folder, folder)
 
     def _pieces(self, piece_bytes: int) -> Iterator[bytes]:
-        """The state's bytes, piece after piece."""
+        """Yield the state's bytes, piece after piece."""
         held = bytearray()
         for block in self._weights.values():
             held += np.ascontiguousarray(block, "<f4").tobytes()
@@ -130,7 +130,7 @@ def _refusals() -> Iterator[None]:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# What a manifest says of a tokenizer, read from the files that a model's folder has beside it.
+# A manifest's facts about a tokenizer, read from the files beside it in a model's folder.
 
 
 TURN_ENDS = {"chatml": TURN_END, "llama3": MESSAGE_END}
@@ -138,10 +138,10 @@ MOST_ENDS = 8
 
 
 def tokenizer_facts(path: Path, said: Mapping[str, Any]) -> dict[str, Any]:
-    """template and ends for the tokenizer in `path`.  said: what a person says of them, which is taken as it is.
+    """Return template and ends for the tokenizer in `path`.  said: a person's values for them, which are taken as they are.
 
-    The template is the one whose marks the tokenizer has; the end tokens are the one that the template ends turns with, and
-    those that the folder names.  Raises `PeerError`.
+    The template is the one whose marks the tokenizer has.  The end tokens are the template's end of a turn, and those that
+    the folder names.  Raises `PeerError`.
     """
     try:
         special = special_in(path)
@@ -163,7 +163,7 @@ def tokenizer_facts(path: Path, said: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _template(special: Mapping[str, int]) -> str:
-    """The first one that needs marks and has them all; "plain" where none does."""
+    """Return the first template that needs marks and has them all; "plain" if none does."""
     for name, template in TEMPLATES.items():
         marks = {piece for piece in (*template.begin, *template.heading, *template.close) if isinstance(piece, Mark)}
         if marks and marks <= special.keys():
@@ -172,7 +172,7 @@ def _template(special: Mapping[str, int]) -> str:
 
 
 def _ends(folder: Path, special: Mapping[str, int]) -> Iterator[int]:
-    """The end tokens that the folder names, the most particular file first."""
+    """Yield the end tokens that the folder names, the most particular file first."""
     for name in ("generation_config.json", "config.json"):
         yield from ends_in(_json(folder / name))
     text = _json(folder / "tokenizer_config.json").get("eos_token")
@@ -182,7 +182,7 @@ def _ends(folder: Path, special: Mapping[str, int]) -> Iterator[int]:
 
 
 def _json(path: Path) -> Mapping[str, Any]:
-    """An object in a file; empty for a file that is not there or none.  Raises `PeerError` for a pointer of Git LFS."""
+    """Return the object in a file; empty if the file is missing or holds none.  Raises `PeerError` for a Git LFS pointer."""
     if is_pointer_file(path):
         raise PeerError(f"{path} {POINTER_FLAW}", ExitCode.INPUT)
     with suppress(FolderError):
@@ -194,18 +194,18 @@ def _json(path: Path) -> Mapping[str, Any]:
 
 
 SAMPLE = 64
-"""Problems of an environment whose prompts are looked at before a run begins."""
+"""Number of an environment's problems whose prompts are checked before a run begins."""
 
 Tell = Callable[[str, str], None]
-"""Told one thing that a person should know: what it is about, and what it says."""
+"""Function called with one fact for a person: its subject, and its statement."""
 
 
 @dataclass(frozen=True)
 class Tasks:
-    """Files of tasks beside a run file, by what its environment calls them.
+    """Files of tasks beside a run file, by their names in its environment.
 
-    said: fields of the manifest that follow from the files: the environment with their digests, and how many problems there
-    are where the run file does not say it.
+    said: fields of the manifest that follow from the files: the environment with their digests, and the number of problems
+    if the run file does not give it.
     """
 
     paths: dict[str, Path]
@@ -213,7 +213,7 @@ class Tasks:
 
 
 class Brought:
-    """A `protocol.run.run_file.Start`.  Raises `PeerError` for what no run can have."""
+    """Data of a run file as a `protocol.run.run_file.Start`.  Raises `PeerError` for data that no run can have."""
 
     def __init__(
         self,
@@ -223,7 +223,7 @@ class Brought:
         tasks: Tasks,
         said: Mapping[str, Any],
     ) -> None:
-        """said: what the run file says of the tokenizer, which goes before what its files say."""
+        """said: the run file's values for the tokenizer, which take precedence over its files' values."""
         self._folder = folder
         paths = {TOKENIZER: tokenizer, CHATS: chats} | {TASKS + name: path for name, path in tasks.paths.items()}
         self._paths = {name: path for name, path in paths.items() if path is not None}
@@ -240,16 +240,16 @@ class Brought:
 
     @property
     def facts(self) -> Mapping[str, Any] | None:
-        """As `Start.facts`."""
+        """Facts, as in `Start.facts`."""
         return self._folder.facts if self._folder is not None else None
 
     def digest(self, piece_bytes: int) -> Hash:
-        """As `Start.digest`."""
+        """Return the digest, as `Start.digest`."""
         assert self._folder is not None, "asked only where there are facts"
         return self._folder.digest(piece_bytes)
 
     def check(self, manifest: RunManifest, tell: Tell = lambda what, about: None) -> None:
-        """Read all of it as a trainer will.  tell: of chats and tasks.  Raises `PeerError` with file and line."""
+        """Read all of it as a trainer will.  tell: called about chats and tasks.  Raises `PeerError` with file and line."""
         paths = {name: str(path) for name, path in self._paths.items()}
         config = TrainingConfig.from_sections(manifest.trainer_sections() | {"files": paths})
         try:
@@ -266,7 +266,7 @@ class Brought:
             tell("chats", reading.described())
 
     def _check_tasks(self, rl: RlSection, tokenizer: TemplatedTokenizer, tell: Tell) -> None:
-        """Raises ValueError with the file, for lines and prompts that cannot be used, and where too few tasks stay."""
+        """Raise ValueError with the file for unusable lines and prompts, and if too few tasks stay."""
         rates = SolveRates(rl.min_solve_rate, rl.max_solve_rate)
         left: dict[str, int] = {}
         remarks: list[str] = []
@@ -288,7 +288,7 @@ class Brought:
             raise ValueError("; ".join([str(error), *remarks])) from error
 
     def _check_examples(self, config: TrainingConfig, tokenizer: TemplatedTokenizer) -> None:
-        """Raises ValueError where tasks of a file give no example, or, as far as this computer can tell, too few."""
+        """Raise ValueError if tasks of a file give no example, or, as far as this computer can tell, too few."""
         files = [name for name in self._data if name.startswith(TASKS)]
         for name in files:
             for task in read_tasks(io.BytesIO(self._data[name])):
@@ -302,7 +302,7 @@ class Brought:
                 reading_of(config, tokenizer)
 
     def keep(self, signed: SignedManifest, data: Path) -> None:
-        """Put all of it where the organiser's peer has it.  Raises `PeerError`, also when the folder has changed."""
+        """Store all of it in the organiser's data directory.  Raises `PeerError`, also if the folder has changed."""
         if self._folder is not None:
             self._folder.keep(signed, data)
         files = WeightFiles(Disk(), make_private(make_private(run_dir(data, signed.run)) / "files"))
@@ -312,14 +312,14 @@ class Brought:
 
 
 def _check_prompts(tasks: Sequence[Task], rl: RlSection, tokenizer: TemplatedTokenizer) -> None:
-    """Raises ValueError for a prompt that nobody can answer and learn from."""
+    """Raise ValueError for a prompt that nobody can answer and learn from."""
     for task in tasks:
         if flaw := prompt_flaw(task.prompt, tokenizer, rl.row_tokens, rl.max_tokens, rl.length_targets):
             raise ValueError(f"the prompt of {task.problem_id!r:.80} {flaw}; change it, or leave the task out")
 
 
 def _check_environment(config: TrainingConfig, rl: RlSection, tokenizer: TemplatedTokenizer) -> None:
-    """Raises ValueError where prompts of the environment cannot be read by the model, as far as this computer can tell."""
+    """Raise ValueError if the model cannot read prompts of the environment, as far as this computer can tell."""
     with suppress(PackageMissing, SandboxUnavailable):
         environment = environment_of(config)
         for index in range(0, environment.size, max(1, environment.size // SAMPLE)):
@@ -329,9 +329,9 @@ def _check_environment(config: TrainingConfig, rl: RlSection, tokenizer: Templat
 
 
 def brought_by(path: Path) -> Brought | None:
-    """What a run file brings along; None where it brings nothing, and no environment.  Raises `PeerError` or `RunFileError`.
+    """Return the data of a run file; None if it has none, and no environment.  Raises `PeerError` or `RunFileError`.
 
-    A model's folder brings its tokenizer.json, where it has one and the run file names no other.
+    A model's folder brings its tokenizer.json, if it has one and the run file names no other.
     """
     sections = sections_of(path)
     model, tokenizer, chats = (_named(path, sections.get(name)) for name in ("model", "tokenizer", "data"))
@@ -352,7 +352,7 @@ def brought_by(path: Path) -> Brought | None:
 
 
 def tell_of_mismatches(manifest: RunManifest, tell: Tell) -> None:
-    """Tell a person about a model that does not fit its rows or its tokens, though the run is possible."""
+    """Report a model that does not fit its rows or its tokens, though the run is possible."""
     model = manifest.model
     if manifest.tokenizer is None and model.vocab != ByteTokenizer.vocab:
         tell(
@@ -372,7 +372,7 @@ def tell_of_mismatches(manifest: RunManifest, tell: Tell) -> None:
 
 
 def _tasks(path: Path, section: Any) -> Tasks:
-    """The files beside the run file that its environment names; a wrong environment is told of when the run is."""
+    """Return the files beside the run file that its environment names; the check of the run reports a wrong environment."""
     beside = Tasks({}, {})
     if not isinstance(section, Mapping):
         return beside
@@ -386,7 +386,7 @@ def _tasks(path: Path, section: Any) -> Tasks:
     for name, digest in files:
         beside.paths[name] = path.parent / name
         data = _read_beside(path, name, digest)
-        with suppress(KeyError, TypeError, ValueError):  # told with the line when the tasks are checked
+        with suppress(KeyError, TypeError, ValueError):  # reported with the line when the tasks are checked
             low, high = (
                 section.get(name, RlSection.model_fields[name].default) for name in ("min_solve_rate", "max_solve_rate")
             )
@@ -407,7 +407,7 @@ def _read_beside(path: Path, name: str, digest: str | None = None) -> bytes:
 
 
 def _named(path: Path, section: Any) -> Path | None:
-    """The path after `from` in a section, seen from the run file's."""
+    """Return the path after `from` in a section, relative to the run file."""
     named = section.get("from") if isinstance(section, Mapping) else None
     return path.parent / Path(named).expanduser() if isinstance(named, str) and named else None
 

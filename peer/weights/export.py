@@ -1,7 +1,7 @@
-"""A run's model as a Hugging Face folder, from what lies in the data directory, whether a peer runs or not.
+"""Export of a run's model as a Hugging Face folder, from the data directory, whether a peer runs or not.
 
-The states on disk are `protocol.chain.stored_run`'s, the files' formats `trainer.weights`', the new folder
-`peer.weights.new_folder`'s business.
+`protocol.chain.stored_run` reads the states on disk, `trainer.weights` writes the files' formats, and
+`peer.weights.new_folder` makes the new folder.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from trainer.weights.writing import write_folder
 __all__ = ["ExportFormat", "Exported", "export"]
 
 ATTEMPTS = 3
-"""A running peer may remove a checkpoint between two looks at its folder."""
+"""Tries, because a running peer may remove a checkpoint between two looks at its folder."""
 BYTES_VOCABULARY, BYTES_EOS = 256, 0
-"""A run without a tokenizer reads bytes; a zero byte is what stands between two files of its corpus."""
+"""Vocabulary and end token of a run without a tokenizer: it reads bytes, and a zero byte separates files of its corpus."""
 
 
 @dataclass(frozen=True)
 class Exported:
-    """rounds: of the run that the model has learned from.  is_final: whether the run has ended with this state.  tokenizer:
-    whether the folder has one."""
+    """Result of an export.  rounds: that the model has learned from.  is_final: the run has ended with this state.
+    tokenizer: the folder has one."""
 
     rounds: int
     is_final: bool
@@ -60,7 +60,7 @@ def export(
 ) -> Exported:
     """Write the model after `checkpoint` rounds, or the newest one, to the new folder `target`.  Raises `PeerError`.
 
-    on_progress: told the share that is written, from 0 to 1, now and then.
+    on_progress: called now and then with the share written, from 0 to 1.
     """
     check_target(target)
     manifest = signed.manifest
@@ -95,12 +95,12 @@ def export(
 
 
 def _longest_row(manifest: RunManifest) -> int:
-    """The most tokens that a run's model reads in a row."""
+    """Return the most tokens that a run's model reads in a row."""
     return max(manifest.data.sequence_length, manifest.rl.row_tokens if manifest.rl is not None else 0)
 
 
 def _ends_of_text(manifest: RunManifest, generation: Mapping[str, Any], *, has_tokenizer: bool) -> Sequence[int]:
-    """The tokens that end a text: the run's, and those that the model's own generation_config.json names."""
+    """Return the tokens that end a text: the run's, and the ones in the model's generation_config.json."""
     ends: Sequence[int] = ()
     if manifest.tokenizer is not None:
         ends = manifest.tokenizer.ends
@@ -121,7 +121,7 @@ def _stored_state(signed: SignedManifest, folder: Path, checkpoint: int | None) 
 
 
 def _seeded(signed: SignedManifest, path: Path) -> F32:
-    """The initial parameters of the run's seed, in a file rather than in memory."""
+    """Return the initial parameters of the run's seed, in a file rather than in memory."""
     manifest = signed.manifest
     values: F32 = np.memmap(path, np.float32, "w+", shape=(manifest.parameters,))
     initial_parameters(TrainingConfig.from_sections(manifest.trainer_sections()).model, manifest.seed, values)
@@ -130,7 +130,7 @@ def _seeded(signed: SignedManifest, path: Path) -> F32:
 
 @contextmanager
 def _naming_errors() -> Iterator[None]:
-    """What is not on disk is a sentence with exit code INPUT; an error of the disk is `peer.cli.explain`'s."""
+    """Turn a missing state into a sentence with exit code INPUT; `peer.cli.explain` handles errors of the disk."""
     try:
         yield
     except NotStored as error:

@@ -1,4 +1,4 @@
-"""Several Hugging Face folders made into one.  The arithmetic is `trainer.weights.merging`'s."""
+"""Merge of several Hugging Face folders into one.  The arithmetic is in `trainer.weights.merging`."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from trainer.weights.writing import write_folder
 __all__ = ["ExportFormat", "MergeOptions", "Merged", "merge"]
 
 CONTEXT = 2048
-"""What transformers takes for a Llama whose config.json does not say what it reads."""
+"""Context that transformers assumes for a Llama whose config.json gives none."""
 
 
 @dataclass(frozen=True)
 class MergeOptions:
-    """What was asked for; None for the default.  weights: of each model."""
+    """Options of a merge; None for the default.  weights: one for each model."""
 
     rule: str = "linear"
     weights: tuple[float, ...] | None = None
@@ -34,7 +34,7 @@ class MergeOptions:
 
 @dataclass(frozen=True)
 class Merged:
-    """tokenizer: whether the folder has one."""
+    """Result of a merge.  tokenizer: the folder has one."""
 
     parameters: int
     size_bytes: int
@@ -77,11 +77,11 @@ def merge(
 
 
 RULES_OF = {"weights": ("linear", "ties"), "t": ("slerp",), "base": ("ties",), "density": ("ties",), "scale": ("ties",)}
-"""Which rules have an option."""
+"""Rules that have each option."""
 
 
 def _rule(models: int, options: MergeOptions) -> Rule:
-    """The rule for so many models beside a base; raises `PeerError`."""
+    """Return the rule for so many models beside a base; raises `PeerError`."""
     for name in RULES_OF:
         if getattr(options, name) is not None and options.rule not in RULES_OF[name]:
             raise PeerError(

@@ -1,4 +1,4 @@
-"""A new folder that gets its name when all of it is on disk, so the name never stands for a part of a model."""
+"""New folder that gets its name when all of it is on disk, so the name never stands for a part of a model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from peer.formatting import size
 from trainer.weights.numbers import F32
 
 ROOM = 1.05
-"""Of what the numbers take: with headers, and what a file system needs."""
+"""Factor on the size of the numbers: headers, and the file system's own needs."""
 
 
 def check_target(target: Path) -> None:
@@ -38,7 +38,7 @@ def check_room(folder: Path, wanted: int) -> None:
 
 @contextmanager
 def published_as(target: Path) -> Iterator[Path]:
-    """A new folder beside `target` that becomes it when all went well, and is removed otherwise."""
+    """Yield a new folder beside `target`, which becomes `target` if all went well, and is removed otherwise."""
     unfinished = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".new", dir=target.parent))
     try:
         yield unfinished
@@ -51,7 +51,7 @@ def published_as(target: Path) -> Iterator[Path]:
 
 
 def told(blocks: Iterable[F32], count: int, on_progress: Callable[[float], None]) -> Iterator[F32]:
-    """The blocks of `count` values; `on_progress` is told the share that has passed, from 0 to 1."""
+    """Pass on the blocks of `count` values; `on_progress` is called with the share that has passed, from 0 to 1."""
     done = 0
     for block in blocks:
         yield block
@@ -60,7 +60,7 @@ def told(blocks: Iterable[F32], count: int, on_progress: Callable[[float], None]
 
 
 def umask() -> int:
-    """This process's."""
+    """Return this process's umask."""
     mask = os.umask(0o077)
     os.umask(mask)
     return mask

@@ -1,7 +1,7 @@
-"""A file or a folder of weights made ready to be published: checked against the run's model, in one file and one order.
+"""Preparation of weights for publishing: checked against the run's model, in one file and one order.
 
-What is published is always written in the order of the run's model, with one header, so that a patch between two versions
-changes values alone, whoever wrote the files.
+Published weights are always written in the order of the run's model, with one header, so that a patch between two versions
+changes only values, whoever wrote the files.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from trainer.weights.safetensors_file import READ_BYTES, StoredTensor, header_of
 
 @contextmanager
 def prepared(signed: SignedManifest, source: Path, data: Path) -> Iterator[str]:
-    """The name of a file in the run's folder of weights that holds what `source` does; nothing of it is left at the end.
+    """Yield the name of a file in the run's folder of weights with the content of `source`; the file is removed at the end.
 
     source: a safetensors file, or a folder with some.  Raises `PeerError`.
     """
@@ -49,7 +49,7 @@ def _layout(signed: SignedManifest) -> list[ParameterPlace]:
 
 
 def _tensors(source: Path) -> dict[str, StoredTensor]:
-    """All tensors of a file, or of a folder's files."""
+    """Return all tensors of a file, or of a folder's files."""
     paths = sorted(source.glob("*.safetensors")) if source.is_dir() else [source]
     if not paths:
         raise PeerError(

@@ -1,4 +1,4 @@
-"""The tokenizer files of the folder that a run began with, kept in the run's folder for what is exported from it.
+"""Tokenizer files of the folder with which a run began, kept in the run's folder for exports.
 
 Only the organiser's data directory has all of them.  Other peers have the run's tokenizer.json, fetched from its peers.
 """
@@ -26,7 +26,7 @@ NAMES = (
     "chat_template.jinja",
     "generation_config.json",
 )
-"""What transformers reads beside config.json and the weights; the last one says which token ends a text."""
+"""Files that transformers reads beside config.json and the weights; the last one names the token that ends a text."""
 ESSENTIAL = (
     "tokenizer.json",
     "tokenizer.model",
@@ -37,9 +37,9 @@ ESSENTIAL = (
     "sentencepiece.bpe.model",
     "tekken.json",
 )
-"""Without one of these there is no tokenizer."""
+"""Files of which a tokenizer needs at least one."""
 UNREAD = (*ESSENTIAL[1:], "*.tiktoken", "*.spm", "*.sp.model")
-"""Tokenizers in forms that are not read, as a folder has them."""
+"""File names of tokenizers in forms that are not read."""
 
 
 def check_readable(folder: Path) -> None:
@@ -60,7 +60,7 @@ def keep_tokenizer(source: Path, run_folder: Path) -> None:
 
 
 def copy_tokenizer(run_folder: Path, target: Path, fetched: Path | None) -> bool:
-    """Copy what `keep_tokenizer` kept to `target`, else the tokenizer.json that this peer fetched; whether there was any."""
+    """Copy the files kept by `keep_tokenizer`, else the fetched tokenizer.json, to `target`; False if there were none."""
     kept = run_folder / "tokenizer"
     if _is_tokenizer(kept):
         _copy(kept, target)
@@ -72,13 +72,13 @@ def copy_tokenizer(run_folder: Path, target: Path, fetched: Path | None) -> bool
 
 
 def take_tokenizer(source: Path, target: Path) -> bool:
-    """Copy these files from one Hugging Face folder to another; whether there is a tokenizer among them."""
+    """Copy the tokenizer files from one Hugging Face folder to another; return True if there is a tokenizer among them."""
     _copy(source, target)
     return _is_tokenizer(source)
 
 
 def generation_in(folder: Path) -> dict[str, Any]:
-    """The generation_config.json in a folder; empty where there is none that can be read."""
+    """Return the generation_config.json in a folder; empty if there is none that can be read."""
     try:
         return json_in(folder / "generation_config.json", "copy it again")
     except FolderError:

@@ -18,15 +18,15 @@ from protocol.wire.identity import PeerId
 from protocol.wire.messages import Certificate, LockName, Plan, Record, Roll, Step, mask_of, unpack
 
 RATIFYING = 1 << 40
-"""The last attempt of every tip: in it electors ratify a record (`protocol.agreement.ratification`), and hold no ballot."""
+"""Last attempt of every tip, in which electors ratify a record (`protocol.agreement.ratification`), without a ballot."""
 
 
 @dataclass(frozen=True)
 class Ballot:
-    """Attempt `attempt` on `base` without the `absent` electors (sorted).
+    """One attempt to agree on a record on `base`, without the `absent` electors (sorted).
 
-    members: of the plan; they vote when all electors are absent, or there are none.  Ballots are ordered by attempt.  Each
-    has one proposer, so no order among proposers is needed.
+    members: the members of the plan that vote when all electors are absent or there are none.  Ballots are ordered by
+    attempt.  Each has one proposer, so proposers need no order.
     """
 
     base: Base
@@ -36,45 +36,48 @@ class Ballot:
 
     @cached_property
     def voters(self) -> tuple[PeerId, ...]:
-        """The electors that are not absent; the members where none is left."""
+        """The electors that are not absent; the members if no elector is left."""
         stay = tuple(peer for peer in self.base.electors if peer not in self.absent)
         return stay or self.members
 
     @property
     def quorum(self) -> int:
-        """Votes of one step that certify."""
+        """Number of votes of one step that certify."""
         return quorum_of(self.base, self.voters, self.absent)
 
     @property
     def some_honest(self) -> int:
-        """So many voters cannot all be liars, where fewer than a third are."""
+        """Number of voters that cannot all be liars if fewer than a third are."""
         return 1 if self.members else tolerated(len(self.voters)) + 1
 
     @cached_property
     def proposer(self) -> PeerId:
-        """The voter whose turn it is."""
+        """The voter whose turn it is to propose."""
         voters = self.base.ranked(self.voters)
         return voters[self.attempt % len(voters)]
 
     def may_propose(self, peer: PeerId) -> bool:
-        """Whether this peer's proposal may be followed.  Where members vote, they may see different peers ready and so draw
-        different proposers: any member may propose then, and the votes decide."""
+        """Return True if this peer's proposal may be followed.
+
+        Members that vote may see different peers ready, and so draw different proposers.  Any member may propose then, and
+        the votes decide.
+        """
         return peer in self.members if self.members else peer == self.proposer
 
     @property
     def is_sound(self) -> bool:
-        """Whether there may be such a ballot: `absent` names electors, sorted, each once."""
+        """True if `absent` names electors, sorted, each once, and the attempt is below `RATIFYING`."""
         names = list(self.absent) == sorted(set(self.absent)) and set(self.absent) <= set(self.base.electors)
         return names and self.attempt < RATIFYING
 
 
 def held_mask(electors: Sequence[PeerId], held: Sequence[PeerId]) -> bytes:
-    """Bit i for the i-th elector that is in `held`; empty where there is no elector."""
+    """Return a mask with bit i set if the i-th elector is in `held`; it is empty if there are no electors."""
     return mask_of([number for number, peer in enumerate(electors) if peer in held], len(electors))
 
 
 def held_in(electors: Sequence[PeerId], mask: bytes) -> set[PeerId] | None:
-    """The electors of a mask; None when it is not of this many electors."""
+    """Return the electors of a mask; None if the mask is not for this many electors."""
     bits = int.from_bytes(mask, "little")
     if len(mask) != (len(electors) + 7) // 8 or bits >> len(electors):
         return None
@@ -82,26 +85,26 @@ def held_in(electors: Sequence[PeerId], mask: bytes) -> set[PeerId] | None:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Why a ballot may decide what it decides: the signed rolls of a quorum, and the proof of the highest lock they name.
+# Justification of a ballot: the signed rolls of a quorum, and the proof of the highest lock that they name.
 #
 # Pure.  A voter that has sent a roll for an attempt votes in no lower one.  So if a record was certified in a lower ballot,
-# a quorum had locked itself on it, and any quorum of rolls has an honest one among its signers that names this lock or a
-# higher one.  A motion must carry on the highest lock that its rolls name, and show its proof; where they name none, nothing
-# was certified before, and any record may be put to the vote.  (PBFT's view change: Castro and Liskov 1999, section 4.4; the
-# lock is Tendermint's: arXiv 1807.04938.)
+# a quorum had locked itself on it, and an honest signer in any quorum of rolls names this lock or a higher one.  A motion
+# must carry on the highest lock that its rolls name, and show its proof.  If they name none, no record was certified before,
+# and any record may be put to the vote.  (PBFT's view change: Castro and Liskov 1999, section 4.4; the lock is Tendermint's:
+# arXiv 1807.04938.)
 
 
 @dataclass(frozen=True)
 class Justification:
-    """The rolls of a quorum for one ballot, opened."""
+    """Opened rolls of a quorum for one ballot."""
 
     ballot: Ballot
     rolls: dict[PeerId, Roll]
 
     def highest_locks(self) -> list[LockName]:
-        """The locks of the highest attempt, of which one is to be carried on; none when none is named.
+        """Return the locks of the highest attempt, one of which is to be carried on; empty if the rolls name none.
 
-        Locks of the whole electorate come before those of a part, which bind only ballots of the same part.
+        Locks of the whole electorate come before locks of a part, which bind only ballots of the same part.
         """
         return highest([roll.lock for roll in self.rolls.values()]) or highest(
             [
@@ -112,36 +115,38 @@ class Justification:
         )
 
     def held(self) -> set[PeerId]:
-        """The electors that a plan may not leave out."""
+        """Return the electors that a plan may not leave out."""
         return demanded(self.ballot, self.rolls.values())
 
     def takes_up(self, plan: bytes) -> bool:
-        """Whether an honest voter took this plan up in an earlier attempt, and still stands by it."""
+        """Return True if an honest voter took this plan up in an earlier attempt and still stands by it."""
         return sum(roll.plan == plan for roll in self.rolls.values()) >= self.ballot.some_honest
 
     def allows_plan(self, plan: Plan, max_members: int) -> bool:
-        """Whether the plan leaves nobody out by the proposer's will: it has every elector in `held`, or was taken up
-        before."""
+        """Return True if the proposer left no elector out at will.
+
+        The plan must have every elector in `held`, have all its places taken by electors, or have been taken up before.
+        """
         left_out = self.held() - {PeerId(member.peer) for member in plan.members}
         full = len(plan.members) == max_members and all(m.peer in self.ballot.base.electors for m in plan.members)
         return not left_out or full or self.takes_up(plan_hash(plan))
 
 
 def demanded(ballot: Ballot, rolls: Iterable[Roll]) -> set[PeerId]:
-    """The electors whose READY an honest one of these voters holds: as many hold it as cannot all be liars."""
+    """Return the electors whose READY some honest voter holds: more voters name them than can all be liars."""
     named = Counter(peer for roll in rolls for peer in held_in(ballot.base.electors, roll.held) or ())
     return {peer for peer, count in named.items() if count >= ballot.some_honest}
 
 
 def highest(locks: Sequence[LockName | None]) -> list[LockName]:
-    """Those of the highest attempt."""
+    """Return the locks of the highest attempt."""
     named = [lock for lock in locks if lock is not None]
     top = max((lock.attempt for lock in named), default=0)
     return [lock for lock in named if lock.attempt == top]
 
 
 def check_roll(ballot: Ballot, roll: Roll) -> str | None:
-    """Why this roll does not count in the ballot; None when it does."""
+    """Return the reason why this roll does not count in the ballot; None if it counts."""
     base = ballot.base
     if (roll.round, roll.base, roll.attempt) != (base.round, base.tip, ballot.attempt):
         return "a roll of another ballot"
@@ -153,7 +158,7 @@ def check_roll(ballot: Ballot, roll: Roll) -> str | None:
 
 
 def flaw_of_locks(roll: Roll) -> str | None:
-    """Why no honest elector says this about its locks; None when one may."""
+    """Return the reason why no honest elector names these locks in a roll; None if one may."""
     locks = [lock for lock in (roll.lock, roll.reduced) if lock is not None]
     if any(lock.attempt >= roll.attempt for lock in locks):
         return "a roll with a lock that is not of a lower attempt"
@@ -163,7 +168,7 @@ def flaw_of_locks(roll: Roll) -> str | None:
 
 
 def justify(run: Hash, ballot: Ballot, rolls: Sequence[bytes]) -> Justification:
-    """Open the signed rolls of a proposal or a motion; raises `Malformed` when they are no quorum of this ballot."""
+    """Open the signed rolls of a proposal or a motion; raise `Malformed` if they are no quorum of this ballot."""
     if len(rolls) > len(ballot.voters):
         raise Malformed("more rolls than voters")
     opened: dict[PeerId, Roll] = {}
@@ -181,16 +186,16 @@ def justify(run: Hash, ballot: Ballot, rolls: Sequence[bytes]) -> Justification:
 
 
 def check_lock(run: Hash, ballot: Ballot, record: Record, lock: LockName, proof: Certificate) -> None:
-    """Whether `proof` shows that a quorum cast first votes for this record as `lock` says; raises `Malformed`."""
+    """Raise `Malformed` unless `proof` shows that a quorum cast first votes for this record, as `lock` says."""
     if (proof.attempt, proof.absent) != (lock.attempt, lock.absent) or record_hash(record) != lock.record_hash:
         raise Malformed("a proof of another lock")
     verify_votes(run, ballot.base, record, proof, Step.FIRST)
 
 
 def carries_lock(run: Hash, justification: Justification, record: Record, proof: Certificate | None) -> bool:
-    """Whether a motion for `record` carries on a lock, as it must if its rolls name one; raises `Malformed` if it does not.
+    """Return True if a motion for `record` carries on a lock; raise `Malformed` if its rolls name one and it does not.
 
-    proof: of the lock, as the motion shows it.
+    proof: the proof of the lock, as the motion shows it.
     """
     locks, name = justification.highest_locks(), record_hash(record)
     if not locks:

@@ -2,17 +2,17 @@
 
 Pure.  Two rules hold for two statements:
 
-* In its slot (`slot`) an honest peer signs one statement: one READY a serial, one average of a chunk, one batch of
-  rollouts a number, and on one tip one
-  vote in each step of an attempt, one proposal and one motion.  What it votes is on disk before it is sent, and after a
-  restart it leads no attempt in which it took part before.
+* In its slot (`slot`) an honest peer signs one statement: one READY a serial, one average of a chunk, one batch of rollouts
+  a number, and on one tip one vote in each step of an attempt, one proposal and one motion.  Its votes are on disk before
+  they are sent, and after a restart it leads no attempt in which it took part before.
 * An honest elector's roll names the lock of its last second vote before that attempt (`hides_lock`).
 
-A vote in an attempt that is lower than one that the voter has entered breaks the rules, too, but shows no time: a second
-vote contradicts the rolls of later attempts, which do not name it; a first vote contradicts nothing.
+A voter also breaks the rules if it votes in a lower attempt than one that it has entered, but a vote does not show when it
+was cast.  A second vote of this kind contradicts the rolls of later attempts, which do not name it; a first vote contradicts
+nothing.
 
-Where members vote in place of electors, the rules about locks and proposers do not hold: who is a member differs between
-peers.  So these are judged only for electors of the tip.
+If members vote in place of electors, the rules about locks and proposers do not hold, because peers differ about who is a
+member.  So these rules are applied to electors of the tip only.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ from protocol.wire.messages import (
 from protocol.wire.rollouts import RolloutBatch
 
 Tip = tuple[int, bytes]
-"""The number of a round, and the tip that it stands on."""
+"""Number of a round, and the tip on which the round stands."""
 
 
 def tip_of(body: Body) -> Tip | None:
-    """The tip on which a statement takes part in the agreement; None for other statements."""
+    """Return the tip on which a statement takes part in the agreement; None for other statements."""
     match body:
         case Roll() | Vote() | Proof():
             return body.round, body.base
@@ -60,7 +60,7 @@ def tip_of(body: Body) -> Tip | None:
 
 
 def slot(body: Body) -> tuple[object, ...] | None:
-    """What an honest peer signs one statement about; None for statements that may change."""
+    """Return the subject about which an honest peer signs only one statement; None for statements that may change."""
     match body:
         case Ready():
             return ("ready", body.incarnation, body.serial)
@@ -81,14 +81,17 @@ def slot(body: Body) -> tuple[object, ...] | None:
 
 
 def need_electors(one: Body, other: Body) -> bool:
-    """Whether two statements can only contradict each other as those of an elector of their tip."""
+    """Return True if two statements can contradict each other only when their signer is an elector of their tip."""
     if slot(one) is not None and slot(one) == slot(other):
         return False
     return tip_of(one) is not None and tip_of(one) == tip_of(other)
 
 
 def contradict(sender: PeerId, one: Body, other: Body, base: Base | None) -> bool:
-    """Whether no honest peer signs both.  base: what their tip is; None when it is not known."""
+    """Return True if no honest peer signs both statements.
+
+    base: the base that their tip names; None if it is not known.
+    """
     if slot(one) is not None and slot(one) == slot(other):
         return one != other
     if base is None or sender not in base.electors or not tip_of(one) == tip_of(other) == (base.round, base.tip):
@@ -99,14 +102,14 @@ def contradict(sender: PeerId, one: Body, other: Body, base: Base | None) -> boo
 
 
 def _is_of_another_plan(proposal: Body, motion: Body) -> bool:
-    """Whether these are of one attempt, and the motion's record was made by another plan than the proposal's."""
+    """Return True if both are of one attempt, and the motion's record was made by another plan than the proposal's."""
     if not isinstance(proposal, Proposal) or not isinstance(motion, Motion) or proposal.attempt != motion.attempt:
         return False
     return plan_hash(proposal.plan) != plan_hash(plan_of(motion.record, motion.provenance))
 
 
 def hides_lock(earlier: Body, roll: Body) -> bool:
-    """Whether `roll` does not name the lock that its signer had by an earlier roll or second vote of the same tip."""
+    """Return True if `roll` omits a lock that its signer had by an earlier roll or second vote of the same tip."""
     if not isinstance(roll, Roll):
         return False
     if isinstance(earlier, Vote):
@@ -121,7 +124,7 @@ def hides_lock(earlier: Body, roll: Body) -> bool:
 
 
 def _is_lost(before: LockName | None, attempt: int, after: LockName | None) -> bool:
-    """Whether the lock `before`, the last one of the attempts below `attempt`, was followed by one that is no later one."""
+    """Return True if `after` is neither `before`, the last lock below `attempt`, nor a later lock."""
     return after != before and (after is None or after.attempt < attempt)
 
 
@@ -129,9 +132,9 @@ def _is_lost(before: LockName | None, attempt: int, after: LockName | None) -> b
 
 
 def lie_of(run: Hash, sender: PeerId, body: Body, base: Base | None, max_members: int) -> str | None:
-    """Why no honest peer signs this statement, as a phrase; None when one may.
+    """Return the reason why no honest peer signs this statement, as a phrase; None if one may.
 
-    base: what its tip is; None when it is not known, and less can be said.
+    base: the base that its tip names; None if it is not known, in which case fewer lies are found.
     """
     if isinstance(body, Roll | Vote | Proposal | Motion) and sender in body.absent:
         return f"signed a {body.KIND} that names its own signer absent"
@@ -145,7 +148,7 @@ def lie_of(run: Hash, sender: PeerId, body: Body, base: Base | None, max_members
 
 
 def _unjustified(run: Hash, sender: PeerId, body: Proposal | Motion, base: Base, max_members: int) -> str | None:
-    """Why the rolls in this statement of an elector do not permit it."""
+    """Return the reason why the rolls in this statement of an elector do not permit it; None if they do."""
     ballot = Ballot(base, body.attempt, tuple(map(PeerId, body.absent)))
     if sender not in base.electors:
         return None
@@ -169,7 +172,7 @@ def _unjustified(run: Hash, sender: PeerId, body: Proposal | Motion, base: Base,
 
 
 def certified(body: Body) -> tuple[Vote, Certificate] | None:
-    """The vote that all signers of the certificate in `body` cast, and the certificate; None when there is none."""
+    """Return the certificate in `body`, after the vote that all its signers cast; None if there is no certificate."""
     match body:
         case Proof():
             return vote_in(body.certificate, Step.FIRST, (body.round, body.base), body.record_hash), body.certificate
@@ -183,7 +186,7 @@ def certified(body: Body) -> tuple[Vote, Certificate] | None:
 
 
 def vote_in(certificate: Certificate, step: Step, tip: Tip, record: bytes) -> Vote:
-    """The vote that all signers of a certificate cast."""
+    """Return the vote that all signers of a certificate cast."""
     return Vote(
         round=tip[0],
         base=tip[1],

@@ -16,7 +16,7 @@ from protocol.wire.messages import ChunkEntry, Commit, Kept, Plan, Provenance, R
 
 @dataclass(frozen=True)
 class Send:
-    """Sign this statement and deliver it to each peer; to ourselves too, where named."""
+    """Sign this statement and deliver it to each peer, including ourselves if we are named."""
 
     to: tuple[PeerId, ...]
     body: Body
@@ -24,7 +24,7 @@ class Send:
 
 @dataclass(frozen=True)
 class Forward:
-    """Deliver a statement of another peer as it travelled.  what: its kind."""
+    """Deliver a statement of another peer as it travelled.  what: the kind of the statement."""
 
     to: PeerId
     what: str
@@ -33,14 +33,14 @@ class Forward:
 
 @dataclass(frozen=True)
 class Persist:
-    """Write what binds us to disk before anything after this effect happens."""
+    """Write the voter state that binds us to disk before any later effect is performed."""
 
     kept: Kept
 
 
 @dataclass(frozen=True)
 class BeginExchange:
-    """Exchange by this plan, then say `ExchangeDone`; nothing if that exchange runs already."""
+    """Exchange by this plan, then report `ExchangeDone`; do nothing if that exchange is running already."""
 
     plan: Plan
 
@@ -52,11 +52,11 @@ class FinishCompute:
 
 @dataclass(frozen=True)
 class ObtainResult:
-    """Bring the result of this record to disk, then say `ResultObtained`.
+    """Bring the result of this record to disk, then report `ResultObtained`.
 
-    sources: peers that may have it.  proposer: the peer that put it to the vote.  provenance: None for a certified or
-    locked record; one that is only put to the vote is audited first, and may end in `AuditFailed`.  again: whether it did
-    before.
+    sources: peers that may have the result.  proposer: the peer that put the record to the vote.  provenance: None for a
+    certified or locked record; any other record is audited first, and may end in `AuditFailed`.  again: True if an audit of
+    it failed before.
     """
 
     record: Record
@@ -69,21 +69,21 @@ class ObtainResult:
 
 @dataclass(frozen=True)
 class Committed:
-    """The round is over: this record is certified, and its result is on disk."""
+    """End the round: this record is certified, and its result is on disk."""
 
     commit: Commit
 
 
 @dataclass(frozen=True)
 class Repair:
-    """Our outer state is not the one that the round stands on.  digest: of the state that it is."""
+    """Check our outer state again, because the electors stand on another one.  digest: the digest of their state."""
 
     digest: Hash
 
 
 @dataclass(frozen=True)
 class Reject:
-    """A statement of this sender is not acted on.  what: its kind; reason: a phrase for the log."""
+    """Report that a statement of this sender is not acted on.  what: its kind; reason: a phrase for the log."""
 
     sender: PeerId
     what: str
@@ -94,14 +94,15 @@ RoundEffect = Send | Forward | Persist | BeginExchange | FinishCompute | ObtainR
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# How peers look to a round.
+# Views of the peers, from which a round is judged.
 
 
 @dataclass(frozen=True)
 class PeerView:
-    """How a peer looks now.  `on_tip`: a live trainer at work on our tip; `near`: on its way to it, a round or two behind.
+    """View of one peer at this moment.
 
-    left: it said goodbye.  silent_s: seconds since it was heard, 0 while it is live.  bytes_per_s: 0: not known.
+    on_tip: a live trainer at work on our tip.  near: a live trainer on its way to our tip, a round or two behind.  left: the
+    peer said goodbye.  silent_s: seconds since it was heard, 0 while it is live.  bytes_per_s: bandwidth; 0 if not known.
     """
 
     live: bool
@@ -113,7 +114,7 @@ class PeerView:
 
 
 View = Mapping[PeerId, PeerView]
-"""Everybody we know or who is an elector, ourselves included."""
+"""Views of all peers that we know and of all electors, ourselves included."""
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -121,9 +122,9 @@ View = Mapping[PeerId, PeerView]
 
 @dataclass(frozen=True)
 class Arrived:
-    """A statement about rounds, ours or another peer's, whose signature was checked.
+    """Statement about rounds, ours or another peer's, whose signature was checked.
 
-    signature: of its envelope; a vote's becomes part of a certificate.
+    signature: the signature of its envelope; a vote's signature becomes part of a certificate.
     """
 
     sender: PeerId
@@ -133,26 +134,26 @@ class Arrived:
 
 @dataclass(frozen=True)
 class StateHashed:
-    """Our outer state has its name (`protocol.wire.ready.OnState.state`).  Until then we take the proposer's word for it."""
+    """Name of our outer state (`protocol.wire.ready.OnState.state`).  Before it is known, the proposer's word counts."""
 
     state: bytes
 
 
 @dataclass(frozen=True)
 class ExchangeMoved:
-    """A chunk arrived: the running exchange makes progress."""
+    """Progress of the running exchange: a chunk arrived."""
 
 
 @dataclass(frozen=True)
 class PlanUnknown:
-    """A member of the plan that we exchange by has refused our part: perhaps nobody told it of the plan."""
+    """Refusal of our part by a member of the plan that we exchange by.  Perhaps nobody told that member of the plan."""
 
     peer: PeerId
 
 
 @dataclass(frozen=True)
 class ExchangeDone:
-    """Our exchange is complete.  plan: its hash; entries: the index of its result; provenance: the signatures on it."""
+    """End of our exchange.  plan: its hash; entries: the index of its result; provenance: the signatures on the result."""
 
     plan: Hash
     entries: tuple[ChunkEntry, ...]
@@ -161,21 +162,21 @@ class ExchangeDone:
 
 @dataclass(frozen=True)
 class ResultObtained:
-    """The result with this root is on disk."""
+    """Arrival on disk of the result with this root."""
 
     root: bytes
 
 
 @dataclass(frozen=True)
 class AuditFailed:
-    """The result with this root cannot be accounted for: we do not vote for its record now."""
+    """Failed audit of the result with this root: we do not vote for its record now."""
 
     root: bytes
 
 
 @dataclass(frozen=True)
 class AverageDisproved:
-    """It is proven that `liar` signed a wrong average.  hash: of that average."""
+    """Proof that `liar` signed a wrong average.  hash: the hash of that average."""
 
     liar: PeerId
     chunk: int
@@ -184,14 +185,14 @@ class AverageDisproved:
 
 @dataclass(frozen=True)
 class AmendmentHeld:
-    """The organiser's newest amendment is here, with its sets: plans of ours have it.  None: there is none any more."""
+    """The organiser's newest amendment, here with its task sets, for use in our plans.  None: there is none any more."""
 
     raw: bytes | None
 
 
 @dataclass(frozen=True)
 class Tick:
-    """Time has passed."""
+    """Passage of time."""
 
 
 RoundEvent = (

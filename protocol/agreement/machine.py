@@ -1,10 +1,11 @@
-"""How the electors agree on one round: a two-step vote with locks, as a pure state machine.
+"""Agreement of the electors on one round: a two-step vote with locks, as a pure state machine.
 
-A `RoundMachine` lives from one tip to the next.  It is told what arrived, what became of the exchange and what time it
-is, and answers with effects; `protocol.node.round_runner` performs them.  It does no I/O, reads no clock and holds no key.
+A `RoundMachine` lives from one tip to the next.  Its events say which statements arrived, how the exchange ended and what
+time it is.  It answers with effects, which `protocol.node.round_runner` performs.  It does no I/O, reads no clock and holds
+no key.
 
-    ready     everybody gossips READY when its compute is done: the contribution is committed by its root
-    roll      an elector that wants the round closed takes part in an attempt, and tells what it is locked on
+    ready     each peer gossips READY when its compute is done: the contribution is committed by its root
+    roll      an elector that wants the round closed takes part in an attempt, and names its locks
     proposal  the attempt's proposer, with the rolls of a quorum, says who averages what with whom
     (exchange: everyone in the plan averages; it begins with the proposal and survives a change of proposer)
     motion    the proposer puts one record to the vote: the one that the rolls oblige it to carry on, or its exchange's
@@ -13,19 +14,19 @@ is, and answers with effects; `protocol.node.round_runner` performs them.  It do
     second    an elector that has seen the proof locks itself on the record: a second vote
     commit    a quorum of second votes is the certificate
 
-* Each attempt has one proposer, whom the tip and the number of the attempt draw from the electors.  Nobody proposes anything
-  without the signed rolls of a quorum, so nobody can begin an attempt alone, or hide a lock.
-* Safety is `protocol.agreement.voting`'s and `protocol.agreement.ballot`'s matter alone; everything else here may be
-  late, wrong or hostile without harm to it.
-* The next attempt is due when the proposer is gone, when nothing moves for longer than the attempt is given, or when so many
-  electors are there already that one of them must be honest.  Who loses patience goes to the highest attempt of others, but
-  no elector has that effect on us twice in a round.
-* A later attempt keeps the plan that was taken up: what was exchanged is not exchanged again; except when its result is in
-  doubt, or the contributions to it are gone.
-* The record put to the vote fixes the one version of every chunk: a voter that assembled another one fetches the
-  difference before it votes.
-* What a proposer tells some only, they pass on to those for whom nothing moves.
-* What binds a voter is on disk (fsync) before it is said: the effect `Persist` precedes the `Send`.
+* Each attempt has one proposer, drawn from the electors by the tip and the number of the attempt.  A proposal needs the
+  signed rolls of a quorum, so nobody can begin an attempt alone, or hide a lock.
+* Safety rests on `protocol.agreement.voting` and `protocol.agreement.ballot` alone.  Everything else here may be late, wrong
+  or hostile without harm to it.
+* The next attempt is due when the proposer is gone, when nothing moves for longer than the attempt is given, or when enough
+  electors have entered it that one of them must be honest.  A peer that loses patience goes to the highest attempt of
+  others, but follows each elector in this way only once a round.
+* A later attempt keeps the plan that was taken up, so the exchange is not repeated.  The plan is dropped if its result is in
+  doubt, or if contributions to it are gone.
+* The record put to the vote fixes one version of every chunk.  A voter that assembled another version fetches the difference
+  before it votes.
+* If a proposer tells only some peers of a statement, they pass it on to peers for which nothing moves.
+* A voter's obligations are on disk (fsync) before they are announced: the effect `Persist` precedes the `Send`.
 """
 
 from __future__ import annotations
@@ -83,10 +84,10 @@ from protocol.wire.ready import digest_in
 
 
 class RoundMachine:
-    """One round as one peer lives it: what it is told goes to its proposer, its voter, or ends the round.
+    """One peer's part in one round: each event goes to its proposer or its voter, or ends the round.
 
-    kept: what binds us, as it is on disk, at this tip or another.  abstains: it is lost.  patience: what we remember of
-    earlier rounds.  `now` is always trio time.
+    kept: our voter state as it is on disk, at this tip or another.  abstains: True if that state is lost.  patience: our
+    memory of earlier rounds.  `now` is always trio time.
     """
 
     def __init__(
@@ -105,11 +106,11 @@ class RoundMachine:
         self._calls, self._voter = RollCall(self._state), Voter(self._state)
         self._proposer, self._relay = Proposer(self._state, self._calls), Relay(self._state)
         self._closing = self._state.kept.lock is not None
-        """The round is being closed: we have seen that it may be, or others have.
+        """True once the round is being closed: we or others have seen that it may be.
 
-        A roll names the electors whose READY we hold, and a restarted elector holds none: only with a lock, which decides
-        the plan, does it roll at once.  Else, after a power cut of all electors, the READYs of strangers alone would make
-        the next plan.
+        A roll names the electors whose READY we hold, and a restarted elector holds none.  So a restarted elector rolls at
+        once only if it has a lock, which decides the plan.  Else, after a power cut of all electors, the READYs of strangers
+        alone would make the next plan.
         """
         self._certified: Commit | None = None
 
@@ -117,7 +118,7 @@ class RoundMachine:
 
     @property
     def attempt(self) -> int:
-        """The number of the attempt that we think is due."""
+        """Number of the attempt that we think is due."""
         return self._state.attempt
 
     @property
@@ -132,7 +133,7 @@ class RoundMachine:
 
     @property
     def kept(self) -> Kept:
-        """What binds us in this round."""
+        """Our voter state in this round, which binds us."""
         return self._state.kept
 
     @property
@@ -142,11 +143,11 @@ class RoundMachine:
 
     @property
     def is_proposing(self) -> bool:
-        """Whether an attempt of ours is under way."""
+        """True if an attempt of ours is under way."""
         return self._proposer.is_proposing
 
     def followed_owners(self) -> list[PeerId]:
-        """Owners in the plan, of whose chunks another member averaged one in our exchange."""
+        """Return the owners in the plan for which another member averaged a chunk in our exchange."""
         plan = self._state.plan
         result = self._state.results.get(plan_hash(plan)) if plan is not None else None
         if plan is None or result is None:
@@ -155,7 +156,10 @@ class RoundMachine:
         return [PeerId(plan.members[owner].peer) for owner in sorted({owner for owner, signer in pairs if owner != signer})]
 
     def missed(self) -> dict[PeerId, set[PeerId]]:
-        """Members of the plan, and the electors that signed averages without their parts in our exchange."""
+        """Return members whose parts averages of our exchange lack, with the signers of these averages.
+
+        Only electors count as signers, unless there are none.
+        """
         plan, electors = self._state.plan, self.base.electors
         result = self._state.results.get(plan_hash(plan)) if plan is not None else None
         if plan is None or result is None:
@@ -169,15 +173,15 @@ class RoundMachine:
         return missed
 
     def waiting_for(self, view: View) -> list[PeerId]:
-        """Peers that the round is not closed without yet: those at work on it, else those about to be."""
+        """Return the peers without which the round is not closed yet: peers at work on it, else peers about to be."""
         return self._state.closing.waiting_for(view) or self._state.closing.coming(view)
 
     # -- events -------------------------------------------------------------------------------------------------------
 
     def handle(self, event: RoundEvent, view: View, now: float) -> list[RoundEffect]:
-        """Take an event; returns the actions that follow from it, to be performed in this order.
+        """Take an event and return the effects that follow from it, in the order in which they are to be performed.
 
-        view: how everybody looks now.  Never raises for anything that a peer says.
+        view: the views of all peers at this moment.  No statement of a peer makes this raise.
         """
         match event:
             case Arrived():
@@ -234,20 +238,20 @@ class RoundMachine:
         return []
 
     def _relayed(self, arrived: Arrived, effects: list[RoundEffect]) -> list[RoundEffect]:
-        """Keep a statement that was taken up, with these effects, for others, who may have asked for it."""
+        """Keep a statement that was taken up, with these effects, for other peers, which may have asked for it."""
         body, rejected = arrived.body, any(isinstance(effect, Reject) for effect in effects)
         is_taken_up = body == self._voter.proof if isinstance(body, Proof) else not rejected
         return [*effects, *self._relay.keep(arrived)] if is_taken_up and arrived.sender != self.me else effects
 
     def _on_finish(self, sender: PeerId, finish: Finish, view: View) -> list[RoundEffect]:
-        """Somebody who is ready asks us to finish: we do when we see for ourselves that a quorum waits."""
+        """Finish on request of a ready peer, if we see for ourselves that a quorum waits."""
         waits = sender in self._state.closing.readys and self.me not in self._state.closing.readys
         if not waits or not self._state.is_for_this_round(finish.round, finish.base):
             return []
         return [FinishCompute()] if self._state.closing.has_quorum(view) else []
 
     def _on_average_disproved(self, event: AverageDisproved, now: float) -> None:
-        """What rests on the average is made anew without the liar."""
+        """Drop everything that rests on the average, so that it is made anew without the liar."""
         state = self._state
         state.doubts.disprove(event.chunk, event.hash)
         self._voter.drop_false_motion()
@@ -268,10 +272,10 @@ class RoundMachine:
         return [Send(others, result), *self._decide(result, others)]
 
     def _on_commit(self, sender: PeerId, commit: Commit, view: View) -> list[RoundEffect]:
-        """A certified record, from anywhere; not for this round: somebody is behind, or ahead.
+        """Take a certified record, from any peer.  A record of another round is ignored: its sender is behind, or ahead.
 
-        A provisional one counts here only if we take the absent for gone ourselves.  Whether to follow those that went on
-        without electors that we hear is `protocol.chain`'s matter.
+        A provisional record counts here only if we take its absent electors for gone ourselves.  `protocol.chain` decides
+        whether to follow peers that went on without electors that we hear.
         """
         if self.decided is not None or self._certified is not None or commit.record.round != self.base.round:
             return []
@@ -291,7 +295,7 @@ class RoundMachine:
         return [ObtainResult(commit.record, tuple(commit.index), sources, self.me, None)]
 
     def _on_result_obtained(self, root: bytes) -> list[RoundEffect]:
-        """End the round, if its certified record waited for this result; else it may be one to vote for."""
+        """End the round if its certified record waited for this result; else vote if this result is put to the vote."""
         self._state.obtained.add(root)
         if self._certified is not None and self._certified.record.result_root == root:
             commit, self._certified = self._certified, None
@@ -306,7 +310,7 @@ class RoundMachine:
         return [Committed(commit)]
 
     def farewell(self) -> list[Send | Forward]:
-        """What others may not know, and must not be lost when we leave: the certified record, or what leads to one."""
+        """Return the statements that must outlive us: the certified record, or the statements that lead to one."""
         commit = self.decided or self._certified
         if commit is None:
             return [*self._relay.farewell()]
@@ -317,7 +321,7 @@ class RoundMachine:
     # -- time ---------------------------------------------------------------------------------------------------------
 
     def _tick(self, view: View, now: float) -> list[RoundEffect]:
-        """Close the round, lead our attempt, or lose patience with another's."""
+        """Close the round, lead our attempt, or lose patience with another peer's attempt."""
         state = self._state
         if state.decided is not None or (self._certified is not None and not is_result_lost(state, self._certified, view)):
             return []
@@ -331,7 +335,7 @@ class RoundMachine:
                 return effects
             state.move(now)
         if not state.closing.can_decide(view) or not self._is_accompanied():
-            state.move(now)  # nobody is to blame
+            state.move(now)  # no quorum is within reach: nobody is to blame
         elif self._voter.is_spoilt or not state.has_patience(now, voting=self._voter.is_voting):
             self._give_up_attempt(now)
         call, ballot = self._voter.call(view, now)
@@ -341,8 +345,11 @@ class RoundMachine:
         return effects
 
     def _is_accompanied(self) -> bool:
-        """Whether a quorum is in our attempt, as far as we know: before that nothing can come of it, and whoever is ahead
-        waits for the others (as PBFT's view change timer does).  A lock in it says that a quorum voted there."""
+        """Return True if a quorum is in our attempt, as far as we know.
+
+        An attempt cannot succeed before that, and a peer that is ahead waits for the others (as PBFT's view change timer
+        does).  A lock of the attempt shows that a quorum voted in it.
+        """
         called, kept = self._voter.called, self._state.kept
         if called is None or called.ballot.attempt != self._state.attempt or called.ballot.members:
             return True
@@ -351,13 +358,13 @@ class RoundMachine:
         return called.answered or self._calls.present_in(called.ballot) >= called.ballot.quorum
 
     def _repair(self) -> list[RoundEffect]:
-        """Look again at our state, if the electors stand on another one."""
+        """Recheck our state if the electors stand on another one."""
         digest = self._state.outer
         other = self._state.closing.state_against(digest) if digest is not None else None
         return [Repair(Hash(digest_in(other)))] if other is not None else []
 
     def _give_up_attempt(self, now: float) -> None:
-        """Go on to another attempt.  Where everybody sees that nothing comes of this one, that is no loss of patience."""
+        """Go on to another attempt.  If the proposer spoilt this one for everybody, that is no loss of patience."""
         state, stalled = self._state, self._voter.proposer_to_blame()
         if stalled is not None:
             state.closing.patience.proposers.lost_with(stalled, self.base.round)

@@ -1,4 +1,4 @@
-"""Which peers have stalled rounds lately, and how much of our patience they have left."""
+"""Memory of the peers that stalled rounds lately, and the patience that is left for each."""
 
 from __future__ import annotations
 
@@ -10,24 +10,31 @@ from protocol.wire.identity import PeerId
 
 MAX_STALLED = 1024
 FIRST_ROUNDS, MAX_ROUNDS = 4, 64
-"""Rounds that the first stall costs, and the most that one costs."""
+"""Rounds that the first stall costs, and the most rounds that one stall costs."""
 WINDOW = 16
-"""Rounds for which it counts that a peer's parts were missing somewhere, or late."""
+"""Rounds for which a peer's missing or late parts are remembered."""
 FOR_PARTS = 0.5
-"""Of `stall_s`: how late parts may be in `WINDOW` rounds, beyond the fair time, those of a member or all that an owner waits
-for.  Averages may be late for all of it: half of that is for the parts that an honest owner waits for."""
+"""Fraction of `stall_s` by which parts may be late in `WINDOW` rounds, beyond the fair time.
+
+It limits the parts of one member, and all parts that one owner waits for.  Averages may be late by the whole of `stall_s`:
+an honest owner waits half of it for parts.
+"""
 HURRIED = 0.2
-"""Of the time that others get, for a peer on probation."""
+"""Fraction of the time of other peers that a peer on probation gets."""
 STRANGERS = PeerId("strangers")
-"""The name under which all peers but the electors are remembered together: keys cost nothing, and a stall of each of them
-would be one too many.  They are out for `FIRST_ROUNDS` at the most: honest newcomers have to come in."""
+"""Name under which all peers but the electors are remembered together.
+
+Keys cost nothing, so one stall of each key would be too many.  Strangers are out for `FIRST_ROUNDS` at most, because honest
+newcomers must be able to come in.
+"""
 
 
 @dataclass
 class Conduct:
-    """What one peer has done.  out_until: the first round in which it counts again.  rounds: what its next stall costs.
+    """Record of one peer's stalls.
 
-    good: rounds in which it counted and did its part since its last stall.
+    out_until: the first round in which the peer counts again.  rounds: the rounds that its next stall costs.  good: rounds
+    since its last stall in which it counted and did its part.
     """
 
     out_until: int
@@ -36,11 +43,14 @@ class Conduct:
 
 
 class Stalls:
-    """The first stall puts a peer on probation: it gets `HURRIED` of the time that others get, until it has done its part
-    in so many rounds as the stall costs.  A further one puts it out for so many rounds, on probation after them, and costs
-    twice as many as the last.  `MAX_ROUNDS` good rounds in a row, and all is forgotten: so nobody can stall often.
+    """Register of stalls, with penalties that grow.
 
-    lenient: False, where the first stall puts it out, too.
+    * The first stall puts a peer on probation: it gets `HURRIED` of the time of others until it has done its part in as many
+      rounds as the stall costs.
+    * A further stall puts the peer out for that many rounds, then on probation, and doubles the cost of the next one.
+    * After `MAX_ROUNDS` good rounds in a row everything is forgotten.  So nobody can stall often.
+
+    lenient: False if the first stall already puts a peer out.
     """
 
     def __init__(self, *, lenient: bool = True) -> None:
@@ -48,28 +58,33 @@ class Stalls:
         self._conduct: dict[PeerId, Conduct] = {}
 
     def lost_with(self, peer: PeerId, round: int) -> None:
-        """This peer stalled this round."""
+        """Record that this peer stalled this round."""
         known = self._conduct.pop(peer, None)
         if len(self._conduct) >= MAX_STALLED:
             self._conduct.pop(next(iter(self._conduct)))
         if known is None:
             known = Conduct(round + 1 + (0 if self._lenient else FIRST_ROUNDS), FIRST_ROUNDS)
-        elif known.out_until <= round:  # else this round was judged, or it did not count
+        elif known.out_until <= round:  # else this round was judged before, or the peer did not count
             out = FIRST_ROUNDS if peer == STRANGERS else known.rounds
             known = Conduct(round + 1 + out, min(2 * known.rounds, MAX_ROUNDS))
         self._conduct[peer] = known
 
     def suspect(self, peer: PeerId, round: int) -> None:
-        """Others say that this peer stalls.  That is no more than a reason for probation, from now on: were it one to put a
-        peer out, those that do not wait for it could blame it in turns for ever."""
+        """Put a peer on probation from now on, because others say that it stalls.
+
+        Their word never puts a peer out: else peers that do not wait for it could take turns in blaming it for ever.
+        """
         if peer in self._conduct:
             self._conduct[peer].good = 0
         else:
             self.lost_with(peer, round)
 
     def delivered(self, peer: PeerId, round: int) -> None:
-        """This peer did its part of this round.  That is to its credit only in a round in which it counts: nobody stalls the
-        next round because it was quick while nobody waited for it."""
+        """Credit this peer with its part of this round.
+
+        Only a round in which the peer counts is credited: else it could earn its next stall by being quick while nobody
+        waits for it.
+        """
         known = self._conduct.get(peer)
         if known is not None and known.out_until <= round:
             known.good += 1
@@ -78,11 +93,11 @@ class Stalls:
 
     @property
     def is_blank(self) -> bool:
-        """Whether nobody is remembered, so that all get the whole of our patience."""
+        """True if no peer is remembered, so that all get the whole of our patience."""
         return not self._conduct
 
     def share(self, peer: PeerId, round: int) -> float:
-        """The part of our patience that this peer has in this round: 1, `HURRIED`, or 0 while it does not count."""
+        """Return this peer's fraction of our patience in this round: 1, `HURRIED`, or 0 while it does not count."""
         known = self._conduct.get(peer)
         if known is None:
             return 1.0
@@ -92,36 +107,36 @@ class Stalls:
 
 
 class Missed:
-    """In whose averages a peer's parts were missing in the last `WINDOW` rounds."""
+    """Register of the signers whose averages lacked a peer's parts in the last `WINDOW` rounds."""
 
     def __init__(self) -> None:
         self._missed: dict[PeerId, dict[PeerId, int]] = {}
 
     def note(self, missed: Mapping[PeerId, Collection[PeerId]], round: int) -> None:
-        """Averages of these signers lack this peer's parts in this round."""
+        """Record that averages of these signers lack these peers' parts in this round."""
         for peer, signers in missed.items():
             self._missed[peer] = self._missed.pop(peer, {}) | dict.fromkeys(signers, round)
         while len(self._missed) > MAX_STALLED:
             self._missed.pop(next(iter(self._missed)))
 
     def by_more_than(self, liars: int, round: int) -> list[PeerId]:
-        """The peers that more signers missed than may be liars: each missed it for itself."""
+        """Return the peers whose parts more signers missed than may be liars: each signer missed them for itself."""
         lately = round - WINDOW
         return [peer for peer, by in self._missed.items() if sum(last > lately for last in by.values()) > liars]
 
 
 class Slowness:
-    """For how long peers that were never given up kept us waiting in the last `WINDOW` rounds.
+    """Seconds for which peers that were never given up kept us waiting in the last `WINDOW` rounds.
 
-    Whoever comes a little less than `stall_s` late each time costs as much as who stalls.  All but the electors count as
-    one: else ever new keys could each be late once.
+    A peer that is a little less than `stall_s` late each time costs as much as one that stalls.  All peers but the electors
+    count as one: else new keys could each be late once, without end.
     """
 
     def __init__(self) -> None:
         self._seconds: dict[PeerId, dict[int, float]] = {}
 
     def note(self, delays: Mapping[PeerId, float], base: Base, fair_s: float) -> None:
-        """Members kept us waiting for so many seconds in the round on `base`; `fair_s` of them are nobody's fault."""
+        """Record the seconds that members kept us waiting in the round on `base`; `fair_s` of them are nobody's fault."""
         for peer, seconds in delays.items():
             if seconds > fair_s:
                 rounds = self._seconds.setdefault(_named(peer, base), {})
@@ -129,16 +144,16 @@ class Slowness:
         self._seconds = {name: kept for name, rounds in self._seconds.items() if (kept := _lately(rounds, base.round))}
 
     def left(self, peer: PeerId, base: Base, most_s: float) -> float:
-        """What is left to this peer of `most_s` in the round on `base`; below 0, where it took more."""
+        """Return the rest of `most_s` that this peer has in the round on `base`; negative if it has taken more."""
         return most_s - sum(_lately(self._seconds.get(_named(peer, base), {}), base.round).values())
 
     def forget(self, peers: Collection[PeerId]) -> None:
-        """These have stalled, and that is remembered elsewhere."""
+        """Forget these peers, whose stall is remembered elsewhere."""
         for peer in peers:
             self._seconds.pop(peer, None)
 
     def take_beyond(self, most_s: float) -> list[PeerId]:
-        """Those that kept us waiting for longer than this in all: that is a stall, and counts as one once."""
+        """Remove and return the peers that kept us waiting for longer than this in all: that counts as one stall."""
         late = [name for name, rounds in self._seconds.items() if sum(rounds.values()) > most_s]
         for name in late:
             del self._seconds[name]
@@ -155,7 +170,7 @@ def _named(peer: PeerId, base: Base) -> PeerId:
 
 @dataclass(frozen=True)
 class Allowed:
-    """For one exchange, in seconds: how long our averages may wait for late parts, and how late those of others may be."""
+    """Seconds allowed in one exchange: how long our averages may wait for late parts, and how late other owners may be."""
 
     wait_s: float
     owner_s: Mapping[PeerId, float]
@@ -163,9 +178,11 @@ class Allowed:
 
 @dataclass(frozen=True)
 class Seen:
-    """Of the exchanges of a round, in seconds: how late the parts (`delays`) and averages (`lateness`) of members were that
-    were not given up, and how long our averages waited for parts.  left_out: members for which they did not wait longer.
-    stalled: members that were given up."""
+    """Observations of the exchanges of a round, in seconds.
+
+    delays, lateness: how late the parts and the averages were of members that were not given up.  waited_s: how long our
+    averages waited for parts.  left_out: members for which they waited no longer.  stalled: members that were given up.
+    """
 
     delays: Mapping[PeerId, float]
     lateness: Mapping[PeerId, float]
@@ -175,11 +192,13 @@ class Seen:
 
 
 class Patience:
-    """What one peer remembers from round to round.  trainers: that kept a round from being closed; proposers: under whom
-    nothing moved; members: that owed something in an exchange.  Who is late as one of them may be in time as another.
+    """Memory of one peer from round to round.
 
-    slowness: of parts.  owners: of averages.  waits: for how long our own averages waited for late parts; used: of that, for
-    whose, which is not forgotten with a stall.
+    trainers: peers that kept a round from being closed.  proposers: peers under which nothing moved.  members: peers that
+    owed something in an exchange.  A peer that is late in one of these roles may be in time in another.
+
+    slowness: delays of parts.  owners: delays of averages.  waits: waits of our own averages for late parts.  used: how much
+    of these waits each member took, which a stall does not erase.
     """
 
     def __init__(self) -> None:
@@ -188,15 +207,18 @@ class Patience:
         self.owners, self.waits, self.used = Slowness(), Slowness(), Slowness()
 
     def allow(self, me: PeerId, others: Collection[PeerId], base: Base, stall_s: float, fair_s: float) -> Allowed:
-        """How long we and others may be late in an exchange of the round on `base`.  fair_s: that is nobody's fault."""
+        """Return how late we and others may be in the round on `base`.  fair_s: seconds that are nobody's fault."""
         return Allowed(
             fair_s + self.waits.left(me, base, FOR_PARTS * stall_s),
             {peer: fair_s + self.owners.left(peer, base, stall_s) for peer in others},
         )
 
     def judge_late(self, me: PeerId, seen: Seen, base: Base, stall_s: float, fair_s: float) -> set[PeerId]:
-        """Who has stalled the exchange of the round on `base`, with those that were late in too many, and those that we did
-        not wait for any longer because half of our waiting, or more, had been for them."""
+        """Return the peers that stalled the exchange of the round on `base`.
+
+        They are members that were given up, members that were late for too long in `WINDOW` rounds, and members that we
+        waited no longer for because at least half of our waiting time had been spent on them.
+        """
         parts_s = FOR_PARTS * stall_s
         self.waits.note({me: seen.waited_s}, base, fair_s)
         for slowness, seconds in ((self.used, seen.delays), (self.slowness, seen.delays), (self.owners, seen.lateness)):
@@ -210,12 +232,15 @@ class Patience:
 
 
 def is_tenured(base: Base, peer: PeerId) -> bool:
-    """Whether this peer is judged for itself: electors and contributors to the last record are."""
+    """Return True if this peer is judged by itself, as an elector or a contributor to the last record."""
     return peer in base.electors or peer in base.contributors
 
 
 def share_of(stalls: Stalls, base: Base, peer: PeerId) -> float:
-    """The part of our patience that this peer has in the round on `base`; but for electors no more than all together."""
+    """Return the fraction of our patience that this peer has in the round on `base`.
+
+    A peer that is no elector has no more than all strangers together.
+    """
     if stalls.is_blank:
         return 1.0
     own = stalls.share(peer, base.round)
@@ -223,10 +248,10 @@ def share_of(stalls: Stalls, base: Base, peer: PeerId) -> float:
 
 
 def judge(stalls: Stalls, base: Base, late: Collection[PeerId], good: Collection[PeerId], *, each: bool = False) -> None:
-    """Remember who kept the round on `base` waiting, and who did its part.
+    """Remember which peers kept the round on `base` waiting, and which did their part.
 
-    A stall of anybody but an elector counts against all strangers: else ever new keys could come in to stall once.
-    each: whether strangers are remembered by name, too; they are few.
+    each: True if strangers are remembered by name as well; they are few.  A stall of a peer that is no elector counts
+    against all strangers: else new keys could come in to stall once each.
     """
     outsiders = {peer for peer in {*late, *good} if peer not in base.electors}
     named = {peer for peer in {*late, *good} if each or is_tenured(base, peer)}

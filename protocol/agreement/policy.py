@@ -2,15 +2,15 @@
 
 Pure.  Nothing here is needed for safety: two peers may judge differently, and the ballots settle it.
 
-* A round may be closed when every live trainer on this tip is ready; or when a quorum of the electors is ready and
-  `grace_s` has passed, after which the late ones are asked to finish and get `FINISH_S` more.
-* A trainer that is a round or two behind is about to arrive, and gets `grace_s` to do so: where rounds are short, it
-  would otherwise run after the swarm for ever.
-* Nobody may cost a round much more than it brings.  The fair time for one more trainer is `LATE` of what the ready electors
-  took, divided by their number, or `grace_s`.  Late trainers are asked to finish after half of it, and who is not ready
-  `ANSWER_S` after all of it has stalled.  Whoever stalled gets less of our time in the next rounds, or none
+* A round may be closed when every live trainer on this tip is ready.  It may also be closed when a quorum of the electors is
+  ready and `grace_s` has passed; late trainers are then asked to finish and get `FINISH_S` more.
+* A trainer that is a round or two behind is about to arrive, and gets `grace_s` to do so.  If rounds are short, it would
+  otherwise run after the swarm for ever.
+* Nobody may cost a round much more than it brings.  The fair time for one more trainer is `LATE` of the time that the ready
+  electors took, divided by their number, but at most `grace_s`.  Late trainers are asked to finish after half of it.  A
+  trainer that is not ready `ANSWER_S` after all of it has stalled.  It gets less of our time in the next rounds, or none
   (`protocol.agreement.patience`).
-* Absent are electors that said goodbye, or were silent for `eviction_s`, and only as many as leave a quorum within reach.
+* Electors are absent if they said goodbye, or were silent for `eviction_s`, but only as many as leave a quorum within reach.
 """
 
 from __future__ import annotations
@@ -34,31 +34,32 @@ from protocol.wire.messages import Finish, Member, Plan, Ready, member_of
 from protocol.wire.ready import digest_in, weights_in
 
 # ------------------------------------------------------------------------------------------------------------------------
-# With whom a round is made: the members of its plan, and who averages which chunk.
+# Members of a round's plan, and the owner that averages each chunk.
 #
-# Pure.  Nothing here is needed for safety: what a plan must have is said by `protocol.agreement.ballot`.
+# Pure.  Nothing here is needed for safety: `protocol.agreement.ballot` says which members a plan must have.
 #
-# * All live peers that are ready on our state are members, as far as there is room: first those that the rolls demand, then
-#   electors, members of the last record, and newcomers in an order that the tip draws.  Nobody that is ready loses its
-#   place, and with it its vote, for what it is suspected of: it is not waited for.
-# * While strangers are on probation, only so many newcomers are tried at a time as are a quarter of the others; first who
-#   was a member before, last who stalled when it was tried.
+# * All live peers that are ready on our state are members, as far as there are places: first the peers that the rolls
+#   demand, then electors, members of the last record, and newcomers in an order that the tip draws.  A ready peer that is
+#   under suspicion is not waited for, but it keeps its place, and with it its vote.
+# * While strangers are on probation, one newcomer is tried for every `TRIED` other members.  Peers that were members before
+#   come first, peers that stalled when they were tried come last.
 # * Newcomers average nothing for others in their first round: a chunk that goes from one mute owner to the next would hold
-#   the exchange up again each time.  Nor does who kept an exchange waiting, until its probation is over, while others can.
-# * No member averages much more than its equal share (`most_chunks`), whatever line it claims to have: an owner can leave
-#   others out of its averages unseen, and those that the electors bear must not own the half of a record.
+#   up the exchange again each time.  The same holds for a peer that kept an exchange waiting, until its probation is over,
+#   while others can average.
+# * No member averages much more than its equal share (`most_chunks`), whatever bandwidth it claims.  An owner can leave
+#   others out of its averages unseen, and the liars that the electors tolerate must not own half of a record.
 
 
 UNEQUAL = 1.5
-"""Times the equal share of the chunks that one member may own, where liars are borne."""
+"""Multiple of its equal share of the chunks that one member may own, if liars are tolerated."""
 FEWEST = 4
-"""Electors below which no liar is borne, and a member may own all chunks."""
+"""Electors below which no liar is tolerated, and a member may own all chunks."""
 TRIED = 4
-"""One newcomer is tried for so many others, while strangers are on probation."""
+"""Number of other members for each newcomer that is tried while strangers are on probation."""
 
 
 def choose_members(base: Base, stalls: Stalls, ready: Collection[PeerId], held: Collection[PeerId]) -> list[PeerId]:
-    """Those of the ready peers to make the round with, the most important first.  held: who must be in it."""
+    """Return the ready peers to make the round with, the most important first.  held: peers that must be in it."""
     ranked = base.ranked({*ready, *held})
     ranked.sort(key=lambda peer: (peer not in held, peer not in base.electors, peer not in base.contributors))
     tenured = [peer for peer in ranked if peer in held or is_tenured(base, peer)]
@@ -70,7 +71,7 @@ def choose_members(base: Base, stalls: Stalls, ready: Collection[PeerId], held: 
 
 
 def within_uses(base: Base, places: Mapping[PeerId, Member]) -> list[Member]:
-    """These places in their order, without newcomers whose token has admitted as many as it may."""
+    """Return these places in their order, without newcomers whose token has admitted as many peers as it may."""
     uses, admitted = base.uses, list[Member]()
     for peer, place in places.items():
         if peer not in base.known:
@@ -91,9 +92,10 @@ def plan_with(
     state: bytes,
     amendment: bytes | None = None,
 ) -> Plan:
-    """The plan of these members.  bandwidths: bytes a second of each, 0 where it is not known.  state: the name of ours.
+    """Return the plan of these members.
 
-    amendment: of the sets of tasks, if there is a new one.
+    bandwidths: bytes a second of each, 0 if not known.  state: the name of our state.  amendment: the new amendment of the
+    task sets, if there is one.
     """
     members = sorted(members, key=lambda member: member.peer)
     peers = [PeerId(member.peer) for member in members]
@@ -113,11 +115,13 @@ def plan_with(
 
 
 def most_chunks(chunks: int, electors: int, members: int) -> int:
-    """How many of the chunks one member may own.  electors: of the tip; members: those of them that are in the plan.
+    """Return the number of chunks that one member may own.
 
-    `UNEQUAL` times the equal share of an elector, so that the liars that four or more electors bear own less than half,
-    whoever is missing; more only where the electors in the plan are too few to own all chunks, or where there are no more
-    than twice as many chunks as such liars.
+    electors: the number of electors of the tip.  members: the number of them in the plan.
+
+    The result is `UNEQUAL` times the equal share of an elector, so that the liars tolerated among four or more electors own
+    less than half, whichever electors are missing.  It is larger only if the electors in the plan are too few to own all
+    chunks, or if there are at most twice as many chunks as such liars.
     """
     if electors < FEWEST or not members:
         return chunks
@@ -125,7 +129,7 @@ def most_chunks(chunks: int, electors: int, members: int) -> int:
 
 
 def _able(base: Base, stalls: Stalls, peers: Sequence[PeerId], needed: int) -> list[PeerId]:
-    """The members that own chunks, sorted: those with a good name; if they are too few, others, electors first."""
+    """Return the members that own chunks, sorted: those in good standing; if they are too few, others, electors first."""
     ranked = sorted(
         base.ranked(peers),
         key=lambda peer: (not is_tenured(base, peer), -share_of(stalls, base, peer), peer not in base.electors),
@@ -139,19 +143,19 @@ def _able(base: Base, stalls: Stalls, peers: Sequence[PeerId], needed: int) -> l
 
 
 FINISH_S = 5.0
-"""Seconds that late trainers get to contribute what they have, after the grace time."""
+"""Seconds that late trainers get after the grace time, to contribute the work that they have."""
 CALL_S = 0.5
-"""Seconds in which nothing moves after which all voters are told: they may know more."""
+"""Seconds without progress after which we send our roll to all voters: they may know more."""
 RESEND_S = 2.0
-"""Seconds between two sendings of what is unanswered."""
+"""Seconds between two sendings of an unanswered statement."""
 LATE = 0.75
-"""Of its equal part of the time: longer than that no round is worth keeping open for one more trainer."""
+"""Longest time that a round is kept open for one more trainer, as a fraction of the trainer's equal part of the time."""
 ANSWER_S = 0.5
 """Seconds to answer a request to finish."""
 
 
 def fair_time(took_s: float, members: int) -> float:
-    """For how long (s) a round of so many members may wait for one of them: what it brings is worth that.
+    """Return how long (s) a round of so many members may wait for one of them: its work is worth that.
 
     took_s: the time that the others took for their work.
     """
@@ -160,42 +164,45 @@ def fair_time(took_s: float, members: int) -> float:
 
 @dataclass(frozen=True)
 class SignedReady:
-    """A READY with its sender's signature."""
+    """READY with its sender's signature."""
 
     ready: Ready
     signature: bytes
 
 
 class ClosingPolicy:
-    """Collects the READYs of the round on `base`, and says what follows from them.  `now` is trio time."""
+    """READYs of the round on `base`, and the decisions that follow from them.  `now` is trio time."""
 
     def __init__(self, me: PeerId, settings: RoundSettings, base: Base, patience: Patience, now: float = 0.0) -> None:
         self.me, self.settings, self.base, self.patience = me, settings, base, patience
         self.readys: dict[PeerId, SignedReady] = {}
         self.amendment: bytes | None = None
-        """Of the sets of tasks, that is to go into our plans."""
+        """Amendment of the task sets that is to go into our plans."""
         self._states: Counter[bytes] = Counter()
-        """How many electors, or peers where there is none, are ready on each state."""
+        """Number of electors that are ready on each state; number of peers if there are no electors."""
         self._begun, self._fair_s = now, 0.0
         self._quorum_since: float | None = None
         self._late: dict[PeerId, None] = {}
         self._asked: dict[PeerId, float] = {}
         self._planned: tuple[list[PeerId], tuple[PeerId, ...]] | None = None
-        """Who would be in a plan of more ready peers than may vote, and those peers."""
+        """Ready peers, when they are more than may vote, and the peers among them that a plan would name."""
 
     def add(self, peer: PeerId, ready: Ready, signature: bytes) -> bool:
-        """Take a READY.  False when it is not for this round, no newer than the one we have from this peer, or without proof
-        that the peer was admitted."""
+        """Take a READY and return True; a READY that we have already counts as taken.
+
+        Return False if it is not for this round, has flawed claims, is older than the READY that we have from this peer, or
+        has no proof that the peer was admitted.
+        """
         if ready.round != self.base.round or ready.base != self.base.tip:
             return False
         if ready.fragment != self.base.fragment:
             return False
         if (ready.against or 0).bit_length() > len(self.base.tasks.sets):
-            return False  # a plan with it would be none
+            return False  # no plan with it would be valid
         try:
             check_claims(self.settings.manifest, self.base.round, ready)
         except Malformed:
-            return False  # else no plan that it is in would be taken
+            return False  # else nobody would accept a plan with it
         known = self.ready_of(peer)
         if known is not None and (ready.incarnation, ready.serial) <= (known.incarnation, known.serial):
             return ready == known
@@ -216,32 +223,32 @@ class ClosingPolicy:
             verify_admission(self.settings.manifest, self.settings.run, peer, ready.admission, self.base.round)
         except Malformed:
             return False
-        return self.base.uses.may_admit(peer, ready.admission)  # else rolls would demand whom no plan can have
+        return self.base.uses.may_admit(peer, ready.admission)  # else rolls would demand a peer that no plan can have
 
     def ready_of(self, peer: PeerId) -> Ready | None:
-        """The newest READY of this peer."""
+        """Return the newest READY of this peer."""
         signed = self.readys.get(peer)
         return signed.ready if signed is not None else None
 
     # -- closing ------------------------------------------------------------------------------------------------------
 
     def waiting_for(self, view: View) -> list[PeerId]:
-        """Trainers at work on this tip that are not ready yet: without them the round cannot be closed at once."""
+        """Return the trainers at work on this tip that are not ready: without them the round cannot be closed at once."""
         return sorted(peer for peer, seen in view.items() if seen.on_tip and self._is_awaited(peer))
 
     def coming(self, view: View) -> list[PeerId]:
-        """Trainers that will soon be at work on this tip."""
+        """Return the trainers that will soon be at work on this tip."""
         return sorted(peer for peer, seen in view.items() if seen.near and not seen.on_tip and self._is_awaited(peer))
 
     def _is_awaited(self, peer: PeerId) -> bool:
         return peer not in self.readys and self._share(peer) > 0
 
     def _share(self, peer: PeerId) -> float:
-        """The part of the time that this trainer gets to be ready."""
+        """Return the fraction of the time that this trainer gets to be ready."""
         return share_of(self.patience.trainers, self.base, peer)
 
     def has_quorum(self, view: View) -> bool:
-        """Whether so many electors are ready that the rest may be hurried: a quorum of those that train."""
+        """Return True if enough peers are ready to hurry the rest: a quorum of the electors, or all electors that train."""
         live = {peer for peer, seen in view.items() if seen.live} | {self.me}
         ready = live & self.readys.keys()
         train = [peer for peer in self.base.electors if peer in ready or (peer in view and view[peer].near)]
@@ -249,7 +256,7 @@ class ClosingPolicy:
         return len(ready) >= self.settings.min_members and held >= min(quorum_size(len(self.base.electors)), len(train))
 
     def gather(self, view: View, now: float) -> tuple[list[RoundEffect], bool]:
-        """Requests to finish for late trainers, and whether the round may be closed now."""
+        """Return requests to finish for late trainers, and True if the round may be closed now."""
         if not self.has_quorum(view):
             self._quorum_since = None
             return [], False
@@ -271,9 +278,9 @@ class ClosingPolicy:
         return asks, not waiting
 
     def _fair(self, took_s: float) -> float:
-        """For how much longer the round is worth keeping open for one more trainer.
+        """Return for how much longer the round is worth keeping open for one more trainer.
 
-        took_s: until a quorum was ready.  Strangers and peers that are gone do not make it shorter.
+        took_s: seconds until a quorum was ready.  Strangers and peers that are gone do not make the result shorter.
         """
         ready = sum(peer in self.readys for peer in self.base.electors) or len(self.readys)
         if took_s < ANSWER_S:
@@ -289,7 +296,7 @@ class ClosingPolicy:
     # -- the plan -----------------------------------------------------------------------------------------------------
 
     def agreed(self, view: View, digest: bytes | None) -> list[PeerId]:
-        """Live ready peers that stand on the state with this digest, sorted.  digest: None when ours is not known yet."""
+        """Return the live ready peers on the state with this digest, sorted.  digest: None if ours is not known yet."""
         return [
             peer
             for peer in sorted(self.readys)
@@ -297,11 +304,11 @@ class ClosingPolicy:
         ]
 
     def held(self, view: View, digest: bytes | None) -> list[PeerId]:
-        """The electors whose READY for our state we hold."""
+        """Return the electors whose READY for our state we hold."""
         return [peer for peer in self.agreed(view, digest) if peer in self.base.electors]
 
     def make_plan(self, view: View, digest: bytes, held: Collection[PeerId], most: int = MAX_MEMBERS) -> Plan | None:
-        """The plan of those that are ready.  None when they are too few, or we lack the READY of one in `held`.
+        """Return the plan of the ready peers; None if they are too few, or we lack the READY of a peer in `held`.
 
         held: the electors that must be in it.  most: members that this ballot permits.
         """
@@ -314,9 +321,9 @@ class ClosingPolicy:
         return plan_with(self.settings, self.base, self.patience.members, places, bandwidths, digest, self.amendment)
 
     def planned(self, view: View, digest: bytes | None) -> tuple[PeerId, ...]:
-        """Who votes where no elector is left: those that a plan made now would name, sorted.
+        """Return the voters if no elector is left: the members that a plan made now would name, sorted.
 
-        All that are ready, or the same choice that `make_plan` makes: a proposer needs the rolls of a quorum of its plan.
+        They are all ready peers, or the choice that `make_plan` makes: a proposer needs the rolls of a quorum of its plan.
         """
         ready = self.agreed(view, digest)
         if len(ready) <= min(MAX_ELECTORS, self.settings.max_members):
@@ -327,20 +334,20 @@ class ClosingPolicy:
         return self._planned[1]
 
     def _choose(self, ready: Collection[PeerId], held: Collection[PeerId], most: int) -> list[Member]:
-        """The places of those of the ready peers for which there is room, the most important first."""
+        """Return the places of the ready peers, the most important first, as many as a plan may have."""
         peers = choose_members(self.base, self.patience.members, ready, held)
         places = within_uses(self.base, {peer: self.member(peer) for peer in peers})
         return places[: min(most, self.settings.max_members)]
 
     def member(self, peer: PeerId) -> Member:
-        """A ready peer's place in a plan."""
+        """Return a ready peer's place in a plan."""
         signed = self.readys[peer]
         return member_of(peer, signed.ready, signed.signature)
 
     def state_against(self, digest: bytes) -> bytes | None:
-        """The state that so many electors stand on that ours, with this digest, must be wrong; None when there is none.
+        """Return a state that enough electors stand on to show that ours, with this digest, is wrong; None if there is none.
 
-        Below four electors any other digest makes us look again at ours: from our own disk, nobody is believed for it.
+        Below four electors any other digest makes us recheck our state, from our own disk: nobody is believed for it.
         """
         electors = len(self.base.electors)
         needed = quorum_size(electors) if electors >= 4 else 1
@@ -349,8 +356,10 @@ class ClosingPolicy:
     # -- who is gone --------------------------------------------------------------------------------------------------
 
     def absent(self, view: View) -> tuple[PeerId, ...]:
-        """The electors to go on without, sorted: the fewest that leave a quorum within reach.  Empty while there is one,
-        and while too few are known to be gone."""
+        """Return the electors to go on without, sorted: the fewest that leave a quorum within reach.
+
+        The result is empty if a quorum is within reach already, or if too few electors are known to be gone.
+        """
         electors = self.base.electors
         gone = self.base.ranked(peer for peer in electors if self.is_gone(peer, view))
         gone.sort(key=lambda peer: not view[peer].left)
@@ -361,23 +370,23 @@ class ClosingPolicy:
         return ()
 
     def can_decide(self, view: View) -> bool:
-        """Whether a quorum is within reach: so many electors are alive that are not absent, or all are gone."""
+        """Return True if a quorum of the electors that are not absent is alive, or if all electors are absent."""
         absent = self.absent(view)
         here = sum(self.lives(peer, view) for peer in self.base.electors)
         staying = len(self.base.electors) - len(absent)
         return staying == 0 or here >= quorum_size(staying)
 
     def may_be_absent(self, absent: Collection[str], view: View) -> bool:
-        """Whether we agree that these electors are gone: they said goodbye, or we have not heard them for long either."""
+        """Return True if we agree that these electors are gone: they said goodbye, or we have not heard them for long."""
         return all(peer in self.base.electors and self.is_gone(PeerId(peer), view) for peer in absent)
 
     def is_gone(self, peer: PeerId, view: View) -> bool:
-        """Whether a peer said goodbye, or has been silent for `eviction_s`."""
+        """Return True if a peer said goodbye, or has been silent for `eviction_s`."""
         seen = view.get(peer)
         if peer == self.me or seen is None:
             return False
         return seen.left or (not seen.live and seen.silent_s >= self.settings.eviction_s)
 
     def lives(self, peer: PeerId, view: View) -> bool:
-        """Whether a peer is alive; we are."""
+        """Return True if a peer is alive; we always are."""
         return peer == self.me or (peer in view and view[peer].live)

@@ -1,4 +1,4 @@
-"""The proposer of a round: proposes a plan, puts a record to the vote and counts the votes."""
+"""The proposer of a round: it proposes a plan, puts a record to the vote and counts the votes."""
 
 from __future__ import annotations
 
@@ -35,9 +35,10 @@ from protocol.wire.messages import (
 
 @dataclass
 class OwnAttempt:
-    """One ballot of ours.  first, second: signatures of votes, by voter.  sent: the last time, in trio time.
+    """One ballot of ours.
 
-    reporters: whose report was looked at.
+    first, second: signatures of votes, by voter.  sent: the time of the last sending, in trio time.  reporters: members
+    whose report was examined.
     """
 
     ballot: Ballot
@@ -51,19 +52,19 @@ class OwnAttempt:
     reporters: set[PeerId] = field(default_factory=set)
 
     def audience(self) -> tuple[PeerId, ...]:
-        """The members of the plan or the record, and the voters."""
+        """Return the members of the plan or the record, and the voters."""
         named = self.motion.record if self.motion is not None else self.plan
         members = named.members if named is not None else []
         return tuple(dict.fromkeys([*(PeerId(member.peer) for member in members), *self.ballot.voters]))
 
     def certificate(self, votes: dict[PeerId, bytes]) -> Certificate:
-        """These votes as a certificate."""
+        """Return these votes as a certificate."""
         signatures = [Signature(peer=peer, signature=votes[peer]) for peer in sorted(votes)]
         return Certificate(attempt=self.ballot.attempt, absent=list(self.ballot.absent), votes=signatures)
 
 
 class Proposer:
-    """Leads the attempts that are ours, with the rolls that `calls` has heard."""
+    """Leader of our own attempts, with the rolls that `calls` has heard."""
 
     def __init__(self, state: RoundState, calls: RollCall) -> None:
         self._state, self._calls = state, calls
@@ -71,15 +72,15 @@ class Proposer:
 
     @property
     def is_proposing(self) -> bool:
-        """Whether an attempt of ours is under way."""
+        """True if an attempt of ours is under way."""
         return self._mine is not None and self._mine.ballot.attempt == self._state.attempt
 
     # -- an attempt begins --------------------------------------------------------------------------------------------
 
     def lead(self, ballot: Ballot, view: View, now: float) -> list[RoundEffect]:
-        """Begin our attempt once a quorum has called it: carry on a lock, else a plan, else make one.
+        """Begin our attempt once a quorum has called it: carry on a lock, else a plan, else make a plan.
 
-        ballot: the one that is due, which is ours.
+        ballot: the ballot that is due, of which we are the proposer.
         """
         if self._mine is not None and self._mine.ballot.attempt == ballot.attempt:
             return self._resend(self._mine, now)
@@ -110,14 +111,14 @@ class Proposer:
         return any(member.peer == self._state.me for member in plan.members)
 
     def _plan_taken_up(self, justification: Justification) -> Plan | None:
-        """The plan that was taken up before, if it stands."""
+        """Return the plan that was taken up before, if it stands."""
         state = self._state
         if state.plan is None or not justification.takes_up(plan_hash(state.plan)):
             return None
         return state.plan if state.standing_plan() is not None else None
 
     def _new_plan(self, ballot: Ballot, rolls: dict[PeerId, bytes], view: View) -> Plan | None:
-        """A plan that follows from these rolls; None while they are no quorum, or our state is not known."""
+        """Return a plan that follows from these rolls; None while they are no quorum, or our state is not known."""
         state = self._state
         if state.outer is None or len(rolls) < ballot.quorum:
             return None
@@ -133,7 +134,7 @@ class Proposer:
     def on_exchange_done(
         self, plan: Hash, entries: tuple[ChunkEntry, ...], provenance: Provenance, now: float
     ) -> list[RoundEffect]:
-        """Our exchange of the plan with this hash is complete: its result may be put to the vote."""
+        """Put the result of the plan with this hash to the vote if it may be: our exchange of it is complete."""
         state = self._state
         if state.doubts.is_false(entries):
             return []
@@ -141,10 +142,10 @@ class Proposer:
         return self._put_when_known(plan, now)
 
     def on_report(self, sender: PeerId, report: Report, now: float) -> list[RoundEffect]:
-        """A member tells what came of the exchange that we proposed, and have no part in or wait in.
+        """Take a member's report of the exchange that we proposed, if we have no part in it or are stuck in it.
 
-        Nothing of it is believed: we look at it as at any motion before we vote for it, and if that fails we take the word
-        of another member.
+        Nothing in the report is believed.  We check it like any motion before we vote for it, and if that fails we take the
+        word of another member.
         """
         state, mine = self._state, self._mine
         if mine is None or mine.plan is None or report.plan != plan_hash(mine.plan):
@@ -218,7 +219,7 @@ class Proposer:
         )
 
     def on_vote(self, sender: PeerId, vote: Vote, signature: bytes, now: float) -> list[RoundEffect] | Commit:
-        """Count a vote.  A quorum of first votes makes the proof of lock; one of second votes certifies the record."""
+        """Count a vote.  A quorum of first votes makes the proof of lock; a quorum of second votes certifies the record."""
         mine = self._mine
         if mine is None or mine.motion is None or sender not in mine.ballot.voters:
             return []
@@ -245,13 +246,13 @@ class Proposer:
         return []
 
     def audience(self) -> tuple[PeerId, ...]:
-        """Everybody that our attempt concerns."""
+        """Return all peers that our attempt concerns."""
         return self._mine.audience() if self._mine is not None else ()
 
     # -- time ---------------------------------------------------------------------------------------------------------
 
     def _resend(self, mine: OwnAttempt, now: float) -> list[RoundEffect]:
-        """Send again what is not answered."""
+        """Send unanswered statements again."""
         if now - mine.sent < RESEND_S:
             return []
         mine.sent = now
@@ -265,6 +266,6 @@ class Proposer:
         return effects
 
     def drop_attempt(self) -> None:
-        """End our attempt, unless its motion may still be voted for: the plan has a member that lied."""
+        """End our attempt, because its plan has a member that lied, unless its motion may still be voted for."""
         if self._mine is None or self._mine.motion is None or self._state.doubts.is_false(self._mine.motion.index):
             self._mine = None

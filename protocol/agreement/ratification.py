@@ -1,13 +1,14 @@
-"""How a provisional record becomes full: the electors that were away vote for it, too.
+"""Ratification: votes of the electors that were away make a provisional record full.
 
-Pure.  A record that was certified without the absent may be given up for a full one on the same tip, and so may all that
-stands on it.  When it is settled, and a full record stands on it, each elector ratifies it: a second vote for it, of the
-whole electorate, in the attempt `RATIFYING` of its tip.  That attempt is above all others, has no proposer, no first votes
-and no proof.  A quorum of such votes is a full certificate like any other, for the same record; nothing is exchanged again.
+Pure.  A record that was certified without the absent may be given up for a full record on the same tip, together with all
+records that stand on it.  When the provisional record is settled, and a full record stands on it, each elector ratifies it:
+it casts a second vote for it, of the whole electorate, in the attempt `RATIFYING` of its tip.  That attempt is above all
+others, and has no proposer, no first votes and no proof.  A quorum of such votes is a full certificate like any other, for
+the same record.  Nothing is exchanged again.
 
-Safe for the reason for which the other ballots of a tip are.  Had another record of this tip a full certificate, one honest
-elector of any quorum would have cast a second vote for it, and still be locked on it (`protocol.agreement.voting`): so it
-does not ratify.  And whoever has ratified takes part in no attempt of that tip any more.
+It is safe for the same reason as the other ballots of a tip.  If another record of this tip had a full certificate, one
+honest elector of any quorum would have cast a second vote for it, and still be locked on it (`protocol.agreement.voting`):
+so it does not ratify.  An elector that has ratified takes part in no attempt of that tip any more.
 """
 
 from __future__ import annotations
@@ -25,12 +26,15 @@ from protocol.wire.messages import Certificate, Kept, Signature, Step, Vote
 
 
 def has_ratified(kept: Kept | None) -> bool:
-    """Whether an elector has said its last word at this tip."""
+    """Return True if an elector has ratified a record of this tip, which is its last vote there."""
     return kept is not None and kept.attempt == RATIFYING
 
 
 def objection_to_ratify(kept: Kept | None, record: Hash) -> str | None:
-    """Why what binds us at a tip forbids us to ratify this record of it; None when nothing does.  Again is allowed."""
+    """Return the reason why our voter state at a tip forbids us to ratify this record of it; None if it does not.
+
+    The same record may be ratified again.
+    """
     if kept is None:
         return None
     if has_ratified(kept):
@@ -41,19 +45,19 @@ def objection_to_ratify(kept: Kept | None, record: Hash) -> str | None:
 
 
 def ratify(kept: Kept | None, base: Base, record: Hash) -> tuple[Kept, Vote]:
-    """Our vote to ratify a record on `base`, which nothing forbids, and what binds us from then on."""
+    """Return our vote to ratify a record on `base`, which nothing forbids, after the new voter state that binds us."""
     assert objection_to_ratify(kept, record) is None
     kept = enter(kept or blank(base), RATIFYING).model_copy(update={"second": record})
     return kept, vote_to_ratify(base, record)
 
 
 def vote_to_ratify(base: Base, record: Hash) -> Vote:
-    """What an elector signs that ratifies this record on `base`."""
+    """Return the vote with which an elector ratifies this record on `base`."""
     return Vote(round=base.round, base=base.tip, attempt=RATIFYING, step=Step.SECOND, absent=[], record_hash=record)
 
 
 class Tally:
-    """The votes to ratify one record that are known.  base: what it stands on; it has electors."""
+    """Known votes to ratify one record.  base: the base of the record; it has electors."""
 
     def __init__(self, run: Hash, base: Base, record: Hash) -> None:
         self.base, self.record = base, record
@@ -61,7 +65,7 @@ class Tally:
         self._votes: dict[PeerId, bytes] = {}
 
     def add(self, votes: Sequence[Signature]) -> None:
-        """Take those that electors truly signed; what else there is counts for nothing."""
+        """Take the votes that electors truly signed, and ignore others."""
         for each in votes:
             peer = PeerId(each.peer)
             if peer in self._votes or peer not in self.base.electors:
@@ -70,16 +74,16 @@ class Tally:
                 self._votes[peer] = each.signature
 
     def has(self, peer: PeerId) -> bool:
-        """Whether the vote of this elector is known."""
+        """Return True if the vote of this elector is known."""
         return peer in self._votes
 
     @property
     def is_enough(self) -> bool:
-        """Whether they are a quorum of the whole electorate."""
+        """True if the votes are a quorum of the whole electorate."""
         return len(self._votes) >= quorum_of(self.base, self.base.electors, ())
 
     @property
     def certificate(self) -> Certificate | None:
-        """All that are known; it certifies the record once they are enough.  None while there are none."""
+        """Certificate of all known votes; it certifies the record once they are enough.  None while there are no votes."""
         votes = [Signature(peer=peer, signature=self._votes[peer]) for peer in sorted(self._votes)]
         return Certificate(attempt=RATIFYING, absent=[], votes=votes) if votes else None

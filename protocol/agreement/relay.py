@@ -1,9 +1,9 @@
-"""Passing on what the proposer of an attempt has said, to those whom it did not tell.
+"""Relay of a proposer's statements to peers that it did not tell.
 
-A proposer can tell a part of the peers only: the rest would wait for nothing, be given up in the exchange, and look as if
-they had stalled it.  A voter for which nothing moves sends its roll to all voters; a member that knows of no plan refuses
-what is pushed to it.  Some peers next to it in the order of the tip, one of them honest, then pass on the newest statements
-of the attempt, each once: they carry the proposer's signature, so it does not matter who brings them.
+A proposer can tell only some of the peers.  The rest would wait in vain, be given up in the exchange, and look as if they
+had stalled it.  A voter for which nothing moves sends its roll to all voters; a member that knows of no plan refuses the
+parts that are pushed to it.  Some peers next to it in the order of the tip, one of them honest, then pass on the newest
+statements of the attempt, each once.  These carry the proposer's signature, so it does not matter who brings them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RELAYED = (Proposal, Motion, Proof)
 
 
 class Relay:
-    """What was said in the newest attempt, and to whom we have passed it on."""
+    """Statements of the newest attempt, and the peers to which we have passed them on."""
 
     def __init__(self, state: RoundState) -> None:
         self._state = state
@@ -33,10 +33,10 @@ class Relay:
         self._said: dict[type[Body], bytes] = {}
         self._told: dict[tuple[PeerId, type[Body]], None] = {}
         self._asking: dict[PeerId, int] = {}
-        """Voters for which nothing moved, and in which attempt."""
+        """Voters for which nothing moved, and the attempt of each."""
 
     def keep(self, arrived: Arrived) -> list[Forward]:
-        """Keep a statement of a proposer that was taken up; who has asked for it gets it."""
+        """Keep a proposer's statement that was taken up, and pass it on to the peers that have asked for it."""
         body = arrived.body
         assert isinstance(body, RELAYED)
         attempt = body.certificate.attempt if isinstance(body, Proof) else body.attempt
@@ -52,7 +52,7 @@ class Relay:
         return [effect for peer, asked in [*self._asking.items()] for effect in self.help_voter(peer, asked)]
 
     def help_voter(self, peer: PeerId, attempt: int) -> list[Forward]:
-        """A voter in this attempt knows of nothing that moves."""
+        """Pass statements on to a voter in this attempt that sees nothing move."""
         if peer in self._state.base.electors:
             self._asking[peer] = attempt
         if attempt > self._attempt:
@@ -60,13 +60,13 @@ class Relay:
         return self._pass_on(peer, self._state.ballot(self._attempt, ()).voters, RELAYED)
 
     def help_member(self, peer: PeerId) -> list[Forward]:
-        """A member of the plan does not know of it."""
+        """Pass the proposal on to a member of the plan that does not know of it."""
         plan = self._state.plan
         members = [PeerId(member.peer) for member in plan.members] if plan is not None else []
         return self._pass_on(peer, members, (Proposal,)) if peer in members else []
 
     def farewell(self) -> list[Forward]:
-        """What is put to the vote, and its proof of lock: whoever votes may need them when we are gone."""
+        """Return the motion and its proof of lock for all voters, which may need them when we are gone."""
         plan, voters = self._state.plan, self._state.ballot(self._attempt, ()).voters
         members = [PeerId(member.peer) for member in plan.members] if plan is not None else []
         return [
@@ -74,7 +74,7 @@ class Relay:
         ]
 
     def _pass_on(self, peer: PeerId, circle: Sequence[PeerId], kinds: Sequence[type[Body]]) -> list[Forward]:
-        """What of these kinds this peer was not told by us, if we are among the helpers of its circle."""
+        """Pass on the statements of these kinds that this peer lacks from us, if we are among the helpers of its circle."""
         return self._tell(peer, kinds) if self._state.me in helpers(self._state.base, peer, circle) else []
 
     def _tell(self, peer: PeerId, kinds: Sequence[type[Body]]) -> list[Forward]:
@@ -88,25 +88,25 @@ class Relay:
 
 
 def helpers(base: Base, peer: PeerId, circle: Iterable[PeerId]) -> list[PeerId]:
-    """The peers of a circle that come after this one in the order of the tip, so many that one of them is honest."""
+    """Return the peers of a circle that follow this one in the order of the tip, so many that one of them is honest."""
     ranked = base.ranked({*circle, peer})
     place = ranked.index(peer)
     return [*ranked[place + 1 :], *ranked[:place]][: 1 + tolerated(len(ranked))]
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Telling the proposer of a plan what came of our exchange, when it has no result of its own.
+# Reports of our exchange to the proposer of its plan, if it has no result of its own.
 
 
 def result_for_planner(state: RoundState, plan: Hash) -> list[Send]:
-    """What came of the exchange of this plan, if it is over, for a proposer that takes no part in it."""
+    """Return the result of the exchange of this plan, if it is over, for a proposer that takes no part in it."""
     if state.plan is None or plan_hash(state.plan) != plan or state.planner in _members(state.plan):
         return []
     return _send(state, plan)
 
 
 def reminder(state: RoundState) -> list[Send]:
-    """The result for a proposer that should have put it to the vote by now, if we are among its helpers."""
+    """Return the result for a proposer that should have put it to the vote by now, if we are among its helpers."""
     if state.plan is None or state.me == state.planner:
         return []
     is_helper = state.me in helpers(state.base, state.planner, _members(state.plan))

@@ -1,4 +1,4 @@
-"""The rolls and locks that a peer has heard in a round: which attempt is due, and what an attempt may be led with."""
+"""Rolls and locks that a peer has heard in a round: they show which attempt is due, and what it may be led with."""
 
 from __future__ import annotations
 
@@ -11,30 +11,33 @@ from protocol.wire.identity import PeerId
 from protocol.wire.messages import Lock, LockName, Roll
 
 MAX_LEAD = 16
-"""Attempts that a single voter takes us ahead."""
+"""Attempts by which a single voter may take us ahead."""
 LOCKS_KEPT = 2
-"""Of each voter: one of the whole electorate, and one of a part."""
+"""Locks kept of each voter: one of the whole electorate, and one of a part."""
 
 
 class RollCall:
-    """Of each voter, the roll of the highest attempt, and the locks that it proved.
+    """Roll of the highest attempt of each voter, and the locks that each voter proved.
 
-    Where there are electors, what others say moves nobody: keys are free.
+    If there are electors, no other peer's statement takes us to an attempt: keys are free.
     """
 
     def __init__(self, state: RoundState) -> None:
         self._state = state
         self._rolls: dict[PeerId, tuple[Roll, bytes]] = {}
-        """Each roll, and as it travelled."""
+        """Roll of each voter, opened and as it travelled."""
         self._locks: dict[PeerId, list[Lock]] = {}
         self._pulled: dict[PeerId, None] = {}
-        """Voters that we have followed into an attempt far ahead."""
+        """Voters that we have followed into a higher attempt."""
 
     # -- hearing ------------------------------------------------------------------------------------------------------
 
     def on_roll(self, sender: PeerId, roll: Roll, signature: bytes, now: float) -> str | None:
-        """Take a roll.  An attempt that some honest voter has entered is due for us, too; below four electors every voter
-        counts as honest, but takes us ahead by little.  Returns an objection."""
+        """Take a roll, and return an objection or None.
+
+        An attempt that some honest voter has entered is due for us as well.  Below four electors every voter counts as
+        honest, but takes us ahead by at most `MAX_LEAD` attempts.
+        """
         state, electors = self._state, self._state.base.electors
         if not state.is_for_this_round(roll.round, roll.base):
             return None
@@ -55,9 +58,10 @@ class RollCall:
         return None
 
     def on_lock(self, sender: PeerId, lock: Lock) -> None:
-        """Keep the proof of a lock that a roll names, until the roll is here.
+        """Keep the proof of a lock that a roll names, until the roll arrives.
 
-        Only a lock that can be put to the vote: its proof names the record alone, and stays good beside a wrong index.
+        Only a lock that can be put to the vote is kept: its proof names the record alone, so the index beside it may be
+        wrong.
         """
         state = self._state
         if sender not in state.base.electors and sender not in state.closing.readys:
@@ -70,12 +74,12 @@ class RollCall:
     # -- which attempt is due -----------------------------------------------------------------------------------------
 
     def _entered(self) -> dict[PeerId, int]:
-        """The attempts that voters are in."""
+        """Return the attempt that each voter is in."""
         electors = self._state.base.electors
         return {peer: roll.attempt for peer, (roll, _) in self._rolls.items() if not electors or peer in electors}
 
     def pull(self) -> int:
-        """The highest attempt that a voter has entered, of those that have not pulled us before; 0 if none is ahead."""
+        """Return the highest attempt entered by a voter that has not pulled us before; 0 if none is ahead."""
         ahead = {
             peer: attempt
             for peer, attempt in self._entered().items()
@@ -86,7 +90,7 @@ class RollCall:
         return highest
 
     def present_in(self, ballot: Ballot) -> int:
-        """How many voters of this ballot have entered its attempt or a later one, ourselves among them."""
+        """Return the number of voters of this ballot that have entered its attempt or a later one, including ourselves."""
         others = sum(
             roll.attempt >= ballot.attempt
             for peer, (roll, _) in self._rolls.items()
@@ -95,14 +99,14 @@ class RollCall:
         return others + (self._state.me in ballot.voters)
 
     def are_calling(self) -> bool:
-        """Whether some honest voter, other than us, wants the round closed."""
+        """Return True if some honest voter other than us wants the round closed."""
         others = sum(peer != self._state.me for peer in self._entered())
         return others >= self._state.ballot(0, ()).some_honest
 
     # -- what to lead with --------------------------------------------------------------------------------------------
 
     def provable(self, ballot: Ballot) -> dict[PeerId, bytes]:
-        """The rolls for this ballot whose locks we can prove, sorted by voter."""
+        """Return the rolls for this ballot whose locks we can prove, sorted by voter."""
         rolls: dict[PeerId, bytes] = {}
         for peer in sorted(ballot.voters):
             roll, raw = self._rolls.get(peer, (None, b""))
@@ -111,9 +115,9 @@ class RollCall:
         return rolls
 
     def satisfiable(self, ballot: Ballot, rolls: dict[PeerId, bytes]) -> dict[PeerId, bytes]:
-        """These rolls, if we hold the READYs that they demand, for our state; else those that hold none but such as we hold.
+        """Return these rolls if we hold the READYs that they demand for our state; else only rolls whose READYs we all hold.
 
-        A voter may hold what we have not heard yet, or say so.
+        A voter may hold a READY that we have not heard yet, or claim to hold one.
         """
         state, ours = self._state, set[PeerId]()
         for peer in state.base.electors:
@@ -129,7 +133,7 @@ class RollCall:
         }
 
     def lock_to_carry(self, justification: Justification) -> Lock | None:
-        """The lock that the rolls oblige us to carry on; None when they name none."""
+        """Return the lock that the rolls oblige us to carry on; None if they name none."""
         for name in justification.highest_locks():
             lock = self._proven(justification.ballot, name)
             if lock is not None:
@@ -140,7 +144,7 @@ class RollCall:
         return all(name is None or self._proven(ballot, name) is not None for name in (roll.lock, roll.reduced))
 
     def _proven(self, ballot: Ballot, name: LockName) -> Lock | None:
-        """A lock of this name, with its proof; None when we have none."""
+        """Return a lock of this name, with its proof; None if we have none."""
         for lock in (lock for locks in self._locks.values() for lock in locks):
             try:
                 check_lock(self._state.settings.run, ballot, lock.record, name, lock.proof)

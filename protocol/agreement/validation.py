@@ -1,6 +1,6 @@
-"""Checks of plans, records and motions that need nothing but the statement, the base and the settings of the round.
+"""Checks of plans, records and motions that need only the statement, the base and the settings of the round.
 
-Pure.  A flaw is a phrase for the log.  Whether the ballot permits it is `protocol.agreement.voter`'s matter.
+Pure.  A flaw is a phrase for the log.  `protocol.agreement.voter` checks if the ballot permits the statement.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from protocol.wire.messages import ChunkEntry, Member, Plan, Provenance, Ready, 
 
 
 def flaw_of_plan(settings: RoundSettings, base: Base, plan: Plan) -> str | None:
-    """Why this cannot be a plan of the round on `base`; None when it can be."""
+    """Return the reason why this cannot be a plan of the round on `base`; None if it can."""
     if plan.round != base.round or plan.base != base.tip:
         return "its plan is for another round"
     if plan.fragment != base.fragment:
@@ -39,9 +39,9 @@ def flaw_of_plan(settings: RoundSettings, base: Base, plan: Plan) -> str | None:
 def flaw_of_motion(
     settings: RoundSettings, base: Base, record: Record, index: Sequence[ChunkEntry], provenance: Provenance
 ) -> str | None:
-    """Why this cannot be the next record with its provenance; None when it can be.
+    """Return the reason why this cannot be the next record with its provenance; None if it can.
 
-    The signatures of the provenance are not checked: that is the auditor's matter.
+    The signatures of the provenance are left to the auditor.
     """
     try:
         verify_record(settings, record, index, base)
@@ -58,13 +58,13 @@ def flaw_of_motion(
 
 
 def _is_unfair(settings: RoundSettings, base: Base, members: Sequence[Member], owners: bytes) -> bool:
-    """Whether one of these members owns more chunks than one member may."""
+    """Return True if one of these members owns more chunks than one member may."""
     electors = sum(member.peer in base.electors for member in members)
     return max(Counter(owners).values()) > most_chunks(settings.chunks, len(base.electors), electors)
 
 
 def plan_of(record: Record, provenance: Provenance) -> Plan:
-    """The plan whose exchange made this record."""
+    """Return the plan whose exchange made this record."""
     return Plan(
         round=record.round,
         fragment=record.fragment,
@@ -78,7 +78,7 @@ def plan_of(record: Record, provenance: Provenance) -> Plan:
 
 
 def is_in(plan: Plan, peer: PeerId, ready: Ready | None) -> bool:
-    """Whether the plan has the contribution that `peer` said READY for: not one of an earlier life, nor an invented one.
+    """Return True if the plan has the contribution for which `peer` said READY, none of an earlier life and none invented.
 
     An earlier life may have made the same contribution, and signed averages of this plan that we do not remember.
     """

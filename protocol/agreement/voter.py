@@ -1,4 +1,4 @@
-"""The voter of a round: its rolls, its first and second votes."""
+"""The voter of a round: its rolls, its first votes and its second votes."""
 
 from __future__ import annotations
 
@@ -22,8 +22,11 @@ from protocol.wire.messages import Kept, Motion, Plan, Proof, Proposal, Step, Vo
 
 @dataclass
 class Call:
-    """The ballot that we called last.  sent: when, in trio time.  to_all: not to its proposer only.  answered: its proposer
-    has proposed something."""
+    """Ballot that we called last.
+
+    sent: when, in trio time.  to_all: True if we called all voters, not its proposer only.  answered: True if its proposer
+    has proposed something.
+    """
 
     ballot: Ballot
     sent: float
@@ -32,43 +35,44 @@ class Call:
 
 
 class Voter:
-    """Rolls and votes, within what `state.kept` permits.
+    """Voter of one peer, which rolls and votes within the limits of `state.kept`.
 
-    Everything said follows a `Persist` of what binds us from then on.
+    Every statement follows a `Persist` of the voter state that binds us from then on.
     """
 
     def __init__(self, state: RoundState) -> None:
         self._state = state
         self._call: Call | None = None
         self._plan: tuple[int, Plan] | None = None
-        """The plan accepted last, and in which attempt."""
+        """Plan accepted last, and its attempt."""
         self._spoilt: Ballot | None = None
-        """The last one whose proposer has proposed what nobody takes up."""
+        """Last ballot whose proposer made a proposal that nobody takes up."""
         self._motion: Motion | None = None
         self._leader = state.me
-        """Who put the motion to the vote."""
+        """Peer that put the motion to the vote."""
         self._carried = False
-        """Whether the motion is justified by a lock: then it is voted for without audits."""
+        """True if the motion is justified by a lock: then it is voted for without audits."""
         self.proof: Proof | None = None
 
     @property
     def is_voting(self) -> bool:
-        """Whether a record of the attempt that is due was put to the vote."""
+        """True if a record of the attempt that is due was put to the vote."""
         return self._motion is not None and self._motion.attempt == self._state.attempt
 
     @property
     def called(self) -> Call | None:
-        """The ballot that we called last."""
+        """Ballot that we called last."""
         return self._call
 
     # -- calling an attempt -------------------------------------------------------------------------------------------
 
     def call(self, view: View, now: float) -> tuple[list[RoundEffect], Ballot | None]:
-        """Take part in the attempt that is due; the next one, while its proposer cannot propose.  Returns its ballot, too;
-        None when we do not vote in it.
+        """Take part in the attempt that is due, or in the next one while its proposer cannot propose.
 
-        The roll goes to the proposer; when nothing comes of it, or nothing moves any more, to all voters: they join an
-        attempt that some honest voter is in, and pass on what we were not told.
+        Return the effects and the ballot; the ballot is None if we do not vote in it.
+
+        The roll goes to the proposer.  If it has no effect, or nothing moves any more, it goes to all voters: they join an
+        attempt that some honest voter is in, and pass on statements that we were not told.
         """
         state, ballot = self._state, self._due(view, now)
         if ballot is None or state.me not in ballot.voters or state.abstains:
@@ -92,12 +96,12 @@ class Voter:
         return [*effects, *(Send((ballot.proposer,), lock) for lock in locks), Send(to, roll)], ballot
 
     def _is_exchanging(self) -> bool:
-        """Whether the plan of the attempt that is due has no result yet, as far as we know."""
+        """Return True if the plan of the attempt that is due has no result yet, as far as we know."""
         plan = self._state.plan
         return plan is not None and plan_hash(plan) not in self._state.results and not self.is_voting
 
     def _due(self, view: View, now: float) -> Ballot | None:
-        """The ballot of the attempt that is due, or of the first after it whose proposer can propose."""
+        """Return the ballot of the attempt that is due, or of the first later attempt whose proposer can propose."""
         state, closing = self._state, self._state.closing
         absent = closing.absent(view)
         members = () if set(state.base.electors) - set(absent) else closing.planned(view, state.outer)
@@ -112,11 +116,11 @@ class Voter:
         return Ballot(state.base, state.attempt, absent, members)
 
     def _can_propose(self, ballot: Ballot, view: View) -> bool:
-        """Whether its proposer is alive, ready (if any voter is), and did not stall rounds lately.
+        """Return True if the ballot's proposer is alive, ready (if any voter is), and did not stall rounds lately.
 
-        What we remember of earlier rounds, others do not: it counts for the first turn of all voters, and until we lose
-        patience in this one, so that all come to try the same proposers.  Else voters that distrust different ones would
-        go from attempt to attempt for ever, each on to a proposer that others pass over.
+        Our memory of earlier rounds differs from the memory of others.  So it counts only for the first turn of all voters,
+        and until we lose patience in this round; then all come to try the same proposers.  Else voters that distrust
+        different proposers would go from attempt to attempt for ever, each on to a proposer that others pass over.
         """
         state, proposer = self._state, ballot.proposer
         trusted = state.closing.patience.proposers.share(proposer, state.base.round) > 0
@@ -128,12 +132,12 @@ class Voter:
 
     @property
     def is_spoilt(self) -> bool:
-        """Whether the proposer of the attempt that is due has proposed what nobody takes up: nothing will come of it."""
+        """True if the proposer of the due attempt made a proposal that nobody takes up: the attempt cannot succeed."""
         called = self._call.ballot if self._call is not None else None
         return called is not None and called == self._spoilt and called.attempt == self._state.attempt
 
     def proposer_to_blame(self) -> PeerId | None:
-        """The proposer of our attempt, when it has kept us waiting."""
+        """Return the proposer of our attempt if it has kept us waiting."""
         call = self._call
         if call is None or call.ballot.attempt != self._state.attempt:
             return None
@@ -165,7 +169,7 @@ class Voter:
         return [*begin, *result_for_planner(state, plan_hash(plan))]
 
     def _objection_to_proposal(self, sender: PeerId, ballot: Ballot, proposal: Proposal, view: View) -> str | None:
-        """The first reason for us not to take it up, which others may not have; None when there is none."""
+        """Return our first reason not to take the proposal up, which others may not have; None if there is none."""
         state, plan = self._state, proposal.plan
         objection = self._objection_to_ballot(sender, ballot, view)
         if objection is not None:
@@ -216,7 +220,7 @@ class Voter:
         return [ObtainResult(record, tuple(motion.index), sources, sender, provenance, again)]
 
     def _objection_to_motion(self, sender: PeerId, motion: Motion, view: View) -> str | None:
-        """The first reason not to vote for it; None when there is none."""
+        """Return the first reason not to vote for the motion; None if there is none."""
         state = self._state
         ballot = state.ballot(motion.attempt, motion.absent, motion.record.members)
         objection = self._objection_to_ballot(sender, ballot, view)
@@ -238,7 +242,7 @@ class Voter:
         return None if is_carried else self._objection_to_fresh(justification, motion)
 
     def _objection_to_fresh(self, justification: Justification, motion: Motion) -> str | None:
-        """The first reason not to vote for a record that nobody is locked on."""
+        """Return the first reason not to vote for a record that nobody is locked on; None if there is none."""
         state, plan = self._state, plan_of(motion.record, motion.provenance)
         if state.doubts.is_false(motion.index):
             return "it has an average that is proven wrong"
@@ -262,7 +266,7 @@ class Voter:
     # -- second votes -------------------------------------------------------------------------------------------------
 
     def on_proof(self, sender: PeerId, proof: Proof) -> list[RoundEffect]:
-        """A quorum has cast first votes for the motion: lock on it, and vote again."""
+        """Lock on the motion and cast a second vote: a quorum has cast first votes for it."""
         state, motion = self._state, self._motion
         if state.decided is not None or motion is None or record_hash(motion.record) != proof.record_hash:
             return []
@@ -288,7 +292,7 @@ class Voter:
         return self._say(kept, vote)
 
     def _say(self, kept: Kept, vote: Vote) -> list[RoundEffect]:
-        """Cast a vote; on disk first, unless it was cast before."""
+        """Cast a vote, which is written to disk first unless it was cast before."""
         keep = [] if kept == self._state.kept else [self._keep(kept)]
         return [*keep, Send((self._leader,), vote)]
 
@@ -299,7 +303,7 @@ class Voter:
     # -- results ------------------------------------------------------------------------------------------------------
 
     def on_result_obtained(self, root: bytes) -> list[RoundEffect]:
-        """Vote, if this is the result that is put to the vote."""
+        """Vote if this is the result that is put to the vote."""
         motion = self._motion
         if motion is None or motion.record.result_root != root or self._state.decided is not None:
             return []
@@ -320,7 +324,7 @@ class Voter:
 
 
 def flaw_of_proposal(settings: RoundSettings, ballot: Ballot, proposal: Proposal) -> str | None:
-    """The first reason for which nobody takes it up, whatever each has seen; None when there is none."""
+    """Return the first reason for which nobody takes this proposal up, whatever each peer has seen; else None."""
     plan = proposal.plan
     flaw = flaw_of_plan(settings, ballot.base, plan)
     if flaw is not None:

@@ -1,10 +1,10 @@
-"""What binds an elector at one tip, and what it may still say: pure functions over `Kept`, which is on disk.
+"""Rules that bind an elector at one tip: pure functions over `Kept`, the voter state on disk.
 
-* An elector takes part in attempts that only grow.  A roll for an attempt, or a vote in it, ends all lower ones.
+* An elector's attempts only grow.  A roll for an attempt, or a vote in it, ends all lower ones.
 * In an attempt it casts one first vote and one second vote, for one record and with one list of absent electors.
-* A second vote needs a proof of lock, a quorum of first votes, and locks the voter on the record.  The lock is told in every
-  later roll, until a lock of a higher attempt takes its place.
-* A lock of the whole electorate is never replaced by one of a part; one of a part binds only ballots of the same part.
+* A second vote needs a proof of lock, which is a quorum of first votes, and locks the voter on the record.  Every later roll
+  names the lock, until a lock of a higher attempt takes its place.
+* A lock of a part never replaces a lock of the whole electorate; a lock of a part binds only ballots of the same part.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from protocol.wire.messages import Certificate, Kept, Lock, LockName, Motion, Ro
 
 
 def blank(base: Base) -> Kept:
-    """Nothing said yet."""
+    """Return the voter state of an elector that has said nothing yet."""
     return Kept(round=base.round, base=base.tip, attempt=0, absent=[], first=None, second=None, lock=None, reduced=None)
 
 
@@ -31,14 +31,14 @@ def enter(kept: Kept, attempt: int) -> Kept:
 
 
 def name_of(lock: Lock | None) -> LockName | None:
-    """How a roll names a lock."""
+    """Return the name of a lock, as a roll gives it."""
     if lock is None:
         return None
     return LockName(attempt=lock.proof.attempt, absent=lock.proof.absent, record_hash=record_hash(lock.record))
 
 
 def roll_of(kept: Kept, ballot: Ballot, held: list[PeerId], plan: Hash | None) -> Roll | None:
-    """Our roll for `ballot`, which has been entered; None once we are locked in it: then it has gone on already."""
+    """Return our roll for `ballot`, which has been entered; None if we are locked in it, for it has moved on then."""
     assert ballot.attempt == kept.attempt, "a roll follows what is kept"
     lock, reduced = name_of(kept.lock), name_of(kept.reduced)
     if any(name is not None and name.attempt >= ballot.attempt for name in (lock, reduced)):
@@ -56,7 +56,10 @@ def roll_of(kept: Kept, ballot: Ballot, held: list[PeerId], plan: Hash | None) -
 
 
 def objection_to_vote(kept: Kept, step: Step, attempt: int, absent: list[str], record: Hash) -> str | None:
-    """Why what was said before forbids this vote; None when nothing does.  The same vote may be cast again."""
+    """Return the reason why our earlier statements forbid this vote; None if they do not.
+
+    The same vote may be cast again.
+    """
     if attempt < kept.attempt:
         return f"attempt {kept.attempt} was entered"
     if attempt > kept.attempt:
@@ -71,10 +74,10 @@ def objection_to_vote(kept: Kept, step: Step, attempt: int, absent: list[str], r
 
 
 def objection_of_lock(kept: Kept, motion: Motion) -> str | None:
-    """Why our lock forbids a first vote for this motion, whose justification holds; None when it does not.
+    """Return the reason why our lock forbids a first vote for this motion, whose justification holds; None if it does not.
 
-    In a ballot of the whole electorate the rolls speak for us: where none names our lock, nothing was certified by it.  A
-    ballot of a part has no such quorum.
+    In a ballot of the whole electorate the rolls speak for us: if none names our lock, the lock certified nothing.  A ballot
+    of a part has no such quorum.
     """
     if motion.absent and kept.lock is not None and kept.lock.record != motion.record:
         return "we are locked on another record by the whole electorate"
@@ -82,7 +85,7 @@ def objection_of_lock(kept: Kept, motion: Motion) -> str | None:
 
 
 def cast_first(kept: Kept, motion: Motion) -> tuple[Kept, Vote]:
-    """The first vote for a motion that nothing forbids."""
+    """Cast the first vote for a motion that nothing forbids; return the new voter state and the vote."""
     name = record_hash(motion.record)
     assert objection_to_vote(kept, Step.FIRST, motion.attempt, list(motion.absent), name) is None
     kept = enter(kept, motion.attempt).model_copy(update={"absent": motion.absent, "first": name})
@@ -90,7 +93,10 @@ def cast_first(kept: Kept, motion: Motion) -> tuple[Kept, Vote]:
 
 
 def cast_second(kept: Kept, motion: Motion, proof: Certificate) -> tuple[Kept, Vote]:
-    """The second vote for a motion of which `proof` shows a quorum of first votes; from then on we are locked on it."""
+    """Cast the second vote for a motion; return the new voter state, which is locked on it, and the vote.
+
+    proof: a quorum of first votes for the motion.
+    """
     name = record_hash(motion.record)
     assert objection_to_vote(kept, Step.SECOND, motion.attempt, list(motion.absent), name) is None
     assert (proof.attempt, proof.absent) == (motion.attempt, motion.absent)

@@ -1,12 +1,12 @@
 """The assignment of chunks to owners and their successors, and the leaves of a contribution.
 
-Pure functions that every member computes alike, from what the plan or the manifest says.
+Pure functions that every member computes alike, from the plan or the manifest.
 
-The load to balance: with N members and payload P, an owner of the share f of the chunks sends (1 - f) P of its own parts
-and f P (N - 1) results, and receives as much: P (1 + (N - 2) f).  Equal shares give everybody 2 (N - 1)/N P.  Where
-bandwidths b differ, shares minimise the time of the slowest, max P (1 + (N - 2) f)/b; who has too little owns nothing.
-Measurements are rough and may be lies: bandwidths within `ALIKE` of each other count as equal, and none counts for more
-than `LARGEST` times the median; where there are fewer than two chunks a member, all count as equal.
+The load to balance: with N members and payload P, an owner of the share f of the chunks sends (1 - f) P of its own parts and
+f P (N - 1) results, and receives as much: P (1 + (N - 2) f).  Equal shares give everybody 2 (N - 1)/N P.  If bandwidths b
+differ, shares minimise the time of the slowest, max P (1 + (N - 2) f)/b; a member that is too slow owns nothing.
+Measurements are rough and may be lies: bandwidths within `ALIKE` of each other count as equal, and none counts for more than
+`LARGEST` times the median.  If there are fewer than two chunks a member, all count as equal.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ LARGEST = 4.0
 
 
 def contribution_leaves(data: memoryview, layout: Layout) -> list[Hash]:
-    """The hash of each chunk of a contribution; their tree root is what READY commits to."""
+    """Return the hash of each chunk of a contribution; their tree root is the commitment in READY."""
     return [chunk_hash(data[span.encoded]) for span in layout]
 
 
 def assign_owners(
     tip: Hash, members: Sequence[PeerId], chunks: int, bandwidths: Sequence[float] = (), most: int | None = None
 ) -> bytes:
-    """One byte a chunk: the index of its owner.
+    """Return one byte a chunk: the index of its owner.
 
-    bandwidths: bytes a second of each member, the less of up and down; 0 where it is not known.  most: chunks that one
-    member may own.  The chunks of an owner are spread evenly; the order starts at a place drawn by the tip, so the odd
-    chunks do not always fall to the same peer.
+    bandwidths: bytes a second of each member, the lower of up and down; 0 if not known.  most: chunks that one member may
+    own.  The chunks of an owner are spread evenly; the order starts at a place drawn by the tip, so the odd chunks do not
+    always fall to the same peer.
     """
     first = int.from_bytes(hash_bytes("owners", tip)[:4], "big") % len(members)
     order = [(first + place) % len(members) for place in range(len(members))]
@@ -51,9 +51,10 @@ def assign_owners(
 
 
 def share_out(bandwidths: Sequence[float], chunks: int, most: int | None = None) -> list[int]:
-    """How many chunks each member owns, so that the slowest is done as early as can be.
+    """Return the number of chunks that each member owns, so that the slowest is done as early as possible.
 
-    bandwidths: bytes a second of each member, 0 where it is not known.  most: of one member, no less than an equal share.
+    bandwidths: bytes a second of each member, 0 if not known.  most: chunks that one member may own, at least an equal
+    share.
     """
     members, known = len(bandwidths), sorted(bandwidth for bandwidth in bandwidths if bandwidth > 0)
     if members <= 2 or chunks < 2 * members or not known or known[-1] <= ALIKE * known[0]:
@@ -61,7 +62,7 @@ def share_out(bandwidths: Sequence[float], chunks: int, most: int | None = None)
     median = known[len(known) // 2]
     speeds = [min(bandwidth, LARGEST * median) if bandwidth > 0 else median for bandwidth in bandwidths]
     counts = [0] * members
-    loads = [(chunks + members - 2) / speed for speed in speeds]  # of one chunk more, in chunks' time
+    loads = [(chunks + members - 2) / speed for speed in speeds]  # with one chunk more, in the time of a chunk
     heap = [(load, place) for place, load in enumerate(loads)]
     heapify(heap)
     for _ in range(chunks):
@@ -73,12 +74,12 @@ def share_out(bandwidths: Sequence[float], chunks: int, most: int | None = None)
 
 
 def plan_hash(plan: Plan) -> Hash:
-    """The hash of a plan: the name of its exchange."""
+    """Return the hash of a plan, which names its exchange."""
     return hash_bytes("plan", plan.encode())
 
 
 def takeover_order(plan: Hash, chunk: int, members: Sequence[PeerId], owner: PeerId) -> list[PeerId]:
-    """The owner of a chunk, then its successors in rendezvous order."""
+    """Return the owner of a chunk, then its successors in rendezvous order."""
     others = [peer for peer in members if peer != owner]
     others.sort(key=lambda peer: hash_bytes("takeover", plan + chunk.to_bytes(4, "big") + peer.encode()))
     return [owner, *others]

@@ -13,13 +13,13 @@ from protocol.wire.identity import PeerId
 from protocol.wire.messages import Plan, Provenance
 
 # ------------------------------------------------------------------------------------------------------------------------
-# The chunks that a member has to give: the parts of its own contribution, and the results it holds.
+# Chunks that a member has to give: the parts of its own contribution, and the results that it holds.
 
 
 class OwnParts:
     """Our contribution, cut into one part a chunk.
 
-    contribution: codec bytes.  leaves: the hash of each part; their tree root is what our READY commits to.
+    contribution: codec bytes.  leaves: the hash of each part; their tree root is the commitment in our READY.
     """
 
     def __init__(self, contribution: memoryview, leaves: Sequence[Hash], layout: Layout) -> None:
@@ -27,16 +27,16 @@ class OwnParts:
         self._proofs = tree_proofs(leaves)
 
     def __getitem__(self, chunk: int) -> memoryview:
-        """The codec bytes of a part."""
+        """Return the codec bytes of a part."""
         return self._contribution[self._layout[chunk].encoded]
 
     def proof(self, chunk: int) -> list[bytes]:
-        """The tree proof of a part."""
+        """Return the tree proof of a part."""
         return [*self._proofs[chunk]]
 
 
 class Results:
-    """The averages that we hold, each at its place in the result buffer, with the statement of the owner that signed it.
+    """Averages that we hold, each at its place in the result buffer, with the statement of the owner that signed it.
 
     buffer: writable, as long as a contribution.  After `release` it belongs to the caller and is not touched any more.
     """
@@ -52,7 +52,7 @@ class Results:
         return None if self.released else self._buffer
 
     def __getitem__(self, chunk: int) -> memoryview:
-        """The codec bytes of an average."""
+        """Return the codec bytes of an average."""
         return self._buffer[self._layout[chunk].encoded]
 
     def put(self, chunk: int, average: memoryview, statement: Envelope) -> None:
@@ -61,15 +61,15 @@ class Results:
         self.statements[chunk] = statement
 
     def has(self, chunk: int) -> bool:
-        """Whether the average of this chunk can be read and sent."""
+        """Return True if the average of this chunk can be read and sent."""
         return not self.released and chunk in self.statements
 
     def release(self) -> None:
-        """Leave the buffer to somebody else for good."""
+        """Leave the buffer to the caller for good."""
         self.released = True
 
     def provenance(self, plan: Plan) -> Provenance:
-        """The signer and the signature of each chunk, once all are here."""
+        """Return the signer and the signature of each chunk, once all are here."""
         members = [PeerId(member.peer) for member in plan.members]
         statements = [self.statements[chunk] for chunk in range(len(plan.owners))]
         return Provenance(
@@ -83,22 +83,22 @@ class Results:
 
 
 PART_BUFFERS = 64
-"""Parts of other members that may wait for their chunk's average, and spare buffers kept of each size."""
+"""Parts of other members that may wait for their chunk's average, and spare buffers that are kept of each size."""
 
 
 def share_of_buffers(senders: int) -> int:
-    """How many of a receiver's buffers each of its senders may fill at a time."""
+    """Return how many of a receiver's buffers each of its senders may fill at a time."""
     return max(1, PART_BUFFERS // max(1, senders))
 
 
 class BufferPool:
-    """Buffers of a chunk's size, used again: to allocate fresh memory costs as much as to fill it."""
+    """Pool of reusable chunk buffers: to allocate fresh memory costs as much as to fill it."""
 
     def __init__(self) -> None:
         self._spare: dict[int, list[memoryview]] = {}
 
     def take(self, size: int) -> memoryview:
-        """A writable buffer of `size` bytes; what is in it is undefined."""
+        """Return a writable buffer of `size` bytes with undefined content."""
         spare = self._spare.get(size)
         return spare.pop() if spare else memoryview(bytearray(size))
 
@@ -112,7 +112,7 @@ class BufferPool:
 class WaitingParts:
     """Parts of other members that wait for their chunk's average, by chunk and sender.
 
-    `PART_BUFFERS` in all are shared equally among the senders; a sender that has used up its share waits.
+    The `PART_BUFFERS` buffers are shared equally among the senders; a sender that has used up its share waits.
     """
 
     def __init__(self, senders: Sequence[PeerId], pool: BufferPool) -> None:
@@ -130,11 +130,11 @@ class WaitingParts:
         return self._parts[key]
 
     def takes_from(self, peer: PeerId) -> bool:
-        """Whether `peer` is one of the senders."""
+        """Return True if `peer` is one of the senders."""
         return peer in self._arriving
 
     async def reserve(self, peer: PeerId) -> None:
-        """Wait until `peer` has a buffer left of its share, and count one as arriving."""
+        """Wait until `peer` has a buffer left of its share, and count one part as arriving."""
         self._held[peer] += 1
         try:
             while self._arriving[peer] + sum(sender == peer for _, sender in self._parts) >= self._share:
@@ -144,11 +144,11 @@ class WaitingParts:
         self._arriving[peer] += 1
 
     def held(self) -> list[PeerId]:
-        """The senders that wait for room."""
+        """Return the senders that wait for a buffer."""
         return [peer for peer, pushes in self._held.items() if pushes]
 
     def arrived(self, peer: PeerId) -> None:
-        """A part that `reserve` counted is complete, or broke off."""
+        """Release the reservation of a part that is complete or broke off."""
         self._arriving[peer] -= 1
         self.wake_senders()
 
@@ -157,12 +157,12 @@ class WaitingParts:
         self._parts[chunk, peer] = part
 
     def drop(self, chunk: int) -> None:
-        """Free the buffers of this chunk's parts: nothing reads them any more."""
+        """Free the buffers of this chunk's parts, which nothing reads any more."""
         for key in [key for key in self._parts if key[0] == chunk]:
             self._pool.give(self._parts.pop(key))
         self.wake_senders()
 
     def wake_senders(self) -> None:
-        """Let those who wait for room look again."""
+        """Let senders that wait for a buffer check again."""
         self._room.set()
         self._room = trio.Event()

@@ -1,4 +1,4 @@
-"""The events of the exchange machine.  A chunk is one of the plan's, except in `Asked`."""
+"""The events of the exchange machine.  A chunk is one of the plan's chunks, except in `Asked`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class SendResult:
 
 @dataclass(frozen=True)
 class Reduce:
-    """Average these members' parts of a chunk (indices in the plan, ascending), then say `Averaged`."""
+    """Average these members' parts of a chunk (indices in the plan, ascending), then report `Averaged`."""
 
     chunk: int
     members: tuple[int, ...]
@@ -45,14 +45,14 @@ class Ask:
 
 @dataclass(frozen=True)
 class Lost:
-    """This member is not waited for any more."""
+    """Stop waiting for this member."""
 
     peer: PeerId
 
 
 @dataclass(frozen=True)
 class Done:
-    """All results are here."""
+    """Report that all results are here."""
 
 
 ExchangeEffect = SendPart | SendResult | Reduce | Ask | Lost | Done
@@ -63,19 +63,19 @@ ExchangeEffect = SendPart | SendResult | Reduce | Ask | Lost | Done
 
 @dataclass(frozen=True)
 class Started:
-    """Our own contribution may be sent."""
+    """Start of the exchange: our own contribution may be sent."""
 
 
 @dataclass(frozen=True)
 class Heard:
-    """Bytes of a push are coming from this peer."""
+    """Start of a push from this peer: its bytes are coming."""
 
     peer: PeerId
 
 
 @dataclass(frozen=True)
 class Moving:
-    """More bytes of a push have come from this peer; or it has a push for which we have no room yet (`held`)."""
+    """Progress of a push: more bytes have come from this peer, or its push still waits for a buffer here (`held`)."""
 
     peer: PeerId
     held: bool
@@ -83,7 +83,7 @@ class Moving:
 
 @dataclass(frozen=True)
 class PartArrived:
-    """A verified part, of a member.  From one that takes us for the owner of a chunk we have, it asks for the result."""
+    """A verified part of a member.  If we have that chunk's result, the sender takes us for the owner and wants it."""
 
     peer: PeerId
     chunk: int
@@ -93,7 +93,8 @@ class PartArrived:
 class ResultArrived:
     """A verified result, from its owner or from a member that passes it on.
 
-    A successor may get one that the dead owner made: who took it for the owner by sending a part waits for it.
+    A successor may get a result that the dead owner made.  Members that took the successor for the owner, and sent it their
+    parts, wait for that result.
     """
 
     peer: PeerId
@@ -104,7 +105,7 @@ class ResultArrived:
 
 @dataclass(frozen=True)
 class SignedEarly:
-    """A member signed a result out of turn: it gave up an owner for which we still wait."""
+    """A result that a member signed out of turn: it gave up an owner for which we still wait."""
 
     signer: PeerId
     chunk: int
@@ -112,7 +113,7 @@ class SignedEarly:
 
 @dataclass(frozen=True)
 class Averaged:
-    """Our average of a chunk is complete."""
+    """Our own average of a chunk, now complete."""
 
     chunk: int
     entry: ChunkEntry
@@ -120,7 +121,7 @@ class Averaged:
 
 @dataclass(frozen=True)
 class Asked:
-    """A successor asks for the result of a chunk, or for our part.  The chunk is as it was asked for: unchecked."""
+    """A successor's request for the result of a chunk, or for our part.  The chunk number is unchecked."""
 
     peer: PeerId
     chunk: int
@@ -128,21 +129,21 @@ class Asked:
 
 @dataclass(frozen=True)
 class PeerDead:
-    """Membership takes this peer for dead."""
+    """Death of this peer, as membership judges."""
 
     peer: PeerId
 
 
 @dataclass(frozen=True)
 class PeerBack:
-    """A peer is heard again: nobody waits for it, but it may have what we averaged."""
+    """Return of a peer: nobody waits for it, but it may have our averages."""
 
     peer: PeerId
 
 
 @dataclass(frozen=True)
 class Tick:
-    """Time has passed."""
+    """Passage of time."""
 
 
 ExchangeEvent = (

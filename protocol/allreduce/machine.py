@@ -1,21 +1,24 @@
-"""The butterfly all-reduce as a pure state machine: who sends which chunk to whom, and what a death changes.
+"""The butterfly all-reduce as a pure state machine: it decides which chunks go to which member, also after deaths.
 
-Every member sends its part of a chunk to the chunk's owner; the owner averages the parts it has from everybody who is
-not lost, in canonical order, and sends the result to all.
+Every member sends its part of a chunk to the chunk's owner.  The owner averages the parts of all members that are not lost,
+in canonical order, and sends the result to all.
 
 Policy
-* The owner of a chunk is the first in its takeover order that is not lost.  When an owner is lost, members send the parts
-  of its unfinished chunks, only those, to the next one; that one also asks for what it misses, and whoever is asked
-  answers with the result, if it holds one, else with its part.  Nothing else is sent again.
-* A member is lost when it is reported dead, when it owes us a part and nothing came from it for `stall_s` and `PACES` times
-  the pace of the others, or when it owes us a result and nothing came from it for twice that (an owner may itself be
-  waiting for somebody); not twice, when the owners of most chunks went on without it.  What counts as coming says `debts`.
-* A successor may have given up an owner before we do.  Its result is not taken until we do, too, but then asked for at once.
-* Who is never lost may still be late each time: what a member keeps us waiting for as an owner is counted (`delays`), and
-  how late its averages are beside those of other owners (`lateness`); `protocol.agreement.patience` remembers both.
-* An owner waits for late parts no longer than `wait_s`, and then averages without them: so who withholds its part from one
-  owner cannot make its averages so late that others lose it, which they do after `owner_s`.
-* Who is lost stays lost in this exchange: nobody waits for it any more.  What it still sends is taken.
+* The owner of a chunk is the first member in its takeover order that is not lost.  When an owner is lost, members send only
+  the parts of its unfinished chunks to the next one.  That one also asks for the parts that it misses, and a member that is
+  asked answers with the result if it holds one, else with its part.  Nothing else is sent again.
+* A member is lost when it is reported dead.  It is also lost when it owes us a part and nothing came from it for `stall_s`
+  plus `PACES` times the pace of the others, or when it owes us a result and nothing came from it for twice that (an owner
+  may itself be waiting for another member).  The time is not doubled if the owners of most chunks went on without it.
+  `Debts` says which bytes count.
+* A successor may have given up an owner before we do.  Its result is not taken until we give up that owner as well, but is
+  then requested at once.
+* A member that is never lost may still be late each time.  The time for which it keeps us waiting for its parts is counted
+  (`delays`), and so is the lateness of its averages beside those of other owners (`lateness`).
+  `protocol.agreement.patience` remembers both.
+* An owner waits for late parts no longer than `wait_s`, and then averages without them.  So a member that withholds its part
+  from one owner cannot make the owner's averages so late that others lose the owner, which they do after `owner_s`.
+* A lost member stays lost in this exchange: nobody waits for it any more.  Chunks that it still sends are taken.
 * The first valid result of a chunk is kept.  If two versions exist, the round's record decides (`adopt`).
 """
 
@@ -52,15 +55,18 @@ from protocol.wire.identity import PeerId
 from protocol.wire.messages import ChunkEntry, Plan, members_in
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Who owes us something in an exchange, since when, and when we last heard of it.
+# Debts in an exchange: the members that owe us something, since when, and when we last heard of each.
 #
-# A chunk may take long on a line that carries several at a time, so its bytes count as they come; but those of one chunk
-# only, until it is here and right: else whoever pushes rubbish would be waited for as long as it does.  Whoever has to wait
-# for a buffer here does not owe us what it could not send.
+# A chunk may take long on a line that carries several at a time, so its bytes count as they come.  Only bytes of one chunk
+# count until it is here and right: else a member that pushes rubbish would be waited for as long as it does.  A member that
+# has to wait for a buffer here does not owe us the parts that it could not send.
 
 
 class Debts:
-    """`now` is trio time.  chunk_s: bytes of one chunk count for so long (s)."""
+    """Debts of other members, and the last sign of life of each.
+
+    `now` is trio time.  chunk_s: seconds for which the bytes of one chunk count.
+    """
 
     def __init__(self, peers: Iterable[PeerId], now: float, chunk_s: float) -> None:
         self._heard, self._chunk_s, self._begun = dict.fromkeys(peers, now), chunk_s, now
@@ -71,92 +77,98 @@ class Debts:
         self._owing: dict[PeerId, float] = {}
 
     def announced(self, peer: PeerId, now: float) -> None:
-        """A peer began to push something.  That counts once; then only what arrives and is new."""
+        """Note that a peer began to push something.  That counts once; then only its arriving bytes and new chunks count."""
         if peer in self._heard and peer not in self._announced:
             self._announced[peer] = now
             self._heard[peer] = now
 
     def moving(self, peer: PeerId, now: float) -> None:
-        """More of what it began to push is here."""
+        """Note that more bytes of a peer's current push are here."""
         if now - max(self._announced.get(peer, -inf), self._delivered.get(peer, -inf)) < self._chunk_s:
             self._heard[peer] = now
 
     def held(self, peer: PeerId, now: float) -> None:
-        """A push of this peer waits for a buffer here, for which it is not to blame."""
+        """Note that a push of this peer waits for a buffer here: the peer is not to blame for that."""
         if peer in self._heard:
             self._heard[peer] = now
 
     def delivered(self, peer: PeerId, now: float) -> None:
-        """A peer delivered something new."""
+        """Note that a peer delivered something new."""
         if peer in self._heard:
             self._announced.pop(peer, None)
             self._heard[peer] = self._delivered[peer] = now
             self._first.setdefault(peer, now)
 
     def pace_s(self, peers: Collection[PeerId], most_s: float, now: float) -> float:
-        """How long it took until half of these delivered something; until they have, the time so far, `most_s` at most.
+        """Return the seconds until half of these peers delivered something; until then, the time so far, `most_s` at most.
 
-        On lines that carry large chunks to many at a time that is long, and so are honest silences.
+        The pace is slow on lines that carry large chunks to many peers at a time, and honest silences are as long.
         """
         first = sorted(self._first[peer] for peer in peers if peer in self._first)
         half = (len(peers) + 1) // 2
         return first[half - 1] - self._begun if 0 < half <= len(first) else min(now - self._begun, most_s)
 
     def overdue(self, owing: Mapping[PeerId, float], now: float) -> list[PeerId]:
-        """Those that have kept us waiting for too long, sorted.
+        """Return the peers that have kept us waiting for too long, sorted.
 
-        owing: everybody that owes us something now, and how long (s) it may be silent; patience begins with the debt.
+        owing: all peers that owe us something now, and how long (s) each may be silent; patience begins with the debt.
         """
         self._owing = {peer: self._owing.get(peer, now) for peer in owing}
         return sorted(peer for peer, patience in owing.items() if now - max(self._heard[peer], self._owing[peer]) > patience)
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Whom the owners of an exchange leave out of their averages: what gives nothing to anybody will give us nothing.
+# Members that the owners of an exchange leave out of their averages: a member that gives nobody its parts gives us none.
 
 
 class Omissions:
-    """Reads the masks of the averages that are here.  chunks: how many a contribution has."""
+    """Counter of the members left out, read from the masks of the averages that are here.
+
+    chunks: number of chunks of a contribution.
+    """
 
     def __init__(self, members: Sequence[PeerId], chunks: int) -> None:
         self._members, self._chunks = members, chunks
         self._without: dict[PeerId, dict[int, PeerId]] = {}
-        """Who left out whom, in which chunk."""
+        """For each member, the chunks whose average leaves it out, with the signer of each."""
 
     def note(self, signer: PeerId, chunk: int, entry: ChunkEntry) -> None:
-        """The average of a chunk by this member, with a mask that is well formed."""
+        """Take the average of a chunk by this member; its mask is well formed."""
         taken = members_in(entry.mask, len(self._members))
         for index, peer in enumerate(self._members):
             if index not in taken:
                 self._without.setdefault(peer, {}).setdefault(chunk, signer)
 
     def is_left_out(self, peer: PeerId) -> bool:
-        """Whether others average more than half of the chunks without this member, and are more than one.
+        """Return True if at least two others, together, average more than half of the chunks without this member.
 
-        Those of four or more electors that may lie own less than half (`protocol.agreement.policy`).  Members that are no
-        electors may own more; what they can do to an owner by this is no more than to take its double time.
+        Liars among four or more electors own less than half (`protocol.agreement.policy`).  Members that are no electors may
+        own more.  All they can do to an owner in this way is to halve its time.
         """
         signers = [signer for signer in self._without.get(peer, {}).values() if signer != peer]
         return 2 * len(signers) > self._chunks and len(set(signers)) > 1
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# How long each member kept us waiting in an exchange, though it was never silent for so long that it was lost.
+# Delays by each member in an exchange, although it was never silent for so long that it was lost.
 
 
 LONGEST_S = 1.0
-"""What counts between two looks: where we slept in between, nobody else is to blame for it."""
+"""Longest time (s) that counts between two ticks: if more passed, we slept, and no other member is to blame for it."""
 SPREAD = 0.5
-"""Of the time that most took since the exchange began: others may take so much more, for no two lines are equally fast.  It
-is nothing where exchanges are short beside the work, and half an exchange where they are long.  Clearly more than the
-difference that the shares of chunks do not make up for (`protocol.allreduce.assignment.ALIKE`)."""
+"""Fraction of the time taken by most members since the exchange began, by which others may be slower.
+
+No two lines are equally fast.  The time lost is nothing if exchanges are short beside the work, and half an exchange if they
+are long.  The fraction is clearly larger than the difference in bandwidth that the shares of chunks ignore
+(`protocol.allreduce.assignment.ALIKE`).
+"""
 
 
 class Due:
-    """When what the others owe is due: `SPREAD` later than most of us were, or would have been, done with giving it.
+    """Deadline for the debts of others: the time in which most of us gave theirs, or would have, plus `SPREAD` of it.
 
-    Most are held up where there is room for a part of it only.  Then the time in which they gave tells how long the whole
-    would have taken them.  begun: trio time.
+    Most members are held up if there is room for only a share of their debts.  The time in which they gave that share tells
+    how long the whole would have taken them.  begun: trio time.
     """
 
     def __init__(self, begun: float) -> None:
@@ -164,10 +176,13 @@ class Due:
         self._gave_s = 0.0
         self._most_gave = False
         self.at = begun
-        """When it is due; the beginning while most still give."""
+        """Trio time of the deadline; the beginning while most still give."""
 
     def has_come(self, most_gave: bool, share: float, now: float) -> bool:
-        """Whether it is due.  most_gave: all that they can now; share: that is so much of the whole, until now."""
+        """Return True if the deadline has come.
+
+        most_gave: True if most members gave all that they can now.  share: that amount as a fraction of the whole.
+        """
         if not self._most_gave:
             self._gave_s += now - self._looked_at
         self._most_gave, self._looked_at = most_gave, now
@@ -176,9 +191,9 @@ class Due:
 
 
 class Delays:
-    """seconds: of each member that delayed anything.  Several chunks that wait at a time count once.  `now` is trio time.
+    """Seconds for which each member delayed anything.  Several chunks that wait at a time count once.  `now` is trio time.
 
-    all_s: the seconds in which any of them did.
+    seconds: by member, for each that delayed anything.  all_s: the seconds in which any member did.
     """
 
     def __init__(self, now: float) -> None:
@@ -187,7 +202,7 @@ class Delays:
         self._looked_at = now
 
     def note(self, delaying: Collection[PeerId], now: float) -> None:
-        """Since the last look these members delayed something."""
+        """Note that these members delayed something since the last call."""
         passed, self._looked_at = min(now - self._looked_at, LONGEST_S), now
         self.all_s += passed if delaying else 0.0
         for peer in delaying:
@@ -195,22 +210,24 @@ class Delays:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Whose averages are late in an exchange: later than an honest owner's can be, beside those of other owners.
+# Late averages in an exchange: later than an honest owner's can be, beside the averages of other owners.
 
 
 class Ownership:
-    """Which member the plan gave which chunks.  owners: of each.  members: how many the plan has.  begun: trio time.
+    """Chunks that the plan gave to each member.
 
-    Others have had the time to average when all averages of more than half of those of the jury are here that own chunks,
-    these own more than half of what the jury owns, and `SPREAD` of the time that this took has passed since.  An honest
-    owner is among them, however early liars sign: these are fewer, and own less than half
-    (`protocol.agreement.policy`).  Who owns nothing, or little, makes nobody look late, and an owner of more than those
-    have gets so much more time as it has more to send.  (That all our own averages are made tells nothing: those of others
-    may still be on their lines.)
+    owners: the owner of each chunk.  members: number of members in the plan.  begun: trio time.
 
-    An honest owner averages when it has all parts, or has waited for the late ones as long as it may
-    (`ExchangeMachine.wait_s`), for the fair time at least.  So where the lines of honest members differ by no more than
-    that, another honest owner has their parts by then, too, and only waits for late ones: for a time that is bounded.
+    Others have had the time to average if three things hold.  All averages are here of more than half of the owners in the
+    jury.  These owners own more than half of the jury's chunks.  `SPREAD` of the time that this took has passed since.  An
+    honest owner is among them, however early liars sign: liars are fewer, and own less than half
+    (`protocol.agreement.policy`).  Members that own nothing, or little, make nobody look late.  An owner with more chunks
+    than these owners gets more time in proportion to its load.  (It tells nothing that all our own averages are made:
+    averages of others may still be on their lines.)
+
+    An honest owner averages when it has all parts, or has waited for late parts as long as it may
+    (`ExchangeMachine.wait_s`), which is at least the fair time.  So if the lines of honest members differ by no more than
+    that, another honest owner has their parts by then as well.  It waits only for late parts, and for a bounded time.
     """
 
     def __init__(self, owners: Sequence[PeerId], members: int, begun: float) -> None:
@@ -219,12 +236,15 @@ class Ownership:
         for chunk, peer in enumerate(owners):
             self._chunks.setdefault(peer, []).append(chunk)
         self._reference: tuple[float, float] | None = None
-        """When (s) the averages of more than half were here, and the mean load of their owners."""
+        """Seconds until the averages of more than half were here, and the mean load of their owners."""
 
     def late(
         self, here: Collection[int], jury: Collection[PeerId], owner: Callable[[int], PeerId], now: float
     ) -> set[PeerId]:
-        """Who is late.  here: chunks whose averages are.  owner: of a chunk now; a successor is not late."""
+        """Return the members whose averages are late.
+
+        here: chunks whose averages are here.  owner: returns the present owner of a chunk; a successor is not late.
+        """
         missing = {peer: [chunk for chunk in chunks if chunk not in here] for peer, chunks in self._chunks.items()}
         if self._reference is None:
             self._reference = self._refer(missing, jury, now)
@@ -247,45 +267,47 @@ class Ownership:
         if self._reference is None:
             return False
         took_s, load = self._reference
-        most = max(load, self._load(len(self._chunks[peer])))  # who owns less may have a slower line
+        most = max(load, self._load(len(self._chunks[peer])))  # an owner of less may have a slower line
         return (now - self._begun) * load >= (1 + SPREAD) * took_s * most
 
     def _load(self, chunks: int) -> int:
-        """What an owner of so many sends, and receives, in chunks (`protocol.allreduce.assignment`)."""
+        """Return the chunks that an owner of so many sends, and receives (`protocol.allreduce.assignment`)."""
         return self._all + (self._members - 2) * chunks
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Who averages each chunk, and who does when its owner is lost.
+# Succession to a chunk: its owner, and the member that averages it when the owner is lost.
 
 
 class Succession:
-    """The owner of a chunk is the first in its takeover order that is waited for; we are, when nobody else is left."""
+    """Present owner of each chunk: the first member in its takeover order that is waited for, or we if none is left."""
 
     def __init__(self, me: PeerId, plan: Plan, members: Sequence[PeerId]) -> None:
         self._me, self._name, self._members = me, plan_hash(plan), members
         self._orders = [[members[owner]] for owner in plan.owners]
-        """The takeover order of each chunk; the planned owner alone, as long as that is enough."""
+        """Takeover order of each chunk; only the planned owner, as long as that is enough."""
         self.lost: dict[PeerId, None] = {}
-        """Members that are waited for no more, in this exchange."""
+        """Members that are not waited for any more in this exchange."""
         self.shares: dict[PeerId, float] = {}
-        """The part of the time that members get who kept earlier exchanges waiting; others get all of it.  With 0 a member
-        is not waited for at all: what it gives counts if it is here in time."""
+        """Fraction of the time for each member that kept earlier exchanges waiting; others get all of it.
+
+        A member with 0 is not waited for at all: its chunks count if they are here in time.
+        """
 
     def share(self, peer: PeerId) -> float:
-        """The part of the time that this member gets."""
+        """Return the fraction of the time that this member gets."""
         return self.shares.get(peer, 1.0)
 
     def is_awaited(self, peer: PeerId) -> bool:
-        """Whether anybody waits for what this member gives."""
+        """Return True if others wait for the chunks of this member."""
         return peer not in self.lost and self.share(peer) > 0
 
     def planned(self, chunk: int) -> PeerId:
-        """The member that the plan gave this chunk."""
+        """Return the member that the plan gave this chunk."""
         return self._orders[chunk][0]
 
     def owner(self, chunk: int) -> PeerId:
-        """The member that averages this chunk now."""
+        """Return the member that averages this chunk now."""
         order = self._orders[chunk]
         if order[0] not in self.lost:
             return order[0]
@@ -294,12 +316,14 @@ class Succession:
         return next((peer for peer in order if self.is_awaited(peer)), self._me)
 
     def is_in_line(self, peer: PeerId, chunk: int) -> bool:
-        """Whether this member owns the chunk, or follows an owner that was lost."""
+        """Return True if this member owns the chunk, or follows an owner that was lost."""
         return peer in self._orders[chunk]
 
     def may_sign(self, peer: PeerId, chunk: int) -> bool:
-        """Whether this member averages the chunk now, or did before we gave it up: the others would come first with less
-        than the owner has."""
+        """Return True if this member averages the chunk now, or did before we gave it up.
+
+        Later successors may not sign: their averages would come first, with fewer parts than the owner has.
+        """
         owner = self.owner(chunk)
         order = self._orders[chunk]
         return peer == owner or peer in order[: order.index(owner)]
@@ -309,22 +333,25 @@ class Succession:
 
 
 OWNER_SHARE = 0.2
-"""The least part of the time for an owner: the plan has given it chunks, and others may wait for it."""
+"""Smallest fraction of the time for an owner: the plan has given it chunks, and others may wait for it."""
 CHUNK_TIMES = 6.0
-"""Times `stall_s` for which the bytes of one chunk are a sign of life: a line may carry several at a time."""
+"""Multiple of `stall_s` for which the bytes of one chunk are a sign of life: a line may carry several chunks at a time."""
 PACES = 3.0
-"""Times the pace of an exchange that a member may be silent beyond `stall_s`: what half of the jury took for one chunk."""
+"""Multiple of the exchange's pace for which a member may be silent beyond `stall_s`.
+
+The pace is the time that half of the jury took for one chunk.
+"""
 RESULT_PATIENCE = 2.0
-"""Times as long that an owner may be silent while it owes a result."""
+"""Factor by which an owner may be silent longer while it owes a result."""
 ASK_EVERY_S = 2.0
-"""Seconds between two rounds of questions for what a successor misses."""
+"""Seconds between two rounds of requests for the parts that a successor misses."""
 
 
 class ExchangeMachine:
-    """One member's view of the exchange of `plan`: what it holds, who is lost, and what follows from each event.
+    """One member's view of the exchange of `plan`: the chunks it holds, the lost members, and the effects of each event.
 
     name: the hash of the plan.  entries: the index entries of the results that are here, by chunk.  `now` is trio time.
-    stall_s: how long a member may be silent that owes us a part, where lines are quick.
+    stall_s: seconds for which a member that owes us a part may be silent if lines are quick.
     """
 
     def __init__(self, me: PeerId, plan: Plan, stall_s: float, now: float) -> None:
@@ -338,17 +365,20 @@ class ExchangeMachine:
         self.stalled: dict[PeerId, None] = {}
         """Members that were given up because they owed something for too long."""
         self.delays, self.jury = Delays(now), self.members
-        """jury: by the parts, or averages, of more than half of these we know who is late."""
+        """jury: the members by which we judge lateness: others are late once more than half of these gave theirs."""
         self.lateness, self._parts_due = Delays(now), Due(now)
         self._ownership = Ownership([self.members[owner] for owner in plan.owners], len(self.members), now)
         self.wait_s, self.owner_s = inf, dict[PeerId, float]()
-        """wait_s: for how long our averages may wait for late parts.  owner_s: how late the averages of others may be."""
+        """wait_s: how long our averages may wait for late parts.  owner_s: how late the averages of others may be."""
         self.left_out: dict[PeerId, None] = {}
-        """Members whose parts we do not wait for any more."""
+        """Members for whose parts we do not wait any more."""
         self._debts = Debts(self.members, now, CHUNK_TIMES * stall_s)
         self._omissions = Omissions(self.members, self.chunks)
         self._signed_early: dict[int, dict[PeerId, None]] = {}
-        """Of each chunk: who has signed a result out of turn.  Whoever passes it on may not have it; its signer does."""
+        """Members that signed a result out of turn, by chunk.
+
+        A member that passes the result on may not have it; its signer does.
+        """
         self._parts: dict[int, set[int]] = {}
         self._reducing: set[int] = set()
         self._sent: set[tuple[PeerId, int]] = set()
@@ -361,24 +391,24 @@ class ExchangeMachine:
 
     @property
     def chunks(self) -> int:
-        """How many chunks a contribution has."""
+        """Number of chunks of a contribution."""
         return len(self.plan.owners)
 
     @property
     def lost(self) -> Collection[PeerId]:
-        """Members that nobody waits for any more."""
+        """Members for which nobody waits any more."""
         return self.succession.lost.keys()
 
     def is_reducing(self, chunk: int) -> bool:
-        """Its parts are being averaged."""
+        """Return True if the parts of this chunk are being averaged."""
         return chunk in self._reducing
 
     def owner(self, chunk: int) -> PeerId:
-        """The member that averages this chunk now."""
+        """Return the member that averages this chunk now."""
         return self.succession.owner(chunk)
 
     def waiting_for(self) -> list[PeerId]:
-        """Members that the missing results wait for, sorted: owners, and members that owe us parts."""
+        """Return the members that the missing results wait for, sorted: owners, and members that owe us parts."""
         peers: dict[PeerId, None] = {}
         for chunk in range(self.chunks):
             if chunk not in self.entries and self.owner(chunk) != self.me:
@@ -388,19 +418,19 @@ class ExchangeMachine:
         return sorted(peers)
 
     def lacks(self, arrived: PartArrived | ResultArrived) -> bool:
-        """Whether this is a result that we do not have, or a part without which one was not made yet."""
+        """Return True if this is a result that we do not have, or a part that we lack for a result not made yet."""
         if arrived.chunk in self.entries:
             return False
         return isinstance(arrived, ResultArrived) or self._index[arrived.peer] not in self._parts.get(arrived.chunk, ())
 
     def adopt(self, index: Sequence[ChunkEntry]) -> list[int]:
-        """The chunks in which we hold nothing, or another version than the record's."""
+        """Return the chunks of which we hold no version, or another version than the record's."""
         return [chunk for chunk, entry in enumerate(index) if self.entries.get(chunk) != entry]
 
     # -- events -------------------------------------------------------------------------------------------------------
 
     def handle(self, event: ExchangeEvent, now: float) -> list[ExchangeEffect]:
-        """Take an event; returns the actions that follow from it, to be performed in this order."""
+        """Take an event and return the effects that follow from it, in the order in which they are to be performed."""
         match event:
             case Started():
                 return [effect for chunk in range(self.chunks) for effect in self._turn_to_owner(chunk)]
@@ -497,7 +527,7 @@ class ExchangeMachine:
     # -- the inside ---------------------------------------------------------------------------------------------------
 
     def _turn_to_owner(self, chunk: int) -> list[ExchangeEffect]:
-        """Give our part of a chunk to whoever owns it now."""
+        """Give our part of a chunk to its present owner."""
         owner = self.owner(chunk)
         if owner == self.me:
             self._parts.setdefault(chunk, set()).add(self._index[self.me])
@@ -509,7 +539,10 @@ class ExchangeMachine:
         return [SendPart(owner, chunk)]
 
     def _asked_about(self, chunk: int) -> list[PeerId]:
-        """Who is asked for a chunk: by a successor, whose part it misses; by others, a successor that signed early."""
+        """Return the peers to ask for a chunk.
+
+        A successor asks the members whose parts it misses; other members ask a successor that signed early.
+        """
         owner = self.owner(chunk)
         if chunk in self.entries or owner == self.succession.planned(chunk):
             return []
@@ -523,7 +556,7 @@ class ExchangeMachine:
         return [peer for peer in awaited if self._index[peer] not in have]
 
     def _waiting(self) -> list[int]:
-        """Chunks of ours whose averages are not here, in the order in which their parts are sent to us."""
+        """Return our chunks whose averages are not here, in the order in which their parts are sent to us."""
         missing = [chunk for chunk in range(self.chunks) if chunk not in self.entries] if self.lost else []
         inherited = [
             chunk for chunk in missing if self.succession.planned(chunk) != self.me and self.owner(chunk) == self.me
@@ -531,15 +564,19 @@ class ExchangeMachine:
         return [chunk for chunk in self._planned if chunk not in self.entries] + inherited
 
     def _waits_for_others(self, peer: PeerId) -> bool:
-        """Whether a push of this peer that we have no room for waits for the parts of others: it gave its own one of the
-        chunk that is averaged next."""
+        """Return True if a push of this peer has no room here because parts of others are missing.
+
+        That is so if the peer gave its own part of the chunk that is averaged next.
+        """
         mine = self._waiting()
         return bool(mine) and self._index[peer] in self._parts.get(mine[0], ())
 
     def _delaying(self, now: float) -> set[PeerId]:
-        """Members for whose parts alone we wait.  More than half of the jury gave their parts of all our chunks, or as many
-        as there is room for before an average is made; the others are due, and did not give the first one that those gave.
-        Before that they cost nothing, however far behind the others they are.
+        """Return the members for whose parts alone we wait.
+
+        First, more than half of the jury must have given their parts of all our chunks, or as many parts as there is room
+        for before an average is made.  Once the deadline of the others has come, they delay us if they did not give their
+        part of the first chunk that this majority gave.  Before that they cost nothing, however far behind they are.
         """
         mine = self._waiting()
         jury = {self._index[peer] for peer in self.jury}
@@ -558,7 +595,7 @@ class ExchangeMachine:
         if chunk in self.entries or chunk in self._reducing or self._missing(chunk):
             return []
         if self._index[self.me] not in self._parts.get(chunk, ()):
-            return []  # not started yet: our own part belongs to it
+            return []  # not started yet: our own part is missing
         self._reducing.add(chunk)
         return [Reduce(chunk, tuple(sorted(self._parts[chunk])))]
 
@@ -578,7 +615,7 @@ class ExchangeMachine:
 
     def _stalled(self, now: float) -> list[PeerId]:
         owners = {self.members[owner] for owner in self.plan.owners}
-        senders = {*self.jury} & ({*self.others} if self._planned else owners)  # who has something for us from the beginning
+        senders = {*self.jury} & ({*self.others} if self._planned else owners)  # who owes us something from the beginning
         silence_s = self._stall_s + PACES * self._debts.pace_s(senders, self._stall_s, now)
         parts, averages = dict[PeerId, float](), dict[PeerId, float]()
         for chunk in range(self.chunks):

@@ -1,4 +1,4 @@
-"""The messages of an exchange that are not signed statements: the header of a push, and a successor's question."""
+"""The messages of an exchange that are not signed statements: the header of a push, and a successor's request."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ChunkNumber = Annotated[int, Field(ge=0, lt=MAX_CHUNKS)]
 
 
 class PushHeader(Body):
-    """Says what a push carries: a part with its tree proof, or a result with its owner's statement.
+    """Header of a push, which carries a part with its tree proof, or a result with its owner's statement.
 
     plan: hash of the plan.  fragment: the plan's.  proof: sibling hashes from the part's leaf to the root; empty for a
     result.  statement: the owner's envelope around a `ChunkResult`; None for a part.
@@ -30,7 +30,7 @@ class PushHeader(Body):
 
 
 class ExchangeAsk(Body):
-    """Asks a member for the result of a chunk, or for its part.  plan: hash of the plan.  fragment: the plan's."""
+    """Request to a member for the result of a chunk, or for its part.  plan: hash of the plan.  fragment: the plan's."""
 
     plan: HashField
     fragment: FragmentNumber
@@ -39,12 +39,12 @@ class ExchangeAsk(Body):
 
 @lru_cache(maxsize=256)
 def read_header(raw: bytes) -> PushHeader:
-    """Decode the header of a push; remembered, for one push asks several times.  Raises `Malformed`."""
+    """Decode the header of a push; raise `Malformed` if that fails.  Cached, because one push asks several times."""
     return decode_body(PushHeader, raw, max_bytes=MAX_PUSH_HEADER_BYTES)
 
 
 def push_plan(header: bytes) -> Hash | None:
-    """The hash of the plan that a push belongs to; None when the header is malformed."""
+    """Return the hash of the plan that a push belongs to; None if the header is malformed."""
     try:
         return Hash(read_header(header).plan)
     except Malformed:

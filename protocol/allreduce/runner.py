@@ -1,11 +1,10 @@
-"""The exchange as it happens: the trio shell around `protocol.allreduce.machine.ExchangeMachine`.
+"""The trio shell around `protocol.allreduce.machine.ExchangeMachine`, which performs its effects.
 
-Performs what the machine decides: `Sender` pushes chunks, `Receiver` checks every byte that comes in, `Averager` averages
-in worker threads.
+`Sender` pushes chunks, `Receiver` checks every byte that comes in, `Averager` averages in worker threads.
 
-Memory: parts that wait for their chunk's average are limited to `buffers.PART_BUFFERS` in all, shared out equally among the
-senders.  Each sender sends in the same order, and no push starts while the one so many places before it is under way as a
-sender has buffers at the receiver: so the lowest unfinished chunk always finds room and nothing deadlocks.
+Memory: parts that wait for their chunk's average are limited to `buffers.PART_BUFFERS` in all, shared equally among the
+senders.  All senders send in the same order.  A sender that has n buffers at the receiver starts no push while the push n
+places before it is under way.  So the lowest unfinished chunk always finds room, and nothing deadlocks.
 """
 
 from __future__ import annotations
@@ -53,14 +52,14 @@ from protocol.wire.identity import PeerId
 from protocol.wire.messages import ChunkEntry, ChunkResult, Plan, Provenance, mask_of, members_in, unpack
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Events about an exchange for people and programs: its progress, and its time and bytes at the end.
+# Events about an exchange for people and programs: its progress, and at the end its time and bytes.
 
 
 PROGRESS_EVERY_S = 0.25
 
 
 class ProgressReport:
-    """Emits at most one `ExchangeProgress` in `PROGRESS_EVERY_S` until all results are here, then every one."""
+    """Progress reports: at most one `ExchangeProgress` in `PROGRESS_EVERY_S` until all results are here, then every one."""
 
     def __init__(self, machine: ExchangeMachine, emit: Callable[[Event], None]) -> None:
         self._machine, self._emit = machine, emit
@@ -69,11 +68,11 @@ class ProgressReport:
         self._shown = -1.0
 
     def complete(self) -> None:
-        """All results are here: the time that the exchange took is fixed."""
+        """Fix the time that the exchange took: all results are here."""
         self._seconds = trio.current_time() - self._begun
 
     def show(self) -> None:
-        """Say how far it is, unless that was said just now."""
+        """Emit the progress, unless it was emitted just now."""
         now = trio.current_time()
         if now - self._shown >= PROGRESS_EVERY_S or self._seconds is not None:
             self._shown = now
@@ -87,25 +86,25 @@ class ProgressReport:
             )
 
     def finish(self, up_bytes: int, down_bytes: int) -> None:
-        """The exchange ends here, with all results or without."""
+        """Emit the end of the exchange, with all results or without."""
         seconds = trio.current_time() - self._begun if self._seconds is None else self._seconds
         self._emit(ExchangeFinished(self._machine.plan.round, seconds, up_bytes, down_bytes))
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Pushes to other members: one queue a peer, several pushes under way in each.
+# Pushes to other members: one queue for each peer, with several pushes under way.
 
 
 PUSHES_AHEAD = 8
-"""Pushes to one peer that are on their way or wait for its answer: a long way is kept full, and trips are shared."""
+"""Pushes to one peer that are on their way or unanswered: they keep a long line full, and share its round trips."""
 PUSH_TIMEOUT_S = 60.0
 RETRY_S = 0.5
 REFUSALS = 6
-"""A part refused so often in a row is given up: the receiver has what it needs, or another plan."""
+"""Refusals after which a part is given up: the receiver has all that it needs, or another plan."""
 
 
 class Sender:
-    """Pushes parts and results in the order in which they were ordered.  up_bytes: headers and chunks delivered so far."""
+    """Sender of parts and results, in the order of its queues.  up_bytes: headers and chunks delivered so far."""
 
     def __init__(self, machine: ExchangeMachine, own: OwnParts, results: Results, network: Network) -> None:
         self.up_bytes = 0
@@ -117,7 +116,7 @@ class Sender:
         self._ordered: set[SendPart | SendResult] = set()
 
     def order(self, item: SendPart | SendResult) -> None:
-        """Queue a push; nothing if the same is queued, on its way or delivered."""
+        """Queue a push; do nothing if the same push is queued, on its way or delivered."""
         if item not in self._ordered:
             self._ordered.add(item)
             self._queues[item.to].append(item)
@@ -149,7 +148,7 @@ class Sender:
             over.set()
 
     async def _push_until_over(self, item: SendPart | SendResult) -> bool:
-        """Push until it is there, refused for good, or the peer is lost.  Whether it is there."""
+        """Push until the chunk is delivered, refused for good, or the peer is lost; return True if it is delivered."""
         if isinstance(item, SendResult) and not self._results.has(item.chunk):
             return False  # the peer fetches it from the record's members
         header, data = self._header(item).encode(), (self._own if isinstance(item, SendPart) else self._results)[item.chunk]
@@ -180,13 +179,13 @@ class Sender:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# The average of a chunk, as its owner computes it, and the examination of every chunk that arrives.
+# Average of a chunk, as its owner computes it, and examination of every chunk that arrives.
 #
 # The functions that read whole chunks are for worker threads.
 
 
 class Averager:
-    """Averages the chunks that we own, signs the averages and puts them among the results."""
+    """Averager of the chunks that we own, which signs the averages and puts them among the results."""
 
     def __init__(
         self,
@@ -205,7 +204,7 @@ class Averager:
         self._offload, self._rule = offload, rule
 
     async def reduce(self, effect: Reduce) -> Averaged | None:
-        """Average one chunk; None when a result from somebody else came first."""
+        """Average one chunk; return None if a result from another member came first."""
         machine, chunk, span = self._machine, effect.chunk, self._layout[effect.chunk]
         if chunk in machine.entries:
             self._parts.drop(chunk)
@@ -225,29 +224,29 @@ class Averager:
 
 
 def average(rule: Rule, parts: Sequence[memoryview], weights: Sequence[int], count: int, into: memoryview) -> Hash:
-    """Average `parts` of `count` values into `into`; returns its hash.  weights: the tokens of their members."""
+    """Average `parts` of `count` values into `into` and return its hash.  weights: the tokens of their members."""
     aggregate(rule, parts, weights, count, into)
     return chunk_hash(into)
 
 
 def examine(count: int, data: memoryview) -> tuple[Hash, bool]:
-    """The hash of a chunk of `count` values, and whether all of them are finite."""
+    """Return the hash of a chunk of `count` values, and True if all of them are finite."""
     return chunk_hash(data), is_sane(data, count)
 
 
 def entry_of(hash: Hash, members: Sequence[int], count: int) -> ChunkEntry:
-    """The index entry of a chunk averaged over these members (indices in a plan of `count` members)."""
+    """Return the index entry of a chunk averaged over these members (indices in a plan of `count` members)."""
     return ChunkEntry(hash=hash, mask=mask_of(members, count))
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Pushes from other members: room for them, their checks, and where they go.
+# Pushes from other members: room for them, their checks, and the places of their chunks.
 
 
 class Receiver:
-    """Takes the pushes of one exchange.  down_bytes: headers and chunks taken so far.
+    """Receiver of the pushes of one exchange.  down_bytes: headers and chunks taken so far.
 
-    run: the run that statements are signed for.  emit: told of what is dropped.
+    run: the run for which statements are signed.  emit: gets an event for each chunk that is dropped.
     """
 
     def __init__(
@@ -266,12 +265,12 @@ class Receiver:
         self._moved: dict[PeerId, None] = {}
 
     def moving(self) -> list[Moving]:
-        """Whose bytes have come since the last call, and who waits for room here."""
+        """Return an event for each peer whose bytes came since the last call, and for each that waits for a buffer here."""
         moved, self._moved = self._moved, {}
         return [*(Moving(peer, held=False) for peer in moved), *(Moving(peer, held=True) for peer in self._parts.held())]
 
     async def open(self, peer: PeerId, raw: bytes, size: int) -> Landing | None:
-        """A buffer for a part or a result that we can use, else None; waits while the sender has its share of buffers.
+        """Return a buffer for a part or a result that we can use, else None; wait while the sender's share is full.
 
         raw: the header, known to be well formed.
         """
@@ -297,7 +296,7 @@ class Receiver:
         self._moved[peer] = None
 
     def _is_due(self, peer: PeerId, header: PushHeader) -> bool:
-        """Whether to take this result."""
+        """Return True if this result is to be taken."""
         machine = self._machine
         if header.chunk in machine.entries:
             return False
@@ -312,9 +311,9 @@ class Receiver:
         return True
 
     def finish(self, peer: PeerId, raw: bytes, landing: Landing | None) -> PartArrived | ResultArrived | None:
-        """The push that `open` accepted is complete; landing: None when it broke off.  Returns the event for the machine.
+        """Complete the push that `open` accepted, and return the event for the machine.
 
-        Raises `Offence` for what its sender should have seen to be wrong.
+        landing: None if the push broke off.  Raise `Offence` for a chunk that its sender should have seen to be wrong.
         """
         header = read_header(raw)
         if header.statement is None:
@@ -357,12 +356,12 @@ class Receiver:
             return None
         self._results.put(header.chunk, landing.buffer, envelope)
         self._pool.give(landing.buffer)
-        if not self._machine.is_reducing(header.chunk):  # else the averaging drops them when it is through
+        if not self._machine.is_reducing(header.chunk):  # else the averager drops them at its end
             self._parts.drop(header.chunk)
         return ResultArrived(peer, header.chunk, body.entry, signer)
 
     def _signed(self, header: PushHeader) -> tuple[PeerId, ChunkResult, Envelope]:
-        """Who signed the result that this header announces, and what; raises `Malformed`."""
+        """Return the signer of the result that this header announces, with the signed statement; raise `Malformed`."""
         assert header.statement is not None
         signer, body, envelope = unpack(header.statement, self._run)
         if not isinstance(body, ChunkResult) or signer not in self._machine.members:
@@ -381,10 +380,10 @@ ASK_TIMEOUT_S = 5.0
 
 
 class ExchangeRunner:
-    """Lives until its round ends: after it is `done` it goes on sending others what it owes them.
+    """Runner of one exchange until its round ends: after `done` is set it goes on sending the chunks that it owes others.
 
-    contribution: codec bytes of ours, `leaves` the hashes of its chunks.  result: writable buffer of the same size, complete
-    when `done` is set.  stall_s: how long a member may be silent that owes us something, where lines are quick.
+    contribution: our codec bytes; leaves: the hashes of its chunks.  result: writable buffer of the same size, complete when
+    `done` is set.  stall_s: seconds for which a member that owes us something may be silent if lines are quick.
     """
 
     def __init__(
@@ -415,7 +414,7 @@ class ExchangeRunner:
     # -- life ---------------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Exchange until cancelled; only then is it known what was sent, for others may want it after we have all."""
+        """Exchange until cancelled.  The bytes sent are known only then: others may want chunks after we have all."""
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
@@ -428,15 +427,15 @@ class ExchangeRunner:
                     self._handle(Tick())
                     await trio.sleep(TICK_S)
         finally:
-            self._nursery = None  # what is still on its way here starts nothing any more
+            self._nursery = None  # chunks still on their way here start nothing any more
             self._progress.finish(self._sender.up_bytes, self._receiver.down_bytes)
 
     def entries(self) -> tuple[ChunkEntry, ...]:
-        """The index of the result, once `done`."""
+        """Return the index of the result, once `done`."""
         return tuple(self.machine.entries[chunk] for chunk in range(self.machine.chunks))
 
     def provenance(self) -> Provenance:
-        """Signers and signatures of the chunks of the result, once `done`."""
+        """Return signers and signatures of the chunks of the result, once `done`."""
         return self._results.provenance(self.machine.plan)
 
     @property
@@ -446,40 +445,40 @@ class ExchangeRunner:
 
     @property
     def statements(self) -> Mapping[int, Envelope]:
-        """What the owners of the results that are here signed, by chunk."""
+        """Signed statements of the owners of the results that are here, by chunk."""
         return self._results.statements
 
     @property
     def result(self) -> memoryview | None:
-        """The averages that are here, each in its place; None once somebody else has the buffer."""
+        """Averages that are here, each in its place; None once the buffer is released."""
         return self._results.buffer
 
     def adopt(self, index: Sequence[ChunkEntry]) -> list[int]:
-        """From now on the result buffer is the caller's: these chunks of it are missing or another version."""
+        """Leave the result buffer to the caller, and return its chunks that are missing or another version."""
         self._results.release()
         return self.machine.adopt(index)
 
     # -- what happens -------------------------------------------------------------------------------------------------
 
     def peer_dead(self, peer: PeerId) -> None:
-        """Membership says so: nobody waits for it any more."""
+        """Stop waiting for a peer that membership takes for dead."""
         self._handle(PeerDead(peer))
 
     def peer_alive(self, peer: PeerId) -> None:
-        """A member that was lost is heard again."""
+        """Note that a lost member is heard again."""
         self._handle(PeerBack(peer))
 
     def asked(self, peer: PeerId, ask: ExchangeAsk) -> None:
-        """A successor asks for the result of a chunk, or our part; nothing, if it is of another fragment."""
+        """Answer a successor that asks for the result of a chunk, or our part; ignore requests for another fragment."""
         if ask.fragment == self.machine.plan.fragment:
             self._handle(Asked(peer, ask.chunk))
 
     async def open_push(self, peer: PeerId, header: bytes, size: int) -> Landing | None:
-        """As `Handlers.open_push` of the network."""
+        """Open a push, as `Handlers.open_push` of the network."""
         return await self._receiver.open(peer, header, size)
 
     def finish_push(self, peer: PeerId, header: bytes, landing: Landing | None) -> bool:
-        """As `Handlers.finish_push` of the network; whether the exchange lacked what has come."""
+        """Finish a push, as `Handlers.finish_push` of the network; return True if the exchange lacked its chunk."""
         arrived = self._receiver.finish(peer, header, landing)
         if arrived is None:
             return False

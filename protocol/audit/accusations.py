@@ -1,14 +1,15 @@
-"""Which accusations are looked into, in which order, and what that may cost.
+"""The pending accusations: their admission, their order and their cost.
 
 An accusation is a rumour that costs its author nothing and us a download.  So:
 
-* an accuser has one accusation pending, and accusers of one proof are one case: it is fetched once, from one of them at a
-  time, members of the chain first;
-* members and strangers have places of their own, and strangers a budget of bytes over all of them together;
-* a fetch has a deadline; who misses it gives up its place, and is not asked again for a while, longer each time;
-* who accuses falsely is not believed again.
+* An accuser has one accusation pending, and accusers of one proof are one case.  The proof is fetched once, from one of them
+  at a time, members of the chain first.
+* Members and strangers have places of their own, and all strangers together have a budget of bytes.
+* A fetch has a deadline.  An accuser that misses it gives up its place, and is not asked again for a while, longer each
+  time.
+* A peer that accuses falsely is not believed again.
 
-Pure but for trio's clock and waiting.  What a proof says is judged in `protocol.audit.ejection`.
+Pure but for trio's clock and waiting.  `protocol.audit.ejection` judges the proofs.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ from protocol.wire.messages import Accusation
 
 MEMBER_PLACES, MEMBER_BYTES = 4, 64 << 20
 STRANGER_PLACES, STRANGER_BYTES = 2, 16 << 20
-"""Proofs fetched at a time, and their bytes together; a larger proof of a stranger's is not fetched."""
+"""Proofs fetched at a time, and their bytes together; a stranger's proof that is larger is not fetched."""
 STRANGERS_BYTES_PER_S = 64 << 10
-"""Of all strangers' proofs together in the long run, after a burst of `STRANGER_BYTES`."""
+"""Bytes a second for the proofs of all strangers together in the long run, after a burst of `STRANGER_BYTES`."""
 MAX_PENDING = 64
-"""Strangers that wait; others are heard again.  Members are few."""
+"""Strangers that wait; others are heard again later.  Members need no limit, as they are few."""
 FETCH_S = 15.0
 SLOWEST_BYTES_PER_S = 512 << 10
-"""A proof takes `FETCH_S` at most, and what it takes at this rate."""
+"""Rate of the slowest fetch: a proof may take `FETCH_S`, plus its size at this rate."""
 SET_BACK_S = 30.0
 MAX_SET_BACK_S = 3600.0
 MAX_REMEMBERED = 4096
@@ -44,23 +45,23 @@ T = TypeVar("T")
 
 
 def deadline_s(size: int) -> float:
-    """How long the fetching of a proof of `size` bytes may take."""
+    """Return the seconds that the fetching of a proof of `size` bytes may take."""
     return FETCH_S + size / SLOWEST_BYTES_PER_S
 
 
 class Heard(Enum):
-    """What becomes of an accusation."""
+    """Outcome of hearing an accusation."""
 
     UNWANTED = "unwanted"
     JOINED = "joined"
-    """Another accuser in a case that is being looked into."""
+    """Another accuser joined a case that is being examined."""
     NEW = "new"
-    """To be looked into."""
+    """The case is new, and to be examined."""
 
 
 @dataclass
 class Lane:
-    """Room for so many fetches and bytes at a time; first come, first served."""
+    """Room for a number of fetches and bytes at a time; first come, first served."""
 
     places: int
     bytes: int
@@ -82,7 +83,7 @@ class Lane:
 
 @dataclass
 class Case:
-    """One claim, and the accusers that make it.  asked: the one whose turn it is."""
+    """One claim, and the accusers that make it.  asked: the accuser whose turn it is."""
 
     accusation: Accusation
     members: dict[PeerId, None] = field(default_factory=dict)
@@ -91,21 +92,21 @@ class Case:
     _turn: trio.CancelScope | None = None
 
     def add(self, accuser: PeerId, is_member: bool) -> None:
-        """Another accuser.  A member takes the turn of a stranger."""
+        """Add an accuser.  A member takes the turn of a stranger."""
         (self.members if is_member else self.strangers)[accuser] = None
         if is_member and self.asked in self.strangers and self._turn is not None:
             self._turn.cancel()
 
     def drop(self, accuser: PeerId) -> None:
-        """An accuser that has failed."""
+        """Remove an accuser that has failed."""
         self.members.pop(accuser, None)
         self.strangers.pop(accuser, None)
 
     @contextmanager
     def turn(self) -> Iterator[tuple[PeerId, bool] | None]:
-        """The next accuser and whether it is a member; None when none is left.
+        """Yield the next accuser, and True if it is a member; yield None if none is left.
 
-        Within, a member that joins the case ends a stranger's turn.
+        Within the context, a member that joins the case ends a stranger's turn.
         """
         self.asked = next(iter([*self.members, *self.strangers]), None)
         with trio.CancelScope() as self._turn:
@@ -114,7 +115,7 @@ class Case:
 
 
 class Accusations:
-    """The pending cases, and the memory of accusers."""
+    """Register of the pending cases, and memory of slow or lying accusers."""
 
     def __init__(self) -> None:
         self._cases: dict[Accusation, Case] = {}
@@ -125,7 +126,7 @@ class Accusations:
         self._set_back: dict[PeerId, tuple[float, float]] = {}
 
     def hear(self, accuser: PeerId, accusation: Accusation, *, is_member: bool) -> Heard:
-        """Take note of an accusation; when it is new, the caller looks into its case."""
+        """Take note of an accusation; if it is new, the caller examines its case."""
         if accuser in self._disbelieved or accuser in self._of:
             return Heard.UNWANTED
         if trio.current_time() < self._set_back.get(accuser, (0.0, 0.0))[0]:
@@ -155,7 +156,7 @@ class Accusations:
 
     @contextmanager
     def open(self, accusation: Accusation) -> Iterator[Case]:
-        """The case of an accusation that was heard as new; closed at the end."""
+        """Yield the case of an accusation that was heard as new, and close it at the end."""
         case = self._cases[accusation]
         try:
             yield case
@@ -165,18 +166,18 @@ class Accusations:
                 self._of.pop(accuser, None)
 
     def room(self, size: int, *, is_member: bool) -> AbstractAsyncContextManager[None]:
-        """A place to fetch in, as an asynchronous context."""
+        """Return a place to fetch in, as an asynchronous context."""
         return self._lanes[is_member].room(size)
 
     def failed(self, case: Case, accuser: PeerId) -> None:
-        """An accuser did not deliver: it is not asked for a while, twice as long as the last time."""
+        """Note that an accuser did not deliver: it is not asked for a while, twice as long as the last time."""
         self._release(case, accuser)
         _, patience = self._set_back.pop(accuser, (0.0, SET_BACK_S / 2))
         patience = min(2 * patience, MAX_SET_BACK_S)
         _remember(self._set_back, accuser, (trio.current_time() + patience, patience))
 
     def lied(self, case: Case, accuser: PeerId) -> None:
-        """An accuser delivered what is no proof: it is not believed again."""
+        """Note that an accuser delivered something that is no proof: it is not believed again."""
         self._release(case, accuser)
         _remember(self._disbelieved, accuser, None)
 

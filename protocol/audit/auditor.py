@@ -1,15 +1,15 @@
-"""Checking what others averaged, before we vote for it.
+"""Audit of the averages of other members, before we vote for them.
 
-What a record claims is compared with what our own exchange gave us.  Each chunk that we do not hold must be signed by a
-member of the plan; one averaged out of turn, while its owner lives, must be right, and so must those of a plan that
-we never heard of and that few have signed for.  Beyond that we average some chunks again from the members' own parts, which
-prove themselves against the roots in the plan, and compare to the bit:
+A record's averages are compared with the results of our own exchange.  Each chunk that we do not hold must be signed by a
+member of the plan.  A chunk averaged out of turn, while its owner lives, must be right.  So must the chunks of a plan that
+we never heard of and for which few have signed.  Beyond that we average some chunks again from the members' own parts, which
+prove themselves against the roots in the plan, and compare them to the bit:
 
-* chunks drawn by a signature that only we can make: nobody knows beforehand what we will look at;
-* chunks whose average is much larger than our own part: a destructive average is looked at by everybody.
+* chunks drawn by a signature that only we can make, so that nobody knows the choice beforehand;
+* chunks whose average is much larger than our own part, so that a destructive average is examined by every voter.
 
-A wrong average is proof against its signer; so are two averages of one chunk, one that our exchange received and another
-one that the record names (`contradictions`).  A chunk whose members are gone, or silent, cannot be checked.
+A wrong average is proof against its signer.  Two averages of one chunk are as well, if our exchange received one and the
+record names another (`contradictions`).  A chunk whose members are gone, or silent, cannot be checked.
 """
 
 from __future__ import annotations
@@ -42,12 +42,15 @@ from protocol.wire.messages import ChunkEntry, ChunkResult, Plan, Provenance, Re
 from protocol.wire.questions import SLICE_BYTES, PartReply, PartRequest
 
 SHARE = 50
-"""One chunk in so many times the members is drawn for an audit, and one at least: 1 to 3 % of an exchange's bytes."""
+"""Divisor of an audit: one chunk in `SHARE` times the number of members is drawn, and at least one.
+
+The cost is 1 to 3 % of an exchange's bytes.
+"""
 MAX_SUSPECTS = 3
 SIGNATURES_AT_ONCE = 256
-"""Checked in one go in a worker thread: a tenth of a millisecond each; an audit that is given up ends between two."""
+"""Signatures per call of a worker thread, at a tenth of a millisecond each; an audit can end between two calls."""
 SUSPICIOUS = 4.0
-"""An average so many times larger than our own part is looked at."""
+"""Ratio to our own part above which the size of an average makes it suspect."""
 MAX_OUT_OF_TURN = 8
 MAX_MEMBERS_AUDITED = 64
 """Parts of one chunk held at a time."""
@@ -56,21 +59,21 @@ MAX_REPLY_BYTES = SLICE_BYTES + 4096
 
 
 class OwnContribution(Protocol):
-    """Ours of this round.  data: its codec bytes, None before it is there."""
+    """Our own contribution of this round."""
 
     @property
     def data(self) -> memoryview | None:
-        """The codec bytes of our contribution; None before it is there."""
+        """Codec bytes of our contribution; None before it is there."""
 
     def part(self, root: Hash, chunk: int) -> tuple[list[bytes], memoryview] | None:
-        """A chunk with its tree proof; None when `root` is not its name."""
+        """Return a chunk with its tree proof; None if `root` is not the contribution's root."""
         ...
 
 
 class Unaccountable(Exception):
-    """Not to be voted for; the text says why.  evidence: proof that a member lied, if that is why.
+    """Refusal to vote for a record; the text gives the reason.  evidence: proof that a member lied, if that is the reason.
 
-    is_doubt: it may be right, and nobody showed it.
+    is_doubt: True if the record may be right, but nobody showed that it is.
     """
 
     def __init__(self, reason: str, evidence: WrongAverage | None = None, *, is_doubt: bool = False) -> None:
@@ -79,14 +82,14 @@ class Unaccountable(Exception):
 
 
 class Finding(Enum):
-    """What looking at one chunk gave, where it is no proof."""
+    """Outcome of the audit of one chunk, if it is no proof of a lie."""
 
     RIGHT = "right"
     UNKNOWN = "unknown"
 
 
 class Auditor:
-    """Audits for one round."""
+    """Auditor of one round."""
 
     def __init__(
         self, session: Session, replica: Replica, offload: Offload, membership: Membership, own: OwnContribution
@@ -103,10 +106,10 @@ class Auditor:
         proposer: PeerId | None,
         exchange: ExchangeRunner | None,
     ) -> None:
-        """Look at a record before voting for it.  exchange: ours of its plan.
+        """Audit a record before we vote for it; raise `Unaccountable`.
 
-        proposer: of the motion: what it averaged out of turn must be shown to be right; None to let pass what cannot be
-        checked.  Raises `Unaccountable`.
+        proposer: the proposer of the motion, whose averages out of turn must be shown to be right; None to accept averages
+        that cannot be checked.  exchange: our own exchange of the record's plan.
         """
         plan = plan_of(record, provenance)
         case = _Case(plan, plan_hash(plan), index, provenance)
@@ -117,7 +120,7 @@ class Auditor:
                 raise Unaccountable("a record with a chunk that nobody signed")
         drawn = self._draw(case)
         if exchange is None and not case.well_vouched():
-            out_of_turn = strange  # we know nothing of that plan: whoever stands for it alone may have made it up
+            out_of_turn = strange  # we know nothing of that plan: its few signers may have made it up
         else:
             out_of_turn = [chunk for chunk in strange if not self._in_turn(case, chunk, exchange)]
         outsized = await self._offload(self._outsized, sorted(held), exchange.result) if exchange is not None else []
@@ -135,9 +138,9 @@ class Auditor:
     async def contradictions(
         self, record: Record, index: Sequence[ChunkEntry], provenance: Provenance, exchange: ExchangeRunner | None
     ) -> list[TwoStatements]:
-        """Proof against the members that signed other averages in this record than those that our exchange received.
+        """Return proof against members that signed other averages in this record than our exchange received, one for each.
 
-        exchange: ours of the record's plan.  One proof of each member.  The record may be right all the same.
+        exchange: our own exchange of the record's plan.  The record may be right all the same.
         """
         if exchange is None:
             return []
@@ -156,8 +159,10 @@ class Auditor:
     async def inspect(
         self, record: Record, index: Sequence[ChunkEntry], provenance: Provenance, chunks: Sequence[int], result: memoryview
     ) -> None:
-        """Look at fetched chunks of a record before voting for it: one that is much larger than our own part must be
-        shown to be right, unless we averaged it ourselves.  Raises `Unaccountable`."""
+        """Audit fetched chunks of a record before we vote for it; raise `Unaccountable`.
+
+        A chunk that is much larger than our own part must be shown to be right, unless we averaged it ourselves.
+        """
         plan = plan_of(record, provenance)
         case = _Case(plan, plan_hash(plan), index, provenance)
         others = [chunk for chunk in chunks if case.signer(chunk) != self._session.me]
@@ -173,7 +178,7 @@ class Auditor:
                 )
 
     def _outsized(self, chunks: Iterable[int], result: memoryview | None) -> list[int]:
-        """Those of these chunks whose average is much larger than our own part, the worst first."""
+        """Return the chunks whose average is much larger than our own part, the worst first."""
         own, ratios = self._own.data, {}
         for chunk in chunks if own is not None and result is not None else ():
             span = self._layout[chunk]
@@ -192,7 +197,7 @@ class Auditor:
         return sorted(chunks, key=case.lot(self._seed(case)))[:count]
 
     def _in_turn(self, case: _Case, chunk: int, exchange: ExchangeRunner | None) -> bool:
-        """Whether the signer is the owner, or follows owners that are gone."""
+        """Return True if the signer is the owner, or follows owners that are gone."""
         owner = PeerId(case.plan.members[case.plan.owners[chunk]].peer)
         if case.signer(chunk) == owner:
             return True
@@ -235,7 +240,7 @@ class Auditor:
         return right == case.index[chunk].hash
 
     async def _gather(self, case: _Case, chunk: int, averaged: Sequence[int]) -> list[AveragedPart] | None:
-        """The parts of these members, in order; None when one is not to be had."""
+        """Return the parts of these members, in order; None if one of them cannot be fetched."""
         found: dict[int, AveragedPart] = {}
 
         async def fetch(member: int) -> None:
@@ -274,7 +279,7 @@ class Auditor:
 
 
 class _Case:
-    """A record under examination."""
+    """One record under audit."""
 
     def __init__(self, plan: Plan, name: Hash, index: Sequence[ChunkEntry], provenance: Provenance) -> None:
         self.plan, self.name, self.index, self.provenance = plan, name, index, provenance
@@ -284,20 +289,20 @@ class _Case:
         return self.members[self.provenance.signers[chunk]]
 
     def well_vouched(self) -> bool:
-        """Whether a majority of the members has signed chunks, as far as there are chunks."""
+        """Return True if the signers are a quorum of the members, or as many as there are chunks."""
         return len(set(self.provenance.signers)) >= min(quorum_size(len(self.members)), len(self.index))
 
     def statement(self, run: Hash, chunk: int) -> Envelope:
-        """The `ChunkResult` that the signature belongs to; unchecked."""
+        """Return the `ChunkResult` to which the signature belongs, unchecked."""
         body = ChunkResult(plan=self.name, chunk=chunk, entry=self.index[chunk])
         return rebuild(run, ChunkResult.KIND, self.signer(chunk), body.encode(), self.provenance.signatures[chunk])
 
     def lot(self, seed: bytes) -> Callable[[int], bytes]:
-        """The order in which `seed` draws chunks."""
+        """Return the sort key of the order in which `seed` draws chunks."""
         return lambda chunk: hash_bytes("audit lot", seed + chunk.to_bytes(4, "big"))
 
 
 def _size(data: memoryview, count: int) -> float:
-    """How large the values of a chunk are, judged by their scales alone."""
+    """Return the size of a chunk's values, judged by their scales alone."""
     scales, _ = codec_parts(data, count)
     return float(np.sqrt(np.mean(np.square(scales, dtype=np.float64))))

@@ -1,10 +1,10 @@
-"""Ejecting peers that are proven to have lied: proofs are persisted, announced, fetched and judged.
+"""Ejection of peers that are proven to have lied: proofs are persisted, announced, fetched and judged.
 
-Each peer judges for itself.  An accusation is a rumour with the name of a proof; a peer that hears it fetches the proof from
-an accuser (`protocol.audit.accusations`), judges it (`protocol.audit.evidence`), persists it and announces it in turn
+Each peer judges for itself.  An accusation is a rumour with the name of a proof.  A peer that hears it fetches the proof
+from an accuser (`protocol.audit.accusations`), judges it (`protocol.audit.evidence`), persists it and announces it in turn
 (`protocol.audit.ejection`).  So every honest peer ejects the same liars, and nobody is ejected by a majority's word.
 
-Some evidence is about a tip that we do not know yet: it is postponed until we do.
+Evidence about a tip that we do not know yet is postponed until we do.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ from protocol.wire.messages import Accusation
 from protocol.wire.questions import SLICE_BYTES, EvidenceRequest
 
 # ------------------------------------------------------------------------------------------------------------------------
-# When accusations are published: new ones soon, all of them again and again, and never many at once.
+# Publication of accusations: new ones soon, all of them again and again, and never many at once.
 #
-# Others take few messages a second of one author, heartbeats included: whoever sacrifices hundreds of keys must not make
-# us use that up.  Accusations of members go first.
+# Others take few messages a second from one author, heartbeats included.  An attacker that sacrifices hundreds of keys must
+# not make us use that up.  Accusations of members go first.
 
 
 AGAIN_S = 30.0
-"""Newcomers did not hear it."""
+"""Seconds until an accusation is published again, for newcomers that did not hear it."""
 SPACING_S = 2.0
-"""Between two accusations."""
+"""Seconds between two accusations."""
 
 
 @dataclass
@@ -62,7 +62,7 @@ class _Announcement:
 
 
 class Announcements:
-    """The accusations that we stand for."""
+    """Accusations that we stand for."""
 
     def __init__(self) -> None:
         self._of: dict[PeerId, _Announcement] = {}
@@ -72,16 +72,16 @@ class Announcements:
         return len(self._of)
 
     def add(self, accused: PeerId, envelope: Envelope, *, is_member: bool) -> None:
-        """A new accusation, to be published at once."""
+        """Add an accusation, to be published at once."""
         self._of[accused] = _Announcement(envelope, is_member, trio.current_time())
         self._changed.set()
 
     def remove(self, accused: PeerId) -> None:
-        """It is not announced any more."""
+        """Stop announcing the accusation of this peer."""
         self._of.pop(accused, None)
 
     async def _next(self) -> Envelope:
-        """Wait for the next one that is due, and put it off."""
+        """Wait for the next announcement that is due, and put it off."""
         while True:
             now = trio.current_time()
             first = min(self._of.values(), key=lambda each: (each.due > now, not each.is_member, each.due), default=None)
@@ -93,22 +93,22 @@ class Announcements:
                 await self._changed.wait()
 
     async def run(self, publish: Callable[[bytes], Awaitable[None]]) -> None:
-        """Publish what is due, until cancelled."""
+        """Publish due announcements, until cancelled."""
         while True:
             await publish((await self._next()).raw)
             await trio.sleep(SPACING_S)
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Evidence that cannot be judged yet: it is about a tip that is not in our chain, and may come to be.
+# Evidence that cannot be judged yet: its tip is not in our chain, but may come to be.
 #
-# Anybody can make up such evidence about keys of its own, so it is bounded; what is forgotten is announced again by its
-# accusers.  Evidence against peers of our chain goes first.
+# Any peer can make up such evidence about keys of its own, so its amount is limited.  Accusers announce forgotten evidence
+# again.  Evidence against peers of our chain goes first.
 
 
 MAX_POSTPONED = 16
 POSTPONED_BYTES = 16 << 20
-"""Of all of it together."""
+"""Bytes of all postponed evidence together."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class _Piece:
 
 
 class Postponed:
-    """Evidence by its name.  The oldest makes room, that against unknown peers first."""
+    """Postponed evidence by its name.  The oldest makes room, evidence against unknown peers first."""
 
     def __init__(self) -> None:
         self._pieces: dict[bytes, _Piece] = {}
@@ -131,7 +131,10 @@ class Postponed:
         return name in self._pieces
 
     def add(self, name: Hash, raw: bytes, tip: Tip, *, is_known: bool) -> bool:
-        """Whether it is kept.  tip: that it is about; is_known: the accused is in our chain."""
+        """Keep a piece of evidence, and return True if it is kept.
+
+        tip: the tip that the evidence is about.  is_known: True if the accused is in our chain.
+        """
         if name in self._pieces or len(raw) > POSTPONED_BYTES:
             return False
         size = len(raw) + sum(len(piece.raw) for piece in self._pieces.values())
@@ -144,7 +147,7 @@ class Postponed:
         return True
 
     def take(self, is_judged: Callable[[Tip], bool]) -> list[bytes]:
-        """The evidence about tips that can be judged now; it is kept no longer."""
+        """Remove and return the evidence about tips that can be judged now."""
         due = [name for name, piece in self._pieces.items() if is_judged(piece.tip)]
         return [self._pieces.pop(name).raw for name in due]
 
@@ -153,34 +156,34 @@ class Postponed:
 
 
 MAX_EJECTED = 256
-"""Liars remembered.  When they are more, those that never were in the chain are forgotten first, and members never."""
+"""Liars remembered.  If there are more, liars that never were in the chain are forgotten first, and members never."""
 KEPT_BYTES = 512 << 20
-"""Proofs on disk; later ones count until the next start, when they are heard again."""
+"""Bytes of proofs on disk.  Later proofs count only until the next start; then they are heard again."""
 
 
 class Ejections:
-    """The liars of a run, as proven to this peer.  They are not heard, waited for or served any more."""
+    """Liars of a run, as proven to this peer.  They are no longer heard, waited for or served."""
 
     def __init__(self, session: Session, replica: Replica, membership: Membership, offload: Offload) -> None:
         self._session, self._store, self._membership, self._offload = session, replica.store, membership, offload
         self._history, manifest = replica.history, replica.manifest
         self._law = Law(session.run, manifest.fragments, replica.layout, manifest.aggregation, manifest.rounds.max_members)
         self._verdicts: dict[PeerId, tuple[Verdict, Hash]] = {}
-        """With the names of the proofs, the oldest first."""
+        """Verdict and name of the proof for each liar, the oldest first."""
         self._accusations, self._announcements = Accusations(), Announcements()
         self._postponed = Postponed()
         self._judging = trio.Lock()
-        """One proof is in memory twice and thrice while it is judged."""
+        """Lock of the judge: a proof is in memory two or three times while it is judged."""
 
     def __contains__(self, peer: object) -> bool:
         return peer in self._verdicts
 
     def reason(self, peer: PeerId) -> str:
-        """What an ejected peer did."""
+        """Return the lie for which a peer was ejected."""
         return self._verdicts[peer][0].reason
 
     async def load(self) -> None:
-        """Judge again what lies on disk."""
+        """Judge the proofs on disk again."""
         for name in (await self._offload(self._store.evidence.names))[:MAX_EJECTED]:
             raw = await self._offload(self._store.evidence.load, name)
             if raw is None:
@@ -193,9 +196,9 @@ class Ejections:
                 self._session.emit(Notice("warning", f"a proof on disk proves nothing: {error}"))
 
     async def convict(self, evidence: Evidence) -> Verdict | None:
-        """We found proof ourselves: persist it, and announce it.
+        """Persist and announce a proof that we found ourselves, and return its verdict.
 
-        None when its author was ejected before, or when it proves nothing: it is made of what others sent.
+        Return None if its author was ejected before, or if it proves nothing: it is made of statements that others sent.
         """
         raw = encode_evidence(evidence)
         try:
@@ -206,7 +209,7 @@ class Ejections:
         return await self._eject(raw, verdict)
 
     async def look_again(self) -> None:
-        """Judge the postponed evidence whose tip we know by now."""
+        """Judge the postponed evidence whose tip is known by now."""
         for raw in self._postponed.take(lambda tip: self._history.base_at(*tip) is not None):
             try:
                 await self._eject(raw, await self._judge(raw))
@@ -216,7 +219,7 @@ class Ejections:
     # -- rumours ------------------------------------------------------------------------------------------------------
 
     def hear(self, accuser: PeerId, accusation: Accusation) -> Heard:
-        """Whether an accusation is wanted; a new one is then to be looked into."""
+        """Take note of an accusation.  `UNWANTED` means that it is ignored, `NEW` that the caller is to examine it."""
         if accusation.accused in (self._session.me, accuser) or accusation.accused in self or accuser in self:
             return Heard.UNWANTED
         if accusation.evidence in self._postponed:
@@ -226,7 +229,7 @@ class Ejections:
     async def look_into(self, accusation: Accusation) -> Verdict | None:
         """Fetch the proof from its accusers, one after another, and judge it.  accusation: heard as new.
 
-        None when nobody delivers a proof, or it is nothing new.  Never raises for what a peer sent.
+        Return None if nobody delivers a proof, or the proof is not new.  Nothing that a peer sent makes this raise.
         """
         with self._accusations.open(accusation) as case:
             while accusation.accused not in self:
@@ -240,7 +243,7 @@ class Ejections:
         return None
 
     async def _fetch_from(self, case: Case, accuser: PeerId, is_member: bool) -> bytes | None:
-        """The proof with the hash that the accuser named; None when it did not deliver, which it is set back for."""
+        """Return the proof with the hash that the accuser named; if it does not deliver, return None and set it back."""
         size = case.accusation.size
         try:
             async with self._accusations.room(size, is_member=is_member):
@@ -256,7 +259,7 @@ class Ejections:
         return None
 
     async def _judge_case(self, case: Case, accuser: PeerId, raw: bytes) -> Verdict | None:
-        """Judge a proof.  What proves nothing proves nothing for its other accusers."""
+        """Judge a proof.  If it proves nothing, all its accusers have lied."""
         accused = case.accusation.accused
         try:
             verdict = await self._judge(raw)
@@ -286,7 +289,7 @@ class Ejections:
         return bytes(raw)
 
     async def answer(self, data: bytes) -> bytes:
-        """A slice of a proof that we hold; raises `Refused`."""
+        """Return a slice of a proof that we hold; raise `Refused` if we do not hold it."""
         try:
             question = decode_body(EvidenceRequest, data, max_bytes=256)
         except Malformed as error:
@@ -297,13 +300,13 @@ class Ejections:
         return bytes(raw[question.offset : question.offset + question.length])
 
     async def announce(self) -> None:
-        """Publish accusations, and now and again all of them: newcomers did not hear them.  Until cancelled."""
+        """Publish our accusations again and again, because newcomers did not hear them, until cancelled."""
         await self._announcements.run(self._session.network.publish)
 
     # -- verdicts -----------------------------------------------------------------------------------------------------
 
     async def _judge(self, raw: bytes) -> Verdict:
-        """Raises `Malformed` for what proves nothing, and `UnknownTip` for what cannot be judged yet."""
+        """Judge a proof; raise `Malformed` if it proves nothing, and `UnknownTip` if it cannot be judged yet."""
         async with self._judging:
             evidence = await self._offload(decode_evidence, raw)
             needed = await self._offload(tip_needed, self._law, evidence)
@@ -318,7 +321,7 @@ class Ejections:
             self._session.emit(Notice("debug", f"evidence about a tip that we do not know yet: {error}"))
 
     async def _eject(self, raw: bytes, verdict: Verdict) -> Verdict | None:
-        """Persist the proof, and act on it.  None when its author was ejected before."""
+        """Persist the proof, and eject its author.  Return None if the author was ejected before."""
         if verdict.peer in self or not await self._make_room(verdict.peer):
             return None
         try:
@@ -332,7 +335,7 @@ class Ejections:
         return verdict
 
     async def _make_room(self, liar: PeerId) -> bool:
-        """Whether there is a place for `liar`, whom others may have to make room for."""
+        """Return True if there is a place for `liar`, for which a stranger's verdict may be dropped."""
         if len(self._verdicts) < MAX_EJECTED:
             return True
         strangers = [peer for peer in self._verdicts if not self._history.has_member(peer)]

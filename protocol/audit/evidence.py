@@ -1,13 +1,15 @@
-"""Proof that a peer lied: self-contained, and the same for everybody who looks at it.
+"""Proof that a peer lied: self-contained, and the same for every judge.
 
-A wrong average: the owner's signed `ChunkResult`, the plan it names, and the parts it says it averaged, each with its proof
-against the root that the plan gives its member; whoever averages them gets other bytes.  One statement that no honest peer
-signs.  Two statements of one peer that contradict each other.  A certificate that contradicts a motion: its signers voted
-in the ballot of the one who signed the motion, for another record.  `protocol.agreement.contradictions` says which
-statements these are.
+There are four kinds:
 
-Some of it shows only together with the electors of the tip that it is about (`tip_needed`), whom everybody knows that has
-the chain up to there.
+* A wrong average: the owner's signed `ChunkResult`, the plan it names, and the parts it says it averaged, each with its
+  proof against the root that the plan gives its member.  Averaging these parts gives other bytes.
+* One statement that no honest peer signs.
+* Two statements of one peer that contradict each other.
+* A certificate that contradicts a motion: its signers voted in the ballot of the motion's signer, for another record.
+
+`protocol.agreement.contradictions` says which statements these are.  Some evidence can be judged only by a peer that knows
+the electors of its tip (`tip_needed`); every peer that has the chain up to there knows them.
 
 Pure.  `judge` believes nothing that the signatures and hashes do not show.
 """
@@ -37,11 +39,11 @@ from protocol.wire.identity import PeerId
 from protocol.wire.messages import Certificate, ChunkResult, Motion, Plan, Proposal, Step, members_in, unpack
 
 MAX_EVIDENCE_BYTES = 64 << 20
-"""Larger evidence does not travel: with chunks of 1 MiB, 60 members."""
+"""Bytes of the largest evidence that is sent: with chunks of 1 MiB, 60 members."""
 
 
 class AveragedPart(Body):
-    """A member's part of the chunk.  member: its index in the plan."""
+    """One member's part of the chunk.  member: its index in the plan."""
 
     member: Annotated[int, Field(ge=0, lt=MAX_MEMBERS)]
     proof: Annotated[list[HashField], Field(max_length=16)]
@@ -49,7 +51,7 @@ class AveragedPart(Body):
 
 
 class WrongAverage(Body):
-    """The owner signed `statement` (a `ChunkResult` envelope) about `plan`; these are all the parts in its mask."""
+    """A `statement` (a `ChunkResult` envelope) that the owner signed about `plan`, with all the parts in its mask."""
 
     KIND: ClassVar[str] = "wrong average"
     plan: Plan
@@ -75,8 +77,8 @@ class TwoStatements(Body):
 class ContraryMotion(Body):
     """A motion envelope of a ballot of the whole electorate, and a certificate of that ballot for another record.
 
-    Only the signer of the motion may propose in that ballot, and of a quorum one is honest: so it signed two motions.  (A
-    quorum of those who are not absent may have no honest one.)
+    Only the signer of the motion may propose in that ballot, and at least one voter of a quorum is honest: so the signer
+    signed two motions.  (A quorum of a part of the electorate may include no honest voter.)
     """
 
     KIND: ClassVar[str] = "contrary motion"
@@ -91,7 +93,7 @@ KINDS: dict[str, type[Evidence]] = {cls.KIND: cls for cls in (WrongAverage, OneS
 
 
 class UnknownTip(Exception):
-    """The evidence against `signer` is about a tip whose electors are not known here."""
+    """Evidence against `signer` is about a tip whose electors are not known here."""
 
     def __init__(self, signer: PeerId, tip: Tip) -> None:
         super().__init__(f"round {tip[0]} on {tip[1].hex():.16}")
@@ -100,10 +102,10 @@ class UnknownTip(Exception):
 
 @dataclass(frozen=True)
 class Verdict:
-    """Who lied, and how, as a sentence.
+    """A liar, and its lie as a sentence.
 
-    false_chunks: (chunk, hash) of averages that nobody is to vote for: one that is proven wrong; both of two that
-    contradict each other, so that everybody refuses the same records, whichever they hold.
+    false_chunks: (chunk, hash) of averages for which no peer is to vote.  They are an average that is proven wrong, or both
+    averages that contradict each other, so that all peers refuse the same records, whichever average they hold.
     """
 
     peer: PeerId
@@ -113,7 +115,10 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Law:
-    """What the manifest fixes.  layout: the chunks of a contribution, alike in all fragments.  max_members: of a round."""
+    """Rules that the manifest fixes.
+
+    layout: the chunks of a contribution, alike in all fragments.  max_members: members of a round at most.
+    """
 
     run: Hash
     fragments: int
@@ -123,17 +128,17 @@ class Law:
 
 
 def encode_evidence(evidence: Evidence) -> bytes:
-    """The bytes of a proof, as it is kept and sent."""
+    """Return the bytes of a proof, as it is kept and sent."""
     return canonical.encode({"kind": evidence.KIND, "case": evidence.encode()})
 
 
 def evidence_hash(raw: bytes) -> Hash:
-    """The name under which evidence is announced and kept."""
+    """Return the name under which evidence is announced and kept."""
     return hash_bytes("evidence", raw)
 
 
 def decode_evidence(raw: bytes) -> Evidence:
-    """Raises `Malformed`."""
+    """Decode the bytes of a proof; raise `Malformed`."""
     fields = canonical.decode(raw, max_bytes=MAX_EVIDENCE_BYTES, max_values=4)
     if not isinstance(fields, dict) or set(fields) != {"kind", "case"} or not isinstance(fields["case"], bytes):
         raise Malformed("not evidence")
@@ -144,9 +149,9 @@ def decode_evidence(raw: bytes) -> Evidence:
 
 
 def tip_needed(law: Law, evidence: Evidence) -> tuple[PeerId, Tip] | None:
-    """Whom the evidence is about, and the tip whose electors the judge has to know; None when it speaks for itself.
+    """Return the peer that the evidence is about, and the tip whose electors the judge has to know; None if it needs no tip.
 
-    Raises `Malformed`.
+    Raise `Malformed`.
     """
     tip: Tip | None = None
     match evidence:
@@ -166,9 +171,9 @@ def tip_needed(law: Law, evidence: Evidence) -> tuple[PeerId, Tip] | None:
 
 
 def judge(law: Law, evidence: Evidence, base: Base | None = None) -> Verdict:
-    """Whom the evidence proves to have lied; raises `Malformed` when it proves nothing.
+    """Return the verdict that the evidence proves; raise `Malformed` if it proves nothing.
 
-    base: the tip that `tip_needed` names, with its electors; raises `UnknownTip` when it is needed and not given.
+    base: the tip that `tip_needed` names, with its electors; raise `UnknownTip` if it is needed and not given.
     """
     needed = tip_needed(law, evidence)
     if needed is not None and (base is None or (base.round, base.tip) != needed[1]):
@@ -216,7 +221,7 @@ def _wrong_average(law: Law, case: WrongAverage) -> Verdict:
 
 
 def right_hash(rule: Rule, span: ChunkSpan, parts: Sequence[bytes | memoryview], tokens: Sequence[int]) -> Hash:
-    """The hash of what `rule` makes of these parts (sane, in canonical order)."""
+    """Return the hash of the average that `rule` makes of these parts (sane, in canonical order)."""
     mean = bytearray(span.size)
     aggregate(rule, parts, tokens, span.count, mean)
     return chunk_hash(mean)

@@ -1,10 +1,10 @@
-"""Notices when electors contradict themselves: keeps what each of them signed on the newest tips, within bounds.
+"""Witness of electors that contradict themselves: it keeps their statements on the newest tips, within bounds.
 
-Whatever reaches this peer about the running round or the one before it passes here: rolls and votes (which a proposer
-collects), proposals and motions, and the certificates in proofs, commits, locks and motions.  What contradicts an earlier
-statement becomes evidence, which `protocol.audit.ejection` judges as it would judge anybody else's.
+All statements that reach this peer about the running round or the one before it pass here: rolls and votes (which a proposer
+collects), proposals and motions, and the certificates in proofs, commits, locks and motions.  A statement that contradicts
+an earlier one becomes evidence, which `protocol.audit.ejection` judges like any other peer's evidence.
 
-Nothing rests on the noticing: a liar that shows two faces to two peers that never compare them is not caught here.
+Safety does not rest on the witness: it does not catch a liar that shows two faces to two peers that never compare them.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from protocol.wire.identity import PeerId
 from protocol.wire.messages import Certificate, Motion, Proposal, Roll, Vote, unpack
 
 TIPS = 2
-"""The newest of our chain: of the running round, and of the one before, whose last votes may still come."""
+"""Number of the newest tips watched: the tip of the running round, and the one before, whose last votes may still come."""
 KEPT_STATEMENTS = 48
 KEPT_BYTES = 2 << 20
-"""Of one elector; the oldest make room.  The largest motion is half of it."""
+"""Bytes of one elector's statements; the oldest make room.  The largest motion takes half of them."""
 KEPT_CERTIFICATES = 8
-"""Shown by one elector."""
+"""Certificates kept that one elector has shown."""
 
 
 @dataclass(frozen=True)
 class _Statement:
-    """body: None for a large one, which is read again when it is compared."""
+    """One signed statement.  body: None for a large statement, which is decoded again when it is compared."""
 
     round: int
     raw: bytes
@@ -44,7 +44,7 @@ class _Statement:
 
 @dataclass(frozen=True)
 class _Claim:
-    """A certificate, not checked: its signers are said to have signed `vote`."""
+    """An unchecked certificate, which says that its signers signed `vote`."""
 
     vote: Vote
     certificate: Certificate
@@ -52,7 +52,7 @@ class _Claim:
 
 @dataclass
 class _Testimony:
-    """What one elector has signed, and the certificates that it has shown; the oldest first."""
+    """Statements that one elector has signed, and certificates that it has shown; the oldest first."""
 
     statements: dict[tuple[object, ...], _Statement] = field(default_factory=dict)
     claims: dict[bytes, _Claim] = field(default_factory=dict)
@@ -64,7 +64,7 @@ class _Testimony:
             size -= len(self.statements.pop(next(iter(self.statements))).raw)
 
     def claim(self, claim: _Claim) -> bool:
-        """Whether it is news."""
+        """Keep a certificate, and return True if it is new."""
         name = claim.vote.encode()
         if name in self.claims:
             return False
@@ -79,16 +79,16 @@ class _Testimony:
 
 
 class Witness:
-    """For one node.  max_members: of a round."""
+    """Witness of one node.  max_members: members of a round at most."""
 
     def __init__(self, run: Hash, history: History, max_members: int) -> None:
         self._run, self._history, self._max_members = run, history, max_members
         self._testimonies: dict[PeerId, _Testimony] = {}
         self._oldest = 0
-        """The first round whose tip is looked at."""
+        """First round whose tip is watched."""
 
     def hear(self, sender: PeerId, body: Body, envelope: Envelope) -> list[Evidence]:
-        """Take note of a statement whose signature was checked; returns the lies that it shows, each to be judged."""
+        """Take note of a statement whose signature was checked; return the lies that it shows, each to be judged."""
         tip = tip_of(body)
         base = self._history.base_at(*tip) if tip is not None else None
         self._forget_old_tips()
@@ -136,7 +136,7 @@ class Witness:
         return []
 
     def _comparable(self, key: tuple[object, ...], body: Body, testimony: _Testimony) -> list[_Statement]:
-        """Earlier statements of the same elector that may contradict this one."""
+        """Return earlier statements of the same elector that may contradict this one."""
         if isinstance(body, Roll | Vote):
             return [each for each in testimony.statements.values() if each.body is not None]
         keys = [key, ("motion" if isinstance(body, Proposal) else "proposal", *key[1:])]
@@ -149,7 +149,7 @@ class Witness:
         return [claim for claim in claims if claim.vote.attempt == attempt]
 
     def _votes_against(self, voter: PeerId, vote: Vote, raw: bytes) -> Iterator[Evidence]:
-        """A vote beside the certificates that say otherwise."""
+        """Yield evidence from certificates that contradict a vote."""
         for claim in self._claims(vote.attempt):
             if slot(claim.vote) == slot(vote) and claim.vote != vote:
                 other = self._vote_in(claim, voter)
@@ -157,7 +157,7 @@ class Witness:
                     yield TwoStatements(first=other, second=raw)
 
     def _on_claim(self, base: Base, claim: _Claim) -> list[Evidence]:
-        """A certificate beside single votes and other certificates that say otherwise, and beside the motion."""
+        """Return evidence from votes, certificates and the motion that contradict a certificate."""
         lies: list[Evidence] = []
         rivals = [each for each in self._claims(claim.vote.attempt) if slot(each.vote) == slot(claim.vote)]
         rivals = [each for each in rivals if each.vote != claim.vote]
@@ -190,7 +190,7 @@ class Witness:
         return [case] if case is not None else []
 
     def _against_motion(self, claim: _Claim, motion: Motion, raw: bytes) -> ContraryMotion | None:
-        """Evidence if the certificate is of the motion's ballot, of the whole electorate, and for another record."""
+        """Return evidence if the certificate is of the motion's ballot, of the whole electorate, and for another record."""
         vote = claim.vote
         if vote.absent or motion.absent or (vote.attempt, (vote.round, vote.base)) != (motion.attempt, tip_of(motion)):
             return None
@@ -199,7 +199,7 @@ class Witness:
         return ContraryMotion(motion=raw, record_hash=vote.record_hash, step=vote.step, certificate=claim.certificate)
 
     def _vote_in(self, claim: _Claim, voter: PeerId) -> bytes | None:
-        """The vote of one signer of a certificate, as it travelled; None when it is not there, or forged."""
+        """Return the vote of one signer of a certificate, as it travelled; None if it is missing or forged."""
         for each in claim.certificate.votes:
             if each.peer == voter:
                 vote = rebuild(self._run, Vote.KIND, voter, claim.vote.encode(), each.signature)

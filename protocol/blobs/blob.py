@@ -1,8 +1,8 @@
 """A blob: an immutable byte string, cut into chunks whose hashes are known and vouched for.
 
-Every large thing is one: a checkpoint, the result of a round, a version of the weights.  Its name is a hash that a certified
-record or a signed manifest contains.  Sets of chunks are integers, bit i for chunk i: the operations on them are the
-processor's, for a blob may have tens of thousands.
+Every large object is one: a checkpoint, the result of a round, a version of the weights.  Its name is a hash that a
+certified record or a signed manifest contains.  Sets of chunks are integers, bit i for chunk i: set operations are the
+processor's own, since a blob may have tens of thousands of chunks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ChunkSet = int
 
 @dataclass(frozen=True)
 class Blob:
-    """leaves: the hash of each chunk.  sizes: of each chunk in bytes."""
+    """An immutable byte string in chunks.  leaves: the hash of each chunk.  sizes: of each chunk in bytes."""
 
     name: Hash
     leaves: tuple[Hash, ...]
@@ -33,21 +33,21 @@ class Blob:
 
     @classmethod
     def even(cls, name: Hash, leaves: Sequence[Hash], size: int, chunk_bytes: int) -> Blob:
-        """Of `size` bytes in chunks of `chunk_bytes`; the last one is what is left."""
+        """Return a blob of `size` bytes in chunks of `chunk_bytes`; the last chunk may be shorter."""
         return cls(name, tuple(leaves), tuple(min(chunk_bytes, size - at) for at in range(0, size, chunk_bytes)))
 
     def __len__(self) -> int:
-        """How many chunks it has."""
+        """Return the number of chunks."""
         return len(self.leaves)
 
     @property
     def all(self) -> ChunkSet:
-        """All of its chunks."""
+        """Set of all chunks."""
         return (1 << len(self)) - 1
 
     @cached_property
     def offsets(self) -> tuple[int, ...]:
-        """Where each chunk begins."""
+        """Offset of each chunk in bytes."""
         offsets, at = [], 0
         for size in self.sizes:
             offsets.append(at)
@@ -55,12 +55,12 @@ class Blob:
         return tuple(offsets)
 
     def span(self, chunk: int) -> slice:
-        """Where a chunk lies in the blob."""
+        """Return the place of a chunk in the blob."""
         return slice(self.offsets[chunk], self.offsets[chunk] + self.sizes[chunk])
 
 
 def chunks_in(chunks: ChunkSet) -> Iterator[int]:
-    """The members of a set, ascending."""
+    """Yield the members of a set, ascending."""
     while chunks:
         lowest = chunks & -chunks
         yield lowest.bit_length() - 1
@@ -68,17 +68,20 @@ def chunks_in(chunks: ChunkSet) -> Iterator[int]:
 
 
 def set_of(chunks: Sequence[int]) -> ChunkSet:
-    """The set of these chunks."""
+    """Return the set of these chunks."""
     return sum(1 << chunk for chunk in set(chunks))
 
 
 def to_bitmap(chunks: ChunkSet, count: int) -> bytes:
-    """A set of chunks of a blob that has `count`: bit i of byte i // 8."""
+    """Return the bitmap of a set of chunks, in a blob of `count`: bit i of byte i // 8, lowest bit first."""
     return chunks.to_bytes((count + 7) // 8, "little")
 
 
 def from_bitmap(bitmap: bytes, count: int) -> ChunkSet:
-    """The set in a bitmap; an empty bitmap is the empty set.  Raises `Malformed` where it does not fit `count` chunks."""
+    """Return the set in a bitmap; an empty bitmap is the empty set.
+
+    Raises `Malformed` if the bitmap does not fit `count` chunks.
+    """
     chunks = int.from_bytes(bitmap, "little")
     if len(bitmap) not in (0, (count + 7) // 8) or chunks >> count:
         raise Malformed("a bitmap that does not fit the blob")

@@ -1,7 +1,7 @@
-"""Fetching one blob from many sources, as a pure machine: what arrives goes in, whom to ask for what comes out.
+"""Download of one blob from many sources, as a pure machine: events go in, requests come out.
 
-It puts together the picker's policy (which chunk) and the sources' (how many, from whom first).  A source is believed about
-what it has only in so far as it is asked for it; bytes are checked by the caller before they count.
+It combines the picker's policy (which chunk) and the sources' policy (how many chunks, and which source first).  A source's
+claim to have a chunk only makes us ask for it; the caller checks the bytes before they count.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from protocol.blobs.messages import Copies, any_of
 from protocol.wire.identity import PeerId
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Which chunk a source is asked for next.
+# The choice of the next chunk to ask a source for.
 #
 # Pure.  Policy:
 #
-# * **Rarest first.**  Of the chunks that the source has and nobody was asked for, one that the fewest sources have: it may
-#   be gone with the next of them that leaves, and whoever gets it has something to give.
-# * **Ties by a seed.**  Among equally rare ones a random chunk, from a generator of the caller's: peers that begin together
-#   ask for different chunks, and serve them to each other.
-# * **Endgame.**  When every missing chunk was asked for, a source with nothing to do is asked for one that somebody else
-#   owes us, the one that will take longest, of at most `COPIES` sources at a time.  What comes second is not taken twice.
+# * **Rarest first.**  Of the chunks that the source has and nobody was asked for, pick one that the fewest sources have: it
+#   may be lost with the next source that leaves, and a peer that gets it has something to give.
+# * **Ties by a seed.**  Among equally rare chunks, pick a random one, from a generator of the caller's: peers that begin
+#   together ask for different chunks, and serve them to each other.
+# * **Endgame.**  When every missing chunk was asked for, an idle source is asked for a chunk that another one owes us, the
+#   one that will take longest, from at most `COPIES` sources at a time.  The second copy to come is not taken.
 
 
 COPIES = 2
-"""Sources that are asked for one chunk at a time, at most."""
+"""Most sources that are asked for one chunk at a time."""
 
 
 class Picker:
-    """Keeps what is here, who has what, and who was asked for what, of a blob of `count` chunks."""
+    """Record of the chunks here, held by sources and asked for, of a blob of `count` chunks."""
 
     def __init__(self, count: int, here: ChunkSet, random_: random.Random) -> None:
         self._random, self._all = random_, (1 << count) - 1
@@ -49,33 +49,33 @@ class Picker:
         return self._all & ~self.here
 
     def held_by(self, peer: PeerId) -> ChunkSet:
-        """What a source has, as far as we know."""
+        """Return the chunks that a source has, as far as we know."""
         return self._held.get(peer, 0)
 
     def asked_for(self, chunk: int) -> list[PeerId]:
-        """Who was asked for a chunk that is not here."""
+        """Return the sources asked for a chunk that is not here."""
         return self._asked.get(chunk, [])
 
     def set_held(self, peer: PeerId, chunks: ChunkSet) -> None:
-        """A source has these chunks, and no others."""
+        """Set the chunks of a source to these, and no others."""
         before = self._held.get(peer, 0)
         self._held[peer] = chunks
         self._copies.add(chunks & ~before)
         self._copies.add(before & ~chunks, -1)
 
     def forget(self, peer: PeerId) -> None:
-        """A source is gone; what it owes is to be released."""
+        """Forget a source that is gone; the caller releases the chunks that it owes."""
         self.set_held(peer, 0)
         del self._held[peer]
 
     def arrived(self, chunk: int) -> None:
-        """A chunk is here."""
+        """Note that a chunk is here."""
         self.here |= 1 << chunk
         self._asked.pop(chunk, None)
         self._asked_set &= ~(1 << chunk)
 
     def release(self, peer: PeerId, chunk: int) -> None:
-        """A source does not owe us this chunk any more; another one may be asked for it."""
+        """Release a source from owing us this chunk; another one may be asked for it."""
         peers = self._asked.get(chunk, [])
         if peer in peers:
             peers.remove(peer)
@@ -84,7 +84,7 @@ class Picker:
             self._asked_set &= ~(1 << chunk)
 
     def pick(self, peer: PeerId) -> int | None:
-        """Ask this source for a chunk that nobody was asked for; None when it has none."""
+        """Pick a chunk that nobody was asked for, and ask this source for it; None if it has none."""
         candidates = self._held.get(peer, 0) & self.missing & ~self._asked_set
         if not candidates:
             return None
@@ -99,13 +99,13 @@ class Picker:
 
     @property
     def in_endgame(self) -> bool:
-        """Whether every missing chunk was asked for; those that nobody has yet are worth more than any a second time."""
+        """True if every missing chunk was asked for; a chunk that nobody has yet is worth more than a second copy."""
         return not self.missing & ~self._asked_set
 
     def pick_again(self, peer: PeerId, takes_s: Callable[[int], float], longer_than_s: float) -> int | None:
-        """In the endgame: ask this source, too, for a chunk that somebody else owes us; None when there is none.
+        """In the endgame, ask this source for a chunk that another one owes us as well; None if there is none.
 
-        takes_s: how long a chunk will still take from those that were asked.  longer_than_s: only if it is longer than this.
+        takes_s: seconds until a chunk comes from the sources that were asked.  longer_than_s: least value for asking again.
         """
         if not self.in_endgame:
             return None
@@ -127,24 +127,24 @@ class Picker:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# How much each source is asked for, and which one first.
+# The number of chunks that each source is asked for, and the order of the sources.
 #
 # Pure.  Policy:
 #
 # * **Score.**  A source is worth its success (an exponential average over its chunks: 1 brought, 0 failed) times its rate
-#   (an exponential average of bytes a second).  A failure lowers both.  Where places are few, the best score comes first; in
+#   (an exponential average of bytes a second).  A failure lowers both.  If places are few, the best score comes first.  In
 #   one of twenty cases chance decides, so that a source that was bad once is seen to be good again.  A new source counts as
-#   the best one until it is known.
-# * **Window.**  Each source is asked for a few chunks at a time: one more for each that came soon (within `SOON_S`, so its
-#   line may have stood idle), one less for each that came late, half as many after a failure (additive increase,
+#   the best one until its rate is known.
+# * **Window.**  Each source is asked for a few chunks at a time: one more for each chunk that came soon (within `SOON_S`, so
+#   its line may have stood idle), one less for each that came late, half as many after a failure (additive increase,
 #   multiplicative decrease).
-# * **Deadline.**  A chunk is overdue after four times what the measured rate says for all that the source owes us, and
-#   others are asked for it; it is still taken if it comes.  A source whose rate is not known is believed to be slow.
+# * **Deadline.**  At the measured rate, a source needs some time for all that it owes us.  A chunk is overdue after four
+#   times as long.  Then others are asked for it; it is still taken if it comes.  A source of unknown rate counts as slow.
 # * **Pause.**  A source on a fast line is asked for several chunks together, instead of one question for each chunk that
 #   arrives: a peer answers at most a hundred questions a second.
-# * **Busy.**  A source that says so is asked again after a moment, longer each time; that is no failure.
-# * **Rest.**  Two failures in a row, and a source is left alone for a while, twice as long each time.  A chunk with wrong
-#   bytes, and it is set aside for good.
+# * **Busy.**  A source that says it is busy is asked again after a moment, longer each time; that is no failure.
+# * **Rest.**  After two failures in a row, a source is left alone for a while, twice as long each time.  After a chunk with
+#   wrong bytes, it is set aside for good.
 
 
 MEMORY = 0.3
@@ -163,7 +163,7 @@ REST_S, MOST_REST_S = 4.0, 120.0
 
 @dataclass
 class Source:
-    """rate: bytes a second, 0 while none is known.  window: chunks that it is asked for at a time."""
+    """A source of the blob.  rate: bytes a second, 0 while unknown.  window: chunks that it is asked for at a time."""
 
     success: float = 1.0
     rate: float = 0.0
@@ -176,16 +176,16 @@ class Source:
     busy_s: float = BUSY_S
 
     def score(self, best_rate: float) -> float:
-        """What it is worth.  best_rate: of all sources, for one that is not known."""
+        """Return the worth of the source.  best_rate: of all sources, used if the source's own is unknown."""
         return self.success * (self.rate or best_rate)
 
     def due_s(self, size: int) -> float:
-        """How long it is expected to take for all that it owes us and `size` bytes more."""
+        """Return the seconds that the source should take for all that it owes us and `size` bytes more."""
         owed = self.owed_bytes + size
         return owed / self.rate if self.rate else max(FIRST_DUE_S, owed / FIRST_BYTES_PER_S)
 
     def may_be_asked(self, now: float) -> bool:
-        """Neither at rest nor asked a moment ago, while it has enough to send."""
+        """Return True unless the source is resting, or was asked a moment ago and has enough to send."""
         pauses = self.window >= FAST_WINDOW and self.owed_bytes > 0 and now - self.asked_at < PAUSE_S
         return self.rests_until <= now and not pauses
 
@@ -197,40 +197,40 @@ class Sources:
         self._random = random_
         self._known: dict[PeerId, Source] = {}
         self.barred: set[PeerId] = set()
-        """Set aside for good: their bytes were wrong."""
+        """Peers set aside for good: their bytes were wrong."""
 
     def __contains__(self, peer: PeerId) -> bool:
-        """Whether it is a source, at rest or not."""
+        """Return True if the peer is a source, at rest or not."""
         return peer in self._known
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Return the number of sources."""
         return len(self._known)
 
     def all(self) -> list[PeerId]:
-        """All of them, also those at rest."""
+        """Return all sources, also those at rest."""
         return [*self._known]
 
     def window(self, peer: PeerId) -> int:
-        """How many chunks it may owe us at a time."""
+        """Return the number of chunks that a source may owe us at a time."""
         return self._known[peer].window
 
     def add(self, peer: PeerId) -> None:
-        """A peer has something of the blob."""
+        """Add a peer that has some of the blob."""
         if peer not in self.barred:
             self._known.setdefault(peer, Source())
 
     def remove(self, peer: PeerId) -> None:
-        """It is gone."""
+        """Remove a source that is gone."""
         self._known.pop(peer, None)
 
     def bar(self, peer: PeerId) -> None:
-        """Its bytes were wrong: it is no source any more."""
+        """Remove a source for good: its bytes were wrong."""
         self.barred.add(peer)
         self.remove(peer)
 
     def awake(self, now: float) -> list[PeerId]:
-        """Those that may be asked, in the order in which to ask them."""
+        """Return the sources that may be asked, in the order in which to ask them."""
         peers = [peer for peer, source in self._known.items() if source.may_be_asked(now)]
         if self._random.random() < EXPLORE:
             self._random.shuffle(peers)
@@ -239,28 +239,28 @@ class Sources:
         return sorted(peers, key=lambda peer: -self._known[peer].score(best))
 
     def asked(self, peer: PeerId, size: int, now: float) -> int:
-        """A source owes us `size` more bytes; returns how many in all."""
+        """Note that a source owes us `size` more bytes; return the bytes that it owes in all."""
         source = self._known[peer]
         source.owed_bytes += size
         source.asked_at = now
         return source.owed_bytes
 
     def settled(self, peer: PeerId, size: int) -> None:
-        """It owes us `size` bytes less, whether it brought them or not."""
+        """Note that a source owes us `size` bytes less, whether it brought them or not."""
         if peer in self._known:
             self._known[peer].owed_bytes -= size
 
     def deadline(self, peer: PeerId, now: float) -> float:
-        """When what it was asked for last is overdue."""
+        """Return the time at which the chunk it was asked for last is overdue."""
         source = self._known[peer]
         expected = DEADLINE_TIMES * source.due_s(0)
         return now + min(max(LEAST_DEADLINE_S, expected), MOST_DEADLINE_S)
 
     def brought(self, peer: PeerId, owed: int, waited_s: float) -> None:
-        """A chunk came, and was right.
+        """Note that a chunk came, and was right.
 
-        owed: bytes that the source owed us when it was asked for this chunk, with it.  They and the time since then give
-        the rate, whether the source sends one after the other or all at once.
+        owed: bytes that the source owed us when it was asked for this chunk, including it.  Divided by the time since then,
+        they give the rate, whether the source sends chunks one after the other or all at once.
         """
         source = self._known.get(peer)
         if source is None:
@@ -275,7 +275,7 @@ class Sources:
             source.window = max(source.window - 1, 1)
 
     def failed(self, peer: PeerId, now: float) -> None:
-        """A chunk did not come in time, or a question was not answered."""
+        """Note that a chunk did not come in time, or a question was not answered."""
         source = self._known.get(peer)
         if source is None:
             return
@@ -289,7 +289,7 @@ class Sources:
             source.rest_s = min(2 * source.rest_s, MOST_REST_S)
 
     def busy(self, peer: PeerId, now: float) -> None:
-        """It says that it has no time for us now."""
+        """Note that a source says that it has no time for us now."""
         source = self._known.get(peer)
         if source is not None:
             source.window = max(source.window // 2, 1)
@@ -297,7 +297,7 @@ class Sources:
             source.busy_s = min(2 * source.busy_s, MOST_BUSY_S)
 
     def due_s(self, peer: PeerId, size: int) -> float:
-        """How long it is expected to take for a chunk of `size` bytes that it is asked for now."""
+        """Return the seconds that a source should take for a chunk of `size` bytes that it is asked for now."""
         return self._known[peer].due_s(size)
 
 
@@ -305,15 +305,15 @@ class Sources:
 
 
 MOST_OWED_BYTES = 64 << 20
-"""Asked for and not here, of one blob: so much memory may wait for its check."""
+"""Most bytes of one blob that are asked for and not here: so much memory may wait for its check."""
 MOST_SOURCES = 32
 AGAIN_TIMES = 2.0
-"""A chunk is asked for a second time, in the endgame, of one that would bring it so much sooner."""
+"""A chunk is asked for a second time, in the endgame, if the second source should be so many times as fast."""
 
 
 @dataclass(frozen=True)
 class SourceHas:
-    """A peer says that it has these chunks, and no others."""
+    """Statement of a peer that it has these chunks, and no others."""
 
     peer: PeerId
     chunks: ChunkSet
@@ -321,7 +321,7 @@ class SourceHas:
 
 @dataclass(frozen=True)
 class SourceGot:
-    """A source says that it has these, too, now."""
+    """Statement of a source that it now has these chunks as well."""
 
     peer: PeerId
     chunks: ChunkSet
@@ -329,14 +329,14 @@ class SourceGot:
 
 @dataclass(frozen=True)
 class SourceGone:
-    """A peer is not connected any more, or has nothing of this blob."""
+    """Loss of a source: it is not connected any more, or has nothing of this blob."""
 
     peer: PeerId
 
 
 @dataclass(frozen=True)
 class Came:
-    """A chunk is here, checked and in its place."""
+    """Arrival of a chunk, checked and in its place."""
 
     peer: PeerId
     chunk: int
@@ -344,7 +344,7 @@ class Came:
 
 @dataclass(frozen=True)
 class Wrong:
-    """A peer sent other bytes for a chunk."""
+    """Arrival of other bytes for a chunk."""
 
     peer: PeerId
     chunk: int
@@ -352,7 +352,7 @@ class Wrong:
 
 @dataclass(frozen=True)
 class TurnedDown:
-    """A source does not give these chunks: it may not have them after all."""
+    """Refusal of these chunks by a source: it may not have them after all."""
 
     peer: PeerId
     chunks: tuple[int, ...]
@@ -360,7 +360,7 @@ class TurnedDown:
 
 @dataclass(frozen=True)
 class Busy:
-    """A source has these chunks, and gives none of them now."""
+    """Refusal of these chunks for now by a source that has them."""
 
     peer: PeerId
     chunks: tuple[int, ...]
@@ -368,7 +368,7 @@ class Busy:
 
 @dataclass(frozen=True)
 class Unanswered:
-    """A source did not answer when it was asked for these chunks."""
+    """Failure of a source to answer when it was asked for these chunks."""
 
     peer: PeerId
     chunks: tuple[int, ...]
@@ -376,7 +376,7 @@ class Unanswered:
 
 @dataclass(frozen=True)
 class Tick:
-    """Some time has passed."""
+    """Passage of some time."""
 
 
 DownloadEvent = SourceHas | SourceGot | SourceGone | Came | Wrong | TurnedDown | Busy | Unanswered | Tick
@@ -384,7 +384,7 @@ DownloadEvent = SourceHas | SourceGot | SourceGone | Came | Wrong | TurnedDown |
 
 @dataclass(frozen=True)
 class Want:
-    """Ask a source for these chunks."""
+    """Request to a source for these chunks."""
 
     peer: PeerId
     chunks: tuple[int, ...]
@@ -392,7 +392,7 @@ class Want:
 
 @dataclass(frozen=True)
 class _Debt:
-    """owed_bytes: by the source when it was asked, with this chunk."""
+    """A chunk that a source owes us.  owed_bytes: owed by the source when it was asked, including this chunk."""
 
     asked_at: float
     owed_bytes: int
@@ -400,12 +400,15 @@ class _Debt:
     overdue_at: float
 
     def takes_s(self, now: float) -> float:
-        """How long it will still take: what is late already will, we guess, take as long again."""
+        """Return the seconds until the chunk comes; a late chunk, we guess, takes as long again as it is late."""
         return abs(self.due_at - now)
 
 
 class Download:
-    """What is here of `blob`, and who owes us what.  seed: of the choices that chance makes.  `now` is trio time."""
+    """The chunks of `blob` that are here, and the chunks that sources owe us.
+
+    seed: of random choices.  `now` is trio time.
+    """
 
     def __init__(self, blob: Blob, here: ChunkSet, seed: bytes) -> None:
         self.blob = blob
@@ -413,7 +416,7 @@ class Download:
         self._picker, self._sources = Picker(len(blob), here, random_), Sources(random_)
         self._debts: dict[PeerId, dict[int, _Debt]] = {}
         self._late: set[tuple[PeerId, int]] = set()
-        """Chunks that were overdue, and are taken all the same."""
+        """Chunks that were overdue; they are still taken if they come."""
         self._owed_bytes = 0
 
     # -- reading ------------------------------------------------------------------------------------------------------
@@ -425,17 +428,17 @@ class Download:
 
     @property
     def missing(self) -> ChunkSet:
-        """Chunks that are not."""
+        """Chunks that are not here."""
         return self._picker.missing
 
     @property
     def owed_bytes(self) -> int:
-        """Asked for and neither here nor overdue."""
+        """Bytes asked for that are neither here nor overdue."""
         return self._owed_bytes
 
     @property
     def sources(self) -> int:
-        """Peers that have some of it."""
+        """Number of peers that have some of the blob."""
         return len(self._sources)
 
     @property
@@ -444,21 +447,21 @@ class Download:
         return self._sources.barred
 
     def expects(self, peer: PeerId, chunk: int) -> bool:
-        """Whether we take this chunk from this peer."""
+        """Return True if we take this chunk from this peer."""
         return bool(self.missing >> chunk & 1) and (chunk in self._debts.get(peer, ()) or (peer, chunk) in self._late)
 
     def has_use_of(self, peer: PeerId) -> bool:
-        """Whether this peer has something that is missing, as far as we know."""
+        """Return True if this peer has a missing chunk, as far as we know."""
         return peer in self._sources and bool(self._picker.held_by(peer) & self.missing)
 
     def has_hope(self) -> bool:
-        """Whether a source owes us something, or has something that is missing."""
+        """Return True if a source owes us a chunk, or has a missing one."""
         return self._owed_bytes > 0 or any(self._picker.held_by(peer) & self.missing for peer in self._sources.all())
 
     # -- events -------------------------------------------------------------------------------------------------------
 
     def handle(self, event: DownloadEvent, now: float) -> list[Want]:
-        """Take an event; returns what to ask for now."""
+        """Handle an event; return the requests to send now."""
         match event:
             case SourceHas(peer, chunks):
                 self._has(peer, chunks)
@@ -522,7 +525,7 @@ class Download:
                 self._sources.failed(peer, now)
 
     def _settle(self, peer: PeerId, chunks: Iterable[int]) -> list[int]:
-        """A source does not owe us these any more; returns those that it did owe."""
+        """Release a source from owing us these chunks; return the chunks that it did owe."""
         debts = self._debts.get(peer, {})
         settled = [chunk for chunk in chunks if debts.pop(chunk, None) is not None]
         for chunk in settled:
@@ -535,7 +538,7 @@ class Download:
     # -- asking -------------------------------------------------------------------------------------------------------
 
     def _wants(self, now: float) -> list[Want]:
-        """Fill the windows of the sources, each in turn a chunk, so that the first ones do not get all there is."""
+        """Fill the windows of the sources, one chunk each in turn, so that the first ones do not get all chunks."""
         wanted: dict[PeerId, list[int]] = {}
         if not self._picker.open and not (self.missing and self._picker.in_endgame):
             return []
@@ -565,5 +568,5 @@ class Download:
         return True
 
     def _takes_s(self, chunk: int, now: float) -> float:
-        """How long a chunk will still take, from the first of those that owe it to us."""
+        """Return the seconds until a chunk comes from the fastest of the sources that owe it to us."""
         return min(self._debts[peer][chunk].takes_s(now) for peer in self._picker.asked_for(chunk))

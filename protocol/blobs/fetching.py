@@ -1,4 +1,4 @@
-"""One blob on its way to us: the trio shell around `protocol.blobs.download.Download`.
+"""Fetch of one blob: the trio shell around `protocol.blobs.download.Download`.
 
 A chunk is received into memory, checked, and only then written to its place.  From that moment on it is offered to others.
 """
@@ -39,24 +39,24 @@ from protocol.wire.identity import PeerId
 TICK_S = 0.25
 ASK_TIMEOUT_S = 10.0
 ASK_AGAIN_S = 5.0
-"""Until a peer that did not answer, or had nothing, is asked again what it has."""
+"""Seconds until a peer that did not answer, or had no chunk for us, is asked again about its chunks."""
 ASK_SOON_S = 0.5
-"""The same, while nobody has what is missing: in a round it comes to others at the same time as to us."""
+"""The same while nobody has the missing chunks: in a round they come to others at the same time as to us."""
 HOPE_S = 3.0
-"""A download of which nobody has what is missing, and nobody fetches it either, is given up after so long."""
+"""Seconds after which a download is given up if nobody has the missing chunks, and nobody fetches them either."""
 PROMISE_S = 20.0
-"""That others fetch it is a hope for so long only: they may hope for each other, and nobody has it any more."""
+"""Seconds for which others' fetching is a hope: they may hope for each other while nobody has the blob any more."""
 PATIENCE_S, SLOWEST_BYTES_PER_S = 60.0, 32 << 10
-"""It is given up after so long without a chunk, whatever others say that they have; those that are under way get the time
-that they take at this rate.  To begin one is no progress: a liar could begin for ever."""
+"""Seconds without a chunk after which a download is given up, whatever others say that they have; chunks under way get
+the time that they take at this rate as well.  A chunk that merely begins is no progress: a liar could begin for ever."""
 MOST_LANDING_BYTES = 2 * MOST_OWED_BYTES
-"""Chunks under way to us, of one blob; those of one peer a quarter of it."""
+"""Most bytes of chunks of one blob under way to us; at most a quarter of them from one peer."""
 
 
 class Fetch:
-    """Fetches the chunks of `blob` that are missing into `into`.  here: those that are there.
+    """Fetch of the missing chunks of `blob` into `into`.  here: the chunks that are there.
 
-    on_chunk: called for each that comes.  tell: told how far it is.
+    on_chunk: called for each chunk that comes.  tell: called with progress events.
     """
 
     def __init__(
@@ -76,11 +76,11 @@ class Fetch:
         self._download = Download(blob, here, session.me.encode() + blob.name)
         self._asked: dict[PeerId, float] = {}
         self._unanswered: set[PeerId] = set()
-        """Peers that were asked what they have, and have not answered yet."""
+        """Peers asked about their chunks that have not answered yet."""
         self._promising: set[PeerId] = set()
-        """Peers that say that more will come to them."""
+        """Peers that say that more chunks will come to them."""
         self._apart: set[PeerId] = set()
-        """Origins: they show us chunks that they show nobody else."""
+        """Origins, which show us chunks that they show nobody else."""
         self._landings: dict[tuple[PeerId, int], Landing] = {}
         self._moved_at = self._hoped_at = trio.current_time()
         self._over = trio.Event()
@@ -95,26 +95,26 @@ class Fetch:
 
     @property
     def here(self) -> ChunkSet:
-        """Those that can be read."""
+        """Chunks that can be read."""
         return self._download.here
 
     @property
     def is_urgent(self) -> bool:
-        """Nobody waits for us to pass it on."""
+        """False: nobody waits for us to pass the blob on."""
         return False
 
     def leaves(self) -> Sequence[Hash]:
-        """The hashes of all chunks."""
+        """Return the hashes of all chunks."""
         return self.blob.leaves
 
     def read(self, chunk: int) -> bytes | None:
-        """The bytes of a chunk that is here."""
+        """Return the bytes of a chunk; None if it is not here."""
         return bytes(self._into[self.blob.span(chunk)]) if self.here >> chunk & 1 else None
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
     async def run(self, sources: Sequence[PeerId]) -> bool:
-        """Until all is here, or nobody has what is missing; whether all is here."""
+        """Fetch until all chunks are here, or nobody has the missing ones; return True if all are here."""
         self._moved_at = self._hoped_at = trio.current_time()
         try:
             async with trio.open_nursery() as nursery:
@@ -145,31 +145,31 @@ class Fetch:
     # -- sources ------------------------------------------------------------------------------------------------------
 
     def met(self, peer: PeerId, chunks: ChunkSet) -> None:
-        """A peer asks us for this blob, and has some of it itself."""
+        """Note that a peer asks us for this blob, and has these chunks of it itself."""
         if peer not in self._asked and self._has_room():
-            self._ask(peer)  # so that it tells us what comes to it, too
+            self._ask(peer)  # so that it tells us about further chunks that it gets
         if chunks:
             self._handle(SourceHas(peer, chunks))
 
     def add_sources(self, peers: Sequence[PeerId]) -> None:
-        """Ask these, too, what they have."""
+        """Ask these peers as well about their chunks."""
         for peer in peers:
             if peer not in self._asked and self._has_room():
                 self._ask(peer)
 
     def got(self, peer: PeerId, chunks: ChunkSet) -> None:
-        """A source has these, too, now."""
+        """Note that a source now has these chunks as well."""
         self._handle(SourceGot(peer, chunks))
 
     def gone(self, peer: PeerId) -> None:
-        """A peer is not connected any more."""
+        """Forget a peer that is not connected any more."""
         self._asked.pop(peer, None)
         self._promising.discard(peer)
         self._apart.discard(peer)
         self._handle(SourceGone(peer))
 
     def _has_room(self) -> bool:
-        """Whether one more peer may be asked what it has; one that was of no use makes room."""
+        """Return True if one more peer may be asked about its chunks; a peer that was of no use makes room."""
         if len(self._asked) < MOST_SOURCES:
             return True
         now = trio.current_time()
@@ -205,7 +205,7 @@ class Fetch:
         finally:
             self._unanswered.discard(peer)
         if peer not in self._asked:
-            return  # it is gone meanwhile
+            return  # the peer left meanwhile
         (self._promising.add if reply.more else self._promising.discard)(peer)
         (self._apart.add if reply.apart else self._apart.discard)(peer)
         self._handle(SourceHas(peer, chunks))
@@ -217,7 +217,7 @@ class Fetch:
     # -- chunks -------------------------------------------------------------------------------------------------------
 
     def landing(self, peer: PeerId, chunk: int, size: int) -> Landing | None:
-        """Memory for a chunk that we asked this peer for; None for others."""
+        """Return memory for a chunk that we asked this peer for; None for other chunks."""
         if chunk >= self.count or size != self.blob.sizes[chunk] or not self._download.expects(peer, chunk):
             return None
         sizes = [(other, len(landing.buffer)) for (other, _), landing in self._landings.items()]
@@ -230,11 +230,11 @@ class Fetch:
         return landing
 
     def broke_off(self, peer: PeerId, chunk: int) -> None:
-        """The rest of a chunk does not come."""
+        """Forget a chunk whose rest will not come."""
         self._landings.pop((peer, chunk), None)
 
     def landed(self, peer: PeerId, chunk: int, landing: Landing) -> None:
-        """A chunk has arrived; it is written to its place if it is right, and not here yet."""
+        """Take a chunk that has arrived: write it to its place if it is right, and not here yet."""
         self._landings.pop((peer, chunk), None)
         if landing.found != self.blob.leaves[chunk]:
             self._session.emit(Dropped(peer, "chunk", "its bytes are not those that were certified"))

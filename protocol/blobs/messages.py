@@ -1,7 +1,7 @@
-"""What peers say to each other about a blob: who has which chunks, and who wants which.
+"""Messages between peers about a blob: the chunks that each has, and the chunks that each wants.
 
 Questions travel over a connection that has proven both peer IDs.  Nothing in them is believed: chunks are checked against
-their hashes, and a peer that claims what it has not is asked in vain, once for each chunk.
+their hashes, and a peer with false claims is asked in vain, once for each chunk.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from protocol.wire.identity import PeerId
 from protocol.wire.questions import LeavesReply
 
 # ------------------------------------------------------------------------------------------------------------------------
-# How many copies of each chunk there are: finds the rarest ones of many thousands at once.
+# Counts of the copies of each chunk: they find the rarest of many thousands at once.
 
 
 class Copies:
-    """Counts for `count` chunks, all of them 0 in the beginning."""
+    """Numbers of copies of each of `count` chunks, all of them 0 in the beginning."""
 
     def __init__(self, count: int) -> None:
         self._of = [0] * count
         self._with: dict[int, ChunkSet] = {0: (1 << count) - 1}
-        """The chunks of which there are so many copies."""
+        """Chunks by their number of copies."""
 
     def add(self, chunks: ChunkSet, change: int = 1) -> None:
-        """There is one more of each of these; one less with a `change` of -1."""
+        """Add one copy of each of these chunks; remove one with a `change` of -1."""
         for chunk in chunks_in(chunks):
             before = self._of[chunk]
             self._of[chunk] = after = before + change
@@ -58,12 +58,12 @@ class Copies:
         return self._with.get(0, 0)
 
     def rarest(self, among: ChunkSet) -> ChunkSet:
-        """Those of a set of which there are the fewest copies; empty for the empty set."""
+        """Return the chunks of a set that have the fewest copies; empty for the empty set."""
         return next((both for copies in sorted(self._with) if (both := self._with[copies] & among)), 0)
 
 
 def any_of(chunks: ChunkSet, random_: random.Random) -> int:
-    """A random one of a set that is not empty: the first at or above a random place."""
+    """Return a random member of a set that is not empty: the first at or above a random place."""
     above = chunks >> (start := random_.randrange(chunks.bit_length())) << start
     return (above & -above).bit_length() - 1
 
@@ -81,15 +81,18 @@ Bitmap = Annotated[bytes, Field(max_length=MAX_BLOB_CHUNKS // 8)]
 
 
 class BlobRequest(Body):
-    """Asks which chunks of a blob a peer has, and to be told of further ones.  chunks: what the asker has (a bitmap)."""
+    """Question for the chunks of a blob that a peer has, and for news of further ones.  chunks: the asker's (a bitmap)."""
 
     blob: HashField
     chunks: Bitmap
 
 
 class BlobReply(Body):
-    """chunks: what may be asked for (a bitmap).  more: whether others may come.  apart: whether it shows each asker other
-    chunks, which nobody else has yet.  neighbours: others that fetch the blob."""
+    """Answer to `BlobRequest`.
+
+    chunks: may be asked for (a bitmap).  more: True if further ones may come.  apart: True if each asker is shown other
+    chunks, which nobody else has yet.  neighbours: other peers that fetch the blob.
+    """
 
     chunks: Bitmap
     more: bool
@@ -98,34 +101,34 @@ class BlobReply(Body):
 
 
 class ChunkNews(Body):
-    """These chunks of a blob may be asked for now, too."""
+    """News that these chunks of a blob may now be asked for as well."""
 
     blob: HashField
     chunks: Annotated[list[ChunkIndex], Field(min_length=1, max_length=MAX_NEWS)]
 
 
 class ChunksRequest(Body):
-    """Asks for chunks of a blob, to be pushed in this order.  Answered with those that are not to be had."""
+    """Request for chunks of a blob, to be pushed in this order.  The answer names the chunks that will not come."""
 
     blob: HashField
     chunks: Annotated[list[ChunkIndex], Field(min_length=1, max_length=MAX_WANTED)]
 
 
 class ChunksReply(Body):
-    """Of the chunks asked for, those that will not come.  chunks: that are not here.  busy: that are, for another time."""
+    """Chunks of a request that will not come.  chunks: not here.  busy: here, but to be asked for another time."""
 
     chunks: Annotated[list[ChunkIndex], Field(max_length=MAX_WANTED)]
     busy: Annotated[list[ChunkIndex], Field(max_length=MAX_WANTED)]
 
 
 class LeavesRequest(Body):
-    """Asks for the hashes of the chunks of a blob."""
+    """Request for the hashes of the chunks of a blob."""
 
     blob: HashField
 
 
 class ChunkHeader(Body):
-    """Says what a push carries: this chunk of this blob."""
+    """Header of a push that carries this chunk of this blob."""
 
     blob: HashField
     chunk: ChunkIndex
@@ -137,12 +140,12 @@ QUESTIONS: dict[str, type[Body]] = {
     "want": ChunksRequest,
     "leaves": LeavesRequest,
 }
-"""The questions about blobs, by kind."""
+"""Message types of the questions about blobs, by kind."""
 
 
 @lru_cache(maxsize=256)
 def read_chunk_header(raw: bytes) -> ChunkHeader | None:
-    """The header of a push, if it carries a chunk of a blob; remembered, for one push asks several times."""
+    """Return the header of a push if it carries a chunk of a blob; cached, since one push asks several times."""
     try:
         return decode_body(ChunkHeader, raw, max_bytes=MAX_PUSH_HEADER_BYTES)
     except Malformed:
@@ -150,16 +153,16 @@ def read_chunk_header(raw: bytes) -> ChunkHeader | None:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# The hashes of a blob's chunks, from whoever has them: they are checked against the root that names the blob.
+# The hashes of a blob's chunks, from any peer that has them: they are checked against the root that names the blob.
 
 
 ASK_TIMEOUT_S = 10.0
 SOON_S, AT_ONCE = 1.0, 8
-"""One more peer is asked after so long without an answer, up to so many at a time: who says nothing holds nobody up."""
+"""One more peer is asked after so long without an answer, up to so many at a time: a silent peer holds nobody up."""
 
 
 async def fetch_leaves(session: Session, root: Hash, count: int, sources: Iterable[PeerId], what: str) -> list[Hash] | None:
-    """The `count` hashes under `root`; None when no source has them.  what: of which kind of blob, for the log."""
+    """Fetch the `count` hashes under `root`; None if no source has them.  what: the kind of the blob, for the log."""
     found: list[list[Hash]] = []
     waiting, over = iter(sources), trio.Event()
 

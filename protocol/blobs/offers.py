@@ -1,8 +1,8 @@
-"""What we offer of a blob to peers that fetch it, and what they are told of it.
+"""Offers: the chunks of a blob that we show to peers that fetch it, and the news that we send them.
 
-Pure.  A peer that asks for a blob is told what it may ask us for, and from then on what comes to it: a peer that fetches a
-blob itself offers each chunk as soon as it has it.  An origin shows different peers different chunks
-(`protocol.blobs.offers`); everybody else shows all that is here.
+Pure.  A peer that asks for a blob is told which chunks it may ask us for, and from then on which chunks come to us: a peer
+that fetches a blob itself offers each chunk as soon as it has it.  An origin shows different peers different chunks
+(`Superseeding`); all other peers show all chunks that they have.
 """
 
 from __future__ import annotations
@@ -17,46 +17,47 @@ from protocol.blobs.messages import Copies, any_of
 from protocol.wire.identity import PeerId
 
 # ------------------------------------------------------------------------------------------------------------------------
-# What the origin of a blob shows to whom, so that it sends each chunk once.
+# Superseeding: the origin of a blob shows different peers different chunks, so that it sends each chunk once.
 #
-# Pure.  The origin is the only one that has the blob.  Were all of it shown to everybody, several peers would fetch the same
-# chunks from it, and its line would carry more than one copy.  So each peer is shown some chunks at a time, that it has not:
+# Pure.  The origin is the only one that has the blob.  If all of it were shown to everybody, several peers would fetch the
+# same chunks from it, and its line would carry more than one copy.  So each peer is shown, at a time, some chunks it lacks:
 #
 # * chunks that nobody has and nobody is shown;
-# * when there are none left, and only then, for a first copy is worth more than any further one: those that were shown and
-#   not fetched in the time that it usually takes, to another peer; else, when everything is through, those that the fewest
-#   have.
+# * only when none of these are left, since a first copy is worth more than any further one: chunks that another peer was
+#   shown and did not fetch in the usual time; or, once every chunk has a copy elsewhere, chunks that the fewest have.
 #
-# Peers serve them to each other; a peer that fetched what it was shown is shown more.  Only `MOST_AT_ONCE` peers have a
-# place where they are fed: the others live on what those pass on, and each chunk is through the sooner.  Whoever got `TURN`
-# chunks, or had its place for long, gives it to one that waits: nobody can keep all of the blob to itself.  Whoever fetches
-# nothing that it lacks for a while loses its place, waits behind all others, and keeps from nobody the chunk that it is
-# shown now and then, until it fetches one.
+# Peers serve the chunks to each other; a peer that fetched the chunks it was shown is shown more.  Only `MOST_AT_ONCE` peers
+# have a place where they are fed: the others get chunks from these, so each chunk spreads sooner.  A peer that got
+# `TURN` chunks, or had its place for long, gives it to a waiting one: nobody can keep all of the blob to itself.  A peer
+# that fetches no chunk that it lacks for a while loses its place and waits behind all others.  It is still shown a chunk
+# now and then, which others may be shown as well, until it fetches one.
 
 
 AHEAD, AHEAD_OF_ALL = 3, 12
-"""How many chunks a peer is shown before it has fetched them.  Three keep our line busy where many peers share it.  Where
-few do, a peer is shown one more for each that it fetched, up to its share of twelve: over a long way much is under way."""
+"""Chunks that a peer is shown before it has fetched them.  Three keep our line busy if many peers share it.  If few do, a
+peer is shown one more for each that it fetched, up to its share of twelve: over a long way much is under way."""
 AHEAD_S, MOST_AHEAD = 0.5, 256
-"""A peer on a fast line is shown as much as it fetches in this time, for it hears of more only ten times a second.  What it
-fetches that it was not shown does not count: whoever fetches one chunk again and again must not keep many from others."""
+"""A peer on a fast line is shown as much as it fetches in this time, since it hears of more only ten times a second.
+Chunks that it was not shown do not count: a peer that fetches one chunk again and again must not keep many from others."""
 MOST_AT_ONCE = 8
 TURN = 16
 LEAST_PATIENCE_S, FIRST_PATIENCE_S, MOST_PATIENCE_S = 2.0, 8.0, 60.0
 PATIENCE_TIMES = 3.0
-"""A peer that fetches nothing loses its place after so many times as long as it usually takes from showing to fetching."""
+"""A peer that fetches nothing loses its place after so many times the usual time from showing to fetching."""
 TURN_TIMES = 4.0
-"""A turn is over after so many times as long as that, at the latest."""
+"""A turn is over, at the latest, after so many times the patience above."""
 MEMORY = 0.1
 
 
 @dataclass
 class _Guest:
-    """has: chunks that it said to have.  shown: those that it has not and may ask for, since when; open: the same as a set.
+    """A peer that fetches the blob from its origin.
 
-    fed_at: when it last got one, or its place; None without a place.  placed_at: when it got its place.  meals: chunks it
-    got in this place.  took_at: when it last got one that it was shown; pace_s: from one of these to the next, on average.
-    waits: its place in the queue.  idled: it lost its place since it fetched nothing, and has fetched nothing since.
+    has: chunks that it said to have.  shown: chunks that it lacks and may ask for, and since when; open: the same as a set.
+    fed_at: when it last got a chunk, or its place; None without a place.  placed_at: when it got its place.  meals: chunks
+    it got in this place.  took_at: when it last got a chunk that it was shown; pace_s: mean time from one of these to the
+    next.  waits: its position in the queue.  idled: True if it lost its place for fetching nothing, and has fetched nothing
+    since.
     """
 
     has: ChunkSet = 0
@@ -71,23 +72,23 @@ class _Guest:
     idled: bool = False
 
     def take_place(self, now: float) -> None:
-        """It is fed from now on."""
+        """Give the guest a place, in which it is fed from now on."""
         self.fed_at = self.placed_at = self.took_at = now
         self.meals, self.pace_s = 0, AHEAD_S
 
     def show(self, chunk: int, now: float) -> None:
-        """It may ask for this chunk."""
+        """Show the guest a chunk, for which it may then ask."""
         self.shown[chunk] = now
         self.open |= 1 << chunk
 
     def take(self, chunk: int, now: float) -> float:
-        """It fetched a chunk that it was shown; returns for how long it had been."""
+        """Note that the guest fetched a chunk that it was shown; return the seconds since it was shown."""
         self.pace_s += MEMORY * (now - self.took_at - self.pace_s)
         self.took_at = now
         return now - self.shown[chunk]
 
     def ahead(self, share: int, now: float) -> int:
-        """How many chunks it is shown before it has fetched them.  share: of what our line should have under way."""
+        """Return the number of chunks to show before they are fetched.  share: chunks that our line should carry at once."""
         if self.idled:
             return 1
         pace_s = max(self.pace_s, now - self.took_at, AHEAD_S / MOST_AHEAD)
@@ -95,7 +96,7 @@ class _Guest:
 
 
 class Superseeding:
-    """Of a blob of `count` chunks.  `now` is trio time."""
+    """Places and chunks for the guests of the origin of a blob of `count` chunks.  `now` is trio time."""
 
     def __init__(self, count: int, random_: random.Random) -> None:
         self._all, self._random = (1 << count) - 1, random_
@@ -105,21 +106,21 @@ class Superseeding:
         self._usual_s = 0.0
 
     def join(self, peer: PeerId, has: ChunkSet) -> None:
-        """A peer fetches the blob, and has this much of it."""
+        """Add a peer that fetches the blob, and has these chunks of it."""
         if peer not in self._guests:
             self._turns += 1
             self._guests[peer] = _Guest(waits=self._turns)
         self.got(peer, has)
 
     def leave(self, peer: PeerId) -> None:
-        """It is gone, or has all."""
+        """Remove a peer that is gone, or has all chunks."""
         guest = self._guests.pop(peer, None)
         if guest is not None:
             self._had.add(guest.has, -1)
             self._take_back(guest)
 
     def got(self, peer: PeerId, chunks: ChunkSet) -> None:
-        """It has these, too."""
+        """Note that a peer now has these chunks as well."""
         guest = self._guests.get(peer)
         if guest is None:
             return
@@ -131,7 +132,7 @@ class Superseeding:
             self._shown.add(1 << chunk, -1)
 
     def fed(self, peer: PeerId, chunk: int, now: float) -> None:
-        """It fetched a chunk from us."""
+        """Note that a peer fetched a chunk from us."""
         guest = self._guests.get(peer)
         if guest is None:
             return
@@ -151,21 +152,21 @@ class Superseeding:
 
     @property
     def idlers(self) -> list[PeerId]:
-        """Guests that fetched nothing when they could."""
+        """Guests that fetched nothing although they could."""
         return [peer for peer, guest in self._guests.items() if guest.idled and guest.fed_at is None]
 
     def shown_to(self, peer: PeerId) -> ChunkSet:
-        """What this peer may know that we have."""
+        """Return the chunks that this peer may know that we have."""
         guest = self._guests.get(peer)
         return guest.open if guest is not None else 0
 
     def show(self, now: float) -> dict[PeerId, ChunkSet]:
-        """What to show to whom now, beyond what they were shown; call it when something has changed, and often."""
+        """Choose chunks to show each peer now, beyond those already shown; call it after each change, and often."""
         self._give_places(now)
         news: dict[PeerId, ChunkSet] = {}
         fed = [(peer, guest) for peer, guest in self._guests.items() if guest.fed_at is not None]
         share = max(AHEAD, AHEAD_OF_ALL // max(1, len(fed)))
-        while fed:  # in turns, so that the first peer does not get all that nobody was shown
+        while fed:  # in turns, so that the first peer does not get all chunks that nobody was shown
             for peer, guest in [*fed]:
                 chunk = self._next_for(guest, now) if len(guest.shown) < guest.ahead(share, now) else None
                 if chunk is None:
@@ -182,7 +183,7 @@ class Superseeding:
         return min(max(LEAST_PATIENCE_S, PATIENCE_TIMES * self._usual_s), MOST_PATIENCE_S)
 
     def _give_places(self, now: float) -> None:
-        """Take the places of those that do not use them or had their turn, and give them to those that waited longest."""
+        """Take the places of guests that do not use them or had their turn, and give them to those that waited longest."""
         patience_s = self._patience_s()
         waiting = [guest for guest in self._guests.values() if guest.fed_at is None and self._all & ~guest.has]
         for guest in self._guests.values():
@@ -217,7 +218,7 @@ class Superseeding:
         return any_of(rarest, self._random) if rarest else None
 
     def _in_time(self, now: float) -> ChunkSet:
-        """Chunks that somebody who fetches was shown lately, and may be fetching."""
+        """Return the chunks that an active guest was shown lately, and may be fetching."""
         since, fetching = now - self._patience_s(), [guest for guest in self._guests.values() if not guest.idled]
         return set_of([chunk for guest in fetching for chunk, at in guest.shown.items() if at > since])
 
@@ -226,17 +227,17 @@ class Superseeding:
 
 
 NO_HURRY_S = 0.5
-"""How often a guest is told of chunks that others have as well: many small statements cost more than they gain."""
+"""Seconds between statements to a guest about chunks that others have as well: many small ones cost more than they gain."""
 MAX_GUESTS = 64
-"""Peers that are told what comes to a blob; the others have to ask again."""
+"""Most peers that are told about new chunks of a blob; the others have to ask again."""
 
 IsMember = Callable[[PeerId], bool]
 
 
 def has_place(peer: PeerId, guests: Mapping[PeerId, ChunkSet], all_: ChunkSet, is_member: IsMember) -> PeerId | bool:
-    """Whether there is room for one more guest; or the guest that has to go for it.
+    """Return True if there is room for one more guest, or the guest that has to go for it, or False.
 
-    That is one that has all, or, for a member, a stranger.  guests: what each of them has.
+    The guest to go is one that has all chunks, or, if `peer` is a member, a stranger.  guests: the chunks of each guest.
     """
     if peer in guests or len(guests) < MAX_GUESTS:
         return True
@@ -247,50 +248,51 @@ def has_place(peer: PeerId, guests: Mapping[PeerId, ChunkSet], all_: ChunkSet, i
 
 
 class Offer(Protocol):
-    """`now` is trio time."""
+    """An offer of a blob to its guests.  `now` is trio time."""
 
     def join(self, peer: PeerId, has: ChunkSet, now: float) -> ChunkSet:
-        """A peer fetches the blob, and has this much of it; returns what it may ask us for."""
+        """Add a peer that fetches the blob, and has these chunks of it; return the chunks that it may ask us for."""
         ...
 
     def got(self, peer: PeerId, chunks: ChunkSet) -> None:
-        """It has these, too."""
+        """Note that a peer now has these chunks as well."""
         ...
 
     def fed(self, peer: PeerId, chunk: int, now: float) -> None:
-        """It has fetched a chunk from us."""
+        """Note that a peer has fetched a chunk from us."""
         ...
 
     def leave(self, peer: PeerId) -> None:
-        """It is gone."""
+        """Remove a peer that is gone."""
         ...
 
     def guests(self) -> list[PeerId]:
-        """The peers that fetch the blob, as far as we are told."""
+        """Return the peers that fetch the blob, as far as we are told."""
         ...
 
     def news(self, now: float) -> dict[PeerId, ChunkSet]:
-        """What is to be told to whom now; all of it when `now` is infinite."""
+        """Return the chunks to tell each peer about now; all of them if `now` is infinite."""
         ...
 
 
 class OpenOffer:
-    """All that is here, of a blob of `count` chunks, is open to everybody.
+    """Offer to everybody of all chunks that are here, of a blob of `count` chunks.
 
-    Guests are told at once of what nobody else can give them, and with it of all that came since they were told.
+    Guests are told at once of chunks that nobody else can give them.  The same message lists all chunks that came since
+    their last one.
     """
 
     def __init__(self, count: int, here: ChunkSet, is_member: IsMember) -> None:
         self._here, self._all, self._is_member = here, (1 << count) - 1, is_member
         self._untold: dict[PeerId, ChunkSet] = {}
-        """Of each guest, what came since it was told."""
+        """Chunks that came since each guest was told."""
         self._told_at: dict[PeerId, float] = {}
         self._firsts: ChunkSet = 0
-        """What nobody had before us, as far as we know."""
+        """Chunks that nobody had before us, as far as we know."""
         self._has: dict[PeerId, ChunkSet] = {}
 
     def add(self, chunk: int, *, is_first: bool = False) -> None:
-        """A chunk is here now.  is_first: it came from an origin, which shows it to nobody else."""
+        """Add a chunk that is here now.  is_first: it came from an origin, which shows it to nobody else."""
         self._here |= 1 << chunk
         if is_first:
             self._firsts |= 1 << chunk
@@ -298,7 +300,7 @@ class OpenOffer:
             self._untold[peer] |= 1 << chunk
 
     def join(self, peer: PeerId, has: ChunkSet, now: float) -> ChunkSet:
-        """As `Offer.join`."""
+        """See `Offer.join`."""
         place = has_place(peer, self._has, self._all, self._is_member)
         if isinstance(place, str):
             self.leave(place)
@@ -307,26 +309,26 @@ class OpenOffer:
         return self._here
 
     def got(self, peer: PeerId, chunks: ChunkSet) -> None:
-        """As `Offer.got`."""
+        """See `Offer.got`."""
         if peer in self._has:
             self._has[peer] |= chunks & self._all
 
     def fed(self, peer: PeerId, chunk: int, now: float) -> None:
-        """As `Offer.fed`."""
+        """See `Offer.fed`."""
         self.got(peer, 1 << chunk)
 
     def leave(self, peer: PeerId) -> None:
-        """As `Offer.leave`."""
+        """See `Offer.leave`."""
         self._has.pop(peer, None)
         self._untold.pop(peer, None)
         self._told_at.pop(peer, None)
 
     def guests(self) -> list[PeerId]:
-        """As `Offer.guests`."""
+        """See `Offer.guests`."""
         return [*self._has]
 
     def news(self, now: float) -> dict[PeerId, ChunkSet]:
-        """As `Offer.news`: only what they do not have."""
+        """Return news as `Offer.news` does, without chunks that the guests have."""
         news = {}
         for peer, chunks in self._untold.items():
             told = chunks & ~self._has[peer]
@@ -338,7 +340,7 @@ class OpenOffer:
 
 
 class OriginOffer:
-    """Of a blob of `count` chunks that nobody else has, or few."""
+    """Offer of a blob of `count` chunks that nobody else has, or few."""
 
     def __init__(self, count: int, random_: random.Random, is_member: IsMember) -> None:
         self._showing, self._all, self._is_member = Superseeding(count, random_), (1 << count) - 1, is_member
@@ -351,7 +353,7 @@ class OriginOffer:
         return self._showing.only_here
 
     def join(self, peer: PeerId, has: ChunkSet, now: float) -> ChunkSet:
-        """As `Offer.join`."""
+        """See `Offer.join`."""
         place = has_place(peer, self._has, self._all, self._is_member) or self._place_of_an_idler(peer)
         if isinstance(place, str):
             self.leave(place)
@@ -363,35 +365,35 @@ class OriginOffer:
         return self._showing.shown_to(peer)
 
     def _place_of_an_idler(self, peer: PeerId) -> PeerId | bool:
-        """A guest that fetched nothing when it could may go for a newcomer, a member only for a member."""
+        """Return a guest that fetched nothing although it could, to make room; a member makes room only for a member."""
         idlers = self._showing.idlers
         strangers = [idler for idler in idlers if not self._is_member(idler)]
         return next(iter(strangers or (idlers if self._is_member(peer) else [])), False)
 
     def got(self, peer: PeerId, chunks: ChunkSet) -> None:
-        """As `Offer.got`."""
+        """See `Offer.got`."""
         if peer in self._has:
             self._has[peer] |= chunks & self._all
             self._showing.got(peer, chunks & self._all)
 
     def fed(self, peer: PeerId, chunk: int, now: float) -> None:
-        """As `Offer.fed`."""
+        """See `Offer.fed`."""
         if peer in self._has:
             self._has[peer] |= 1 << chunk
             self._showing.fed(peer, chunk, now)
 
     def leave(self, peer: PeerId) -> None:
-        """As `Offer.leave`."""
+        """See `Offer.leave`."""
         self._showing.leave(peer)
         self._has.pop(peer, None)
         self._untold.pop(peer, None)
 
     def guests(self) -> list[PeerId]:
-        """As `Offer.guests`."""
+        """See `Offer.guests`."""
         return [*self._has]
 
     def news(self, now: float) -> dict[PeerId, ChunkSet]:
-        """As `Offer.news`."""
+        """See `Offer.news`."""
         self._note(now)
         news, self._untold = self._untold, {}
         return news

@@ -1,7 +1,7 @@
-"""How fast a peer sends to us: a few chunks that it has anyway, asked for as everybody asks, checked, and thrown away.
+"""Samples of a peer's speed: a few chunks that it has anyway, requested as usual, checked, and thrown away.
 
-Whoever is asked notices nothing new: chunks of what it shares, in turns with those that others want, behind all that is
-urgent.  So a stranger that measures costs no more than one that fetches.
+The peer that is asked notices nothing new: it sends chunks of a blob that it shares, in turns with others' chunks, behind
+all urgent ones.  So a stranger that measures costs no more than one that fetches.
 """
 
 from __future__ import annotations
@@ -20,16 +20,19 @@ from protocol.wire.hashes import chunk_hash
 from protocol.wire.identity import PeerId
 
 SAMPLE_BYTES = 4 << 20
-"""Asked of one peer."""
+"""Bytes asked of one peer."""
 SAMPLE_S = 4.0
 BUSY_S = 0.2
-"""A peer that is busy is asked again after so long."""
+"""Seconds until a busy peer is asked again."""
 
 
 @dataclass(frozen=True)
 class Sampled:
-    """What came of it.  seconds: from the beginning of the first chunk to the end of the last one.  problem: why nothing
-    came, in a few words."""
+    """Outcome of a sample.
+
+    seconds: from the beginning of the first chunk to the end of the last one.  problem: the reason why nothing came, in a
+    few words.
+    """
 
     peer: PeerId
     down_bytes: int
@@ -38,12 +41,12 @@ class Sampled:
 
     @property
     def bytes_per_s(self) -> float:
-        """0 when nothing came."""
+        """Rate of the sample; 0 if nothing came."""
         return self.down_bytes / self.seconds if self.down_bytes and self.seconds > 0 else 0.0
 
 
 class Sample:
-    """Of one peer; `run` it once.  What arrives for it goes through `landing` and `landed`."""
+    """Sample of one peer; call `run` once.  Its chunks arrive through `landing` and `landed`."""
 
     def __init__(self, session: Session, blob: Blob, peer: PeerId) -> None:
         self.blob, self.peer = blob, peer
@@ -57,7 +60,7 @@ class Sample:
         self._changed = trio.Event()
 
     async def run(self) -> Sampled:
-        """Within `SAMPLE_S`."""
+        """Take the sample within `SAMPLE_S`."""
         problem = "it sent nothing in time"
         with trio.move_on_after(SAMPLE_S):
             try:
@@ -69,7 +72,7 @@ class Sample:
         return Sampled(self.peer, self._bytes, max(0.0, self._ended_at - begun), "" if self._bytes else problem)
 
     async def _fetch(self) -> str:
-        """Until all has come, or nothing more will; why nothing came, if nothing did."""
+        """Fetch until all chunks have come, or no more will; return the reason why nothing came, if nothing did."""
         while self._left:
             wanted = [*chunks_in(self._left)]
             self._expected = self._left
@@ -85,7 +88,7 @@ class Sample:
         return "it does not have what we asked for"
 
     def landing(self, peer: PeerId, chunk: int, size: int) -> Landing | None:
-        """Memory for a chunk that we asked this peer for; None for others."""
+        """Return memory for a chunk that we asked this peer for; None for other chunks."""
         expected = peer == self.peer and chunk < len(self.blob) and self._expected >> chunk & 1
         if not expected or size != self.blob.sizes[chunk] or chunk in self._coming:
             return None
@@ -95,7 +98,7 @@ class Sample:
         return landing
 
     def landed(self, peer: PeerId, chunk: int, landing: Landing | None) -> None:
-        """A chunk that had a landing is complete; None when it broke off."""
+        """Take a chunk that is complete.  landing: None if it broke off."""
         if peer != self.peer or self._coming.pop(chunk, None) is None:
             return
         self._left &= ~(1 << chunk)
@@ -107,7 +110,7 @@ class Sample:
 
 
 def _first_chunks(sizes: Sequence[int]) -> list[int]:
-    """As many as make up `SAMPLE_BYTES`, one at least."""
+    """Return the first chunks that together have at most `SAMPLE_BYTES`; at least one."""
     chunks, total = [0], sizes[0]
     for chunk in range(1, min(len(sizes), MAX_WANTED)):
         total += sizes[chunk]

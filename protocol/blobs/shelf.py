@@ -1,4 +1,4 @@
-"""What is here of blobs: where the bytes of a chunk are read from."""
+"""Shelves of blobs on a peer's disk, from which the bytes of chunks are read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from protocol.wire.hashes import Hash
 
 @dataclass(frozen=True)
 class Holding:
-    """A blob that others can have from us, as `peer weights --json` shows it.
+    """A blob that others can get from us, as `peer weights --json` shows it.
 
     what, number, blob: as in `protocol.events.events.TransferProgress`.
     """
@@ -33,20 +33,20 @@ class Held(Protocol):
 
     @property
     def here(self) -> ChunkSet:
-        """Those that can be read."""
+        """Chunks that can be read."""
         ...
 
     @property
     def is_urgent(self) -> bool:
-        """Whether a round may wait for it; what is not takes what others leave of our line."""
+        """True if a round may wait for the blob; other blobs get only the spare capacity of our line."""
         ...
 
     def leaves(self) -> Sequence[Hash] | None:
-        """The hashes of all chunks, if they are known here.  Blocking."""
+        """Return the hashes of all chunks, if they are known here.  Blocking."""
         ...
 
     def read(self, chunk: int) -> bytes | None:
-        """The bytes of a chunk; None when they are not here any more, or not what they were.  Blocking."""
+        """Return the bytes of a chunk; None if they are not here any more, or were altered.  Blocking."""
         ...
 
 
@@ -54,13 +54,13 @@ class Shelf(Protocol):
     """The blobs on a peer's disk."""
 
     def find(self, name: Hash) -> Held | None:
-        """A blob that is here; None for others.  Blocking."""
+        """Return a blob that is here; None for others.  Blocking."""
         ...
 
 
 class ListedShelf(Shelf, Protocol):
-    """One that tells what is on it."""
+    """A shelf that lists its blobs."""
 
     def holdings(self) -> list[Holding]:
-        """The complete blobs that are here.  Blocking."""
+        """Return the complete blobs that are here.  Blocking."""
         ...

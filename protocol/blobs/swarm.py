@@ -1,8 +1,8 @@
 """SHARDCAST: everything large moves through one swarm of checked chunks.
 
-A peer's part in it: what it fetches, what it offers, and what others ask it for.  Whoever fetches a blob asks peers which
-chunks they have, is told of further ones as they come, and asks for chunks, which are pushed over the bulk data plane.  It
-offers what it has meanwhile.  There is no other way for checkpoints, results and weights to move.
+This is a peer's part in the swarm: its fetches, its offers, and its answers to others.  A peer that fetches a blob asks
+others which chunks they have, is told of further ones as they come, and asks for chunks, which are pushed over the bulk data
+plane.  It offers its own chunks meanwhile.  There is no other way for checkpoints, results and weights to move.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ from protocol.wire.identity import PeerId
 from protocol.wire.questions import LeavesReply
 
 NEWS_S = 0.1
-"""What came is told to others so often: many small statements cost more than they gain."""
+"""Seconds between two reports of new chunks to others: many small statements cost more than they gain."""
 NEWS_TIMEOUT_S = 10.0
 MAX_ASKERS = 64
-"""Peers remembered as fetching a blob that is here whole, of all blobs together: they are told of each other."""
+"""Most peers remembered as fetching blobs that are here whole, of all blobs together: they are told of each other."""
 
 
 class Swarm:
-    """Of one node; `run` it.  shelf: what is on its disk.
+    """The swarm as one node takes part in it; call `run` once.  shelf: the blobs on its disk.
 
-    serves: whether others may ask us for chunks; those that they have been promised are sent all the same.
+    serves: True if others may ask us for chunks; chunks already promised are sent all the same.
     """
 
     def __init__(self, session: Session, members: Members, shelf: Shelf, offload: Offload) -> None:
@@ -63,7 +63,7 @@ class Swarm:
         self._origins: dict[Hash, OriginOffer] = {}
         self._samples: list[Sample] = []
         self._untold: dict[tuple[PeerId, Hash], ChunkSet] = {}
-        """What is still to be told; whoever is in it is being told."""
+        """Chunks still to be told to a peer; a peer with an entry is being told."""
         self._nursery: trio.Nursery | None = None
         self.serves = True
         self._askers: deque[tuple[Hash, PeerId]] = deque(maxlen=MAX_ASKERS)
@@ -80,7 +80,7 @@ class Swarm:
         return self._uploads.up_bytes
 
     async def run(self) -> None:
-        """Serve and tell others what comes, until cancelled."""
+        """Serve chunks and tell others of new ones, until cancelled."""
         try:
             async with trio.open_nursery() as self._nursery:
                 self._nursery.start_soon(self._uploads.run)
@@ -103,14 +103,14 @@ class Swarm:
         here: ChunkSet = 0,
         on_chunk: Callable[[], None] = lambda: None,
     ) -> bool:
-        """Fetch what is missing of a blob into `into`; True when all is there, False when nobody has some of it.
+        """Fetch the missing chunks of a blob into `into`; return True if all are there, False if nobody has some of them.
 
         sources: peers to ask first; they name others.  here: chunks that are there already.
         """
         others = self._fetches.setdefault(blob.name, [])
 
         def tell(event: Event) -> None:
-            if others[0] is fetch:  # of one blob, one at a time
+            if others[0] is fetch:  # only one fetch of a blob reports
                 self._session.emit(event)
 
         fetch = Fetch(self._session, self.members, blob, into, here, purpose, on_chunk, tell)
@@ -118,13 +118,13 @@ class Swarm:
         try:
             return await fetch.run(sources)
         finally:
-            self._spread(blob.name, fetch.offer, inf)  # all that nobody was told yet
+            self._spread(blob.name, fetch.offer, inf)  # all chunks that were not told yet
             others.remove(fetch)
             if not others:
                 del self._fetches[blob.name]
 
     async def sample(self, blob: Blob, peer: PeerId) -> Sampled:
-        """How fast a peer sends to us some chunks of a blob that it should have; nothing of them is kept."""
+        """Measure how fast a peer sends us some chunks of a blob that it should have; none of them is kept."""
         sample = Sample(self._session, blob, peer)
         self._samples.append(sample)
         try:
@@ -133,30 +133,30 @@ class Swarm:
             self._samples.remove(sample)
 
     def add_sources(self, name: Hash, sources: Sequence[PeerId]) -> None:
-        """Ask these, too, for the blob that is being fetched."""
+        """Ask these peers as well for a blob that is being fetched."""
         for fetch in self._fetches.get(name, []):
             fetch.add_sources(sources)
 
     def originate(self, name: Hash, count: int) -> None:
-        """We alone have this blob, of `count` chunks: show it so that each chunk leaves us once."""
+        """Offer this blob of `count` chunks, which we alone have, so that each chunk leaves us once."""
         if name not in self._origins:
             self._origins[name] = OriginOffer(count, self._random, self.members.has_member)
 
     def end_origin(self, name: Hash) -> None:
-        """We are about to have this blob no more, or others have it."""
+        """End an origin's offer: we are about to lose the blob, or others have it."""
         self._origins.pop(name, None)
 
     def only_here(self, name: Hash) -> ChunkSet:
-        """Chunks of a blob that we originate, and that would be lost with us, as far as we know."""
+        """Return the chunks of a blob we originate that would be lost with us, as far as we know."""
         origin = self._origins.get(name)
         return origin.only_here if origin is not None else 0
 
     def transfers(self) -> list[TransferProgress]:
-        """What is being fetched now, and how far it is."""
+        """Return the progress of each blob that is being fetched now."""
         return [fetches[0].transfer.told() for fetches in self._fetches.values()]
 
     def gone(self, peer: PeerId) -> None:
-        """A peer is not connected any more."""
+        """Forget a peer that is not connected any more."""
         self._uploads.forget(peer)
         for _, offer in self._offers():
             offer.leave(peer)
@@ -174,7 +174,7 @@ class Swarm:
                 offer.fed(peer, chunk, trio.current_time())
 
     def _spread(self, name: Hash, offer: Offer, now: float) -> None:
-        """Tell the news of an offer, to each peer when it has answered the last ones: whoever is slow is told less often."""
+        """Tell the news of an offer, to each peer once it has answered the last ones: slow peers are told less often."""
         if not self.serves:
             return  # a later look at the offer tells it
         for peer, chunks in offer.news(now).items():
@@ -191,14 +191,14 @@ class Swarm:
                 news = ChunkNews(blob=name, chunks=told)
                 await self._session.network.request(peer, "news", news.encode(), timeout_s=NEWS_TIMEOUT_S)
         except NetworkError:
-            pass  # it asks again what we have when it has nothing better
+            pass  # the peer asks again about our chunks when it has nothing better
         finally:
             del self._untold[peer, name]
 
     # -- what others ask ----------------------------------------------------------------------------------------------
 
     async def answer(self, peer: PeerId, kind: str, data: bytes) -> bytes:
-        """The answer to a question about a blob.  Raises `Refused` with the reason when there is none."""
+        """Return the answer to a question about a blob.  Raises `Refused` with the reason if there is none."""
         try:
             return await self._answers[kind](peer, data)
         except Malformed as error:
@@ -269,7 +269,7 @@ class Swarm:
         return held
 
     async def _read(self, name: Hash, chunk: int) -> tuple[bytes, bool] | None:
-        """The bytes of a chunk, and whether a round may wait for them; None when they are not here any more."""
+        """Return the bytes of a chunk, and True if a round may wait for them; None if they are not here any more."""
         fetches = self._fetches.get(name)
         held: Held | None = fetches[0] if fetches else await self._offload(self._shelf.find, name)
         if held is None or chunk >= held.count:
@@ -280,7 +280,7 @@ class Swarm:
     # -- pushes -------------------------------------------------------------------------------------------------------
 
     def open_push(self, peer: PeerId, header: ChunkHeader, size: int) -> Landing | None:
-        """Where a chunk goes that we asked this peer for; None for others."""
+        """Return memory for a chunk that we asked this peer for; None for other chunks."""
         for fetch in self._fetches.get(Hash(header.blob), []):
             landing = fetch.landing(peer, header.chunk, size)
             if landing is not None:
@@ -289,7 +289,7 @@ class Swarm:
         return next((landing for landing in samples if landing is not None), None)
 
     def finish_push(self, peer: PeerId, header: ChunkHeader, landing: Landing | None) -> None:
-        """A chunk is complete; None when it broke off."""
+        """Take a chunk that is complete.  landing: None if it broke off."""
         for sample in self._samples_of(header):
             sample.landed(peer, header.chunk, landing)
         if landing is None:

@@ -1,4 +1,4 @@
-"""How far a blob is on its way to us, how fast it comes, and for how long still."""
+"""Progress of a blob on its way to us: its chunks, its rate, and the time that is left."""
 
 from __future__ import annotations
 
@@ -12,22 +12,24 @@ from protocol.events.events import Event, TransferEnded, TransferProgress
 EVERY_S = 1.0
 MEMORY = 0.3
 MOST_CELLS = 256
-"""A blob may have tens of thousands of chunks, and its map is told once a second."""
+"""Most cells of a blob's map, which is told once a second; a blob may have tens of thousands of chunks."""
 
 
 @dataclass(frozen=True)
 class Purpose:
-    """What a blob is for.  what: checkpoint, result, weights, patch, file, rollouts, tasks or reference.  number: of the
-    round, version or file."""
+    """Purpose of a blob.
+
+    what: checkpoint, result, weights, patch, file, rollouts, tasks or reference.  number: of the round, version or file.
+    """
 
     what: str
     number: int
 
 
 class Transfer:
-    """Of one blob.  here: the chunks that need not be fetched.  now: trio time.  emit: told progress once in `EVERY_S`.
+    """Progress of one blob.  here: chunks that need not be fetched.  now: trio time.  emit: told progress once in `EVERY_S`.
 
-    Call `update` often, also when nothing comes: the rate is that of the last seconds.
+    Call `update` often, also when nothing comes: the rate is measured over the last seconds.
     """
 
     def __init__(self, purpose: Purpose, blob: Blob, here: ChunkSet, now: float, emit: Callable[[Event], None]) -> None:
@@ -40,7 +42,7 @@ class Transfer:
         self._rate = 0.0
 
     def update(self, here: ChunkSet, sources: int, now: float) -> None:
-        """These chunks are here now, and so many peers have some of the blob."""
+        """Note the chunks that are here now, and the number of peers that have some of the blob."""
         self._bytes_left -= self._size(here & ~self._here)
         self._here, self._sources = here, sources
         passed_s, arrived = now - self._told_at, self._told_left - self._bytes_left
@@ -50,14 +52,14 @@ class Transfer:
             self._emit(self.told())
 
     def end(self, now: float) -> None:
-        """Nothing more is fetched of it: all is here, or nobody has the rest; or it was given up."""
+        """End the transfer: all chunks are here, nobody has the rest, or it was given up."""
         if self._began_with:
             arrived = self._began_with - self._bytes_left
             complete, seconds = not self._bytes_left, now - self._begun_at
             self._emit(TransferEnded(**self._named(), fetched_bytes=arrived, seconds=seconds, complete=complete))
 
     def told(self) -> TransferProgress:
-        """As an event."""
+        """Return the progress as an event."""
         return TransferProgress(
             **self._named(),
             done=self._here.bit_count(),
@@ -77,7 +79,7 @@ class Transfer:
 
 
 def cells(here: ChunkSet, count: int, most: int = MOST_CELLS) -> str:
-    """A map of the chunks of a blob, at most `most` cells: # all of a cell's chunks are here, + some, . none."""
+    """Return a map of the chunks of a blob, at most `most` cells: # all of a cell's chunks are here, + some, . none."""
     number, line = min(most, count), ""
     for cell in range(number):
         first, end = cell * count // number, (cell + 1) * count // number

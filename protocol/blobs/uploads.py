@@ -1,13 +1,15 @@
-"""Pushing chunks to those that asked for them: in turns between peers, a few at a time.
+"""Uploads: chunks are pushed to the peers that asked for them, in turns between peers, a few at a time.
 
-A chunk that is under way alone arrives sooner than one among many, and whoever has it serves it on; so few pushes go at a
+A chunk that is under way alone arrives sooner than one among many, and its receiver serves it on.  So few pushes run at a
 time, enough to fill the line: one more when they are quick, one less when they are slow.  A push has its place until it is
-answered, and on a long way until its data has left us: the line would be idle meanwhile.  For the same reason the queue is
-short: whoever would wait for more than about `QUEUE_S` is told that we are busy, and looks for the chunk elsewhere, where it
-may be by then.  Who was told so is remembered, and has its turn before those that came later.  Members go before strangers.
+answered.  On a long way it has its place only until its data has left us: the line would be idle otherwise.
 
-A peer that takes nothing of what it is sent holds up its own chunks only: soon its pushes do not count among the few, nor
-what it waits for in the queue, and those after them not at all until it has taken one.
+The queue is short, for the same reason: a peer that would wait for more than about `QUEUE_S` is told that we are busy.  It
+looks for the chunk elsewhere, where it may be by then.  A peer that was turned away is remembered, and has its turn before
+later ones.  Members go before strangers.
+
+A peer that takes none of its pushes holds up only its own chunks.  After a while its pushes do not count among the few, nor
+its chunks in the queue.  Its later pushes do not count at all until it has taken one.
 """
 
 from __future__ import annotations
@@ -25,15 +27,15 @@ from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 
 FEWEST, FIRST, MOST = 4, 4, 8
-"""Pushes at a time."""
+"""Fewest, first and most pushes at a time."""
 QUICK_S, SLOW_S = 1.0, 4.0
 PUSHES_TO_ONE = 2
 MOST_WITH_STALLED = 24
 MOST_ON_A_WAY, MOST_ON_WAYS = 64, 128
 MOST_ON_A_WAY_BYTES, MOST_ON_WAYS_BYTES = 8 << 20, 32 << 20
-"""So many pushes, and bytes, may be sent and not answered, by one peer and by all, when one more on a long way begins."""
+"""Most pushes, and bytes, sent and unanswered, of one peer and of all, when one more on a long way begins."""
 STALLED_S, STALLED_TIMES = 5.0, 4.0
-"""A push is stalled when it takes longer than this, and so many times as long as pushes do."""
+"""A push is stalled if it takes longer than this, and so many times as long as pushes usually do."""
 QUEUE_S = 1.0
 LEAST_QUEUE, MOST_QUEUE = 4, 64
 REMEMBERED_S = 2.0
@@ -46,7 +48,7 @@ Chunk = tuple[Hash, int]
 
 @dataclass
 class _Push:
-    """begun: when.  size: of its data, in bytes, 0 while it is being read.  sent: whether all of that has left us."""
+    """A push under way.  begun: its time.  size: of its data, in bytes, 0 while it is being read.  sent: all has left us."""
 
     begun: float
     size: int = 0
@@ -56,9 +58,9 @@ class _Push:
 class Uploads:
     """Queues of all peers; `run` serves them.
 
-    read: the bytes of a chunk, and whether a round may wait for them; None when it is not here any more.
+    read: returns the bytes of a chunk, and whether a round may wait for them; None if the chunk is not here any more.
     on_fed: told of each chunk that arrived somewhere.
-    up_bytes: of chunks, since the start.
+    up_bytes: bytes of chunks sent since the start.
     """
 
     def __init__(
@@ -72,15 +74,15 @@ class Uploads:
         self._queues: dict[PeerId, deque[Chunk]] = {}
         self._under_way: dict[PeerId, dict[Chunk, _Push]] = {}
         self._turned_away: dict[PeerId, float] = {}
-        """Peers that were told that we are busy, in the order in which they came, and when they asked last."""
+        """Peers that were told that we are busy, in the order in which they came, and when they last asked."""
         self._stalling: dict[PeerId, None] = {}
-        """Peers that took nothing of the last one."""
+        """Peers that took nothing of the last push."""
         self._at_once, self._push_s = FIRST, 0.0
         self._wake = trio.Event()
         self.up_bytes = 0
 
     def want(self, peer: PeerId, name: Hash, chunk: int) -> bool:
-        """Queue a chunk for a peer; False when we are busy."""
+        """Queue a chunk for a peer; return False if we are busy."""
         queue = self._queues.get(peer, deque())
         if (name, chunk) in queue or (name, chunk) in self._under_way.get(peer, {}):
             return True
@@ -93,12 +95,12 @@ class Uploads:
         return True
 
     def forget(self, peer: PeerId) -> None:
-        """It is gone: nothing more is sent to it."""
+        """Forget a peer that is gone: nothing more is sent to it."""
         self._queues.pop(peer, None)
         self._turned_away.pop(peer, None)
 
     def _has_room(self, peer: PeerId) -> bool:
-        """Whether one more chunk for this peer fits, those that were turned away before it considered."""
+        """Return True if one more chunk for this peer fits, after the peers turned away before it."""
         if self._stalls(peer):
             return peer not in self._queues and peer not in self._under_way
         now, member = trio.current_time(), self._members.has_member(peer)
@@ -123,28 +125,28 @@ class Uploads:
         return False
 
     def _stalls(self, peer: PeerId) -> bool:
-        """Whether it takes nothing of what it is sent."""
+        """Return True if the peer takes nothing of what it is sent."""
         return peer in self._stalling or self._waits_s(peer) >= max(STALLED_S, STALLED_TIMES * self._push_s)
 
     def _is_slow(self, peer: PeerId) -> bool:
-        """Whether it answers so late that what waits for it takes nobody else's place in the queue."""
+        """Return True if the peer answers so late that its chunks take no other peer's place in the queue."""
         return self._waits_s(peer) >= max(QUEUE_S, STALLED_TIMES * self._push_s)
 
     def _waits_s(self, peer: PeerId) -> float:
-        """For how long the oldest push to it has been under way; less than 0 where there is none."""
+        """Return the seconds for which the oldest push to the peer has been under way; less than 0 if there is none."""
         return trio.current_time() - min((push.begun for push in self._of(peer)), default=inf)
 
     # -- sending ------------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Serve the queues until cancelled."""
         async with trio.open_nursery() as nursery:
             while True:
                 while (peer := self._next()) is not None:
                     queue = self._queues.pop(peer)
                     chunk = queue.popleft()
                     if queue:
-                        self._queues[peer] = queue  # to the end of the turn
+                        self._queues[peer] = queue  # to the end of the round of turns
                     self._under_way.setdefault(peer, {})[chunk] = push = _Push(trio.current_time())
                     nursery.start_soon(self._push, peer, chunk, push)
                 self._wake = trio.Event()
@@ -152,7 +154,7 @@ class Uploads:
                     await self._wake.wait()
 
     def _next(self) -> PeerId | None:
-        """Whose turn it is; None when nobody may be served now."""
+        """Return the peer whose turn it is; None if nobody may be served now."""
         under_way = sum(map(self._places, self._under_way))
         moving = sum(self._leaving(peer) for peer in self._under_way if not self._stalls(peer))
         if under_way >= MOST_WITH_STALLED or moving >= self._at_once:
@@ -164,9 +166,10 @@ class Uploads:
         return next((peer for peer in free if self._members.has_member(peer)), next(iter(free), None))
 
     def _may_push(self, peer: PeerId, fits: bool, fits_on_ways: bool) -> bool:
-        """Whether one more push to this peer may begin, as far as it is concerned.
+        """Return True if one more push to this peer may begin, as far as the peer is concerned.
 
-        fits: one more of any, fits_on_ways: one more beyond those that were sent and not answered, of all peers.
+        fits: True if one more push of any kind fits.  fits_on_ways: True if one more fits beyond the pushes of all peers
+        that were sent and not answered.
         """
         if not self._of(peer):
             return True
@@ -177,18 +180,18 @@ class Uploads:
         return (fits and len(self._of(peer)) < PUSHES_TO_ONE) or (fits_on_ways and fits_on_way)
 
     def _places(self, peer: PeerId) -> int:
-        """How many places it takes: all that is sent to it and not answered takes one."""
+        """Return the places that a peer takes; all its pushes that were sent and not answered take one together."""
         return min(self._leaving(peer) + bool(self._sent(peer)), PUSHES_TO_ONE)
 
     def _of(self, peer: PeerId) -> Collection[_Push]:
         return self._under_way.get(peer, {}).values()
 
     def _leaving(self, peer: PeerId) -> int:
-        """Pushes to it of which something has not left us."""
+        """Return the number of pushes to a peer that have not left us completely."""
         return sum(not push.sent for push in self._of(peer))
 
     def _sent(self, peer: PeerId) -> list[_Push]:
-        """Those that it has not answered, and of which all has left us."""
+        """Return the pushes to a peer that have left us completely, and that it has not answered."""
         return [push for push in self._of(peer) if push.sent]
 
     async def _push(self, peer: PeerId, wanted: Chunk, push: _Push) -> None:
@@ -215,7 +218,7 @@ class Uploads:
                 self.up_bytes += len(data)
                 self._on_fed(peer, name, chunk)
         except NetworkError:
-            # it has got the chunk elsewhere, or asks again
+            # the peer has got the chunk elsewhere, or asks again
             if trio.current_time() - push.begun > STALLED_S and len(self._stalling) < MAX_REMEMBERED:
                 self._stalling[peer] = None
         finally:

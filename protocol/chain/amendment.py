@@ -1,6 +1,6 @@
-"""Amendments: what the organiser may change about a run that has begun, signed and carried in the chain.
+"""Amendments: signed changes of the organiser to a run that has begun, carried in the chain.
 
-A plan, and the record that comes of it, carries one amendment at most: of the sets of tasks (`protocol.wire.tasks`), or an
+A plan carries at most one amendment, and so does the record made from it: of the task sets (`protocol.wire.tasks`), or an
 extension of the run (`protocol.wire.messages`).
 """
 
@@ -16,7 +16,7 @@ from protocol.wire.tasks import MAX_AMENDMENT_BYTES, Amendment
 
 
 def open_amendment(raw: bytes, run: Hash, organiser: PeerId) -> Amendment | Extension:
-    """The amendment that the organiser of this run signed; raises `Malformed` for anything else."""
+    """Return the amendment that the organiser of this run signed; raises `Malformed` for anything else."""
     sender, body, _ = unpack(raw, run, max_bytes=MAX_AMENDMENT_BYTES)
     if not isinstance(body, Amendment | Extension) or sender != organiser:
         raise Malformed("no amendment of the organiser")
@@ -24,13 +24,13 @@ def open_amendment(raw: bytes, run: Hash, organiser: PeerId) -> Amendment | Exte
 
 
 def tasks_of(record: Record) -> Amendment | None:
-    """The amendment of the sets of tasks in a record that has been verified, if it carries one."""
+    """Return the amendment of the task sets in a verified record; None if it carries none."""
     body = _read(record.amendment)
     return body if isinstance(body, Amendment) else None
 
 
 def extension_of(record: Record) -> Extension | None:
-    """The extension of the run in a record that has been verified, if it carries one."""
+    """Return the extension of the run in a verified record; None if it carries none."""
     body = _read(record.amendment)
     return body if isinstance(body, Extension) else None
 

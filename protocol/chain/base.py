@@ -1,4 +1,4 @@
-"""What a round stands on: the tip with its electors, and what the manifest says about rounds."""
+"""Base of a round: the tip with its electors, and the manifest's settings of rounds."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from protocol.wire.tasks import Amendment
 
 
 def fragment_of(round: int, fragments: int) -> int:
-    """The fragment that a round exchanges: all take turns."""
+    """Return the fragment that a round exchanges: all take turns."""
     return round % fragments
 
 
 @dataclass(frozen=True)
 class RoundSettings:
-    """What the manifest says about rounds.
+    """The manifest's settings of rounds.
 
-    fragments: of the state; a round exchanges one.  chunks: chunks of a contribution.
-    founders: sorted; None when anyone may found the run.  is_open: whether keys are admitted without being known.
+    fragments: number of fragments of the state; a round exchanges one.  chunks: chunks of a contribution.
+    founders: sorted; None if anyone may found the run.  is_open: True if unknown keys are admitted.
     """
 
     run: Hash
@@ -50,7 +50,7 @@ class RoundSettings:
 
 
 def round_settings(run: Hash, manifest: RunManifest) -> RoundSettings:
-    """The settings that `manifest` fixes."""
+    """Return the settings that `manifest` fixes."""
     rounds = manifest.rounds
     return RoundSettings(
         run=run,
@@ -75,11 +75,12 @@ def round_settings(run: Hash, manifest: RunManifest) -> RoundSettings:
 
 @dataclass(frozen=True)
 class Base:
-    """What a round stands on.
+    """The tip that a round stands on, with its electors and the facts that the round is checked against.
 
-    electors: who votes on it, sorted; none at the genesis of a run without founders.  contributors: the members of the
-    record before whose parts are in it, sorted.  known: the members of all records.  uses: of admission tokens, in all of
-    them.  tasks: the sets of tasks of the version that the round begins with.  progress: of the run before the round.
+    electors: the peers that vote on the round, sorted; empty at the genesis of a run without founders.  contributors:
+    members of the previous record whose parts it contains, sorted.  known: members of all records.  uses: uses of admission
+    tokens in all records.  tasks: task sets of the version that the round begins with.  progress: of the run before the
+    round.
     """
 
     round: int
@@ -100,11 +101,11 @@ class Base:
             self.tasks.flaw(body, has_rollouts=manifest.rl is not None)
 
     def ranked(self, peers: Iterable[PeerId]) -> list[PeerId]:
-        """In the order in which these peers propose: the tip draws it, so nobody can choose a key for it in advance."""
+        """Return `peers` in proposing order, which the tip draws: nobody can choose a key for it in advance."""
         return sorted(peers, key=lambda peer: _lot(self.tip, peer))
 
 
 @lru_cache(maxsize=4096)
 def _lot(tip: Hash, peer: PeerId) -> Hash:
-    """Asked for again with each statement of a round."""
+    """Return the draw of `peer` on this tip; cached, since each statement of a round needs it."""
     return hash_bytes("proposer", tip + peer.encode())

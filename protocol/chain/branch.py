@@ -1,4 +1,4 @@
-"""A chain that leaves ours at some tip: verified records that lie beside ours on disk, until we take them over."""
+"""A chain that leaves ours at some tip: its verified records lie beside ours on disk until we take them over."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from protocol.wire.messages import Commit
 
 
 class Uprooted(Exception):
-    """Our chain has changed so that the branch no longer begins on it, or was taken over."""
+    """A branch that no longer begins on our chain, because ours has changed, or that was taken over."""
 
 
 class Branch:
-    """Begins on our tip after `start` rounds; its own records are in `slot`.
+    """A chain that begins on our tip after `start` rounds; its own records are in `slot`.
 
-    What is appended has been verified.  Our chain may move on meanwhile: `is_rooted` and `common` look at it as it is now.
+    The caller has verified every record before it is appended.  Our chain may move on meanwhile: `is_rooted` and `common`
+    compare with its present state.
     """
 
     def __init__(self, history: History, files: BranchFiles, slot: str, start: int) -> None:
@@ -31,7 +32,7 @@ class Branch:
 
     @classmethod
     def open(cls, history: History, files: BranchFiles, slot: str) -> Branch | None:
-        """The records that an earlier life left in `slot`, as far as they are one chain that begins on ours; else None."""
+        """Return the branch left in `slot` before a restart, up to the first gap; None if it does not begin on our chain."""
         rounds = files.slots().get(slot, [])
         first = files.at(slot, rounds[0]) if rounds and rounds[0] <= history.length else None
         if first is None or first.record.previous != history.tip_at(rounds[0]):
@@ -47,7 +48,7 @@ class Branch:
         return branch
 
     def append(self, commit: Commit) -> None:
-        """The next record, verified on `base`; it is on disk when this returns.  Blocking.  Raises `StoreFailed`."""
+        """Append the next record, verified on `base`; it is on disk on return.  Blocking.  Raises `StoreFailed`."""
         assert commit.record.previous == self.tip and commit.record.round == self.length, "not the next record"
         self.size_bytes += self._files.append(self.slot, commit)
         self._note(commit)
@@ -60,39 +61,39 @@ class Branch:
 
     @property
     def length(self) -> int:
-        """Rounds to its end."""
+        """Number of rounds from genesis to the end of the branch."""
         return self.start + len(self._tips) - 1
 
     @property
     def tip(self) -> Hash:
-        """Of its newest record."""
+        """Tip after the newest record of the branch."""
         return self._tips[-1]
 
     @property
     def base(self) -> Base:
-        """What its next record stands on."""
+        """Base of the next record of the branch."""
         return self._history.base_on(self.length, self.tip, self._roster)
 
     @property
     def provisional(self) -> dict[int, tuple[PeerId, ...]]:
-        """The electors of each of its own records that was certified without some of them, by round."""
+        """Electors of each of the branch's own records that was certified without some of them, by round."""
         return dict(self._voters)
 
     @property
     def is_rooted(self) -> bool:
-        """Whether it still begins on our chain."""
+        """True if the branch still begins on our chain."""
         return self.start <= self._history.length and self._history.tip_at(self.start) == self._tips[0]
 
     @property
     def common(self) -> int:
-        """Rounds that it shares with our chain as it is now; it is rooted."""
+        """Number of rounds shared with our chain as it is now.  The branch must be rooted."""
         theirs = self._tips[1:]
         ours = self._history.tips(self.start + 1, len(theirs))
         shared = next((number for number, (our, their) in enumerate(zip(ours, theirs, strict=False)) if our != their), None)
         return self.start + (min(len(ours), len(theirs)) if shared is None else shared)
 
     def tip_at(self, rounds: int) -> Hash:
-        """The tip after `rounds` rounds, at most `length`.  Raises `Uprooted`."""
+        """Return the tip after `rounds` rounds, at most `length`.  Raises `Uprooted`."""
         return self._tips[rounds - self.start] if rounds >= self.start else self._trunk().tip_at(rounds)
 
     def _trunk(self) -> History:
@@ -101,11 +102,11 @@ class Branch:
         return self._history
 
     def tips(self, start: int, count: int) -> list[Hash]:
-        """Of its own tips those after `start`, `start` + 1, ... rounds, at most `count`."""
+        """Return the branch's own tips after `start`, `start` + 1, ... rounds, at most `count`."""
         return self._tips[max(0, start - self.start) : max(0, start - self.start + count)]
 
     def commit_at(self, round: int) -> Commit:
-        """The commit of a round below `length`.  Blocking.  Raises `Uprooted`."""
+        """Return the commit of a round below `length`.  Blocking.  Raises `Uprooted`."""
         commit = self._trunk().kept(round) if round < self.start else self._files.at(self.slot, round)
         if commit is None:
             raise Uprooted

@@ -1,7 +1,8 @@
-"""What the record chain credits its peers with: tokens trained, and tokens of rollouts that were learned from.
+"""Credit of each peer on the record chain: tokens trained, and tokens of its rollouts that members learned from.
 
-Pure.  Who holds the chain counts the same.  Both are what members of the records signed: nobody can be credited with less
-than they say, and a member that lies is no more than one of many.  So of a batch that several name, the most tokens count.
+Pure: everybody who holds the chain counts the same.  Members of the records signed both numbers: nobody can be credited with
+less than members say, and a lying member is only one of many.  So if several members name a batch, the largest token count
+is used.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from protocol.wire.messages import Commit, Record, members_in
 YOUNG_ROUNDS = 17
 """Rounds in which an honest trainer may learn from one batch: `max_async` + 1 at most."""
 MOST_TOLD = 64
-"""Rollout peers in an event."""
+"""Most rollout peers named in one event."""
 
 Name = tuple[PeerId, Hash]
-"""A batch's: its author and its root."""
+"""Name of a batch: its author and its root."""
 
 
 @dataclass(frozen=True)
 class Credit:
-    """What the chain credits a peer with.
+    """Credit of one peer on the chain.
 
     rounds, tokens: as a member; tokens are weighted by the share of its chunks that were averaged.
     batches, accepted_tokens: of its rollouts that members learned from, each batch once.
@@ -39,7 +40,7 @@ class Credit:
 
 
 def ledger(commits: Iterable[Commit]) -> Mapping[PeerId, Credit]:
-    """What every peer is credited with over these rounds; everybody who holds the chain gets the same."""
+    """Return the credit of every peer over these rounds; everybody who holds the chain gets the same."""
     credits: dict[PeerId, Credit] = {}
     young: deque[Mapping[Name, int]] = deque(maxlen=YOUNG_ROUNDS)
     for commit in commits:
@@ -56,13 +57,13 @@ def ledger(commits: Iterable[Commit]) -> Mapping[PeerId, Credit]:
 
 
 def learned_by(records: Iterable[Record], member: PeerId) -> frozenset[Name]:
-    """The batches, by author and root, that these records say `member` learned from."""
+    """Return the batches, by author and root, that these records say `member` learned from."""
     named = [each.rollouts for record in records for each in record.members if each.peer == member]
     return frozenset((batch.author, batch.root) for learned in named if learned is not None for batch in learned.batches)
 
 
 def named_in(records: Iterable[Record]) -> Mapping[Name, int]:
-    """The batches that members of these records learned from, and the most tokens that one says each of them has."""
+    """Return the batches that members of these records learned from, each with the largest token count claimed for it."""
     named: dict[Name, int] = {}
     for record in records:
         for author, root, tokens in _batches(record):
@@ -71,9 +72,9 @@ def named_in(records: Iterable[Record]) -> Mapping[Name, int]:
 
 
 def counted(record: Record, me: PeerId, before: Mapping[Name, int]) -> list[Event]:
-    """The event that says whose rollouts a record was made of; none where there were none.
+    """Return the event that names the authors of a record's rollouts; no event if the record has none.
 
-    before: batches that earlier records named, with their tokens.  They are credited, and so told, once.
+    before: batches that earlier records named, with their tokens.  They are credited, and so reported, once.
     """
     named = named_in([record])
     if not named:
@@ -90,7 +91,7 @@ def counted(record: Record, me: PeerId, before: Mapping[Name, int]) -> list[Even
 
 
 def reward_of(record: Record) -> float | None:
-    """Mean reward of the members' rollouts, by batches, as they claim it; None where none says one."""
+    """Return the mean reward of the members' rollouts, by batches, as members claim it; None if no member claims one."""
     said = [
         (learned.reward, sum(1 for _ in learned.batches))
         for learned in (member.rollouts for member in record.members)
@@ -106,7 +107,7 @@ def _batches(record: Record) -> Iterable[tuple[PeerId, Hash, int]]:
 
 
 def _trained(commit: Commit) -> Iterable[tuple[PeerId, Credit]]:
-    """Of each member, this round."""
+    """Yield the credit of each member for training in this round."""
     members = commit.record.members
     included = [0] * len(members)
     for entry in commit.index:

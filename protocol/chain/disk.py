@@ -1,4 +1,4 @@
-"""The few things a store does to a file system, in one place, so that tests can make each of them fail.
+"""The file-system operations of a store, in one place so that tests can make each of them fail.
 
 `durable=False` leaves out the fsyncs, for tests that are not about the disk.
 """
@@ -15,19 +15,19 @@ from protocol.wire.hashes import HASH_BYTES, chunk_hash
 
 
 class StoreFailed(Exception):
-    """The disk did not do what it was told; the text is a sentence with the remedy.  What was there before is intact."""
+    """A failed disk operation; the text is a sentence with the remedy.  Earlier files are intact."""
 
 
 class StoreFull(StoreFailed):
-    """The disk is full.  Nothing half-written remains."""
+    """A full disk.  Nothing half-written remains."""
 
 
 class NoRoom(OSError):
-    """What is to be written is more than may be; the text is a sentence with the remedy."""
+    """A write beyond the space we may use; the text is a sentence with the remedy."""
 
 
 class Disk:
-    """Writes that are whole or not there: `write_file`, `allocate`, `publish`.  Below them the single operations."""
+    """Atomic file writes (`write_file`, `allocate`, `publish`), and the single operations below them."""
 
     def __init__(self, *, durable: bool = True) -> None:
         self.durable = durable
@@ -45,24 +45,25 @@ class Disk:
             raise _sentence(error, path) from error
 
     def settle(self, folder: Path) -> None:
-        """What the folder names, it names for good."""
+        """Make the names in a folder durable.  Raises `StoreFailed`."""
         try:
             self.sync_folder(folder)
         except OSError as error:
             raise _sentence(error, folder) from error
 
     def write(self, file: BinaryIO, data: bytes | memoryview) -> None:
-        """Into a new file; nothing is safe before `sync`."""
+        """Write into a new file; nothing is durable before `sync`."""
         file.write(data)
         file.flush()
 
     def sync(self, file: BinaryIO) -> None:
-        """A file's bytes to the disk."""
+        """Flush a file's bytes to the disk."""
         if self.durable:
             os.fsync(file.fileno())
 
     def allocate(self, path: Path, size: int) -> mmap.mmap:
-        """A writable mapping of a new file of `size` bytes whose blocks exist: a full disk shows now, not as SIGBUS."""
+        """Return a writable mapping of a new file of `size` bytes.  Its blocks exist: a full disk shows now, not as
+        SIGBUS."""
         try:
             with open(path, "w+b") as file:
                 self.reserve(file, size)
@@ -72,7 +73,7 @@ class Disk:
             raise _sentence(error, path) from error
 
     def resume(self, path: Path, size: int) -> mmap.mmap:
-        """A writable mapping of a file of `size` bytes that is here; a copy of one may lack blocks, and they are made."""
+        """Return a writable mapping of a file of `size` bytes that is here, and allocate the blocks that a copy may lack."""
         try:
             with open(path, "r+b") as file:
                 os.posix_fallocate(file.fileno(), 0, size)
@@ -81,7 +82,7 @@ class Disk:
             raise _sentence(error, path) from error
 
     def publish(self, path: Path, mapping: mmap.mmap, target: Path) -> None:
-        """A mapped file is complete: its bytes to the disk, then its name."""
+        """Publish a complete mapped file: flush its bytes to the disk, then rename it to `target`."""
         try:
             self.flush(path, mapping)
             self.rename(path, target)
@@ -89,29 +90,29 @@ class Disk:
             raise _sentence(error, path) from error
 
     def reserve(self, file: BinaryIO, size: int) -> None:
-        """Make sure that there is room for `size` more bytes.  Raises `StoreFull`."""
+        """Allocate the first `size` bytes of a file.  Raises `OSError` if the disk is full."""
         os.posix_fallocate(file.fileno(), 0, size)
 
     def flush(self, path: Path, mapping: mmap.mmap) -> None:
-        """The bytes of a mapped file to the disk."""
+        """Flush the bytes of a mapped file to the disk."""
         if self.durable:
             mapping.flush()
 
     def rename(self, source: Path, target: Path) -> None:
-        """Replace `target`, for good when this returns."""
+        """Rename `source` to `target`, replacing it; durable on return."""
         self.move(source, target)
         self.sync_folder(target.parent)
 
     def move(self, source: Path, target: Path) -> None:
-        """Replace `target`; for good once the folder is synced."""
+        """Rename `source` to `target`, replacing it; durable once the folder is synced."""
         os.replace(source, target)
 
     def remove(self, path: Path) -> None:
-        """Remove a file, if it is there."""
+        """Remove a file if it exists."""
         path.unlink(missing_ok=True)
 
     def sync_folder(self, folder: Path) -> None:
-        """Make renames and removals in a folder durable.  Raises `StoreFailed`."""
+        """Make renames and removals in a folder durable.  Raises `OSError`."""
         if self.durable:
             descriptor = os.open(folder, os.O_RDONLY)
             try:
@@ -131,7 +132,7 @@ def _sentence(error: OSError, path: Path) -> StoreFailed:
 
 
 def map_file(path: Path) -> memoryview | None:
-    """A file's bytes, read-only; None when it is not there or empty."""
+    """Return a file's bytes, read-only; None if it is missing or empty."""
     try:
         with open(path, "rb") as file:
             return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
@@ -140,7 +141,7 @@ def map_file(path: Path) -> memoryview | None:
 
 
 def size_of(path: Path) -> int:
-    """A file's bytes; 0 when it is not there."""
+    """Return a file's size in bytes; 0 if it is missing."""
     try:
         return path.stat().st_size
     except OSError:
@@ -148,16 +149,16 @@ def size_of(path: Path) -> int:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Files that show when they are torn or altered: their content stands behind its hash.
+# Guarded files: the hash of the content stands before it, so that torn or altered files are noticed.
 
 
 def write_guarded(disk: Disk, path: Path, data: bytes) -> None:
-    """Replace `path` with `data` behind its hash, for good when this returns.  Raises `StoreFailed`."""
+    """Replace `path` with the hash of `data` followed by `data`; durable on return.  Raises `StoreFailed`."""
     disk.write_file(path, chunk_hash(data) + data)
 
 
 def read_guarded(disk: Disk, path: Path) -> bytes | None:
-    """The data of a guarded file.  None when it is not there; one that is torn or altered is set aside."""
+    """Return the data of a guarded file; None if it is missing.  A torn or altered file is set aside, and None returned."""
     try:
         raw = path.read_bytes()
     except OSError:
@@ -169,10 +170,10 @@ def read_guarded(disk: Disk, path: Path) -> bytes | None:
 
 
 def set_aside(disk: Disk, path: Path) -> None:
-    """Out of the way, but not lost: somebody may want to know what happened to it."""
+    """Move a damaged file out of the way without deleting it, so that its damage can be examined."""
     disk.rename(path, corrupt_name(path))
 
 
 def corrupt_name(path: Path) -> Path:
-    """Where a file that was set aside is."""
+    """Return the path of a file after it was set aside."""
     return path.with_name(f"{path.name}.corrupt")

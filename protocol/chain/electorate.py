@@ -1,11 +1,11 @@
-"""Who votes on the next record: a pure function of the records up to the tip.
+"""Electorate of the next record: a pure function of the records up to the tip.
 
-Peer IDs cost nothing, so being there gives no vote.  A vote is earned by contributing to `seasoning_rounds` records in a
+Peer IDs cost nothing, so presence gives no vote.  A vote is earned by contributing to `seasoning_rounds` records in a
 row, and kept by being a member of the records that follow.  In an open run the electors that are younger than
 `tenure_rounds` hold together at most a quarter of the votes: one seat for three seniors, but always one.  So a crowd of keys
 gains at most a third of the seniors' number in each `tenure_rounds` records, however many keys it has.
 
-Until four peers hold a seat, the founders vote, all of them and nobody else.  What comes then depends on the run:
+Until four peers hold a seat, the founders vote, all of them and nobody else.  The next electorate depends on the run:
 
 * Named founders, admission by token or list: every seasoned peer gets a seat at once.
 * Named founders, open admission: founders that are seasoned are senior at once, the others take the seats of the young.
@@ -19,7 +19,7 @@ A peer that lost its seat has to be seasoned again, but it keeps its age for as 
 peers that are often away would return as young ones, in a quarter of the seats, and peers that are never away would soon
 hold all the others.
 
-Where there are more candidates than seats, the older one is first, then whoever began its series of contributions
+If there are more candidates than seats, the older one comes first, then the one that began its series of contributions
 earlier.  The peer ID decides only between candidates that began with the same record.  Keys that are ground for low IDs
 gain no more there than a larger number of keys would: all of them come after the candidates of earlier records, and no
 elector loses its seat to a candidate.
@@ -44,24 +44,24 @@ from protocol.wire.identity import PeerId
 from protocol.wire.messages import Commit, Member
 
 FEWEST_SEATED = 4
-"""With fewer electors not even one liar is tolerated; so seasoned peers vote from here on, and never become fewer."""
+"""Fewest electors that tolerate a liar: seasoned peers vote once so many are seated, and never become fewer."""
 MISSES = 3
-"""Records in a row that an elector may not miss."""
+"""Records in a row that cost an elector its seat if it misses them."""
 
 
 def tolerated(electors: int) -> int:
-    """How many liars an electorate of this size bears: less than a third, none below four."""
+    """Return the number of liars that an electorate of this size tolerates: less than a third, none below four."""
     return (electors - 1) // 3 if electors >= FEWEST_SEATED else 0
 
 
 def quorum_size(electors: int) -> int:
-    """How many electors decide: any two quorums share more than `tolerated` electors; a majority below four."""
+    """Return the votes that decide: any two quorums share more than `tolerated` electors; a majority below four."""
     return (electors + tolerated(electors)) // 2 + 1
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What the records say about one peer that votes or is earning a vote.  Records are numbered from 1.
+    """State of one peer that votes or is earning a vote.  Records are numbered from 1.
 
     first: the record that began the unbroken series with which the vote is earned.
     is_seasoned: the series was long enough; from then on it is enough to be a member.
@@ -85,18 +85,18 @@ class Former:
     left: int
 
     def is_forgotten(self, height: int) -> bool:
-        """Whether it has been gone, at the record `height`, for more records than it had voted on."""
+        """Return True if, at the record `height`, the peer has been gone for more records than it had voted on."""
         return height - self.left > self.age
 
 
 @dataclass(frozen=True)
 class Electorate:
-    """Who votes on the record after the first `height` records.  Immutable; what did not change is shared.
+    """Electors of the record after the first `height` records.  Immutable; unchanged parts are shared.
 
     electors: sorted; empty only before the first record of a run without named founders: the plan's members vote on it.
     is_founding: the founders (or the members of the last record) still vote.
-    standings: sorted by peer; of the electors, and of members of the last three records.
-    former: sorted by peer; those whose age is remembered, for as many records as they had voted on.
+    standings: of the electors, and of members of the last three records; sorted by peer.
+    former: peers whose age is remembered, for as many records as they had voted on; sorted by peer.
     """
 
     settings: RoundSettings
@@ -108,16 +108,16 @@ class Electorate:
 
     @classmethod
     def start(cls, settings: RoundSettings) -> Electorate:
-        """The electorate at genesis."""
+        """Return the electorate at genesis."""
         return cls(settings, 0, settings.founders or (), True, (), ())
 
     @property
     def quorum(self) -> int:
-        """Votes that decide."""
+        """Number of votes that decide."""
         return quorum_size(len(self.electors))
 
     def after(self, members: Sequence[PeerId], masks: Sequence[bytes]) -> Electorate:
-        """The electorate after one more record, which has been verified.
+        """Return the electorate after one more record, which has been verified.
 
         members: of the record, in the order of the masks' bits.  masks: one a chunk (`protocol.wire.messages`).
         """
@@ -133,7 +133,7 @@ class Electorate:
         return Electorate(self.settings, height, electors, is_founding, tuple(standings), former)
 
     def _updated(self, height: int, members: frozenset[PeerId], contributing: frozenset[PeerId]) -> list[Standing]:
-        """The standings after the record `height`, before seats are lost and given; sorted by peer."""
+        """Return the standings after the record `height`, before seats are lost and given; sorted by peer."""
         new = contributing.difference(standing.peer for standing in self.standings)
         updated = [Standing(peer, height, self.settings.seasoning_rounds == 1) for peer in new]
         for standing in self.standings:
@@ -146,7 +146,7 @@ class Electorate:
         return sorted(updated, key=lambda standing: standing.peer)
 
     def _gone(self, height: int, standings: Sequence[Standing]) -> frozenset[PeerId]:
-        """Peers that missed too many records: of those without a vote all, of the electors as many as may go at once."""
+        """Return the peers that missed too many records: all without a vote, and as many electors as may go at once."""
         missing = [standing for standing in standings if standing.missed >= MISSES]
         if self.is_founding:
             return frozenset(standing.peer for standing in missing)
@@ -156,7 +156,7 @@ class Electorate:
         return frozenset(standing.peer for standing in missing).difference(standing.peer for standing in staying)
 
     def _removable(self, height: int, seats: Sequence[Standing], due: Sequence[Standing]) -> int:
-        """How many of `due`, in this order, may lose their seats, counting the young that lose theirs along with them."""
+        """Return how many of `due`, in this order, may lose their seats, counting the young who lose theirs as well."""
         most = min(tolerated(len(seats)), len(seats) - FEWEST_SEATED)
         young = sum(self._is_young(height, standing) for standing in seats)
         seniors = len(seats) - young
@@ -168,9 +168,9 @@ class Electorate:
         return len(due)
 
     def _seated(self, height: int, standings: Sequence[Standing]) -> list[Standing]:
-        """The standings with seats given: to seniors first, then to others as far as the young have seats.
+        """Return the standings with seats given: to seniors first, then to others up to the seats of the young.
 
-        Young electors above their share, because seniors have gone, wait for the next seat that is free.
+        Young electors above their share, because seniors have gone, wait for the next free seat.
         """
         seats = _by_seniority(standings)
         young = [standing for standing in seats if self._is_young(height, standing)]
@@ -184,7 +184,7 @@ class Electorate:
         return [changed.get(standing.peer, standing) for standing in standings]
 
     def _waiting(self, height: int, standings: Sequence[Standing]) -> list[Standing]:
-        """Seasoned members of the record `height` without a seat, as they would be with one, by seniority."""
+        """Return the seasoned members of the record `height` that have no seat, as they would be with one, by seniority."""
         ages = {former.peer: former.age for former in self.former if not former.is_forgotten(height)}
         least = self.settings.tenure_rounds if self.is_founding and self.settings.founders is None else 0
         return _by_seniority(
@@ -194,7 +194,7 @@ class Electorate:
         )
 
     def _former(self, height: int, before: Sequence[Standing], seated: frozenset[PeerId]) -> tuple[Former, ...]:
-        """Who is remembered after the record `height`, before which `before` were the standings."""
+        """Return the former electors after the record `height`.  before: the standings before it takes and gives seats."""
         remembered = [each for each in self.former if each.peer not in seated and not each.is_forgotten(height)]
         left = [
             Former(standing.peer, height - standing.since, height)
@@ -204,14 +204,14 @@ class Electorate:
         return tuple(sorted([*remembered, *left], key=lambda former: former.peer)) if left else tuple(remembered)
 
     def _is_young(self, height: int, standing: Standing) -> bool:
-        """Whether its seat is one of the young: open admission, no named founder, an age below `tenure_rounds`."""
+        """Return True if the seat is one of the young: open admission, no named founder, an age below `tenure_rounds`."""
         if standing.since is None or not self.settings.is_open or standing.peer in (self.settings.founders or ()):
             return False
         return height - standing.since < self.settings.tenure_rounds
 
 
 def _by_seniority(standings: Iterable[Standing]) -> list[Standing]:
-    """Those with a seat, the oldest first: by age, then by the first record of their series, then by peer ID."""
+    """Return the standings with a seat, oldest first: by age, then by the first record of their series, then by peer ID."""
     seats = [
         (standing.since, standing.first, standing.peer, standing) for standing in standings if standing.since is not None
     ]
@@ -219,12 +219,12 @@ def _by_seniority(standings: Iterable[Standing]) -> list[Standing]:
 
 
 def young_seats(seniors: int) -> int:
-    """Seats of the young beside so many seniors: at most a quarter of all seats, but always one."""
+    """Return the seats of the young beside so many seniors: at most a quarter of all seats, but always one."""
     return max(1, seniors // 3)
 
 
 def contributors(members: Sequence[PeerId], masks: Sequence[bytes]) -> frozenset[PeerId]:
-    """The members whose parts are in the masks of more than half of the chunks."""
+    """Return the members whose parts are in the masks of more than half of the chunks."""
     width = (len(members) + 7) // 8
     rows = np.frombuffer(b"".join(masks), dtype=np.uint8).reshape(len(masks), width)
     counts = np.unpackbits(rows, axis=1, count=len(members), bitorder="little").sum(axis=0, dtype=np.uint16)
@@ -232,21 +232,23 @@ def contributors(members: Sequence[PeerId], masks: Sequence[bytes]) -> frozenset
 
 
 def _earliest(members: Sequence[PeerId], standings: Sequence[Standing]) -> tuple[PeerId, ...]:
-    """The members of the last record; if they are too many, those whose series began earliest."""
+    """Return the members of the last record; if they are too many, those whose series began earliest."""
     first = {standing.peer: standing.first for standing in standings}
     ranked = sorted(members, key=lambda peer: (first.get(peer, math.inf), peer))
     return tuple(sorted(ranked[:MAX_ELECTORS]))
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# What the records up to a tip say about peers: who votes, who was ever a member, and how often tokens were used.
+# Rosters: the electors at a tip, the members of all records up to it, and the uses of tokens.
 
 
 @dataclass(frozen=True)
 class Roster:
-    """Immutable; what did not change is shared.  members: of any record so far.  uses: of admission tokens.  contributors:
-    the members of the last record whose parts are in it, sorted.  tasks: the sets of tasks.  progress: towards the run's
-    total."""
+    """Facts about peers from the records up to a tip.  Immutable; unchanged parts are shared.
+
+    members: of any record so far.  uses: of admission tokens.  contributors: the members of the last record whose parts it
+    contains, sorted.  tasks: the task sets.  progress: towards the run's total.
+    """
 
     electorate: Electorate
     members: frozenset[PeerId] = frozenset()
@@ -257,11 +259,11 @@ class Roster:
 
     @classmethod
     def start(cls, settings: RoundSettings) -> Roster:
-        """The roster of a chain without records."""
+        """Return the roster of a chain without records."""
         return cls(Electorate.start(settings), progress=RunProgress(settings.manifest.goal))
 
     def after(self, commit: Commit) -> Roster:
-        """What one more record, which has been verified, makes of it."""
+        """Return the roster after one more record, which has been verified."""
         named = [PeerId(member.peer) for member in commit.record.members]
         masks = [entry.mask for entry in commit.index]
         electorate, contributing = self.electorate.after(named, masks), tuple(sorted(contributors(named, masks)))
@@ -275,7 +277,7 @@ class Roster:
 
 
 def base_on(settings: RoundSettings, round: int, tip: Hash, roster: Roster) -> Base:
-    """What round `round` stands on."""
+    """Return the base of round `round`."""
     return Base(
         round,
         fragment_of(round, settings.fragments),
@@ -292,9 +294,9 @@ def base_on(settings: RoundSettings, round: int, tip: Hash, roster: Roster) -> B
 def check_admissions(
     manifest: RunManifest, run: Hash, round: int, members: Sequence[Member], known: frozenset[PeerId], uses: TokenUses
 ) -> None:
-    """Whether all these may be members of a record; raises `Malformed` with the reason.
+    """Check that all of these may be members of a record; raises `Malformed` with the reason.
 
-    known: members of earlier records, who were admitted for good.  uses: of tokens, before this record.
+    known: members of earlier records, who stay admitted.  uses: of admission tokens before this record.
     """
     new = [member for member in members if member.peer not in known]
     for member in new:

@@ -1,7 +1,7 @@
 """The record chain as this peer holds it: the certified rounds from genesis to the tip.
 
-A thin memory of hashes over `protocol.chain.store`, which keeps the records themselves.  Positions count rounds: `tip_at(n)`
-is the tip after n rounds, and record n leads from `tip_at(n)` to `tip_at(n + 1)`.
+Keeps hashes in memory; `protocol.chain.store` keeps the records themselves.  Positions count rounds: `tip_at(n)` is the tip
+after n rounds, and record n leads from `tip_at(n)` to `tip_at(n + 1)`.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from protocol.wire.identity import PeerId
 from protocol.wire.messages import Certificate, Commit, Record
 
 # ------------------------------------------------------------------------------------------------------------------------
-# What a peer keeps in memory of a record chain.  Pure.
+# The part of a record chain that a peer keeps in memory.  Pure.
 
 
 ROSTERS_KEPT = 256
-"""Tips whose roster is known without reading records again."""
+"""Newest tips whose rosters are known without reading records again."""
 
 
 @dataclass(frozen=True)
 class Link:
-    """One more record.  tip, roster: after it."""
+    """One more record of a chain.  tip, roster: after the record."""
 
     commit: Commit
     tip: Hash
@@ -36,10 +36,12 @@ class Link:
 
 
 class ChainMemory:
-    """Of one chain.  tips: after 0, 1, … rounds.  electors: of each tip.  provisional: rounds certified without some of
-    the electors, in order.  rosters: by rounds, after the newest records.  last: the newest record, if any.
+    """Memory of one chain.
 
-    Read in other threads while records are added: the newest tip comes after all that belongs to it.
+    tips: after 0, 1, … rounds.  electors: of each tip.  provisional: rounds certified without some of the electors, in
+    order.  rosters: by rounds, after the newest records.  last: the newest record, if any.
+
+    Other threads read it while records are added: the newest tip is added after everything that belongs to it.
     """
 
     def __init__(
@@ -56,27 +58,27 @@ class ChainMemory:
 
     @classmethod
     def start(cls, settings: RoundSettings) -> ChainMemory:
-        """Of a chain without records."""
+        """Return the memory of a chain without records."""
         roster = Roster.start(settings)
         return cls([genesis_tip(settings.run)], [roster.electorate.electors], [], {0: roster}, None)
 
     @property
     def length(self) -> int:
-        """How many records."""
+        """Number of records."""
         return len(self.tips) - 1
 
     def first(self, rounds: int, roster: Roster, last: Record | None) -> ChainMemory:
-        """What there is of the first `rounds` records, to go on from there.  roster, last: of these."""
+        """Return the memory of the first `rounds` records, to continue from there.  roster, last: of these records."""
         kept = {known: self.rosters[known] for known in self.rosters if known < rounds} | {rounds: roster}
         provisional = [round for round in self.provisional if round < rounds]
         return ChainMemory(self.tips[: rounds + 1], self.electors[: rounds + 1], provisional, kept, last)
 
     def link(self, commit: Commit) -> Link:
-        """What one more record, which has been verified, adds; it may take a moment."""
+        """Return the link that one more record, which has been verified, adds; this may take a moment."""
         return Link(commit, record_hash(commit.record), self.rosters[self.length].after(commit))
 
     def add(self, link: Link) -> None:
-        """Add it."""
+        """Add a link to the chain."""
         record, electors, rounds = link.commit.record, link.roster.electorate.electors, self.length + 1
         self.last = record
         if not is_full(link.commit.certificate):
@@ -94,10 +96,10 @@ Change = Callable[[], None]
 
 
 class History:
-    """Reads the chain that `store` holds.  Changes write through to it.
+    """The chain that `store` holds.  Changes write through to it.
 
-    A change is on disk when `written`, `switched` or `strengthened` returns, which may be called in another thread.  It is
-    the chain's when what they return is called, which is for the thread of whoever reads: so nobody sees half of it, the
+    `written`, `switched` and `strengthened` put a change on disk, and may be called in another thread.  Each returns a
+    function that makes the change in memory; call it in the thread of the readers.  So no reader sees half of a change, the
     length of one chain and the roster of another.
     """
 
@@ -113,38 +115,38 @@ class History:
 
     @property
     def length(self) -> int:
-        """Rounds committed, and the number of the next one."""
+        """Number of rounds committed, which is also the number of the next round."""
         return self._now.length
 
     @property
     def tip(self) -> Hash:
-        """The hash of the newest record; of the run, before there is one."""
+        """Hash of the newest record; the genesis tip of the run before there is a record."""
         return self._now.tips[-1]
 
     @property
     def last(self) -> Record | None:
-        """The newest record, None at genesis."""
+        """The newest record; None at genesis."""
         return self._now.last
 
     @property
     def base(self) -> Base:
-        """What the next round stands on."""
+        """Base of the next round."""
         now = self._now
         rounds = now.length
         return base_on(self._settings, rounds, now.tips[rounds], now.rosters[rounds])
 
     def base_on(self, rounds: int, tip: Hash, roster: Roster) -> Base:
-        """What a record stands on after `rounds` rounds of any chain."""
+        """Return the base of a record after `rounds` rounds of any chain."""
         return base_on(self._settings, rounds, tip, roster)
 
     @property
     def roster(self) -> Roster:
-        """What the chain says about peers."""
+        """Roster at the tip."""
         now = self._now
         return now.rosters[now.length]
 
     def roster_at(self, rounds: int) -> Roster:
-        """What the first `rounds` records say about peers, at most `length`.  Reads them again when that is long ago."""
+        """Return the roster after the first `rounds` records, at most `length`.  Reads the records again for an old one."""
         if (known := self._now.rosters.get(rounds)) is not None:
             return known
         roster = Roster.start(self._settings)
@@ -153,9 +155,9 @@ class History:
         return roster
 
     def base_at(self, round: int, tip: bytes) -> Base | None:
-        """What ballots of this round on this tip are judged by; None where the tip is not in this chain.
+        """Return the base for judging ballots of this round on this tip; None if the tip is not in this chain.
 
-        It has the electors, and nothing about other peers.
+        The base has the electors, and nothing about other peers.
         """
         now = self._now
         if round > now.length or now.tips[round] != tip:
@@ -164,77 +166,79 @@ class History:
 
     @property
     def final(self) -> int:
-        """Rounds whose records are final: they and all before them were certified by the whole electorate."""
+        """Number of final records: they and all before them were certified by the whole electorate."""
         return self._now.provisional[0] if self._now.provisional else self.length
 
     @property
     def provisional(self) -> list[int]:
-        """The rounds whose records were certified without some electors, in order."""
+        """Rounds whose records were certified without some electors, in order."""
         return list(self._now.provisional)
 
     def has_member(self, peer: PeerId) -> bool:
-        """Whether any record of this chain names `peer` as a member."""
+        """Return True if any record of this chain names `peer` as a member."""
         return peer in self.roster.members
 
     def tip_at(self, rounds: int) -> Hash:
-        """The tip after `rounds` rounds, at most `length`."""
+        """Return the tip after `rounds` rounds, at most `length`."""
         return self._now.tips[rounds]
 
     def tips(self, start: int, count: int) -> list[Hash]:
-        """The tips after `start`, `start` + 1, ... rounds, at most `count`."""
+        """Return the tips after `start`, `start` + 1, ... rounds, at most `count`."""
         return self._now.tips[start : start + count]
 
     def commit_at(self, round: int) -> Commit:
-        """The commit of a round below `length`."""
+        """Return the commit of a round below `length`."""
         commit = self._store.records.at(round)
         assert commit is not None, f"record {round} is in the chain but not on disk"
         return commit
 
     def kept(self, round: int) -> Commit | None:
-        """The commit of a round, for questions of others, which come in other threads than changes of the chain.
+        """Return the commit of a round for questions of others, which come in other threads than changes of the chain.
 
-        None where it is not on disk: while branches are exchanged, records leave it before the chain forgets them.
+        Return None if it is not on disk: while branches are exchanged, records leave the disk before the chain forgets them.
         """
         return self._store.records.at(round) if round < self.length else None
 
     def record_at(self, round: int) -> Record | None:
-        """The record of `round`; None below genesis."""
+        """Return the record of `round`; None below genesis."""
         return self.commit_at(round).record if round >= 0 else None
 
     # -- changes ------------------------------------------------------------------------------------------------------
 
     def append(self, commit: Commit) -> None:
-        """`written`, at once."""
+        """Add the next record on disk and in memory (see `written`)."""
         self.written(commit)()
 
     def written(self, commit: Commit) -> Change:
-        """Add the next record; it is on disk when this returns.  The caller has verified it."""
+        """Write the next record, which the caller has verified; it is on disk on return."""
         assert commit.record.previous == self.tip and commit.record.round == self.length, "not the next record"
         self._store.records.write(commit)
         return partial(self._now.add, self._now.link(commit))
 
     def strengthen(self, round: int, certificate: Certificate) -> None:
-        """`strengthened`, at once."""
+        """Make a provisional record full on disk and in memory (see `strengthened`)."""
         self.strengthened(round, certificate)()
 
     def strengthened(self, round: int, certificate: Certificate) -> Change:
-        """A provisional record of our chain becomes full, by this certificate; on disk when this returns.  Verified by the
-        caller."""
+        """Make a provisional record of our chain full by this certificate.
+
+        The caller has verified it.  It is on disk on return.
+        """
         assert round in self._now.provisional and is_full(certificate)
         self._store.records.write(self.commit_at(round).model_copy(update={"certificate": certificate}))
         return partial(self._now.provisional.remove, round)
 
     def switch(self, common: int, slot: str, length: int) -> str:
-        """`switched`, at once."""
+        """Exchange branches on disk and in memory (see `switched`)."""
         kept, change = self.switched(common, slot, length)
         change()
         return kept
 
     def switched(self, common: int, slot: str, length: int) -> tuple[str, Change]:
-        """Keep the first `common` records, and go on with those in the branch `slot` up to `length` rounds.
+        """Keep the first `common` records, and continue with those in the branch `slot` up to `length` rounds.
 
-        Verified by the caller.  One chain or the other is whole on disk, whenever we die.  Also returns the slot in which
-        our records from `common` on are now.  Raises `StoreFailed`.
+        The caller has verified them.  One chain or the other is whole on disk, whenever we die.  Also returns the slot that
+        now holds our records from `common` on.  Raises `StoreFailed`.
         """
         assert 0 <= common <= min(self.length, length)
         kept, roster = self.tip.hex(), self.roster_at(common)

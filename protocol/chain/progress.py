@@ -1,13 +1,13 @@
-"""How far a run is on its way to its total: a function of the chain, and so the same for everybody.
+"""Progress of a run towards its total: a function of the chain, and so the same for everybody.
 
-The total is a number of rounds or of tokens.  Rounds are counted; tokens are those of the records' members, each weighted by
-the share of its chunks that were averaged, and a member counts for no more than its bounded weight in the average
+The total is a number of rounds or of tokens.  Rounds are counted.  The tokens of each member of a record are weighted by the
+share of its chunks that were averaged.  A member counts for no more than its bounded weight in the average
 (`kernels.aggregate.weights_of`), so nobody ends a run much earlier by claiming more than it did.
 
-The first record that reaches the total is the last one: no record stands on it, but one that carries the organiser's
+The first record that reaches the total is the last one: no record stands on it except one that carries the organiser's
 `Extension` to a larger total.  The learning rate follows from the share of the total that is done; an extension that comes
 while the rate cools down, or after the end, begins a new stage: the rate warms up again, stays, and cools down in the last
-share of what the extension added.
+share of the added rounds or tokens.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ ENDLESS = Goal(Unit.ROUNDS, MAX_TOTAL, 0.0)
 
 @dataclass(frozen=True)
 class RunProgress:
-    """goal: as the manifest and the extensions so far say it.  rounds, tokens: done.  added: tokens of the last record.
+    """Progress of a run after some of its records.
 
-    begun: how much was done, in the goal's unit, when the present stage began; first: the round with which it began.
+    goal: set by the manifest and the extensions so far.  rounds, tokens: done.  added: tokens of the last record.
+    begun: amount done, in the goal's unit, when the present stage began.  first: the round with which that stage began.
     """
 
     goal: Goal = ENDLESS
@@ -38,12 +39,12 @@ class RunProgress:
 
     @property
     def done(self) -> int:
-        """How much is done, in the goal's unit."""
+        """Amount done, in the goal's unit."""
         return self.tokens if self.goal.unit is Unit.TOKENS else self.rounds
 
     @property
     def is_over(self) -> bool:
-        """Whether the run has ended: its total is reached."""
+        """True if the run has ended: its total is reached."""
         return self.done >= self.goal.total
 
     @property
@@ -70,43 +71,43 @@ class RunProgress:
             raise Malformed(f"an extension to {extension.total} {self.goal.unit}, and {self.done} are done")
 
     def extended(self, extension: Extension) -> RunProgress:
-        """The same with the total of an extension that `check` let pass, from the next round on."""
+        """Return the progress with the total of an extension that `check` accepted, from the next round on."""
         goal = replace(self.goal, total=extension.total)
         if self.share < 1 - self.goal.cooldown:
             return replace(self, goal=goal)
         return replace(self, goal=goal, begun=self.done, first=self.rounds)
 
     def after(self, commit: Commit, extension: Extension | None) -> RunProgress:
-        """The progress after one more record, which has been verified.  extension: the one that it carries."""
+        """Return the progress after one more record, which has been verified.  extension: the one that it carries."""
         before = self if extension is None else self.extended(extension)
         added = counted_tokens(commit)
         return replace(before, rounds=self.rounds + 1, tokens=self.tokens + added, added=added)
 
 
 class RunPace:
-    """The speed of the run as one peer sees it: the time between the last two records that were made here."""
+    """Speed of the run as this peer sees it: the time between the last two records that were made here."""
 
     def __init__(self) -> None:
         self._at: float | None = None
         self._seconds, self._tokens = 0.0, 0
 
     def note(self, tokens: int, now: float) -> None:
-        """A record was made, which counts so many tokens."""
+        """Note a new record, which counts `tokens` tokens."""
         if self._at is not None:
             self._seconds, self._tokens = now - self._at, tokens
         self._at = now
 
     def pause(self) -> None:
-        """No record follows at once: the time until the next one says nothing about the speed."""
+        """Discount the time until the next record: it will not follow at once, so the time says nothing about the speed."""
         self._at = None
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Tokens a second of all members; None while two records were not made here."""
+        """Tokens a second of all members; None before two records in a row were made here."""
         return self._tokens / self._seconds if self._seconds > 0 else None
 
     def left_s(self, progress: RunProgress) -> float | None:
-        """Seconds until the total is reached, at the speed of the last round; None where that is not known."""
+        """Return the seconds until the total is reached, at the speed of the last round; None if that is unknown."""
         added = self._tokens if progress.goal.unit is Unit.TOKENS else 1
         if self._seconds <= 0 or not added:
             return None
@@ -114,7 +115,7 @@ class RunPace:
 
 
 def counted_tokens(commit: Commit) -> int:
-    """The tokens of a record that count towards the run's total."""
+    """Return the tokens of a record that count towards the run's total."""
     members, chunks = commit.record.members, len(commit.index)
     included = [0] * len(members)
     for entry in commit.index:

@@ -1,7 +1,7 @@
-"""The record chain: what a record is called, when it is certified, which of two chains is the run's.
+"""The record chain: names of records, their certification, and the choice between two chains.
 
-Pure functions over `protocol.wire.messages`.  A chain begins at the genesis tip, a hash of the run; each record names
-the tip it stands on, and its hash is the next tip.  Certificates are verified here and nowhere else.
+Pure functions over `protocol.wire.messages`.  A chain begins at the genesis tip, a hash of the run; each record names the
+tip it stands on, and its hash is the next tip.  Certificates are verified here and nowhere else.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from protocol.wire.messages import (
 from protocol.wire.ready import Learned, check_learned, weights_in
 
 # ------------------------------------------------------------------------------------------------------------------------
-# How a chain of records looks to its readers, whether it is ours or a branch beside it.
+# The interface of a chain of records to its readers, for our own chain and for branches beside it.
 
 
 class Chain(Protocol):
@@ -41,15 +41,15 @@ class Chain(Protocol):
 
     @property
     def length(self) -> int:
-        """Rounds committed."""
+        """Number of rounds committed."""
         ...
 
     def tip_at(self, rounds: int) -> Hash:
-        """The tip after `rounds` rounds, at most `length`."""
+        """Return the tip after `rounds` rounds, at most `length`."""
         ...
 
     def commit_at(self, round: int) -> Commit:
-        """The commit of a round below `length`.  Blocking."""
+        """Return the commit of a round below `length`.  Blocking."""
         ...
 
 
@@ -57,22 +57,22 @@ class Chain(Protocol):
 
 
 def genesis_tip(run: Hash) -> Hash:
-    """The tip before the first round."""
+    """Return the tip before the first round."""
     return hash_bytes("genesis", run)
 
 
 def record_hash(record: Record) -> Hash:
-    """The tip after this record."""
+    """Return the tip after this record."""
     return hash_bytes("record", record.encode())
 
 
 def index_root(entries: Sequence[ChunkEntry]) -> Hash:
-    """The name of a result: of all its chunks' hashes and masks."""
+    """Return the name of a result: a hash of all its chunks' hashes and masks."""
     return hash_bytes("index", canonical.encode([[entry.hash, entry.mask] for entry in entries]))
 
 
 def verify_record(settings: RoundSettings, record: Record, index: Sequence[ChunkEntry], base: Base) -> None:
-    """Whether a record makes sense as the next one on `base`; raises `Malformed` with the reason."""
+    """Check that a record makes sense as the next one on `base`; raises `Malformed` with the reason."""
     if record.round != base.round or record.previous != base.tip:
         raise Malformed("a record that does not stand on this tip")
     if record.fragment != base.fragment or record.codec != settings.codec:
@@ -86,9 +86,10 @@ def verify_record(settings: RoundSettings, record: Record, index: Sequence[Chunk
 
 
 def verify_members(settings: RoundSettings, members: Sequence[Member], base: Base, state: bytes) -> None:
-    """Whether these can be the members of a round on `base`: in order, each admitted, with the READY that it signed on this
-    state (its name); raises
-    `Malformed` with the reason."""
+    """Check the members of a round on `base`; raises `Malformed` with the reason.
+
+    They must be in order, each admitted, each with the READY that it signed on this state.  state: its name.
+    """
     peers = [member.peer for member in members]
     if peers != sorted(set(peers)) or not settings.min_members <= len(peers) <= settings.max_members:
         raise Malformed("members that are not sorted, too few or too many")
@@ -109,8 +110,8 @@ def verify_members(settings: RoundSettings, members: Sequence[Member], base: Bas
 def check_claims(manifest: RunManifest, round: int, said: Ready | Member) -> None:
     """Raise `Malformed` with the reason if a member of a round cannot have learned from these rollouts, or so many tokens.
 
-    A member that is against a set of tasks may have nothing to learn from: if nobody has a set any more there are no
-    rollouts, and the record that leaves it out has to be made without.
+    A member that is against a task set may name no rollouts: if nobody has a set any more there are no rollouts, and the
+    record that drops the set has to be made without them.
     """
     learned, learns = said.rollouts, manifest.learns_from_rollouts(round)
     if (learned is not None) != learns and not (learns and said.against):
@@ -129,18 +130,18 @@ def most_tokens(manifest: RunManifest, round: int, learned: Learned | None) -> i
 
 
 def voters_of(base: Base, members: Iterable[Member], absent: Sequence[str]) -> tuple[PeerId, ...]:
-    """The peers that vote on a record: the electors less the absent ones; the record's own members, if nobody is left."""
+    """Return the peers that vote on a record: the electors less the absent ones, or the record's members if none is left."""
     stay = tuple(peer for peer in base.electors if peer not in absent)
     return stay or tuple(PeerId(member.peer) for member in members)
 
 
 def quorum_of(base: Base, voters: Sequence[PeerId], absent: Collection[str]) -> int:
-    """Votes that certify a record: a quorum of the electors that are not absent; where members vote, a majority of them."""
+    """Return the votes that certify a record: a quorum of the electors present, or a majority if the members vote."""
     return quorum_size(len(voters)) if set(base.electors) - set(absent) else len(voters) // 2 + 1
 
 
 def verify_votes(run: Hash, base: Base, record: Record, certificate: Certificate, step: Step) -> None:
-    """Whether a quorum cast this vote for this record; raises `Malformed` with the reason."""
+    """Check that a quorum cast the vote of `step` for this record; raises `Malformed` with the reason."""
     absent = list(certificate.absent)
     if absent != sorted(set(absent)) or not set(absent) <= set(base.electors):
         raise Malformed("a certificate that takes others than electors for absent")
@@ -156,7 +157,7 @@ def verify_votes(run: Hash, base: Base, record: Record, certificate: Certificate
 
 
 def verify_quorum(run: Hash, base: Base, voters: Sequence[PeerId], vote: Vote, votes: Sequence[Signature]) -> None:
-    """Whether so many of `voters` as are needed signed `vote`; raises `Malformed` with the reason."""
+    """Check that enough of `voters` signed `vote`; raises `Malformed` with the reason."""
     signers = [each.peer for each in votes]
     if signers != sorted(set(signers)) or not set(signers) <= set(voters):
         raise Malformed("a certificate with votes of others than electors")
@@ -172,38 +173,38 @@ def verify_quorum(run: Hash, base: Base, voters: Sequence[PeerId], vote: Vote, v
 
 
 def is_full(certificate: Certificate) -> bool:
-    """Whether the whole electorate was asked; a provisional record went on without the absent."""
+    """Return True if the whole electorate was asked; a provisional record was made without the absent."""
     return not certificate.absent
 
 
 def verify_commit(settings: RoundSettings, commit: Commit, base: Base) -> None:
-    """Record, index and certificate together; raises `Malformed`."""
+    """Verify record, index and certificate together; raises `Malformed`."""
     verify_record(settings, commit.record, commit.index, base)
     verify_votes(settings.run, base, commit.record, commit.certificate, Step.SECOND)
 
 
 class Rank(NamedTuple):
-    """The place of a certified record among all that stand on one tip; the smaller one is preferred."""
+    """Rank of a certified record among all that stand on one tip; the smaller rank is preferred."""
 
     is_provisional: bool
     unsigned: int
-    """Electors whose votes the certificate does not show."""
+    """Number of electors whose votes the certificate does not show."""
     record: Hash
 
 
 def rank(electors: Sequence[PeerId], commit: Commit) -> Rank:
-    """The rank of a verified record.  electors: of the tip that it stands on.
+    """Return the rank of a verified record.  electors: of the tip that it stands on.
 
-    It is that of the certificate: who holds another one for the same record may rank it otherwise.
+    The rank depends on the certificate: a peer with another certificate for the same record may rank it differently.
     """
     signers = sum(vote.peer in electors for vote in commit.certificate.votes)
     return Rank(not is_full(commit.certificate), len(electors) - signers, record_hash(commit.record))
 
 
 def prefer(electors: Sequence[PeerId], ours: Commit, theirs: Commit) -> bool:
-    """Fork choice at the first record that differs, both verified: whether `theirs` wins over `ours`.
+    """Return True if `theirs` wins over `ours`: the fork choice at the first record that differs, both verified.
 
     electors: of the tip that both stand on.  A full record beats a provisional one; then the one with more signers among
-    these electors; then the lower hash.  Claimed tokens decide nothing.  Total and antisymmetric.
+    these electors wins; then the lower hash.  Claimed tokens decide nothing.  Total and antisymmetric.
     """
     return rank(electors, theirs) < rank(electors, ours)

@@ -1,4 +1,4 @@
-"""This peer's copy of the run: what the run is, its record chain, and the state that the chain leads to."""
+"""This peer's copy of the run: its manifest, its record chain, and the state that the chain leads to."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from protocol.wire.messages import ChunkEntry
 
 @dataclass(frozen=True)
 class Replica:
-    """The manifest with what follows from it, and everything that commits change.
+    """The manifest with the settings that follow from it, and everything that commits change.
 
-    layout: the chunks of a contribution.  rounds: what the manifest says about rounds.
+    layout: the chunks of a contribution.  rounds: the manifest's settings of rounds.
     """
 
     signed: SignedManifest
@@ -31,7 +31,7 @@ class Replica:
 
     @classmethod
     def open(cls, signed: SignedManifest, store: Store, state: OuterState) -> Replica:
-        """The copy that `store` holds on disk; `state` is where the outer state will be loaded."""
+        """Open the copy that `store` holds on disk; the outer state will be loaded into `state`."""
         manifest = signed.manifest
         rounds = round_settings(signed.run, manifest)
         return cls(
@@ -45,11 +45,11 @@ class Replica:
 
     @property
     def manifest(self) -> RunManifest:
-        """What the run is."""
+        """Manifest of the run."""
         return self.signed.manifest
 
     def result(self, round: int, fragment: int, root: Hash, index: Sequence[ChunkEntry]) -> memoryview | None:
-        """A result from the disk whose chunks are those of `index`; one with other bytes is dropped.  Blocking."""
+        """Return a stored result whose chunks match `index`, else None; one with other bytes is removed.  Blocking."""
         result = self.store.results.open(round, fragment, root)
         if result is None:
             return None
@@ -61,10 +61,10 @@ class Replica:
         return result if whole else None
 
     def name_state(self) -> bytes:
-        """What READYs and records call the present state (`protocol.wire.ready.OnState.state`).  Blocking."""
+        """Return the name of the present state in READYs and records (`protocol.wire.ready.OnState.state`).  Blocking."""
         return self.state.digest() + (self.state.weights_root() if self.manifest.rl is not None else b"")
 
     @property
     def base(self) -> Base:
-        """What the next round stands on."""
+        """Base of the next round."""
         return self.history.base

@@ -1,4 +1,4 @@
-"""What others can have of a run on this disk: answers about the past, and results and checkpoints as blobs."""
+"""The data of a run that this disk serves to others: answers about the past, and results and checkpoints as blobs."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from protocol.wire.questions import (
 # ------------------------------------------------------------------------------------------------------------------------
 # The results and checkpoints of a run on disk, as blobs.
 #
-# A result is named by the root that its record names, a checkpoint by the digest of the state.  What is read is checked once
-# more against its hash, where it is known: a disk may alter what it holds, and that is not served.
+# A result is named by the root that its record names, a checkpoint by the digest of the state.  Every chunk read is checked
+# once more against its hash, if that is known: a disk may alter its data, and altered data is not served.
 
 
 @dataclass(frozen=True)
 class WholeBlob:
-    """A complete blob on disk.  hashes: of its chunks; None where they are not known.  is_urgent: as `Held.is_urgent`."""
+    """A complete blob on disk.  hashes: of its chunks; None if they are unknown.  is_urgent: as `Held.is_urgent`."""
 
     bytes_: memoryview
     spans: Sequence[slice]
@@ -42,27 +42,27 @@ class WholeBlob:
 
     @property
     def count(self) -> int:
-        """Chunks of the blob."""
+        """Number of chunks of the blob."""
         return len(self.spans)
 
     @property
     def here(self) -> ChunkSet:
-        """All of them."""
+        """Set of all chunks."""
         return (1 << self.count) - 1
 
     def leaves(self) -> Sequence[Hash] | None:
-        """As `Held.leaves`."""
+        """See `Held.leaves`."""
         return self.hashes
 
     def read(self, chunk: int) -> bytes | None:
-        """As `Held.read`."""
+        """See `Held.read`."""
         data = bytes(self.bytes_[self.spans[chunk]])
         return data if self.hashes is None or chunk_hash(data) == self.hashes[chunk] else None
 
 
 @dataclass(frozen=True)
 class _Known:
-    """Of a checkpoint whose bytes are on disk.  stamp: of the file of its hashes.  digest: the root over them."""
+    """Index of a checkpoint whose bytes are on disk.  stamp: of the file with its hashes.  digest: the root over them."""
 
     stamp: tuple[int, int]
     digest: Hash
@@ -78,11 +78,11 @@ class ReplicaShelf:
         self._known: dict[Mark, _Known] = {}
 
     def find(self, name: Hash) -> Held | None:
-        """As `Shelf.find`."""
+        """See `Shelf.find`."""
         return self._result(name) or self._checkpoint(name)
 
     def holdings(self) -> list[Holding]:
-        """As `ListedShelf.holdings`."""
+        """See `ListedShelf.holdings`."""
         whole = self._replica.layout[-1].encoded.stop
         found = [each for each in self._replica.store.results.all() if each[2] == whole]
         results = [Holding("result", round, root.hex(), size) for round, root, size in found]
@@ -126,7 +126,7 @@ class ReplicaShelf:
         return known if is_fresh else self._look_at(mark)
 
     def _look_at(self, mark: Mark) -> _Known | None:
-        """Read the hashes of a checkpoint, once: there are tens of thousands, and their tree takes milliseconds."""
+        """Read the hashes of a checkpoint, only once: there are tens of thousands, and their tree takes milliseconds."""
         stamp = self._replica.store.checkpoints.stamp(*mark)
         opened = self._replica.store.checkpoints.open(*mark)
         if opened is None:
@@ -141,9 +141,9 @@ class ReplicaShelf:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Answers to the questions others ask about the past: the run's manifest, records, and what we hold.
+# Answers to questions about the past: the run's manifest, its records, and the blobs that we hold.
 #
-# Only what is on disk is served, in pieces of at most `MAX_REQUEST_BYTES`; questions cost no state.
+# Only data on disk is served, in pieces of at most `MAX_REQUEST_BYTES`; questions cost no state.
 
 
 MAX_QUESTION_BYTES = 4096
@@ -153,11 +153,11 @@ QUESTIONS: dict[str, type[Body]] = {
     "have": HaveRequest,
     "manifest": HaveRequest,
 }
-"""What is answered here, by kind, and how it is asked."""
+"""Kinds of questions answered here, and the message type that asks each."""
 
 
 class Serving:
-    """Serves from `replica`, in worker threads."""
+    """Server of answers from `replica`, in worker threads."""
 
     def __init__(self, replica: Replica, offload: Offload) -> None:
         self._replica, self._offload = replica, offload
@@ -169,7 +169,7 @@ class Serving:
         }
 
     async def answer(self, kind: str, data: bytes) -> bytes:
-        """The answer to a question; raises `Refused` with the reason when there is none."""
+        """Return the answer to a question; raises `Refused` with the reason if there is none."""
         if len(data) > MAX_QUESTION_BYTES:
             raise Refused("the question is too long")
         try:
@@ -194,7 +194,7 @@ class Serving:
         for round, tip in enumerate(history.tips(question.start, question.count), question.start):
             commit = history.kept(round)
             if commit is None or commit.record.previous != tip:
-                break  # the newest, or branches are exchanged just now: never records of both
+                break  # the newest, or an exchange of branches is under way: never serve records of both
             raw = commit.encode()
             size += len(raw)
             if commits and size > COMMITS_BYTES:

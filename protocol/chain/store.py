@@ -1,18 +1,18 @@
-"""What a peer stores about one run: records, branches, results, checkpoints, what binds its votes, and proofs.
+"""A peer's data on disk about one run: records, branches, results, checkpoints, binding votes, and proofs.
 
     records/00000012            commit 12: record, index, certificate (canonical msgpack, behind its hash)
     branches/<slot>-00000012    commit 12 of a branch that is not our chain
-    switch                      our chain is being exchanged for a branch: what is left to be moved
+    switch                      an exchange of our chain for a branch that is under way
     results/00000012-00-<root>  codec bytes of a result; on disk before it is voted for, so there may be several of a round
     checkpoints/00000012-<tip>  outer state after 12 rounds on this tip, and ….leaves with the hashes of its pieces
-    votes/00000012-<tip>        what binds this peer in the round on this tip
+    votes/00000012-<tip>        the votes that bind this peer in the round on this tip
     evidence/<hash>             proofs that peers lied
     weights/                    versions of the weights (`protocol.chain.weight_files`), once there is one
     files/                      the run's files, likewise, in a run that has some
     rollouts/                   batches of rollouts, likewise, in a run of reinforcement learning
-    tasks/                      sets of tasks, likewise, what was signed about them, and what was counted
+    tasks/                      sets of tasks, likewise, with the statements about them and the counts
     reference/                  the weights that a run's KL term compares with, likewise
-    standing                    how rollout peers and validators stand with us, likewise
+    standing                    the standing of rollout peers and validators with us, likewise
     extension                   the organiser's newest extension of the run, signed
     chosen                      the record of an invitation to whose history this peer came over
 
@@ -44,7 +44,7 @@ _NAME = re.compile(r"[0-9a-f]{64}")
 
 
 class EvidenceFiles:
-    """Knows nothing of what is in them.  Blocking."""
+    """Proof files, whose contents this class does not read.  Blocking."""
 
     def __init__(self, disk: Disk, folder: Path) -> None:
         self._disk, self._folder = disk, folder
@@ -54,7 +54,7 @@ class EvidenceFiles:
         write_guarded(self._disk, self._folder / name.hex(), raw)
 
     def load(self, name: Hash) -> bytes | None:
-        """A proof; None when it is not here."""
+        """Return a proof; None if it is not here."""
         return read_guarded(self._disk, self._folder / name.hex())
 
     def remove(self, name: Hash) -> None:
@@ -62,17 +62,17 @@ class EvidenceFiles:
         self._disk.remove(self._folder / name.hex())
 
     def names(self) -> list[Hash]:
-        """All proofs that are here."""
+        """Return the names of all proofs that are here."""
         names = sorted(path.name for path in self._folder.iterdir())
         return [Hash(bytes.fromhex(name)) for name in names if _NAME.fullmatch(name)]
 
     def size_bytes(self) -> int:
-        """The disk space that the proofs take up."""
+        """Return the total size of the proofs in bytes."""
         return sum(path.stat().st_size for path in self._folder.iterdir())
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# What binds this peer at each tip that it voted on, on disk: what a restarted peer must not contradict.
+# The votes that bind this peer at each tip, on disk: a restarted peer must not contradict them.
 
 
 NEVER = 1 << 62
@@ -80,10 +80,10 @@ _VOTES_NAME = re.compile(r"(\d{8})-[0-9a-f]{64}")
 
 
 class VoteFiles:
-    """One encoded `Kept` a tip.  Blocking.
+    """Vote files: one encoded `Kept` per tip.  Blocking.
 
-    A tip's file outlives the branch that the tip is on: a peer that comes back to it is bound by what it said there.
-    `complete-from` says since when they are complete.
+    A tip's file outlives the branch that the tip is on: a peer that comes back to the tip is bound by its votes there.
+    `complete-from` holds the first round from which on the files are complete.
     """
 
     def __init__(self, disk: Disk, folder: Path) -> None:
@@ -91,35 +91,35 @@ class VoteFiles:
         self._complete = folder / "complete-from"
 
     def save(self, round: int, tip: Hash, raw: bytes) -> None:
-        """Replace what is kept for the round on this tip, for good when this returns.  Raises `StoreFailed`."""
+        """Replace the votes for the round on this tip; durable on return.  Raises `StoreFailed`."""
         write_guarded(self._disk, self._path(round, tip), raw)
 
     def load(self, round: int, tip: Hash) -> bytes | None:
-        """What is kept for the round on this tip; None when nothing is."""
+        """Return the votes kept for the round on this tip; None if there are none."""
         return read_guarded(self._disk, self._path(round, tip))
 
     def has_lost(self, round: int, tip: Hash) -> bool:
-        """Whether there is, or was, a file for the round on this tip; asked when `load` gave none that can be read."""
+        """Return True if there is, or was, a file for the round on this tip; ask if `load` found none that can be read."""
         path = self._path(round, tip)
         return path.exists() or corrupt_name(path).exists()
 
     def complete_from(self) -> int:
-        """The first round from which on we know all that we voted: 0, unless our files were put back or copied."""
+        """Return the first round from which on we know all our votes: 0, unless our files were restored or copied."""
         raw = read_guarded(self._disk, self._complete)
         if raw is not None:
             return int.from_bytes(raw)
         return NEVER if self._complete.exists() or corrupt_name(self._complete).exists() else 0
 
     def set_complete_from(self, round: int) -> None:
-        """What we may have voted before this round is not all here.  For good when this returns.  Raises `StoreFailed`."""
+        """Note that votes before this round may be missing here; durable on return.  Raises `StoreFailed`."""
         write_guarded(self._disk, self._complete, round.to_bytes(8))
 
     def any(self) -> bool:
-        """Whether this peer has ever voted."""
+        """Return True if this peer has ever voted."""
         return any(_VOTES_NAME.fullmatch(path.name) for path in self._folder.iterdir())
 
     def drop_before(self, round: int) -> None:
-        """Forget the tips before `round`: records there are final, and are voted on no more."""
+        """Forget the tips before `round`: records there are final, so nobody votes on them any more."""
         for path in self._folder.iterdir():
             named = _VOTES_NAME.fullmatch(path.name)
             if named and int(named[1]) < round:
@@ -137,13 +137,13 @@ MAX_RECORD_BYTES = 4 << 20
 
 
 class Records:
-    """One file a round.  Blocking."""
+    """The records of a run, one file per round.  Blocking."""
 
     def __init__(self, disk: Disk, folder: Path) -> None:
         self._disk, self._folder = disk, folder
 
     def length(self) -> int:
-        """Rounds from 0 on without a gap."""
+        """Return the number of rounds from 0 on without a gap."""
         rounds = {int(path.name) for path in self._folder.iterdir() if path.name.isdigit()}
         length = 0
         while length in rounds:
@@ -151,11 +151,11 @@ class Records:
         return length
 
     def write(self, commit: Commit) -> None:
-        """Write the record of its round, or write it anew with another certificate.  Raises `StoreFailed`."""
+        """Write the record of its round, or replace it with one of another certificate.  Raises `StoreFailed`."""
         write_guarded(self._disk, self._path(commit.record.round), commit.encode())
 
     def at(self, round: int) -> Commit | None:
-        """The commit of a round; None when it is not here, or not readable."""
+        """Return the commit of a round; None if it is missing or unreadable."""
         raw = read_guarded(self._disk, self._path(round))
         if raw is None:
             return None
@@ -176,26 +176,26 @@ class Records:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Records of branches that are not our chain, on disk beside it: on their way to us, or given up and kept for a while.
+# Records of branches on disk beside our chain: branches being fetched, or given up and kept for a while.
 
 
 _BRANCH_NAME = re.compile(r"([0-9A-Za-z]+)-(\d{8})")
 
 
 class BranchFiles:
-    """One file a record; the records of one branch are in one slot, a word.  Blocking."""
+    """Records of branches, one file each; one slot, named by a word, holds one branch.  Blocking."""
 
     def __init__(self, disk: Disk, folder: Path) -> None:
         self._disk, self._folder = disk, folder
 
     def append(self, slot: str, commit: Commit) -> int:
-        """Write a record; returns how many bytes it takes.  Raises `StoreFailed`."""
+        """Write a record and return its size in bytes.  Raises `StoreFailed`."""
         raw = commit.encode()
         write_guarded(self._disk, self.path(slot, commit.record.round), raw)
         return len(raw)
 
     def at(self, slot: str, round: int) -> Commit | None:
-        """The record of a round; None when it is not here, or not readable."""
+        """Return the record of a round; None if it is missing or unreadable."""
         raw = read_guarded(self._disk, self.path(slot, round))
         if raw is None:
             return None
@@ -206,7 +206,7 @@ class BranchFiles:
             return None
 
     def slots(self) -> dict[str, list[int]]:
-        """The rounds of which each slot has a record, ascending."""
+        """Return the rounds of which each slot has a record, ascending."""
         found: dict[str, list[int]] = {}
         for path in sorted(self._folder.iterdir()):
             named = _BRANCH_NAME.fullmatch(path.name)
@@ -215,7 +215,7 @@ class BranchFiles:
         return found
 
     def size_bytes(self, slot: str) -> int:
-        """Of all its files."""
+        """Return the size of all files of a slot."""
         return sum(path.stat().st_size for path in self._folder.glob(f"{slot}-*"))
 
     def drop(self, slot: str) -> None:
@@ -224,7 +224,7 @@ class BranchFiles:
             self._disk.remove(path)
 
     def path(self, slot: str, round: int) -> Path:
-        """Where a record lies."""
+        """Return the path of a record."""
         return self._folder / f"{slot}-{round:08}"
 
 
@@ -232,15 +232,16 @@ class BranchFiles:
 
 
 CHECKPOINTS_KEPT = 2
-"""Until the next one is written, the one before these stays, too, if others fetch it: that takes its time."""
+"""Newest checkpoints of our chain to keep.  The one before these stays until the next is written if others are fetching
+it."""
 OTHERS_KEPT = 2
-"""Checkpoints of branches: one that is about to be taken over, and one of what was given up last."""
+"""Checkpoints of branches to keep: one about to be taken over, and one of the branch given up last."""
 JOURNAL_BYTES = 1024
 
 
 @dataclass(frozen=True)
 class _Switch:
-    """From round `common` on our chain becomes what is in `slot`, up to `length`; what it was goes to `kept`."""
+    """Exchange of our chain from round `common` on for the records in `slot` up to `length`; ours go to `kept`."""
 
     common: int
     slot: str
@@ -249,9 +250,9 @@ class _Switch:
 
 
 class Store:
-    """Rooted at a folder of its own.  Blocking; call it in worker threads.
+    """All files of one run, in a folder of its own.  Blocking; call it in worker threads.
 
-    What an earlier life left is made lasting before anything is built on it: that life may have died before it was.
+    Files left before a restart are made durable before anything builds on them: this peer may have died before they were.
     """
 
     def __init__(self, root: Path, disk: Disk | None = None) -> None:
@@ -283,21 +284,21 @@ class Store:
             self._carry_out(_Switch(*canonical.decode(begun, max_bytes=JOURNAL_BYTES)))
 
     def choose(self, anchor: Anchor) -> None:
-        """Our history is the one through this record, also after a restart.  Raises `StoreFailed`."""
+        """Make the history through this record ours, also after a restart.  Raises `StoreFailed`."""
         if self.chosen() != anchor:
             write_guarded(self.disk, self._chosen, anchor.encode())
 
     def chosen(self) -> Anchor | None:
-        """The record to whose history we came over last."""
+        """Return the record to whose history we came over last; None if there is none."""
         raw = read_guarded(self.disk, self._chosen)
         return decode_body(Anchor, raw) if raw is not None else None
 
     def keep_standing(self, raw: bytes) -> None:
-        """Replace what is known of rollout peers and validators.  Raises `StoreFailed`."""
+        """Replace the stored standing of rollout peers and validators.  Raises `StoreFailed`."""
         write_guarded(self.disk, self._standing, raw)
 
     def standing(self) -> bytes | None:
-        """What an earlier life knew of them."""
+        """Return the stored standing of rollout peers and validators; None if there is none."""
         return read_guarded(self.disk, self._standing)
 
     def keep_extension(self, raw: bytes) -> None:
@@ -305,13 +306,13 @@ class Store:
         write_guarded(self.disk, self._extension, raw)
 
     def extension(self) -> bytes | None:
-        """The organiser's newest extension that an earlier life heard of."""
+        """Return the stored extension, the organiser's newest that we have heard of; None if there is none."""
         return read_guarded(self.disk, self._extension)
 
     def switch(self, common: int, slot: str, length: int, kept: str) -> None:
-        """Exchange our records from `common` on for those in `slot` up to `length`; ours are in the slot `kept` then.
+        """Exchange our records from `common` on for those in `slot` up to `length`; ours go to the slot `kept`.
 
-        Whenever we die, the next life finds the one chain or the other whole.  Raises `StoreFailed`.
+        Whenever we die, one chain or the other is whole at the next start.  Raises `StoreFailed`.
         """
         assert slot != kept
         self.branches.drop(kept)
@@ -320,8 +321,7 @@ class Store:
         self._carry_out(_Switch(common, slot, length, kept))
 
     def _carry_out(self, switch: _Switch) -> None:
-        """Move what has not been moved yet.  A record of the branch that is still in its slot has not; then the one in its
-        place is ours."""
+        """Move the files not moved yet.  If a record of the branch is still in its slot, the one in its place is ours."""
         for path in sorted(self._records.iterdir(), reverse=True):
             if not path.name.isdigit() or int(path.name) < switch.common:
                 continue
@@ -341,12 +341,13 @@ class Store:
             self.branches.drop(switch.slot)
 
     def make_room(self, chain: Chain) -> None:
-        """Before one more checkpoint of our chain is written: at most `CHECKPOINTS_KEPT` lie beside it, whoever reads."""
+        """Remove all but `CHECKPOINTS_KEPT` checkpoints of our chain before the next is written, even if others read
+        them."""
         for rounds in self.checkpoints.of(chain)[:-CHECKPOINTS_KEPT]:
             self.checkpoints.remove(rounds, chain.tip_at(rounds))
 
     def prune(self, chain: Chain, final: int) -> None:
-        """Leave the newest checkpoints of our chain, with all results since the oldest, and what binds our votes there.
+        """Keep the newest checkpoints of our chain, all results since the oldest of them, and our binding votes there.
 
         final: rounds that are final.
         """

@@ -1,7 +1,7 @@
-"""What a run's folder on disk holds, for reading only: beside a running peer, or where none runs.
+"""Read-only access to a run's folder on disk, with or without a peer running beside it.
 
-`protocol.chain.store` puts a folder in order when it opens it, and moves damaged files out of the way.  That is the
-running peer's right alone; here nothing is changed.  Everything is checked as after a restart: records by their chain, a
+`protocol.chain.store` puts a folder in order when it opens it, and moves damaged files out of the way.  Only the running
+peer may do that; this module changes nothing.  Everything is checked as after a restart: records by their chain, a
 checkpoint against the digest that a record or the manifest names, results against the records' chunks.
 """
 
@@ -33,20 +33,20 @@ F32: TypeAlias = npt.NDArray[np.float32]
 
 
 class NotStored(Exception):
-    """The folder does not lead to the state that is wanted; the text is a sentence with the remedy."""
+    """A folder that does not lead to the wanted state; the text is a sentence with the remedy."""
 
 
 class ReadOnlyDisk(Disk):
-    """Nothing is moved and nothing removed."""
+    """A disk on which nothing is moved and nothing removed."""
 
     def move(self, source: Path, target: Path) -> None:
-        """Nothing happens."""
+        """Do nothing."""
 
     def remove(self, path: Path) -> None:
-        """Nothing happens."""
+        """Do nothing."""
 
     def sync_folder(self, folder: Path) -> None:
-        """Nothing happens."""
+        """Do nothing."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class StoredState:
     layout: Layout
 
     def parameters(self, seeded: F32 | None) -> Iterator[F32]:
-        """theta, chunk after chunk.  seeded: the parameters of the seed, where `start` is None.
+        """Yield theta, chunk after chunk.  seeded: the parameters of the seed, needed if `start` is None.
 
         Raises `NotStored` when a result's bytes are not those of its record.  Memory: three chunks.
         """
@@ -98,7 +98,7 @@ class StoredState:
 
 
 class StoredRun:
-    """A `protocol.chain.records.Chain` of the records in a run's folder, and the states that they lead to.  Blocking."""
+    """The records in a run's folder as a `protocol.chain.records.Chain`, and the states that they lead to.  Blocking."""
 
     def __init__(self, signed: SignedManifest, folder: Path) -> None:
         self._manifest = signed.manifest
@@ -116,7 +116,7 @@ class StoredRun:
             self._tips.append(record_hash(commit.record))
 
     def is_final(self, rounds: int) -> bool:
-        """Whether the run has ended after so many rounds, as far as its records here say."""
+        """Return True if the run has ended after `rounds` rounds, as far as its records here say."""
         if rounds != self.length:
             return False
         progress = RunProgress(self._manifest.goal)
@@ -129,26 +129,26 @@ class StoredRun:
 
     @property
     def length(self) -> int:
-        """Rounds committed."""
+        """Number of rounds committed."""
         return len(self._tips) - 1
 
     def tip_at(self, rounds: int) -> Hash:
-        """The tip after `rounds` rounds, at most `length`."""
+        """Return the tip after `rounds` rounds, at most `length`."""
         return self._tips[rounds]
 
     def commit_at(self, round: int) -> Commit:
-        """The commit of a round below `length`.  Raises `NotStored` when a running peer has just exchanged it."""
+        """Return the commit of a round below `length`.  Raises `NotStored` if a running peer has just exchanged it."""
         commit = self._records.at(round)
         if commit is None or record_hash(commit.record) != self._tips[round + 1]:
             raise NotStored("the running peer is exchanging its records for others; export again in a moment")
         return commit
 
     def checkpoints(self) -> list[int]:
-        """After how many rounds there are checkpoints, ascending."""
+        """Return the numbers of rounds after which there are checkpoints, ascending."""
         return self._checkpoints.of(self) if self._has_checkpoints else []
 
     def checkpoint(self, rounds: int) -> StoredState:
-        """The state in a checkpoint, which is read whole to check it.  Raises `NotStored`."""
+        """Return the state in a checkpoint, which is read whole to check it.  Raises `NotStored`."""
         if rounds not in self.checkpoints():
             there = ", ".join(map(str, self.checkpoints()))
             raise NotStored(
@@ -161,7 +161,7 @@ class StoredRun:
         return StoredState(rounds, start, (), self._layout)
 
     def newest(self) -> StoredState:
-        """The state at the tip.  Raises `NotStored`."""
+        """Return the state at the tip.  Raises `NotStored`."""
         starts = [*reversed(self.checkpoints()), *([] if self._manifest.genesis else [-1])]
         problem = "there is no checkpoint"
         for rounds in starts:
@@ -182,7 +182,7 @@ class StoredRun:
         )
 
     def _steps(self, start: int) -> tuple[_Step, ...]:
-        """From the state after `start` rounds to the tip, or to the first result that is missing."""
+        """Return the steps from the state after `start` rounds to the tip, or to the first missing result."""
         steps: list[_Step] = []
         for round in range(start, self.length):
             commit = self.commit_at(round)
@@ -195,7 +195,7 @@ class StoredRun:
         return tuple(steps)
 
     def _checked(self, rounds: int) -> memoryview | None:
-        """The bytes of a checkpoint; None where they are not those that are certified."""
+        """Return the bytes of a checkpoint; None if they are not the certified ones."""
         opened = self._checkpoints.open(rounds, self.tip_at(rounds))
         if opened is None:
             return None

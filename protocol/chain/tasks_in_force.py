@@ -1,8 +1,8 @@
-"""Which sets of tasks from the crowd there are at a version: a function of the chain, and so the same for everybody.
+"""Task sets from the crowd that are in force at a version: a function of the chain, and so the same for everybody.
 
-A record may carry an amendment that the organiser signed; its sets are there from the version on that the record makes.
-Members of a record may say that sets fall out, by what they have counted; a set that more than half of the voters are
-against in one record has fallen out from there on, until the organiser gives it another slot.
+A record may carry an amendment that the organiser signed; its sets are in force from the version that the record makes.
+Members of a record may vote sets out, judging by their counts.  A set that more than half of the voters are against in one
+record is out from then on, until the organiser gives it another slot.
 """
 
 from __future__ import annotations
@@ -18,24 +18,27 @@ from protocol.wire.messages import Record
 from protocol.wire.tasks import MAX_SET_TASKS, AdmittedSet, Amendment
 
 OWN_PROBLEMS = 1 << 40
-"""Numbers below are of the problems of the manifest's environment."""
+"""First number of a problem from the crowd; lower numbers are of the manifest's environment."""
 
 
 def first_problem(slot: int) -> int:
-    """The number of the first problem of the set in a slot; its other problems follow."""
+    """Return the number of the first problem of the set in a slot; its other problems follow."""
     return OWN_PROBLEMS + slot * MAX_SET_TASKS
 
 
 def place_of(problem: int) -> tuple[int, int] | None:
-    """Slot and number of the task; None for a problem of the manifest's environment."""
+    """Return the slot and the number of the task; None for a problem of the manifest's environment."""
     return divmod(problem - OWN_PROBLEMS, MAX_SET_TASKS) if problem >= OWN_PROBLEMS else None
 
 
 @dataclass(frozen=True)
 class TasksInForce:
-    """number: of the newest amendment, 0 before there was one.  percent: of the problems that are of the sets.  sets: of
-    that amendment.  fallen: slots of those that fell out.  highest: slot that was ever given.  since: the first version with
-    that amendment; fell: with the last set that fell out."""
+    """State of the task sets at a version.
+
+    number: of the newest amendment, 0 before there was one.  percent: of the problems that come from the sets.  sets: of
+    that amendment.  fallen: slots of the sets that were voted out.  highest: highest slot ever given.  since: the first
+    version with that amendment.  fell: the first version without the set that was voted out last.
+    """
 
     number: int = 0
     percent: int = 0
@@ -47,11 +50,11 @@ class TasksInForce:
 
     @cached_property
     def live(self) -> tuple[AdmittedSet, ...]:
-        """The sets that problems are drawn from, by slot."""
+        """Sets that problems are drawn from, by slot."""
         return tuple(each for each in self.sets if each.slot not in self.fallen)
 
     def flaw(self, amendment: Amendment, *, has_rollouts: bool = True) -> None:
-        """Raises `Malformed` where this amendment cannot come next."""
+        """Raise `Malformed` if this amendment cannot come next."""
         if not has_rollouts:
             raise Malformed("an amendment of tasks in a run without rollouts")
         if amendment.number <= self.number:
@@ -60,7 +63,7 @@ class TasksInForce:
             raise Malformed("an amendment that gives a slot to another set")
 
     def after(self, record: Record, electors: Sequence[PeerId]) -> TasksInForce:
-        """What one more record, which has been verified, makes of it.  electors: that vote on it; its members, if none."""
+        """Return the state after one more, verified record.  electors: its voters; if there are none, its members vote."""
         new = tasks_of(record)
         if new is None and not self.live:
             return self

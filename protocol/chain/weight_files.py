@@ -1,12 +1,12 @@
 """Versions of the weights on disk: whole files and patches, each named by the root over its chunks' hashes.
 
     weights/<root>.blob          a file of weights or a patch, complete
-    weights/<root>.part          one on its way
+    weights/<root>.part          one that is being fetched or made
     weights/<root>.leaves        the hashes of its chunks, behind their own hash
-    weights/<number>-<hash>      what a publisher signed about a version, behind its hash
+    weights/<number>-<hash>      a publisher's signed statement about a version, behind its hash
 
-The folder is made when the first version comes.  A complete file whose bytes turn out to be others becomes a part again:
-the chunks that are right need not be fetched once more.
+The folder is made when the first version comes.  A complete file whose bytes turn out to be wrong becomes a part again: its
+right chunks need not be fetched once more.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _STATEMENT = re.compile(r"(\d{16})-[0-9a-f]{16}")
 class Part:
     """A file that is being fetched or made; `view` is its bytes, writable until it is published.
 
-    is_new: nothing was written to it yet.
+    is_new: True if nothing was written to it yet.
     """
 
     root: Hash
@@ -41,11 +41,11 @@ class Part:
 
     @property
     def view(self) -> memoryview:
-        """All of its bytes."""
+        """All bytes of the file."""
         return memoryview(self.mapping)
 
     def missing(self, leaves: Sequence[Hash], chunk_bytes: int) -> list[int]:
-        """The chunks whose bytes are not those of their hashes.  Reads all, unless nothing was written."""
+        """Return the chunks whose bytes do not match their hashes.  Reads all, unless nothing was written."""
         view = self.view
         if self.is_new:
             return [*range(len(leaves))]
@@ -57,7 +57,7 @@ class Part:
 
 
 class WeightFiles:
-    """Blocking; safe to call in several threads.  Call `load` before anything else."""
+    """Files of one folder, complete or being fetched.  Blocking; thread-safe.  Call `load` before anything else."""
 
     def __init__(self, disk: Disk, folder: Path) -> None:
         self.disk, self.folder = disk, folder
@@ -69,11 +69,11 @@ class WeightFiles:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no version was ever here."""
+        """True if no version was ever here."""
         return not self.folder.exists()
 
     def load(self) -> None:
-        """Look at what an earlier life left."""
+        """Find the files left before a restart."""
         self.folder.mkdir(exist_ok=True)
         names = {path.name for path in self.folder.iterdir()}
         for name in names:
@@ -85,26 +85,26 @@ class WeightFiles:
     # -- what is here -------------------------------------------------------------------------------------------------
 
     def sizes(self) -> dict[Hash, int]:
-        """Of the complete files."""
+        """Return the sizes of the complete files."""
         with self._lock:
             return dict(self._whole)
 
     def parts(self) -> dict[Hash, int]:
-        """Sizes of the files on their way."""
+        """Return the sizes of the files that are being fetched or made."""
         with self._lock:
             return dict(self._parts)
 
     def damaged(self) -> set[Hash]:
-        """Those of the files on their way that were complete in this life."""
+        """Return the parts that were complete files earlier, since this peer started."""
         with self._lock:
             return set(self._damaged)
 
     def has(self, root: Hash) -> bool:
-        """Whether a file is complete, as far as we know."""
+        """Return True if a file is complete, as far as we know."""
         return root in self._whole
 
     def leaves(self, root: Hash) -> list[Hash] | None:
-        """The hashes of a file's chunks; None where they are not here, or damaged."""
+        """Return the hashes of a file's chunks; None if they are missing or damaged."""
         raw = read_guarded(self.disk, self._path(root, "leaves"))
         if raw is None or not raw or len(raw) % HASH_BYTES:
             return None
@@ -112,7 +112,7 @@ class WeightFiles:
         return leaves if tree_root(leaves) == root else None
 
     def index(self, root: Hash, chunk_bytes: int) -> list[Hash] | None:
-        """As `leaves`; made anew from a complete file where they are lost.  None where the file is damaged, too."""
+        """Return `leaves`, made anew from a complete file if they are lost; None if the file is damaged as well."""
         known = self.leaves(root)
         view = map_file(self.path(root)) if known is None and self.has(root) else None
         if view is None:
@@ -125,7 +125,7 @@ class WeightFiles:
         return made
 
     def view(self, root: Hash, size: int) -> memoryview | None:
-        """The bytes of a complete file, unchecked, read-only; None when it is not here, or became shorter."""
+        """Return the bytes of a complete file, unchecked, read-only; None if it is missing or became shorter."""
         view = map_file(self.path(root)) if self.has(root) else None
         if view is not None and len(view) == size:
             return view
@@ -134,7 +134,7 @@ class WeightFiles:
         return None
 
     def read(self, root: Hash, start: int, size: int, leaf: Hash) -> bytes | None:
-        """A chunk of a complete file, by its hash; None when it is not here any more.  A damaged file is so found out."""
+        """Return a chunk of a complete file, checked by its hash; None if it is not right, and the file is then demoted."""
         try:
             with self.path(root).open("rb") as file:
                 file.seek(start)
@@ -161,7 +161,7 @@ class WeightFiles:
 
     @contextmanager
     def using(self, *roots: Hash) -> Iterator[None]:
-        """Within, these files are not removed."""
+        """Protect these files from removal within the context."""
         with self._lock:
             self._used.update(roots)
         try:
@@ -171,14 +171,14 @@ class WeightFiles:
                 self._used -= Counter(roots)
 
     def used(self) -> set[Hash]:
-        """The files that somebody uses."""
+        """Return the files that are in use."""
         with self._lock:
             return set(self._used)
 
     # -- changes ------------------------------------------------------------------------------------------------------
 
     def begin(self, root: Hash, size: int) -> Part:
-        """Begin, or go on with, a file of `size` bytes.  Raises `StoreFull`."""
+        """Begin or continue a file of `size` bytes.  Raises `StoreFull`."""
         path = self._path(root, "part")
         if path.exists() and path.stat().st_size == size:
             part = Part(root, path, self.disk.resume(path, size))
@@ -189,7 +189,7 @@ class WeightFiles:
         return part
 
     def publish(self, part: Part, root: Hash, leaves: Sequence[Hash]) -> None:
-        """All of it is there and right: its bytes to the disk, then its name, the one of `root`.  Raises `StoreFailed`."""
+        """Publish a complete file under the name of `root`: flush its bytes, then rename it.  Raises `StoreFailed`."""
         self.write_leaves(root, leaves)
         self.disk.publish(part.path, part.mapping, self.path(root))
         with self._lock:
@@ -198,7 +198,7 @@ class WeightFiles:
             self._whole[root] = len(part.mapping)
 
     def adopt(self, source: Path, root: Hash, leaves: Sequence[Hash]) -> None:
-        """A file of this folder is complete: its bytes to the disk, then its name.  Raises `StoreFailed`."""
+        """Publish a complete file of this folder: flush its bytes, then rename it.  Raises `StoreFailed`."""
         size = source.stat().st_size
         with source.open("r+b") as file:
             self.publish(Part(root, source, mmap.mmap(file.fileno(), size)), root, leaves)
@@ -208,7 +208,7 @@ class WeightFiles:
         write_guarded(self.disk, self._path(root, "leaves"), b"".join(leaves))
 
     def demote(self, root: Hash) -> None:
-        """A complete file is damaged: it is on its way again."""
+        """Turn a damaged complete file into a part, to be fetched again."""
         with self._lock:
             size = self._whole.pop(root, None)
             if size is None:
@@ -232,13 +232,13 @@ class WeightFiles:
     # -- statements ---------------------------------------------------------------------------------------------------
 
     def keep(self, number: int, raw: bytes) -> None:
-        """Keep what was signed about a version, for good when this returns.  Raises `StoreFull`."""
+        """Keep a signed statement about a version; durable on return.  Raises `StoreFull`."""
         path = self.folder / f"{number:016}-{hash_bytes('statement', raw)[:8].hex()}"
         if not path.exists():
             write_guarded(self.disk, path, raw)
 
     def keep_all(self, statements: Collection[tuple[int, bytes]], least: int) -> None:
-        """Keep these, each with its number; forget those of numbers below `least`.  Raises `StoreFull`."""
+        """Keep these statements, each with its number; forget those with numbers below `least`.  Raises `StoreFull`."""
         for number, raw in statements:
             self.keep(number, raw)
         for path in self.folder.iterdir():
@@ -247,12 +247,12 @@ class WeightFiles:
                 self.disk.remove(path)
 
     def statements(self) -> list[bytes]:
-        """All that were kept, by number."""
+        """Return all statements kept, by number."""
         paths = sorted(path for path in self.folder.iterdir() if _STATEMENT.fullmatch(path.name))
         return [raw for path in paths if (raw := read_guarded(self.disk, path)) is not None]
 
     def path(self, root: Hash) -> Path:
-        """Where a complete file lies."""
+        """Return the path of a complete file."""
         return self._path(root, "blob")
 
     def _path(self, root: Hash, kind: str) -> Path:
@@ -260,7 +260,7 @@ class WeightFiles:
 
 
 def is_whole(files: WeightFiles, root: Hash, size: int, chunk_bytes: int) -> bool:
-    """Whether a file is here with the bytes that its name says; a damaged one is on its way again.  Reads all.  Blocking."""
+    """Return True if a file is here with the bytes of its name; a damaged one is demoted.  Reads all.  Blocking."""
     view = files.view(root, size)
     if view is None:
         return False
@@ -271,5 +271,5 @@ def is_whole(files: WeightFiles, root: Hash, size: int, chunk_bytes: int) -> boo
 
 
 def leaves_of(data: bytes | memoryview, chunk_bytes: int) -> list[Hash]:
-    """The hashes of the chunks of some bytes."""
+    """Return the hashes of the chunks of some bytes."""
     return [chunk_hash(data[at : at + chunk_bytes]) for at in range(0, len(data), chunk_bytes)]

@@ -1,7 +1,7 @@
 """The one stream of events: everything a person or a test can learn about a running peer.
 
 Small frozen dataclasses that import nothing heavy, so that the terminal interface and the tests can read them.
-`to_fields` and `protocol.events.events` are the form on the control socket and in the event log: a flat map with the class's
+`Event.to_fields` and `from_fields` define the form on the control socket and in the event log: a flat map with the class's
 name under "event"; docs/events.md is its schema.  Peers are peer IDs, hashes are hexadecimal, sizes are bytes, times are
 seconds, losses are nats a token.
 """
@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 # ------------------------------------------------------------------------------------------------------------------------
-# The base of all events (`protocol.events.events`).
+# The base of all events.
 
 
 @dataclass(frozen=True)
@@ -20,19 +20,19 @@ class Event:
     """Base of all events."""
 
     def to_fields(self) -> dict[str, Any]:
-        """A flat map: the class's name under "event", then the fields."""
+        """Return a flat map: the class's name under "event", then the fields."""
         return {"event": type(self).__name__, **asdict(self)}
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Events about the ways between this peer and others; `protocol.events.events` has them, too.
+# Events about the connections between this peer and others.
 
 
 @dataclass(frozen=True)
 class ReachabilityChanged(Event):
-    """Peers that were asked to dial back have found something else than before.
+    """Peers that were asked to dial back have come to another result than before.
 
-    reachable: whether others reach this peer: reachable, unreachable or unknown.  addresses: the same of each address at
+    reachable: whether others reach this peer: reachable, unreachable or unknown.  addresses: the same for each address at
     which they see it.
     """
 
@@ -42,7 +42,7 @@ class ReachabilityChanged(Event):
 
 @dataclass(frozen=True)
 class LinkChanged(Event):
-    """A peer is connected, or is so in another way than before.
+    """A peer is connected, or its connection is of another kind than before.
 
     link: direct (one of the two dialled an address of the other), reversed (it was asked to dial us), punched (both dialled
     each other through their routers) or relayed (through a third peer).
@@ -54,9 +54,9 @@ class LinkChanged(Event):
 
 @dataclass(frozen=True)
 class PortMapped(Event):
-    """The router before this peer leads from an address outside to it, or does so no more.
+    """This peer's router began or stopped to forward an outside address to it.
 
-    address: the one outside; empty when the router does so no more.  by: UPnP or NAT-PMP.
+    address: the outside address; empty when the forwarding stopped.  by: UPnP or NAT-PMP.
     """
 
     address: str
@@ -65,9 +65,10 @@ class PortMapped(Event):
 
 @dataclass(frozen=True)
 class StrangersClosed(Event):
-    """Connections from outside that were closed since this was told last, at most once a minute.
+    """Connections from outside were closed since the last such event, which comes at most once a minute.
 
-    silent: their peer did not greet in time.  crowded: there was no room.  busiest: the address that most were from.
+    silent: closed as their peer did not greet in time.  crowded: closed for lack of room.  busiest: the address that most
+    came from.
     """
 
     silent: int
@@ -88,7 +89,7 @@ class NobodyAnswers(Event):
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Events about blobs that this peer fetches; `protocol.events.events` has them, too.
+# Events about blobs that this peer fetches.
 
 
 @dataclass(frozen=True)
@@ -98,8 +99,8 @@ class TransferProgress(Event):
     what: checkpoint, result, weights, patch, file, rollouts, tasks or reference.  number: the rounds that a checkpoint has
     applied, the round of a result, the version that weights or a patch lead to, the place of a file among the run's, the
     version that rollouts are of, 0 of tasks, the round that reference weights began.  blob: its name.  done, total: chunks.
-    chunks: a map of at most 256 cells, one for one chunk or several: # where all are here, + where some are, . for none.
-    sources: peers that have some of it.  left_s: None while no rate is known.
+    chunks: a map of at most 256 cells, each for one chunk or several: # if all are here, + if some are, . if none is.
+    sources: peers that have some of the blob.  left_s: None while no rate is known.
     """
 
     what: str
@@ -116,9 +117,10 @@ class TransferProgress(Event):
 
 @dataclass(frozen=True)
 class TransferEnded(Event):
-    """Nothing more is fetched of a blob: it is complete, or nobody has the rest, or it is not wanted any more.
+    """The transfer of a blob is over: the blob is complete, nobody has the rest, or it is not wanted any more.
 
-    what, number, blob: as in `TransferProgress`.  fetched_bytes: that were not here when it began.  seconds: since then.
+    what, number, blob: as in `TransferProgress`.  fetched_bytes: bytes that were not here when the transfer began.
+    seconds: since then.
     """
 
     what: str
@@ -130,7 +132,7 @@ class TransferEnded(Event):
 
 
 def subject(event: Event) -> tuple[str, str]:
-    """Of two events with one subject the later one makes the earlier stale, if that is progress."""
+    """Return an event's subject.  The later of two events with one subject makes the earlier stale, if that is progress."""
     match event:
         case TransferProgress(blob=blob) | TransferEnded(blob=blob):
             return "transfer", blob
@@ -139,14 +141,14 @@ def subject(event: Event) -> tuple[str, str]:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Events about versions of the weights; `protocol.events.events` has them, too.
+# Events about versions of the weights.
 
 
 @dataclass(frozen=True)
 class VersionPublished(Event):
     """A publisher has signed a version of the weights, and this peer has heard of it.
 
-    kind: anchor (it is to be had whole) or patch.  size_bytes: of the whole.  patch_bytes: None where there is no patch.
+    kind: anchor (it can be fetched whole) or patch.  size_bytes: of the whole.  patch_bytes: None if there is no patch.
     """
 
     version: int
@@ -158,7 +160,7 @@ class VersionPublished(Event):
 
 @dataclass(frozen=True)
 class VersionStarted(Event):
-    """This peer begins to get a version.  size_bytes: to be fetched for it.  files: so many, patches or the whole."""
+    """This peer begins to fetch a version.  size_bytes: to be fetched.  files: number of files, patches or the whole."""
 
     version: int
     size_bytes: int
@@ -184,14 +186,14 @@ class VersionRefused(Event):
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Events about rollouts; `protocol.events.events` has them, too.
+# Events about rollouts.
 
 
 @dataclass(frozen=True)
 class RolloutsGenerated(Event):
-    """This peer has made a batch of rollouts with the weights of `version`, and says so.
+    """This peer has made a batch of rollouts with the weights of `version`, and announces it.
 
-    number: of the batch at that version.  root: its name.  tokens: that the model made.  seconds: that it took.
+    number: of the batch at that version.  root: its name.  tokens: made by the model.  seconds: time that it took.
     """
 
     version: int
@@ -205,9 +207,9 @@ class RolloutsGenerated(Event):
 
 @dataclass(frozen=True)
 class BatchJudged(Event):
-    """A validator has judged a batch of rollouts: this peer itself, or another one a batch of ours.
+    """A validator has judged a batch of rollouts: this peer itself, or another peer a batch of ours.
 
-    accepted, rejected, inconclusive: rollouts.  reasons: of those that were rejected, each once.
+    accepted, rejected, inconclusive: numbers of rollouts.  reasons: of the rejections, each once.
     """
 
     author: str
@@ -225,8 +227,8 @@ class BatchJudged(Event):
 class BatchDecided(Event):
     """The final verdict of this trainer on a batch that is for it: accepted, rejected, or stale.
 
-    Also of a batch of this peer's own that got stale before anybody had judged it.
-    reason: of a rejection.  checked: whether this peer verified it itself.
+    Also told of this peer's own batch if that became stale before anybody judged it.
+    reason: of a rejection.  checked: whether this peer verified the batch itself.
     """
 
     author: str
@@ -241,10 +243,10 @@ class BatchDecided(Event):
 
 @dataclass(frozen=True)
 class RolloutsUsed(Event):
-    """This trainer has learned from these batches in a round.  root: over their names, as its READY says.
+    """This trainer has learned from these batches in a round.  root: over their names, as in its READY.
 
-    reward: the mean of the rollouts, 0 to 1, as computed here.  kl: how far the policy was from the reference weights, nats
-    a token; None where the loss has no KL term, or nothing moved the policy.
+    reward: mean reward of the rollouts, 0 to 1, as computed here.  kl: distance of the policy from the reference weights,
+    nats a token; None if the loss has no KL term, or nothing moved the policy.
     """
 
     round: int
@@ -257,7 +259,7 @@ class RolloutsUsed(Event):
 
 @dataclass(frozen=True)
 class TaskSetOffered(Event):
-    """A peer, or this one, offers a set of tasks.  root: its ID."""
+    """A peer, maybe this one, offers a set of tasks.  root: ID of the set."""
 
     publisher: str
     root: str
@@ -268,7 +270,7 @@ class TaskSetOffered(Event):
 
 @dataclass(frozen=True)
 class TasksAmended(Event):
-    """From the version `version` on these sets of tasks are in force, and `percent` of the problems are of them.
+    """These sets of tasks are in force from version `version` on; `percent` of the problems come from them.
 
     number: of the organiser's amendment.  sets: their IDs.
     """
@@ -281,7 +283,7 @@ class TasksAmended(Event):
 
 @dataclass(frozen=True)
 class TaskSetFellOut(Event):
-    """By what the trainers counted no more problems are of this set, from the version `version` on."""
+    """No more problems come from this set of tasks, from version `version` on, as the trainers' counts exclude it."""
 
     root: str
     name: str
@@ -290,12 +292,12 @@ class TaskSetFellOut(Event):
 
 @dataclass(frozen=True)
 class RolloutsCounted(Event):
-    """A record is on disk whose members learned from rollouts: as they say, with this mean reward.
+    """The members of a record on disk learned from rollouts, with this mean reward as they state it.
 
-    Told again for a round whose record another branch has replaced: what was told of it, and of later ones, counts no more.
-    batches: of them, those that no earlier record names.  tokens: of their outputs.  authors: accepted tokens of each
-    rollout peer: of this one if it is one, then of those with the most, 64 at most.  others: rollout peers that are not
-    told.  mine: the roots of this peer's batches.
+    Told again for a round whose record another branch has replaced: earlier events about that round, and about later ones,
+    are void then.  batches: number of batches that no earlier record names.  tokens: of the outputs in these batches.
+    authors: accepted tokens of each rollout peer: first of this peer if it is one, then the largest, 64 at most.
+    others: rollout peers that are left out.  mine: the roots of this peer's batches.
     """
 
     round: int
@@ -309,7 +311,7 @@ class RolloutsCounted(Event):
 
 @dataclass(frozen=True)
 class RolloutPeerSetAside(Event):
-    """Nothing that this peer generates is used any more; `reason` is a phrase."""
+    """No rollouts of `peer` are used any more; `reason` is a phrase."""
 
     peer: str
     reason: str
@@ -317,7 +319,7 @@ class RolloutPeerSetAside(Event):
 
 @dataclass(frozen=True)
 class ValidatorSetAside(Event):
-    """Verdicts of this peer do not count any more; `reason` is a phrase."""
+    """Verdicts of `peer` do not count any more; `reason` is a phrase."""
 
     peer: str
     reason: str
@@ -328,7 +330,7 @@ class ValidatorSetAside(Event):
 
 @dataclass(frozen=True)
 class Started(Event):
-    """The first event of every life.  addresses: where it listens; none when it ended before it did.
+    """The first event of every life.  addresses: where the peer listens; none if it ended before it listened.
 
     run_name: empty until an invitation's manifest is fetched.  data_dir: identity, runs, logs.
     """
@@ -347,9 +349,9 @@ class Started(Event):
 class Left(Event):
     """The last event of every life that ends by itself.
 
-    goodbye: it was said.  heard_by: so many peers confirmed it.  rounds: committed, and on disk; None when it ended before
-    it had looked.
-    exit_code: the process's.  problem: the sentence that says why it could not go on; empty when it was told to leave.
+    goodbye: whether it was said.  heard_by: number of peers that confirmed it.  rounds: committed, and on disk; None if the
+    peer ended before it had looked.
+    exit_code: of the process.  problem: the sentence that says why it could not go on; empty when it was told to leave.
     """
 
     goodbye: bool
@@ -372,9 +374,9 @@ class LinesLost(Event):
 
 @dataclass(frozen=True)
 class PhaseChanged(Event):
-    """This peer does something else now, or for another reason.
+    """The phase of this peer has changed, or the reason for it.
 
-    phase: a `protocol.wire.messages.Phase`.  why_idle: a `WhyIdle`, empty when it computes.  detail: a sentence.
+    phase: a `protocol.wire.presence.Phase`.  why_idle: a `WhyIdle`, empty when it computes.  detail: a sentence.
     """
 
     phase: str
@@ -384,7 +386,7 @@ class PhaseChanged(Event):
 
 @dataclass(frozen=True)
 class PeerJoined(Event):
-    """First heartbeat of a peer, or of its new incarnation."""
+    """The first heartbeat of a peer, or of its new incarnation, has come."""
 
     peer: str
     name: str
@@ -392,7 +394,7 @@ class PeerJoined(Event):
 
 @dataclass(frozen=True)
 class PeerSuspected(Event):
-    """No heartbeat for `silent_s`; or its connection broke (`disconnected`), however recent the last one is."""
+    """A peer sent no heartbeat for `silent_s`, or its connection broke (`disconnected`), however recent the last one is."""
 
     peer: str
     silent_s: float
@@ -409,7 +411,7 @@ class PeerGone(Event):
 
 @dataclass(frozen=True)
 class PeerBanned(Event):
-    """A peer was disconnected and stays out for a while; `reason` is what it did at last."""
+    """A peer was disconnected and stays out for a while; `reason` names its last offence."""
 
     peer: str
     reason: str
@@ -417,7 +419,7 @@ class PeerBanned(Event):
 
 @dataclass(frozen=True)
 class RoleChosen(Event):
-    """What this peer does in a run with rollouts, where its owner left that open.  reason: a sentence."""
+    """This peer has chosen its role in a run with rollouts, as its owner left that open.  reason: a sentence."""
 
     role: str
     reason: str
@@ -439,7 +441,7 @@ class TrainerStopped(Event):
 
 @dataclass(frozen=True)
 class ComputeProgress(Event):
-    """After an inner step of this peer's.
+    """This peer has done an inner step.
 
     steps, total_steps: done, and wanted in this round.  loss: mean of the round so far.
     left_s: seconds until the last step, at the present rate.
@@ -457,7 +459,7 @@ class ComputeProgress(Event):
 class ReadySent(Event):
     """This peer's contribution to a round is complete, and it told the others.
 
-    tokens, steps: what was trained for it.  loss: mean of its steps.
+    tokens, steps: trained for it.  loss: mean of its steps.
     """
 
     round: int
@@ -470,7 +472,7 @@ class ReadySent(Event):
 class RoundProposed(Event):
     """This peer proposes a plan.
 
-    attempt: 0 for the round's first.  proposer: this peer.  members: whose contributions are averaged.
+    attempt: 0 for the round's first.  proposer: this peer.  members: peers whose contributions are averaged.
     absent: electors that the ballot goes on without.
     """
 
@@ -483,7 +485,7 @@ class RoundProposed(Event):
 
 @dataclass(frozen=True)
 class ExchangeProgress(Event):
-    """The averages of `chunks_done` of `chunks_total` chunks are here; `waiting_for` names who is waited for."""
+    """The averages of `chunks_done` of `chunks_total` chunks are here; `waiting_for` names the peers that are late."""
 
     round: int
     chunks_done: int
@@ -514,7 +516,7 @@ class MemberLost(Event):
 
 @dataclass(frozen=True)
 class PeerEjected(Event):
-    """Proven to have lied: it takes no part here any more.  `evidence` is the name of the proof."""
+    """A peer is proven to have lied and takes no part here any more.  `evidence` is the name of the proof."""
 
     peer: str
     reason: str
@@ -523,7 +525,7 @@ class PeerEjected(Event):
 
 @dataclass(frozen=True)
 class AuditDone(Event):
-    """Averages of others were to be computed again before the vote: of `chunks`, and `checked` of them could be."""
+    """Averages of others were to be recomputed before the vote: `chunks` of them, of which `checked` could be."""
 
     round: int
     chunks: int
@@ -550,7 +552,7 @@ class RecordRatified(Event):
 
 @dataclass(frozen=True)
 class RoundCommitted(Event):
-    """A record is on disk, about to be applied.  tip: its hash.  tokens, loss: of all members.  mine: whether we are one."""
+    """A record is on disk, about to be applied.  tip: its hash.  tokens, loss: of all members.  mine: we are a member."""
 
     round: int
     tip: str
@@ -564,7 +566,7 @@ class RoundCommitted(Event):
 class RunEnded(Event):
     """The run has reached its total: this is its final record, and the state after it the final one.
 
-    Told once in every life that comes to it.  rounds, tokens: done, of all members.  unit: "tokens" or "rounds", which the
+    Told once in every life that gets there.  rounds, tokens: done, of all members.  unit: "tokens" or "rounds", which the
     total counts.  tip: the final record's hash.
     """
 
@@ -620,7 +622,7 @@ class CheckpointWritten(Event):
 
 @dataclass(frozen=True)
 class StateLoaded(Event):
-    """The outer state is that after `rounds` rounds, from a checkpoint or, after 0, from the beginning of the run."""
+    """The outer state after `rounds` rounds is loaded, from a checkpoint or, with 0 rounds, from the run's beginning."""
 
     rounds: int
 
@@ -648,7 +650,7 @@ class RolledBack(Event):
 
 @dataclass(frozen=True)
 class SecondHistory(Event):
-    """There is another record of `round`, certified as well by the whole electorate: a third of it or more has lied.
+    """A second record of `round` is certified by the whole electorate: a third of the electorate or more has lied.
 
     ours, theirs: hashes of the two records; ours is kept.  shown_by: the peer that showed it.  signers: electors that signed
     both.
@@ -674,7 +676,7 @@ class Desynced(Event):
 class Dropped(Event):
     """Something from a peer was malformed or not allowed, and was dropped.  what: its kind.  reason: a phrase.
 
-    times: such drops since this was told last; told once in 10 s.
+    times: such drops since the last such event; told once in 10 s.
     """
 
     peer: str
@@ -685,9 +687,9 @@ class Dropped(Event):
 
 @dataclass(frozen=True)
 class HandlerFailed(Event):
-    """A statement of a peer made what handles it fail: a mistake of this software.  The peer was disconnected.
+    """A statement of a peer made its handler fail: a mistake of this software.  The peer was disconnected.
 
-    what: the kind of statement.  reason: what was raised, and where.  times: since this was told last.
+    what: the kind of statement.  reason: the error, and where it was raised.  times: since the last such event.
     """
 
     peer: str
@@ -709,14 +711,14 @@ PROGRESS = (ComputeProgress, EvalProgress, ExchangeProgress, SyncProgress, Trans
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Events as they come back from the control socket and the event log (`protocol.events.events`).
+# Events read back from the control socket and the event log.
 
 
 EVENTS: dict[str, type[Event]] = {cls.__name__: cls for cls in Event.__subclasses__()}
 
 
 def from_fields(fields: dict[str, Any]) -> Event:
-    """The event in `fields`; raises ValueError when there is no such event or its fields are wrong."""
+    """Return the event in `fields`; raise ValueError if there is no such event or its fields are wrong."""
     name = fields.get("event")
     cls = EVENTS.get(name) if isinstance(name, str) else None
     if cls is None:

@@ -1,6 +1,6 @@
-"""What became of rollouts, as a peer's events tell it: for its status, the interface and `peer rollouts`.
+"""The fate of rollouts, counted from a peer's events: for its status, the interface and `peer rollouts`.
 
-Pure, and bounded: the last batches stay, the numbers go on.
+Pure, and bounded: only the last batches stay, while the numbers go on.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from protocol.events.events import Event
 
 WAITING, ACCEPTED, REJECTED, STALE, UNSURE = "waiting", "accepted", "rejected", "stale", "unsure"
 VERDICTS = (WAITING, ACCEPTED, REJECTED, STALE, UNSURE)
-"""Of a batch.  waiting: nobody has judged it.  stale: it got too old first.  unsure: a validator could not tell."""
+"""Verdicts on a batch.  waiting: nobody has judged it.  stale: it got too old first.  unsure: a validator could not tell."""
 KEPT_BATCHES = 1000
 KEPT_REWARDS = 500
 KEPT_ASIDE = 50
@@ -27,8 +27,8 @@ class BatchSeen:
     """A batch as far as this peer knows it.
 
     at: seconds since 1970 of the last event about it.  verdict: one of `VERDICTS`.  reason: of a rejection.  rollouts: 0
-    where it is not known.  tokens, seconds: of a batch of ours.  judges: who judged it, as far as we heard.  round: the one
-    whose record learned from it.
+    if unknown.  tokens, seconds: of a batch of ours.  judges: validators that judged it, as far as we heard.  round: the
+    round in which members learned from it.
     """
 
     author: str
@@ -47,7 +47,7 @@ class BatchSeen:
 
 @dataclass(frozen=True)
 class Aside:
-    """A peer of which nothing is used any more.  role: rollout or validator, as what."""
+    """A peer whose rollouts or verdicts are not used any more.  role: rollout or validator."""
 
     at: float
     peer: str
@@ -57,17 +57,18 @@ class Aside:
 
 @dataclass
 class RolloutTally:
-    """Of one peer, whose ID is `me`.
+    """The tally of one peer, whose ID is `me`.
 
     generated, generated_tokens, generating_s: batches of ours, their tokens and the time they took.
-    judged: batches that we verified ourselves.  rewards: of rounds.  accepted_tokens: of ours, in records.
+    judged: batches that we verified ourselves.  rewards: rounds, each with its mean reward.  accepted_tokens: tokens of
+    ours that records name.
     """
 
     me: str = ""
     batches: dict[tuple[str, str], BatchSeen] = field(default_factory=dict)
-    """By author and root, the last one that something was heard of at the end."""
+    """Batches by author and root; the batch that was heard of last is at the end."""
     counts: Counter[str] = field(default_factory=Counter)
-    """Batches by verdict, also those that are forgotten."""
+    """Number of batches by verdict, forgotten ones included."""
     rewards: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=KEPT_REWARDS))
     aside: deque[Aside] = field(default_factory=lambda: deque(maxlen=KEPT_ASIDE))
     generated: int = 0
@@ -78,11 +79,11 @@ class RolloutTally:
     """Batches that this trainer learned from."""
     accepted_tokens: int = 0
     earned: dict[int, int] = field(default_factory=dict)
-    """By round, tokens of ours that its record names."""
+    """Tokens of ours that a round's record names, by round."""
     learned: dict[str, None] = field(default_factory=dict)
     """Names of the batches that this trainer learned from last."""
     seen: bool = False
-    """Whether there were any such events."""
+    """True if there were any events about rollouts."""
 
     def apply(self, event: Event, at: float) -> None:
         """Take note of an event."""
@@ -97,7 +98,7 @@ class RolloutTally:
             case ev.BatchDecided(author, version, number, root, verdict, reason, rollouts):
                 known = self._batch(author, version, number, root, at)
                 if verdict == STALE and known.round is not None:
-                    verdict = known.verdict  # a record has it: somebody whom we did not hear accepted it in time
+                    verdict = known.verdict  # a record has it: a validator that we did not hear accepted it in time
                 self._put(replace(known, verdict=verdict, reason=reason, rollouts=rollouts))
             case ev.RolloutsUsed(number, roots):
                 self._learned(roots)
@@ -113,7 +114,7 @@ class RolloutTally:
         self.seen = True
 
     def copy(self) -> RolloutTally:
-        """Another one, which goes its own way."""
+        """Return an independent copy."""
         other = copy(self)
         other.batches, other.counts = self.batches.copy(), self.counts.copy()
         other.rewards, other.aside = self.rewards.copy(), self.aside.copy()
@@ -121,7 +122,7 @@ class RolloutTally:
         return other
 
     def last(self, author: str | None = None, judge: str | None = None) -> list[BatchSeen]:
-        """The batches of this author, or judged by this peer, or all; the newest first."""
+        """Return the batches of this author, or judged by this peer, or all; the newest first."""
         return [
             batch
             for batch in reversed(self.batches.values())
@@ -129,7 +130,8 @@ class RolloutTally:
         ]
 
     def _learned(self, roots: Iterable[str]) -> None:
-        """Each batch counts once, also where it is learned from again because no record came of the first time."""
+        """Count batches learned from.  Each counts once, even if it is learned from again because the first time led to no
+        record."""
         for root in roots:
             self.used += root not in self.learned
             self.learned[root] = None
@@ -147,7 +149,7 @@ class RolloutTally:
         self._use(event.mine, event.round, at)
 
     def _leave(self, round: int) -> None:
-        """What was counted of this round, and later ones, was of a branch that is ours no more."""
+        """Undo the counts of this round and later ones: they were of a branch that is no longer ours."""
         for later in [each for each in self.earned if each >= round]:
             self.accepted_tokens -= self.earned.pop(later)
         while self.rewards and self.rewards[-1][0] >= round:
@@ -164,7 +166,7 @@ class RolloutTally:
         judges = [judge for judge in known.judges if judge != event.validator]
         verdict = REJECTED if event.rejected else UNSURE if event.inconclusive else ACCEPTED
         if known.verdict in (REJECTED, STALE) or (known.verdict == ACCEPTED and verdict == UNSURE):
-            verdict = known.verdict  # a later word does not mend it
+            verdict = known.verdict  # a later verdict does not change it
         self._put(
             replace(
                 known,
@@ -182,7 +184,7 @@ class RolloutTally:
     def _use(self, roots: Iterable[str], round: int, at: float) -> None:
         wanted = {*roots}
         for batch in [batch for batch in self.batches.values() if batch.root in wanted]:
-            verdict = batch.verdict if batch.verdict == REJECTED else ACCEPTED  # by somebody whom we did not hear
+            verdict = batch.verdict if batch.verdict == REJECTED else ACCEPTED  # by a validator that we did not hear
             self._put(replace(batch, at=at, round=round, verdict=verdict))
 
     def _put(self, batch: BatchSeen) -> None:

@@ -1,4 +1,4 @@
-"""What `peer status --json` shows: one definition for the node, the daemon, the commands, the interface and the demo.
+"""The content of `peer status --json`, defined once for the node, the daemon, the commands, the interface and the demo.
 
 Frozen dataclasses that import nothing heavy.  `to_fields` is the form on the control socket and in JSON: the fields' names
 are its keys, in this order; docs/commands.md explains each.  Peers are peer IDs, hashes are hexadecimal, sizes are bytes,
@@ -42,7 +42,7 @@ class HeldOutStatus:
     """The newest held-out loss known here.
 
     loss: of the state after `rounds` rounds, as the peer `by` measured it, or claims to have; None while none is known.
-    percent: how far this peer is with measuring another one; None while it measures none.
+    percent: progress of this peer in measuring another one; None while it measures none.
     """
 
     loss: float | None = None
@@ -53,14 +53,14 @@ class HeldOutStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutStatus:
-    """What this peer does with rollouts, in a run with them; counts are of this life.
+    """This peer's work with rollouts, in a run with them; counts are of this life.
 
     version: the newest weights.  reward: mean of the rollouts of the last round here that learned from any, 0 to 1, as its
-    members say; None before.  generated: batches made here.  accepted, rejected, stale: verdicts on batches: of a rollout
-    peer its own, of a validator those it judged, of a trainer those that were for it.  waiting: such batches without one.
-    used: batches that this trainer learned from.  accepted_tokens: of this peer's rollouts, that records name.
+    members state it; None before.  generated: batches made here.  accepted, rejected, stale: verdicts on batches that a
+    rollout peer made, that a validator judged, or that were for a trainer.  waiting: such batches without a verdict.
+    used: batches that this trainer learned from.  accepted_tokens: of this peer's rollouts, named by records.
     generated_tokens_per_s: of outputs, in the last batches made here.  verified_per_s: rollouts, over the last minute.
-    set_aside: peers of which nothing is used any more.
+    set_aside: number of peers whose rollouts or verdicts are not used any more.
     """
 
     version: int = 0
@@ -79,20 +79,20 @@ class RolloutStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeStatus:
-    """A peer as its node knows it.  The defaults are those of a peer whose node does not run yet.
+    """A peer as its node knows it.  The defaults describe a peer whose node does not run yet.
 
-    why_idle: a `WhyIdle`, empty while it computes.  why_detail: its sentence.  why_remedy: what to do about it.
-    finishing: what it waits for before it stops, a phrase; empty while nobody asked it to finish.  finishing_left_s: until
-    it leaves without that.
-    round: rounds committed.  tip: hash of the last record.  final_*: how many rounds are final, and the tip after them.
-    settled_*: the same of those that are settled for this peer, at least the final ones.
-    state_rounds, state_digest: how many rounds the outer state
-    has applied, and its digest.  peers: live peers of the run besides this one; before the node runs, those connected.
+    why_idle: a `WhyIdle`, empty while it computes.  why_detail: its sentence.  why_remedy: its remedy.
+    finishing: a phrase that names what the peer waits for before it stops; empty unless it was asked to finish.
+    finishing_left_s: seconds until it leaves without that.
+    round: rounds committed.  tip: hash of the last record.  final_*: number of final rounds, and the tip after them.
+    settled_*: the same for the rounds settled for this peer, at least the final ones.
+    state_rounds, state_digest: number of rounds that the outer state has applied, and its digest.
+    peers: live peers of the run besides this one; before the node runs, the connected ones.
     members, tokens, loss: of the last committed round; `loss` is the running round's once it has a step.
     steps, inner_steps: done and wanted in the running round.  round_left_s: until the last one; None when not training.
-    goal_total: in `goal_unit` ("tokens" or "rounds"), of which goal_done is done; goal_left_s: until then, at the speed of
-    the last round made here, None while none was.  run_ended: whether the total is reached.  run_tokens_per_s: of all
-    members, in that round.  clock_skew: how far this computer's clock is from several others'; empty where it is near.
+    goal_total: in `goal_unit` ("tokens" or "rounds"), of which goal_done is done; goal_left_s: seconds until then, at the
+    speed of the last round made here, None before that.  run_ended: whether the total is reached.  run_tokens_per_s: of all
+    members, in that round.  clock_skew: distance of this computer's clock from several others'; empty if it is small.
     eval_*: as `HeldOutStatus`.  rollouts: None in a run without them.  trainer_pid: None while no trainer is ready.
     """
 
@@ -146,7 +146,7 @@ class NodeStatus:
         object.__setattr__(self, "why_remedy", remedy(self.why_idle))
 
     def names(self) -> dict[str, str]:
-        """What this peer and the others of the run call themselves, by peer ID."""
+        """Return the names of this peer and the others of the run, by peer ID."""
         return {self.peer: self.name, **{known.peer: known.name for known in self.swarm}}
 
 
@@ -155,9 +155,9 @@ class PeerStatus(NodeStatus):
     """A running peer: its node and the process around it.
 
     addresses: where it listens.  reachable: whether others reach it, as they say: reachable, unreachable or unknown;
-    reachability: the same of each address at which they see it, or which it announces.
+    reachability: the same for each address at which they see it, or which it announces.
     invitation: to an open run, else empty.
-    invite_command: how the organiser of a run that admits by token makes an invitation, else empty.
+    invite_command: command with which the organiser of a run that admits by token makes an invitation, else empty.
     """
 
     pid: int
@@ -170,17 +170,17 @@ class PeerStatus(NodeStatus):
 
     @classmethod
     def around(cls, node: NodeStatus, *, pid: int, uptime_s: float, **around: Any) -> Self:
-        """The status of the process `pid` around `node`; the other fields of this class are given by their names."""
+        """Return the status of the process `pid` around `node`; the other fields of this class are given by their names."""
         known = {each.name: getattr(node, each.name) for each in fields(NodeStatus) if each.init}
         return cls(**known, pid=pid, uptime_s=uptime_s, **around)
 
     def to_fields(self) -> dict[str, Any]:
-        """The flat map on the control socket and in JSON; `swarm` is a list of maps."""
+        """Return the flat map on the control socket and in JSON; `swarm` is a list of maps."""
         return asdict(self)
 
     @classmethod
     def from_fields(cls, given: Any) -> Self:
-        """The status in a map, without what only a newer version knows; ValueError when something is missing."""
+        """Return the status in a map, without fields that only a newer version knows; raise ValueError if one is missing."""
         try:
             swarm = [SwarmPeer(**_known(SwarmPeer, each)) for each in given.get("swarm", ())]
             told = given.get("rollouts")
@@ -191,6 +191,6 @@ class PeerStatus(NodeStatus):
 
 
 def _known(cls: type[NodeStatus] | type[SwarmPeer] | type[RolloutStatus], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Of `given` what `cls` is made from."""
+    """Return the entries of `given` that `cls` is made from."""
     names = {each.name for each in fields(cls) if each.init}
     return {name: value for name, value in given.items() if name in names}

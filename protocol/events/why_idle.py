@@ -1,6 +1,6 @@
-"""The reasons for computing nothing, and what a person can do about each.
+"""The reasons for computing nothing, and a remedy for each.
 
-Imports nothing.  The sentence that goes with a reason is made where the reason arises, as it names peers, rounds and limits.
+Imports nothing.  The code in which a reason arises makes the sentence about it, which names peers, rounds and limits.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from enum import Enum
 
 
 class WhyIdle(str, Enum):
-    """Why a peer does not compute; `why_detail` says the rest in a sentence."""
+    """Reason for computing nothing; `why_detail` says the rest in a sentence."""
 
     BUSY = ""
     STARTING = "starting"
@@ -62,12 +62,12 @@ REMEDIES = {
     WhyIdle.NOT_A_TRAINER: "nothing; or join with `--role trainer`",
     WhyIdle.RUN_ENDED: "`peer export FOLDER` writes the model; `peer leave` ends the peer",
 }
-"""What to do about each reason; docs/troubleshooting.md says the same.  Each fits on a line of a small terminal.
+"""Remedy for each reason; docs/troubleshooting.md says the same.  Each fits on a line of a small terminal.
 
 A remedy holds wherever its reason is shown: to a founder, to a peer that is alone, and to one that nobody invited.
 """
 
 
 def remedy(why: str) -> str:
-    """What to do about a reason, by its name; empty when nothing holds the peer up, or only a newer version knows it."""
+    """Return the remedy for a reason, by its name; empty if nothing holds the peer up, or only a newer version knows it."""
     return next((text for known, text in REMEDIES.items() if known.value == why), "")

@@ -1,4 +1,4 @@
-"""What this peer is doing, as its heartbeats and its status say: phase, reason, sentence, and the loss that it measured."""
+"""Activity of this peer, as its heartbeats and its status show it: phase, reason, sentence, and measured loss."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from protocol.events.events import Event, PhaseChanged
 from protocol.wire.presence import Measurement, Phase, WhyIdle
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Whether computing rests because the user said so.
+# Pause of the computing at the user's wish.
 
 
 class Pause:
-    """A switch, off at first.  `wait` returns as soon as it is off."""
+    """Switch for a pause, off at first.  `wait` returns as soon as it is off."""
 
     def __init__(self) -> None:
         self.on = False
         self._over = trio.Event()
 
     def begin(self) -> None:
-        """Switch on; nothing if it is on."""
+        """Switch on; do nothing if it is on."""
         if not self.on:
             self.on, self._over = True, trio.Event()
 
@@ -40,11 +40,11 @@ class Pause:
 
 
 WITHIN_A_ROUND = frozenset({Phase.READY, Phase.EXCHANGING, Phase.VOTING, Phase.APPLYING})
-"""Phases that follow from statements the others get anyway.  The others need to hear at once of every other phase."""
+"""Phases that follow from statements that other peers get anyway.  Any other phase they need to hear of at once."""
 
 
 class Activity:
-    """Components show here what they do; heartbeats and status read it.
+    """Activity of this peer: components set it; heartbeats and status read it.
 
     measured: the held-out loss to tell the others.  emit: gets a `PhaseChanged` for each change.
     """
@@ -53,19 +53,19 @@ class Activity:
         self._emit = emit
         self.phase, self.why, self.detail = Phase.STARTING, WhyIdle.STARTING, ""
         self._beneath = self.phase, self.why, self.detail
-        """What it would be doing if it were not paused."""
+        """Activity of this peer if it were not paused."""
         self.measured: Measurement | None = None
         self.was_away = True
-        """Whether we were restarted, frozen or suspended, with no record made since: others may have gone on without us."""
+        """True if we were restarted, frozen or suspended, with no record made since: others may have gone on without us."""
         self._urgent = trio.Event()
 
     @property
     def beneath(self) -> Phase:
-        """What it does, or would be doing if it were not paused."""
+        """Phase of this peer, or its phase if it were not paused."""
         return self._beneath[0]
 
     def show(self, phase: Phase, why: WhyIdle, detail: str) -> None:
-        """From now on this is what we do.  While paused only other reasons for it and `STOPPING` are shown at once."""
+        """Set our activity.  During a pause only another reason for it, or `STOPPING`, is shown at once."""
         if self.phase is Phase.STOPPING:
             return
         if phase is not Phase.PAUSED:
@@ -74,7 +74,7 @@ class Activity:
             self._change(phase, why, detail)
 
     def resume(self) -> None:
-        """The pause is over: we do what we would have done without it."""
+        """End the pause: show the activity that it has hidden."""
         if self.phase is Phase.PAUSED:
             self._change(*self._beneath)
 
@@ -86,7 +86,7 @@ class Activity:
             self._emit(PhaseChanged(phase.value, why.value, detail))
 
     def tell_now(self) -> None:
-        """Something changed that others wait for: the next heartbeat goes out at once."""
+        """Send the next heartbeat at once, because something changed that others wait for."""
         self._urgent.set()
 
     async def until_urgent(self, within_s: float) -> None:

@@ -1,11 +1,11 @@
-"""Admitting peers to our run: greetings given and taken, and the peers that they let in.
+"""Admission of peers to our run: greetings given and taken, and the peers that they let in.
 
-What a greeting must contain is `protocol.run.greeting`'s business.  In an open run every peer may speak at once; otherwise
-a peer may once it is listed, is a member of a record of our chain, or has shown a good admission proof: in its greeting to
-us, or in a statement for our tip, which others forward to those that have not met it: a READY, or a heartbeat, for rollout
-peers and validators are in no record and say no READY.
+`protocol.run.greeting` says what a greeting contains.  In an open run every peer may speak at once.  In other runs a peer
+may speak if it is listed, is a member of a record of our chain, or has shown a good admission proof.  It shows the proof in
+its greeting to us, or in a statement for our tip, which others forward to peers that have not met it.  That statement is a
+READY, or the heartbeat of a rollout peer or a validator, for these are in no record and say no READY.
 
-Being named in a record is admission for good, so a voter must know that the members of a record were admitted.
+To be named in a record is admission for good, so a voter must know that the members of a record were admitted.
 """
 
 from __future__ import annotations
@@ -30,31 +30,35 @@ from protocol.wire.messages import Ready
 from protocol.wire.presence import Heartbeat, Role
 
 # ------------------------------------------------------------------------------------------------------------------------
-# The newcomers that were let in, and by what.  Bounded, and one token's newcomers cannot push out another's.
+# Newcomers that were let in, and the proof of each.  Their number is limited, and newcomers of one token cannot push out
+# newcomers of another.
 
 
 MAX_GUESTS = 4096
-"""Peers remembered as let in; those that must go greet again."""
+"""Peers remembered as let in; a peer that is forgotten greets again."""
 
 
 @dataclass(frozen=True)
 class Guest:
-    """A peer that came in with this proof, and what it was admitted by; None where its being a member was enough."""
+    """A peer that came in with this proof.
+
+    admitted: what the proof showed, such as a token; None if the peer came in because it is a member.
+    """
 
     proof: bytes
     admitted: AdmittedBy | None
 
     @property
     def token(self) -> Hash | None:
-        """The name of the token that let it in, if one did."""
+        """Name of the token that let the peer in, if one did."""
         return self.admitted.token if self.admitted is not None else None
 
 
 class Guests:
-    """Remembers who came in.  stays: tells of a peer whether it keeps its place, as members of the chain do.
+    """Peers that came in.  stays: returns True for a peer that keeps its place, as members of the chain do.
 
-    A token has as many places as uses.  When they are taken, its longest known newcomer makes room; when all are taken by
-    peers that stay, there is none.  When all places of all tokens are taken, the token with the most gives one up.
+    A token has as many places as uses.  When they are taken, its longest known newcomer makes room; if all are taken by
+    peers that stay, there is no place.  When all places of all tokens are taken, the token with the most gives one up.
     """
 
     def __init__(self, stays: Callable[[PeerId], bool]) -> None:
@@ -66,11 +70,11 @@ class Guests:
         return len(self._guests)
 
     def get(self, peer: PeerId) -> Guest | None:
-        """How `peer` came in; None when it did not."""
+        """Return the proof and the admission of `peer`; None if it did not come in."""
         return self._guests.get(peer)
 
     def add(self, peer: PeerId, proof: bytes, admitted: AdmittedBy | None) -> bool:
-        """Remember a peer; False when its token has no place any more."""
+        """Remember a peer; return False if its token has no place any more."""
         token = admitted.token if admitted is not None else None
         known = self._guests.get(peer)
         uses = admitted.uses if admitted is not None and token is not None else None
@@ -86,7 +90,7 @@ class Guests:
         return True
 
     def _make_room_in(self, token: Hash | None, uses: int | None, peer: PeerId) -> bool:
-        """Whether the token has a place for `peer` now."""
+        """Return True if the token has a place for `peer` now."""
         places = self._of_token.get(token, {})
         if uses is None or len(places) < uses or self._stays(peer):
             return True
@@ -104,20 +108,20 @@ class Guests:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Our clock, compared with others' clocks: each peer that we greet says what its own shows.
+# Comparison of our clock with the clocks of other peers: each peer that we greet tells the time of its own.
 #
-# Only the expiry of invitations goes by a wall clock.  The comparison makes a sentence and changes nothing else.  It is the
-# median of several peers, so that no single one can make it wrong.
+# Only the expiry of invitations depends on a wall clock.  The comparison makes a sentence and changes nothing else.  It is
+# the median of several peers, so that no single peer can falsify it.
 
 
 MAX_PEERS = 32
-"""The peers greeted last, which are compared."""
+"""Number of peers compared: those greeted last."""
 LEAST_PEERS = 3
 TOLERANCE_S = 60.0
 
 
 class ClockOffsets:
-    """The clocks of the peers that we greeted last, each as seconds ahead of `boot`.
+    """Clocks of the peers that we greeted last, each as seconds ahead of `boot`.
 
     wall: our clock, in unix seconds.  boot: seconds on a clock that nobody sets, so that `skew` ends when ours is set right.
     """
@@ -128,7 +132,7 @@ class ClockOffsets:
         self._warned = False
 
     def note(self, peer: PeerId, clock: float, asked: float) -> None:
-        """Take the `clock` in the answer of `peer`, which has just come.  asked: when we asked, by `boot`."""
+        """Take the `clock` in the answer of `peer`, which has just come.  asked: the time of our question, by `boot`."""
         self._offsets[peer] = clock - (asked + self.boot()) / 2
         self._offsets.move_to_end(peer)
         if len(self._offsets) > MAX_PEERS:
@@ -136,12 +140,12 @@ class ClockOffsets:
 
     @property
     def compared(self) -> int:
-        """Peers that our clock is compared with; 0 while they are too few."""
+        """Number of peers with which our clock is compared; 0 while they are too few."""
         return len(self._offsets) if len(self._offsets) >= LEAST_PEERS else 0
 
     @property
     def skew(self) -> str:
-        """ "2 h 3 min behind the clocks of 5 peers"; empty within the tolerance, and while too few are known."""
+        """Phrase such as "2 h 3 min behind the clocks of 5 peers"; empty within the tolerance, or if too few are known."""
         if not self.compared:
             return ""
         offset_s = median(self._offsets.values()) - (self._wall() - self.boot())
@@ -150,7 +154,7 @@ class ClockOffsets:
         return f"{_span(abs(offset_s))} {'behind' if offset_s > 0 else 'ahead of'} the clocks of {self.compared} peers"
 
     def take_warning(self) -> str:
-        """The sentence for the log, once; empty otherwise."""
+        """Return the sentence for the log, once; return an empty string otherwise."""
         skew = self.skew
         if not skew or self._warned:
             return ""
@@ -176,7 +180,7 @@ NO_RECORDS = " (this peer has no records yet; it lets members in as soon as it h
 
 
 class Handshake:
-    """Knows the peers that may speak, and those that a record may name.
+    """Gatekeeper of the run, which knows the peers that may speak and the peers that a record may name.
 
     clocks: our clock, compared with the clocks of the peers that we greeted.
     """
@@ -185,16 +189,17 @@ class Handshake:
         self._manifest, self._run, self._settings, self._history = manifest, run, settings, history
         self.clocks = ClockOffsets(settings.wall_clock, settings.boot_clock)
         self._guests = Guests(history.has_member)
-        """The newcomers let in with proofs; empty in runs that ask for none."""
+        """Newcomers let in with proofs; empty in runs that ask for none."""
 
     def may_speak(self, peer: PeerId) -> bool:
-        """Whether statements of `peer` count here."""
+        """Return True if statements of `peer` count here."""
         return self._guests.get(peer) is not None or self.may_contribute(peer)
 
     def may_contribute(self, peer: PeerId) -> bool:
-        """Whether a record may name `peer` as a member: it is one already, or came in with a token and is on its way.
+        """Return True if a record may name `peer` as a member, because it is one, or came in with a token and is on its way.
 
-        Fetching the state and a first round take time: a token that was good at the door counts for `COMING_IN_S` more.
+        Fetching the state and a first round take time: a token that was good at the door counts for `COMING_IN_S` more.  In
+        an open run every peer may be named; in a run with an allowlist, the peers on it.
         """
         manifest = self._manifest
         if manifest.admission is Admission.OPEN or peer == manifest.organiser:
@@ -214,14 +219,17 @@ class Handshake:
         return not has_expired(guest.admitted, self._settings.wall_clock() - COMING_IN_S)
 
     def _is_introduced(self, peer: PeerId) -> bool:
-        """A newcomer without records learns the chain, which names the members, from the peers that its invitation names."""
+        """Return True if we have no records yet and our invitation names `peer`.
+
+        A newcomer learns the chain, which names the members, from the peers that its invitation names.
+        """
         by_token = self._manifest.admission is Admission.INVITE
         return by_token and self._history.length == 0 and peer in self._settings.introduced
 
     # -- greetings ----------------------------------------------------------------------------------------------------
 
     def answer_hello(self, peer: PeerId, data: bytes) -> bytes:
-        """The answer to a greeting; raises `Refused` with the sentence that the other's user shall read."""
+        """Return the answer to a greeting; raise `Refused` with a sentence for the other peer's user."""
         try:
             hello = decode_body(Hello, data, max_bytes=MAX_HELLO_BYTES)
         except Malformed as error:
@@ -234,7 +242,7 @@ class Handshake:
         return reply.encode()
 
     def _let_in(self, peer: PeerId, hello: Hello) -> str | None:
-        """Remember whoever may come in; else why it may not, as a sentence."""
+        """Remember the peer if it may come in; else return the reason why it may not, as a sentence."""
         admitted = admit_at_door(
             self._manifest,
             self._run,
@@ -256,7 +264,7 @@ class Handshake:
         return None
 
     async def greet(self, network: Network, peer: PeerId) -> str | None:
-        """Greet a newly connected peer.  The reason why it will not have us; None when it will, or is gone again."""
+        """Greet a newly connected peer.  Return its reason for refusing us; None if it accepts us or is gone again."""
         settings = self._settings
         hello = make_hello(self._run, settings.role, settings.admission, settings.version)
         asked = settings.boot_clock()
@@ -272,9 +280,9 @@ class Handshake:
     # -- READYs and heartbeats ----------------------------------------------------------------------------------------
 
     def meet(self, sender: PeerId, said: Ready | Heartbeat) -> None:
-        """Let a peer in that shows a good proof in a statement for our tip: it had to be let in by others to know that.
+        """Let a peer in that shows a good proof in a statement for our tip: others have let it in, as it knows the tip.
 
-        `COMING_IN_S` after its token expired is not too late, as for those that have come in by our own door.
+        The proof counts for `COMING_IN_S` after its token expired, as it does for peers that came in by our own door.
         """
         tip, role = (said.base, Role.TRAINER) if isinstance(said, Ready) else (said.tip, said.role)
         if not said.admission or tip != self._history.tip or self.may_contribute(sender):
@@ -287,7 +295,7 @@ class Handshake:
             self._guests.add(sender, said.admission, admitted)
 
     def may_be_named(self, sender: PeerId, ready: Ready) -> bool:
-        """Whether a record may name the sender of a READY, by what everybody sees: the proof in it, and the chain."""
+        """Return True if a record may name the sender of a READY, by the proof in it and the chain, which everybody sees."""
         if not self.may_contribute(sender):
             return False
         if not ready.admission:
@@ -298,7 +306,7 @@ class Handshake:
         )
 
     def _admitted_by(self, peer: PeerId, proof: bytes, role: Role = Role.TRAINER) -> AdmittedBy | None:
-        """What lets `peer` in as `role`, a trainer in the next record; a member's proof may be out of date."""
+        """Return the admission of `peer` as `role` (a trainer of the next record); a member's proof may be out of date."""
         is_member = self._history.has_member(peer)
         try:
             round = None if is_member else self._history.length
@@ -310,6 +318,6 @@ class Handshake:
 
 
 def note_clock(clocks: ClockOffsets, peer: PeerId, answer: bytes, asked: float) -> None:
-    """Note the clock in a peer's welcome; one that cannot be read tells nothing.  asked: when we asked, by `clocks.boot`."""
+    """Note the clock in a peer's welcome, if it can be read.  asked: the time of our question, by `clocks.boot`."""
     with suppress(Malformed):
         clocks.note(peer, decode_body(HelloReply, answer, max_bytes=MAX_HELLO_BYTES).clock, asked)

@@ -1,7 +1,7 @@
-"""What this peer says of itself to the others: its heartbeats, and its goodbye.
+"""Announcements of this peer about itself: its heartbeats, and its goodbye.
 
-A heartbeat goes out every few seconds, and soon when something changed that others wait for; not at once again, for
-everybody reads each, and who greets us a hundred times must not make us speak a hundred times to all.
+A heartbeat goes out every few seconds, and soon after a change that others wait for.  It never follows the last one at once:
+every peer reads each heartbeat, and a peer that greets us a hundred times must not make us speak a hundred times to all.
 """
 
 from __future__ import annotations
@@ -23,11 +23,14 @@ from protocol.wire.identity import PeerId
 from protocol.wire.presence import Goodbye, Heartbeat, Phase, WhyIdle
 
 # ------------------------------------------------------------------------------------------------------------------------
-# How fast this peer trains: the last known rate, kept from round to round, and what follows for the time that is left.
+# Training speed of this peer: the last known rate, kept from round to round, and the time left that follows from it.
 
 
 class Pace:
-    """tokens_per_s: 0 before the first inner step of this life.  tokens_per_step: of one inner step."""
+    """Training speed of this peer.
+
+    tokens_per_s: 0 before the first inner step of this life.  tokens_per_step: tokens of one inner step.
+    """
 
     def __init__(self, tokens_per_step: int) -> None:
         self._tokens_per_step = tokens_per_step
@@ -38,7 +41,7 @@ class Pace:
         self.tokens_per_s = progress.tokens_per_s
 
     def left_s(self, steps: int) -> float | None:
-        """Seconds for so many more inner steps; None while no rate is known."""
+        """Return the seconds for so many more inner steps; None while no rate is known."""
         return max(0, steps) * self._tokens_per_step / self.tokens_per_s if self.tokens_per_s > 0 else None
 
 
@@ -46,13 +49,13 @@ class Pace:
 
 
 SOONEST = 0.1
-"""Of the time between two heartbeats: this much at least, whatever changes."""
+"""Shortest pause between two heartbeats, whatever changes, as a fraction of the usual interval."""
 GOODBYE_S = 2.0
-"""For the goodbye, to all together: peers that do not confirm it by then miss our heartbeats later."""
+"""Seconds for the goodbye to all peers together: a peer that does not confirm it by then misses our heartbeats later."""
 
 
 class RoundProgress(Protocol):
-    """How far our compute in the running round is; zeros and no READY between rounds."""
+    """Progress of our compute in the running round; zeros and no READY between rounds."""
 
     @property
     def steps(self) -> int:
@@ -71,7 +74,7 @@ class RoundProgress(Protocol):
 
 
 class Heartbeats:
-    """Speaks for this peer.  generating: tokens a second of a rollout peer, which trains none."""
+    """Speaker for this peer.  generating: returns tokens a second of a rollout peer, which does not train."""
 
     def __init__(
         self,
@@ -89,7 +92,7 @@ class Heartbeats:
         self._generating, self._seq = generating, 0
 
     async def run(self) -> None:
-        """Until cancelled.  A READY is said again with every beat: gossip may lose it."""
+        """Publish heartbeats until cancelled.  READY is sent again with every beat, because gossip may lose it."""
         while True:
             await self._session.publish(self._heartbeat())
             if self._progress.ready_raw:
@@ -99,8 +102,10 @@ class Heartbeats:
             await self._activity.until_urgent((1 - SOONEST) * beat_s)
 
     async def say_goodbye(self) -> int:
-        """To everybody by gossip; to those we are connected to also as a question, for the connections close next and
-        gossip on its way would be lost with them.  How many of them confirmed it."""
+        """Say goodbye to all peers by gossip, and to connected peers also by request; return how many of these confirmed it.
+
+        The connections close next, and gossip that is still on its way would be lost with them.
+        """
         network = self._session.network
         raw = self._session.seal(Goodbye(incarnation=self._settings.incarnation, seq=self._seq + 1)).raw
         heard: list[PeerId] = []
@@ -119,13 +124,13 @@ class Heartbeats:
 
     @property
     def tokens_per_s(self) -> float:
-        """The last known rate: a round that has just begun has none of its own.  0 while paused."""
+        """Last known rate, as a round that has just begun has none of its own.  0 while paused."""
         return 0.0 if self._activity.phase is Phase.PAUSED else self._pace.tokens_per_s + self._generating()
 
     def _heartbeat(self) -> Heartbeat:
         settings, history, activity = self._settings, self._history, self._activity
         bandwidth = self._session.network.bandwidth()
-        rests = activity.phase is Phase.PAUSED  # why, and in whose hours, is nobody else's business
+        rests = activity.phase is Phase.PAUSED  # the reason, and the user's hours, are private
         self._seq += 1
         return Heartbeat(
             incarnation=settings.incarnation,
@@ -149,7 +154,7 @@ class Heartbeats:
         )
 
     def neighbours(self) -> list[SwarmPeer]:
-        """The other peers, as `peer status` shows them; of those that nothing proves to be there only members."""
+        """Return the other peers, as `peer status` shows them; unproven peers only if they are members."""
         now = trio.current_time()
         return [
             SwarmPeer(

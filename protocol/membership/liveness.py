@@ -1,12 +1,12 @@
 """The peers of a run and their liveness, judged from signed heartbeats with the local clock alone.
 
 A pure state machine.  A peer is ALIVE while its heartbeats come, SUSPECT after three missed ones (or as soon as its
-connection broke), GONE after five, LEFT on a signed goodbye.  A fresh heartbeat brings it back from anywhere, except
-that nothing older than its goodbye does.  What follows from liveness (the proposer, evictions) is decided in
-`protocol.agreement`.
+connection broke), GONE after five, LEFT on a signed goodbye.  A fresh heartbeat brings it back from any state, but a
+heartbeat older than its goodbye does not.  `protocol.agreement` decides the consequences of liveness (the proposer,
+evictions).
 
-What comes by gossip may be a recording, and a peer that has just started cannot tell.  A handshake cannot be recorded: a
-peer is UNPROVEN, whatever it is heard to say, until it has been connected to us since we started.  From then on a heartbeat
+Gossip may be a recording, and a peer that has just started cannot tell.  A handshake cannot be recorded.  So a peer is
+UNPROVEN, whatever statements of it are heard, until it has been connected to us since we started.  From then on a heartbeat
 that is newer than all before was signed after those.
 
 Members and strangers do not share their places, and strangers hardly slow the heartbeats down.
@@ -26,23 +26,24 @@ from protocol.wire.identity import PeerId
 from protocol.wire.presence import Goodbye, Heartbeat
 
 # ------------------------------------------------------------------------------------------------------------------------
-# The places of strangers in the membership: fair shares for the neighbours that bring them, none of them a member's.
+# Places of strangers in the membership: the neighbours that bring them get fair shares, and no stranger takes a member's
+# place.
 #
-# Keys are free, connections are not.  A stranger that is connected to us has its place for itself; all others are charged to
-# the neighbour that brought their first heartbeat, and make room first.
+# Keys are free, connections are not.  A stranger that is connected to us has its place for itself.  All others are charged
+# to the neighbour that brought their first heartbeat, and make room first.
 
 
 MAX_MEMBERS = 2048
 MAX_STRANGERS = 512
-"""As many as there may be connections; those that are not connected share what these leave."""
+"""Places of strangers, as many as connections; strangers that are not connected share those that connections leave."""
 
 
 def displaced(
     brought_by: Mapping[PeerId, PeerId], connected: Collection[PeerId], newcomer: PeerId, forwarder: PeerId
 ) -> PeerId | None:
-    """The stranger that makes room for `newcomer`, which `forwarder` brought; None if the newcomer gets no place.
+    """Return the stranger that makes room for `newcomer`, which `forwarder` brought; None if the newcomer gets no place.
 
-    brought_by: the strangers known and who brought each, the longest silent first.
+    brought_by: the known strangers, each with the neighbour that brought it, the longest silent first.
     """
     shares: dict[PeerId, list[PeerId]] = {}
     for peer, neighbour in brought_by.items():
@@ -57,9 +58,9 @@ def displaced(
 
 
 class Marks:
-    """How far each peer's statements were taken note of, as incarnation and serial; nothing up to there is news.
+    """Mark of the last statement that was noted of each peer, as incarnation and serial; no statement up to it is new.
 
-    Of members and of strangers so many are remembered each; the oldest is forgotten first.
+    The marks of members and of strangers are limited separately; the oldest is forgotten first.
     """
 
     def __init__(self, members: Members) -> None:
@@ -68,11 +69,11 @@ class Marks:
         self._of_strangers: OrderedDict[PeerId, tuple[int, int]] = OrderedDict()
 
     def is_old(self, peer: PeerId, mark: tuple[int, int]) -> bool:
-        """Whether a statement with this mark is from before the peer's."""
+        """Return True if a statement with this mark is no newer than the peer's last one."""
         return any(peer in marks and mark <= marks[peer] for marks in (self._of_members, self._of_strangers))
 
     def note(self, peer: PeerId, mark: tuple[int, int]) -> None:
-        """From now on statements up to this one are old; does nothing when they were already."""
+        """Treat statements up to this mark as old from now on; do nothing if they were already."""
         if self.is_old(peer, mark):
             return
         member = self._members.has_member(peer)
@@ -89,23 +90,23 @@ class Marks:
 BEAT_S = 2.0
 """Seconds between heartbeats of a peer in a swarm of at most `SLOW_ABOVE` peers."""
 SLOW_ABOVE = 32
-"""Above this many peers heartbeats slow down in proportion: gossip costs each peer time for every other one."""
+"""Number of peers above which heartbeats slow down in proportion: gossip costs each peer time for every other one."""
 SUSPECT_BEATS = 3
 GONE_BEATS = 5
 SLEPT_S = 3.0
-"""A gap between two ticks that means that this process did not run."""
+"""Gap (s) between two ticks which means that this process did not run."""
 COUNTED_STRANGERS = 32
 """Strangers that count for the pace of the heartbeats, at most."""
 FORGET_S = 600.0
 
 
 def beat_interval_s(peers: int) -> float:
-    """Seconds between two heartbeats in a swarm of `peers`."""
+    """Return the seconds between two heartbeats in a swarm of `peers`."""
     return BEAT_S * max(1.0, peers / SLOW_ABOVE)
 
 
 class Liveness(Enum):
-    """What we take a peer for; only an `ALIVE` one is waited for."""
+    """State of a peer, as we judge it; only an `ALIVE` peer is waited for."""
 
     UNPROVEN = "unproven"
     ALIVE = "alive"
@@ -116,7 +117,7 @@ class Liveness(Enum):
 
 @dataclass
 class Neighbour:
-    """What we know of one other peer.
+    """Knowledge about one other peer.
 
     said: when its newest heartbeat came (trio time).  heard: when it was last shown to be alive; when we began to listen, if
     it is unproven.  brought_by: the neighbour that forwarded its first heartbeat, or itself.
@@ -130,12 +131,12 @@ class Neighbour:
 
     @property
     def mark(self) -> tuple[int, int]:
-        """Grows with each heartbeat that a peer signs."""
+        """Mark that grows with each heartbeat that a peer signs."""
         return self.heartbeat.incarnation, self.heartbeat.seq
 
 
 class Membership:
-    """The peers of a run as this peer sees them.
+    """Peers of a run as this peer sees them.
 
     started: the trio time at which it began to listen.  members: tells members from strangers.
     """
@@ -154,26 +155,28 @@ class Membership:
         return iter(self._peers.items())
 
     def has_member(self, peer: PeerId) -> bool:
-        """Whether `peer` is a member."""
+        """Return True if `peer` is a member."""
         return self._members.has_member(peer)
 
     def get(self, peer: PeerId) -> Neighbour | None:
-        """A peer whose heartbeats we have heard; None for others, and for those forgotten."""
+        """Return a peer whose heartbeats we have heard; None for others, and for forgotten peers."""
         return self._peers.get(peer)
 
     def name(self, peer: PeerId) -> str:
-        """What to call a peer in a sentence: the name in its heartbeats, else the end of its peer ID."""
+        """Return the name of a peer for a sentence: the name in its heartbeats, else the end of its peer ID."""
         neighbour = self._peers.get(peer)
         return (neighbour.heartbeat.name if neighbour else "") or short_id(peer)
 
     def is_live(self, peer: PeerId) -> bool:
-        """Whether the peer is alive; we are."""
+        """Return True if the peer is alive; we always are."""
         neighbour = self._peers.get(peer)
         return peer == self.me or (neighbour is not None and neighbour.liveness is Liveness.ALIVE)
 
     def bar(self, peer: PeerId) -> None:
-        """This peer has lied: it counts as having left, for good.  Of very many liars the first ones are forgotten, members
-        for members and strangers for strangers."""
+        """Treat a peer that has lied as having left, for good.
+
+        If there are too many liars the first ones are forgotten, members for members and strangers for strangers.
+        """
         self._barred[peer] = None
         rivals = self._rivals(peer, self._barred)
         if len(rivals) > self._most(peer):
@@ -183,14 +186,14 @@ class Membership:
             known.liveness = Liveness.LEFT
 
     def has_left(self, peer: PeerId) -> bool:
-        """Whether the peer said goodbye, or is barred."""
+        """Return True if the peer said goodbye, or is barred."""
         if peer in self._barred:
             return True
         neighbour = self._peers.get(peer)
         return neighbour is not None and neighbour.liveness is Liveness.LEFT
 
     def live_peers(self) -> list[PeerId]:
-        """The others that are alive, sorted."""
+        """Return the other peers that are alive, sorted."""
         return sorted(peer for peer, neighbour in self._peers.items() if neighbour.liveness is Liveness.ALIVE)
 
     @property
@@ -203,27 +206,33 @@ class Membership:
         return beat_interval_s(1 + members + min(len(others) - members, COUNTED_STRANGERS))
 
     def notice(self, now: float) -> None:
-        """Call often.  When the last call is long ago, we slept (a frozen process, a suspended laptop): that time does not
-        count as the others' silence."""
+        """Note that this process runs; to be called often.
+
+        If the last call was long ago, we slept (a frozen process, a suspended laptop): that time does not count as the
+        others' silence.
+        """
         gap, self._awake = now - self._awake, now
         if gap > SLEPT_S:
             self.excuse(gap, now)
 
     def excuse(self, deaf_s: float, now: float) -> None:
-        """For the last `deaf_s` seconds we could not have heard anybody: they do not count as the others' silence."""
+        """Exclude the last `deaf_s` seconds, in which we could not hear any peer, from the others' silence."""
         self._awake = now
         self.started = min(self.started + deaf_s, now)
         for known in self._peers.values():
             known.heard, known.said = min(known.heard + deaf_s, now), min(known.said + deaf_s, now)
 
     def silent_s(self, peer: PeerId, now: float) -> float:
-        """Seconds since `peer` was heard; since we began to listen when it never was."""
+        """Return the seconds since `peer` was heard; if it never was, the seconds since we began to listen."""
         neighbour = self._peers.get(peer)
         return now - (neighbour.heard if neighbour else self.started)
 
     def on_heartbeat(self, peer: PeerId, beat: Heartbeat, now: float, forwarder: PeerId) -> tuple[bool, list[Event]]:
-        """Take note of a heartbeat.  False when it is not news, an older one or one from before its goodbye; or when it is a
-        stranger's for whom there is no room."""
+        """Take note of a heartbeat.
+
+        Return False if it is not new (older than another, or from before its goodbye), if the peer is barred, or if it is of
+        a stranger for which there is no room.
+        """
         known = self._peers.get(peer)
         mark = (beat.incarnation, beat.seq)
         if peer in self._barred or self._marks.is_old(peer, mark) or (known is not None and mark <= known.mark):
@@ -239,7 +248,7 @@ class Membership:
         return True, [PeerJoined(peer, beat.name)] if new else []
 
     def on_goodbye(self, peer: PeerId, bye: Goodbye) -> tuple[bool, list[Event]]:
-        """Take note of a goodbye.  False when it is old, or of a stranger that we do not know."""
+        """Take note of a goodbye.  Return False if it is old, or of a stranger that we do not know."""
         known = self._peers.get(peer)
         mark = (bye.incarnation, bye.seq)
         if self._marks.is_old(peer, mark) or (known is None and not self._members.has_member(peer)):
@@ -254,7 +263,7 @@ class Membership:
         return True, [PeerGone(peer, True)]
 
     def on_connected(self, peer: PeerId, now: float) -> list[Event]:
-        """The handshake shows that the peer is here now."""
+        """Note that the handshake shows the peer to be here now."""
         self._connected.add(peer)
         known = self._peers.get(peer)
         if known is None or known.liveness not in (Liveness.UNPROVEN, Liveness.ALIVE):
@@ -264,7 +273,7 @@ class Membership:
         return [PeerJoined(peer, known.heartbeat.name)] if is_new else []
 
     def on_disconnected(self, peer: PeerId, now: float) -> list[Event]:
-        """The connection broke: suspicious at once; a heartbeat by another way clears it."""
+        """Suspect a peer at once, because its connection broke; a heartbeat by another way clears it."""
         self._connected.discard(peer)
         known = self._peers.get(peer)
         if known is None or known.liveness is not Liveness.ALIVE:
@@ -294,11 +303,11 @@ class Membership:
         return events
 
     def _forget(self, peer: PeerId) -> None:
-        """All but how far its statements were heard: what is older stays old."""
+        """Forget a peer except for its mark: older statements stay old."""
         self._marks.note(peer, self._peers.pop(peer).mark)
 
     def _make_room(self, newcomer: PeerId, forwarder: PeerId) -> bool:
-        """Whether there is room for a peer of which nothing was heard; the longest silent member makes room for a member."""
+        """Return True if there is room for an unknown peer; the longest silent member makes room for a member."""
         most = self._most(newcomer)
         if len(self._peers) < most:
             return True
@@ -316,10 +325,10 @@ class Membership:
         return loser is not None
 
     def _most(self, peer: PeerId) -> int:
-        """How many places there are for members, or for strangers, whichever `peer` is."""
+        """Return the number of places for members, or for strangers, whichever `peer` is."""
         return MAX_MEMBERS if self._members.has_member(peer) else MAX_STRANGERS
 
     def _rivals(self, peer: PeerId, known: Iterable[PeerId]) -> list[PeerId]:
-        """Those of `known` that share their places with `peer`, in the same order."""
+        """Return the peers of `known` that share their places with `peer`, in the same order."""
         member = self._members.has_member(peer)
         return [each for each in known if self._members.has_member(each) is member]

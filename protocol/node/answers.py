@@ -1,4 +1,4 @@
-"""Answering the questions of other peers: whether each may be asked by this peer now, and who answers it."""
+"""Answers to the questions of other peers: checks that a peer may ask now, and passes the question to a component."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ QUESTIONS: dict[str, type[Body] | None] = {
     **ABOUT_BLOBS,
     **SERVED,
 }
-"""Each question that is answered, and how it is asked; None: with a signed statement, which is taken in."""
+"""Each question that is answered, with its form; None for a signed statement, which is taken in."""
 BEFORE_HELLO = ("hello", "manifest")
 """Questions that a peer may ask before it has greeted."""
 
@@ -74,7 +74,7 @@ class Answers:
         assert {*self._answers, *ABOUT_BLOBS, *SERVED} == set(QUESTIONS)
 
     async def answer(self, peer: PeerId, kind: str, data: bytes) -> bytes:
-        """The answer for `peer`.  Raises `Refused`, or `Offence` where the question breaks the protocol."""
+        """Return the answer for `peer`.  Raises `Refused`, or `Offence` if the question breaks the protocol."""
         if peer in self._ejections:
             raise Refused(f"you were ejected from this run: you {self._ejections.reason(peer)}")
         if kind not in QUESTIONS:
@@ -99,7 +99,7 @@ class Answers:
 
     async def _goodbye(self, peer: PeerId, data: bytes) -> bytes:
         await self._statements.goodbye(peer, data)
-        return b""  # the leaver waits for no more than that
+        return b""  # the leaving peer waits for this alone
 
     async def _version(self, peer: PeerId, data: bytes) -> bytes:
         await self._versions.told(peer, data)
@@ -118,7 +118,7 @@ class Answers:
         return b""
 
     async def _part(self, peer: PeerId, data: bytes) -> bytes:
-        """A slice of our contribution, for a peer that audits."""
+        """Return a slice of our contribution to an auditing peer."""
         try:
             question = decode_body(PartRequest, data, max_bytes=256)
         except Malformed as error:

@@ -1,4 +1,4 @@
-"""Tasks that arriving bytes start, and that the sender does not wait for."""
+"""Background tasks: work that arriving bytes start and the sender does not wait for."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import TypeVarTuple
 import trio
 
 # ------------------------------------------------------------------------------------------------------------------------
-# What a round has begun and does not end with it: deliveries, for which a leaver waits before it says goodbye.
+# Deliveries that a round starts and that outlive it.  A leaving peer waits for them before it says goodbye.
 
 
 class Outlasting:
-    """Of one life.  nursery: goes on when a round is over."""
+    """Deliveries under way in one life of a node.  nursery: outlives the rounds."""
 
     def __init__(self, nursery: trio.Nursery) -> None:
         self.nursery = nursery
@@ -22,7 +22,7 @@ class Outlasting:
 
     @contextmanager
     def delivery(self) -> Iterator[None]:
-        """Within, something is on its way to a peer."""
+        """Count a delivery to a peer as under way inside the context."""
         self._under_way += 1
         try:
             yield
@@ -32,7 +32,7 @@ class Outlasting:
                 self._idle.set()
 
     async def delivered(self) -> None:
-        """Until nothing is on its way any more."""
+        """Wait until no delivery is under way."""
         while self._under_way:
             if self._idle.is_set():
                 self._idle = trio.Event()
@@ -53,12 +53,12 @@ class Background:
 
     @property
     def is_open(self) -> bool:
-        """Whether tasks are started."""
+        """True while tasks can be started."""
         return self._nursery is not None
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[trio.Nursery]:
-        """Within, tasks are started, in the nursery that this gives."""
+        """Start tasks inside the context, in the nursery that it yields."""
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery

@@ -1,4 +1,4 @@
-"""Making this peer's contribution to each round: training, then READY, which commits to what came of it.
+"""This peer's contribution to each round: training, then READY, which commits to the result.
 
 A peer that begins a round late, because it had to fetch results first, does fewer steps.  Otherwise it would be ready too
 late, miss the exchange, have to fetch the next results as well, and stay behind the others for ever.
@@ -42,14 +42,15 @@ from protocol.wire.presence import Phase, WhyIdle
 from protocol.wire.ready import digest_in, weights_in
 
 SPARE_STEPS = 1
-"""A latecomer does so many steps fewer than the others have left: better ready before them than after."""
+"""Steps by which a latecomer does fewer than the others have left: better ready before them than after."""
 
 
 class Contributor:
-    """Trains in round after round.
+    """Trains in one round after another.
 
-    trainer: None at a peer that does not train.  selection: of rollouts to learn from.  occupation: of a peer that generates
-    or verifies.  against: the sets of tasks that fall out by what we counted.  progress: of the run in the round on a base.
+    trainer: None at a peer that does not train.  selection: chooses the rollouts to learn from.  occupation: the work of a
+    peer that generates or verifies.  against: returns the sets of tasks that our counts exclude.  progress: returns the
+    progress of the run in the round on a base.
     """
 
     def __init__(
@@ -77,16 +78,16 @@ class Contributor:
 
     @property
     def computes(self) -> bool:
-        """Whether a contribution is to be expected of us now."""
+        """True while the others can expect a contribution of us."""
         return self._trainer is not None and not self._pause.on
 
     @property
     def rests(self) -> bool:
-        """Whether there is a reason to compute nothing."""
+        """True while there is a reason to compute nothing."""
         return self._pause.on
 
     def rest(self, why: WhyIdle, detail: str) -> None:
-        """Compute nothing for this reason, until `go_on`.  detail: a sentence with what ends it."""
+        """Compute nothing for this reason, until `go_on`.  detail: a sentence that says what ends it."""
         self._rests[why] = detail
         if not self._pause.on:
             self._pause.begin()
@@ -95,7 +96,7 @@ class Contributor:
         self._show_rest()
 
     def go_on(self, why: WhyIdle) -> None:
-        """This reason is over: go on where `rest` stopped, unless there is another one."""
+        """End this reason to rest; go on where `rest` stopped unless another reason remains."""
         if self._rests.pop(why, None) is None:
             return
         if self._rests:
@@ -118,10 +119,10 @@ class Contributor:
             self._trainer.finish()
 
     async def compute(self, base: Base, work: Work, ahead: Callable[[], int] = lambda: 0) -> Contribution | None:
-        """Train in the round on `base`, again from the start when the trainer dies.  `work` tells how far it is.
+        """Train in the round on `base`; start again if the trainer dies.  `work` shows the progress.
 
-        ahead: how many steps the others have done now.  None when there is no trainer, or none any more, or when its
-        numbers say that training has failed.
+        ahead: returns the steps that the others have done by now.  Returns None if there is no trainer, if the trainer gave
+        up, or if its numbers show that training failed.
         """
         if self._trainer is None:
             self._show_other_work()
@@ -137,7 +138,7 @@ class Contributor:
                 self._activity.show(Phase.STARTING, WhyIdle.TRAINER_RESTARTING, f"the trainer stopped: {death}"[:200])
 
     def _sound(self, contribution: Contribution, base: Base) -> Contribution | None:
-        """The contribution; None, and a warning, when its loss or norm is no number that a READY can say."""
+        """Return the contribution; warn and return None if a READY cannot express its loss or norm."""
         if abs(contribution.loss) <= MAX_NUMBER and isfinite(contribution.norm):
             return contribution
         text = f"round {base.round}: training failed (loss {contribution.loss:g}), so we contribute nothing to this round"
@@ -156,7 +157,7 @@ class Contributor:
         inner_steps = manifest.steps_of(base.round)
         work.wanted = max(1, inner_steps - ahead - SPARE_STEPS) if ahead else inner_steps
         progress = self._progress(base)
-        begun = 0 if manifest.learns_from_rollouts(base.round) else progress.first  # there the rate never comes down
+        begun = 0 if manifest.learns_from_rollouts(base.round) else progress.first  # with rollouts the rate never comes down
         first, shares = (base.round - begun) * inner_steps, (progress.share, progress.next_share)
         task = ComputeTask(base.round, self._lane(base), work.wanted, first, shares=shares)
         if self._selection is not None and manifest.learns_from_rollouts(base.round):
@@ -167,7 +168,7 @@ class Contributor:
             return await trainer.compute(task, self._replica.state.theta, partial(self._on_progress, work))
 
     async def _learn(self, trainer: TrainerLink, task: ComputeTask, work: Work, selection: Selection) -> Contribution:
-        """As `_train`, from accepted rollouts, once there are enough."""
+        """Train like `_train`, but from accepted rollouts, once there are enough."""
 
         def show(why: WhyIdle, detail: str) -> None:
             self._activity.show(Phase.COMPUTING, why, detail[:200])
@@ -177,13 +178,13 @@ class Contributor:
             self._activity.show(Phase.COMPUTING, WhyIdle.BUSY, "")
             work.training.set()
             task = replace(task, rollouts=chosen.paths, reference=chosen.reference)
-            if not chosen.batches:  # of no rollouts the trainer process would read text
+            if not chosen.batches:  # without rollouts the trainer process would read text
                 work.against = chosen.against
                 return self._nothing(task.round)
             try:
                 contribution = await trainer.compute(task, self._replica.state.theta, partial(self._on_progress, work))
             except TrainerGaveUp:
-                raise  # it had not begun with them
+                raise  # it had not begun to learn from them
             except TrainerDied:
                 selection.note_death(chosen)
                 raise
@@ -194,19 +195,21 @@ class Contributor:
         )
 
     def _learned_before(self) -> frozenset[tuple[PeerId, Hash]]:
-        """Blocking: what our places in the last records name.  An earlier life may have learned from it, and died before
-        it had the record."""
+        """Return the batches that our entries in the last records name.  Blocking.
+
+        An earlier life may have learned from them and died before it had the record.
+        """
         history, rl = self._replica.history, self._replica.manifest.rl
         lately = range(max(0, history.length - (rl.max_async if rl is not None else 0) - 1), history.length)
         return learned_by((history.commit_at(round).record for round in lately), self._session.me)
 
     def _nothing(self, round: int) -> Contribution:
-        """A contribution that changes nothing, with the least weight: zeros encode differences of zero."""
+        """Return a contribution that changes nothing, with the least weight: zeros encode differences of zero."""
         zeros = np.zeros(payload_bytes(self._replica.layout), np.uint8)
         return Contribution(round, tokens=1, steps=1, loss=0.0, norm=0.0, data=zeros.data)
 
     def _lane(self, base: Base) -> int:
-        """Which samples are ours: of contributors to the last record by their place, of others by a hash above those."""
+        """Return our stream of samples: a contributor's place in the last record, or else a hash above those places."""
         lanes = self._replica.manifest.rounds.max_members
         if self._session.me in base.contributors:
             return base.contributors.index(self._session.me)
@@ -229,7 +232,7 @@ class Contributor:
         )
 
     async def commit(self, base: Base, work: Work, contribution: Contribution, state: bytes) -> tuple[Ready, Envelope]:
-        """Our READY, sealed; `work` holds it and the contribution from now on.  state: the name of that on `base`."""
+        """Seal and return our READY; `work` then holds it and the contribution.  state: the name of the state on `base`."""
         leaves = await self._offload(contribution_leaves, contribution.data, self._replica.layout)
         ready = Ready(
             round=base.round,

@@ -1,4 +1,4 @@
-"""The round that runs now, as the parts of a peer that outlive rounds see it."""
+"""The round that runs now, as seen by the parts of a peer that outlive rounds."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from protocol.wire.identity import PeerId
 
 
 class CurrentRound:
-    """Opened by `protocol.node.rounds`.  Between rounds, what is asked gives nothing, and what is told goes nowhere."""
+    """The current round, opened by `protocol.node.rounds`.  Between rounds it answers nothing and ignores news."""
 
     def __init__(self) -> None:
         self._runner: RoundRunner | None = None
 
     @contextmanager
     def open(self, runner: RoundRunner) -> Iterator[None]:
-        """Within, this is the current round."""
+        """Make this the current round inside the context."""
         self._runner = runner
         try:
             yield
@@ -31,17 +31,17 @@ class CurrentRound:
 
     @property
     def runner(self) -> RoundRunner | None:
-        """What runs it."""
+        """Runner of the current round; None between rounds."""
         return self._runner
 
     @property
     def work(self) -> Work | None:
-        """What we have done in it."""
+        """Our work in the current round; None between rounds."""
         return self._runner.work if self._runner is not None else None
 
     @property
     def exchanges(self) -> Exchanges | None:
-        """Its exchanges, for chunks and questions that arrive."""
+        """Exchanges of the current round, for arriving chunks and questions; None between rounds."""
         return self._runner.exchanges if self._runner is not None else None
 
     # -- implements `protocol.membership.heartbeats.RoundProgress` ----------------------------------------------------
@@ -58,27 +58,27 @@ class CurrentRound:
 
     @property
     def ready_raw(self) -> bytes:
-        """Our READY as it was sent; empty before."""
+        """Our READY as it was sent; empty until then."""
         return self._runner.work.ready_raw if self._runner is not None else b""
 
-    # -- what happens -------------------------------------------------------------------------------------------------
+    # -- events -------------------------------------------------------------------------------------------------------
 
     def receive(self, sender: PeerId, body: Body, envelope: Envelope, *, by: PeerId | None = None) -> None:
-        """A statement about rounds arrived.  by: the peer that brought it, if not its sender."""
+        """Queue an arrived statement for the current round.  by: the peer that brought it, if not its sender."""
         if self._runner is not None:
             self._runner.inbox.receive(sender, body, envelope, by=by)
 
     def peer_dead(self, peer: PeerId) -> None:
-        """A peer is silent, gone or has left."""
+        """Tell the exchanges that a peer is silent, gone or has left."""
         if self._runner is not None:
             self._runner.exchanges.peer_dead(peer)
 
     def peer_alive(self, peer: PeerId) -> None:
-        """A peer is heard again."""
+        """Tell the exchanges that a peer is heard again."""
         if self._runner is not None:
             self._runner.exchanges.peer_alive(peer)
 
     def on_verdict(self, verdict: Verdict) -> None:
-        """A peer is proven to have lied."""
+        """Tell the round that a peer is proven to have lied."""
         if self._runner is not None:
             self._runner.on_verdict(verdict)

@@ -1,8 +1,8 @@
 """The entrance of a node: the handlers that the network calls.
 
-Statements are taken in by `protocol.node.statements`, questions answered by `protocol.node.answers`; pushes go to the
-exchange or the swarm that they belong to, and connections to the membership.  Each handler runs under the guard, so nothing
-here raises, except the refusals that `on_request` may.
+`protocol.node.statements` takes in statements, and `protocol.node.answers` answers questions.  Pushes go to the exchange or
+the swarm that they belong to, and connections to the membership.  Each handler runs under the guard, so only refusals get
+out of it: from `on_request`, and from the handlers of pushes.
 """
 
 from __future__ import annotations
@@ -53,21 +53,21 @@ class Dispatcher:
         self._swarm, self._versions, self._round = swarm, versions, current
 
     def open(self) -> AbstractAsyncContextManager[trio.Nursery]:
-        """Within, what arrives is handled, in the nursery that this gives."""
+        """Handle arriving traffic inside the context, in the nursery that it yields."""
         return self._background.open()
 
     def has_member(self, peer: PeerId) -> bool:
-        """Whether a record of our chain names `peer`."""
+        """Return True if a record of our chain names `peer`."""
         return self._membership.has_member(peer)
 
     def on_gossip(self, forwarder: PeerId, data: bytes) -> Acceptance:
-        """Judge a statement that travels by gossip, and hand it on; whether it is forwarded."""
+        """Judge a gossiped statement and hand it to its component; return whether the network forwards it."""
         with self._guard.watch(forwarder, "gossip"):
             return self._statements.by_gossip(forwarder, data)
         return Acceptance.IGNORE
 
     async def on_request(self, peer: PeerId, kind: str, data: bytes) -> bytes:
-        """Answer a peer's question.  Raises `Refused`, or `Offence` where the question breaks the protocol."""
+        """Answer a peer's question.  Raises `Refused`, or `Offence` if the question breaks the protocol."""
         with self._guard.watch(peer, f"question '{kind:.40}'"):
             return await self._answers.answer(peer, kind, data)
         raise Refused("this peer failed at the question")
@@ -75,7 +75,7 @@ class Dispatcher:
     # -- pushes -------------------------------------------------------------------------------------------------------
 
     async def open_push(self, peer: PeerId, header: bytes, size: int) -> Landing | None:
-        """Where a pushed chunk goes; None when it is not wanted."""
+        """Return the landing for a pushed chunk; None if the chunk is not wanted."""
         with self._guard.watch(peer, "push"):
             if not self._handshake.may_speak(peer) or peer in self._ejections:
                 return None
@@ -90,7 +90,7 @@ class Dispatcher:
         return None
 
     async def finish_push(self, peer: PeerId, header: bytes, landing: Landing | None) -> None:
-        """A pushed chunk is complete, or was broken off."""
+        """Finish a push that is complete or was broken off."""
         with self._guard.watch(peer, "push"):
             chunk = read_chunk_header(header)
             if chunk is not None:
@@ -102,7 +102,7 @@ class Dispatcher:
     # -- connections --------------------------------------------------------------------------------------------------
 
     def on_peer_connected(self, peer: PeerId) -> None:
-        """Greet a peer that we are connected to now."""
+        """Greet a newly connected peer."""
         if not self._background.is_open:
             return
         with self._guard.watch(peer, "connection"):
@@ -126,7 +126,7 @@ class Dispatcher:
     def on_peer_disconnected(self, peer: PeerId) -> None:
         """Judge a peer's liveness by its broken connection."""
         if not self._background.is_open:
-            return  # we close the connections ourselves, and nobody is silent for that
+            return  # we close the connections ourselves, so no peer is silent for that
         with self._guard.watch(peer, "disconnection"):
             self._swarm.gone(peer)
             for event in self._membership.on_disconnected(peer, trio.current_time()):

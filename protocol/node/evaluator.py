@@ -1,7 +1,7 @@
-"""The held-out loss as it is measured, told and heard: the trio shell around `protocol.node.evaluator`.
+"""The held-out loss: a pure draw of the peer that measures it, and the trio shell that measures, tells and hears it.
 
-In a round the evaluation goes on beside the training of whoever is drawn, and is abandoned with the round, since the next
-state takes the place of the measured one.  A loss is told with the heartbeats of whoever measured it.
+In a round the evaluation goes on beside the training of the drawn peer, and is abandoned with the round, since the next
+state takes the place of the measured one.  A loss is told with the heartbeats of the peer that measured it.
 """
 
 from __future__ import annotations
@@ -26,33 +26,33 @@ from protocol.wire.identity import PeerId
 from protocol.wire.presence import Measurement, Phase, Role, WhyIdle
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Who measures the held-out loss of a committed state, and whose word on it counts: a draw, and what was claimed.
+# The draw of the peer that measures the held-out loss of a committed state, and the claims that we accept.
 #
-# Pure.  A state is named by the tip that made it.  The tip puts the members of its record into an order by hash; whoever is
-# the first of them that is able measures the state and tells the others.  At genesis, where there is no record, everybody
-# who trains is in the order.  A claim is taken from whom we would have let measure; what is not measured by anybody stays
+# Pure.  A state is named by the tip that made it.  The tip orders the members of its record by hash.  The first member that
+# is able to measure the state does so and tells the others.  At genesis there is no record, so every peer that trains is
+# in the order.  We accept a claim only from a peer that we would have let measure.  A state that nobody measures stays
 # unknown.  Nothing else in the protocol depends on these numbers: a claim may be a lie.
 
 
 RECENT_ROUNDS = 8
-"""So many of the newest states are kept; claims on older ones come too late."""
+"""Newest states that are kept; claims about older ones come too late."""
 Able = Callable[[PeerId], bool]
-"""Whether a peer could measure a state now, as far as we can see."""
+"""Predicate: the peer could measure a state now, as far as we can see."""
 
 
 def drawn_order(tip: Hash, peers: Iterable[PeerId]) -> list[PeerId]:
-    """`peers` in the order in which they are to measure the state at `tip`."""
+    """Return `peers` in the order in which they are to measure the state at `tip`."""
     return sorted(peers, key=lambda peer: hash_bytes("evaluator", tip + peer.encode()))
 
 
 def whose_turn(order: Sequence[PeerId], able: Able) -> PeerId | None:
-    """Who is to measure: the first that is able."""
+    """Return the first peer that is able to measure; None if no peer is."""
     return next((peer for peer in order if able(peer)), None)
 
 
 @dataclass(frozen=True)
 class State:
-    """A committed state.  members: of the record that made it; none at genesis."""
+    """A committed state.  members: the members of the record that made it; none at genesis."""
 
     rounds: int
     tip: Hash
@@ -61,7 +61,7 @@ class State:
 
 @dataclass(frozen=True)
 class Measured:
-    """A held-out loss (nats a token) and the peer that says so."""
+    """A held-out loss (nats a token) and the peer that states it."""
 
     rounds: int
     loss: float
@@ -69,7 +69,7 @@ class Measured:
 
 
 def refusal(claim: Measurement, sender: PeerId, state: State, order: Sequence[PeerId], able: Able) -> str:
-    """Why `sender` is not to be believed on `state`; "" when it is.  order: everybody who may measure the state."""
+    """Return the reason not to believe `sender` about `state`, "" if there is none.  order: peers that may measure it."""
     if claim.rounds != state.rounds:
         return f"it names round {claim.rounds} with the tip of {state.rounds}"
     if sender not in order:
@@ -80,14 +80,14 @@ def refusal(claim: Measurement, sender: PeerId, state: State, order: Sequence[Pe
 
 
 class Measurements:
-    """The newest committed states, and what was measured of them."""
+    """The newest committed states and their measurements."""
 
     def __init__(self) -> None:
         self._states: dict[Hash, State] = {}
         self._measured: dict[Hash, Measured] = {}
 
     def open(self, state: State) -> None:
-        """From now on this state may be measured; the oldest one is forgotten."""
+        """Allow this state to be measured; forget the oldest one beyond `RECENT_ROUNDS`."""
         self._states.pop(state.tip, None)
         self._states[state.tip] = state
         while len(self._states) > RECENT_ROUNDS:
@@ -96,22 +96,22 @@ class Measurements:
             self._measured.pop(oldest, None)
 
     def state(self, tip: Hash) -> State | None:
-        """The state with this tip; None when we do not know it, or no longer."""
+        """Return the state with this tip; None if we do not know it, or no longer do."""
         return self._states.get(tip)
 
     def of(self, tip: Hash) -> Measured | None:
-        """What was measured of the state with this tip; None when nothing was."""
+        """Return the measurement of the state with this tip; None if there is none."""
         return self._measured.get(tip)
 
     def take(self, state: State, loss: float, by: PeerId) -> bool:
-        """Note what was measured of an open state.  False when it is known already: the first word stands."""
+        """Note the measurement of an open state.  Return False if one is known already: the first one stands."""
         if state.tip in self._measured or state.tip not in self._states:
             return False
         self._measured[state.tip] = Measured(state.rounds, loss, by)
         return True
 
     def newest(self, on_chain: Callable[[State], bool]) -> Measured | None:
-        """The measurement of the latest state on our chain that has one; a fork may have lost to another since."""
+        """Return the measurement of the latest measured state on our chain; a measured fork may have lost since."""
         known = [self._measured[tip] for tip, state in self._states.items() if tip in self._measured and on_chain(state)]
         return max(known, key=lambda measured: measured.rounds, default=None)
 
@@ -120,16 +120,16 @@ class Measurements:
 
 
 LOOK_S = 1.0
-"""How often whoever is not drawn looks whether its turn has come."""
+"""Seconds after which a peer that is not drawn checks again if its turn has come."""
 END_PATIENCE_S = 120.0
-"""How long a peer that is done waits for somebody else's measurement of the last state, before it measures itself."""
+"""Seconds that a finished peer waits for another's measurement of the last state before it measures the state itself."""
 UNABLE = frozenset({Phase.PAUSED, Phase.STOPPING, Phase.SYNCING})
 Show = Callable[[str], None]
-"""Tells the person at this peer what it waits for."""
+"""Callback that tells the person at this peer the reason of its wait."""
 
 
 class Evaluator:
-    """Measures the state of `replica` when this peer is drawn, and hears what others measured.
+    """Measures the state of `replica` when this peer is drawn, and takes in the measurements of others.
 
     trainer: None at a peer that does not train.
     """
@@ -149,7 +149,7 @@ class Evaluator:
     # -- measuring ----------------------------------------------------------------------------------------------------
 
     async def during_round(self, training: trio.Event) -> None:
-        """Get the state that a round starts from measured, by us if we are drawn; cancelled before that state is changed.
+        """Have the state that a round starts from measured, by us if we are drawn.  Cancelled before that state changes.
 
         training: set once the trainer has been told to train, so that the first step is not held up.
         """
@@ -159,9 +159,9 @@ class Evaluator:
             await self._take_turns(state, lambda text: None, math.inf)
 
     async def at_the_end(self, show: Show | None = None) -> None:
-        """Get the last state measured, when nobody trains any more; until it is, or `stop`.
+        """Have the last state measured once nobody trains any more; return when it is measured, or after `stop`.
 
-        show: None to show what we wait for as our activity.
+        show: None to show the reason of our wait as our activity.
         """
         state = self._open()
         if self._trainer is None:
@@ -173,11 +173,11 @@ class Evaluator:
         self._activity.show(Phase.SEEDING, WhyIdle.BUSY, text)
 
     def stop(self) -> None:
-        """The person wants to leave: the last state may stay unmeasured."""
+        """Leave the last state unmeasured: the person wants to leave."""
         self._ending.cancel()
 
     def _open(self) -> State:
-        """The newest committed state."""
+        """Open the newest committed state for measurement and return it."""
         history, last = self._replica.history, self._replica.history.last
         members = tuple(PeerId(member.peer) for member in last.members) if last is not None else ()
         state = State(history.length, history.tip, members)
@@ -187,7 +187,7 @@ class Evaluator:
         return state
 
     async def _take_turns(self, state: State, show: Show, patience_s: float) -> None:
-        """Until somebody has measured `state`, or we cannot; after `patience_s` whoever else was drawn is overtaken."""
+        """Wait until `state` is measured, or we cannot measure it; we measure in our turn, or after `patience_s`."""
         deadline = trio.current_time() + patience_s
         while self._known.of(state.tip) is None:
             turn = whose_turn(self._order(state), lambda peer: self._able(peer, state.rounds))
@@ -202,7 +202,7 @@ class Evaluator:
                 await self._news.wait()
 
     async def _measure(self, state: State) -> bool:
-        """Measure and tell.  False when there is no point in another try."""
+        """Measure the state and tell the others.  Return False if another try is pointless."""
         trainer = self._trainer
         assert trainer is not None
         loss = math.nan
@@ -243,7 +243,7 @@ class Evaluator:
     # -- hearing ------------------------------------------------------------------------------------------------------
 
     def on_claim(self, sender: PeerId, claim: Measurement) -> None:
-        """Somebody says what it measured.  Of states that we do not know, or no longer, nothing is believed."""
+        """Take in another peer's claim; ignore claims about states that we do not know, or no longer know."""
         state = self._known.state(Hash(claim.tip))
         if state is None or self._known.of(state.tip) is not None:
             return
@@ -259,7 +259,7 @@ class Evaluator:
             self._session.emit(Dropped(sender, "held-out loss", problem))
 
     def status(self) -> HeldOutStatus:
-        """The newest held-out loss, who measured it, and how far we are with another one."""
+        """Return the newest held-out loss, the peer that measured it, and our progress with another one."""
         newest = self._newest()
         percent = 100 * self._progress[0] // self._progress[1] if self._progress else None
         return HeldOutStatus(newest.loss, newest.rounds, newest.by, percent) if newest else HeldOutStatus(percent=percent)
@@ -268,18 +268,18 @@ class Evaluator:
         history = self._replica.history
         return self._known.newest(lambda state: state.rounds <= history.length and history.tip_at(state.rounds) == state.tip)
 
-    # -- who is able --------------------------------------------------------------------------------------------------
+    # -- able peers ---------------------------------------------------------------------------------------------------
 
     def _order(self, state: State) -> list[PeerId]:
         return drawn_order(state.tip, state.members or self._trainers())
 
     def _trainers(self) -> list[PeerId]:
-        """Everybody who trains in this run, as far as we have heard."""
+        """Return all peers that train in this run, as far as we have heard."""
         known = [peer for peer, seen in self._membership if seen.heartbeat.role is Role.TRAINER]
         return known if self._trainer is None else [*known, self._session.me]
 
     def _able(self, peer: PeerId, rounds: int) -> bool:
-        """Whether it has a trainer at hand, and the state after `rounds` rounds still in its memory, or soon."""
+        """Return True if `peer` has a trainer at hand, and the state after `rounds` rounds still in memory, or soon."""
         if peer == self._session.me:
             return self._trainer is not None and _at_hand(self._activity.phase, self._activity.why)
         known = self._membership.get(peer)

@@ -23,9 +23,9 @@ from protocol.wire.identity import PeerId
 from protocol.wire.messages import Plan
 
 MAX_EXCHANGES = 6
-"""Plans taken up in one round: each costs a result's room on disk, and a hostile proposer could make many."""
+"""Plans taken up in one round at most: each takes a result's room on disk, and a hostile proposer could make many."""
 PLAN_WAIT_S = 1.0
-"""How long a chunk that arrives before its plan is held back."""
+"""Seconds that a chunk which arrives before its plan is held back."""
 
 
 @dataclass
@@ -41,13 +41,13 @@ class RunningExchange:
     taken: bool = False
 
     async def outcome(self) -> ExchangeDone:
-        """What came of it, once it is complete."""
+        """Wait until the exchange is complete, and return its result."""
         await self.exchange.done.wait()
         return ExchangeDone(self.plan, self.exchange.entries(), self.exchange.provenance())
 
 
 class Exchanges:
-    """Finds the exchange that a chunk belongs to.  inbox: of the round; it hears of progress."""
+    """The exchanges of one round, by plan.  inbox: the round's, which is told of progress."""
 
     def __init__(self, session: Session, replica: Replica, offload: Offload, inbox: Inbox) -> None:
         self._session, self._replica, self._offload, self._inbox = session, replica, offload, inbox
@@ -56,30 +56,30 @@ class Exchanges:
 
     @property
     def any(self) -> bool:
-        """Whether a plan was taken up in this round."""
+        """True if a plan was taken up in this round."""
         return bool(self._running)
 
     @property
     def newest(self) -> RunningExchange | None:
-        """The one that was begun last."""
+        """The exchange that was begun last; None before the first."""
         return next(reversed(self._running.values()), None)
 
     def of(self, plan: Hash) -> ExchangeRunner | None:
-        """The exchange of this plan, if it was taken up."""
+        """Return the exchange of this plan, if it was taken up."""
         running = self._running.get(plan)
         return running.exchange if running else None
 
     async def find(self, plan: Hash) -> ExchangeRunner | None:
-        """The exchange of this plan; waits a little for a plan that is on its way."""
+        """Return the exchange of this plan; wait a little for a plan that is on its way."""
         with trio.move_on_after(PLAN_WAIT_S):
             while plan not in self._running:
                 await self._begun.wait()
         return self.of(plan)
 
     async def begin(self, plan: Plan, work: Work) -> RunningExchange | None:
-        """Take up a plan with our contribution: the exchange is to be run by the caller.
+        """Take up a plan with our contribution; the caller runs the exchange.
 
-        None when it was taken up before, or too many were.  Raises `StoreFull`.
+        Returns None if the plan was taken up before, or if too many plans were.  Raises `StoreFull`.
         """
         name, replica = plan_hash(plan), self._replica
         if name in self._running or len(self._running) >= MAX_EXCHANGES:
@@ -103,37 +103,37 @@ class Exchanges:
         return running
 
     async def finish_push(self, plan: Hash, peer: PeerId, header: bytes, landing: Landing | None) -> None:
-        """A push that an exchange has accepted is complete, or broke off.  Raises `Offence`.
+        """Finish a push that an exchange accepted and that is complete or broke off.  Raises `Offence`.
 
-        The round moves by what the newest exchange lacked, and by nothing else: others could push for ever.
+        Only a chunk that the newest exchange lacked is progress of the round: otherwise others could push for ever.
         """
         exchange = await self.find(plan)
         if exchange is not None and exchange.finish_push(peer, header, landing) and self.newest is self._running[plan]:
             self._inbox.note(ExchangeMoved())
 
     def refusing(self) -> list[PeerId]:
-        """Members that refused a push of the newest exchange, while it is under way: they may not know its plan."""
+        """Return the members that refused a push of the newest exchange under way: they may not know its plan."""
         newest = self.newest
         return newest.exchange.refusing if newest is not None and not newest.exchange.done.is_set() else []
 
     def stalled(self) -> list[PeerId]:
-        """Members that kept one of the exchanges waiting."""
+        """Return the members that kept one of the exchanges waiting."""
         return [peer for machine in self._machines for peer in machine.stalled]
 
     def delays(self) -> dict[PeerId, float]:
-        """How long (s) parts of members that were not given up kept our averages of this round waiting."""
+        """Return the seconds that parts of each member kept our averages of this round waiting; without lost members."""
         return self._longest([(machine, machine.delays.seconds) for machine in self._machines])
 
     def lateness(self) -> dict[PeerId, float]:
-        """How late (s) averages of owners that were not given up were in this round."""
+        """Return the seconds by which each owner's averages were late in this round; without lost members."""
         return self._longest([(machine, machine.lateness.seconds) for machine in self._machines])
 
     def left_out(self) -> list[PeerId]:
-        """Members for whose parts our averages did not wait any longer."""
+        """Return the members whose parts our averages stopped waiting for."""
         return [peer for machine in self._machines for peer in machine.left_out]
 
     def waited(self) -> float:
-        """How long (s) our own averages of this round waited for late parts."""
+        """Return the seconds that our own averages of this round waited for late parts."""
         return max((machine.delays.all_s for machine in self._machines), default=0.0)
 
     @property
@@ -150,16 +150,16 @@ class Exchanges:
         return longest
 
     def peer_dead(self, peer: PeerId) -> None:
-        """This peer is not waited for any more."""
+        """Stop waiting for this peer."""
         for running in self._running.values():
             running.exchange.peer_dead(peer)
 
     def peer_alive(self, peer: PeerId) -> None:
-        """A peer that was lost is heard again."""
+        """Note that a lost peer is heard again."""
         for running in self._running.values():
             running.exchange.peer_alive(peer)
 
     def discard(self) -> None:
-        """The round is over: forget the files that became no record's result."""
+        """Discard the files that became no record's result: the round is over."""
         for running in self._running.values():
             running.file.discard()

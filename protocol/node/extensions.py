@@ -1,7 +1,7 @@
-"""The organiser's extension of the run, as one peer has heard of it, until a record of the chain carries it.
+"""The organiser's extension of the run, kept by one peer until a record of the chain carries it.
 
-It travels by gossip, and whoever has heard it says it again: at the end of a run nobody does anything else, and every peer
-must have it before it begins the round that goes on.
+It travels by gossip, and every peer that has heard it repeats it: at the end of a run peers do nothing else, and each must
+have it before it begins the next round.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from protocol.wire.messages import MAX_TOTAL, Extension
 
 LOOK_S = 0.5
 REPEAT_S = 30.0
-"""Gossip may be lost, and others come: an extension that no record has is said again so often."""
+"""Seconds after which an extension that no record has is repeated: gossip may be lost, and new peers come."""
 
 
 class CannotExtend(Exception):
-    """The text is one sentence with the remedy."""
+    """The run cannot be extended; the text is one sentence with the remedy."""
 
 
 class Extensions:
-    """Of one node.  `load` it before the first round, then `run` it."""
+    """The extensions that one node knows.  `load` them before the first round, then `run`."""
 
     def __init__(self, session: Session, guard: Guard, replica: Replica, offload: Offload) -> None:
         self._session, self._guard, self._replica, self._offload = session, guard, replica, offload
         self._organiser = PeerId(replica.manifest.organiser)
         self._known: tuple[Extension, bytes] | None = None
-        """The largest one, also when a record has it: a branch that comes instead may lack that record."""
+        """The largest extension, kept even when a record has it: a branch that replaces ours may lack that record."""
         self._keeping = trio.Lock()
         self._nursery: trio.Nursery | None = None
 
     async def load(self) -> None:
-        """Recall what an earlier life heard."""
+        """Recall the extension that an earlier life heard."""
         raw = await self._offload(self._replica.store.extension)
         if raw is None:
             return
@@ -57,7 +57,7 @@ class Extensions:
             self._known = body, raw
 
     async def run(self) -> None:
-        """Say an extension that no record has, again and again, and tell the person once one has it; until cancelled."""
+        """Repeat an extension that no record has, and tell the person once a record has it; runs until cancelled."""
         said_at, seen = -REPEAT_S, self._replica.history.roster.progress.goal
         async with trio.open_nursery() as self._nursery:
             while True:
@@ -70,21 +70,21 @@ class Extensions:
                 seen = progress.goal
                 await trio.sleep(LOOK_S)
 
-    # -- what follows from it -----------------------------------------------------------------------------------------
+    # -- effects on the run -------------------------------------------------------------------------------------------
 
     def amendment(self) -> bytes | None:
-        """The signed extension that is to go into our plans, if there is one that the next record may carry."""
+        """Return the signed extension for our plans, if there is one that the next record may carry."""
         pending = self._pending(self._replica.history.roster.progress)
         return pending[1] if pending is not None else None
 
     def progress(self, base: Base) -> RunProgress:
-        """The progress of the run in the round on `base`: after the end, that round is the first one of an extension."""
+        """Return the run's progress in the round on `base`; after the end, that round is the first of an extension."""
         pending = self._pending(base.progress) if base.progress.is_over else None
         return base.progress.extended(pending[0]) if pending is not None else base.progress
 
     @property
     def has_ended(self) -> bool:
-        """Whether no round can follow on our tip, for all that we have heard."""
+        """True if no round can follow on our tip, as far as we have heard."""
         progress = self._replica.history.roster.progress
         return progress.is_over and self._pending(progress) is None
 
@@ -100,9 +100,9 @@ class Extensions:
     # -- hearing and saying -------------------------------------------------------------------------------------------
 
     def hear(self, sender: PeerId, body: Extension, raw: bytes) -> Acceptance:
-        """Take in an extension whose signature holds; returns whether it is handed on."""
+        """Take in an extension whose signature holds; return whether gossip hands it on."""
         if sender != self._organiser:
-            return Acceptance.REJECT  # whoever hands it on could know that
+            return Acceptance.REJECT  # the forwarder could have known that
         if self._nursery is None or not self._is_news(body):
             return Acceptance.IGNORE
         self._known = body, raw
@@ -120,19 +120,19 @@ class Extensions:
                 self._session.emit(Notice("warning", f"an extension of the run cannot be kept: {error}"))
 
     async def _keep(self) -> None:
-        """The largest one is on disk when this returns.  Raises `StoreFailed`."""
+        """Write the largest extension to disk.  Raises `StoreFailed`."""
         async with self._keeping:
             assert self._known is not None
             await self._offload(self._replica.store.keep_extension, self._known[1])
 
     async def _say(self, raw: bytes) -> None:
-        with suppress(NetworkError):  # it is said again
+        with suppress(NetworkError):  # it is repeated
             await self._session.network.publish(raw)
 
     # -- the organiser ------------------------------------------------------------------------------------------------
 
     async def extend(self, unit: Unit, total: int) -> Extension:
-        """Sign that the run goes on to this total; on disk before anybody hears of it.  Raises `CannotExtend`."""
+        """Extend the run to this total; the statement is on disk before anybody hears of it.  Raises `CannotExtend`."""
         progress = self._replica.history.roster.progress
         known = max(progress.goal.total, self._known[0].total if self._known is not None else 0)
         if self._session.me != self._organiser:

@@ -1,9 +1,9 @@
-"""The one place that catches what goes wrong while a remote statement is handled.
+"""The one place that catches errors while a remote statement is handled.
 
-Each handler runs within `Guard.watch`.  A statement is accepted, or dropped with an event, or is proof of a lie; should a
-handler raise instead, that is a mistake of ours which somebody may have found.  It costs this peer an event and the sender
-its connection, and never a nursery: whatever is an `Exception` ends here.  What our own computer failed at (a file, memory)
-is not held against the sender.
+Each handler runs within `Guard.watch`.  A statement is accepted, or dropped with an event, or is proof of a lie.  A handler
+that raises instead shows a mistake of ours, which a peer may have found.  The error costs this peer an event and the sender
+its connection, but never a nursery: every `Exception` ends here.  A failure of our own computer (a file, memory) is not
+held against the sender.
 
 `Thinned` keeps a flood of drops from becoming a flood of events.
 """
@@ -27,11 +27,11 @@ from protocol.wire.identity import PeerId
 
 REASON_CHARS = 160
 OWN_TROUBLE = (OSError, MemoryError)
-"""The computer's, not the sender's."""
+"""Errors of this computer, not of the sender."""
 TELL_EVERY_S = 10.0
-"""Drops of one kind from one peer are told once in so long, with their number."""
+"""Seconds in which drops of one kind from one peer are told once, with their number."""
 MAX_TOLD = 64
-"""Drops told in `TELL_EVERY_S`, whoever they are from."""
+"""Drops told in `TELL_EVERY_S`, of all peers together."""
 MAX_COUNTED = 1024
 """Pairs of peer and kind that are counted; the longest silent one is forgotten."""
 
@@ -39,16 +39,16 @@ log = logging.getLogger(__name__)
 
 
 class Guard:
-    """Catches for one node.  failures: statements that made a handler raise."""
+    """Catches errors for one node.  failures: number of statements that made a handler raise."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self.failures = 0
 
     def watch(self, sender: PeerId, what: str, *, passing: tuple[type[Exception], ...] = ()) -> Watch:
-        """A context in which a statement of `sender` is handled; what: its kind.
+        """Return a context in which to handle a statement of `sender`; what: its kind.
 
-        It ends early when something raises.  Cancellation, refusals and `passing` go through.
+        An error ends it early.  Cancellation, refusals and `passing` go through.
         """
         return Watch(self, sender, what, (Refused, *passing))
 
@@ -102,14 +102,14 @@ def _first(group: BaseExceptionGroup[BaseException], wanted: Callable[[BaseExcep
 
 
 def _sentence(error: Exception) -> str:
-    """What was raised, and where."""
+    """Describe the error and the place where it was raised."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {error}"[:REASON_CHARS] + where
 
 
 class Thinned:
-    """Hands events on; of drops and failures of one kind from one peer one in `TELL_EVERY_S`, with their number."""
+    """Hands events on, but drops and failures of one kind from one peer only once in `TELL_EVERY_S`, with their number."""
 
     def __init__(self, emit: Callable[[Event], None]) -> None:
         self._emit = emit

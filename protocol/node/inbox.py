@@ -1,4 +1,4 @@
-"""What waits for the round's machine: statements of peers, limited in bytes, and events of our own."""
+"""The queue of a round's machine: statements of peers, limited in bytes, and events of our own."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ QUEUE = 4096
 """Events waiting to be handled; more are dropped, and senders of statements send again."""
 QUEUE_BYTES = 16 << 20
 QUEUE_BYTES_PER_PEER = 4 << 20
-"""Of waiting statements as they travelled; in memory they take up to 16 times as much."""
+"""Bytes of one peer's waiting statements as they travelled; in memory they take up to 16 times as much."""
 
 
 @dataclass(frozen=True)
 class _Waiting:
-    """size: bytes charged to the bringer until the event is taken."""
+    """A queued event.  size: bytes charged to the bringer until the event is taken."""
 
     event: RoundEvent
     bringer: PeerId
@@ -60,19 +60,19 @@ class Inbox:
         self._noted[type(event)] = (event, trio.current_time())
 
     def take_notes(self) -> list[tuple[RoundEvent, float]]:
-        """The events noted since the last call, each with the time at which it was noted."""
+        """Return the events noted since the last call, each with its time."""
         notes = list(self._noted.values())
         self._noted.clear()
         return notes
 
     async def next(self) -> RoundEvent:
-        """The next queued event; waits for one."""
+        """Wait for the next queued event and return it."""
         waiting = await self._take.receive()
         self._bytes[waiting.bringer] -= waiting.size
         return waiting.event
 
     async def aclose(self) -> None:
-        """The round is over: from now on everything is dropped."""
+        """Close the queue: the round is over, and later events are dropped."""
         await self._take.aclose()
 
     def _post(self, waiting: _Waiting) -> bool:

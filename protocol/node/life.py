@@ -43,15 +43,15 @@ from protocol.wire.presence import Phase, Role, WhyIdle
 
 TICK_S = 0.25
 LISTEN_S = 5.0
-"""How long a starting peer listens for the swarm before it takes its own tip for the newest."""
+"""Seconds that a starting peer listens for the swarm before it takes its own tip for the newest."""
 HEAR_S = 12.0
-"""How long a founder waits for the first heartbeat of those it is connected to."""
+"""Seconds that a founder waits for the first heartbeat of connected peers."""
 LINGER_S = 20.0
-"""How long a peer that is done stays for those that are not."""
+"""Seconds that a finished peer stays for the others at most."""
 
 
 class Gathering:
-    """Looks at which peers are here, and shows what is missing."""
+    """The gathering of peers before and after the rounds: waits for them, and shows the reason of the wait."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Gathering:
         self._membership, self._claims, self._activity = membership, claims, activity
 
     async def listen(self) -> None:
-        """Hear the swarm first: what we hold may be old.  We have listened since the start, whatever else we did."""
+        """Listen to the swarm first: our records may be old.  The time since the start counts, as we listened all along."""
         self._activity.show(Phase.STARTING, WhyIdle.STARTING, "listening for other peers of the run")
         settle_s = TICK_S * 2
         with trio.move_on_at(max(self._membership.started + LISTEN_S, trio.current_time() + settle_s)):
@@ -75,10 +75,10 @@ class Gathering:
             await trio.sleep(settle_s)
 
     async def may_begin(self) -> bool:
-        """Whether to begin a round: not before the record that an invitation names; at genesis not before there are enough
-        peers, nor alone when an invitation named a peer.
+        """Return True if a round may begin; wait a moment before returning False.
 
-        Waits a moment before it says no.
+        Our chain must have the record that an invitation names.  At genesis there must be enough trainers, every connected
+        peer must have been heard (for `HEAR_S` at most), and we must not be alone if an invitation named a peer.
         """
         if not self._is_anchored():
             self._show(
@@ -106,7 +106,7 @@ class Gathering:
         return False
 
     def _is_anchored(self) -> bool:
-        """Whether our chain goes through the record that the invitation names, if it names one."""
+        """Return True if our chain goes through the record that the invitation names, or if it names none."""
         anchor = self._settings.anchor
         return anchor is None or anchor.holds(self._replica.history)
 
@@ -114,7 +114,7 @@ class Gathering:
         self._activity.show(Phase.STARTING, why, text)
 
     def _unheard(self) -> int:
-        """How many peers are connected whose first heartbeat is not here: they may be far ahead."""
+        """Return the number of connected peers not heard yet, which may be far ahead; 0 after `HEAR_S`."""
         if trio.current_time() - self._membership.started > HEAR_S:
             return 0
         return sum(self._membership.get(peer) is None for peer in self._session.network.connected())
@@ -124,7 +124,7 @@ class Gathering:
         return known is not None and known.heartbeat.role is Role.TRAINER
 
     async def linger(self) -> None:
-        """Stay until all peers here have what we have, `LINGER_S` at most."""
+        """Stay until all live peers have our chain, `LINGER_S` at most."""
         self._activity.show(Phase.SEEDING, WhyIdle.BUSY, "done; staying for those who are not")
         history, rounds_of = self._replica.history, self._claims.rounds_of
         with trio.move_on_after(LINGER_S):
@@ -134,28 +134,28 @@ class Gathering:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# A departure at the end of the running round: what the peer waits for, and when it stops waiting.
+# Departure at the end of the running round, and the limits of the wait for that end.
 #
-# The round is completed together with others.  Where nobody is left who could end the wait, or at the deadline, the peer
-# leaves without the round.  Pure but for the clock and what it looks at.
+# The round is completed together with others.  If nobody is left who could end the wait, or at the deadline, the peer
+# leaves without the round.  Pure but for the clock and the state that it reads.
 
 
 ALONE_S = 30.0
-"""How long nobody who could end the wait has to be here before the peer leaves."""
+"""Seconds without anybody who could end the wait, after which the peer leaves."""
 PATIENCE_S = 1800.0
-"""How long it waits for others at most, beyond its own training."""
+"""Seconds that the peer waits for others at most, beyond its own training."""
 MAX_TRAINING_S = 86_400.0
-"""What its own training counts for the deadline, at most."""
+"""Seconds of the peer's own training that count for the deadline, at most."""
 LOOK_S = 1.0
 
 OWN_WORK = frozenset({WhyIdle.BUSY, WhyIdle.STARTING, WhyIdle.TRAINER_RESTARTING})
-"""A trainer ends these by itself."""
+"""Reasons to wait that a trainer ends by itself."""
 FETCHING = frozenset({WhyIdle.CONNECTING, WhyIdle.FETCHING_STATE, WhyIdle.FETCHING_TASKS, WhyIdle.FETCHING_REFERENCE})
-"""Any peer may end these."""
+"""Reasons to wait that any peer may end."""
 
 
 def helpers(role: Role, why: WhyIdle) -> frozenset[Role] | None:
-    """Return the roles of those who can end the wait `why` of a peer with this role; None if it needs nobody."""
+    """Return the roles that can end the wait `why` of a peer with this role; None if it needs nobody."""
     if role is Role.TRAINER and why in OWN_WORK:
         return None
     if why is WhyIdle.WAITING_FOR_ROLLOUTS:
@@ -164,7 +164,7 @@ def helpers(role: Role, why: WhyIdle) -> frozenset[Role] | None:
 
 
 class Departure:
-    """Begins once, when the person asks for it.  role: of this peer."""
+    """Departure of this peer after the running round, begun once, when the person asks.  role: of this peer."""
 
     def __init__(self, role: Role, membership: Membership, activity: Activity) -> None:
         self._role, self._membership, self._activity = role, membership, activity
@@ -174,11 +174,11 @@ class Departure:
 
     @property
     def has_begun(self) -> bool:
-        """Whether the peer stops when its round is complete."""
+        """True if the peer stops when its round is complete."""
         return self._begun.is_set()
 
     def begin(self, training_s: float) -> None:
-        """Stop after this round; asked again, the first deadline holds.  training_s: seconds that our own training needs."""
+        """Stop after this round; a second call keeps the first deadline.  training_s: seconds that our training needs."""
         if not self.has_begun:
             now = trio.current_time()
             self._deadline = now + min(training_s, MAX_TRAINING_S) + PATIENCE_S
@@ -192,13 +192,13 @@ class Departure:
 
     @property
     def waits_for(self) -> str:
-        """A phrase: what the round still needs; empty while the peer does not depart."""
+        """Phrase that names what the round still needs; empty while the peer does not depart."""
         if not self.has_begun:
             return ""
         return self._activity.detail or self._activity.why.value or f"its own work ({self._activity.phase.value})"
 
     async def given_up(self) -> str:
-        """Wait until there is no point in waiting any more; the reason, a phrase."""
+        """Wait until waiting for the round is pointless; return the reason, a phrase."""
         await self._begun.wait()
         while True:
             now = trio.current_time()
@@ -212,7 +212,7 @@ class Departure:
             await trio.sleep(LOOK_S)
 
     def _is_helped(self) -> bool:
-        """Return True if somebody is here who may end the wait."""
+        """Return True if a live peer may end the wait, or if the wait needs nobody."""
         roles = helpers(self._role, self._activity.why)
         if roles is None:
             return True
@@ -220,9 +220,9 @@ class Departure:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# The end of a run at one peer: nobody computes any more, and the final state stays there for everybody.
+# The end of a run at one peer: nobody computes any more, and the peer serves the final state.
 #
-# A peer comes here when its chain has reached the run's total, also in a later life and as a newcomer, and goes on when the
+# A peer gets here when its chain has reached the run's total, also in a later life or as a newcomer.  It goes on when the
 # organiser's extension arrives, or when another branch of the chain wins, which may end elsewhere.
 
 
@@ -230,7 +230,7 @@ END_LOOK_S = 0.25
 
 
 class RunEnd:
-    """Of one node."""
+    """The end of the run at one node."""
 
     def __init__(
         self,
@@ -248,13 +248,13 @@ class RunEnd:
 
     @property
     def has_come(self) -> bool:
-        """Whether no round can follow on our tip, as far as we have heard."""
+        """True if no round can follow on our tip, as far as we have heard."""
         return self._extensions.has_ended
 
     async def stay(self, is_over: Callable[[], bool], *, until_measured: bool) -> None:
-        """Serve the final state until the run goes on, or another branch comes, or `is_over`.
+        """Serve the final state until the run goes on, another branch comes, or `is_over` is true.
 
-        until_measured: also until the held-out loss of the final state is known.  Raises `StoreFull`.
+        until_measured: stop also once the held-out loss of the final state is known, or cannot be.  Raises `StoreFull`.
         """
         progress = self._replica.history.roster.progress
         self._show(progress)
@@ -295,11 +295,11 @@ class RunEnd:
 
 
 HAND_OVER_S = 2.0
-"""Seconds that a leaver takes at most to pass on what others need of it."""
+"""Seconds that a leaving peer takes at most to pass on statements that others need."""
 
 
 class Life:
-    """Runs once."""
+    """The life of one node; runs once."""
 
     def __init__(
         self,
@@ -337,7 +337,7 @@ class Life:
         self._departure = departure
 
     async def run(self) -> int:
-        """Until `leave`, the goodbye said: returns how many peers confirmed it.  Raises `StoreFull`."""
+        """Live until `leave`, then say goodbye; return the number of peers that confirmed it.  Raises `StoreFull`."""
         self._activity.show(Phase.STARTING, WhyIdle.STARTING, "reading the records from disk")
         async with self._dispatcher.open() as nursery:
             await self._ejections.load()
@@ -373,7 +373,7 @@ class Life:
         self._leaving.set()
 
     def finish(self, training_s: float) -> None:
-        """Stop when the running round is complete, or cannot be.  training_s: seconds that our own training still needs."""
+        """Stop when the running round is complete or cannot be.  training_s: seconds that our own training still needs."""
         self._departure.begin(training_s)
         self._evaluator.stop()
 
@@ -399,7 +399,7 @@ class Life:
                 self.leave()
                 return
             if self._leaving.is_set():
-                await trio.sleep_forever()  # what we would begin now, others would wait for in vain
+                await trio.sleep_forever()  # others would wait in vain for a round that we begin now
             if self._run_end.has_come:
                 self.pace.pause()
                 await self._run_end.stay(self._is_done, until_measured=self._settings.until_end)

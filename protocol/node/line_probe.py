@@ -1,7 +1,7 @@
-"""How fast the lines to other peers are, measured when the person asks.
+"""Speed of the lines to other peers, measured when the person asks.
 
-Down: a few peers, one after the other, send some chunks of a past round's result, which they share anyway.  Up: what our
-pushes of the last rounds were seen to carry; nobody is asked to take anything for a measurement.
+Down: a few peers, one after the other, send some chunks of a past round's result, which they share anyway.  Up: the rate
+that our pushes of the last rounds reached; no peer has to receive data for a measurement.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from protocol.wire.identity import PeerId
 
 MOST_PEERS = 3
 ROUNDS_AGO = 2
-"""The newest result is urgent where it is served; the one before is not."""
+"""Age in rounds of the result that is sampled: peers need the newest one urgently, but not the one before."""
 
 
 class NotNow(Exception):
@@ -28,22 +28,24 @@ class NotNow(Exception):
 
 @dataclass(frozen=True)
 class Lines:
-    """peers: of those that were asked, the name and what came.  up_bytes_per_s: that our pushes
-    were seen to carry, within our cap, or that cap while they were not; 0 when neither is known."""
+    """Measured lines.  peers: name and sample of each peer that was asked.
+
+    up_bytes_per_s: rate that our pushes reached, within our cap; the cap while no rate is known; 0 if neither is known.
+    """
 
     peers: list[tuple[str, Sampled]]
     up_bytes_per_s: float
 
 
 class LineProbe:
-    """Of one node."""
+    """Line measurements of one node."""
 
     def __init__(self, session: Session, replica: Replica, membership: Membership, swarm: Swarm) -> None:
         self._session, self._replica, self._membership, self._swarm = session, replica, membership, swarm
         self._measuring = False
 
     async def measure(self) -> Lines:
-        """One measurement at a time.  Raises `NotNow`."""
+        """Measure the lines, one measurement at a time.  Raises `NotNow`."""
         if self._measuring:
             raise NotNow("the lines are being measured already; ask again in a few seconds")
         self._measuring = True

@@ -1,6 +1,6 @@
 """A peer of a run, as the program around it sees it: run it, ask it, pause it, end it.
 
-It wires the parts of the protocol to the network, the disk and the trainer.  What each decides is decided there.
+It wires the parts of the protocol to the network, the disk and the trainer.  All decisions are made in those parts.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ from protocol.wire.tasks import TASK_CHUNK_BYTES
 
 
 class Node:
-    """`run` it; what the session's network hears goes to `dispatcher`.
+    """A peer of a run; call `run`.  The session's network delivers to `dispatcher`.
 
-    versions: of the weights, and publishing them.  files: of the run.  tasks: of the crowd, in a run with rollouts.
-    line_probe: measures its lines.
+    versions: versions of the weights, and their publication.  files: the run's files.  tasks: the crowd's sets of tasks, in
+    a run with rollouts.  line_probe: measures the lines.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class Node:
         """Peers that confirmed our goodbye; None before it was said."""
 
     def _make_rollouts(self, trainer: TrainerLink | None) -> Rollouts | None:
-        """What this peer does with rollouts; None in a run without."""
+        """Build this peer's work with rollouts; return None in a run without them."""
         if self._tasks is None:
             return None
         return Rollouts(
@@ -165,7 +165,7 @@ class Node:
         )
 
     def _generating(self) -> float:
-        """Tokens a second of a rollout peer."""
+        """Return the tokens a second that a rollout peer generates; 0 in other roles."""
         return self._counting.tokens_per_s if self._settings.role is Role.ROLLOUT else 0.0
 
     def _make_dispatcher(self, offload: Offload) -> Dispatcher:
@@ -263,12 +263,12 @@ class Node:
         )
 
     def _amendment(self) -> bytes | None:
-        """What is to go into our plans; after the end of the run only an extension leads on."""
+        """Return the amendment for our plans; an extension comes first, as after the end of the run only it leads on."""
         tasks = self._tasks.amendment if self._tasks is not None else lambda: None
         return self.extensions.amendment() or tasks()
 
     async def run(self) -> None:
-        """Until `leave`, the goodbye said.  Raises `StoreFull` when the disk is full: nothing is lost by that."""
+        """Live until `leave`, then say goodbye.  Raises `StoreFull` when the disk is full: nothing is lost by that."""
         self.goodbye_heard_by = await self._life.run()
 
     def leave(self) -> None:
@@ -276,26 +276,26 @@ class Node:
         self._life.leave()
 
     def finish(self) -> float:
-        """Stop when the running round is complete, or cannot be; returns the seconds that it takes at most."""
+        """Stop when the running round is complete or cannot be; return the seconds that this takes at most."""
         self._life.finish(self._round_left_s(self._round.work) or 0.0)
         return self._departure.left_s or 0.0
 
     def rest(self, why: WhyIdle, detail: str) -> None:
-        """Compute nothing for this reason until `go_on`; follow the swarm all the same.  detail: what ends it."""
+        """Compute nothing for this reason until `go_on`; still follow the swarm.  detail: a sentence that names its end."""
         self._contributor.rest(why, detail)
         self._choose_whether_to_serve()
 
     def go_on(self, why: WhyIdle) -> None:
-        """This reason to rest is over."""
+        """End this reason to rest."""
         self._contributor.go_on(why)
         self._choose_whether_to_serve()
 
     def keep_weights(self, settings: WeightSettings) -> None:
-        """How much of the versions of the weights is kept from now on."""
+        """Set how much of the versions of the weights is kept from now on."""
         self.versions.follower.limit(settings)
 
     def serve_while_paused(self, on: bool) -> None:
-        """Whether others get chunks from us while we rest; from now on."""
+        """Set whether others get chunks from us while we rest, from now on."""
         self._settings = replace(self._settings, serve_while_paused=on)
         self._choose_whether_to_serve()
 
@@ -311,7 +311,7 @@ class Node:
 
     @property
     def phase(self) -> Phase:
-        """What it does now."""
+        """Present phase of this peer."""
         return self._activity.phase
 
     @property
@@ -321,33 +321,33 @@ class Node:
 
     @property
     def state_mark(self) -> StateMark:
-        """How far the outer state is, and its digest."""
+        """Rounds and digest of the outer state."""
         return self._keeper.mark
 
     def tip_at(self, rounds: int) -> Hash:
-        """The tip after `rounds` rounds, at most all of them."""
+        """Return the tip after `rounds` rounds, at most all of them."""
         return self._history.tip_at(rounds)
 
     def commit_at(self, round: int) -> Commit:
-        """The commit of a round below `rounds`."""
+        """Return the commit of a round below `rounds`."""
         return self._history.commit_at(round)
 
     def _round_left_s(self, work: Work | None) -> float | None:
-        """Seconds until our last inner step of this round; None when we do not train now, or know no rate yet."""
+        """Return the seconds until our last inner step of this round; None if we do not train now, or know no rate yet."""
         if work is None or self._activity.phase is not Phase.COMPUTING:
             return None
         return self._pace.left_s(work.wanted - work.steps)
 
     def _final_rounds(self) -> int:
-        """Rounds that this peer gives up for nothing that it may be shown."""
+        """Return the number of rounds that this peer never gives up, whatever it is shown."""
         return 0 if self._is_young() else self._history.final
 
     def _is_young(self) -> bool:
-        """Whether all that we have may still be given up for another beginning."""
+        """Return True if all our records may still be given up for another beginning."""
         return self._replica.rounds.founders is None and self._history.length < YOUNG_ROUNDS
 
     async def weights(self) -> dict[str, Any]:
-        """What `peer weights --json` shows: versions, what is on its way, and what others can have."""
+        """Return the content of `peer weights --json`: versions, transfers under way, and the blobs that others can get."""
         coming = [told.to_fields() for told in self._swarm.transfers()]
         holdings = await self._offload(self._shelves.holdings)
         return {
@@ -357,7 +357,7 @@ class Node:
         }
 
     def status(self) -> NodeStatus:
-        """What `peer status` shows, as far as the protocol knows it."""
+        """Return the content of `peer status`, as far as the protocol knows it."""
         work = self._round.work
         traffic, held_out = self._session.network.traffic(), self._evaluator.status()
         last, final = self._history.last, self._final_rounds()
@@ -414,7 +414,7 @@ class Node:
 
 
 def _shelves_of(replica: Replica, catalogue: Catalogue) -> Shelves:
-    """All that a peer serves."""
+    """Return the shelves of all blobs that a peer serves."""
     store = replica.store
     return Shelves(
         ReplicaShelf(replica),

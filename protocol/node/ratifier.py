@@ -1,10 +1,10 @@
-"""Making the provisional records of our chain full, beside the rounds: from the first one on, for what is final is a prefix.
+"""Ratification, beside the rounds: makes the provisional records of our chain full.
 
-We vote for one that is settled for us and on which a full one stands.  From then on we do not go back before it, other than
-for a full record: an elector that did could say nothing there any more, and too many of them would leave that tip without a
-quorum.
+It starts with the first provisional record, for final records are a prefix of the chain.  We vote for a record that is
+settled for us and on which a full one stands.  From then on we go back before it only for a full record: an elector that
+went back otherwise could say nothing there any more, and too many of them would leave that tip without a quorum.
 
-The votes are asked for, not told: whoever lacks some asks another peer every few seconds, and gets all that it knows.
+The votes are asked for, not told: a peer that lacks some asks another one every few seconds and gets all that it knows.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ ANSWER_S = 5.0
 
 
 class OurChain(Protocol):
-    """What changes our chain and knows how far it is settled (`protocol.sync.following.Following`)."""
+    """Interface that changes our chain and knows how far it is settled (`protocol.sync.following.Following`)."""
 
     settled: Settled
 
     async def strengthen(self, round: int, certificate: Certificate) -> None:
-        """A provisional record becomes full by this certificate, which is verified."""
+        """Make a provisional record full with this certificate, which is already verified."""
         ...
 
 
 class Ratifier:
     """Votes, collects votes and answers for one node.
 
-    changing: held while the chain changes.  We vote while it does not: else it could go back to the tip on which the record
-    stands, and a round there would not know of the vote.
-    is_copy: the data directory was copied or put back.  Until the rounds vote again nothing is ratified, and never a record
-    of before: what we said there may be missing.
+    changing: held while the chain changes.  We hold it to vote: otherwise the chain could go back to the tip on which the
+    record stands, and a round there would not know of the vote.
+    is_copy: the data directory was copied or put back.  Nothing is ratified until the rounds vote again, and an earlier
+    record never: our statements there may be missing.
     """
 
     def __init__(
@@ -69,11 +69,11 @@ class Ratifier:
         self._session, self._guard, self._replica = session, guard, replica
         self._offload, self._chain, self._changing, self._is_copy = offload, chain, changing, is_copy
         self._tally: Tally | None = None
-        """Of the first provisional record."""
+        """Votes for the first provisional record."""
         self._asked = 0
 
     async def load(self) -> None:
-        """What we ratified in an earlier life still binds us."""
+        """Recall the records that we ratified in an earlier life: they still bind us."""
         history, votes = self._replica.history, self._replica.store.votes
         if self._is_copy:
             await self._offload(votes.set_complete_from, NEVER)
@@ -83,7 +83,7 @@ class Ratifier:
                 self._chain.settled.bind(round + 1)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Vote, ask for votes and make records full, until cancelled."""
         while True:
             async with self._changing:
                 tally = self._tally = self._current()
@@ -106,7 +106,7 @@ class Ratifier:
         self._session.emit(RecordRatified(round, tally.record.hex(), self._replica.history.final))
 
     def _current(self) -> Tally | None:
-        """The votes for the first provisional record of our chain; None when there is none, or nobody could ratify it."""
+        """Return the votes for the first provisional record of our chain; None if there is none or nobody can ratify it."""
         history = self._replica.history
         first = next(iter(history.provisional), None)
         if first is None:
@@ -121,9 +121,9 @@ class Ratifier:
     # -- our own vote -------------------------------------------------------------------------------------------------
 
     async def _vote(self, tally: Tally) -> None:
-        """For a settled record on which a full one stands, if we are an elector and nothing that we said forbids it.
+        """Vote for a settled record on which a full one stands, if we are an elector and no earlier statement forbids it.
 
-        It is on disk before anybody can ask for it.  Where it may be lost what we said there, we say nothing.
+        The vote is on disk before anybody can ask for it.  If our earlier statements there may be lost, we say nothing.
         """
         me, base, votes, settled = self._session.me, tally.base, self._replica.store.votes, self._chain.settled
         if me not in base.electors:
@@ -149,15 +149,17 @@ class Ratifier:
         tally.add([Signature(peer=me, signature=self._session.seal(vote).signature)])
 
     def _is_built_upon(self, round: int) -> bool:
-        """Whether a full record stands on the record of this round, in our chain."""
+        """Return True if a full record stands on the record of this round, in our chain."""
         history = self._replica.history
         return history.length - 1 - round > sum(other > round for other in history.provisional)
 
     # -- the votes of others ------------------------------------------------------------------------------------------
 
     async def _ask(self, tally: Tally) -> Certificate | None:
-        """Ask the next of our neighbours, in turns any and an elector whose vote we lack; returns a full certificate, if
-        there is one now."""
+        """Ask the next neighbour for votes; return a full certificate, if there is one now.
+
+        The questions go in turns to any neighbour and to an elector whose vote we lack.
+        """
         peers = sorted(self._session.network.connected())
         if not peers:
             return None
@@ -171,11 +173,14 @@ class Ratifier:
                 raw = await self._session.network.request(peer, "ratification", question.encode(), timeout_s=ANSWER_S)
                 return self._take(tally, decode_body(Certificate, raw))
             except (NetworkError, Malformed):
-                return None  # it knows nothing of it, or says nothing of use
+                return None  # the peer knows nothing of the record, or its answer is useless
         return None
 
     def _take(self, tally: Tally, shown: Certificate) -> Certificate | None:
-        """What another peer knows: votes to ratify, or a full certificate of another attempt.  Raises `Malformed`."""
+        """Take in votes to ratify, or a full certificate of another attempt; return a full certificate, if there is one now.
+
+        Raises `Malformed`.
+        """
         if not is_full(shown):
             return None
         if shown.attempt == RATIFYING:
@@ -193,10 +198,10 @@ class Ratifier:
         verify_quorum(self._session.run, base, base.electors, vote, shown.votes)
         return shown
 
-    # -- what others ask ----------------------------------------------------------------------------------------------
+    # -- answers to others --------------------------------------------------------------------------------------------
 
     async def answer(self, peer: PeerId, data: bytes) -> bytes:
-        """All votes that we know to ratify a record, or its full certificate.  Raises `Refused`."""
+        """Return all votes that we know to ratify a record, or its full certificate.  Raises `Refused`."""
         try:
             question = decode_body(RatificationRequest, data)
         except Malformed as error:
@@ -214,4 +219,4 @@ class Ratifier:
             return None
         commit: Commit | None = await self._offload(history.kept, round)
         is_ours = commit is not None and record_hash(commit.record) == record
-        return commit.certificate if commit is not None and is_ours else None  # branches may just be exchanged
+        return commit.certificate if commit is not None and is_ours else None  # our chain may be changing its branch

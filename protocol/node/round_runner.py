@@ -78,9 +78,9 @@ RETRY_S = 0.5
 
 
 class Delivery:
-    """For one round.  inbox: takes what we say to ourselves.
+    """Delivery of statements in one round.  inbox: takes our statements to ourselves.
 
-    outlasting: a commit is delivered there, for it ends the round here before it has arrived with others.
+    outlasting: a commit is delivered there, for it ends the round here before it has reached the others.
     """
 
     def __init__(self, session: Session, membership: Membership, inbox: Inbox, outlasting: Outlasting) -> None:
@@ -101,7 +101,7 @@ class Delivery:
         nursery.start_soon(self._deliver, effect.to, effect.what, effect.raw)
 
     async def _deliver(self, peer: PeerId, what: str, raw: bytes) -> None:
-        """Best effort: whatever matters is sent again by the machine."""
+        """Deliver a statement, best effort: the machine sends important ones again."""
         with self._outlasting.delivery():
             for attempt in range(2):
                 try:
@@ -118,13 +118,13 @@ class Delivery:
 # ------------------------------------------------------------------------------------------------------------------------
 # Bringing the result of a record to disk: the chunks that our exchange has, and the others from peers that have them.
 #
-# A certified record's result is fetched until it is here.  One that is only put to the vote is audited first, and given up
-# when another takes its place.
+# A certified record's result is fetched until it is here.  The result of a record that is only put to the vote is audited
+# first, and given up when another takes its place.
 
 
 @dataclass
 class _Motion:
-    """The result of what was put to the vote last, on its way."""
+    """The result of the record last put to the vote, on its way."""
 
     root: bytes
     scope: trio.CancelScope
@@ -132,7 +132,7 @@ class _Motion:
 
 
 class ResultObtainer:
-    """For one round.  `exchanges` are those of the round."""
+    """Fetches results for one round.  exchanges: the round's."""
 
     def __init__(
         self, replica: Replica, offload: Offload, catch_up: CatchUp, auditor: Auditor, exchanges: Exchanges
@@ -143,9 +143,9 @@ class ResultObtainer:
         self._motion: _Motion | None = None
 
     async def obtain(self, effect: ObtainResult) -> ResultObtained | None:
-        """Return when it is on disk; None when it is asked for twice, or another motion took its place.
+        """Bring a result to disk; return None if it is asked for twice, or if another motion took its place.
 
-        Raises `Unaccountable` when the record is not to be voted for, `StoreFull`.
+        Raises `Unaccountable` if we must not vote for the record, `StoreFull` if the disk is full.
         """
         root = Hash(effect.record.result_root)
         if effect.provenance is None:
@@ -167,14 +167,14 @@ class ResultObtainer:
         return obtained
 
     async def contradictions(self, effect: ObtainResult) -> list[TwoStatements]:
-        """Proof against members that signed two averages of one chunk: one for us, and another one in this record."""
+        """Return proof against members that signed two averages of one chunk: one for us, and another one in this record."""
         if effect.provenance is None:
             return []
         exchange = self._exchanges.of(plan_hash(plan_of(effect.record, effect.provenance)))
         return await self._auditor.contradictions(effect.record, effect.index, effect.provenance, exchange)
 
     async def _obtain_certified(self, effect: ObtainResult, root: Hash) -> ResultObtained | None:
-        """What is under way for the same result is waited for, and for another one given up."""
+        """Bring a certified result to disk; wait for a motion under way with the same result, and give up another one."""
         if root in self._certified:
             return None
         self._certified[root] = None
@@ -199,10 +199,10 @@ class ResultObtainer:
         return ResultObtained(root)
 
     async def _begin(self, record: Record, index: Sequence[ChunkEntry]) -> tuple[ResultFile, list[int]]:
-        """A file for the result, and the chunks that it lacks.
+        """Return a file for the result, and the chunks that it lacks.
 
-        Only a record that has nothing but our exchange's chunks gets that exchange's file: what else is put to the vote may
-        be held by nobody, and then we should have lost what the next record is made of.
+        Only a record made of our exchange's chunks alone gets that exchange's file.  Another record's chunks may be held by
+        nobody, and we would then have lost the chunks that the next record is made of.
         """
         replica, running = self._replica, self._exchanges.newest
         held = running.exchange.result if running is not None and not running.taken else None
@@ -218,7 +218,7 @@ class ResultObtainer:
         return file, missing
 
     async def _assemble(self, effect: ObtainResult, root: Hash) -> None:
-        """Our exchange's chunks where they are the same, the others fetched, and looked at if it is not certified."""
+        """Build the result from our exchange's equal chunks and fetched ones; inspect the latter if it is not certified."""
         record, index = effect.record, effect.index
         file, missing = await self._begin(record, index)
         try:
@@ -239,11 +239,11 @@ def _copy(held: memoryview, into: memoryview, spans: Sequence[slice]) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# What the user of this peer learns about a round: events, and the sentence that says what it waits for.
+# Reports to the user of this peer about a round: events, and the sentence that says what the round waits for.
 
 
 class RoundReport:
-    """For one round.  Changes nothing but what is shown.  abstains: we say nothing as a voter."""
+    """Reports on one round; changes nothing but the display.  abstains: we say nothing as a voter."""
 
     def __init__(self, session: Session, membership: Membership, activity: Activity, *, abstains: bool) -> None:
         self._session, self._membership, self._activity, self._abstains = session, membership, activity, abstains
@@ -251,7 +251,7 @@ class RoundReport:
         self._proposed = -1
 
     def waiting(self, machine: RoundMachine, view: View, min_members: int) -> None:
-        """We are ready: show the peers that are missing."""
+        """Show the peers that are missing while we are ready."""
         waiting, ready = machine.waiting_for(view), len(machine.readys)
         if ready < min_members and not waiting:
             self._activity.show(
@@ -266,17 +266,17 @@ class RoundReport:
             self._activity.show(Phase.READY, WhyIdle.WAITING_FOR_MEMBERS, f"{ready} ready, waiting for {names}")
 
     def exchanging(self, plan: Plan) -> None:
-        """An exchange begins."""
+        """Show that an exchange begins."""
         others = len(plan.members) - 1
         whom = f"with {others} {'other' if others == 1 else 'others'}" if others else "with nobody, alone in this round"
         self._activity.show(Phase.EXCHANGING, WhyIdle.EXCHANGING, whom)
 
     def ready(self, ready: Ready) -> None:
-        """We have contributed."""
+        """Report that we have contributed."""
         self._session.emit(ReadySent(ready.round, ready.tokens, ready.steps, ready.loss))
 
     def sent(self, body: Body) -> None:
-        """A statement of ours goes out: votes and new proposals are shown."""
+        """Show an outgoing statement of ours if it is a vote or a new proposal."""
         if isinstance(body, Vote) and body.step is Step.FIRST:
             self._activity.show(Phase.VOTING, WhyIdle.COMMITTING, "voted, waiting for the quorum")
             self._session.emit(RoundVoted(body.round, body.attempt, body.record_hash.hex()))
@@ -289,11 +289,11 @@ class RoundReport:
             )
 
     def rejected(self, effect: Reject) -> None:
-        """A statement is not acted on."""
+        """Report a statement that is not acted on."""
         self._session.emit(Dropped(effect.sender, effect.what, effect.reason))
 
     def unaccountable(self, round: int, problem: Unaccountable) -> None:
-        """We do not vote for a record; each reason is told once."""
+        """Report that we do not vote for a record; each reason is told once."""
         if str(problem) not in self._complained:
             self._complained[str(problem)] = None
             level = "info" if problem.is_doubt else "warning"
@@ -301,20 +301,20 @@ class RoundReport:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# The view that `protocol.agreement.policy` decides by, made from what membership has heard.
+# The view of the peers by which `protocol.agreement.policy` decides, made from the heartbeats that membership heard.
 
 
 AT_WORK = frozenset({Phase.COMPUTING, Phase.READY, Phase.EXCHANGING, Phase.VOTING, Phase.APPLYING})
 """Phases of a trainer that is waited for: on our tip, or an elector about to be."""
 ARRIVING = AT_WORK | {Phase.SYNCING}
 NEAR_ROUNDS = 2
-"""A peer that is no further behind is about to be on our tip."""
+"""Rounds that a peer may be behind and still count as about to reach our tip."""
 
 
 class Surroundings:
-    """How the other peers look to the round on `base`.
+    """The other peers, as the round on `base` sees them.
 
-    A live peer looks the same until its next heartbeat: what is made of it is kept, for a view is made with each statement.
+    A live peer looks the same until its next heartbeat.  Its view is kept until then, for each statement needs a view.
     """
 
     def __init__(self, me: PeerId, membership: Membership, base: Base) -> None:
@@ -322,9 +322,9 @@ class Surroundings:
         self._live: dict[PeerId, tuple[Heartbeat, PeerView]] = {}
 
     def look_around(self, bytes_per_s: float, computing: bool) -> View:
-        """All peers that we know and all electors, as they look now; ourselves too.
+        """Return the present view of all known peers, all electors and ourselves.
 
-        bytes_per_s: what our own line carries.  computing: whether we train.
+        bytes_per_s: capacity of our own line.  computing: whether we train.
         """
         now, membership, alive = trio.current_time(), self._membership, Liveness.ALIVE
         membership.notice(now)
@@ -346,7 +346,7 @@ class Surroundings:
         return view
 
     def steps_ahead(self) -> int:
-        """How many steps more than half of the other electors have done on our tip, by their last heartbeats."""
+        """Return the steps that more than half of the other electors have done on our tip, by their last heartbeats."""
         now = trio.current_time()
         self._membership.notice(now)
         beats = {peer: known.heartbeat for peer, known in self._membership if known.liveness is Liveness.ALIVE}
@@ -379,12 +379,12 @@ def _bytes_per_s(beat: Heartbeat) -> float:
 
 
 def _on_tip(beat: Heartbeat, base: Base, elector: bool) -> bool:
-    """At work on our tip, or an elector whose last heartbeat is from before the commit that made it."""
+    """Return True if the peer works on our tip, or is an elector last heard before the commit that made the tip."""
     return beat.phase in AT_WORK and (beat.tip == base.tip or (elector and beat.round < base.round))
 
 
 def _near(beat: Heartbeat, base: Base) -> bool:
-    """About to be at work on our tip; a peer with as many rounds and another tip is on a fork."""
+    """Return True if the peer is about to work on our tip; one with as many rounds and another tip is on a fork."""
     return beat.phase in ARRIVING and (beat.tip == base.tip or 0 < base.round - beat.round <= NEAR_ROUNDS)
 
 
@@ -401,7 +401,7 @@ class Behind:
 
 @dataclass(frozen=True)
 class Wrong:
-    """Our state is not the swarm's.  digest: of the swarm's."""
+    """Our state is not the swarm's.  digest: the digest of the swarm's state."""
 
     digest: Hash
 
@@ -410,11 +410,12 @@ Outcome = Commit | Behind | Wrong
 
 
 class RoundRunner:
-    """Lives one round.
+    """Runs one round.
 
-    kept: what binds us at this tip.  abstains: it is lost.  patience: what we remember of earlier rounds.
-    state_verified: the state was just made anew from certified data: peers that stand on another one are wrong.
-    outlasting: what does not end with the round.  amendment: of the sets of tasks, that is to go into our plans.
+    kept: the votes that bind us at this tip.  abstains: we do not vote, as earlier votes may be lost or a ratification binds
+    us.  patience: our memory of earlier rounds.
+    state_verified: the state was just rebuilt from certified data: peers that stand on another one are wrong.
+    outlasting: deliveries that outlive the round.  amendment: returns the organiser's signed amendment for our plans.
     """
 
     def __init__(
@@ -456,7 +457,7 @@ class RoundRunner:
     # -- life ---------------------------------------------------------------------------------------------------------
 
     async def run(self) -> Outcome:
-        """Until the round is committed, or cannot be by us.  Raises `StoreFull`."""
+        """Run until the round is committed, or we cannot commit it.  Raises `StoreFull`."""
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
@@ -479,11 +480,11 @@ class RoundRunner:
 
     @property
     def deciding(self) -> bool:
-        """A certified record is about to be committed: not the moment to catch up."""
+        """True if a certified record is about to be committed: not the moment to catch up."""
         return self.machine.decided is not None
 
     def hand_over(self, nursery: trio.Nursery) -> None:
-        """We leave: begin to pass on, in this nursery, what would be lost with us."""
+        """Begin to pass on, in this nursery, the statements that would be lost when we leave."""
         for effect in self.machine.farewell():
             if isinstance(effect, Send):
                 self._delivery.send(effect, nursery)
@@ -491,7 +492,7 @@ class RoundRunner:
                 self._delivery.forward(effect, nursery)
 
     def on_verdict(self, verdict: Verdict) -> None:
-        """A peer is proven to have lied."""
+        """Act on the proof that a peer has lied."""
         self.exchanges.peer_dead(verdict.peer)
         for chunk, hash in verdict.false_chunks:
             self.inbox.tell(AverageDisproved(verdict.peer, chunk, hash))
@@ -505,7 +506,7 @@ class RoundRunner:
                     await self._perform(effect)
 
     def _handle_safely(self, event: RoundEvent) -> list[RoundEffect]:
-        """A statement that makes the machine raise is dropped; an event of our own ends the round, to begin it anew."""
+        """Handle an event; if the machine raises, drop a statement, or restart the round for an event of our own."""
         if isinstance(event, Arrived):
             with self._guard.watch(event.sender, type(event.body).KIND):
                 return self._handle(event)
@@ -522,7 +523,7 @@ class RoundRunner:
         return self.machine.handle(event, view, now)
 
     def _view(self) -> View:
-        """All peers as they look now."""
+        """Return the present view of all peers."""
         return self._surroundings.look_around(self.session.network.bandwidth().least, self._contributor.computes)
 
     async def _tick(self) -> None:
@@ -583,14 +584,14 @@ class RoundRunner:
             nursery.start_soon(self._exchange, running, nursery)
 
     def _fair(self, members: Collection[PeerId]) -> float:
-        """How long (s) an exchange of these members may wait for one of them."""
+        """Return the seconds that an exchange of these members may wait for one of them."""
         return fair_time(self._computed_s, len(members))
 
     def _remember_stalls(self) -> None:
-        """Whoever kept our exchange waiting, or was followed as an owner, has stalled; the others did well.
+        """Note the members that stalled: they kept our exchange waiting, or were followed as owners; the others did well.
 
-        Whose parts are missing in averages of several electors is on probation, too: else a peer could stall one after the
-        other.  One or some liars cannot take a peer's good name by leaving it out of theirs.
+        A peer whose parts are missing in averages of several electors is put on probation as well: otherwise it could stall
+        one elector after the other.  A few liars cannot take a peer's good name by leaving it out of their averages.
         """
         if not isinstance(self._outcome, Commit):
             return

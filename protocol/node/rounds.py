@@ -1,4 +1,4 @@
-"""One round after another: each is begun on what is on disk, and is the current round while it runs."""
+"""The rounds of a node, one after another: each begins with the votes on disk and is current while it runs."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from protocol.wire.identity import PeerId
 from protocol.wire.messages import Commit, Kept
 
 ABSTENTIONS = 2
-"""Rounds that are committed before a peer votes whose data directory was copied or put back."""
+"""Rounds that must be committed before a peer with a copied or restored data directory votes."""
 MAX_KEPT_BYTES = 3 * MAX_ENVELOPE_BYTES
-"""Two locks, each as large as a motion."""
+"""Size limit of a `Kept`: two locks, each as large as a motion."""
 
 
 class Rounds:
-    """Keeps what the rounds of one node share.
+    """The parts that the rounds of one node share.
 
-    is_copy: the data directory was copied or put back, so that what binds our votes may be missing in it.  amendment: as in
-    `RoundRunner`.
+    is_copy: the data directory was copied or put back, so statements that bind our votes may be missing in it.
+    amendment: as in `RoundRunner`.
     """
 
     def __init__(
@@ -69,9 +69,9 @@ class Rounds:
         self._abstentions = ABSTENTIONS if is_copy else 0
 
     async def run_next(self, *, state_verified: bool, outlasting: Outlasting) -> Outcome:
-        """Live the round on our tip; returns how it ended.  Raises `StoreFull`.
+        """Run the round on our tip and return its outcome.  Raises `StoreFull`.
 
-        state_verified: the state was just made anew from certified data.  outlasting: what does not end with the round.
+        state_verified: the state was just rebuilt from certified data.  outlasting: deliveries that outlive the round.
         """
         base = self._replica.base
         raw = await self._offload(self._replica.store.votes.load, base.round, base.tip)
@@ -109,9 +109,10 @@ class Rounds:
         return outcome
 
     async def _note_commit(self, electors: Sequence[PeerId], rounds: int) -> None:
-        """Those who go on without our vote leave behind what we may have said in a life that our disk does not know of.
+        """Count a committed round towards the end of our abstention.
 
-        Not by a round that they have left long ago, and of which somebody shows us the record.
+        Electors that go on without our vote leave behind any statement that we made in a life unknown to our disk.  A round
+        that they left long ago, and whose record a peer shows us, does not count.
         """
         beats = [known.heartbeat for peer in electors if (known := self._membership.get(peer)) is not None]
         is_old = sum(beat.round > rounds for beat in beats) > tolerated(len(electors))
@@ -123,14 +124,14 @@ class Rounds:
                 self._session.emit(Notice("info", f"votes again, from round {rounds} on"))
 
     async def hand_over(self, outlasting: Outlasting) -> None:
-        """Before a goodbye: until others have what only we may know, and nothing of ours is on its way any more."""
+        """Pass on statements that only we may know, before a goodbye, and wait until none of our deliveries is under way."""
         if self._current.runner is not None:
             self._current.runner.hand_over(outlasting.nursery)
         await outlasting.delivered()
 
 
 def kept_on_disk(raw: bytes | None) -> Kept | None:
-    """What binds us, if something does and it is readable."""
+    """Return the stored votes that bind us; None if there are none, or if they are unreadable."""
     if raw is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Keeping the outer state at the end of the record chain: by commits, checkpoints, moves to other branches and repair.
+"""The outer state at the end of the record chain, kept by commits, checkpoints, moves to other branches and repair.
 
 restore from disk -> catch up with the swarm -> (commit -> apply -> now and again a checkpoint) -> …
 """
@@ -23,26 +23,27 @@ from protocol.wire.messages import Commit
 from protocol.wire.presence import Phase, WhyIdle
 
 # ------------------------------------------------------------------------------------------------------------------------
-# How often others may make us look at our own state again: each time that ours was right, not again for twice as long.
+# Exponential backoff for rechecks of our own state that others cause: after each one that found ours right, the next
+# comes after twice as many rounds.
 
 
 FIRST_DISTANCE = 16
 MAX_DISTANCE = 4096
-"""Rounds."""
+"""Rounds between two rechecks at most."""
 
 
 class SecondThoughts:
-    """Counts in rounds of our chain."""
+    """Backoff for rechecks of our own state, in rounds of our chain."""
 
     def __init__(self) -> None:
         self._next, self._distance = 0, FIRST_DISTANCE
 
     def are_due(self, rounds: int) -> bool:
-        """Whether to look again, should others stand on another state."""
+        """Return True if a recheck of our state is allowed now, should others stand on another one."""
         return rounds >= self._next
 
     def had(self, rounds: int, *, ours_was_right: bool) -> None:
-        """We looked after `rounds` rounds: not again on this tip."""
+        """Note a recheck after `rounds` rounds; there is no other one on this tip."""
         if ours_was_right:
             self._next = rounds + self._distance
             self._distance = min(self._distance * 2, MAX_DISTANCE)
@@ -58,7 +59,7 @@ RETRY_S = 1.0
 
 
 class StateKeeper:
-    """Changes the chain and the state of `replica`; nobody else does."""
+    """Changes the chain and the state of `replica`.  Apart from it, only `Ratifier` replaces certificates in the chain."""
 
     def __init__(
         self,
@@ -73,50 +74,50 @@ class StateKeeper:
         self._session, self._replica, self._offload, self._activity = session, replica, offload, activity
         self._catch_up, self._following, self._claims = catch_up, following, claims
         self.changing = trio.Lock()
-        """Held while the chain or the state changes, or must not."""
+        """Lock that is held while the chain or the state changes, or must not change."""
         self._digest = b""
         self._second_thoughts = SecondThoughts()
 
     @property
     def mark(self) -> StateMark:
-        """How far the outer state is, and its digest (empty until it is known)."""
+        """Rounds and digest of the outer state; the digest is empty until it is known."""
         return StateMark(self._replica.state.rounds, Hash(self._digest))
 
     @property
     def is_verified(self) -> bool:
-        """Whether peers that stand on another state than ours are not to make us look at ours again, for now."""
+        """True while peers that stand on another state cannot make us recheck ours."""
         return not self._second_thoughts.are_due(self._replica.history.length)
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether the state is that of our tip, and no other branch is ready to be taken over."""
+        """True if the state has reached our tip and no other branch is ready to be taken over."""
         return self._following.move is None and self._replica.state.rounds == self._replica.history.length
 
     @property
     def has_checkpoint(self) -> bool:
-        """Whether the state of our tip is on disk as a checkpoint."""
+        """True if the state of our tip is on disk as a checkpoint."""
         history = self._replica.history
         return (history.length, history.tip) in self._replica.store.checkpoints.marks()
 
     # -- from the disk ------------------------------------------------------------------------------------------------
 
     async def load(self) -> None:
-        """The branches that lie beside our chain on the disk; before claims are looked at."""
+        """Load the branches beside our chain from disk, before claims are looked at."""
         await self._following.load()
 
     async def restore(self) -> None:
-        """The newest state that the disk gives.  Never returns when there is no trainer any more."""
+        """Restore the newest state that the disk gives.  Never returns if the trainer gave up."""
         while True:
             try:
                 await self._catch_up.restore()
                 break
             except TrainerGaveUp as end:
                 self._activity.show(Phase.STARTING, WhyIdle.TRAINER_RESTARTING, f"no trainer any more: {end}"[:200])
-                await trio.sleep_forever()  # whoever started the trainer ends this peer, with the reason
+                await trio.sleep_forever()  # the trainer's starter ends this peer, with the reason
             except TrainerDied as death:
                 self._activity.show(Phase.STARTING, WhyIdle.TRAINER_RESTARTING, f"the trainer stopped: {death}"[:200])
             except WrongState:
-                break  # the disk's replay is not the chain's; whatever is missing comes from the others
+                break  # the disk's replay is not the chain's; missing results come from the others
         await self._take_digest()
 
     async def _take_digest(self) -> None:
@@ -126,7 +127,7 @@ class StateKeeper:
     # -- between rounds -----------------------------------------------------------------------------------------------
 
     async def reach_tip(self) -> None:
-        """Make the moves that are ready, mend what our disk lost, and wait for what others are about to show."""
+        """Make the moves that are ready, mend losses of our disk, and wait for branches that others are about to show."""
         history, begun, mending_since = self._replica.history, trio.current_time(), trio.current_time()
         while True:
             move = self._following.move
@@ -146,11 +147,11 @@ class StateKeeper:
                 return
 
     def _lacks_genesis(self) -> bool:
-        """Whether the manifest names a state before the first round that is not ours yet."""
+        """Return True if the manifest names a state before the first round that is not ours yet."""
         return self._replica.manifest.genesis not in (None, self._digest)
 
     async def _begin(self) -> None:
-        """Fetch the state before the first round from whoever is here; waits a moment where nobody has it."""
+        """Fetch the state before the first round from the peers that are here; wait a moment if nobody has it."""
         self._activity.show(Phase.SYNCING, WhyIdle.FETCHING_STATE, "waiting for a peer that has the run's initial weights")
         async with self.changing:
             has_begun = await self._catch_up.begin(self._claims.sources())
@@ -169,7 +170,7 @@ class StateKeeper:
         )
 
     async def _make(self, move: Move) -> None:
-        """Another branch, or the same one further on; our own state again when that fails."""
+        """Move to another branch, or further along ours; restore our own state if that fails."""
         async with self.changing:
             if self._following.move != move:
                 return
@@ -183,10 +184,10 @@ class StateKeeper:
             await self._take_digest()
 
     async def _mend(self, waited_s: float) -> None:
-        """Our state is behind our own records: an earlier life died before it had applied them, or our disk lost something.
+        """Bring our state up to our own records: an earlier life died before it had applied them, or our disk lost some.
 
-        What is missing comes from the others.  When nobody has it for the eviction time, we go back to the last state that
-        we have; the records beyond are kept as a branch, and followed as any other when their state is there.
+        Missing results come from the others.  If nobody has them for the eviction time, we go back to the last state that we
+        have.  The records beyond it are kept as a branch, which is followed like any other once its state is available.
         """
         history, catch_up = self._replica.history, self._catch_up
         async with self.changing:
@@ -206,7 +207,7 @@ class StateKeeper:
         return None
 
     async def _from_others(self) -> None:
-        """What our disk gives is not what the certified records say: from our disk anew, then a certified checkpoint."""
+        """Rebuild a state that contradicts the certified records: from our disk, then from a certified checkpoint."""
         await self.restore()
         history, state = self._replica.history, self._replica.state
         if state.rounds < history.length:
@@ -216,7 +217,7 @@ class StateKeeper:
     # -- rounds -------------------------------------------------------------------------------------------------------
 
     async def advance(self, commit: Commit) -> bool:
-        """The record to disk, then its result into the state.  Whether a checkpoint is due.  Raises `StoreFull`."""
+        """Write a record to disk and apply its result; return True if a checkpoint is due.  Raises `StoreFull`."""
         record, history = commit.record, self._replica.history
         self._activity.show(Phase.APPLYING, WhyIdle.COMMITTING, "the result goes into the state")
         async with self.changing:
@@ -236,7 +237,7 @@ class StateKeeper:
             await self._catch_up.tell_rollouts(record.round)
             result = await self._offload(self._catch_up.stored_result, commit)
             if result is None:
-                return False  # it was altered since we voted for it: the others have it
+                return False  # the result was altered since we voted for it; the others have it
             try:
                 await self._catch_up.apply(commit, result)
             except WrongState:
@@ -245,7 +246,7 @@ class StateKeeper:
         return history.length % self._replica.manifest.checkpoint_interval == 0
 
     async def checkpoint(self) -> None:
-        """Write the state while the trainer computes: nobody changes it before the next commit.  Raises `StoreFull`."""
+        """Write the state while the trainer computes: it does not change before the next commit.  Raises `StoreFull`."""
         state, store, history = self._replica.state, self._replica.store, self._replica.history
         async with self.changing:
             rounds = state.rounds
@@ -258,9 +259,9 @@ class StateKeeper:
     # -- repair -------------------------------------------------------------------------------------------------------
 
     async def repair(self, right: Hash) -> None:
-        """Electors stand on the state `right`, and not on ours: ours from our own disk again.
+        """Rebuild our state from our own disk, for electors stand on the state `right` and not on ours.
 
-        Only if that gives the same, and a quorum of at least four electors is against us, from the others.
+        Only if that gives the same state, and a quorum of at least four electors is against us, fetch it from the others.
         """
         history, before = self._replica.history, self._digest
         self._session.emit(Desynced(history.length, before.hex(), right.hex()))

@@ -1,6 +1,6 @@
-"""Taking in signed statements of other peers: by gossip, or brought as a question that is only acknowledged.
+"""Intake of signed statements of other peers: by gossip, or brought as a question that is only acknowledged.
 
-Each is checked for its form, its signature and its author; what it means is decided by the component that it is handed to.
+Each is checked for its form, its signature and its author.  The component that receives it decides what it means.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from protocol.wire.tasks import Amendment, TaskSet
 from protocol.wire.versions import Version
 
 # ------------------------------------------------------------------------------------------------------------------------
-# The READYs heard by gossip, the newest of each peer: a round may begin here after others are ready for it.
+# The newest READY of each peer, heard by gossip: a round may begin here after others are ready for it.
 #
-# They are forgotten when their round is over.  Those of members have room of their own; strangers, of whom there may be any
-# number, share as many places as two rounds have members.  A stranger that is alive takes the place of one that is not.
+# A READY is forgotten when its round is over.  Members have room of their own.  Strangers, of whom there may be any number,
+# share as many places as two rounds have members.  A stranger that is alive takes the place of one that is not.
 
 
 MAX_OF_MEMBERS = 2048
@@ -60,7 +60,7 @@ class _Heard:
 
 
 class Readys:
-    """Remembers READYs between rounds, and finds two for one slot.
+    """Remembers READYs between rounds, and detects two different ones for one slot.
 
     members: tells members from strangers.  round_members: the most members that a round may have.
     """
@@ -75,7 +75,7 @@ class Readys:
         return len(self._of_members) + len(self._of_strangers)
 
     def add(self, sender: PeerId, ready: Ready, envelope: Envelope, *, is_live: bool) -> bool | TwoStatements:
-        """Whether it is news; or proof that its sender said two things for one slot.
+        """Keep a READY; return True if it is news, or proof that its sender made two statements for one slot.
 
         is_live: whether we take the sender for alive.
         """
@@ -90,7 +90,7 @@ class Readys:
         return self._keep(sender, _Heard(ready, envelope, is_live))
 
     def _keep(self, sender: PeerId, heard: _Heard) -> bool:
-        """Whether there is room."""
+        """Keep a READY if there is room; return True if there is."""
         if self._members.has_member(sender):
             self._of_strangers.pop(sender, None)
             if sender not in self._of_members and len(self._of_members) >= MAX_OF_MEMBERS:
@@ -107,9 +107,9 @@ class Readys:
         return True
 
     def begin(self, round: int, tip: Hash) -> list[tuple[PeerId, Ready, Envelope]]:
-        """Those for the round that begins here on `tip`.  Those for rounds before it are forgotten, and no news from now on.
+        """Return the READYs for the round that begins here on `tip`; forget those of earlier rounds, which are news no more.
 
-        Of strangers only those for this round are kept: whoever is ready says so again with each heartbeat.
+        Strangers' READYs are kept only for this round: a peer that is ready says so again with each heartbeat.
         """
         self._round = round
         self._of_members = {peer: heard for peer, heard in self._of_members.items() if heard.ready.round >= round}
@@ -154,12 +154,12 @@ class Statements:
         self._decoding = trio.Lock()
         """One large statement is decoded at a time."""
         self._told: dict[PeerId, None] = {}
-        """Peers whose goodbye came to us alone, and has yet to be handed on when it comes by gossip."""
+        """Peers whose goodbye came to us directly, and is still to be handed on when it comes by gossip."""
 
     # -- by gossip ----------------------------------------------------------------------------------------------------
 
     def by_gossip(self, forwarder: PeerId, data: bytes) -> Acceptance:
-        """Take in a statement that travels by gossip; whether it is forwarded."""
+        """Take in a gossiped statement; return whether it is forwarded."""
         try:
             sender, body, envelope = unpack(data, self._session.run, max_bytes=MAX_GOSSIP_BYTES)
         except Malformed as error:
@@ -233,7 +233,7 @@ class Statements:
         return news
 
     def _on_rollouts(self, sender: PeerId, body: Body, envelope: Envelope) -> bool:
-        """What concerns rollouts; nobody says such things in a run without them."""
+        """Take in a statement about rollouts; return True if it is news.  A run without rollouts has no such statements."""
         heard = self._rollouts.hear(sender, body, envelope) if self._rollouts is not None else False
         if isinstance(heard, Contrary):
             self._convict_all(sender, [TwoStatements(first=heard.first, second=heard.second)])

@@ -1,4 +1,4 @@
-"""The clock of a node: it judges silence, lets claims be looked at, and ends a round for a better branch."""
+"""The clock of a node: it judges silence, starts checks of claims, and ends a round for a better branch."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from protocol.wire.identity import PeerId
 
 TICK_S = 0.25
 SYNC_AFTER_S = 3.0
-"""How long a peer may be ahead before we no longer wait for the commit message and fetch the records."""
+"""Seconds that a peer may be ahead before we fetch the records instead of waiting for the commit message."""
 LAG_S = 0.5
-"""The same when we take part in no exchange, so that no commit message is on its way to us."""
+"""The same in seconds if we take part in no exchange, so that no commit message is on its way to us."""
 
 
 class Watch:
@@ -41,10 +41,10 @@ class Watch:
         self._boot_clock = boot_clock
         self._following, self._current = following, current
         self._ahead: tuple[RoundRunner | None, float] | None = None
-        """The round in which a peer was first seen ahead, and since when."""
+        """The round in which a peer was first seen ahead, and the time of that."""
 
     async def run(self, nursery: trio.Nursery) -> None:
-        """Until cancelled.  nursery: where claims are looked at."""
+        """Tick until cancelled.  nursery: runs the checks of claims."""
         last, last_boot = trio.current_time(), self._boot_clock()
         while True:
             now, boot = trio.current_time(), self._boot_clock()
@@ -66,7 +66,7 @@ class Watch:
                 self._current.peer_dead(PeerId(event.peer))
 
     def _follow(self, now: float, nursery: trio.Nursery) -> None:
-        """Claims are looked at beside the round.  It ends only when another branch is verified and its state is here."""
+        """Check claims beside the round.  It ends only when another branch is verified and its state is here."""
         runner, following = self._current.runner, self._following
         if runner is not None and runner.deciding:
             self._ahead = None
@@ -80,7 +80,7 @@ class Watch:
                     nursery.start_soon(partial(following.look, known=known))
 
     def _is_due(self, runner: RoundRunner | None, now: float) -> bool:
-        """Whether a commit message would have been here by now, were the claim true; between rounds none is on its way."""
+        """Return True if a true claim's commit message would be here by now; between rounds none is on its way."""
         following = self._following
         if runner is None or following.wants_back():
             return True

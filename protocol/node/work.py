@@ -1,4 +1,4 @@
-"""What this peer has done in the running round: how far its compute is, and the contribution that came of it."""
+"""This peer's work in the running round: the progress of its compute, and the resulting contribution."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from protocol.wire.ready import Learned
 
 @dataclass
 class Work:
-    """For heartbeats, status, and those who audit.  leaves: the hashes of the contribution's chunks.
+    """Our work in one round, for heartbeats, status and auditors.  leaves: the hashes of the contribution's chunks.
 
-    steps: done; wanted: in all.
+    steps: inner steps done; wanted: inner steps in all.
     """
 
     layout: Sequence[ChunkSpan]
@@ -33,7 +33,7 @@ class Work:
     rollouts: Learned | None = None
     """The batches that the contribution was made of, in a run with rollouts."""
     against: int | None = None
-    """The sets of tasks for which it was made of none."""
+    """The sets of tasks that our READY is against, if the contribution was made of no batches."""
     training: trio.Event = field(default_factory=trio.Event)
     """Set once the trainer has been told to train."""
 
@@ -43,7 +43,7 @@ class Work:
         return self.contribution.data if self.contribution is not None else None
 
     def part(self, root: Hash, chunk: int) -> tuple[list[bytes], memoryview] | None:
-        """A chunk of the contribution with its tree proof; None when `root` is not its name."""
+        """Return a chunk of the contribution with its tree proof; None if `root` is not the contribution's name."""
         if self.ready is None or self.data is None or self.ready.root != root or chunk >= len(self.layout):
             return None
         span = self.layout[chunk]

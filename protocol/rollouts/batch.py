@@ -1,4 +1,4 @@
-"""A batch of rollouts as one peer knows it: from the statement of its maker to the one verdict on it."""
+"""Batches of rollouts as one peer knows them: from their maker's statement to the one verdict on them."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from protocol.wire.identity import PeerId
 from protocol.wire.rollouts import CODES, Reason, RolloutBatch, Verdict
 
 RELATIVE = frozenset({Reason.WITHHELD})
-"""Reasons that depend on what a validator could get: nobody lied who says otherwise."""
+"""Reasons that depend on the bytes that a validator could get: validators that disagree about them have not lied."""
 UNSURE = CODES.index((Verdict.INCONCLUSIVE, Reason.NONE))
 WITHHELD = CODES.index((Verdict.REJECT, Reason.WITHHELD))
 MOST_DEATHS = 2
-"""Of our trainer process over one batch."""
+"""Deaths of our trainer process over one batch after which we give the batch up."""
 
 
 Slot = tuple[PeerId, Hash, int]
-"""A maker, the tip of a version, and the number of a batch: in one life a maker states one batch in it."""
+"""Maker, tip of a version, and number of a batch: in one life a maker states one batch in a slot."""
 
 
 class Opinion(Enum):
-    """What a judgement says of the batch as a whole: one bad rollout makes it bad, for honest peers make none."""
+    """Opinion of a batch as a whole: one bad rollout makes it bad, for honest peers make none."""
 
     GOOD = "good"
     BAD = "bad"
@@ -33,13 +33,13 @@ class Opinion(Enum):
 
 
 class Bytes(Enum):
-    """Where the bytes of a batch are."""
+    """Location of a batch's bytes."""
 
     ABSENT = "absent"
     COMING = "coming"
     HERE = "here"
     GONE = "gone"
-    """Nobody has them, or they were removed."""
+    """No peer has the bytes, or they were removed."""
 
 
 class Decision(Enum):
@@ -48,13 +48,17 @@ class Decision(Enum):
     ACCEPTED = "accepted"
     REJECTED = "rejected"
     STALE = "stale"
-    """It was not judged in time, or nobody could tell."""
+    """The batch was not judged in time, or nobody could tell."""
 
 
 @dataclass
 class Dealt:
-    """beacon: what draws the validators.  at: when we heard of it.  order: the first of them, drawn among `among`; None
-    while they are not drawn.  early: those that lived at first.  turn: those whose turn had come when we looked last."""
+    """Deal of a batch by one trainer.
+
+    beacon: draws the validators.  at: when we heard of the deal.  order: the first of the validators, drawn among `among`;
+    None while they are not drawn.  early: validators that lived at first.  turn: validators whose turn had come when we
+    looked last.
+    """
 
     beacon: Hash
     at: float
@@ -66,7 +70,7 @@ class Dealt:
 
 @dataclass(frozen=True)
 class Found:
-    """What a judgement comes to.  reason: of most rejections.  scores: as in `Judgement`."""
+    """Summary of a judgement.  reason: the most frequent one among its rejections.  scores: as in `Judgement`."""
 
     opinion: Opinion
     reason: Reason
@@ -75,9 +79,10 @@ class Found:
 
 @dataclass
 class Batch:
-    """at: when it was heard.  deals: by trainer.  judgements: by validator.  own: the verdicts of our own check.
+    """Batch of rollouts as one peer knows it.
 
-    used: learned from.
+    at: when we heard of it.  deals: by trainer.  judgements: by validator.  own: the verdicts of our own check.  used: we
+    have learned from it.
     """
 
     author: PeerId
@@ -88,81 +93,81 @@ class Batch:
     judgements: dict[PeerId, Found] = field(default_factory=dict)
     own: bytes | None = None
     scores: bytes | None = None
-    """What our own check gave the rollouts, as in `Judgement`."""
+    """Scores that our own check gave the rollouts, as in `Judgement`."""
     exact: frozenset[int] = frozenset()
-    """Rollouts of which every computer comes to the same score, by their places."""
+    """Places of the rollouts that every computer gives the same score."""
     sure: bool = True
-    """Whether every honest computer comes to the opinion that our own check did."""
+    """True if every honest computer comes to the same opinion as our own check."""
     bytes_: Bytes = Bytes.ABSENT
     wanted: bool = False
-    """Whether we are to check it."""
+    """True if we are to check the batch."""
     checking: bool = False
     led: bool = False
-    """Whether it was for us to decide on."""
+    """True once it is for us to decide on the batch."""
     deaths: int = 0
-    """Of our trainer process, while it verified this, or learned from it."""
+    """Deaths of our trainer process while it verified the batch or learned from it."""
     decision: Decision | None = None
     used: bool = False
     is_restated: bool = False
-    """Whether its maker stated another batch with its number, in another life."""
+    """True if the maker stated another batch with this number in another life."""
     is_withheld: bool = False
-    """Whether we could not get its bytes."""
+    """True if we could not get the bytes."""
     is_named: bool = False
-    """Whether our places in the last records name it."""
+    """True if our places in the last records name the batch."""
     is_due: bool = False
-    """Whether its turn has come (`protocol.rollouts.sequence`)."""
+    """True once the batch's turn has come (`protocol.rollouts.pool.Intake`)."""
 
     @property
     def root(self) -> Hash:
-        """Its name."""
+        """Name of the batch: the root of its bytes."""
         return Hash(self.body.root)
 
     @property
     def slot(self) -> Slot:
-        """Its maker's number at a version."""
+        """Slot that the batch was stated in."""
         return self.author, Hash(self.body.tip), self.body.number
 
     @property
     def place(self) -> tuple[Slot, Hash]:
-        """What says in another time that it is the same one."""
+        """Key by which the batch is recognised after it was forgotten."""
         return self.slot, self.root
 
     @cached_property
     def lot(self) -> Hash:
-        """Draws the trainer that it is for."""
+        """Lot that draws the trainer that the batch is for."""
         return lot_of(Hash(self.body.tip), self.author, self.body.number)
 
     @property
     def is_delivered(self) -> bool:
-        """Whether its maker has done its part, as far as we can see."""
+        """True if the maker has done its part, as far as we can see."""
         if self.used or self.is_named:
             return True
         return not self.is_withheld and not self.is_restated and (self.bytes_ is Bytes.HERE or self.decision is not None)
 
     @property
     def key(self) -> tuple[PeerId, Hash]:
-        """Its name, with its maker's: another peer may state the same bytes."""
+        """Maker and name of the batch: another peer may state the same bytes."""
         return self.author, self.root
 
 
 def opinion_of(codes: bytes) -> Opinion:
-    """What these verdicts make of the batch."""
+    """Return the opinion of the batch that these verdicts amount to."""
     if any(CODES[code][0] is Verdict.REJECT and CODES[code][1] not in RELATIVE for code in codes):
         return Opinion.BAD
     return Opinion.GOOD if all(CODES[code][0] is Verdict.ACCEPT for code in codes) else Opinion.UNSURE
 
 
 def reason_of(codes: bytes) -> Reason:
-    """The reason of most rejections; NONE where there is none."""
+    """Return the reason of most rejections; NONE without a rejection."""
     reasons = Counter(CODES[code][1] for code in codes if CODES[code][0] is Verdict.REJECT)
     return reasons.most_common(1)[0][0] if reasons else Reason.NONE
 
 
 def found_in(codes: bytes, scores: bytes | None = None) -> Found:
-    """What these verdicts come to."""
+    """Return the summary of these verdicts."""
     return Found(opinion_of(codes), reason_of(codes), scores)
 
 
 def is_well_formed(codes: bytes, scores: bytes | None, body: RolloutBatch) -> bool:
-    """Whether these can be the verdicts on a batch."""
+    """Return True if these can be the verdicts and scores of a batch."""
     return len(codes) == body.rollouts and max(codes) < len(CODES) and (scores is None or len(scores) == body.rollouts)

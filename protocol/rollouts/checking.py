@@ -1,4 +1,4 @@
-"""Having the trainer process verify a batch."""
+"""Verification of batches by the trainer process."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from protocol.wire.hashes import Hash
 from protocol.wire.rollouts import CODES, UNSCORED, Reason, Verdict
 
 RETRY_S = 1.0
-"""After a failure of the trainer process."""
+"""Seconds to wait after the trainer process has died."""
 
 
 OVERSTATED = CODES.index((Verdict.REJECT, Reason.MALFORMED))
 
 
 class Checking:
-    """Of one peer.  files: the batches.  tasks: what rollouts are about."""
+    """Verification of batches at one peer.  files: the batches.  tasks: the sets of tasks that rollouts are about."""
 
     def __init__(self, session: Session, rl: RlSection, files: WeightFiles, turn: Turn, tasks: TaskSets) -> None:
         self._session, self._rl, self._files, self._turn, self._tasks = session, rl, files, turn, tasks
 
     def problems(self, batch: Batch) -> list[int]:
-        """Of the rollouts of a batch, in their order."""
+        """Return the problem of each rollout of a batch, in order."""
         drawn = self._drawn(batch, self._tasks.at(batch.body.version))
         return [problem for problem in drawn for _ in range(self._rl.group_size)]
 
@@ -44,9 +44,10 @@ class Checking:
         return problems_of(run, tip, batch.author, body.number, rl.prompts_per_batch, rl.problems, tasks)
 
     async def check(self, link: RolloutLink, batch: Batch, held: Callable[[], Mapping[int, Hash]]) -> Checked:
-        """What came of a check, if anything; with the scores where problems are of the crowd.
+        """Have the trainer process verify a batch; `codes` is None in the result if it found nothing.
 
-        held: the tips of the versions that the trainer process has.
+        The result has scores if the batch's version has sets of tasks in force.  held: returns the tips of the versions that
+        the trainer process has.
         """
         body = batch.body
         verdicts: tuple[RolloutVerdict, ...] | None = None
@@ -68,28 +69,28 @@ class Checking:
             await trio.sleep(RETRY_S)
             return Checked(batch.author, batch.root, None, died=True)
         if verdicts is None or sets is None:
-            return Checked(batch.author, batch.root, None)  # it was given up
+            return Checked(batch.author, batch.root, None)  # the check was given up
         scores = bytes(map(score_of, verdicts)) if sets.live else None
         codes = bytes(map(code_of, verdicts))
         if not any(codes) and sum(each.tokens for each in verdicts) != body.tokens:
-            codes = bytes([OVERSTATED]) * len(verdicts)  # they are credited, so they have to be right
+            codes = bytes([OVERSTATED]) * len(verdicts)  # tokens are credited, so their number has to be right
         exact = frozenset(place for place, each in enumerate(verdicts) if each.exact)
         return Checked(batch.author, batch.root, codes, scores, exact, is_sure(verdicts))
 
 
 def code_of(verdict: RolloutVerdict) -> int:
-    """A verdict of the trainer process in one byte."""
+    """Return a verdict of the trainer process as one byte."""
     if verdict.verdict is Verdict.REJECT:
         return CODES.index((verdict.verdict, verdict.reason))
     return [each for each, _ in CODES].index(verdict.verdict)
 
 
 def is_sure(verdicts: Sequence[RolloutVerdict]) -> bool:
-    """Whether every honest computer comes to the same opinion of the batch: a rollout that all of them reject is enough."""
+    """Return True if every honest computer comes to the same opinion of the batch: one rollout that all reject is enough."""
     rejected = [each.sure for each in verdicts if each.verdict is Verdict.REJECT]
     return any(rejected) if rejected else all(each.sure for each in verdicts)
 
 
 def score_of(verdict: RolloutVerdict) -> int:
-    """The score of the trainer process in one byte."""
+    """Return the trainer process's score of a rollout as one byte."""
     return UNSCORED if verdict.reward is None else round(verdict.reward * (UNSCORED - 1))

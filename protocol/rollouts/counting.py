@@ -1,4 +1,4 @@
-"""A peer's figures about rollouts: what its events tell, counted as they are emitted, for its status and its heartbeat."""
+"""A peer's figures about rollouts, counted from its events as they are emitted, for its status and its heartbeat."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from protocol.wire.identity import PeerId
 
 RATE_S = 60.0
 MOST_JUDGED = 4096
-"""Of the batches judged in `RATE_S`."""
+"""Judged batches that are remembered at most, for the rate over `RATE_S`."""
 LAST_BATCHES = 8
-"""Whose time gives the rate of generation."""
+"""Batches made last, over which the rate of generation is taken."""
 
 
 class Counting:
-    """Of one peer.  emit: gets every event after it was counted."""
+    """Counter of one peer's events about rollouts.  emit: gets every event after it was counted."""
 
     def __init__(self, me: PeerId, emit: Callable[[Event], None]) -> None:
         self._me, self._emit, self._tally, self._began = me, emit, RolloutTally(me), trio.current_time()
@@ -28,7 +28,7 @@ class Counting:
         self._made: deque[tuple[int, float]] = deque(maxlen=LAST_BATCHES)
 
     def __call__(self, event: Event) -> None:
-        """Count an event, and hand it on."""
+        """Count an event, then emit it."""
         self._tally.apply(event, 0.0)
         match event:
             case BatchJudged(validator=self._me, accepted=good, rejected=bad, inconclusive=unsure):
@@ -39,18 +39,18 @@ class Counting:
 
     @property
     def tokens_per_s(self) -> float:
-        """Of generation, in the last batches."""
+        """Tokens generated per second, over the last batches."""
         return sum(tokens for tokens, _ in self._made) / max(1e-3, sum(seconds for _, seconds in self._made))
 
     @property
     def verified_per_s(self) -> float:
-        """Rollouts that were verified here, over the last minute."""
+        """Rollouts verified here per second, over the last minute."""
         now = trio.current_time()
         recent = sum(rollouts for at, rollouts in self._judged if now - at <= RATE_S)
         return recent / max(1.0, min(RATE_S, now - self._began))
 
     def status(self, version: int, waiting: int) -> RolloutStatus:
-        """As `peer status` shows it.  waiting: batches of our concern without a verdict."""
+        """Return the figures as `peer status` shows them.  waiting: batches that concern us and have no verdict."""
         tally = self._tally
         return RolloutStatus(
             version=version,

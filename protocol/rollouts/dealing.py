@@ -1,9 +1,9 @@
-"""Who solves which problems, whom a batch is for, and who judges it.
+"""Draws of a batch's problems, of the trainer that it is for, and of the validators that judge it.
 
 Pure.  Nobody who would profit from a draw can vary its inputs.  The tip of a version, the maker and the number of a batch
-draw its problems and the trainer that it is for; nothing that the maker writes into the batch or its statement does.  That
+draw its problems and the trainer that it is for; the contents of the batch and of its statement play no part.  That
 trainer's signature, made after it has heard the root, draws the validators.  A trainer that chose its validators itself
-would deceive nobody but itself.  docs/security.md lists all draws of the protocol.
+would deceive only itself.  docs/security.md lists all draws of the protocol.
 """
 
 from __future__ import annotations
@@ -17,19 +17,21 @@ from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import PeerId
 
 TWICE = 8
-"""One batch in so many is dealt to two validators."""
+"""One batch in this many is dealt to two validators."""
 REDRAWS = 8
-"""Tasks of a set that are drawn for one place in a batch, until one is new; then the place is the environment's."""
+"""Most tasks of a set that are drawn for one place in a batch until one is new; then the place gets one of the
+environment's."""
 
 
 def problems_of(
     run: Hash, tip: Hash, peer: PeerId, number: int, prompts: int, problems: int, tasks: TasksInForce
 ) -> tuple[int, ...]:
-    """The numbers of the problems, all different, that batch `number` of `peer` at the version on `tip` is about.
+    """Return the numbers of the problems, all different, of batch `number` of `peer` at the version on `tip`.
 
-    prompts: how many.  problems: of the environment; not fewer.  tasks: the sets of the version; `tasks.percent` of the
-    problems are of these, of each as many as of the others.  Batches differ by one in how many are of the sets, and of each
-    set: a batch that had many more would be worth grinding keys for.
+    prompts: how many problems.  problems: the number of the environment's, at least `prompts`.  tasks: the version's sets;
+    `tasks.percent` of the problems come from them, as many from each set as from the others.  The number of problems from
+    the sets, and from each set, differs by at most one between batches: a batch with many more would be worth grinding keys
+    for.
     """
     seed = hash_bytes("problems", run + tip + peer.encode() + number.to_bytes(8, "big"))
     draws = (int.from_bytes(hash_bytes("problem", seed + at.to_bytes(8, "big")), "big") for at in count())
@@ -46,12 +48,12 @@ def problems_of(
 
 
 def beacon_of(signature: bytes) -> Hash:
-    """What the signature of a deal draws the validators with."""
+    """Return the beacon by which a deal's signature draws the validators."""
     return hash_bytes("deal", signature)
 
 
 def places_of(beacon: Hash) -> int:
-    """How many validators a batch is dealt to."""
+    """Return the number of validators that a batch is dealt to at first."""
     return 2 if beacon[0] % TWICE == 0 else 1
 
 
@@ -62,26 +64,26 @@ def order_of(
     most: int | None = None,
     late: Collection[PeerId] = frozenset(),
 ) -> list[PeerId]:
-    """The validators, or the first `most`, in the order in which the batch is dealt to them: who joins or leaves moves
-    nobody else.
+    """Return the validators, or the first `most`, in the order in which the batch is dealt to them.
 
-    late: those that came when the beacon was known; they come last, for their keys may be made for it.
+    A validator that joins or leaves does not change the order of the others.  late: validators that came when the beacon was
+    known; they come last, because their keys may be made for it.
     """
     drawn = sorted(validators, key=lambda peer: (peer in late, hash_bytes("validator", beacon + root + peer.encode())))
     return drawn[:most]
 
 
 def validators_of(beacon: Hash, root: Hash, validators: Collection[PeerId]) -> tuple[PeerId, ...]:
-    """Those that the batch is dealt to at first."""
+    """Return the validators that the batch is dealt to at first."""
     return tuple(order_of(beacon, root, validators, places_of(beacon)))
 
 
 def some_of(
     tip: Hash, validators: frozenset[PeerId], most: int, late: Collection[PeerId] = frozenset()
 ) -> frozenset[PeerId]:
-    """Of a crowd of validators those that batches are dealt to while this is the tip, which nobody could foresee.
+    """Return the validators, at most `most`, that batches are dealt to while this is the tip; nobody could foresee them.
 
-    late: those that came when the tip was known, as in `order_of`.
+    late: validators that came when the tip was known, as in `order_of`.
     """
     if len(validators) <= most:
         return validators
@@ -90,19 +92,25 @@ def some_of(
 
 
 def lot_of(tip: Hash, author: PeerId, number: int) -> Hash:
-    """Draws the trainer that batch `number` of `author` at the version on `tip` is for.  Nothing in the batch plays a part:
-    its maker could vary it until it drew the trainer that it likes."""
+    """Return the lot that draws the trainer of batch `number` of `author` at the version on `tip`.
+
+    Nothing in the batch plays a part: its maker could vary it until it drew the trainer that it likes.
+    """
     return hash_bytes("share", tip + author.encode() + number.to_bytes(8, "big"))
 
 
 def trainer_of(lot: Hash, trainers: Sequence[PeerId]) -> PeerId | None:
-    """Which of the trainers of the version's record (sorted) a batch with this lot is for; None where there is none."""
+    """Return the trainer that a batch with this lot is for, of the version's record (sorted); None if the record has
+    none."""
     return trainers[_number_in(lot) % len(trainers)] if trainers else None
 
 
 def is_for(lot: Hash, me: PeerId, trainers: Sequence[PeerId]) -> bool:
-    """Whether `me` may learn from a batch: who was in the version's record from its own share, and who was not from a share
-    of the same size, which others may learn from as well."""
+    """Return True if `me` may learn from a batch.
+
+    A trainer in the version's record learns from its own share.  Another one learns from a share of about the same size (one
+    in `len(trainers) + 1`), which others may learn from as well.
+    """
     if me in trainers:
         return trainer_of(lot, trainers) == me
     return _number_in(hash_bytes("newcomer", lot + me.encode())) % (len(trainers) + 1) == 0

@@ -1,4 +1,4 @@
-"""What the pool of batches is told, and what it answers with."""
+"""Events that the pool of batches is told, and effects that it answers with."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from protocol.wire.rollouts import Judgement, RolloutBatch
 
 @dataclass(frozen=True)
 class Heard:
-    """The statement of a batch.  raw: as it travelled."""
+    """Statement of a batch.  raw: the statement as it travelled."""
 
     author: PeerId
     body: RolloutBatch
@@ -25,7 +25,7 @@ class Heard:
 
 @dataclass(frozen=True)
 class DealHeard:
-    """The trainer has dealt a batch.  beacon: what its signature draws with."""
+    """Deal of a batch by its trainer.  beacon: draws the validators."""
 
     trainer: PeerId
     author: PeerId
@@ -35,7 +35,7 @@ class DealHeard:
 
 @dataclass(frozen=True)
 class JudgementHeard:
-    """A validator's verdicts, or an elector's."""
+    """Verdicts of a validator or an elector."""
 
     validator: PeerId
     body: Judgement
@@ -43,9 +43,12 @@ class JudgementHeard:
 
 @dataclass(frozen=True)
 class Moved:
-    """The state is another one.  tips: of the newest versions, by number.  trainers: of their records, likewise.  electors:
-    of the tip.  makers: rollout peers that we know by now.  before: the tip that our chain has now at the version of the
-    last `Moved`; None where it is shorter, or there was none."""
+    """Change to another state.
+
+    tips: the newest versions' tips, by number.  trainers: the trainers in their records, likewise.  electors: the tip's.
+    makers: rollout peers that we know by now.  before: our chain's present tip at the version of the last `Moved`; None if
+    the chain is shorter or there was no such version.
+    """
 
     version: int
     tips: Mapping[int, Hash]
@@ -57,8 +60,11 @@ class Moved:
 
 @dataclass(frozen=True)
 class Tick:
-    """Time has passed.  validators: that live now, we among them if we are one.  kept: the tips of versions that our
-    trainer process holds, by number."""
+    """Passage of time.
+
+    validators: live ones, including us if we are one.  kept: the tips of the versions that our trainer process holds, by
+    number.
+    """
 
     validators: frozenset[PeerId]
     kept: Mapping[int, Hash]
@@ -66,7 +72,8 @@ class Tick:
 
 @dataclass(frozen=True)
 class Fetched:
-    """The bytes of a batch are here, or not to be had.  here: None where our disk did not take them."""
+    """End of a fetch.  here: True if the batch's bytes are here, False if we could not get them, None if our disk failed or
+    the fetch was ended."""
 
     author: PeerId
     root: Hash
@@ -75,9 +82,12 @@ class Fetched:
 
 @dataclass(frozen=True)
 class Checked:
-    """Our trainer process has verified a batch; codes: None where it found nothing.  scores: as in `Judgement`.
-    exact: rollouts whose scores every computer comes to.  sure: whether every honest computer comes to the same opinion.
-    died: it did, over it."""
+    """Verification of a batch by our trainer process.
+
+    codes: None if it found nothing.  scores: as in `Judgement`.  exact: places of the rollouts that every computer gives the
+    same score.  sure: True if every honest computer comes to the same opinion.  died: True if the process died over the
+    batch.
+    """
 
     author: PeerId
     root: Hash
@@ -90,12 +100,12 @@ class Checked:
 
 @dataclass(frozen=True)
 class Idle:
-    """Our trainer process could verify a batch now: answered with at most one `Check`."""
+    """Readiness of our trainer process to verify a batch: answered with at most one `Check`."""
 
 
 @dataclass(frozen=True)
 class Ejected:
-    """This peer is proven to have lied."""
+    """Proof that a peer has lied."""
 
     peer: PeerId
     reason: str
@@ -108,12 +118,12 @@ PoolEvent = Heard | DealHeard | JudgementHeard | Moved | Tick | Fetched | Checke
 
 @dataclass(frozen=True)
 class Forward:
-    """What was heard is news, and handed on."""
+    """Request to hand the heard message on, because it is news."""
 
 
 @dataclass(frozen=True)
 class Contrary:
-    """One peer stated two batches in one slot."""
+    """Two batches that one peer stated in one slot."""
 
     first: bytes
     second: bytes
@@ -121,42 +131,42 @@ class Contrary:
 
 @dataclass(frozen=True)
 class Deal:
-    """Sign and gossip that this batch is dealt; then tell it as `DealHeard`."""
+    """Request to sign and gossip the deal of a batch, and then to tell the pool of it as `DealHeard`."""
 
     batch: Batch
 
 
 @dataclass(frozen=True)
 class Fetch:
-    """Get the bytes of a batch."""
+    """Request to get the bytes of a batch."""
 
     batch: Batch
 
 
 @dataclass(frozen=True)
 class Check:
-    """Have a batch verified."""
+    """Request to have a batch verified."""
 
     batch: Batch
 
 
 @dataclass(frozen=True)
 class Judge:
-    """Sign and gossip our verdicts."""
+    """Request to sign and gossip our verdicts."""
 
     body: Judgement
 
 
 @dataclass(frozen=True)
 class Discard:
-    """The bytes of a batch are not needed any more."""
+    """Request to remove the bytes of a batch, which are not needed any more."""
 
     root: Hash
 
 
 @dataclass(frozen=True)
 class Compare:
-    """Another peer scored the rollouts of a batch that we scored, too: one byte a rollout."""
+    """Our scores and another peer's for the rollouts of one batch: one byte a rollout."""
 
     batch: Batch
     ours: bytes
@@ -165,7 +175,7 @@ class Compare:
 
 @dataclass(frozen=True)
 class Tell:
-    """Something to be seen."""
+    """Request to emit an event."""
 
     event: Event
 

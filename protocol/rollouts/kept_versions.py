@@ -1,4 +1,4 @@
-"""Giving the trainer process each version of the weights as it comes, for generating, verifying and old probabilities."""
+"""Versions of the weights that the trainer process holds: to generate, to verify, and for old probabilities."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from protocol.trainer_link import RolloutLink, StateMark
 from protocol.wire.hashes import Hash
 
 SPARE = 2
-"""A trainer process keeps `max_async` and so many versions."""
+"""Versions that a trainer process keeps beyond `max_async`."""
 
 
 class Keeping(Protocol):
-    """What keeps the outer state (`protocol.node.state_keeper`)."""
+    """Keeper of the outer state (`protocol.node.state_keeper`)."""
 
     changing: trio.Lock
 
     @property
     def mark(self) -> StateMark:
-        """How far the state is, and its digest (empty until it is known)."""
+        """Number of rounds that the state is made of, and its digest (empty until it is known)."""
         ...
 
 
 class KeptVersions:
-    """What the trainer process holds: the tip of each version.
+    """Tips of the versions that the trainer process holds.
 
-    A version that came and went while the process had something else to do is never held, and so not verified here.
+    A version that came and went while the process was busy is never held, and so not verified here.
     """
 
     def __init__(self, replica: Replica, keeping: Keeping, link: RolloutLink, turn: Turn, max_async: int) -> None:
@@ -41,12 +41,13 @@ class KeptVersions:
 
     @property
     def tips(self) -> Mapping[int, Hash]:
-        """By version, the newest last; none while there is no process: what is asked of the next one, it cannot do."""
+        """Tips by version, the newest last; none without a process, and none for a new process, which has been given no
+        version yet."""
         return self._tips if self._link.pid is not None and self._pid == self._link.pid else {}
 
     @property
     def newest(self) -> tuple[int, Hash] | None:
-        """The newest version, if it is the state's; else it is about to be."""
+        """Version and tip of our state, if the process holds it; None while it is still to be given."""
         rounds, tip = self._present()
         return (rounds, tip) if self.tips.get(rounds) == tip else None
 
@@ -55,14 +56,15 @@ class KeptVersions:
         return rounds, self._replica.history.tip_at(rounds)
 
     async def follow(self) -> None:
-        """Give the present version if it is not held and nobody is changing it.  Raises `TrainerDied`."""
+        """Give the process the present version, unless it holds it or somebody is changing the state.  Raises
+        `TrainerDied`."""
         if self.newest is not None or not self._keeping.mark.digest:
             return
         async with self._turn.taken():
             try:
                 self._keeping.changing.acquire_nowait()
             except trio.WouldBlock:
-                return  # another one is coming
+                return  # another state is coming
             try:
                 rounds, tip = self._present()
                 if self._keeping.mark.rounds != rounds or self._replica.state.rounds != rounds:

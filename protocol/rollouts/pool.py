@@ -1,7 +1,7 @@
-"""The batches of rollouts that a peer knows, as a pure machine: heard, dealt, judged, decided, used, forgotten.
+"""Pure state machine of the batches that a peer knows: heard, dealt, judged, decided, used, forgotten.
 
-What is done with a batch follows from the peer's role (`protocol.rollouts.pool`).  Batches are bounded in number, in bytes
-and in checks, for all peers together and for each (`protocol.rollouts.room`).
+The peer's role decides how it treats a batch (`Duty`).  Batches are bounded in number, in bytes and in checks, for all peers
+together and for each (`protocol.rollouts.room`).
 """
 
 from __future__ import annotations
@@ -57,51 +57,52 @@ from protocol.wire.presence import Role
 from protocol.wire.rollouts import MAX_BATCHES, UNSCORED, Reason, RolloutBatch
 
 # ------------------------------------------------------------------------------------------------------------------------
-# The batches that a trainer takes: of makers that it knew before the version, and every number of its share in order.
+# Intake of batches by a trainer: from makers that it knew before the version, and in the order of their numbers.
 #
-# Pure.  A version's tip draws what each batch is about, and everybody can compute that for all numbers and all keys.  So
+# Pure.  A version's tip draws the problems of each batch, and everybody can compute them for all numbers and all keys.  So
 #
-# * **Numbers are taken in order.**  Those of a maker at a version that are for us are taken one after another, each when the
-#   one before it is delivered.  One that is not delivered (never announced, or its bytes withheld, or announced twice) holds
-#   the later ones up for `HOLD_S`, and its maker's history begins anew.  Nobody else says so: what we could not get proves
-#   nothing to others, and so frames nobody.
-# * **Keys are not made for a tip.**  A maker that we did not know when the version came waits for the next one.
+# * **Numbers are taken in order.**  A maker's batches at a version that are for us are taken one after another, each when
+#   the one before it is delivered.  A batch that is not delivered (never announced, its bytes withheld, or announced twice)
+#   holds the later ones up for `HOLD_S`, and its maker's history begins anew.  Only our own fetches count here, and only
+#   for us: bytes that we could not get prove nothing to others, and so frame nobody.
+# * **Keys made for a tip have to wait.**  A maker that we did not know when the version came waits for the next one.
 #
-# Versions that did not come to us one after another (the first ones of our life, those of a branch that we moved to) are
-# taken from the first number on that we hear, of everybody: what was said before, nobody says again.
+# Some versions did not come to us one after another: the first ones of our life, and those of a branch that we moved to.
+# Their batches are taken from the first number on that we hear, of everybody: earlier statements may not be repeated.
 
 
 HOLD_S = 600.0
-"""For so long a batch that is not delivered holds up the later ones of its maker."""
+"""Seconds for which a batch that is not delivered holds up the later ones of its maker."""
 NEWCOMERS_S = 600.0
-"""After so long without an accepted batch a version is open to makers that came after it: else it had no end where all
-others are gone."""
+"""Seconds without an accepted batch after which a version is open to makers that came after it: otherwise it would never end
+once all others are gone."""
 MOST_SEQUENCES = 4096
-"""Makers at a version whose numbers we count; the one that was longest without a batch makes room."""
+"""Most pairs of maker and version whose numbers we count; the pair that was longest without a batch makes room."""
 
 
 @dataclass
 class _Sequence:
-    """Of a maker at a version.  next: the number that we wait for.  held_since: later ones are held up by it."""
+    """Progress of a maker at a version.  next: the number that we wait for.  held_since: when it began to hold up later
+    ones."""
 
     next: int
     held_since: float | None = None
 
 
 class Intake:
-    """Of one trainer.  slots: the batches that are known."""
+    """Intake of one trainer.  slots: the known batches."""
 
     def __init__(self, scene: Scene, slots: Mapping[Slot, Batch]) -> None:
         self._scene, self._slots = scene, slots
         self._sequences: OrderedDict[tuple[PeerId, Hash], _Sequence] = OrderedDict()
         self._known: dict[Hash, frozenset[PeerId]] = {}
-        """Of each version that came to us after the one before it, the makers that we knew then, if any."""
+        """Makers that we knew, if any, when a version came to us after the one before it; by the version's tip."""
         self._followed: frozenset[Hash] = frozenset()
         self._came_at = 0.0
-        """When the newest version came."""
+        """Time at which the newest version came."""
 
     def move(self, before: Moved, after: Moved, now: float) -> None:
-        """The state is another one."""
+        """Take in another state."""
         same = after.before or after.tips.get(before.version)
         follows = before.version in before.tips and same == before.tips[before.version]
         new = [tip for version, tip in after.tips.items() if follows and version > before.version]
@@ -113,7 +114,7 @@ class Intake:
             self._came_at = now
 
     def admits(self, batch: Batch, now: float) -> bool:
-        """Whether the turn of a batch that is for us has come."""
+        """Return True if the turn of a batch that is for us has come."""
         return self._is_known(batch, now) and self._is_next(batch, now)
 
     def _is_known(self, batch: Batch, now: float) -> bool:
@@ -141,11 +142,11 @@ class Intake:
         return sequence.next == number
 
     def _passes(self, first: Batch | None, sequence: _Sequence, author: PeerId, now: float) -> bool:
-        """Whether later numbers need not wait any more for this one."""
+        """Return True if later numbers need not wait for this one any more."""
         if first is not None and first.is_delivered:
             return True
         if first is not None and not first.is_withheld and not first.is_restated:
-            return False  # it is up to us
+            return False  # the delay is ours
         if sequence.held_since is None:
             sequence.held_since = now
         if now - sequence.held_since < HOLD_S:
@@ -154,55 +155,55 @@ class Intake:
         return True
 
     def _ours(self, batch: Batch, start: int) -> int:
-        """The first number from `start` on that is for us, at the version of `batch`, which has one."""
+        """Return the first number from `start` on that is for us at the version of `batch`, whose own number is for us."""
         author, tip, _ = batch.slot
         numbers = range(start, MAX_BATCHES)
         return next(number for number in numbers if self._scene.is_ours(batch.body.version, lot_of(tip, author, number)))
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# What a validator, and a trainer that a batch is for, do with it.  Pure.
+# Treatment of a batch by a validator, and by a trainer that it is for.  Pure.
 #
-# A trainer's decision on a batch, once and for all:
+# A trainer decides on a batch once and for all:
 #
-# * Accepted: every validator that it is dealt to has accepted all of its rollouts, and our own check, if one was drawn, too.
-# * Rejected: our own check rejected a rollout.  Each rejection by a validator is checked: honest peers make no such rollout,
-#   and so each is a lie of its maker or of the validator.  Or its bytes are not to be had.
-# * Stale: none of this while it was young enough, or nobody could tell.
+# * Accepted: every validator that it is dealt to has accepted all of its rollouts.  So has our own check, if one was drawn.
+# * Rejected: our own check rejected a rollout, or we could not get the bytes.  Each rejection by a validator is checked:
+#   honest peers make no such rollout, and so either the maker or the validator has lied.
+# * Stale: neither happened while the batch was young enough, or nobody could tell.
 #
-# Our own check takes the place of validators that are missing, silent or set aside, and of all of them for a trainer that
-# was not in the last record, for which nobody works yet.
+# Our own check takes the place of validators that are missing, silent or set aside.  It takes the place of all of them for a
+# trainer that was not in the last record, for which nobody works yet.
 
 
 SURE = (Opinion.GOOD, Opinion.BAD)
 
 
 class Duty(Protocol):
-    """What is done with a batch of another peer, before it is decided."""
+    """Treatment of another peer's batch before it is decided."""
 
     def look(self, batch: Batch, now: float) -> list[PoolEffect]:
-        """See what is to be done now; `batch.wanted` where we are to check it."""
+        """Return the effects that are due now; set `batch.wanted` if we are to check the batch."""
         ...
 
     def needs_bytes(self, batch: Batch) -> bool:
-        """Whether the bytes are to be fetched."""
+        """Return True if the bytes are to be fetched."""
         ...
 
     def unavailable(self, batch: Batch) -> list[PoolEffect]:
-        """Nobody has the bytes."""
+        """Return the effects of bytes that nobody has."""
         ...
 
     def checked(self, batch: Batch, codes: bytes) -> list[PoolEffect]:
-        """Our own verdicts."""
+        """Return the effects of our own verdicts."""
         ...
 
     def compare(self, batch: Batch, validator: PeerId) -> list[PoolEffect]:
-        """Another one's verdicts beside our own."""
+        """Return the effects of another peer's verdicts beside our own."""
         ...
 
 
 class Onlooker:
-    """Of peers that only hand on what they hear."""
+    """Duty of peers that only hand messages on."""
 
     def look(self, batch: Batch, now: float) -> list[PoolEffect]:
         """As `Duty.look`."""
@@ -226,7 +227,7 @@ class Onlooker:
 
 
 class Validating(Onlooker):
-    """Verifies what is dealt to us, and says so."""
+    """Duty of a validator: it verifies the batches that are dealt to it, and states its verdicts."""
 
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
@@ -258,9 +259,9 @@ class Validating(Onlooker):
 
 
 class Leading(Onlooker):
-    """Deals the batches that are for us, hears the verdicts, checks, and decides.
+    """Duty of a trainer: it deals the batches that are for it, hears the verdicts, checks, and decides.
 
-    draw: a number from 0 to 1 that a name gives, and that nobody else can foresee.
+    draw: gives each name a number from 0 to 1 that nobody else can foresee.
     """
 
     def __init__(self, scene: Scene, intake: Intake, draw: Callable[[Hash], float]) -> None:
@@ -282,8 +283,8 @@ class Leading(Onlooker):
         dealt = batch.deals.get(scene.me)
         if dealt is None:
             if scene.validators - {batch.author} and scene.trainer_of(batch) == scene.me:
-                return [Deal(batch)] if batch.bytes_ is Bytes.HERE else []  # what is withheld costs nobody else anything
-            batch.wanted = True  # nobody works for us yet, or there is nobody
+                return [Deal(batch)] if batch.bytes_ is Bytes.HERE else []  # a withheld batch costs nobody else anything
+            batch.wanted = True  # no validator works for us yet, or none lives
             return []
         turn, more = scene.turn(batch, dealt, now)
         said = [peer for peer in turn if opinion_in(batch, peer) in SURE]
@@ -303,7 +304,7 @@ class Leading(Onlooker):
         """As `Duty.unavailable`."""
         batch.is_withheld = True
         self._scene.standing.anomaly(batch.author)
-        said = self._scene.say(batch, bytes([WITHHELD]) * batch.body.rollouts)  # for its maker: it was dealt to nobody
+        said = self._scene.say(batch, bytes([WITHHELD]) * batch.body.rollouts)  # for the maker: we have not dealt the batch
         return [*said, *self._scene.decide(batch, Decision.REJECTED, Reason.WITHHELD)]
 
     def checked(self, batch: Batch, codes: bytes) -> list[PoolEffect]:
@@ -325,8 +326,11 @@ class Leading(Onlooker):
         return [*effects, *scene.decide(batch, Decision.REJECTED, reason)]
 
     def compare(self, batch: Batch, validator: PeerId) -> list[PoolEffect]:
-        """As `Duty.compare`: whose verdict our check contradicts is set aside, and whose score, where all computers come to
-        one: over others honest peers may differ, and the maker, or the set of tasks, is at fault."""
+        """As `Duty.compare`: set a validator aside if our check contradicts its verdict, or a score that all computers come
+        to.
+
+        Over other scores honest peers may differ: then the maker, or the set of tasks, is at fault.
+        """
         scene = self._scene
         if batch.own is None or validator == scene.me:
             return []
@@ -346,10 +350,11 @@ class Leading(Onlooker):
             return scene.set_aside(validator, "it gave rollouts other scores than those of our own check", Role.VALIDATOR)
         dealt = batch.deals.get(scene.me)
         is_asked = dealt is not None and validator in dealt.order[: places_of(dealt.beacon)]
-        return [Compare(batch, batch.scores, scores)] if is_asked else []  # else a crowd of keys outvoted who was asked
+        return [Compare(batch, batch.scores, scores)] if is_asked else []  # else a crowd of keys outvotes the peers asked
 
     def _note_agreement(self, batch: Batch, ours: Opinion) -> None:
-        """Who was asked and said the same before us was right.  Others may only repeat what they heard."""
+        """Note that each validator asked was right if it had said the same before us.  Others may only repeat what they
+        heard."""
         standing, dealt = self._scene.standing, batch.deals.get(self._scene.me)
         for validator in dealt.turn if dealt is not None and ours in SURE else ():
             if opinion_in(batch, validator) is ours and not standing.aside(validator):
@@ -362,13 +367,13 @@ class Leading(Onlooker):
 AHEAD = 2
 """Versions that a batch may be ahead of our state: others commit before we do."""
 ENOUGH = 2
-"""Rounds for which a trainer has accepted batches."""
+"""Rounds for which a trainer has accepted batches when it stops checking more."""
 AHEAD_ROUNDS = 2
-"""Rounds for which there are batches that wait for a verdict: of peers with a clean history, and of others."""
+"""Rounds for which batches are fetched ahead of their verdict: of peers with a clean history, and again of others."""
 
 
 class Pool:
-    """Of one peer.  draw: as `protocol.rollouts.pool.Leading` wants it."""
+    """Batches that one peer knows.  draw: as for `Leading`."""
 
     def __init__(self, me: PeerId, role: Role, rl: RlSection, draw: Callable[[Hash], float]) -> None:
         self._scene = scene = Scene(me, role, rl)
@@ -383,14 +388,15 @@ class Pool:
         self._room = Room(scene.standing, AHEAD_ROUNDS * rl.batches_per_round)
         self._batches: dict[tuple[PeerId, Hash], Batch] = {}
         self._lacking: dict[tuple[PeerId, Hash], Batch] = {}
-        """Whose bytes are to be fetched."""
+        """Batches whose bytes are to be fetched."""
         self.before: frozenset[tuple[PeerId, Hash]] = frozenset()
-        """What our places in the last records name: an earlier life may have learned from it, and whoever made it says it
-        again while it is young enough."""
+        """Batches that our places in the last records name: an earlier life may have learned from them, and their makers
+        state them again while they are young enough."""
         self._past: OrderedDict[tuple[Slot, Hash], Decision] = OrderedDict()
-        """What we decided on batches that were forgotten since: where the chain goes back they come again."""
+        """Decisions on batches that were forgotten since: if the chain goes back, the batches come again."""
         self._stuck = False
-        """Whether nothing could be fetched: what strangers say then waits for the next tick, as looking takes time."""
+        """True if nothing could be fetched: statements of strangers start no new search before the next tick, as it takes
+        time."""
         self._turns = 0
 
     # -- looking ------------------------------------------------------------------------------------------------------
@@ -399,32 +405,32 @@ class Pool:
         return iter([*self._batches.values()])
 
     def find(self, author: PeerId, root: Hash) -> Batch | None:
-        """A batch that is known."""
+        """Return a batch if it is known."""
         return self._batches.get((author, root))
 
     def lacks(self, batch: Batch) -> bool:
-        """Whether the bytes of a batch are on their way, and of use."""
+        """Return True if the bytes of a batch are on their way and still of use."""
         return self._batches.get(batch.key) is batch and batch.bytes_ is Bytes.COMING and batch.decision is None
 
     def needs(self, root: Hash) -> bool:
-        """Whether bytes are those of a batch that we still want, whoever else stated them too."""
+        """Return True if these are the bytes of a batch that we still want, even if others stated them as well."""
         return any(batch.root == root and batch.bytes_ in (Bytes.COMING, Bytes.HERE) for batch in self._batches.values())
 
     def pending(self, now: float) -> int:
-        """Batches of ours for whose verdict we wait before we make many more.
+        """Return the number of our batches whose verdict we wait for before we make many more.
 
-        One that nobody has judged for long is for a trainer that is gone, or mute: of free keys in one record there may be
-        so many that they have nearly all of our batches.
+        A batch that nobody has judged for long does not count, as its trainer is gone or mute: one record may hold enough
+        free keys to be dealt nearly all of our batches.
         """
         young = now - PATIENCE * self._scene.rl.judge_s
         return sum(batch.author == self._scene.me and not batch.judgements and batch.at > young for batch in self)
 
     def unanswered(self) -> list[Batch]:
-        """Batches of ours that nobody has dealt or judged."""
+        """Return our batches that nobody has dealt or judged."""
         return [batch for batch in self if batch.author == self._scene.me and not batch.deals and not batch.judgements]
 
     def usable(self, version: int) -> list[Batch]:
-        """What a trainer may learn from at this version, and has not yet; the oldest first."""
+        """Return the batches that a trainer may learn from at this version and has not yet; the oldest version first."""
         oldest = version - self._scene.rl.max_async
         found = [
             batch
@@ -439,9 +445,11 @@ class Pool:
         return sorted(found, key=lambda batch: (batch.body.version, batch.root))
 
     def note_death(self, batches: Sequence[Batch]) -> None:
-        """Our trainer process ended while it learned from these; of those over which it ended again nothing is learned.
+        """Note that our trainer process died while it learned from these batches; after a second death a batch is not
+        learned from.
 
-        One of them may be made for it, and only a validator vouch for it: so all that their makers make is checked again.
+        One of them may be made to kill it, with only a validator to vouch for it.  So after a batch that we did not check
+        ourselves, we check all batches of its maker again.
         """
         for batch in batches:
             batch.deaths += 1
@@ -452,7 +460,7 @@ class Pool:
     # -- events -------------------------------------------------------------------------------------------------------
 
     def handle(self, event: PoolEvent, now: float) -> list[PoolEffect]:
-        """What is to be done because of `event`."""
+        """Return the effects of `event`."""
         effects = self._take(event, now)
         is_strangers = isinstance(event, Heard | DealHeard) and not self.standing.clean(event.author)
         while self._lacking and not (self._stuck and (is_strangers or isinstance(event, JudgementHeard))):
@@ -487,7 +495,7 @@ class Pool:
             case Ejected():
                 return [*self._scene.set_aside(event.peer, event.reason), *self._drop_all_of(event.peer)]
 
-    # -- what is heard ------------------------------------------------------------------------------------------------
+    # -- statements ---------------------------------------------------------------------------------------------------
 
     def _hear(self, event: Heard, now: float) -> list[PoolEffect]:
         author, body = event.author, event.body
@@ -512,8 +520,11 @@ class Pool:
         return [*effects, *self._look(batch, now)]
 
     def _hear_again(self, known: Batch, event: Heard) -> list[PoolEffect]:
-        """Another statement for a number.  Two statements of different lives prove nothing: their maker may have lost its
-        disk.  But it may also have stated one batch several times, once for each trainer.  So nobody learns from either."""
+        """Take in another statement for a number.
+
+        Two statements of different lives prove nothing: their maker may have lost its disk.  But it may also have stated one
+        batch several times, once for each trainer.  So nobody learns from either.
+        """
         if known.body == event.body:
             return []
         if known.body.incarnation == event.body.incarnation:
@@ -525,7 +536,7 @@ class Pool:
         return [Forward(), *self._drop(known, Decision.STALE)]
 
     def _is_possible(self, body: RolloutBatch) -> bool:
-        """Whether an honest peer may have stated this lately."""
+        """Return True if an honest peer may have stated this lately."""
         moved, rl = self._scene.moved, self._scene.rl
         known = body.tip if body.version > moved.version else moved.tips.get(body.version)
         return (
@@ -568,14 +579,14 @@ class Pool:
                 effects += self._end(batch)
         return effects
 
-    # -- what becomes of a batch --------------------------------------------------------------------------------------
+    # -- fate of a batch ----------------------------------------------------------------------------------------------
 
     def _look(self, batch: Batch, now: float) -> list[PoolEffect]:
-        """What is to be done with it now, if anything."""
+        """Return the effects that are due for a batch now."""
         batch.is_named = batch.key in self.before
         if batch.used or batch.is_named:
             self._lacking.pop(batch.key, None)
-            return discard(batch)  # else old ones had the room that new ones need
+            return discard(batch)  # else old batches would hold the room that new ones need
         if batch.decision is not None or batch.author == self._scene.me:
             return []
         effects = self._duty.look(batch, now)
@@ -601,13 +612,14 @@ class Pool:
         return [Discard(event.root), *self._duty.unavailable(batch)]
 
     def _will_be_decided(self, batch: Batch) -> bool:
-        """Unlike one that is another trainer's by now, or of a version that cannot be checked here now."""
+        """Return False for a batch that is another trainer's by now, or of a version that cannot be checked here now."""
         return self._duty.needs_bytes(batch) and self._scene.is_checkable(batch)
 
     def _next_check(self) -> list[PoolEffect]:
-        """In turns of peers with a clean history and of others; of those, of the one that had the fewest.
+        """Choose the next batch to check: peers with a clean history and others take turns.
 
-        A trainer checks no more while it has enough for several rounds, of versions whose tasks its trainer process has.
+        In either group, the maker that had the fewest checks comes first.  A trainer checks no more while it has enough
+        accepted batches for several rounds, of versions whose tasks its trainer process has.
         """
         accepted = self.usable(self._scene.moved.version)
         if sum(map(self._scene.is_checkable, accepted)) >= ENOUGH * self._scene.rl.batches_per_round:
@@ -632,7 +644,7 @@ class Pool:
         if event.died:
             batch.deaths += 1
             self.standing.anomaly(batch.author)
-            if batch.deaths >= MOST_DEATHS:  # others may tell
+            if batch.deaths >= MOST_DEATHS:  # others may be able to tell
                 return self._duty.checked(batch, bytes([UNSURE]) * batch.body.rollouts)
         if event.codes is None or batch.decision is not None or not is_well_formed(event.codes, event.scores, batch.body):
             return []
@@ -641,7 +653,7 @@ class Pool:
         return [*self._duty.checked(batch, event.codes), *self._drop_all_of(batch.author)]
 
     def _drop_all_of(self, author: PeerId) -> list[PoolEffect]:
-        """If nothing of this peer is used any more: what it has made so far, too."""
+        """Drop all batches that a peer has made so far, if it is set aside."""
         if not self.standing.aside(author):
             return []
         effects: list[PoolEffect] = []
@@ -651,14 +663,14 @@ class Pool:
         return effects
 
     def _drop(self, batch: Batch, decision: Decision) -> list[PoolEffect]:
-        """Learn nothing from it that was not learned yet."""
+        """Give a batch up with this decision, unless we have learned from it already."""
         if batch.used:
             return []
         self._lacking.pop(batch.key, None)
         return [*self._scene.decide(batch, decision), *discard(batch)]
 
     def _end(self, batch: Batch) -> list[PoolEffect]:
-        """Forget a batch; what was not decided is stale."""
+        """Forget a batch; an undecided one becomes stale."""
         del self._batches[batch.key]
         self._lacking.pop(batch.key, None)
         del self._slots[batch.slot]

@@ -1,10 +1,10 @@
-"""The weights that the KL term of a run compares with: its trainers and seeds have them, and serve them to each other.
+"""Reference weights of a run's KL term: its trainers and seeds have them, and serve them to each other.
 
     reference/<root>.blob       the parameters in bf16, little endian (`protocol.chain.weight_files`)
 
-They are the parameters of the state that rollouts began with: that after `warm_rounds` rounds.  The record of the round that
-began there names their root, so whoever has the chain knows it, and every branch has its own.  A peer that stands at that
-state writes them itself, before the record can be; everybody else fetches them.
+They are the parameters of the state that rollouts began with, after `warm_rounds` rounds.  The record of the round that
+began there names their root.  So every peer with the chain knows it, and every branch has its own.  A peer at that state
+writes them itself, before the record can exist; everybody else fetches them.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from protocol.wire.presence import Role
 KEEPERS = (Role.TRAINER, Role.SEED)
 LOOK_S = 0.25
 RETRY_S = 5.0
-"""After nobody had them, or the disk failed."""
+"""Seconds to wait after nobody had them, or the disk failed."""
 LONG_S = 120.0
-"""When nobody has had them for so long, the person is told what to do."""
+"""Seconds for which nobody had them before the person is told what to do."""
 
 
 class Reference:
-    """Of one trainer or seed, in a run with a KL term; `run` it.  sources: peers that are asked first."""
+    """Reference weights at one trainer or seed, in a run with a KL term; `run` it.  sources: peers that are asked first."""
 
     def __init__(
         self,
@@ -57,28 +57,28 @@ class Reference:
         self._piece = manifest.checkpoint_chunk_bytes
         self._library = Library(session, self._files, swarm, offload, "reference", self._piece, at_once=1)
         self._known: tuple[Hash, Hash] | None = None
-        """The tip that rollouts began on, and the root of the weights there."""
+        """Tip that rollouts began on, and the root of the weights there."""
         self._named_by: Hash | None = None
-        """The record that says so; none yet where it is only our state that does."""
+        """Record that names the root; None while only our own state gives it."""
         self._written_of = b""
-        """The digest of the state that we wrote them from."""
+        """Digest of the state that we wrote the weights from."""
         self._right: set[Hash] = set()
-        """Those whose bytes were checked in this life."""
+        """Roots of weights whose bytes were checked in this life."""
         self._trouble, self._lacking_since, self._told = "", math.inf, False
 
-    # -- what a trainer asks ------------------------------------------------------------------------------------------
+    # -- questions of a trainer ---------------------------------------------------------------------------------------
 
     @property
     def path(self) -> Path | None:
-        """Where those of our chain lie, if they are here and checked."""
+        """Path of our chain's reference weights, if they are here and checked."""
         root = self._root()
         if root is None or root not in self._right or not self._files.has(root):
             return None
         path = self._files.path(root)
-        return path if path.exists() else None  # else a trainer process ended over it, again and again
+        return path if path.exists() else None  # else a trainer process would die over it, again and again
 
     def missing(self) -> str:
-        """Why they are not here yet, in a sentence; empty where they are."""
+        """Return the reason why our chain's weights are not here yet, as a sentence; empty if they are."""
         if self.path is not None:
             return ""
         if self._trouble:
@@ -99,18 +99,18 @@ class Reference:
         )
 
     def _root(self) -> Hash | None:
-        """What our chain calls them; None before it is so long, and until that was looked at."""
+        """Return the root that our chain names; None while the chain is too short, or its record was not read yet."""
         history = self._replica.history
         if self._known is None or history.length < self._round or history.tip_at(self._round) != self._known[0]:
             return None
         if history.length == self._round and self._keeping.mark.digest != self._written_of:
-            return None  # our state is another one by now: initial weights came, or it was repaired
+            return None  # our state has changed: initial weights came, or it was repaired
         return self._known[1]
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Keep the weights here until cancelled."""
         await self._offload(self._files.load)
         while True:
             try:
@@ -127,7 +127,7 @@ class Reference:
         self._trouble = trouble
 
     async def _follow(self) -> None:
-        """Have them, if our chain has any.  Raises `StoreFailed`."""
+        """Get the weights, if our chain has any.  Raises `StoreFailed`."""
         if self._replica.history.length > self._round and not self._keeping.changing.locked():
             self._read_name()
         if self.path is not None or self._replica.history.length < self._round:
@@ -140,7 +140,7 @@ class Reference:
             await self._tidy()
 
     def _read_name(self) -> None:
-        """From the record of our chain, which nobody is changing."""
+        """Read the root from the record of our chain, which nobody is changing."""
         history = self._replica.history
         record = history.tip_at(self._round + 1)
         if record != self._named_by:
@@ -149,7 +149,7 @@ class Reference:
             self._known, self._named_by = (history.tip_at(self._round), Hash(root)), record
 
     async def _write_ours(self) -> None:
-        """From our state, which is the one that rollouts begin with, if nobody is changing it."""
+        """Write the weights from our state, if rollouts begin with it and nobody is changing it."""
         try:
             self._keeping.changing.acquire_nowait()
         except trio.WouldBlock:
@@ -164,11 +164,11 @@ class Reference:
             self._keeping.changing.release()
 
     def _has_begun(self, digest: bytes) -> bool:
-        """Whether a state is not the one before the run's initial weights are here."""
+        """Return False for the state before the run's initial weights are here."""
         return self._round > 0 or self._replica.manifest.genesis in (None, digest)
 
     def _write(self) -> Hash:
-        """Blocking: the name under which they are here now."""
+        """Write the weights, if they are not here, and return their root.  Blocking."""
         state = self._replica.state
         leaves = [chunk_hash(piece) for piece in state.weights()]
         root = tree_root(leaves)
@@ -181,7 +181,7 @@ class Reference:
         return root
 
     async def _obtain(self, root: Hash) -> None:
-        """From our disk, where their bytes are checked, or from others."""
+        """Get the weights from our disk, where their bytes are checked, or from others."""
         here = await self._offload(is_whole, self._files, root, self._size, self._piece)
         if here or await self._library.fetch(root, self._size, self._round, self._sources(), math.inf):
             self._right.add(root)
@@ -194,7 +194,7 @@ class Reference:
         await trio.sleep(RETRY_S)
 
     async def _tidy(self) -> None:
-        """Beside those of our chain the newest others stay: we may go back to the branch that they are of."""
+        """Remove all other weights but the newest: we may go back to their branch."""
         others = await self._offload(_by_age, self._files, self._root())
         for root in others[:-1]:
             await self._library.remove(root)
@@ -202,7 +202,7 @@ class Reference:
 
 
 def _by_age(files: WeightFiles, but: Hash | None) -> list[Hash]:
-    """The complete files, the oldest first, without one; those on their way before them.  Blocking."""
+    """Return all files except `but`, the oldest first; incomplete files come before complete ones.  Blocking."""
     files.check()
     whole = [root for root in files.sizes() if root != but]
     return [*files.parts(), *sorted(whole, key=lambda root: files.path(root).stat().st_mtime)]
@@ -217,7 +217,7 @@ def reference_of(
     keeping: Keeping,
     role: Role,
 ) -> Reference | None:
-    """A peer's; None where it needs none."""
+    """Return a peer's reference weights; None if it needs none."""
 
     def sources() -> frozenset[PeerId]:
         return frozenset(peer for peer, known in membership if known.heartbeat.role in KEEPERS)

@@ -1,6 +1,6 @@
-"""A peer's part in the rollouts of a run of reinforcement learning: the shell around `protocol.rollouts.pool`.
+"""A peer's part in the rollouts of a reinforcement learning run: the shell around `protocol.rollouts.pool`.
 
-It hears and says statements, fetches and removes batches, gives the trainer process the versions of the weights, and has it
+It hears and makes statements, fetches and removes batches, gives the trainer process the versions of the weights, and has it
 generate and verify.
 """
 
@@ -64,24 +64,24 @@ from protocol.wire.rollouts import Deal as DealBody
 
 LOOK_S = 0.25
 MOST_PENDING = 16
-"""Batches of ours that wait for a verdict, at which we make no more."""
+"""Number of our batches without a verdict at which we make no more."""
 REMIND_S = 30.0
-"""So often batches of ours that nobody answered are said again, `MOST_PENDING` at a time: a trainer that has not heard of
-one takes no later ones."""
+"""Seconds between repetitions of our batches that nobody answered, `MOST_PENDING` at a time: a trainer that has not heard of
+a batch takes no later ones."""
 
 
 class Liars(Container[object], Protocol):
     """Peers that are proven to have lied (`protocol.audit.ejection`)."""
 
     def reason(self, peer: PeerId) -> str:
-        """What one of them did."""
+        """Return the lie that a peer is proven to have told."""
         ...
 
 
 class Rollouts:
-    """Of one node, in a run with rollouts; `run` it.
+    """Rollouts at one node, in a run that has them; `run` it.
 
-    link: the trainer process, at peers that have one that can generate and verify.  liars: proven ones.
+    link: the trainer process, at peers whose trainer process can generate and verify.  liars: proven ones.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class Rollouts:
         self._worker: Worker | None = None
         self._pause, self._rests, self._ended = Pause(), False, False
         self.occupation = Occupation(activity, settings.role) if settings.role in WORK and link is not None else None
-        """What is shown of a rollout peer's or a validator's work."""
+        """Work shown of a rollout peer or a validator; None at other peers."""
         if link is not None:
             self._given = self.selection.given = given = GivenTasks(session, tasks, link, self._turn)
             self._kept = kept = KeptVersions(replica, keeping, link, self._turn, rl.max_async)
@@ -135,7 +135,11 @@ class Rollouts:
 
     @property
     def waiting(self) -> int:
-        """Batches of our concern without a verdict: ours that nobody judged, those to be verified here, or to be decided."""
+        """Number of batches that concern us and have no verdict.
+
+        At a rollout peer these are our batches that nobody judged, at a validator the batches to be verified here, and at a
+        trainer the batches to be decided.
+        """
         role, me = self._settings.role, self._session.me
         if role is Role.ROLLOUT:
             return sum(batch.author == me and not batch.judgements for batch in self._pool)
@@ -150,7 +154,7 @@ class Rollouts:
     # -- life ---------------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         await self._begin()
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
@@ -165,7 +169,7 @@ class Rollouts:
                     nursery.start_soon(self._again, self._work)
 
     async def _begin(self) -> None:
-        """What an earlier life made is said again; what it had from others is gone."""
+        """State an earlier life's batches again, and remove the batches that it had from others."""
         await self._offload(self._files.load)
         await self._standing.recall()
         self._move()
@@ -178,7 +182,7 @@ class Rollouts:
             await self._library.remove(root)
 
     async def _again(self, function: object, *arguments: object) -> None:
-        """Run a part of ours for ever; it goes on after a failure."""
+        """Run a part of ours for ever; start it again after a failure."""
         assert callable(function)
         while True:
             with self._guard.watch(self._session.me, "rollouts"):
@@ -201,7 +205,7 @@ class Rollouts:
             await trio.sleep(LOOK_S)
 
     def _remind(self, now: float) -> None:
-        """Say some batches again that nobody answered; others the next time."""
+        """Say some unanswered batches again, and the next ones the next time."""
         if now - self._reminded_at < REMIND_S:
             return
         unanswered = self._pool.unanswered()
@@ -212,13 +216,14 @@ class Rollouts:
             self._repeating.say(batch.raw, times=1)
 
     def _ready_tips(self) -> dict[int, Hash]:
-        """The tips of versions whose batches can be verified here: the trainer process has the weights and the tasks."""
+        """Return the tips of versions whose batches can be verified here: the trainer process has the weights and the
+        tasks."""
         if self._kept is None or self._given is None:
             return {}
         return {version: tip for version, tip in self._kept.tips.items() if self._given.holds(version)}
 
     def _validators(self) -> frozenset[PeerId]:
-        """Those that live and do not rest: nobody waits for who rests."""
+        """Return the live validators that do not rest: nobody waits for a resting one."""
         live = {*self._membership.live_peers()}
         found = {
             peer
@@ -230,7 +235,7 @@ class Rollouts:
         return frozenset(peer for peer in found if peer not in self._liars)
 
     def _makers(self) -> frozenset[PeerId]:
-        """Rollout peers whose heartbeats were heard, lately or now."""
+        """Return the rollout peers that were connected to us since we started."""
         known = [(peer, each) for peer, each in self._membership if each.liveness is not Liveness.UNPROVEN]
         return frozenset(peer for peer, each in known if each.heartbeat.role is Role.ROLLOUT)
 
@@ -248,12 +253,12 @@ class Rollouts:
         self._handle(Moved(length, tips, trainers, history.roster.electorate.electors, self._makers(), before))
 
     def rest(self, on: bool) -> None:
-        """Whether to compute nothing, because its owner, or the computer, says so; what was made is served all the same."""
+        """Rest, or go on, because the owner or the computer says so; the batches made so far are served all the same."""
         self._rests = on
         self._pause_or_go_on()
 
     def end(self, on: bool) -> None:
-        """Whether to compute nothing because the run has ended."""
+        """Compute nothing while the run has ended."""
         self._ended = on
         self._pause_or_go_on()
 
@@ -269,7 +274,8 @@ class Rollouts:
     # -- hearing ------------------------------------------------------------------------------------------------------
 
     def hear(self, sender: PeerId, body: Body, envelope: Envelope) -> bool | Contrary:
-        """Take in a statement whose signature holds: whether it is news, or two statements that contradict each other."""
+        """Take in a statement whose signature holds; return True if it is news, or two statements that contradict each
+        other."""
         if self._nursery is None:
             return False
         match body:
@@ -283,7 +289,7 @@ class Rollouts:
         return False
 
     def _handle(self, event: PoolEvent) -> bool | Contrary:
-        """Tell the pool, and do what follows, or begin to; the answer for who hands it on."""
+        """Tell the pool an event, carry out its effects or begin to, and return the answer for `hear`."""
         answer: bool | Contrary = False
         for effect in self._pool.handle(event, trio.current_time()):
             match effect:
@@ -322,7 +328,7 @@ class Rollouts:
                 if self._given is not None:
                     await self._given.follow()
             except TrainerGaveUp:
-                await trio.sleep_forever()  # whoever started the trainer ends this peer, with the reason
+                await trio.sleep_forever()  # the starter of the trainer ends this peer, with the reason
             except TrainerDied:
                 await trio.sleep(RETRY_S)
             await trio.sleep(LOOK_S)
@@ -344,7 +350,7 @@ class Rollouts:
             self.occupation.works()
 
     def _show_idle(self, why: WhyIdle, detail: str) -> None:
-        """What keeps the trainer process from working comes first."""
+        """Show that we are idle; a reason that keeps the trainer process from working comes before the given one."""
         missing = self._given.missing(self._replica.history.length) if self._given is not None else ""
         if self._link is not None and self._link.pid is None:
             why, detail = WhyIdle.TRAINER_RESTARTING, "the trainer process is not ready"
@@ -375,7 +381,7 @@ class Rollouts:
             if self._handle(Heard(self._session.me, body, envelope.raw)):
                 self._repeating.say(envelope.raw)
             else:
-                self._fetching.unwanted.append(Hash(body.root))  # too old by now
+                self._fetching.unwanted.append(Hash(body.root))  # the batch is too old by now
             if body.version > forgotten:
                 forgotten = body.version
                 await self._worker.forget_before(forgotten - self._rl.max_async)

@@ -1,6 +1,6 @@
-"""What batches of strangers may cost: places, bytes and checks, for all of them together and for each.
+"""Limits on the places, bytes and checks that batches may cost, for all strangers together and for each peer.
 
-Pure.  A peer with a clean history comes before others, and among equals the one that has less.
+Pure.  A peer with a clean history comes before others.  Among equals, the peer that has had less comes first.
 """
 
 from __future__ import annotations
@@ -15,32 +15,36 @@ from protocol.wire.identity import PeerId
 
 MOST_BATCHES = 4096
 MOST_OF_ONE = 256
-"""Batches that are known of one peer."""
+"""Most batches that are known of one peer."""
 MOST_BYTES = 1 << 30
 MOST_BYTES_OF_ONE = MOST_BYTES // 4
-"""Of batches that are here or on their way."""
+"""Most bytes of one peer's batches that are here or on their way; `MOST_BYTES` is for all peers."""
 PLACES = 4
-"""Batches of peers with a clean history, and of others, that are fetched at a time."""
+"""Batches fetched at a time: as many of peers with a clean history as of others."""
 WITHHELD_COSTS = 8
-"""Who withholds bytes waits for so many fetches from others."""
+"""Fetches that a withheld batch counts as: its maker waits until others had this many."""
 PEERS_REMEMBERED = 4096
 
 
 class Room:
-    """Of one pool.  enough: batches of peers with a clean history, and of others, that are fetched ahead of their check."""
+    """Room for the batches of one pool.
+
+    enough: most batches fetched ahead of their check, for peers with a clean history and again for others.
+    """
 
     def __init__(self, standing: Standing, enough: int) -> None:
         self._standing, self._enough = standing, enough
         self._checks: Counter[PeerId] = Counter()
         self._fetches: Counter[PeerId] = Counter()
         self._most_held: tuple[bool, int] | None = None
-        """While all places are taken: nobody ranks behind this, for it only falls until there is a place again."""
+        """Last rank in the table while all places are taken: nobody ranks behind it, for it only falls until a place is free
+        again."""
 
     def make(self, newcomer: Batch, others: Collection[Batch]) -> Batch | None:
-        """The batch that has to make room for `newcomer`: itself, when there is none for it; None when nobody has to.
+        """Return the batch that has to make room for `newcomer`: itself if it finds none, None if nobody has to.
 
-        Batches that were decided against make room, too: otherwise keys that are set aside could fill the table.
-        Nobody makes room for its equal: else each of a flood of batches would cost a look at all, and be handed on.
+        Batches that were not accepted make room as well: otherwise keys that are set aside could fill the table.  Nobody
+        makes room for its equal: otherwise each of a flood of batches would cost a look at all, and be handed on.
         """
         author = newcomer.author
         own = 1 + sum(batch.author == author for batch in others)
@@ -60,11 +64,11 @@ class Room:
         return last if self._most_held > rank else newcomer
 
     def next_fetch(self, lacking: Iterable[Batch], others: Iterable[Batch], counts: Callable[[Batch], bool]) -> Batch | None:
-        """Which of the batches that lack their bytes is fetched now; None where there is no place, or no room, for one.
+        """Return the batch in `lacking` to be fetched now; None if there is no place or no room for one.
 
-        counts: whether a batch that is undecided waits for something that will come.  Peers with a clean history have places
-        and room of their own.  They come first: a stranger may have stated the same bytes in a false size.  Among equals,
-        whoever was fetched from least comes first.
+        others: all batches.  counts: returns True if an undecided batch waits for a verdict that will come.  Peers with a
+        clean history have places and room of their own.  They come first: a stranger may have stated the same bytes in a
+        false size.  Among equals, the peer that was fetched from least comes first.
         """
         held: Counter[PeerId] = Counter()
         coming: set[Hash] = set()
@@ -93,14 +97,18 @@ class Room:
         return first
 
     def note_withheld(self, author: PeerId) -> None:
-        """The bytes of a batch of this peer were not to be had."""
+        """Note that the bytes of a batch of this peer could not be got."""
         self._note(self._fetches, author, WITHHELD_COSTS)
 
     def _is_known(self, batch: Batch) -> bool:
         return bool(self._standing.clean(batch.author))
 
     def first(self, waiting: Sequence[Batch], *, strangers_first: bool) -> Batch:
-        """Of those that wait for a check, the one whose maker had the fewest; the oldest version of that."""
+        """Return the batch to be checked first.
+
+        Makers without a clean history come first if `strangers_first`, and last otherwise.  Then the maker with the fewest
+        checks comes first, and of its batches the oldest version.
+        """
         return min(
             waiting,
             key=lambda batch: (
@@ -111,7 +119,7 @@ class Room:
         )
 
     def note_check(self, author: PeerId) -> None:
-        """A batch of this peer was checked."""
+        """Note that a batch of this peer was checked."""
         self._note(self._checks, author)
 
     @staticmethod

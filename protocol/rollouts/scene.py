@@ -1,4 +1,4 @@
-"""What a peer knows besides the batches: the chain, who lives, and whom it believes."""
+"""Context of the batches at one peer: the chain, the live validators, and the trust in other peers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from protocol.wire.rollouts import CODES, Judgement, Reason, Verdict
 
 
 def judged(batch: Batch, validator: PeerId, codes: bytes) -> BatchJudged:
-    """What a validator said of a batch."""
+    """Return the event that a validator has judged a batch."""
     verdicts = [CODES[code][0] for code in codes]
     reasons = sorted({CODES[code][1].value for code in codes} - {Reason.NONE.value})
     return BatchJudged(
@@ -37,7 +37,7 @@ def judged(batch: Batch, validator: PeerId, codes: bytes) -> BatchJudged:
 
 
 def decided(batch: Batch, reason: Reason) -> BatchDecided:
-    """The final verdict on a batch."""
+    """Return the event that a batch was decided."""
     assert batch.decision is not None
     body = batch.body
     return BatchDecided(
@@ -53,7 +53,7 @@ def decided(batch: Batch, reason: Reason) -> BatchDecided:
 
 
 def set_aside(peer: PeerId, reason: str, role: Role) -> Event:
-    """Nothing of this peer is used any more, as what it is."""
+    """Return the event that nothing of this peer is used any more in its role."""
     return ValidatorSetAside(peer, reason) if role is Role.VALIDATOR else RolloutPeerSetAside(peer, reason)
 
 
@@ -61,20 +61,26 @@ def set_aside(peer: PeerId, reason: str, role: Role) -> Event:
 
 
 FIRST_ASKED = 8
-"""Validators that a batch is dealt to at most, one after another; there is room for their verdicts in any case."""
+"""Most validators that a batch is dealt to, one after another; there is always room for their verdicts."""
 PATIENCE = 2
-"""Of them, so many may be silent for `judge_s`; then a trainer checks itself."""
+"""Silent validators that a trainer waits for, `judge_s` each, before it checks a batch itself."""
 MOST_DEALT = 64
-"""Validators among whom batches are dealt: keys are free, and a crowd of them is not to cost us time."""
+"""Most validators among whom batches are dealt: keys are free, and a crowd of them must not cost us time."""
 MOST_REDRAWN = 256
-"""Deals whose validators are drawn anew between two ticks, as others live now: one that comes and goes without end is not to
-cost us time either.  For the others those of before count, of whom nobody waits longer than for one that is silent."""
+"""Most deals whose validators are drawn anew between two ticks because others live now: a validator that comes and goes
+without end must not cost us time either.  Further deals keep their validators; we wait for none of these longer than for a
+silent one."""
 MOST_OTHERS = 16
-"""Verdicts of others on a batch, which may come to be asked, or tell us of ours."""
+"""Most verdicts on a batch from validators that were not asked: they may be asked later, or tell us about a batch of
+ours."""
 
 
 class Scene:
-    """Of one peer.  moved: the newest state.  validators: that live.  kept: tips of the versions that our trainer holds."""
+    """Context of one peer's batches.
+
+    moved: the newest state.  validators: live ones that batches are dealt among.  kept: tips of the versions that our
+    trainer process holds.
+    """
 
     def __init__(self, me: PeerId, role: Role, rl: RlSection) -> None:
         self.me, self.role, self.rl = me, role, rl
@@ -82,24 +88,24 @@ class Scene:
         self.moved = Moved(0, {}, {}, ())
         self.validators: frozenset[PeerId] = frozenset()
         self._live: frozenset[PeerId] = frozenset()
-        """All validators that live."""
+        """All live validators."""
         self._early: frozenset[PeerId] | None = None
-        """Those that did when the newest version came; None in the first one of our life."""
+        """Validators that lived when the newest version came; None in the first version of our life."""
         self.kept: Mapping[int, Hash] = {}
         self.accepted_at = 0.0
-        """When we accepted a batch last."""
+        """Time at which we last accepted a batch."""
         self._now = 0.0
         self._redraws = MOST_REDRAWN
         self._mute: set[PeerId] = set()
-        """Validators that let a turn pass, and have said nothing since: their turn is the next one's, too."""
+        """Validators that let a turn pass and have said nothing since: a turn of theirs is also the next one's."""
 
     def move(self, moved: Moved) -> None:
-        """The state is another one."""
+        """Take in another state."""
         self._early = self._live if self.moved.tips else None
         self.moved = moved
 
     def tick(self, validators: frozenset[PeerId], kept: Mapping[int, Hash], now: float) -> None:
-        """These validators live, and our trainer process holds these versions."""
+        """Take in the live validators and the versions that our trainer process holds."""
         self._now = now
         tip = self.moved.tips.get(self.moved.version, Hash(b""))
         late = validators - self._early if self._early is not None else frozenset[PeerId]()
@@ -112,20 +118,21 @@ class Scene:
     # -- looking ------------------------------------------------------------------------------------------------------
 
     def is_mine(self, batch: Batch) -> bool:
-        """Whether we are a trainer that the batch is for."""
+        """Return True if we are a trainer that the batch is for."""
         return self.role is Role.TRAINER and self.is_ours(batch.body.version, batch.lot)
 
     def is_ours(self, version: int, lot: Hash) -> bool:
-        """Whether a batch of this version with this lot is for us, as a trainer."""
+        """Return True if a batch of this version with this lot is for us, as a trainer."""
         trainers = self.moved.trainers.get(version)
         return trainers is not None and is_for(lot, self.me, trainers)
 
     def trainer_of(self, batch: Batch) -> PeerId | None:
-        """The member of its version's record that a batch is for; None where there is none, or it is not known here."""
+        """Return the trainer in the version's record that a batch is for; None if there is none, or the record is not known
+        here."""
         return trainer_of(batch.lot, self.moved.trainers.get(batch.body.version, ()))
 
     def turn(self, batch: Batch, dealt: Dealt, now: float) -> tuple[list[PeerId], bool]:
-        """The validators whose turn has come, in order, and whether to wait for others that follow them."""
+        """Return the validators whose turn has come, in order, and True if we still wait for validators after them."""
         order, waited = self._order(batch, dealt), int((now - dealt.at) // self.rl.judge_s)
         passed = places_of(dealt.beacon) + waited - 1 if waited else 0
         self._mute.update(peer for peer in order[:passed] if peer not in batch.judgements and peer != self.me)
@@ -145,7 +152,7 @@ class Scene:
         return peer in self._mute
 
     def _order(self, batch: Batch, dealt: Dealt) -> tuple[PeerId, ...]:
-        """Those of a deal that may be asked."""
+        """Return the validators of a deal that may be asked; draw them anew if others live now."""
         if dealt.among is None or (dealt.among is not self.validators and self._redraws > 0):
             self._redraws -= dealt.among is not None
             validators = self.validators - {batch.author}
@@ -156,11 +163,14 @@ class Scene:
         return dealt.order
 
     def note_voice(self, validator: PeerId) -> None:
-        """A validator said something about a batch."""
+        """Note that a validator said something about a batch."""
         self._mute.discard(validator)
 
     def is_heard(self, batch: Batch, judge: PeerId) -> bool:
-        """Whether there is room for what this peer says of a batch: electors and those that are dealt it first find some."""
+        """Return True if there is room for this peer's verdicts on a batch.
+
+        Electors, and the validators that the batch is dealt to, always find some.
+        """
         if judge in batch.judgements or judge == batch.author:
             return False
         asked = {*self.moved.electors}
@@ -172,18 +182,19 @@ class Scene:
         return others < MOST_OTHERS and (judge in self.validators or batch.author == self.me)
 
     def lacks_tip(self, batch: Batch) -> bool:
-        """Whether its version is ahead of our state."""
+        """Return True if the batch's version is ahead of our state."""
         return batch.body.version not in self.moved.tips
 
     def is_checkable(self, batch: Batch) -> bool:
-        """Whether our trainer process has its version, and our chain, which may have gone back before it for now."""
+        """Return True if both our trainer process and our chain, which may have gone back for now, have the batch's
+        version."""
         version, tip = batch.body.version, batch.body.tip
         return self.kept.get(version) == tip and self.moved.tips.get(version) == tip
 
-    # -- what follows from a verdict ----------------------------------------------------------------------------------
+    # -- consequences of a verdict ------------------------------------------------------------------------------------
 
     def decide(self, batch: Batch, decision: Decision, reason: Reason = Reason.NONE) -> list[PoolEffect]:
-        """The one verdict on a batch; a later one changes nothing.  The bytes stay where it is accepted."""
+        """Decide on a batch, once: a later decision changes nothing.  The bytes of an accepted batch stay."""
         if batch.decision is not None:
             return []
         batch.decision, batch.wanted = decision, False
@@ -194,14 +205,14 @@ class Scene:
         return told if decision is Decision.ACCEPTED else [*told, *discard(batch)]
 
     def say(self, batch: Batch, codes: bytes) -> list[PoolEffect]:
-        """Our verdicts, to everybody."""
+        """State our verdicts to everybody."""
         batch.own, batch.wanted = codes, False
         batch.judgements[self.me] = found_in(codes, batch.scores)
         said = Judgement(author=batch.author, root=batch.root, codes=codes, scores=batch.scores)
         return [Judge(said), Tell(judged(batch, self.me, codes)), *self.accuse(batch)]
 
     def accuse(self, batch: Batch) -> list[PoolEffect]:
-        """Set its maker aside where enough electors came to the same as validators that rejected the batch."""
+        """Set the batch's maker aside if enough electors have come to the same rejection as other peers."""
         bad = [peer for peer in batch.judgements if opinion_in(batch, peer) is Opinion.BAD]
         if batch.author == self.me or len(bad) < 2:
             return []
@@ -215,13 +226,13 @@ class Scene:
 
 
 def opinion_in(batch: Batch, validator: PeerId) -> Opinion | None:
-    """What a validator said of a batch; None where it said nothing."""
+    """Return a validator's opinion of a batch; None if it has given none."""
     found = batch.judgements.get(validator)
     return found.opinion if found is not None else None
 
 
 def discard(batch: Batch) -> list[PoolEffect]:
-    """Its bytes are not needed any more; those that are on their way have no place among the fetches from now on."""
+    """Give up the bytes of a batch; if they are on their way, their fetch frees its place at once."""
     if batch.bytes_ not in (Bytes.COMING, Bytes.HERE):
         return []
     batch.bytes_ = Bytes.GONE

@@ -1,4 +1,4 @@
-"""Which batches a trainer learns from in a round, and when there are enough of them."""
+"""Selection of the batches that a trainer learns from in a round, once there are enough of them."""
 
 from __future__ import annotations
 
@@ -27,15 +27,18 @@ from protocol.wire.ready import Learned, UsedBatch, learned_from
 from protocol.wire.tasks import AdmittedSet, Place
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Giving the trainer process the sets of tasks that the versions have, and saying so where one is missing.
+# Sets of tasks in the trainer process: it is given the sets of the versions, and a missing set is reported.
 
 
 AGAIN_S = 60.0
-"""After so long, sets that could not be used are tried again."""
+"""Seconds after which sets that could not be used are tried again."""
 
 
 class GivenTasks:
-    """Of one trainer process: which sets it has.  A version whose sets it lacks is neither generated, judged nor learned."""
+    """Sets of tasks that one trainer process has.
+
+    A version whose sets it lacks is not generated with, judged or learned from.
+    """
 
     def __init__(self, session: Session, tasks: TaskSets, link: RolloutLink, turn: Turn) -> None:
         self._session, self._tasks, self._link, self._turn = session, tasks, link, turn
@@ -49,11 +52,11 @@ class GivenTasks:
         return not sets or (self._pid == self._link.pid and self._held.issuperset(each.place for each in sets))
 
     def holds(self, version: int) -> bool:
-        """Whether it has all sets of a version of our chain."""
+        """Return True if the process has all sets of a version of our chain."""
         return self._has(self._tasks.at(version).live)
 
     def missing(self, version: int) -> str:
-        """What a version waits for, in a sentence; empty where it waits for nothing."""
+        """Return the reason why a version has to wait, as a sentence; empty if it need not wait."""
         for each in self._tasks.at(version).live:
             if each.root not in self._tasks.files.digests:
                 return f"the tasks of the set {each.name} ({each.root.hex()[:12]}) are still being fetched"
@@ -64,9 +67,9 @@ class GivenTasks:
         return ""
 
     async def follow(self) -> None:
-        """Give it what it lacks, and now and then what it refused: its file, or this computer, may have been at fault.
+        """Give the process the sets that it lacks, and now and then the sets that it refused.
 
-        Raises `TrainerDied`.
+        A refused set's file, or this computer, may have been at fault.  Raises `TrainerDied`.
         """
         if trio.current_time() >= self._again_at:
             await self._tasks.files.look_again([root for _, root in self._tasks.unusable])
@@ -100,8 +103,8 @@ LOOK_S = 0.25
 class Chosen:
     """Batches to learn from in a round, in the order of their names, and their files.
 
-    reference: the weights that the loss compares with, where the run has a KL term.
-    against: where there are none, the sets of tasks that READY is against, some of them lost.
+    reference: the weights that the loss compares with, if the run has a KL term.
+    against: if there are no batches, the sets of tasks that READY is against, some of them lost.
     """
 
     batches: Sequence[Batch]
@@ -110,15 +113,19 @@ class Chosen:
     against: int | None = None
 
     def learned(self, reward: float | None) -> Learned | None:
-        """What READY says of them, and so the record.  reward: mean of the rollouts."""
+        """Return the batches as READY, and so the record, names them; None without batches.  reward: mean of the
+        rollouts."""
         if not self.batches:
             return None
         return learned_from([UsedBatch(batch.author, batch.root, batch.body.tokens) for batch in self.batches], reward)
 
 
 class Selection:
-    """Of one trainer.  wanted: batches of a round.  given: the sets of tasks that the trainer process has.  reference: the
-    weights that the KL term compares with, in a run that has one."""
+    """Selection of batches at one trainer.
+
+    wanted: batches of a round.  given: the sets of tasks that the trainer process has.  reference: the weights that the KL
+    term compares with, in a run that has one.
+    """
 
     given: GivenTasks | None = None
     reference: Reference | None = None
@@ -129,25 +136,27 @@ class Selection:
         self._hurried, self._begun = False, 0.0
 
     def remember(self, before: frozenset[tuple[PeerId, Hash]]) -> None:
-        """We have learned from these already, by author and root."""
+        """Note that we have learned from these batches already, by author and root."""
         self._pool.before = before
 
     def hurry(self) -> None:
-        """The others wait for us: begin with what there is, if there is anything."""
+        """Begin with the batches that are here, if there are any: the others wait for us."""
         self._hurried = True
 
     def alone(self) -> AbstractAsyncContextManager[None]:
-        """Within, nobody else asks the trainer process for anything that takes it whole: of a round that reads text."""
+        """Hold the trainer process exclusively, for a round that reads text."""
         return self._turn.taken()
 
     @asynccontextmanager
     async def chosen(self, round: int, on_wait: Callable[[WhyIdle, str], None]) -> AsyncIterator[Chosen]:
         """Wait for enough accepted batches that we have not learned from, for the weights that the loss compares with, and
-        for the trainer process; they are ours within.  The batches are chosen when the process is ours: until then it may
-        verify another batch, for which their maker is set aside.  Where a set of tasks is lost there may be none after a
-        while, as no more are made until it has fallen out.
+        for the trainer process, and hold them within the context.
 
-        on_wait: told what it waits for, in a sentence.
+        The batches are chosen when the process is ours: until then it may verify another batch, for which their maker is set
+        aside.  If a set of tasks is lost there may be no batches after a while, as no more are made until the set has fallen
+        out.
+
+        on_wait: told why the round waits, and a sentence about it.
         """
         self._hurried, self._begun = False, trio.current_time()
         while True:
@@ -167,7 +176,7 @@ class Selection:
                 return
 
     def _lacking(self, round: int, usable: int) -> tuple[WhyIdle, str] | None:
-        """What a round waits for that has so many batches; None where it need not wait."""
+        """Return the reason why a round with so many batches has to wait; None if it need not wait."""
         least = self._least(round)
         if (usable or least) and self.reference is not None and (missing := self.reference.missing()):
             return WhyIdle.FETCHING_REFERENCE, missing
@@ -178,24 +187,26 @@ class Selection:
         return WhyIdle.WAITING_FOR_ROLLOUTS, f"{usable} of {self.wanted} accepted batches of rollouts are here"
 
     def _least(self, round: int) -> int:
-        """Batches with which we begin."""
+        """Return the number of batches with which we begin."""
         patience_s = self._tasks.lost.patience_s(self._tasks.at(round))
         if trio.current_time() - self._begun >= patience_s or (self._hurried and patience_s < inf):
             return 0
         return 1 if self._hurried else self.wanted
 
     def _usable(self, round: int) -> list[Batch]:
-        """Those that we have not learned from, and whose tasks the trainer process has."""
+        """Return the batches that we have not learned from and whose tasks the trainer process has."""
         given = self.given
         return [batch for batch in self._pool.usable(round) if given is None or given.holds(batch.body.version)]
 
     def note_death(self, chosen: Chosen) -> None:
-        """The trainer process ended while it learned from these batches."""
+        """Note that the trainer process died while it learned from these batches."""
         self._pool.note_death(chosen.batches)
 
     def use(self, round: int, chosen: Chosen, contribution: Contribution) -> Learned | None:
-        """A contribution was made of these batches, which are never learned from again, whatever becomes of it; what READY
-        says of them."""
+        """Note that a contribution was made of these batches, and return them as READY names them.
+
+        They are never learned from again, whatever becomes of the contribution.
+        """
         learned = chosen.learned(contribution.reward)
         if learned is None:
             return None

@@ -1,12 +1,13 @@
-"""Whom this peer believes how much: how often verdicts and rollouts of a peer are checked, and whom nobody uses any more.
+"""Trust in rollout peers and validators: how often each is checked, and which of them are set aside.
 
-Pure.  Keys are free, so what a stranger says proves nothing: at first all of it is checked.  Each check that comes out
-right makes the next one rarer, down to `RARELY`; one anomaly, and all is checked again.  Who is proven to be wrong by our
-own check is set aside: validators for a verdict that is not so, rollout peers for a rollout that no honest one makes.
+Pure, but for `KeptStanding`.  Keys are free, so a stranger's word proves nothing: at first everything is checked.  Each
+check that comes out right makes the next one rarer, down to `RARELY`; after one anomaly everything is checked again.  A peer
+that our own check proves wrong is set aside: a validator for a false verdict, a rollout peer for a rollout that no honest
+one makes.
 
-What others found out counts as well, where so many electors have reproduced it that one of them is honest.
+Findings of others count as well, once enough electors have reproduced them that one of these must be honest.
 
-Histories outlive us (`protocol.rollouts.standing`); what others said of a peer is heard again.
+Histories outlive us (`KeptStanding`); other peers' verdicts are heard again.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ from protocol.wire.identity import PeerId
 
 RARELY = 0.1
 FADES = 0.9
-"""The chance of a check after one more that came out right: 22 of them to `RARELY`."""
+"""Factor of the chance of a check for each one that came out right: 22 of them lead to `RARELY`."""
 FEWEST_ACCUSERS = 2
 MOST_ACCUSERS = 64
 MAX_KNOWN = 2048
-"""Peers remembered, at most half of them set aside: keys that lie are free, and a clean history is not."""
+"""Most peers remembered, at most half of them set aside: keys that lie are free, and a clean history is not."""
 
 
 @dataclass
@@ -43,58 +44,59 @@ class _Known:
     clean: int = 0
     aside: str = ""
     accusers: set[PeerId] = field(default_factory=set)
-    """Peers that rejected a batch of this peer which an elector rejected as well."""
+    """Peers that rejected a batch of this peer which an elector also rejected."""
     electors: set[PeerId] = field(default_factory=set)
-    """Electors that rejected one which somebody else rejected as well."""
+    """Electors that rejected a batch of this peer which another peer also rejected."""
 
 
 class Standing:
-    """Of all rollout peers and validators, in the eyes of one peer."""
+    """Trust of one peer in all rollout peers and validators."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[PeerId, _Known] = OrderedDict()
         self.raised = 0
-        """How often a peer was found to be right."""
+        """Number of times that a peer was found to be right."""
         self.lowered = 0
-        """How often one was found to be wrong."""
+        """Number of times that a peer was found to be wrong."""
 
     def histories(self) -> list[tuple[PeerId, int, str]]:
-        """Checks in a row that came out right, and why it is set aside, of each peer that has either."""
+        """Return each peer that has a history: its checks in a row that came out right, and the reason if it is set
+        aside."""
         found = [(peer, known.clean, known.aside) for peer, known in self._known.items()]
         return [each for each in found if each[1] or each[2]]
 
     def recall(self, peer: PeerId, clean: int, aside: str) -> None:
-        """What an earlier life knew of a peer."""
+        """Take over an earlier life's knowledge of a peer."""
         known = self._of(peer)
         known.clean, known.aside = clean, aside
 
     def chance(self, peer: PeerId) -> float:
-        """The chance with which what this peer says or makes is checked."""
+        """Return the chance of a check of a peer's statement or batch."""
         known = self._known.get(peer)
         return max(RARELY, FADES**known.clean) if known is not None else 1.0
 
     def clean(self, peer: PeerId) -> int:
-        """Checks in a row that came out right."""
+        """Return the number of checks in a row that came out right."""
         known = self._known.get(peer)
         return known.clean if known is not None else 0
 
     def aside(self, peer: PeerId) -> str:
-        """Why nothing of this peer is used; empty where it is."""
+        """Return the reason why nothing of this peer is used; empty if it is not set aside."""
         known = self._known.get(peer)
         return known.aside if known is not None else ""
 
     def right(self, peer: PeerId) -> None:
-        """A check of ours came out right."""
+        """Note that a check of ours came out right."""
         self._of(peer).clean += 1
         self.raised += 1
 
     def anomaly(self, peer: PeerId) -> None:
-        """Something was wrong that proves nothing: all is checked again."""
+        """Note an anomaly, which proves nothing: everything of the peer is checked again."""
         self._of(peer).clean = 0
         self.lowered += 1
 
     def set_aside(self, peer: PeerId, reason: str) -> bool:
-        """Our own check proves it: use nothing of this peer any more.  Whether that is new."""
+        """Use nothing of this peer any more, which is proven wrong; return True if that is new."""
         known = self._of(peer)
         known.clean = 0
         if known.aside:
@@ -104,15 +106,15 @@ class Standing:
         return True
 
     def reproduced(self, author: PeerId, rejecting: Collection[PeerId], electors: frozenset[PeerId]) -> bool:
-        """These, several, rejected a batch of `author`; whether it is to be set aside.  electors: of the tip.
+        """Note that several peers rejected a batch of `author`; return True if it is to be set aside.  electors: the tip's.
 
-        Two accusers, and more of these electors than can all be liars, are needed.
+        This takes two accusers, and more of these electors than can all be liars.
         """
         judges = electors.intersection(rejecting)
         if not judges:
             return False
         known = self._of(author)
-        accusers = [peer for peer in rejecting if judges != {peer}]  # an elector does not reproduce its own
+        accusers = [peer for peer in rejecting if judges != {peer}]  # an elector does not reproduce its own rejection
         known.accusers.update(accusers[: MOST_ACCUSERS - len(known.accusers)])  # two are enough, and keys are free
         known.electors = known.electors & electors | judges
         enough = max(FEWEST_ACCUSERS, tolerated(len(electors)) + 1)
@@ -126,8 +128,10 @@ class Standing:
         return known
 
     def _least(self, newest: PeerId) -> PeerId:
-        """Who is forgotten for the newest: of those set aside, where they are more than half, the first one; else
-        of the others the one with the shortest clean history."""
+        """Return the peer to forget for the newest.
+
+        If more than half are set aside, it is the first of them; else the one with the shortest clean history of the others.
+        """
         aside = [peer for peer, known in self._known.items() if known.aside]
         if len(aside) > MAX_KNOWN // 2:
             return aside[0]
@@ -136,19 +140,22 @@ class Standing:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# How rollout peers and validators stand with this peer, on disk: a liar stays set aside when we start again.
+# Storage of the trust in rollout peers and validators: a liar stays set aside when we start again.
 #
-# What makes us believe a peer less is written at once; what makes us believe it more may wait, and be lost: then it is
-# checked more often than it would have to be.
+# A change that lowers our trust is written at once.  A change that raises it may wait, and be lost: then the peer is checked
+# more often than necessary.
 
 
 WRITE_S = 10.0
-"""Between writes of nothing but checks that came out right."""
+"""Seconds between writes that hold nothing new but checks that came out right."""
 MAX_REASON = 200
 
 
 class KnownPeer(Body):
-    """clean: checks in a row that came out right.  aside: why nothing of it is used; empty where it is."""
+    """Stored trust in one peer.
+
+    clean: checks in a row that came out right.  aside: the reason why nothing of it is used; empty if it is not set aside.
+    """
 
     peer: PeerField
     clean: Count
@@ -156,22 +163,22 @@ class KnownPeer(Body):
 
 
 class KnownPeers(Body):
-    """Who was seen last comes last."""
+    """Stored trust in all peers; the peer seen last comes last."""
 
     peers: Annotated[list[KnownPeer], Field(max_length=MAX_KNOWN)]
 
 
 class KeptStanding:
-    """Writes `standing` to the store of a run."""
+    """Storage of `standing` in the store of a run."""
 
     def __init__(self, session: Session, standing: Standing, store: Store, offload: Offload) -> None:
         self._session, self._standing, self._store, self._offload = session, standing, store, offload
         self._raised = self._lowered = 0
-        """Of what is on disk."""
+        """Counts of the standing that is on disk."""
         self._at, self._failed = -inf, False
 
     async def recall(self) -> None:
-        """Take over what an earlier life knew."""
+        """Take over an earlier life's knowledge."""
         raw = await self._offload(self._store.standing)
         if raw is None:
             return
@@ -186,7 +193,7 @@ class KeptStanding:
             self._session.emit(Notice("info", f"set aside since an earlier start, for lies about rollouts: {aside} peers"))
 
     async def keep(self, now: float) -> None:
-        """Write what is new, if it is time to; again later, where the disk does not take it."""
+        """Write changes, if it is time to; again later if the disk does not take them."""
         standing = self._standing
         raised, lowered = standing.raised, standing.lowered
         may_wait = now < self._at + WRITE_S and (self._failed or lowered == self._lowered)

@@ -33,32 +33,32 @@ from protocol.wire.messages import unpack
 from protocol.wire.rollouts import MAX_BATCH_BYTES, MAX_BATCHES, ROLLOUT_CHUNK_BYTES, RolloutBatch
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Saying a statement by gossip again for a while: gossip may lose it.
+# Repetition of a statement by gossip for a while: gossip may lose it.
 
 
 FIRST_S = 2.0
 TIMES = 5
-"""So often a statement is said, each time after twice as long."""
+"""Times that a statement is said, with pauses that double from `FIRST_S` on."""
 MOST = 4096
-"""Statements that are said again; the oldest make room."""
+"""Most statements that are said again; the oldest make room."""
 
 
 class Repeating:
-    """What this peer says about rollouts."""
+    """Repetition of this peer's statements about rollouts."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._due: dict[bytes, tuple[float, int]] = {}
-        """When each is said next, and how often it was."""
+        """Time at which each statement is said next, and how often it was said."""
 
     def say(self, raw: bytes, times: int = TIMES) -> None:
-        """Say it at the next turn, and so often in all."""
+        """Say a statement at the next turn, and `times` times in all."""
         self._due[raw] = (trio.current_time(), TIMES - times)
         if len(self._due) > MOST:
             del self._due[next(iter(self._due))]
 
     async def turn(self) -> None:
-        """Say what is due."""
+        """Say the statements that are due."""
         now = trio.current_time()
         for raw, (at, times) in [*self._due.items()]:
             if at > now:
@@ -72,17 +72,17 @@ class Repeating:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# The bytes of other peers' batches: how they come here, and how they go.
+# Bytes of other peers' batches: their fetching and their removal.
 
 
 RETRY_S = 1.0
-"""After a failure of the trainer process or the disk."""
+"""Seconds to wait after a failure of the trainer process or the disk."""
 
 
 class Fetching:
-    """Of one peer.  within_s: for one batch.  told: is told what came of it.
+    """Fetching of batches at one peer.  within_s: limit for one batch.  told: is told the outcome of each fetch.
 
-    unwanted: bytes to be removed, as soon as nobody reads them.
+    unwanted: the roots of bytes to be removed, as soon as nobody reads them.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Fetching:
         self._trouble = ""
 
     async def fetch(self, batch: Batch) -> None:
-        """The bytes of a batch, if they are to be had in time."""
+        """Fetch the bytes of a batch, within the time limit, and tell the outcome."""
         here: bool | None = None
         scope = trio.CancelScope()
         self._under_way[scope] = batch
@@ -117,22 +117,22 @@ class Fetching:
             await trio.sleep(RETRY_S)
         self._told(Fetched(batch.author, batch.root, here))
         if here is None:
-            self.unwanted.append(batch.root)  # what came of it, unless it is being fetched again
+            self.unwanted.append(batch.root)  # the partial bytes, unless they are fetched again
 
     def _warn(self, trouble: str) -> None:
-        """Once, however many batches strangers state: a disk that failed for one fails for the next."""
+        """Warn once, however many batches strangers state: a disk that failed for one fails for the next."""
         if trouble != self._trouble:
             self._session.emit(Notice("warning", trouble))
         self._trouble = trouble
 
     def end_useless(self) -> None:
-        """End the fetches of batches that are too old by now, or decided: their places are those of others."""
+        """End the fetches of batches that are too old or decided by now, so that others get their places."""
         for scope, batch in self._under_way.items():
             if not self._pool.lacks(batch):
                 scope.cancel()
 
     async def remove_unwanted(self) -> None:
-        """Remove what can be removed now."""
+        """Remove the unwanted bytes that can be removed now."""
         for _ in range(len(self.unwanted)):
             root = self.unwanted.popleft()
             if not await self._library.remove(root):
@@ -143,14 +143,14 @@ class Fetching:
 
 
 MADE = ".made.new"
-"""A batch that is being made; what an earlier life left of it is removed with all such files."""
+"""File of a batch that is being made; one left by an earlier life is removed with all such files."""
 
 VERSIONS_REMEMBERED = 4096
-"""Versions whose numbers are known; nobody gives up so many records, which are settled long before."""
+"""Most versions whose next numbers are remembered; no chain gives up so many records, as they are settled long before."""
 
 
 class Worker:
-    """Of one rollout peer.  incarnation: of this life."""
+    """Work of one rollout peer.  incarnation: of this life."""
 
     def __init__(
         self,
@@ -171,11 +171,14 @@ class Worker:
         self._given, self._tasks = given, tasks
         self._died_over: tuple[Hash, int] | None = None
         self._next: dict[Hash, int] = {}
-        """The number of the next batch at each tip.  The chain may go back: who then stated another batch with a number of
-        before would have signed two statements that contradict each other."""
+        """Number of the next batch at each tip.
+
+        The chain may go back: a peer that then stated another batch with an old number would have signed two statements that
+        contradict each other.
+        """
 
     async def recall(self) -> list[tuple[RolloutBatch, Envelope]]:
-        """What an earlier life stated, of which the bytes are still here; numbers go on after it."""
+        """Return an earlier life's statements whose bytes are still here; numbers go on after all of its statements."""
         found = []
         for raw in await self._offload(self._files.statements):
             try:
@@ -190,7 +193,7 @@ class Worker:
         return found
 
     def obstacle(self) -> str:
-        """Why no batch can be made now, as a sentence; empty where one can."""
+        """Return the reason why no batch can be made now, as a sentence; empty if one can."""
         newest, warm = self._versions.newest, self._rl.warm_rounds
         if newest is None:
             return "the trainer has not got the newest weights yet"
@@ -201,8 +204,10 @@ class Worker:
         return "all batches of these weights are made" if self._next.get(newest[1], 0) >= MAX_BATCHES else ""
 
     async def make(self, on_progress: Callable[[int, int], None]) -> tuple[RolloutBatch, Envelope] | None:
-        """The next batch, stated but not said yet; None while there are no weights to make it with, or where it was given
-        up.  Raises `TrainerDied`, `StoreFailed`."""
+        """Make the next batch, and seal and keep its statement, which is not said yet.
+
+        Returns None if there are no weights to make it with, or if it was given up.  Raises `TrainerDied`, `StoreFailed`.
+        """
         begun, rl, made = trio.current_time(), self._rl, None
         async with self._turn.lent() as lent:
             newest = self._versions.newest
@@ -225,7 +230,7 @@ class Worker:
         body = await self._offload(self._adopt, version, tip, number, made)
         envelope = self._session.seal(body)
         try:
-            await self._offload(self._files.keep, version * MAX_BATCHES + number, envelope.raw)  # we never state another one
+            await self._offload(self._files.keep, version * MAX_BATCHES + number, envelope.raw)  # we never state another
         except StoreFailed:
             await self._offload(self._files.remove, Hash(body.root))  # nobody will hear of it, and the disk is full
             raise
@@ -238,21 +243,29 @@ class Worker:
         return body, envelope
 
     def _count(self, tip: Hash, number: int) -> None:
-        """This number is given: its statement is on the disk, or it is passed over.  No gap comes of a full disk: trainers
-        take the numbers in order."""
+        """Mark a number as used: its statement is on the disk, or it is passed over.
+
+        A full disk leaves no gap: trainers take the numbers in order.
+        """
         self._next[tip] = number + 1
         while len(self._next) > VERSIONS_REMEMBERED:
             del self._next[next(iter(self._next))]
 
     def _note_death(self, tip: Hash, number: int) -> None:
-        """The process ended over a batch.  One over which it ended twice is never made: it might end over it without end.
-        The trainer that it is for takes the later ones after a while."""
+        """Note that the process died over a batch.
+
+        A batch over which it died twice is never made: it might die over it without end.  The trainer that the batch is for
+        takes the later ones after a while.
+        """
         if self._died_over == (tip, number):
             self._count(tip, number)
         self._died_over = tip, number
 
     def _adopt(self, version: int, tip: Hash, number: int, made: Generated) -> RolloutBatch:
-        """Blocking: the bytes that were made, under their name.  Raises `TrainerDied` where there are none."""
+        """Store the bytes that were made under their name, and return the statement.  Blocking.
+
+        Raises `TrainerDied` if there is no batch of the right size.
+        """
         path = self._files.folder / MADE
         view = map_file(path)
         if view is None or not 0 < len(view) <= MAX_BATCH_BYTES or made.rollouts != self._rl.rollouts_per_batch:
@@ -273,5 +286,5 @@ class Worker:
         )
 
     async def forget_before(self, version: int) -> None:
-        """Statements about older versions are not needed any more."""
+        """Forget the statements about older versions."""
         await self._offload(self._files.keep_all, (), version * MAX_BATCHES)

@@ -1,7 +1,7 @@
-"""Who may take part in a run, as anybody can check: what a peer shows to be let in, and what a record can carry.
+"""Admission to a run, which anybody can check: the proof that a peer shows to be let in, and that a record can carry.
 
-An admission proof is the organiser's token and, where that is a bearer token, the signature of the token's key over the run
-and one peer ID.  Whoever sees a proof can check it, and nobody but that peer can use it.  In runs that are open or have a
+An admission proof is the organiser's token and, for a bearer token, the signature of the token's key over the run and one
+peer ID.  Every peer that sees a proof can check it, and only that one peer can use it.  In runs that are open or have a
 list the proof is empty.  Everything here is pure: given the same arguments, every peer comes to the same result.  Only
 `has_expired` depends on a clock, whose reading the caller gives it.
 """
@@ -38,8 +38,7 @@ from protocol.wire.presence import Role
 # Tokens: the organiser's signed permission to come into a run that admits by invitation.
 #
 # A token is bound to one peer, or it is a bearer token: then it names a public key made for it, whose private half is in the
-# invitation text alone.  A token by itself admits nobody; what a peer shows is an admission proof, made from it in
-# `protocol.run.admission`.
+# invitation text alone.  A token by itself admits nobody: a peer shows an admission proof, which is made from the token.
 
 
 DEFAULT_USES = 16
@@ -47,11 +46,11 @@ MAX_USES = 4096
 
 
 class Token(Body):
-    """Who may take part, as what, and until when: exactly one of `peer` and `key` is there.
+    """Permission to take part, in a role and until a time: exactly one of `peer` and `key` is set.
 
-    expires: unix seconds, checked by each peer with its own clock when somebody comes in.  until_round: no record of a later
-    round may be the first that names the peer; a rule that everybody checks alike.  key: an Ed25519 public key (32 bytes),
-    of a bearer token.  uses: how many different peers it may admit in this run; 1 where it is bound to one.
+    expires: unix seconds, checked by each peer with its own clock when a peer comes in.  until_round: no record of a later
+    round may be the first that names the peer; all peers check this alike.  key: an Ed25519 public key (32 bytes),
+    of a bearer token.  uses: number of different peers that it may admit in this run; 1 if it is bound to one.
     """
 
     KIND: ClassVar[str] = "token"
@@ -73,7 +72,7 @@ class Token(Body):
 
     @property
     def name(self) -> Hash:
-        """Names the token when its uses are counted.  Independent of the signature, of which there could be several."""
+        """Name of the token in counts of its uses; independent of its signature, of which there could be several."""
         return hash_bytes("token", self.encode())
 
 
@@ -86,7 +85,7 @@ def bound_token(
     role: Role = Role.TRAINER,
     until_round: int | None = None,
 ) -> bytes:
-    """A signed token for one peer.  expires: unix seconds.  Raises `Malformed` for a `peer` that is no peer ID."""
+    """Sign a token for one peer.  expires: unix seconds.  Raises `Malformed` for a `peer` that is no peer ID."""
     public_key_of(peer)
     token = Token(run=run, role=role, expires=expires, until_round=until_round, peer=peer, key=None, uses=1)
     return pack(organiser, run, token).raw
@@ -102,13 +101,13 @@ def bearer_token(
     until_round: int | None = None,
     uses: int = DEFAULT_USES,
 ) -> bytes:
-    """A signed token for up to `uses` peers.  `key` was made for this token; its seed goes into the invitation."""
+    """Sign a token for up to `uses` peers.  `key` was made for this token; its seed goes into the invitation."""
     token = Token(run=run, role=role, expires=expires, until_round=until_round, peer=None, key=key.public_key, uses=uses)
     return pack(organiser, run, token).raw
 
 
 def read_token(token: bytes, run: Hash, organiser: PeerId) -> Token:
-    """The token in an envelope that the organiser signed for this run; raises `Malformed`."""
+    """Return the token in an envelope that the organiser signed for this run; raise `Malformed` if there is none."""
     envelope = open_envelope(token, run, max_bytes=MAX_TOKEN_BYTES)
     if envelope.kind != Token.KIND:
         raise Malformed("a signed statement, but not a token")
@@ -121,7 +120,7 @@ def read_token(token: bytes, run: Hash, organiser: PeerId) -> Token:
 
 
 def peek_token(token: bytes) -> Token:
-    """What a token says, for those who have verified it before: the signature is not checked.  Raises `Malformed`."""
+    """Return a token that was verified before: the signature is not checked.  Raises `Malformed`."""
     fields = canonical.decode(token, max_bytes=MAX_TOKEN_BYTES)
     if not isinstance(fields, dict) or not isinstance(fields.get("body"), bytes):
         raise Malformed("not a token")
@@ -135,7 +134,10 @@ _DOMAIN = b"manyhands admission 1\n"
 
 
 class AdmissionProof(Body):
-    """token: the organiser's.  signature: of the token's key, over run and peer; None for a token that names the peer."""
+    """Proof that a peer is admitted.  token: the organiser's.
+
+    signature: of the token's key, over run and peer; None for a token that names the peer.
+    """
 
     token: Annotated[bytes, Field(min_length=1, max_length=MAX_TOKEN_BYTES)]
     signature: SignatureField | None
@@ -143,10 +145,10 @@ class AdmissionProof(Body):
 
 @dataclass(frozen=True)
 class AdmittedBy:
-    """What admits a peer.  token: its name, None where the manifest alone decides; then the rest has no meaning.
+    """Grounds for a peer's admission.  token: its name; None if the manifest alone decides: then the rest has no meaning.
 
     expires: unix seconds.  until_round: the last round whose record may be the first with this peer; None for any.
-    uses: how many peers the token may admit.
+    uses: number of peers that the token may admit.
     """
 
     token: Hash | None = None
@@ -156,9 +158,9 @@ class AdmittedBy:
     uses: int = 1
 
     def require(self, role: Role, round: int | None) -> None:
-        """Raises `Malformed` when the token is not for this role or too old for this round.
+        """Raise `Malformed` if the token is not for this role or too old for this round.
 
-        A trainer's token is good for every role, and everybody's for a seed.
+        A trainer's token is good for every role, and any token for a seed.
         """
         if self.token is None:
             return
@@ -169,26 +171,26 @@ class AdmittedBy:
 
 
 BY_MANIFEST = AdmittedBy()
-"""The organiser, the listed, and everybody in an open run."""
+"""Admission of the organiser, of listed peers, and of everybody in an open run."""
 
 
 def needs_proof(manifest: RunManifest, peer: PeerId) -> bool:
-    """Whether `peer` has to show something; who need not must show nothing."""
+    """Return True if `peer` has to show a proof; all other peers must show none."""
     return manifest.admission is Admission.INVITE and peer != manifest.organiser
 
 
 def make_proof(token: bytes, run: Hash, peer: PeerId, key: Identity | None = None) -> bytes:
-    """The admission proof of `peer`.  key: of a bearer token.  That the token is good is not checked."""
+    """Return the admission proof of `peer`.  key: of a bearer token.  The token is not checked."""
     return AdmissionProof(token=token, signature=key.sign(_signed_bytes(run, peer)) if key is not None else None).encode()
 
 
 def verify_admission(
     manifest: RunManifest, run: Hash, peer: PeerId, proof: bytes, round: int | None = None, *, role: Role = Role.TRAINER
 ) -> AdmittedBy:
-    """What admits `peer` to run `run` of this manifest, in `role`; raises `Malformed` with the reason.
+    """Return the grounds for admitting `peer` to run `run` of this manifest, in `role`; raise `Malformed` with the reason.
 
-    round: of the record that names the peer, or would; None when that is not known.  Neither the clock nor how often a
-    token has been used is looked at (`has_expired`, `TokenUses`).
+    round: of the record that names the peer, or would; None if that is not known.  Neither the clock nor the uses of the
+    token are checked (`has_expired`, `TokenUses`).
     """
     if manifest.admission is Admission.ALLOWLIST and peer not in manifest.allowlist and peer != manifest.organiser:
         raise Malformed("the run's list does not name the peer")
@@ -213,14 +215,14 @@ def verify_admission(
 
 
 def has_expired(admitted: AdmittedBy, wall_now: float) -> bool:
-    """Whether the token had expired at `wall_now` (unix seconds, by the caller's clock)."""
+    """Return True if the token had expired at `wall_now` (unix seconds, by the caller's clock)."""
     return admitted.token is not None and admitted.expires <= wall_now
 
 
 class TokenUses:
-    """Which peers the tokens of a run have admitted, as a chain of records tells: a value that records are folded into.
+    """The peers that the tokens of a run have admitted in a chain of records: a value that records are folded into.
 
-    A peer counts for the token of its first admission, and for no other later.  Proofs are not verified here.
+    A peer counts for the token of its first admission, and for no later one.  Proofs are not verified here.
     """
 
     def __init__(self) -> None:
@@ -228,11 +230,11 @@ class TokenUses:
         self._count: Mapping[Hash, int] = {}
 
     def count(self, token: Hash) -> int:
-        """How many peers this token has admitted."""
+        """Return the number of peers that this token has admitted."""
         return self._count.get(token, 0)
 
     def may_admit(self, peer: PeerId, proof: bytes) -> bool:
-        """Whether `peer` has been admitted before, or the token of its proof still has a use.  False for odd proofs."""
+        """Return True if `peer` was admitted before, or if its proof's token still has a use; False for malformed proofs."""
         try:
             self.after([(peer, proof)])
         except Malformed:
@@ -240,9 +242,9 @@ class TokenUses:
         return True
 
     def after(self, admissions: Iterable[tuple[PeerId, bytes]]) -> TokenUses:
-        """The uses after a record with these members and their verified proofs; `self` where nobody is new.
+        """Return the uses after a record with these members and their verified proofs; `self` if nobody is new.
 
-        Raises `Malformed` when a token admits more peers than it may, or a proof is none.
+        Raises `Malformed` if a token admits more peers than it may, or if a proof is none.
         """
         new: dict[PeerId, Hash] = {}
         count: Counter[Hash] = Counter()

@@ -1,7 +1,7 @@
-"""How the numbers of a run hang together: what does not fit, and what would.
+"""Consistency of the numbers of a run: the problems, and values that would fit.
 
-Pure functions on plain numbers, used by the manifest, which refuses what does not fit, and by `protocol.run.run_file`,
-which fills in what a run file leaves out.
+Pure functions on plain numbers, used by the manifest, which refuses numbers that do not fit, and by
+`protocol.run.run_file`, which fills in the numbers that a run file leaves out.
 
 The largest run has `MAX_CHUNKS` chunks of `MAX_CHUNK_PARAMETERS`.  Both are bounds on memory: a motion names and signs
 every chunk, in one envelope of 1 MiB; a peer holds up to 64 parts of chunks that wait for others (4 MiB each), and the
@@ -25,7 +25,7 @@ MAX_CHECKPOINT_CHUNKS = 1 << 15
 MAX_STEP_TOKENS = 1 << 26
 
 FEW_CHUNKS = 1024
-"""A contribution in more chunks is not shared out any better, and each costs a signature."""
+"""Chunks of a contribution: with more it is not shared out any better, and each costs a signature."""
 FEW_CHECKPOINT_CHUNKS = 1 << 13
 LEAST_CHUNK_PARAMETERS = 1 << 16
 LEAST_CHECKPOINT_CHUNK_BYTES = 1 << 18
@@ -33,7 +33,7 @@ LEAST_CHECKPOINT_CHUNK_BYTES = 1 << 18
 
 @dataclass(frozen=True)
 class Problem:
-    """fields: what is involved, as dotted names.  text: one sentence that names a value that fits."""
+    """Numbers that do not fit.  fields: dotted names of the fields involved.  text: one sentence with a value that fits."""
 
     fields: tuple[str, ...]
     text: str
@@ -48,7 +48,7 @@ class Misfit(ValueError):
 
 
 def refuse(problems: Iterator[Problem]) -> None:
-    """Raises `Misfit` with all of them, if there are any."""
+    """Raise `Misfit` with all of these problems, if there are any."""
     if found := list(problems):
         raise Misfit(found)
 
@@ -79,7 +79,7 @@ class ModelShape:
 
     @property
     def other_parameters(self) -> int:
-        """Those that no layer has: embeddings and the last norm."""
+        """Parameters outside the layers: embeddings and the last norm."""
         return self.vocab * self.dim * (1 if self.tied else 2) + self.dim
 
     @property
@@ -89,25 +89,25 @@ class ModelShape:
 
 
 def head_count(dim: int) -> int | None:
-    """Attention heads for a width: about 32, 64 or 128 wide each; None when no number of heads divides it evenly."""
+    """Return the attention heads for a width: about 32, 64 or 128 wide each; None if no number divides it evenly."""
     wanted = 128 if dim >= 2048 else 64 if dim >= 512 else 32
     counts = [heads for heads in range(1, 513) if dim % (2 * heads) == 0]
     return min(counts, key=lambda heads: max(dim / heads / wanted, wanted * heads / dim), default=None)
 
 
 def kv_head_count(heads: int) -> int:
-    """Key and value heads: half of the heads or fewer, at most 8."""
+    """Return the key and value heads: half of the heads or fewer, at most 8."""
     return max(count for count in range(1, max(1, min(8, heads // 2)) + 1) if heads % count == 0)
 
 
 def ffn_width(dim: int) -> int:
-    """Of the SwiGLU layer: 8/3 of the width, rounded up to a multiple of 128 (8 in models narrower than that)."""
+    """Return the SwiGLU width: 8/3 of the model's, rounded up to a multiple of 128 (8 in models narrower than that)."""
     step = 128 if dim >= 128 else 8
     return -(-8 * dim // (3 * step)) * step
 
 
 def chunk_size(parameters: int) -> int:
-    """Parameters in a chunk of a contribution."""
+    """Return the parameters in a chunk of a contribution."""
     size = LEAST_CHUNK_PARAMETERS
     while size < MAX_CHUNK_PARAMETERS and chunk_count(parameters, size) > FEW_CHUNKS:
         size *= 2
@@ -115,7 +115,7 @@ def chunk_size(parameters: int) -> int:
 
 
 def checkpoint_chunk_size(state_bytes: int) -> int:
-    """Bytes in a chunk of a checkpoint."""
+    """Return the bytes in a chunk of a checkpoint."""
     size = LEAST_CHECKPOINT_CHUNK_BYTES
     while size < MAX_CHECKPOINT_CHUNK_BYTES and -(-state_bytes // size) > FEW_CHECKPOINT_CHUNKS:
         size *= 2
@@ -123,7 +123,7 @@ def checkpoint_chunk_size(state_bytes: int) -> int:
 
 
 def model_problems(shape: ModelShape) -> Iterator[Problem]:
-    """What does not fit in the model's numbers, a sentence each."""
+    """Yield a problem for each misfit in the model's numbers."""
     dim, heads, kv_heads = shape.dim, shape.heads, shape.kv_heads
     if shape.head_dim and dim % heads:
         above = -(-dim // heads) * heads
@@ -154,7 +154,7 @@ def model_problems(shape: ModelShape) -> Iterator[Problem]:
 
 
 def rope_problems(low: float, high: float) -> Iterator[Problem]:
-    """What does not fit in the numbers of stretched positions."""
+    """Yield a problem if the numbers of stretched positions do not fit."""
     if not low < high:
         yield Problem(
             ("rope_low_freq_factor", "rope_high_freq_factor"),
@@ -163,7 +163,7 @@ def rope_problems(low: float, high: float) -> Iterator[Problem]:
 
 
 def _smaller(shape: ModelShape) -> str:
-    """How the model would not have too many parameters."""
+    """Propose a change that brings the model's parameters below the limit."""
     layers = (MAX_PARAMETERS - shape.other_parameters) // shape.layer_parameters
     if layers >= 1:
         return f"layers = {layers} would do"
@@ -175,7 +175,7 @@ def _smaller(shape: ModelShape) -> str:
 
 
 def chunk_problems(parameters: int, chunk: int, state_bytes: int, checkpoint_chunk: int) -> Iterator[Problem]:
-    """Of a model that has not too many parameters."""
+    """Yield a problem for each misfit in the chunks of a model whose parameters are within the limit."""
     chunks, pieces = chunk_count(parameters, chunk), -(-state_bytes // checkpoint_chunk)
     if chunks > MAX_CHUNKS:
         yield Problem(
@@ -193,7 +193,7 @@ def chunk_problems(parameters: int, chunk: int, state_bytes: int, checkpoint_chu
 
 
 def fragment_problems(fragments: int) -> Iterator[Problem]:
-    """A state in several fragments: the messages carry their numbers, but nothing exchanges one alone yet."""
+    """Yield a problem for several fragments: messages carry their numbers, but nothing exchanges one alone yet."""
     if fragments != 1:
         yield Problem(
             ("fragments",), f"fragments is {fragments}, and this version exchanges whole states; fragments = 1 would do"
@@ -201,7 +201,7 @@ def fragment_problems(fragments: int) -> Iterator[Problem]:
 
 
 def data_problems(sequence_length: int, sequences_per_step: int) -> Iterator[Problem]:
-    """What does not fit in the numbers of the data, a sentence each."""
+    """Yield a problem if the numbers of the data do not fit."""
     if sequence_length * sequences_per_step > MAX_STEP_TOKENS:
         yield Problem(
             ("sequence_length", "sequences_per_step"),
@@ -211,7 +211,7 @@ def data_problems(sequence_length: int, sequences_per_step: int) -> Iterator[Pro
 
 
 def total_problems(tokens: int | None, rounds: int | None) -> Iterator[Problem]:
-    """Yield a sentence where the run has not exactly one total."""
+    """Yield a problem if the run has not exactly one total."""
     if tokens is None and rounds is None:
         yield Problem(
             ("total_tokens", "total_rounds"),
@@ -225,7 +225,7 @@ def total_problems(tokens: int | None, rounds: int | None) -> Iterator[Problem]:
 
 
 def member_problems(min_members: int, max_members: int) -> Iterator[Problem]:
-    """What does not fit in the numbers of members, a sentence each."""
+    """Yield a problem if the numbers of members do not fit."""
     if min_members > max_members:
         yield Problem(
             ("min_members", "max_members"),
@@ -234,7 +234,7 @@ def member_problems(min_members: int, max_members: int) -> Iterator[Problem]:
 
 
 def used_problems(max_members: int, batches_per_round: int) -> Iterator[Problem]:
-    """Where a record does not have room for the batches that all members learn from, a sentence."""
+    """Yield a problem if a record has no room for the batches that all members learn from."""
     if max_members * batches_per_round > MAX_USED_BY_ALL:
         yield Problem(
             ("rl.batches_per_round", "rounds.max_members"),
@@ -244,7 +244,7 @@ def used_problems(max_members: int, batches_per_round: int) -> Iterator[Problem]
 
 
 def founder_problems(founders: Sequence[str], admitted: Sequence[str] | None) -> Iterator[Problem]:
-    """Of named founders.  admitted: whom an allowlist admits; None for any other admission."""
+    """Yield a problem for each misfit in named founders.  admitted: peers admitted by an allowlist; None without one."""
     if list(founders) != sorted(set(founders)):
         yield Problem(("founders",), "founders must be sorted and without repetition; sort it")
     strangers = [] if admitted is None else sorted(set(founders).difference(admitted))

@@ -1,8 +1,7 @@
-"""The greeting between two peers: whether they speak the same protocol, and whether the one may come in to the other.
+"""The greeting between two peers: checks that they speak the same protocol, and that one may come in to the other.
 
-Pure.  A refusal is a sentence that the refused peer shows to its user.  How a greeting travels, and what happens to a
-connection after a refusal, is the node's business.  A token is for coming in: a member of a committed record is in, and
-stays in when its token expires.
+Pure.  A refusal is a sentence that the refused peer shows to its user.  The node sends greetings and deals with connections
+after a refusal.  A token is for coming in: a member of a committed record is in, and stays in when its token expires.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ OLDEST_PROTOCOL_VERSION = PROTOCOL_VERSION
 """Oldest version of the protocol that this software still speaks."""
 
 LAST_SECOND = 253_402_300_799
-"""End of the year 9999, in unix seconds: what a date can show."""
+"""End of the year 9999, in unix seconds: the last second that a date can show."""
 
 VersionNumber = Annotated[int, Field(ge=1, le=1_000_000)]
 VersionName = Annotated[str, Field(max_length=40)]
 
 
 class Hello(Body):
-    """The first question to another peer.  admission: the sender's admission proof; empty where the run asks for none."""
+    """The first question to another peer.  admission: the sender's admission proof; empty if the run asks for none."""
 
     KIND: ClassVar[str] = "hello"
     protocol_min: VersionNumber
@@ -43,7 +42,7 @@ class Hello(Body):
 
 
 class HelloReply(Body):
-    """Welcome.  protocol: the version to speak.  version: the answerer's software.  clock: its clock's unix second."""
+    """Welcome to a peer.  protocol: the version to speak.  version: the answerer's software.  clock: its unix second."""
 
     KIND: ClassVar[str] = "hello-reply"
     protocol: VersionNumber
@@ -52,7 +51,7 @@ class HelloReply(Body):
 
 
 def make_hello(run: Hash, role: Role, admission: bytes, version: str) -> Hello:
-    """Our greeting."""
+    """Return our greeting."""
     return Hello(
         protocol_min=OLDEST_PROTOCOL_VERSION,
         protocol_max=PROTOCOL_VERSION,
@@ -73,9 +72,9 @@ def admit_at_door(
     role: Role = Role.TRAINER,
     round: int | None = None,
 ) -> AdmittedBy | str:
-    """What admits `peer` now in `role`; else the reason and the remedy as a sentence.
+    """Return the grounds for admitting `peer` now in `role`; else a sentence with the reason of the refusal and the remedy.
 
-    wall_now: unix seconds.  round: the next record's, which is the first that could name a newcomer; None when unknown.
+    wall_now: unix seconds.  round: of the next record, the first that could name a newcomer; None if unknown.
     """
     if manifest.admission is Admission.INVITE and not proof and peer != manifest.organiser:
         return (
@@ -101,7 +100,7 @@ def admit_at_door(
 
 
 def answer_hello(manifest: RunManifest, run: Hash, hello: Hello, version: str, wall_now: float) -> HelloReply | str:
-    """The answer to a greeting as far as run and software go: welcome, or the reason of the refusal as a sentence.
+    """Return the answer to a greeting, judged by run and software: a welcome, or a sentence with the reason of the refusal.
 
     wall_now: unix seconds.
     """
@@ -120,7 +119,7 @@ def answer_hello(manifest: RunManifest, run: Hash, hello: Hello, version: str, w
 
 
 def version_problem(manifest: RunManifest) -> str | None:
-    """Why this software cannot take part in the run, as a sentence; None when it can."""
+    """Return the reason why this software cannot take part in the run, as a sentence; None if it can."""
     wanted = _range(manifest.protocol_min, manifest.protocol_max)
     problem = f"the run wants protocol {wanted} and this software speaks "
     problem += _range(OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION)
@@ -132,7 +131,7 @@ def version_problem(manifest: RunManifest) -> str | None:
 
 
 def _date(seconds: float) -> str:
-    """A time in unix seconds, as a person reads it."""
+    """Return a time in unix seconds in a form for people."""
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(min(max(0.0, seconds), LAST_SECOND)))
 
 

@@ -1,8 +1,8 @@
 """An invitation: one string to paste, enough to find a run and to be let in.
 
 `mh1` and base58 of a checksum and canonical msgpack `{run, organiser, addresses, anchor, token, secret}`.  It does not
-contain the manifest: that is asked of any peer and checked against the run ID.  The checksum is for mistyping; nothing here
-proves that the run is a good one, so an invitation is as trustworthy as whoever gave it.
+contain the manifest, which any peer can give and which is checked against the run ID.  The checksum detects mistyping;
+nothing here proves that the run is a good one, so an invitation is only as trustworthy as its giver.
 
 With a bearer token it contains the token's private key, and is a secret: its holder makes the proofs that let peers in.
 """
@@ -25,7 +25,7 @@ from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import KEY_BYTES, Identity, PeerId, public_key_of
 
 # ------------------------------------------------------------------------------------------------------------------------
-# A record of the run that an invitation names: a newcomer cannot be shown another history, and a person can choose one.
+# A record of the run that an invitation names: so a newcomer cannot be shown another history, and a person can choose one.
 
 
 MAX_ROUNDS = 1 << 53
@@ -36,22 +36,22 @@ class Chain(Protocol):
 
     @property
     def length(self) -> int:
-        """Rounds to its end."""
+        """Rounds up to the end of the chain."""
         ...
 
     def tip_at(self, rounds: int) -> Hash:
-        """The tip after `rounds` rounds, at most `length`."""
+        """Return the tip after `rounds` rounds, at most `length`."""
         ...
 
 
 class Anchor(Body):
-    """After so many rounds the tip of the chain is `tip`: a final record of whoever invites, or one that it chose."""
+    """The tip that the chain has after so many rounds: a final record of the inviting peer, or a record that it chose."""
 
     rounds: Annotated[int, Field(ge=1, le=MAX_ROUNDS)]
     tip: HashField
 
     def holds(self, chain: Chain) -> bool:
-        """Whether the chain goes through this record."""
+        """Return True if the chain goes through this record."""
         return chain.length >= self.rounds and chain.tip_at(self.rounds) == self.tip
 
 
@@ -60,7 +60,7 @@ class Anchor(Body):
 
 PREFIX = "mh1"
 AROUND = "\"'`<>()[]*_“”‘’„«»,;.:!?…"
-"""What mail and chats put around an invitation."""
+"""Characters that mail and chats put around an invitation."""
 MAX_ADDRESSES = 16
 MAX_INVITATION_BYTES = 5000
 MAX_INVITATION_CHARACTERS = 7500
@@ -77,14 +77,14 @@ BEGINNING = re.compile(f"(?<![0-9A-Za-z/]){PREFIX}[1-9A-HJ-NP-Za-km-z]*")
 MAX_ADDRESS_CHARACTERS = 200
 ADDRESS_FORM = r"^(/[!-.0-~]+)+$"
 Address = Annotated[str, Field(min_length=2, max_length=MAX_ADDRESS_CHARACTERS, pattern=ADDRESS_FORM)]
-"""A multiaddr: printable ASCII, no spaces.  Whether it can be dialled is the network's question."""
+"""A multiaddr: printable ASCII, no spaces.  The network decides whether it can be dialled."""
 Secret = Annotated[bytes, Field(min_length=KEY_BYTES, max_length=KEY_BYTES)]
 
 
 class Invitation(Body):
-    """run: run ID.  addresses: where to ask first.  anchor: a record of the chain, if whoever invites knows one.
+    """An invitation.  run: run ID.  addresses: where to ask first.  anchor: a record of the chain, if the inviter knows one.
 
-    token: a signed `tokens.Token`, for runs that want one.  secret: the seed of a bearer token's key.
+    token: a signed `protocol.run.admission.Token`, for runs that want one.  secret: the seed of a bearer token's key.
     """
 
     run: HashField
@@ -95,7 +95,7 @@ class Invitation(Body):
     secret: Annotated[Secret | None, Field(repr=False)]
 
     def proof_for(self, peer: PeerId) -> bytes:
-        """The admission proof with which `peer` comes in; empty where the invitation has no token."""
+        """Return the admission proof with which `peer` comes in; empty if the invitation has no token."""
         if not self.token:
             return b""
         key = Identity.from_seed(self.secret) if self.secret is not None else None
@@ -103,7 +103,7 @@ class Invitation(Body):
 
 
 def can_be_named(address: str) -> bool:
-    """Whether an address has the form of those in invitations."""
+    """Return True if an address has the form that invitations require."""
     return len(address) <= MAX_ADDRESS_CHARACTERS and re.fullmatch(ADDRESS_FORM, address) is not None
 
 
@@ -115,7 +115,7 @@ def make_invitation(
     secret: bytes | None = None,
     anchor: Anchor | None = None,
 ) -> str:
-    """The invitation as text; raises ValueError for addresses or a token that cannot be in one."""
+    """Return the invitation as text; raise ValueError for addresses or a token that cannot be in one."""
     invitation = Invitation(
         run=run, organiser=organiser, addresses=list(addresses), anchor=anchor, token=token, secret=secret
     )
@@ -124,7 +124,7 @@ def make_invitation(
 
 
 def looks_like_invitation(text: str) -> bool:
-    """Whether somebody meant an invitation, or the beginning of one, maybe in a sentence, and not the name of a file."""
+    """Return True if the text is meant as an invitation or its beginning, maybe in a sentence, and not as a file name."""
     compact = _compact(text)
     if compact.startswith(PREFIX):
         return len(compact) > 64 or (len(compact) > 16 and compact.isalnum())
@@ -132,9 +132,9 @@ def looks_like_invitation(text: str) -> bool:
 
 
 def read_invitation(text: str) -> Invitation:
-    """The invitation in `text`, without what mail and chats do to it; raises `Malformed`.
+    """Return the invitation in `text`, undoing the changes of mail and chats; raise `Malformed` if there is none.
 
-    Line breaks inside, quotes, angle brackets, characters that cannot be seen and a sentence around it are taken away: the
+    Line breaks inside, quotes, angle brackets, invisible characters and a sentence around the invitation are removed: the
     checksum says where it ends.
     """
     if len(text) > 2 * MAX_INVITATION_CHARACTERS:
@@ -150,9 +150,9 @@ def read_invitation(text: str) -> Invitation:
 
 
 def _body_at(text: str, start: int) -> bytes | None:
-    """The body of the invitation that begins at `start`; None where none does whose checksum is right.
+    """Return the body of the invitation that begins at `start`; None if no invitation with a right checksum does.
 
-    What can be in an invitation is joined run by run, for a line may be broken anywhere, until the checksum fits.
+    Runs of permitted characters are joined one by one, for a line may be broken anywhere, until the checksum fits.
     """
     joined = ""
     for number, run in enumerate(RUN.finditer(text, start)):
@@ -166,7 +166,7 @@ def _body_at(text: str, start: int) -> bytes | None:
 
 
 def _problem(text: str) -> str:
-    """Why a text has no invitation, as a sentence with the remedy."""
+    """Return the reason why a text has no invitation, as a sentence with the remedy."""
     compact = _compact(text)
     found = BEGINNING.search(text)
     if not compact.startswith(PREFIX) and (found is None or len(found[0]) < LEAST_IN_A_SENTENCE):
@@ -182,7 +182,7 @@ def _problem(text: str) -> str:
 
 
 def _seen(text: str) -> str:
-    """The text without characters that cannot be seen: zero-width ones, soft hyphens, marks of direction."""
+    """Return the text without invisible characters: zero-width ones, soft hyphens, marks of direction."""
     return "".join(each for each in text if unicodedata.category(each) != "Cf")
 
 

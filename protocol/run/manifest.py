@@ -1,9 +1,9 @@
-"""The run manifest: what a run is, fixed by its organiser once and for all.
+"""The run manifest: the definition of a run, fixed by its organiser once and for all.
 
-Decides the fields, their ranges and how they hang together; the manifest's hash is the run ID and its signature is the
+Decides the fields, their ranges and their consistency; the manifest's hash is the run ID and its signature is the
 organiser's.  Ranges are strict because a manifest comes from a stranger: nothing in it may make a peer set aside absurd
-memory or wait absurdly long.  Whether *this* machine can carry the run is the peer's question (`state_bytes`).  Reading
-a manifest from a file that a person wrote is `protocol.run.run_file`'s business.
+memory or wait absurdly long.  The peer decides whether its own machine can carry the run (`state_bytes`), and
+`protocol.run.run_file` reads manifests from files that people wrote.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ PROTOCOL_VERSION = 1
 MAX_ALLOWLIST = 4096
 MAX_PUBLISHERS = 64
 MAX_ELECTORS = 64
-"""Peers that vote on one record; so many founders at most."""
+"""Peers that vote on one record, and founders, at most."""
 MAX_MANIFEST_BYTES = 320 << 10
 STATE_BYTES_PER_PARAMETER = 8
 """Parameter and momentum, fp32 each."""
 BF16_BYTES = 2
 
 PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]+$"
-"""Text without characters that move a terminal's cursor or turn its direction."""
+"""Pattern of text without characters that move a terminal's cursor or turn its direction."""
 
 Positive = Annotated[float, Field(gt=0, le=10, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
@@ -109,11 +109,11 @@ class OuterSection(Section):
 
 
 OUTER_FORMS = ("outer as a word", "outer as a section")
-"""What pydantic calls the two forms of the outer step in the places of its errors."""
+"""Names that pydantic gives to the two forms of the outer step in the places of its errors."""
 
 
 FOUNDERS_FORMS = ("founders as a word", "founders as a list")
-"""What pydantic calls the two forms of the founders."""
+"""Names that pydantic gives to the two forms of the founders."""
 
 
 def _form_of_outer(value: Any) -> str:
@@ -138,7 +138,7 @@ Founders = Annotated[
 
 
 class RoundSection(Section):
-    """How long a round is, who takes part, and how long anybody waits."""
+    """Length of a round, its participants, and the limits on waiting."""
 
     inner_steps: Annotated[int, Field(ge=1, le=10_000)] = 20
     """Inner steps of a member in one round (H)."""
@@ -170,7 +170,7 @@ class RoundSection(Section):
 
 
 class Admission(StrEnum):
-    """Who may take part."""
+    """Admission rule of a run."""
 
     OPEN = "open"
     INVITE = "invite"
@@ -186,7 +186,7 @@ class RunManifest(Section):
     )
 
     name: Annotated[str, Field(min_length=1, max_length=64, pattern=PRINTABLE)]
-    """What people call the run."""
+    """The name that people call the run."""
     organiser: PeerField
     """Peer ID of whoever signs the manifest and the tokens."""
     founders: Founders
@@ -212,9 +212,9 @@ class RunManifest(Section):
     chunk_parameters: Annotated[int, Field(ge=BLOCK, le=MAX_CHUNK_PARAMETERS, multiple_of=BLOCK)] = 1 << 16
     """Parameters in one chunk of a contribution; a multiple of 256."""
     aggregation: Rule = "clip"
-    """How contributions become one result: "mean" (by tokens), "clip", "trimmed" or "centered_clip"."""
+    """The rule that makes one result of all contributions: "mean" (by tokens), "clip", "trimmed" or "centered_clip"."""
     admission: Annotated[Admission, Field(strict=False)] = Admission.OPEN
-    """Who may take part: "open", "invite" (a token of the organiser) or "allowlist"."""
+    """The peers that may take part: "open", "invite" (a token of the organiser) or "allowlist"."""
     allowlist: Annotated[list[PeerField], Field(max_length=MAX_ALLOWLIST)] = Field(default_factory=list)
     """Peer IDs that may take part when admission is "allowlist"; sorted."""
     publishers: Annotated[list[PeerField], Field(max_length=MAX_PUBLISHERS)] = []
@@ -230,7 +230,7 @@ class RunManifest(Section):
     rl: RlSection | None = None
     """Reinforcement learning from rollouts; left out where the run reads text."""
     tokenizer: TokenizerSection | None = None
-    """How texts become tokens; left out where the model reads bytes."""
+    """The tokenizer of all texts; left out if the model reads bytes."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -296,7 +296,7 @@ class RunManifest(Section):
 
     @property
     def genesis(self) -> Hash | None:
-        """Digest of the outer state before the first round; None where the initial parameters follow from the seed."""
+        """Digest of the outer state before the first round; None if the initial parameters follow from the seed."""
         return Hash(bytes.fromhex(self.initial_state)) if self.initial_state else None
 
     @property
@@ -305,11 +305,11 @@ class RunManifest(Section):
         return self.rounds.inner_steps * self.data.sequences_per_step * self.data.sequence_length
 
     def learns_from_rollouts(self, round: int) -> bool:
-        """Whether a round's members learn from accepted rollouts; else they read text."""
+        """Return True if a round's members learn from accepted rollouts; otherwise they read text."""
         return self.rl is not None and round >= self.rl.warm_rounds
 
     def steps_of(self, round: int) -> int:
-        """Inner steps of a member in a round, or optimiser steps where it learns from rollouts."""
+        """Return the inner steps of a member in a round, or the optimiser steps if it learns from rollouts."""
         rollouts = self.rl is not None and self.learns_from_rollouts(round)
         return self.rl.optimizer_steps if rollouts and self.rl is not None else self.rounds.inner_steps
 
@@ -334,7 +334,7 @@ class RunManifest(Section):
         return self.state_bytes + self.reference_bytes
 
     def outer_step(self, round: int, tokens: Sequence[int]) -> OuterStep:
-        """Rate and momentum of a round whose record's members contributed so many tokens each, whatever chunks lack some."""
+        """Return rate and momentum of a round whose members contributed `tokens`, even if some chunks lack a few of them."""
         if isinstance(self.outer, OuterSection):
             return OuterStep(self.outer.lr, self.outer.momentum)
         if self.learns_from_rollouts(round):
@@ -342,7 +342,7 @@ class RunManifest(Section):
         return automatic(weights_of(self.aggregation, tokens), self.rounds.inner_steps)
 
     def trainer_sections(self) -> dict[str, Any]:
-        """All that a trainer needs to know, as plain values."""
+        """Return all that a trainer needs to know, as plain values."""
         learning = {"rl": self.rl.trainer_section(), "environment": self.rl.environment} if self.rl is not None else {}
         tokenizer = {"tokenizer": self.tokenizer.trainer_section()} if self.tokenizer is not None else {}
         return {
@@ -368,7 +368,7 @@ class SignedManifest:
 
 
 def run_id(manifest: RunManifest) -> Hash:
-    """The hash of a manifest, which names the run."""
+    """Return the hash of a manifest, which names the run."""
     return hash_bytes("manifest", manifest.encode())
 
 
@@ -379,7 +379,7 @@ def sign(identity: Identity, manifest: RunManifest) -> SignedManifest:
 
 
 def open_manifest(raw: bytes | memoryview) -> SignedManifest:
-    """The manifest in a signed envelope; raises `Malformed` with one sentence."""
+    """Return the manifest in a signed envelope; raise `Malformed` with one sentence if there is none."""
     envelope = open_envelope(raw, ZERO_HASH, max_bytes=MAX_MANIFEST_BYTES)
     if envelope.kind != RunManifest.KIND:
         raise Malformed("a signed statement, but not a manifest")
@@ -393,7 +393,7 @@ def open_manifest(raw: bytes | memoryview) -> SignedManifest:
 
 @lru_cache(maxsize=1)
 def demo_manifest() -> SignedManifest:
-    """The built-in demo run.  Its organiser's key is public on purpose: the run is open, and nothing can be gained."""
+    """Return the built-in demo run.  Its organiser's key is public on purpose: the run is open, so nothing can be gained."""
     organiser = Identity.from_seed(hash_bytes("demo organiser", b"public"))
     manifest = RunManifest(
         name="demo",

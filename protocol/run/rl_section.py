@@ -1,6 +1,6 @@
-"""What a run of reinforcement learning is about: its environment, its rollouts, and what the trainer makes of them.
+"""The manifest's section on reinforcement learning: the environment, its rollouts, and the learning from them.
 
-The fields below `max_async` are the trainer's (`trainer.rl.config`), with the same names and defaults.
+All fields but `OURS` are the trainer's (`trainer.rl.config`), with the same names and defaults.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ OURS = frozenset({"environment", "problems", "prompts_per_batch", "batches_per_r
 """Fields that the trainer does not read in this section."""
 
 HEAD_BYTES, TOKEN_BYTES = 32, 3
-"""Of a rollout, and of a token in it, at most (`trainer.rl.rollout`)."""
+"""Bytes of a rollout's head, and of a token in it, at most (`trainer.rl.rollout`)."""
 
 Weight = Annotated[float, Field(ge=0, le=1e3, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
@@ -51,7 +51,7 @@ class RlSection(Section):
     max_tokens: Tokens = 32_768
     """Tokens of an output at most."""
     temperature: Above = 1.0
-    """What logits are divided by, in sampling and in the loss."""
+    """Logits are divided by it, in sampling and in the loss."""
     max_async: Annotated[int, Field(ge=0, le=16)] = 2
     """Versions by which a rollout may be older than the one that is trained."""
     length_weight: Weight = 0.0003
@@ -63,17 +63,17 @@ class RlSection(Section):
     max_solve_rate: Share = 0.8
     """Tasks in files whose record has a `solve_rate` above it, from 0 to 1, are left out: too easy to learn from."""
     divide_by_std: bool = True
-    """Whether advantages are divided by the standard deviation of their group's rewards."""
+    """True: advantages are divided by the standard deviation of their group's rewards."""
     drop_zero_advantage: bool = True
-    """Whether groups in which all rewards are equal are left out of the batch."""
+    """True: groups in which all rewards are equal are left out of the batch."""
     eps: Decay = 0.2
     """Ratios of new to old probability count between 1 - eps and 1 + eps."""
     delta: Annotated[float, Field(ge=1, le=1e3, allow_inf_nan=False)] = 4.0
     """Ratios of tokens with a negative advantage count up to this."""
     entropy_weight: Weight = 1e-4
-    """Of the entropy bonus: a nat is worth so much loss."""
+    """Weight of the entropy bonus: a nat is worth so much loss."""
     kl_weight: Weight = 0.0
-    """Of the divergence from the weights that rollouts began with: a nat costs so much."""
+    """Weight of the divergence from the weights that rollouts began with: a nat costs so much loss."""
     optimizer_steps: Annotated[int, Field(ge=1, le=10_000)] = 8
     """Steps in which a version's rollouts are trained on once."""
     lr: Annotated[float, Field(gt=0, le=10, allow_inf_nan=False)] = 3e-7
@@ -87,7 +87,7 @@ class RlSection(Section):
     beta2: Decay = 0.95
     """AdamW's decay of the mean of their squares."""
     adam_eps: Above = 1e-8
-    """What AdamW adds to the root of the mean square."""
+    """Added by AdamW to the root of the mean square."""
     weight_decay: Weight = 0.0
     """AdamW's, of matrices: by so much times the rate a step."""
     row_tokens: Tokens = 40_960
@@ -170,7 +170,7 @@ class RlSection(Section):
 
     @property
     def bytes_per_batch(self) -> int:
-        """Bytes of a batch at most: of each rollout its head, its tokens, who made them, and its proofs."""
+        """Bytes of a batch at most: of each rollout its head, its tokens, a bit for each token's maker, and its proofs."""
         proofs = -(-self.max_tokens // self.chunk_tokens) * 2 * (1 + self.top_k)
         each = HEAD_BYTES + TOKEN_BYTES * (self.row_tokens + 1) + -(-self.max_tokens // 8) + proofs
         return min(MAX_BATCH_BYTES, HEAD_BYTES + self.rollouts_per_batch * each)
@@ -181,6 +181,6 @@ class RlSection(Section):
         return self.batches_per_round * self.tokens_per_batch
 
     def trainer_section(self) -> dict[str, Any]:
-        """What `trainer.rl.config` reads."""
+        """Return the section that `trainer.rl.config` reads."""
         fields = {name: value for name, value in self.model_dump().items() if name not in OURS}
         return {**fields, "prompts": self.prompts_per_batch * self.batches_per_round}

@@ -1,7 +1,7 @@
-"""Run files: what an organiser writes in TOML, and a manifest written back as one.
+"""Run files: TOML that an organiser writes, and a manifest written back as such a file.
 
-What a file leaves out is a default, or follows from what it says (`protocol.run.run_file`).  All mistakes are told at
-once, each in one sentence that names the field, what is wrong and what would do.  The ranges themselves are
+A field that a file leaves out has its default, or follows from other fields (`derived`).  All mistakes are told at once,
+each in one sentence that names the field, the problem and a value that would do.  The ranges themselves are
 `protocol.run.manifest`'s.
 """
 
@@ -27,7 +27,7 @@ from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 
 # ------------------------------------------------------------------------------------------------------------------------
-# What a run file may leave out because something else says it.
+# Fields that a run file may leave out because they follow from others.
 #
 # Works on a run file's fields before they become a manifest: the manifest, which is signed and hashed, holds every number,
 # so two versions of this software never read one run differently, however they fill in a run file.
@@ -44,7 +44,7 @@ DERIVED = {
     "total_tokens": "the model's size",
     "total_rounds": "what is trained",
 }
-"""What follows from what."""
+"""Fields that follow from others, each with its source."""
 
 TOKENS_A_PARAMETER = 20
 """Tokens that a model reads from scratch (Hoffmann et al. 2022, "Training compute-optimal large language models")."""
@@ -55,11 +55,11 @@ TUNING_ROUNDS = 100
 ROLLOUT_ROUNDS = 200
 """Rounds that learn from rollouts."""
 TUNING_RATE = 1e-5
-"""Peak learning rate of a run that begins with weights: the rate of one from scratch would destroy what they know."""
+"""Peak learning rate of a run that begins with weights: the rate of one from scratch would destroy their knowledge."""
 
 
 def derived(fields: Mapping[str, Any], *, tunes: bool = False) -> dict[str, Any]:
-    """`fields` with what is missing from them; where they make no sense, what depends on them stays missing.
+    """Return `fields` completed with derived ones; a field that depends on a senseless one stays missing.
 
     tunes: the run begins with weights that were trained before.
     """
@@ -85,7 +85,7 @@ def derived(fields: Mapping[str, Any], *, tunes: bool = False) -> dict[str, Any]
 
 
 def _total(fields: Mapping[str, Any], parameters: int, *, tunes: bool) -> dict[str, int]:
-    """The total of a run whose file says none: tokens of a model from scratch, rounds where it learns more."""
+    """Return the total of a run whose file has none: tokens for a model from scratch, rounds for one that learns more."""
     if isinstance(rl := fields.get("rl"), dict):
         warm = rl.get("warm_rounds", 0)
         return {"total_rounds": ROLLOUT_ROUNDS + (warm if _is_size(warm, 1_000_000) else 0)}
@@ -105,7 +105,7 @@ def _total(fields: Mapping[str, Any], parameters: int, *, tunes: bool) -> dict[s
 
 
 def _with_widths(section: Mapping[str, Any]) -> dict[str, Any]:
-    """A model section with heads, kv_heads and ffn."""
+    """Return a model section with heads, kv_heads and ffn."""
     model = dict(section)
     dim = model.get("dim", ModelSection.model_fields["dim"].default)
     if _is_size(dim, 1 << 15):
@@ -126,7 +126,7 @@ def _is_size(value: Any, limit: int) -> TypeGuard[int]:
 
 MAX_RUN_FILE_BYTES = 1 << 20
 MAX_DOTS = 64
-"""In one line: the parser takes time in the square of the parts of a dotted name."""
+"""Dots in one line: the parser's time grows with the square of the parts of a dotted name."""
 MAX_NAME_CHARS = 80
 MAX_TOLD = 20
 """Mistakes that are told at once."""
@@ -136,9 +136,9 @@ REPLACED = {
     "inner.stable_steps": "write inner.cooldown instead, the share of the run at its end in which the rate comes down "
     "(0.2 by default)",
 }
-"""Fields of earlier versions, and what to write instead."""
+"""Fields of earlier versions, each with its replacement."""
 PLACEHOLDERS = {"name": "run"}
-"""Stand in for required fields that are wrong, so that the others can be looked at."""
+"""Values that stand in for wrong required fields, so that the others can be checked."""
 
 
 class RunFileError(Exception):
@@ -146,11 +146,11 @@ class RunFileError(Exception):
 
 
 class Start(Protocol):
-    """What a run file brings along, by `from` in its sections."""
+    """Weights, chats or other parts that a run file brings along, by `from` in its sections."""
 
     @property
     def facts(self) -> Mapping[str, Any] | None:
-        """The manifest's model section, where the run begins with weights that do not follow from its seed."""
+        """The manifest's model section, if the run begins with weights that do not follow from its seed; else None."""
         ...
 
     @property
@@ -159,14 +159,14 @@ class Start(Protocol):
         ...
 
     def digest(self, piece_bytes: int) -> Hash:
-        """Of the outer state before the first round, in pieces of so many bytes; only where there are `facts`."""
+        """Return the digest of the outer state before the first round, in pieces of this size; only if there are `facts`."""
         ...
 
 
 def sections_of(path: Path) -> dict[str, dict[str, Any]]:
-    """The sections of a run file as they are written; none of one that is no TOML.
+    """Return the sections of a run file as they are written; none if it is no TOML.
 
-    Raises `RunFileError` for a file that cannot be read; other mistakes are `load_run_file`'s to tell.
+    Raises `RunFileError` for a file that cannot be read; `load_run_file` tells of other mistakes.
     """
     with suppress(ValueError):
         return {name: fields for name, fields in parse_toml(_text(path)).items() if isinstance(fields, dict)}
@@ -174,16 +174,16 @@ def sections_of(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def load_run_file(path: Path, organiser: PeerId, start: Start | None = None) -> RunManifest:
-    """The manifest that `path` describes, with `organiser` as its organiser; raises `RunFileError`.
+    """Return the manifest that `path` describes, with `organiser` as its organiser; raise `RunFileError` for mistakes.
 
     A file need not name its organiser; one that does (a manifest written out by `dump`) must name this one.
-    start: what the file brings along.
+    start: the parts that the file brings along.
     """
     return parse_run_file(_text(path), organiser, path.name, start)
 
 
 def parse_run_file(text: str, organiser: PeerId, name: str = "run file", start: Start | None = None) -> RunManifest:
-    """As `load_run_file`, from the text of a file called `name`."""
+    """Do the same as `load_run_file`, from the text of a file called `name`."""
     for number, line in enumerate(text.splitlines(), 1):
         if line.count(".") > MAX_DOTS:
             raise RunFileError(f"{name}: line {number} has more than {MAX_DOTS} dots; write it shorter")
@@ -222,7 +222,7 @@ def parse_run_file(text: str, organiser: PeerId, name: str = "run file", start: 
 
 
 def _brought(start: Start | None, fields: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """The sections of a file in which `from` stands for what it brings along."""
+    """Return the sections of a file that has `from` in them, with the parts that it brings along."""
     found: dict[str, Any] = {}
     if start is not None and start.facts is not None:
         found["model"] = _begun_with(start.facts, fields, name)
@@ -237,7 +237,7 @@ def _brought(start: Start | None, fields: Mapping[str, Any], name: str) -> dict[
 
 
 def _begun_with(facts: Mapping[str, Any], fields: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """The model section of a file with `[model] from`, which says all of it."""
+    """Return the model section of a file with `[model] from`, which defines all of it."""
     others = sorted(set(fields["model"]) - {"from"})
     if others:
         raise RunFileError(f"{name}: [model] from says the whole model; remove {', '.join(others)}")
@@ -247,10 +247,10 @@ def _begun_with(facts: Mapping[str, Any], fields: Mapping[str, Any], name: str) 
 
 
 def _mistakes(fields: dict[str, Any], *, tunes: bool) -> list[str]:
-    """A sentence for each.
+    """Return a sentence for each mistake.
 
-    Numbers are compared with each other only when each of them is allowed.  So what is wrong is taken out, the rest is
-    looked at again, and nothing is said then that has to do with what was taken out.
+    Numbers are compared with each other only if each of them is allowed.  So wrong fields are taken out and the rest is
+    checked again; mistakes that involve the fields taken out are not told then.
     """
     sentences: dict[str, None] = {}
     wrong: set[str] = set()
@@ -271,7 +271,7 @@ def _mistakes(fields: dict[str, Any], *, tunes: bool) -> list[str]:
 
 
 def _read(item: ErrorDetails) -> list[tuple[list[str], str]]:
-    """(fields involved, sentence) of each mistake in an error."""
+    """Return (fields involved, sentence) of each mistake in an error."""
     place = [str(part) for part in item["loc"]]
     misfit = item.get("ctx", {}).get("error")
     if isinstance(misfit, Misfit):
@@ -286,7 +286,7 @@ def _read(item: ErrorDetails) -> list[tuple[list[str], str]]:
 
 
 def _concern(one: str, other: str) -> bool:
-    """Whether two dotted names are one field, or a field and its section."""
+    """Return True if two dotted names are one field, or a field and its section."""
     return one == other or one.startswith(f"{other}.") or other.startswith(f"{one}.")
 
 
@@ -304,7 +304,7 @@ def _without(fields: Mapping[str, Any], places: Iterable[str]) -> dict[str, Any]
 
 
 def dump(manifest: RunManifest) -> str:
-    """The manifest as a run file, every field with its description."""
+    """Return the manifest as a run file, every field with its description."""
     lines: list[str] = []
     _dump_section(manifest, "", lines)
     return "\n".join(lines).strip() + "\n"
@@ -324,7 +324,7 @@ def _text(path: Path) -> str:
 
 
 def _sentence(error: ErrorDetails) -> str:
-    """What is wrong with one field, and the remedy."""
+    """Return a sentence with the problem of one field and the remedy."""
     place = [str(part) for part in error["loc"] if part not in (*OUTER_FORMS, *FOUNDERS_FORMS)]
     field = _shown(".".join(part[:MAX_NAME_CHARS] for part in place), MAX_NAME_CHARS)
     kind = error["type"]
@@ -348,7 +348,7 @@ def _sentence(error: ErrorDetails) -> str:
 
 
 def _shown(text: str, most: int) -> str:
-    """Text of the file as a terminal may show it: cut, and with escapes for what is not printable."""
+    """Return text of the file as a terminal may show it: cut, and with unprintable characters escaped."""
     cut = text if len(text) <= most else f"{text[:most]}…"
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in cut)
 
@@ -366,7 +366,7 @@ def _section(place: list[str]) -> type[BaseModel] | None:
 
 
 def _bare(annotation: Any) -> Any:
-    """A type without its `Annotated`."""
+    """Return a type without its `Annotated`."""
     return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
 
 
@@ -388,7 +388,7 @@ def _description(place: list[str]) -> str:
 
 
 def _nearest(value: int, step: int) -> int:
-    """The multiple of `step` next to `value`, and not 0."""
+    """Return the multiple of `step` that is nearest to `value`, and not 0."""
     return max(step, round(value / step) * step)
 
 
@@ -417,4 +417,4 @@ def _value(value: Any) -> str:
         return "{" + ", ".join(f"{name} = {_value(getattr(value, name))}" for name in type(value).model_fields) + "}"
     if isinstance(value, list):
         return "[" + ", ".join(_value(item) for item in value) + "]"
-    return json.dumps(value, ensure_ascii=False)  # the strings of JSON, its integers and booleans are TOML's too
+    return json.dumps(value, ensure_ascii=False)  # strings, integers and booleans are the same in JSON and TOML

@@ -1,4 +1,4 @@
-"""What is read: a text that is there or chats, in which tokens.
+"""Sections of the manifest: the base of all sections, the model, the data and its tokenizer, and the length of the run.
 
 Chats, tokenizers and the tasks of an environment are files of the run: the manifest names them by the root over the hashes
 of their chunks, and every peer fetches them from others.
@@ -18,14 +18,15 @@ from protocol.wire.body import Body
 from protocol.wire.hashes import Hash
 
 # ------------------------------------------------------------------------------------------------------------------------
-# A section of the manifest, and how a section grows without changing the runs that there are.
+# The base of the manifest's sections, which can grow without changing existing runs.
 
 
 class Section(Body):
     """A part of the manifest.  The docstring below a field is its description in messages and documentation.
 
-    LATER: fields that came after the first runs.  One that has its default is not written, so a run that does not use it
-    keeps its encoding and its ID; one that is written out all the same is refused, as its encoding is not the only one.
+    LATER: fields added after the first runs.  A later field that has its default is not written, so a run that does not use
+    it keeps its encoding and its ID.  A default that is written all the same is refused, as its encoding is not the only
+    one.
     """
 
     LATER: ClassVar[frozenset[str]] = frozenset()
@@ -39,11 +40,11 @@ class Section(Body):
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# How long a run is: one number, in tokens or in rounds, from which its learning rate follows as well.
+# The length of a run: one number, in tokens or in rounds, from which its learning rate follows as well.
 
 
 class Unit(StrEnum):
-    """What the total of a run counts."""
+    """Unit in which the total of a run counts."""
 
     TOKENS = "tokens"
     ROUNDS = "rounds"
@@ -95,15 +96,15 @@ class ModelSection(Section):
     norm_eps: Annotated[float, Field(gt=0, le=0.1, allow_inf_nan=False)] = 1e-5
     """Epsilon of RMSNorm."""
     tied: bool = True
-    """Whether the output weights are the embedding's."""
+    """True: the output weights are the embedding's."""
     head_dim: Annotated[int, Field(ge=0, le=1024, multiple_of=2)] = 0
     """Width of an attention head, an even number; 0: dim / heads."""
     qkv_bias: bool = False
-    """Whether queries, keys and values have biases (Qwen2)."""
+    """True: queries, keys and values have biases (Qwen2)."""
     qk_norm: bool = False
-    """Whether queries and keys are normed, each head by itself (Qwen3)."""
+    """True: queries and keys are normed, each head by itself (Qwen3)."""
     rope_factor: Annotated[float, Field(ge=1, le=1024, allow_inf_nan=False)] = 1.0
-    """How far rotary positions are stretched, as Llama 3.1 does it ("llama3"); 1: not at all."""
+    """The factor by which rotary positions are stretched, as Llama 3.1 does it ("llama3"); 1: not at all."""
     rope_low_freq_factor: Annotated[float, Field(gt=0, le=1024, allow_inf_nan=False)] = 1.0
     """Frequencies with fewer turns in rope_original_context are divided by rope_factor."""
     rope_high_freq_factor: Annotated[float, Field(gt=0, le=1024, allow_inf_nan=False)] = 4.0
@@ -144,12 +145,12 @@ class ModelSection(Section):
 
 
 FILE_CHUNK_BYTES = 1 << 20
-"""How the bytes of a file are cut into chunks."""
+"""Bytes of a chunk of a file."""
 MAX_FILE_BYTES = 64 << 20
 CHATS, TOKENIZER = "chats.jsonl", "tokenizer.json"
-"""What the files are called, whatever the organiser's were called."""
+"""Names of the files in the run, whatever the organiser's were called."""
 TASKS = "tasks/"
-"""What the names of files of tasks begin with; the environment's own names follow."""
+"""Prefix of the names of files of tasks; the environment's own names follow."""
 MAX_TASKS_FILES = 16
 
 
@@ -163,12 +164,12 @@ class FileSection(Section):
 
     @property
     def name(self) -> Hash:
-        """Of the file as a blob."""
+        """Name of the file as a blob."""
         return Hash(bytes.fromhex(self.root))
 
     @property
     def chunks(self) -> int:
-        """How many it has."""
+        """Number of chunks of the file."""
         return -(-self.size // FILE_CHUNK_BYTES)
 
 
@@ -176,16 +177,16 @@ class TasksSection(FileSection):
     """A file of the tasks that the environment of a run with rollouts reads."""
 
     path: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}$")]
-    """What the environment calls it."""
+    """The name by which the environment calls it."""
 
     @property
     def called(self) -> str:
-        """Its name among the files of the run."""
+        """Name of the file among the files of the run."""
         return TASKS + self.path
 
 
 class DataSection(Section):
-    """What is read, and how much of it in an inner step."""
+    """Data that members read, and the amount of it in an inner step."""
 
     LATER: ClassVar[frozenset[str]] = frozenset({"format", "packed", "chats"})
 
@@ -198,9 +199,9 @@ class DataSection(Section):
     held_out_percent: Annotated[int, Field(ge=1, le=50)] = 5
     """Share of the files, or chats, kept for the evaluation loss, in percent."""
     format: Literal["text", "chat"] = "text"
-    """What is read: "text" is the corpus, "chat" are chats, of which what the assistant says counts."""
+    """The text that is read: "text" is the corpus, "chat" are chats, of which what the assistant says counts."""
     packed: bool = True
-    """Whether several chats share a window; none sees another."""
+    """True: several chats share a window; none sees another."""
     chats: FileSection | None = None
     """The chats, one in a line."""
 
@@ -218,14 +219,14 @@ class DataSection(Section):
 
 
 class TokenizerSection(Section):
-    """How texts become tokens; left out of a run whose model reads bytes."""
+    """Tokenizer and layout of conversations; left out of a run whose model reads bytes."""
 
     file: FileSection
     template: Literal["raw", "plain", "chatml", "llama3"] = "plain"
-    """How a conversation is laid out: "raw" (nothing around what is said), "plain", "chatml" (Qwen) or "llama3"."""
+    """The layout of a conversation: "raw" (nothing around what is said), "plain", "chatml" (Qwen) or "llama3"."""
     ends: Annotated[list[Annotated[int, Field(ge=0, lt=1 << 20)]], Field(min_length=1, max_length=8)]
     """Numbers of the tokens that end a turn; the first one ends those that are learnt from."""
 
     def trainer_section(self) -> dict[str, Any]:
-        """What `trainer.config` reads."""
+        """Return the section that `trainer.config` reads."""
         return {"template": self.template, "ends": self.ends}

@@ -1,4 +1,4 @@
-"""What the person at this computer decided about taking part in a run."""
+"""Decisions of the person at this computer about taking part in a run."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from protocol.wire.presence import Role
 
 
 def _no_clock() -> float:
-    """For peers of runs without tokens."""
+    """Return 0: the clock of peers of runs without tokens."""
     return 0.0
 
 
 @dataclass(frozen=True)
 class WeightSettings:
-    """keep: versions of the weights that stay on disk whole.  cap_bytes: what all of them may take; None for what `keep`
-    versions, an anchor and the patches since take usually.  most_bytes: what they take at most in any case."""
+    """Limits of the versions of the weights on disk.  keep: versions that stay whole.  cap_bytes: limit for all of them;
+    None for the usual size of `keep` versions, an anchor and the patches since.  most_bytes: limit in any case."""
 
     keep: int = 2
     cap_bytes: int | None = None
@@ -29,19 +29,19 @@ class WeightSettings:
 
 @dataclass(frozen=True)
 class NodeSettings:
-    """What the person at this computer decided.
+    """Decisions of the person at this computer.
 
     incarnation: grows with every start of this identity.
-    wait_for_contact: an invitation named somebody, so do not begin the run alone.
+    wait_for_contact: an invitation named a peer, so do not begin the run alone.
     stop_after: leave after so many rounds of the run; None to go on.  until_end: leave when the run has ended.
-    admission: the admission proof of this peer, to show at the door and in READYs; empty where the run asks for none.
-    introduced: peers whose addresses the invitation names; they are heard until a chain says who is in.
+    admission: the admission proof of this peer, to show at the door and in READYs; empty if the run asks for none.
+    introduced: peers whose addresses the invitation names; they are heard until a chain names the members.
     anchor: a record that our chain has to go through, as the invitation says; None when it names none.
-    is_copy: the data directory was copied, or put back from a backup: what it says about our votes may be too little.
+    is_copy: the data directory was copied, or put back from a backup: its records of our votes may be incomplete.
     wall_clock: unix seconds, for the expiry of tokens alone.
     boot_clock: seconds, by a clock that runs on while the computer is suspended, as trio's does not.
-    weights: how much of the versions of the weights is kept.
-    serve_while_paused: others get chunks from this peer while it rests, too.
+    weights: limits of the versions of the weights on disk.
+    serve_while_paused: others get chunks from this peer even while it rests.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""TOML files as people save them: a byte order mark is taken off, and what editors slip in is named with its line.
+"""TOML files as people save them: a byte order mark is removed, and characters from editors are named with their line.
 
 Shared by run files and by peer.toml.
 """
@@ -18,7 +18,7 @@ UTF16 = (b"\xff\xfe", b"\xfe\xff")
 
 
 def decode_toml(raw: bytes) -> str:
-    """The text of a TOML file without its byte order mark.  Raises ValueError with the reason and the remedy."""
+    """Return the text of a TOML file without its byte order mark.  Raises ValueError with the reason and the remedy."""
     if raw.startswith(UTF16):
         raise ValueError("it is saved as UTF-16 (Windows calls it Unicode); save it as UTF-8")
     try:
@@ -29,7 +29,7 @@ def decode_toml(raw: bytes) -> str:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """What TOML says.  Raises ValueError with the reason, and with the remedy where that is known."""
+    """Parse TOML.  Raises ValueError with the reason, and with the remedy if that is known."""
     try:
         return tomllib.loads(text)
     except RecursionError as error:
@@ -39,11 +39,11 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def _slipped_in(text: str, reason: str) -> str:
-    """What an editor put into the line of a mistake; empty where it is none of that."""
+    """Return a sentence about a character that an editor put into the line of a mistake; empty if there is none."""
     found = re.search(r"\(at line (\d+), column \d+\)", reason)
     lines = text.split("\n")
     number = int(found[1]) if found is not None else len(lines)
-    for at in dict.fromkeys([number, number - 1]):  # a string that does not end is told at the line after it
+    for at in dict.fromkeys([number, number - 1]):  # a string that does not end is reported at the line after it
         line = lines[at - 1] if 0 < at <= len(lines) else ""
         curly = "".join(dict.fromkeys(each for each in line if each in CURLY))
         if curly:

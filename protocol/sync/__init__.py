@@ -1,5 +1,5 @@
-"""Coming by what others have: branches of the chain, results, checkpoints and the files of a run.
+"""Synchronisation with other peers: branches of the chain, results, checkpoints and the files of a run.
 
-`following` takes over records of others, `fork_choice` decides which branch to be on, `catch_up` applies results or loads
-a checkpoint, and `supplies` fetches them.  Read `following` first.
+`following` takes over records of others, `fork_choice` chooses between branches, `catch_up` applies results or loads a
+checkpoint, and `supplies` fetches them.  Read `following` first.
 """

@@ -1,8 +1,8 @@
-"""Bringing the outer state to the end of a chain: state = checkpoint + replay.
+"""Catch-up of the outer state with the end of a chain: state = checkpoint + replay.
 
-Everything here works from the disk: a checkpoint, or genesis, and the results of the records after it.  What is not there
-is fetched beforehand (`protocol.sync.supplies`).  The same code serves a restart, a peer some rounds behind, a joiner, a
-repair and a change of branches.
+Everything here works from the disk: a checkpoint, or genesis, and the results of the records after it.  Missing files are
+fetched beforehand (`protocol.sync.supplies`).  The same code serves a restart, a peer some rounds behind, a joiner, a repair
+and a change of branches.
 """
 
 from __future__ import annotations
@@ -26,17 +26,20 @@ from protocol.wire.identity import PeerId
 from protocol.wire.messages import Commit, Record
 
 MOST_COUNTED = 500
-"""Rounds of a move of which it is told whose rollouts they were made of: the last ones."""
+"""Most rounds of a move whose rollouts are reported: the last ones."""
 
 
 class WrongState(Exception):
-    """The outer state is not what the certified chain says it was."""
+    """An outer state that is not the one in the certified chain."""
 
 
 @dataclass
 class CatchUp:
-    """Changes the chain and the state of `replica`.  `initialise` writes the parameters of the seed; None when this peer
-    cannot make them, or when the manifest names another state at genesis, which is a checkpoint then."""
+    """Changes to the chain and the state of `replica`.
+
+    initialise: writes the parameters of the seed; None if this peer cannot make them, or if the manifest names another state
+    at genesis, which is a checkpoint then.
+    """
 
     session: Session
     replica: Replica
@@ -44,10 +47,13 @@ class CatchUp:
     supplies: Supplies
     initialise: Callable[[memoryview], Awaitable[None]] | None
     _begun: bool = field(default=False, init=False)
-    """The state after 0 rounds was loaded from a checkpoint."""
+    """True if the state after 0 rounds was loaded from a checkpoint."""
 
     def present(self, common: int) -> int | None:
-        """After how many rounds of a chain that leaves ours after `common` we have the state, or can make it."""
+        """Return the number of rounds after which we have, or can make, a state of a chain that leaves ours after `common`.
+
+        Return None if there is no such state.
+        """
         rounds = self.replica.state.rounds
         if 0 < rounds <= common:
             return rounds
@@ -55,14 +61,14 @@ class CatchUp:
 
     @property
     def _holds_a_state(self) -> bool:
-        """Whether the outer state is one of the run, and not only room for it."""
+        """True if the outer state is one of the run, and not only memory reserved for it."""
         return self.replica.state.rounds > 0 or self.initialise is not None or self._begun
 
     def _checkpoints(self) -> list[int]:
         return self.replica.store.checkpoints.of(self.replica.history)
 
     async def begin(self, sources: Sequence[PeerId]) -> bool:
-        """Have the state that the manifest names before the first round, from a peer; False when none of them has it."""
+        """Load the state before the first round, as the manifest names it, from a peer; return False if none has it."""
         if 0 not in self._checkpoints() and not await self.supplies.fetch_genesis(sources):
             return False
         await self.restore()
@@ -73,8 +79,8 @@ class CatchUp:
     async def take(self, branch: Branch, rounds: int, leader: PeerId | str) -> bool:
         """Make `branch`, up to `rounds`, our chain, and load its state, which is on disk.
 
-        Otherwise our own chain is ours again, and its state to be restored: False when something was missing, raises
-        `WrongState` when the state is not what its records say.
+        If that fails, our own chain is restored, and its state has to be restored by the caller.  Returns False if something
+        was missing; raises `WrongState` if the state does not match its records.
         """
         history, common = self.replica.history, branch.common
         abandoned = history.length - common
@@ -94,13 +100,13 @@ class CatchUp:
         return complete
 
     async def _switch(self, common: int, slot: str, rounds: int) -> str:
-        """As `History.switched`, and the chain is the other one."""
+        """Exchange branches as `History.switched` does, and apply the change; return the slot of our old records."""
         kept, change = await self.offload(self.replica.history.switched, common, slot, rounds)
         change()
         return str(kept)
 
     async def tell_rollouts(self, start: int) -> None:
-        """Whose rollouts the rounds from `start` on were made of, each batch once, whichever members learned from it."""
+        """Emit events for the rollouts in the rounds from `start` on, each batch once, even if several members name it."""
         history, rl = self.replica.history, self.replica.manifest.rl
         if rl is None:
             return
@@ -112,8 +118,10 @@ class CatchUp:
             before.append(record)
 
     async def _load(self, shared: int) -> None:
-        """The state at the end of our chain, as far as the disk leads.  The present one is used if it is of no more than
-        `shared` rounds."""
+        """Load the state at the end of our chain, or as near to it as the disk allows.
+
+        The present state is the start if it is after at most `shared` rounds.
+        """
         if self.replica.state.rounds != self.present(shared):
             await self._load_start()
         await self.replay()
@@ -121,13 +129,15 @@ class CatchUp:
     # -- state --------------------------------------------------------------------------------------------------------
 
     async def restore(self) -> None:
-        """The newest state the disk gives for our chain: its checkpoint, else genesis, and the results that are here."""
+        """Load the newest state on disk for our chain: its checkpoint, else genesis, and the results that are here."""
         await self._load_start()
         await self.replay()
 
     async def replay(self) -> None:
-        """Apply the results that are on disk, from the present state to the end of our chain; where one is missing, go on
-        from a newer checkpoint.  Raises `WrongState`."""
+        """Apply the results on disk, from the present state to the end of our chain.  Raises `WrongState`.
+
+        If a result is missing, continue from a newer checkpoint.
+        """
         history, state = self.replica.history, self.replica.state
         while state.rounds < history.length:
             commit = await self.offload(history.commit_at, state.rounds)
@@ -169,12 +179,12 @@ class CatchUp:
         return False
 
     def stored_result(self, commit: Commit) -> memoryview | None:
-        """The result of a certified record from the disk, checked.  Blocking."""
+        """Return the result of a certified record from the disk, checked; None if it is not here.  Blocking."""
         record = commit.record
         return self.replica.result(record.round, record.fragment, Hash(record.result_root), commit.index)
 
     async def apply(self, commit: Commit, result: memoryview) -> None:
-        """Apply the result of the next round to the outer state.  Raises `WrongState` before touching a wrong one."""
+        """Apply the result of the next round to the outer state.  Raises `WrongState` before changing a wrong state."""
         record = commit.record
         assert record.round == self.replica.state.rounds, "results are applied in order, once"
         digest = await self.offload(self.replica.state.digest)

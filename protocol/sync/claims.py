@@ -1,10 +1,9 @@
-"""Who claims to have more than we have, and whom we look at next.
+"""Claims of peers to be ahead of us, and the order in which we look at them.
 
-A heartbeat can claim any tip.  A peer that claims to be ahead and cannot show it with certified records and their state, or
-shows a branch that loses, is not believed for a while, longer each time.  That goes for the peer, not for the tip: anybody
-can claim the tip of an honest peer and show something else, and another peer may have a better certificate for the record.
-Electors and members of our chain come first; strangers in the order in which they were first heard to claim, so that fresh
-keys stand behind older ones.
+A heartbeat can claim any tip.  A claimant has to show certified records and their state.  If it cannot, or if its branch
+loses, it is disbelieved for a while, longer each time.  The peer is disbelieved, not the tip: anybody can claim the tip of
+an honest peer and show something else, and another peer may have a better certificate for the record.  Electors and members
+of our chain come first.  Strangers follow in the order of their first claims, so that fresh keys stand behind older ones.
 """
 
 from __future__ import annotations
@@ -20,26 +19,27 @@ from protocol.membership.liveness import Liveness, Membership
 from protocol.wire.identity import PeerId
 
 # ------------------------------------------------------------------------------------------------------------------------
-# How far our chain is settled: records that we followed as they were made, long ago and many rounds back.
+# Settled records of our chain: we followed them as they were made, long ago and many rounds back.
 #
-# A settled record yields to a full sibling only, or to a person; never to who is heard now.  Kept in memory: a peer that was
-# away begins anew.
+# A settled record yields only to a full sibling, or to a person's choice, whatever electors are heard now.  Kept in memory:
+# a peer that was away begins anew.
 
 
 class Settled:
-    """`now` is trio time.
+    """The settled part of our chain.  `now` is trio time.
 
-    What we ratified is settled for good: we can say nothing else on that tip, and going back to it would help nobody.
+    A record that we ratified is settled for good: we can say nothing else on its tip, and going back to that tip would help
+    nobody.
     """
 
     def __init__(self, settings: RoundSettings) -> None:
         self._settings = settings
         self._followed: deque[tuple[int, float]] = deque()
-        """Rounds after records that we followed, with the times; those that are not settled yet."""
+        """Rounds after records that we followed and that are not settled yet, each with its time."""
         self._rounds = self._bound = 0
 
     def follow(self, rounds: int, now: float) -> None:
-        """We were there when the record after which there are `rounds` rounds was made."""
+        """Note that we saw a record being made: the one after which there are `rounds` rounds."""
         self._followed.append((rounds, now))
         while self._followed:
             then, at = self._followed[0]
@@ -49,21 +49,21 @@ class Settled:
             self._followed.popleft()
 
     def lose(self, rounds: int) -> None:
-        """Our chain changed after `rounds` rounds: we did not follow what comes after as it was made."""
+        """Note that our chain changed after `rounds` rounds: we did not see the later records being made."""
         self._rounds, self._bound = min(self._rounds, rounds), min(self._bound, rounds)
         self._followed = deque((then, at) for then, at in self._followed if then <= rounds)
 
     def begin_anew(self) -> None:
-        """We were away: what we followed before was not all there was to follow."""
+        """Forget the records followed so far: we were away, so they were not all."""
         self._followed.clear()
 
     def bind(self, rounds: int) -> None:
-        """We have ratified the record after which there are `rounds` rounds."""
+        """Note that we have ratified the record after which there are `rounds` rounds."""
         self._bound = max(self._bound, rounds)
 
     @property
     def rounds(self) -> int:
-        """Records below this one are settled, if they were followed."""
+        """Number of settled rounds: records below it are settled, if they were followed."""
         return max(self._rounds, self._bound)
 
 
@@ -71,45 +71,45 @@ class Settled:
 
 
 MAX_REMEMBERED = 1024
-"""Peers remembered as not believed, or as claimants."""
+"""Most peers remembered as disbelieved, and most as claimants."""
 DISBELIEF_S = 5.0
 MAX_DISBELIEF_S = 600.0
 WAIT_S = 2.0
-"""Until a provisional record that we did not take over is looked at again: who is heard changes."""
+"""Seconds until we look again at a provisional record that we did not take over: other electors may be heard by then."""
 HOPE_S = 30.0
-"""A newcomer waits so long for a chain that is claimed, and for no single claimant longer than it has failed by then."""
+"""Seconds that a newcomer waits for a claimed chain.  A claimant disbelieved for as long is not waited for."""
 FALSE_STATE_S = 60.0
-"""After a stranger's branch whose state was false, strangers are not followed for so long; twice as long the next time."""
+"""Seconds without following strangers after a stranger's branch had a false state; doubled each time."""
 MAX_SOURCES = 16
 K = TypeVar("K")
 V = TypeVar("V")
 
 
 class Claims:
-    """Compares live peers' tips, as their heartbeats say, with our chain."""
+    """Comparison of live peers' tips, as their heartbeats say, with our chain."""
 
     def __init__(self, replica: Replica, membership: Membership) -> None:
         self._replica, self._membership = replica, membership
         self._disbelieved: dict[PeerId, tuple[float, float]] = {}
         self._first: dict[PeerId, int] = {}
-        """The places of strangers in the order in which they were first heard to claim."""
+        """Places of strangers in the order of their first claims."""
         self._heard = 0
         self._strangers_until, self._strangers_pause = 0.0, FALSE_STATE_S
 
     def is_known(self, peer: PeerId) -> bool:
-        """Whether it is an elector of our tip, or a member of our chain."""
+        """Return True if the peer is an elector of our tip, or a member of our chain."""
         history = self._replica.history
         return history.has_member(peer) or peer in history.roster.electorate.electors
 
     def rounds_of(self, peer: PeerId) -> int:
-        """How many rounds a peer's last heartbeat claims."""
+        """Return the number of rounds that a peer's last heartbeat claims."""
         neighbour = self._membership.get(peer)
         return neighbour.heartbeat.round if neighbour else 0
 
     def ahead(self, *, known: bool) -> list[PeerId]:
-        """Live, believed peers whose tip is not in our chain, in the order to look at them.
+        """Return live, believed peers whose tip is not in our chain, in the order to look at them.
 
-        known: of those that are electors or members; else of the others.
+        known: return electors and members if True, strangers if False.
         """
         now = trio.current_time()
         if not known and now < self._strangers_until:
@@ -124,7 +124,7 @@ class Claims:
         return sorted(claimants, key=lambda peer: self._first.get(peer, self._heard))
 
     def _leading(self, now: float) -> list[PeerId]:
-        """Live, believed peers whose tip is not in our chain.  Asked four times a second, when hardly any is."""
+        """Return live, believed peers whose tip is not in our chain.  Called four times a second, mostly without any."""
         history = self._replica.history
         length, tip, alive = history.length, history.tip, Liveness.ALIVE
         leading: list[PeerId] = []
@@ -139,7 +139,7 @@ class Claims:
         return leading
 
     def hopes(self) -> bool:
-        """Whether somebody who is not believed just now may still show the way to a peer that has no record at all."""
+        """Return True if a peer that is disbelieved just now may still help a newcomer without any record."""
         if trio.current_time() - self._membership.started > HOPE_S:
             return False
         for peer in self._membership.live_peers():
@@ -150,33 +150,35 @@ class Claims:
         return False
 
     def sources(self, leader: PeerId | None = None) -> list[PeerId]:
-        """Peers to fetch records' results and checkpoints from: the leader, then members; strangers where there are none."""
+        """Return the peers to fetch results and checkpoints from: the leader, then members (strangers if there are none)."""
         live = self._membership.live_peers()
         first = [peer for peer in live if peer == leader]
         members = [peer for peer in live if peer != leader and self.is_known(peer)]
         others = [] if members else [peer for peer in live if peer != leader]
         return [*first, *members, *others][:MAX_SOURCES]
 
-    # -- what came of it ----------------------------------------------------------------------------------------------
+    # -- outcomes -----------------------------------------------------------------------------------------------------
 
     def believe(self, peer: PeerId) -> None:
-        """It showed what it claimed."""
+        """Believe a peer again: it showed the chain it had claimed."""
         self._disbelieved.pop(peer, None)
 
     def postpone(self, peer: PeerId) -> None:
-        """It showed records that we do not take over as long as the electors stand where they do, or more than we could look
-        at now."""
+        """Look at a peer again after `WAIT_S`, without disbelieving it longer.
+
+        It showed records that we do not take over while the electors stand where they do, or more than we can look at now.
+        """
         _, patience = self._disbelieved.pop(peer, (0.0, DISBELIEF_S / 2))
         _remember(self._disbelieved, peer, (trio.current_time() + WAIT_S, patience))
 
     def disbelieve(self, peer: PeerId) -> None:
-        """What it claims is not looked at again for a while, twice as long as the last time."""
+        """Ignore a peer's claims for a while, twice as long as the last time."""
         _, patience = self._disbelieved.pop(peer, (0.0, DISBELIEF_S / 2))
         patience = min(patience * 2, MAX_DISBELIEF_S)
         _remember(self._disbelieved, peer, (trio.current_time() + patience, patience))
 
     def false_state(self, leader: PeerId) -> None:
-        """The state of the branch that it showed was not what its records say."""
+        """Disbelieve a peer whose branch had a false state; if it is a stranger, follow no strangers for a while."""
         self.disbelieve(leader)
         if not self.is_known(leader):
             self._strangers_until = trio.current_time() + self._strangers_pause

@@ -1,9 +1,9 @@
-"""Following peers that are ahead of us, beside our rounds, until there is a move to make.
+"""Pursuit of peers that are ahead of us, beside our rounds, until there is a move to make.
 
-A claim costs its claimant, and not us: records are fetched and verified, it is judged whether we take them over, and what
-leads to their state is fetched, all while our own round goes on.  Only then is there a `Move`, and the round is left for it.
-Where the state of the newest records is not to be had, the move goes as far as there is one; but nothing of ours is given
-up for a branch whose whole state is not there.
+A claim costs its claimant, and not us.  While our own round goes on, records are fetched and verified, the fork choice is
+made, and the files that lead to their state are fetched.  Only then is there a `Move`, and the round is left for it.  If the
+state of the newest records is not available, the move goes as far as there is a state.  But we give up nothing of ours for a
+branch unless its whole state is here.
 """
 
 from __future__ import annotations
@@ -33,34 +33,34 @@ from protocol.wire.identity import PeerId
 from protocol.wire.messages import Certificate, Commit
 
 # ------------------------------------------------------------------------------------------------------------------------
-# The branches that lie beside our chain, bounded: what a claimant has shown, and what we gave up ourselves.
+# Held branches: a bounded number of branches beside our chain, shown by claimants or given up by us.
 #
-# One for each elector of our tip, one for all other members, some for strangers, and those that we left.  Coming back to one
-# of them needs no fetching of its records.  Each stranger has its own, or a fresh key could take away what another one has
-# shown so far; of too many the one used longest ago goes, and strangers' go before all others.
+# There is one for each elector of our tip, one for all other members, some for strangers, and the branches that we left.
+# Coming back to one needs no fetching of its records.  Each stranger has its own, or a fresh key could remove the records
+# that another has shown so far.  If there are too many, strangers' branches go first, the longest unused before others.
 
 
 HELD_BYTES = 256 << 20
-"""Of records of all branches that nobody works on."""
+"""Most bytes of records of all branches that nobody works on."""
 HELD_BRANCHES = 64
 STRANGERS_BRANCHES = 16
 MEMBERS, STRANGER = "members", "stranger"
 
 
 class Held:
-    """`Branch`es by slot, those used last at the end."""
+    """Held `Branch`es by slot, the last used at the end."""
 
     def __init__(self, replica: Replica, offload: Offload) -> None:
         self._replica, self._offload = replica, offload
         self._branches: dict[str, Branch] = {}
 
     async def load(self) -> None:
-        """Those that an earlier life left, as far as they begin on our chain; the others are removed."""
+        """Load the branches left before a restart that begin on our chain; remove the others."""
         for slot in await self._offload(self._replica.store.branches.slots):
             await self.note(slot)
 
     async def note(self, slot: str) -> None:
-        """Look at what is in this slot now."""
+        """Reread the branch in this slot."""
         self._branches.pop(slot, None)
         if not slot:
             return
@@ -71,19 +71,19 @@ class Held:
             await self._offload(self._replica.store.branches.drop, slot)
 
     def leaving_at(self, common: int) -> list[Branch]:
-        """Those that leave our chain after so many rounds, the longest first."""
+        """Return the branches that leave our chain after `common` rounds, the longest first."""
         found = [
             branch for branch in self._branches.values() if branch.is_rooted and branch.common == common < branch.length
         ]
         return sorted(found, key=lambda branch: branch.length, reverse=True)
 
     def slot_of(self, peer: PeerId, *, known: bool) -> str:
-        """Where a branch that this peer shows is held.  known: it is a member of our chain."""
+        """Return the slot for a branch that this peer shows.  known: the peer is a member of our chain."""
         is_elector = peer in self._replica.history.roster.electorate.electors
         return peer if is_elector else MEMBERS if known else STRANGER + peer
 
     async def begin(self, slot: str, common: int) -> Branch:
-        """A new branch, in place of the one that was in this slot."""
+        """Begin a new branch, replacing the one in this slot."""
         self._branches.pop(slot, None)
         await self._offload(self._replica.store.branches.drop, slot)
         branch = Branch(self._replica.history, self._replica.store.branches, slot, common)
@@ -91,7 +91,7 @@ class Held:
         return branch
 
     async def trim(self, *keep: str) -> None:
-        """Remove the branches used longest ago that are too many or too large, but not those in `keep`."""
+        """Remove the longest unused branches if there are too many or they are too large, but not those in `keep`."""
         for slot in keep:
             if slot in self._branches:
                 self._branches[slot] = self._branches.pop(slot)
@@ -110,28 +110,28 @@ class Held:
 
 FOLLOW_AT_ONCE = 4
 PATIENCE_S = 15.0
-"""A peer that may follow somebody known waits so long before it begins a round on its old tip."""
+"""Seconds that a peer that may follow a known peer waits before it begins a round on its old tip."""
 PROGRESS_S = 20.0
-"""It waits on while something that was checked arrived within so long."""
+"""Seconds that such a peer goes on waiting after each arrival of checked data."""
 OURS = (StoreFailed, TrainerDied, TrainerGaveUp)
-"""What can fail meanwhile that has nothing to do with the peer that is followed."""
+"""Failures that have nothing to do with the peer that is followed."""
 
 
 class Watching(Protocol):
-    """What catches failures while a remote statement is handled (`protocol.node.guard`)."""
+    """Guard against failures while a remote statement is handled (`protocol.node.guard`)."""
 
     def watch(
         self, sender: PeerId, what: str, *, passing: tuple[type[Exception], ...]
     ) -> AbstractContextManager[object, bool]:
-        """A context that ends early when the statement of `sender` makes its handler raise; `passing` goes through."""
+        """Return a context that ends early if the statement of `sender` makes its handler raise; `passing` goes through."""
         ...
 
 
 @dataclass(frozen=True)
 class Move:
-    """Our chain should be `branch` up to `rounds`; the state after them is on disk.
+    """Change of our chain to `branch` up to `rounds`; the state after them is on disk.
 
-    leader: the peer that showed it; ourselves when we only go back.  tip: ours, for which this was found.
+    leader: the peer that showed the branch; ourselves if we only go back.  tip: our tip for which the move was found.
     """
 
     branch: Branch
@@ -141,7 +141,7 @@ class Move:
 
 
 class Following:
-    """Looks at claims, one of known peers and one of strangers at a time, and keeps the move that came of it."""
+    """Follower of claims, one of known peers and one of strangers at a time; it keeps the resulting move."""
 
     def __init__(
         self,
@@ -161,13 +161,13 @@ class Following:
         self._held, self.settled = held, settled
         self._move: Move | None = None
         self._busy: dict[bool, None] = {}
-        """Kinds of claimants (known or not) that are looked at now."""
+        """Kinds of claimants (known or not) whose claims are being looked at."""
         self._slots: dict[str, None] = {}
-        """Of branches that are worked on."""
+        """Slots of branches that are worked on."""
         self._chain_in_use = trio.Lock()
         """Held while our chain changes its records, or is compared with a branch in another thread."""
         self._moving = False
-        """Files change their places: nothing is looked at that may be among them."""
+        """True while files change their places: no look may touch files that are among them."""
 
     @classmethod
     def of(
@@ -179,7 +179,7 @@ class Following:
         claims: Claims,
         anchor: Anchor | None,
     ) -> Following:
-        """With a budget and branches of its own.  anchor: what our chain has to go through."""
+        """Create one with a budget and branches of its own.  anchor: the record that our chain has to go through."""
         replica, offload = catch_up.replica, catch_up.offload
         chains = RemoteChains(session, replica, offload, Budget(trio.current_time()), anchor)
         settled = Settled(replica.rounds)
@@ -190,7 +190,7 @@ class Following:
 
     @property
     def move(self) -> Move | None:
-        """What to do once the round is left; None when there is nothing, and while files change their places."""
+        """Move to make once the round is left; None if there is none, and while files change their places."""
         if self._moving:
             return None
         move, history = self._move, self._replica.history
@@ -200,7 +200,7 @@ class Following:
         return move
 
     def _judged_again(self, move: Move) -> Move | None:
-        """Our chain has changed since, or more of it is final or settled: what is left of the move."""
+        """Return the rest of a move after our chain changed, or became final or settled further; None if nothing is left."""
         if not move.branch.is_rooted or move.leader == self._session.me:
             return None
         rounds = min(self._told(self._choice.judge(move.branch, move.leader)).rounds, move.rounds)
@@ -208,34 +208,34 @@ class Following:
         return Move(move.branch, rounds, move.leader, tip) if rounds > move.branch.common else None
 
     def wants_back(self) -> bool:
-        """Whether we should give up provisional records; not while files change their places."""
+        """Return True if we should give up provisional records; False while files change their places."""
         return not self._moving and self._choice.back_to() is not None
 
     def has_claims(self, *, known: bool) -> bool:
-        """Whether peers that we know, or strangers, claim to be ahead, and we do not disbelieve them."""
+        """Return True if a known peer, or a stranger, claims to be ahead and is not disbelieved."""
         return bool(self._claims.ahead(known=known))
 
     def is_promising(self, waited_s: float) -> bool:
-        """Whether to wait for what comes of looking, rather than to begin a round on our tip.
+        """Return True to wait for the outcome of a look, False to begin a round on our tip.
 
-        waited_s: how long we have waited.  Strangers make only a peer wait that has no record at all.
+        waited_s: seconds waited so far.  Strangers delay only a peer without any record.
         """
         is_new = self._replica.history.length == 0
         progressed_at = max(self._chains.progressed_at, self._catch_up.supplies.progressed_at)
         if (True in self._busy or (is_new and self._busy)) and trio.current_time() - progressed_at < PROGRESS_S:
             return True
         if is_new and (self._claims.hopes() or (waited_s < self._replica.rounds.eviction_s and self._held.leaving_at(0))):
-            return True  # the run was begun: whoever has its state may come back
+            return True  # the run was begun: a peer that has its state may come back
         return waited_s < PATIENCE_S and (True in self._busy or self.wants_back() or self.has_claims(known=True))
 
     # -- looking ------------------------------------------------------------------------------------------------------
 
     def is_looking(self, *, known: bool) -> bool:
-        """Whether a look at claims of known peers, or of strangers, is under way."""
+        """Return True if a look at claims of known peers, or of strangers, is under way."""
         return known in self._busy
 
     async def look(self, *, known: bool) -> None:
-        """Look at the claims of known peers, or of strangers, until there is a move; nothing while that is under way."""
+        """Look at the claims of known peers, or of strangers, until there is a move; do nothing if a look is under way."""
         if known in self._busy:
             return
         self._busy[known] = None
@@ -250,7 +250,7 @@ class Following:
             del self._busy[known]
 
     async def _prepare_return(self) -> None:
-        """Provisional records that most of their electors, as they are heard now, do not stand on, are given up."""
+        """Prepare to give up provisional records that most of their electors, as they are heard now, do not stand on."""
         rounds = self._choice.back_to()
         if rounds is None:
             return
@@ -267,9 +267,9 @@ class Following:
                 await self._follow(look)
                 return
             except Uprooted:
-                return  # the other kind of claims led somewhere meanwhile
+                return  # a move has changed our chain meanwhile
             except OverBudget:
-                claims.postpone(peer)  # no fault of its own
+                claims.postpone(peer)  # the peer is not at fault
                 return
             except NetworkError as error:
                 self._session.emit(Notice("debug", f"could not follow {short_id(peer)}: {error}"))
@@ -278,7 +278,7 @@ class Following:
         claims.disbelieve(peer)
 
     async def _follow(self, look: Look) -> None:
-        """Records, then the choice, then the state."""
+        """Fetch records, make the fork choice, then fetch the state."""
         common, length = await self._chains.common(look)
         if common == length:
             self._claims.disbelieve(look.peer)
@@ -291,9 +291,9 @@ class Following:
             self._slots.pop(branch.slot, None)
 
     async def _branch(self, look: Look, common: int, length: int) -> Branch:
-        """Their branch: one that we hold, if their chain goes through it.
+        """Return their branch: one that we hold if their chain goes through it, else a new one.
 
-        Not one that loses: for the same record they may have a certificate with which it wins.
+        A held branch that loses is not used: for the same record they may have a certificate with which it wins.
         """
         for held in self._held.leaving_at(common):
             if await self._chains.shares(look, held, length):
@@ -314,13 +314,13 @@ class Following:
         return self._told(choice)
 
     def _told(self, choice: Choice) -> Choice:
-        """The same, its news told."""
+        """Emit the news of a choice and return the choice."""
         for event in choice.news:
             self._session.emit(event)
         return choice
 
     def _in_use(self) -> list[str]:
-        """Slots of branches that are worked on, or about to be taken over."""
+        """Return the slots of branches that are worked on, or about to be taken over."""
         return [*self._slots, *([self._move.branch.slot] if self._move is not None else [])]
 
     async def _follow_branch(self, look: Look, branch: Branch, length: int) -> None:
@@ -345,7 +345,7 @@ class Following:
         self._move = Move(branch, rounds, peer, self._replica.history.tip)
 
     async def _bring(self, branch: Branch, rounds: int, peer: PeerId) -> int | None:
-        """What leads to their state, to the disk; after how many rounds it is to be had, at most `rounds`."""
+        """Fetch the files that lead to the branch's state; return the rounds reached, at most `rounds`, or None."""
         present = self._catch_up.present(branch.common)
         reached = await self._catch_up.supplies.bring(Upto(branch, rounds), present, self._claims.sources(peer))
         return reached if reached is not None and branch.is_rooted else None
@@ -353,9 +353,9 @@ class Following:
     # -- moving -------------------------------------------------------------------------------------------------------
 
     async def take(self, move: Move) -> bool:
-        """Make the move; whether our chain and our state have changed as it says.
+        """Make the move; return True if our chain and our state have changed as it says.
 
-        Otherwise our chain is what it was, and the state is to be restored.  Raises `WrongState` for a false state.
+        Otherwise our chain is as before, and the caller has to restore the state.  Raises `WrongState` for a false state.
         """
         history, was = self._replica.history, self._replica.history.tip
         slots = (move.branch.slot, was.hex())
@@ -384,16 +384,16 @@ class Following:
         return taken
 
     async def strengthen(self, round: int, certificate: Certificate) -> None:
-        """A provisional record of our chain becomes full, by this certificate, which the caller has verified."""
+        """Make a provisional record of our chain full by this certificate, which the caller has verified."""
         async with self._chain_in_use:
             (await self._offload(self._replica.history.strengthened, round, certificate))()
 
     async def load(self) -> None:
-        """Branches that an earlier life left; before the first look."""
+        """Load the branches left before a restart; call it before the first look."""
         await self._held.load()
 
     def go_on(self, *, was_away: bool) -> None:
-        """We were there when the newest record was made; unless we were away before it, as when the one before was."""
+        """Note that we saw the newest record being made.  was_away: we had been away before it."""
         rounds = self._replica.history.length
         if was_away:
             self.settled.begin_anew()
@@ -402,15 +402,15 @@ class Following:
 
 @dataclass(frozen=True)
 class Upto:
-    """The first `length` rounds of a branch."""
+    """The first `length` rounds of a branch, as a chain."""
 
     branch: Branch
     length: int
 
     def tip_at(self, rounds: int) -> Hash:
-        """The tip after `rounds` rounds."""
+        """Return the tip after `rounds` rounds."""
         return self.branch.tip_at(rounds)
 
     def commit_at(self, round: int) -> Commit:
-        """The commit of a round."""
+        """Return the commit of a round."""
         return self.branch.commit_at(round)

@@ -1,10 +1,10 @@
-"""Which of two chains is ours: how much of a verified branch we take over.
+"""Fork choice: the part of a verified branch that we take over.
 
-At the first record that differs a full one beats a provisional one; then more signers; then the lower hash
+At the first record that differs, a full record beats a provisional one; then more signers win; then the lower hash
 (`protocol.chain.records.prefer`).  A final record yields to nothing, and a settled one only to a full one.  Two full records
-on one tip are the work of a third of liars among the electors: we keep ours, and say so.  Provisional records are taken
-over as far as the electors, as they are heard now, stand on them.  A branch through the record that our invitation names
-wins over one without it, unless final records would be given up: that is how a person chooses.
+on one tip take a third of liars among the electors: we keep ours, and report both.  Provisional records are taken over as
+far as the electors, as they are heard now, stand on them.  A branch through the record that our invitation names wins over
+one without it, unless final records would be given up: that is how a person chooses.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from protocol.wire.identity import PeerId
 from protocol.wire.messages import Commit
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Whom to follow, where electors differ about who is absent.
+# Provisional records when electors differ about who is absent: peers follow them or return from them.
 #
-# Pure.  A provisional record was made without some electors.  Whether it holds is decided by the electors of the tip that it
-# stands on, as they are heard now:
+# Pure.  A provisional record was made without some electors.  The electors of the tip that it stands on, as they are heard
+# now, decide whether it holds:
 #
-# * who stands before it follows it if at least as many of them are on it as are off it, oneself counted where one stands;
-# * who is on it returns to the tip before it when more of them are off it;
+# * a peer before the record follows it if at least as many of them are on it as are off it; an elector counts itself;
+# * a peer on the record returns to the tip before it if more of them are off it;
 # * below four electors, where one more or less decides everything, a peer that was away (restarted, or asleep) follows any
-#   elector that was not, and those that were away make nobody return.
+#   elector that was not, and electors that were away make nobody return.
 #
-# Whoever is on another branch of the same tip that loses to this one (`protocol.chain.records.prefer`) counts as on it: it
+# An elector on another branch of the same tip that loses to this one (`protocol.chain.records.prefer`) counts as on it: it
 # will come over.  So nobody returns from a branch that enough others are on their way to, and the moves of electors that
 # hear each other end.  Proof, for one tip T, from four electors on.  Suppose that moves go round in a circle, and let H be
-# the best branch that is left in it.  Better ones are not left, so nobody enters them either: H is left for T.  At that
-# moment, of the c electors that are on no better branch, more than c / 2 are at T.  The others are all that can count as on
-# H or on a branch that loses to it, so nobody at T follows any of these.  From then on nobody leaves T, and it was no
-# circle.
+# the best branch that electors leave in it.  Nobody leaves better branches, so nobody enters them either: electors leave H
+# for T.  At that moment, of the c electors that are on no better branch, more than c / 2 are at T.  Only the others can
+# count as on H or on a branch that loses to it, so nobody at T follows any of these.  From then on nobody leaves T, and it
+# was no circle.
 #
-# Nobody is stuck: where two branches are heard, those on the one that loses go over; where one branch and T are, either
-# those at T follow, or those on the branch return.  And nobody waits for a branch: where one elector stands on the best
+# Nobody is stuck.  If two branches are heard, the electors on the losing one go over.  If one branch and T are heard, either
+# the electors at T follow, or those on the branch return.  And nobody waits for a branch: if one elector stands on the best
 # branch and serves nothing of it, the others end together without it.
 #
 # So a frozen, partitioned or restarted peer finds its way without help, and from four electors on one elector, however many
@@ -57,7 +57,7 @@ from protocol.wire.messages import Commit
 
 @dataclass(frozen=True)
 class Side:
-    """How a chain leaves ours, or another one that we know.  fork: the tip there.  first: of its records after that."""
+    """Place where a chain leaves another.  fork: the tip there.  first: the rank of its first record after that."""
 
     fork: Hash
     first: Rank
@@ -65,9 +65,9 @@ class Side:
 
 @dataclass(frozen=True)
 class Standpoint:
-    """Where an elector stands, as it says.  was_away: it was restarted or frozen, and has made no record since.
+    """Position of an elector, as it says.  was_away: it was restarted or frozen, and has made no record since.
 
-    side: how its chain left ours when it showed it last; None when it never did, or is on our chain now.
+    side: where its chain left ours when it showed it last; None if it never did, or is on our chain now.
     """
 
     tip: bytes
@@ -77,9 +77,10 @@ class Standpoint:
 
 @dataclass(frozen=True)
 class Count:
-    """Electors of one tip that are heard now.  on: those on the branch, or on their way to it; off: those on the tip itself.
+    """Numbers of electors of one tip that are heard now.
 
-    present_on, present_off: those of them that were not away.
+    on: electors on the branch, or on their way to it.  off: electors on the tip itself.  present_on, present_off: the
+    electors among them that were not away.
     """
 
     on: int
@@ -90,9 +91,9 @@ class Count:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A branch that is judged.  fork: the tip before it.  tips: those after its records.
+    """A branch that is judged.  fork: the tip before it.  tips: the tips after its records.
 
-    first: the rank of its first record, which is provisional; may be None where no `Side` leaves `fork`.
+    first: the rank of its first record, which is provisional; may be None if no `Side` leaves `fork`.
     """
 
     fork: Hash
@@ -100,7 +101,7 @@ class Candidate:
     first: Rank | None
 
     def gains(self, at: Standpoint) -> bool:
-        """Whether who stands there is on this branch, or on its way to it from one that loses to it."""
+        """Return True if an elector at `at` is on this branch, or on its way to it from a branch that loses to it."""
         if at.tip == self.fork:
             return False
         if at.tip in self.tips or at.side is None:
@@ -113,9 +114,9 @@ class Candidate:
 
 
 def count(electors: Collection[PeerId], heard: Mapping[PeerId, Standpoint], branch: Candidate) -> Count:
-    """Count the electors by where they stand.
+    """Count the electors by their positions.
 
-    Those elsewhere, who are behind, unknown, or on a branch that wins over this one, are not counted.
+    Electors elsewhere (behind, unknown, or on a branch that wins over this one) are not counted.
     """
     there = [heard[peer] for peer in electors if peer in heard]
     on = [each for each in there if branch.gains(each)]
@@ -124,9 +125,9 @@ def count(electors: Collection[PeerId], heard: Mapping[PeerId, Standpoint], bran
 
 
 def follows(electors: Sequence[PeerId], counted: Count, *, was_away: bool) -> bool:
-    """Whether a peer that stands before a provisional record, or on no branch at all, takes it over.
+    """Return True if a peer before a provisional record, or on no branch at all, takes the record over.
 
-    counted: with the peer itself, where it is an elector.  was_away: whether it was.
+    counted: includes the peer itself if it is an elector.  was_away: the peer was away.
     """
     if len(electors) < FEWEST_SEATED and was_away and counted.present_on:
         return True
@@ -134,42 +135,42 @@ def follows(electors: Sequence[PeerId], counted: Count, *, was_away: bool) -> bo
 
 
 def returns(electors: Sequence[PeerId], counted: Count) -> bool:
-    """Whether a peer on a provisional record goes back to the tip before it.  counted: with the peer itself."""
+    """Return True if a peer on a provisional record goes back to the tip before it.  counted: includes the peer itself."""
     if len(electors) < FEWEST_SEATED:
         return counted.present_off > counted.on
     return counted.off > counted.on
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Where the electors stand, as their last heartbeats say: the evidence by which provisional records are judged.
+# Positions of the electors, as their last heartbeats say: the evidence for judging provisional records.
 
 
 LATEST = 64
-"""Provisional records that are looked at again, the newest ones: older ones have been followed by others long since."""
+"""Number of newest provisional records that are judged again; other peers have followed older ones long since."""
 MAX_SIDES = 1024
-"""Electors of which it is remembered where their chains leave ours."""
+"""Most electors whose `Side` is remembered."""
 
 
 class Standpoints:
-    """Asks `membership` for the others; we stand on our own tip."""
+    """Positions of the electors: `membership` has those of the others; we stand on our own tip."""
 
     def __init__(self, me: PeerId, history: History, membership: Membership, activity: Activity, listen_s: float) -> None:
         self._me, self._history, self._membership, self._activity = me, history, membership, activity
         self._listen_s = listen_s
         self._sides: dict[PeerId, Side] = {}
-        """Where a peer's chain left ours when it showed it last: believed of that peer only."""
+        """Place where each peer's chain left ours when it showed it last; believed of that peer only."""
         self._ranks: dict[int, Rank] = {}
-        """Of our provisional records beside which others were seen, by round."""
+        """Ranks of our provisional records that have known siblings, by round."""
         self._leaving: dict[bytes, float] = {}
-        """Tips before provisional records of ours, and since when most of their electors stand there."""
+        """Tips before our provisional records at which most of the electors stand, and since when they do."""
 
     def showed(self, peer: PeerId, side: Side) -> None:
-        """The chain that `peer` showed, of verified records, leaves ours like this.  From any thread."""
+        """Note where the chain of verified records that `peer` showed leaves ours.  Thread-safe."""
         kept = list(self._sides.items())[-MAX_SIDES + 1 :]
         self._sides = dict(kept) | {peer: side}  # a new one, because another thread may be going through the old one
 
     def is_parting(self, tip: bytes) -> bool:
-        """Whether some chain was seen to leave ours, or one that we looked at, at this tip."""
+        """Return True if a chain was seen to leave ours, or one that we looked at, at this tip."""
         return any(side.fork == tip for side in self._sides.values())
 
     def _heard(self, electors: Collection[PeerId]) -> dict[PeerId, Standpoint]:
@@ -183,14 +184,14 @@ class Standpoints:
         return heard
 
     def follow(self, electors: Sequence[PeerId], branch: Candidate) -> bool:
-        """Whether we take over a verified provisional record and what stands on it.  electors: of the fork."""
+        """Return True if we take over a verified provisional record and the records on it.  electors: of the fork."""
         return follows(electors, count(electors, self._heard(electors), branch), was_away=self._activity.was_away)
 
     def back_to(self, settled: int = 0) -> int | None:
-        """The round whose provisional record, and all after it, we give up; None when those we have hold.
+        """Return the round of the provisional record that we give up with all records after it; None if all of them hold.
 
-        To be asked often.  A record is given up when its electors have stood before it for `listen_s`: when it was just
-        made, most of them have yet to say that they are on it.  settled: rounds whose records are not given up.
+        Call it often.  A record is given up when its electors have stood before it for `listen_s`: when it was just made,
+        most of them have yet to say that they are on it.  settled: rounds whose records are not given up.
         """
         history, now = self._history, trio.current_time()
         leaving: dict[bytes, float] = {}
@@ -220,7 +221,7 @@ class Standpoints:
 
 
 YOUNG_ROUNDS = 100
-"""A run that anybody may begin may have been begun twice.  After so many rounds a beginning is not given up for another."""
+"""Rounds after which a run that anybody may begin is not given up for another beginning of it."""
 MAX_ALARMS = 256
 STAYING = (
     "the history of the invitation differs from ours from round {round} on, and {final} rounds of ours are final; join with "
@@ -230,9 +231,10 @@ STAYING = (
 
 @dataclass(frozen=True)
 class Choice:
-    """rounds: of the branch that we take over, no more than those in common if none.  lost: the branch loses for good.
+    """Outcome of judging a branch.
 
-    news: to be told.
+    rounds: rounds of the branch that we take over; at most those in common if we take over none.  lost: True if the branch
+    loses for good.  news: events to emit.
     """
 
     rounds: int
@@ -241,7 +243,7 @@ class Choice:
 
 
 class ForkChoice:
-    """Judges branches that are rooted in our chain.  Blocking: it reads a record of each, in a thread that tells nobody."""
+    """Judge of branches that are rooted in our chain.  Blocking: it reads records, in a thread that must not emit events."""
 
     def __init__(
         self,
@@ -257,7 +259,7 @@ class ForkChoice:
         self._told = False
 
     def judge(self, branch: Branch, shown_by: PeerId) -> Choice:
-        """How much of it we take over."""
+        """Return how much of a branch we take over."""
         choice, news = self._judge(branch, shown_by), tuple(self._news)
         self._news.clear()
         return replace(choice, news=news)
@@ -299,15 +301,15 @@ class ForkChoice:
         return prefer(electors, ours, theirs)
 
     def _is_second_beginning(self, common: int) -> bool:
-        """Whether two peers began a run that anybody may begin, and ours is young enough to be given up for the other."""
+        """Return True if two peers began a run that anybody may begin, and ours is young enough to yield to the other."""
         return common == 0 and self._replica.rounds.founders is None and self._replica.history.length < YOUNG_ROUNDS
 
     def _chosen(self, chain: Chain) -> int:
-        """Rounds up to the record that our invitation names; 0 when the chain lacks it, or none is named."""
+        """Return the rounds up to the record that our invitation names; 0 if the chain lacks it, or none is named."""
         return self._anchor.rounds if self._anchor is not None and self._anchor.holds(chain) else 0
 
     def _may_come_over(self, common: int) -> bool:
-        """To the history that our invitation names: not where final records would be given up, which a person is told."""
+        """Return True unless coming over to our invitation's history would give up final records, which is reported once."""
         final = self._replica.history.final
         if common < final and not self._told:
             self._told = True
@@ -326,7 +328,7 @@ class ForkChoice:
         self._news.append(SecondHistory(round, mine, tip.hex(), shown_by, sorted(both)))
 
     def _followed(self, branch: Branch, start: int) -> int:
-        """The round of the first provisional record from `start` on that the electors do not stand on; else all."""
+        """Return the first round from `start` on whose provisional record the electors do not stand on; else the length."""
         start = max(start, self._chosen(branch))
         for round, electors in branch.provisional.items():
             if round < start:
@@ -341,5 +343,5 @@ class ForkChoice:
         return Candidate(fork, tips, rank(electors, branch.commit_at(round)) if is_parting else None)
 
     def back_to(self) -> int | None:
-        """The round whose provisional record, and all after it, we should give up; None when those we have hold."""
+        """Return the round of the provisional record to give up with all records after it; None if all of them hold."""
         return self._standpoints.back_to(max(self._settled.rounds, self._chosen(self._replica.history)))

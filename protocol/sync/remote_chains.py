@@ -1,7 +1,7 @@
-"""Reading other peers' chains: where they leave ours, and their records from there, each verified on the one before.
+"""Reader of other peers' chains: the place where they leave ours, and their records from there, verified one by one.
 
 Nothing in an answer is believed; a record is believed for its certificate.  Every answer and every signature check is paid
-for from the budget, and paid back for branches that lead somewhere.
+for from the budget, and paid back for branches that the fork choice accepts.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from protocol.wire.messages import Commit
 from protocol.wire.questions import MAX_COMMITS, MAX_TIPS, CommitsReply, CommitsRequest, TipsReply, TipsRequest
 
 # ------------------------------------------------------------------------------------------------------------------------
-# What looking at claims may cost, for all claimants together.
+# Budget for looking at claims, for all claimants together.
 #
 # Peer IDs cost nothing, so a limit for each claimant is no limit.  Answers and signature checks are paid from one purse that
-# fills up with time.  Electors and members of our chain may empty it; strangers only as far as the half that is theirs.
-#  What led to records or state that we take over is paid back, so an honest swarm is followed as fast as the line allows.
+# fills up with time.  Electors and members of our chain may empty it; strangers may spend only half of it.  The cost of
+# records that the fork choice accepts is paid back, so an honest swarm is followed as fast as the line allows.
 
 
 BYTES_PER_MINUTE = 32 << 20
 CHECKS_PER_MINUTE = 6000
-"""Signature checks: about half a second of a processor."""
+"""Signature checks a minute, which take about half a second of a processor."""
 
 
 class OverBudget(NetworkError):
-    """Claims have cost enough for now."""
+    """Refusal to spend more on claims for now."""
 
 
 @dataclass
@@ -51,7 +51,7 @@ class _Purse:
 
 
 class Budget:
-    """`now` is trio time."""
+    """Budget of bytes and signature checks for looking at claims.  `now` is trio time."""
 
     def __init__(self, now: float) -> None:
         self._filled = now
@@ -59,7 +59,7 @@ class Budget:
         self._checks = _Purse(CHECKS_PER_MINUTE, CHECKS_PER_MINUTE)
 
     def allows(self, now: float, *, known: bool) -> bool:
-        """Whether to begin, or to go on.  known: the claimant is an elector or a member of our chain."""
+        """Return True if a look may begin or continue.  known: the claimant is an elector or a member of our chain."""
         seconds, self._filled = now - self._filled, now
         purses = (self._bytes, self._checks)
         for purse in purses:
@@ -67,12 +67,12 @@ class Budget:
         return all(purse.left > (0 if known else purse.full / 2) for purse in purses)
 
     def pay(self, size_bytes: int, checks: int) -> None:
-        """For answers of `size_bytes`, and so many signature checks."""
+        """Pay for answers of `size_bytes`, and for `checks` signature checks."""
         self._bytes.left -= size_bytes
         self._checks.left -= checks
 
     def repay(self, size_bytes: int, checks: int) -> None:
-        """What was paid for led somewhere."""
+        """Return a payment for a look whose branch the fork choice accepts."""
         self._bytes.left = min(self._bytes.full, self._bytes.left + size_bytes)
         self._checks.left = min(self._checks.full, self._checks.left + checks)
 
@@ -82,16 +82,16 @@ class Budget:
 
 ASK_TIMEOUT_S = 10.0
 FORK_BYTES = 64 << 20
-"""A fork with more records than this is not looked at."""
+"""Most bytes of records in a fork that we look at."""
 BEGINNING_BYTES = 512 << 20
-"""Of records of a run that anybody may begin, which a newcomer takes from genesis: anybody may have made them."""
+"""Most bytes of records from genesis in a run that anybody may begin, since anybody may have made them."""
 
 R = TypeVar("R", bound=Body)
 
 
 @dataclass
 class Look:
-    """What looking at one peer's chain has cost.  known: it is an elector or a member of our chain."""
+    """Cost so far of looking at one peer's chain.  known: the peer is an elector or a member of our chain."""
 
     peer: PeerId
     known: bool
@@ -100,9 +100,9 @@ class Look:
 
 
 class RemoteChains:
-    """Asks over `session`'s network.  Everything here raises `NetworkError` and `Malformed`.
+    """Reader of peers' chains over `session`'s network.  Its requests raise `NetworkError` and `Malformed`.
 
-    anchor: what our chain has to go through.  progressed_at: when a record was verified last, in trio time.
+    anchor: the record that our chain has to go through.  progressed_at: when a record was verified last, in trio time.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class RemoteChains:
         self.progressed_at = -1e9
 
     async def common(self, look: Look) -> tuple[int, int]:
-        """(rounds both chains share, length of theirs).  Looks back in windows that double."""
+        """Return (rounds both chains share, length of theirs).  Looks back in windows that double."""
         window = 64
         while True:
             length = self._replica.history.length
@@ -133,7 +133,7 @@ class RemoteChains:
             window *= 2
 
     async def shares(self, look: Look, branch: Branch, length: int) -> bool:
-        """Whether their chain, of this length, goes through the tip of `branch`, or ends on it."""
+        """Return True if their chain, of this length, goes through the tip of `branch`, or ends on it."""
         rounds = min(branch.length, length)
         reply = await self._tips(look, rounds, 1)
         return reply.tips == [branch.tip_at(rounds)]
@@ -142,15 +142,15 @@ class RemoteChains:
         return await self._ask(look, "tips", TipsRequest(start=start, count=count), TipsReply)
 
     async def begin(self, look: Look, branch: Branch, length: int) -> None:
-        """Append what the choice needs."""
+        """Append the records that the fork choice needs."""
         await self.extend(look, branch, self._needed(branch, length))
 
     def is_judgeable(self, branch: Branch, length: int) -> bool:
-        """Whether the branch, of a chain of `length` rounds, has all that the choice needs."""
+        """Return True if the branch, of a chain of `length` rounds, has all records that the fork choice needs."""
         return branch.length >= self._needed(branch, length)
 
     def _needed(self, branch: Branch, length: int) -> int:
-        """Rounds up to the first record that differs; up to the one that our invitation names, where our chain lacks it."""
+        """Return the rounds up to the first record that differs, or to our invitation's record if our chain lacks that."""
         anchor = self.anchor
         named = anchor.rounds if anchor is not None and not anchor.holds(self._replica.history) else 0
         return min(max(branch.common + 1, named), length)
@@ -200,6 +200,6 @@ class RemoteChains:
         self._budget.pay(size_bytes, checks)
 
     def repay(self, look: Look) -> None:
-        """What the look cost so far led somewhere."""
+        """Pay back the cost of a look so far: the fork choice accepts its branch."""
         self._budget.repay(look.size_bytes, look.checks)
         look.size_bytes = look.checks = 0

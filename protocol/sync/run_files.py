@@ -1,9 +1,9 @@
-"""The files of a run on this peer's disk: fetched from whoever has them, checked, and offered to others.
+"""The files of a run on this peer's disk: fetched from any peer that has them, checked, and offered to others.
 
     files/<root>.blob           a file, complete (`protocol.chain.weight_files`)
 
-The organiser's peer has them from the beginning.  Everybody else fetches them as soon as it meets a peer, before it reads
-the run's state; a trainer process is started when they are here.
+The organiser's peer has them from the beginning.  All others fetch them as soon as they meet a peer, before they read the
+run's state; a trainer process is started when they are here.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from protocol.wire.hashes import tree_root
 
 RETRY_S = 1.0
 LEAVES_S = 60.0
-"""Within which some peers are asked for the hashes of a file's chunks; then it is others' turn."""
+"""Seconds for asking some peers for the hashes of a file's chunks, before others are asked."""
 PATIENCE_S = 300.0
-"""A file of which nothing came for so long is said to be missing, with what a person can do."""
+"""Seconds without any chunk after which a file is reported as missing, with the remedy."""
 SHOW_S = 1.0
 
 
 class RunFiles:
-    """`run` it once; other than that it only waits."""
+    """Fetcher of the run's files.  Call `run` once; all other methods only wait."""
 
     def __init__(self, session: Session, manifest: RunManifest, files: WeightFiles, swarm: Swarm, offload: Offload) -> None:
         self._session, self._files, self._swarm, self._offload = session, files, swarm, offload
@@ -47,18 +47,21 @@ class RunFiles:
 
     @property
     def are_here(self) -> bool:
-        """Whether all are here and checked."""
+        """True if all files are here and checked."""
         return self._here.is_set()
 
     async def until_here(self, on_wait: Callable[[str], None] = lambda state: None) -> None:
-        """Until all are here and checked.  on_wait: told once a second, in a sentence, which file is waited for."""
+        """Wait until all files are here and checked.
+
+        on_wait: called once a second with a sentence that names the awaited file.
+        """
         while not self.are_here:
             on_wait(self._state)
             with trio.move_on_after(SHOW_S):
                 await self._here.wait()
 
     async def run(self) -> None:
-        """Check what is here and fetch the rest.  Raises `StoreFailed`."""
+        """Check the files that are here and fetch the rest.  Raises `StoreFailed`."""
         if self._here.is_set():
             return
         await self._offload(self._files.load)
@@ -72,7 +75,7 @@ class RunFiles:
         self._here.set()
 
     def _note_missing(self, called: str, is_told: bool) -> bool:
-        """Say so where nothing of a file has come for long; whether it was said."""
+        """Report a file as missing if no chunk of it has come for long; return True if it is reported as missing."""
         silent_s = trio.current_time() - self._moved_at
         if silent_s < PATIENCE_S:
             return False
@@ -106,12 +109,12 @@ class RunFiles:
 
 
 def is_right(files: WeightFiles, file: FileSection) -> bool:
-    """Whether a file is here with the bytes that the manifest names; a damaged one is on its way again.  Blocking."""
+    """Return True if a file is here with the bytes that the manifest names; a damaged one is demoted.  Blocking."""
     return is_whole(files, file.name, file.size, FILE_CHUNK_BYTES)
 
 
 def keep_file(files: WeightFiles, file: FileSection, data: bytes) -> None:
-    """Put a file of the organiser's where its peer has it.  Blocking.  Raises `StoreFailed`."""
+    """Store a file of the organiser's in its peer's folder.  Blocking.  Raises `StoreFailed`."""
     files.load()
     if is_right(files, file):
         return
@@ -121,10 +124,10 @@ def keep_file(files: WeightFiles, file: FileSection, data: bytes) -> None:
 
 
 def file_section(data: bytes) -> FileSection:
-    """What a manifest says of these bytes."""
+    """Return the manifest's entry for these bytes."""
     return FileSection(size=len(data), root=tree_root(leaves_of(data, FILE_CHUNK_BYTES)).hex())
 
 
 def paths_of(manifest: RunManifest, files: WeightFiles) -> dict[str, Path]:
-    """Where the run's files lie when they are here, by name."""
+    """Return the paths of the run's files once they are here, by name."""
     return {name: files.path(file.name) for name, file in manifest.files.items()}

@@ -1,7 +1,7 @@
-"""What leads to the state of a chain, fetched onto the disk: results of rounds, and checkpoints, each a blob of the swarm.
+"""Fetcher of the files that lead to the state of a chain: results of rounds, and checkpoints, each a blob of the swarm.
 
 Every byte is checked against a root in a certified record.  Fetching touches neither our chain nor our outer state, so it
-goes on beside a round.
+runs beside a round.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from protocol.wire.questions import HaveReply, HaveRequest
 
 ASK_TIMEOUT_S = 10.0
 CHECKPOINT_WORTH_ROUNDS = 8
-"""A checkpoint is 8 bytes a parameter, a result about 1: further behind than this, the checkpoint is fewer bytes."""
+"""Rounds behind, beyond which a checkpoint (8 bytes a parameter) is smaller than the results (about 1 byte each round)."""
 
 R = TypeVar("R", bound=Body)
 
 
 class Supplies:
-    """Fetches from peers into the store of `replica`.  progressed_at: when something checked arrived last, in trio time."""
+    """Fetcher from peers into the store of `replica`.  progressed_at: when checked data arrived last, in trio time."""
 
     def __init__(self, session: Session, replica: Replica, offload: Offload, swarm: Swarm) -> None:
         self._session, self._replica, self._offload, self._swarm = session, replica, offload, swarm
@@ -47,10 +47,10 @@ class Supplies:
         """Results and checkpoints that are being fetched, by name."""
 
     async def bring(self, chain: Chain, present: int | None, sources: Sequence[PeerId]) -> int | None:
-        """Have on disk what leads to the state of `chain` after as many rounds as can be had; returns how many.
+        """Fetch the files that lead to the newest available state of `chain`; return its number of rounds.
 
-        present: after how many of its rounds we have the state, or can make it; None when we cannot.  The answer is None
-        when there is no state of this chain at all to be had.
+        present: the number of rounds of `chain` after which we have the state, or can make it; None if we have none.
+        Returns None if no state of this chain is available at all.
         """
         newer = [rounds for rounds in self._replica.store.checkpoints.of(chain) if present is None or rounds > present]
         reached = newer[-1] if newer else present
@@ -65,7 +65,7 @@ class Supplies:
             if here is not None or await self.fetch_result(commit, sources):
                 reached += 1
                 continue
-            # everybody may have pruned it: checkpoints that make it superfluous are kept
+            # all peers may have pruned it; they keep checkpoints that replace it
             fetched = await self.fetch_newest_checkpoint(chain, sources, at_least=reached + 1)
             if fetched is None:
                 break
@@ -75,7 +75,7 @@ class Supplies:
     # -- results ------------------------------------------------------------------------------------------------------
 
     async def fetch_result(self, commit: Commit, sources: Sequence[PeerId]) -> bool:
-        """The result of a certified record from whoever has it, on disk when this returns; False when nobody has."""
+        """Fetch the result of a certified record from any peer that has it; on disk on return.  False if nobody has it."""
         record, replica = commit.record, self._replica
         root, size = Hash(record.result_root), payload_bytes(replica.layout)
         if not sources:
@@ -102,7 +102,7 @@ class Supplies:
         into: memoryview,
         sources: Sequence[PeerId],
     ) -> bool:
-        """Fetch the named chunks of a record's result into its buffer; True when all are there and checked."""
+        """Fetch the named chunks of a record's result into its buffer; return True if all are there and checked."""
         leaves, sizes = tuple(Hash(entry.hash) for entry in index), tuple(span.size for span in self._replica.layout)
         blob, purpose = Blob(Hash(record.result_root), leaves, sizes), Purpose("result", record.round)
         here = blob.all & ~set_of(missing)
@@ -110,9 +110,9 @@ class Supplies:
 
     @asynccontextmanager
     async def _alone(self, name: Hash, sources: Sequence[PeerId]) -> AsyncGenerator[bool]:
-        """One download of a blob at a time: who comes second lends its sources to the first.
+        """Allow one download of a blob at a time: a second caller lends its sources to the first.
 
-        Yields whether we waited for another one: then it may be here.
+        Yields True if we waited for another download: then the blob may be here.
         """
         waited = name in self._under_way
         while name in self._under_way:
@@ -131,11 +131,11 @@ class Supplies:
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
     async def fetch_genesis(self, sources: Sequence[PeerId]) -> bool:
-        """The state before the first round, as the manifest names it, on disk at the end; False when nobody has it."""
+        """Fetch the state before the first round, as the manifest names it; on disk on return.  False if nobody has it."""
         return await self._fetch_checkpoint(self._replica.history, 0, sources)
 
     def offer_genesis(self) -> None:
-        """While nobody has trained yet, and we have the state before the first round, each piece of it leaves us once."""
+        """Originate the state before the first round while we have it and nobody has trained: each piece leaves us once."""
         genesis, history = genesis_state(self._replica.manifest), self._replica.history
         if genesis is None:
             return
@@ -145,7 +145,10 @@ class Supplies:
             self._swarm.end_origin(genesis.digest)
 
     async def fetch_newest_checkpoint(self, chain: Chain, sources: Sequence[PeerId], *, at_least: int) -> int | None:
-        """The newest checkpoint of a chain that a source has and a record certifies; after how many rounds it is."""
+        """Fetch the newest checkpoint of a chain that a source has and a record certifies.
+
+        Returns the number of rounds that it is after; None if there is no such checkpoint.
+        """
         holders: dict[int, list[PeerId]] = {}
         for peer in sources:
             try:

@@ -1,20 +1,21 @@
-"""What becomes of the tasks of each admitted set, as one trainer counts it, and when a set falls out by that.
+"""Outcomes of the tasks of each admitted set, as one trainer counts them, and the faults by which a set falls out.
 
-Pure: counts in, decisions out.  A contributor can be mistaken or hostile, and so can whoever answers its tasks.  A set falls
-out when scoring its tasks is not repeatable (one answer gets different scores here), when nearly all tasks are never solved,
-as with wrong answers, or nearly all are always solved, so that nothing can be learned.  Each accepted batch is counted once,
-with rewards that this trainer computed itself; how its counts become everybody's decision is
-`protocol.chain.tasks_in_force`'s matter.
+Pure: counts in, decisions out.  A contributor can be mistaken or hostile, and so can a peer that answers its tasks.  A set
+falls out when scoring its tasks is not repeatable (one answer gets different scores here), when nearly all tasks are never
+solved, as with wrong answers, or when nearly all are always solved, so that nothing can be learned.  Each accepted batch is
+counted once, with rewards that this trainer computed itself.  `protocol.chain.tasks_in_force` turns the findings of single
+trainers into everybody's decision.
 
-Keys are free, so a set is judged by what has a price:
+Keys are free, so a set is judged by evidence that has a price:
 
-* Only answers of makers with a clean history count, and of one maker for a task no more than half of what judges it.
-* Tasks that are judged say that they are dead, and so do all answers to the set together.  Draws give each batch as many
-  tasks of a set as any other, give or take one, so whoever wants a good set to fall out has to make most of the batches,
-  whatever tasks it aims at.
-* Scores that are not repeatable are found in the answers of most makers.
+* Only answers of makers with a clean history count.  One maker's answers to a task count for no more than half of the
+  attempts that it is judged by.
+* A set is dead only if its judged tasks and all answers to it together say so.  Draws give each batch as many tasks of a set
+  as any other, give or take one.  So an attacker who wants a good set to fall out has to make most of the batches, whatever
+  tasks they aim at.
+* Scores count as not repeatable only if the answers of most makers show it.
 
-What validators say of answers is counted for people to look at and decides nothing: keys are free, and a crowd of them could
+Validators' scores of answers are counted for people to look at and decide nothing: keys are free, and a crowd of them could
 have any set fall out by scores that nobody can prove false.
 """
 
@@ -36,37 +37,37 @@ from protocol.wire.tasks import MAX_SET_TASKS, Place
 LEAST_ATTEMPTS = 32
 """Attempts at a task before its solve rate says anything."""
 MOST_OF_ONE = LEAST_ATTEMPTS // 2
-"""Attempts that one maker counts for at a task."""
+"""Most attempts at a task that one maker counts for."""
 LEAST_CLEAN = 4
 """Checks in a row that came out right before a maker counts."""
 LEAST_SCORED_TWICE = 8
-"""Answers of a maker to a set that were scored twice here before that says anything."""
+"""Answers of a maker to a set that were scored twice here before they say anything."""
 LEAST_SAME = 0.9
-"""Least share of these that get the same score both times."""
+"""Least share of answers scored twice that get the same score both times."""
 LEAST_MAKERS = 2
-"""Makers of which that is said before a set is judged by it."""
+"""Makers with enough answers scored twice before a set is judged by them."""
 LEAST_JUDGED = 16
-"""Tasks with enough attempts before a set is judged by them (all of them, where it has fewer)."""
+"""Tasks with enough attempts before a set is judged by them; all tasks, if it has fewer."""
 MOST_DEAD = 0.8
-"""Largest share of judged tasks, and of all attempts, that nobody ever solved, or that everybody always solved."""
+"""Largest share of judged tasks, and of all attempts, that may be at tasks never solved, or at tasks always solved."""
 MOST_MAKERS = 8
-"""Makers that count at a task; what later ones try is only shown."""
+"""Most makers that count at a task; the attempts of later ones are only shown."""
 MAX_COUNT = (1 << 32) - 1
 
 OTHERS = ""
-"""In place of a maker, for what does not count."""
+"""Key in place of a maker, for attempts that do not count."""
 _ROW = struct.Struct(">8I")
 
 ByMaker = Mapping[str, "TaskCounts"]
-"""What became of a task, by maker."""
+"""Outcomes of a task, by maker."""
 
 
 @dataclass(frozen=True)
 class TaskCounts:
-    """What became of a task.  attempts: scored answers, of which `solved` had more than half of the reward.
+    """Outcomes of a task.  attempts: scored answers, of which `solved` had more than half of the reward.
 
-    verdicts: answers that a second peer scored too, of which `agreeing` had the same score.  scored_twice: answers that we
-    scored once more, of which `same` had the same score.
+    verdicts: answers that a second peer scored as well, of which `agreeing` had the same score.  scored_twice: answers that
+    we scored once more, of which `same` had the same score.
     """
 
     attempts: int = 0
@@ -86,7 +87,7 @@ class TaskCounts:
 
     @property
     def of_one(self) -> TaskCounts:
-        """As far as one maker counts: never and always solved stay so."""
+        """Outcomes reduced to the weight of one maker: never and always solved stay so."""
         if self.attempts <= MOST_OF_ONE:
             return self
         solved = self.solved * MOST_OF_ONE // self.attempts
@@ -95,12 +96,15 @@ class TaskCounts:
 
 
 def fault_of(count: int, tasks: Collection[ByMaker]) -> str:
-    """Why a set falls out, in a phrase; empty while it stays.  count: tasks of the set.  tasks: what became of some."""
+    """Return the fault by which a set falls out, in a phrase; empty while it stays.
+
+    count: tasks of the set.  tasks: outcomes of some of them.
+    """
     return _unrepeatable(tasks) or _dead(count, tasks)
 
 
 def _unrepeatable(tasks: Collection[ByMaker]) -> str:
-    """Return the fault of a set whose answers get other scores each time, whoever made them; empty if it has none."""
+    """Return the fault of a set whose answers get other scores each time, for most makers; empty if it has none."""
     by_maker: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
     for task in tasks:
         for maker, counts in task.items():
@@ -132,7 +136,7 @@ def _dead(count: int, tasks: Collection[ByMaker]) -> str:
 
 
 def _tried(task: ByMaker) -> tuple[int, int]:
-    """Return the attempts at a task that count, and how many of them solved it."""
+    """Return the number of attempts at a task that count, and the number of them that solved it."""
     attempts = solved = 0
     for maker, counts in task.items():
         if maker != OTHERS:
@@ -142,9 +146,9 @@ def _tried(task: ByMaker) -> tuple[int, int]:
 
 
 class Counting:
-    """Of one trainer.  is_new: whether something was counted since `encode` was called last.
+    """Counts of one trainer.  is_new: True if something was counted since the last `encode`.
 
-    Counts are of a set in a slot: on another branch of the chain the slot may be another set's.
+    Counts belong to a set in a slot: on another branch of the chain the slot may hold another set.
     """
 
     def __init__(self) -> None:
@@ -152,17 +156,17 @@ class Counting:
         self.is_new = False
 
     def note_tried(self, tried: Iterable[Tried], makers: Sequence[PeerId | None], sets: Mapping[int, Hash]) -> None:
-        """Rollouts were learned from.
+        """Count rollouts that were learned from.
 
-        makers: of the batches, by place; None for one without a clean history.  sets: the roots of the sets in the slots,
-        on our chain; others are not counted.
+        makers: of the batches, by place; None for one without a clean history.  sets: the roots of the sets in the slots of
+        our chain; others are not counted.
         """
         for each in tried:
             counts = TaskCounts(each.rollouts, each.solved, scored_twice=each.scored_twice, same=each.same)
             self._add(each.problem, makers[each.batch] or OTHERS, counts, sets)
 
     def note_scores(self, problems: Iterable[int], ours: bytes, theirs: bytes, sets: Mapping[int, Hash]) -> None:
-        """Another peer scored what we did, rollout for rollout.  problems: of the rollouts.  sets: as above."""
+        """Count another peer's scores beside ours, rollout for rollout.  problems: of the rollouts.  sets: as above."""
         for problem, our, their in zip(problems, ours, theirs, strict=False):
             if UNSCORED not in (our, their):
                 self._add(problem, OTHERS, TaskCounts(verdicts=1, agreeing=int(our == their)), sets)
@@ -178,20 +182,20 @@ class Counting:
         self.is_new = True
 
     def keep_only(self, sets: Mapping[int, Hash]) -> None:
-        """Forget all other sets."""
+        """Forget the counts of all other sets."""
         self._sets = {place: of_set for place, of_set in self._sets.items() if sets.get(place[0]) == place[1]}
 
     def of_set(self, slot: int, root: Hash) -> Mapping[int, TaskCounts]:
-        """By task, of all makers."""
+        """Return the outcomes of a set by task, summed over all makers."""
         tasks = self._sets.get((slot, root), {})
         return {task: sum(by_maker.values(), start=TaskCounts()) for task, by_maker in tasks.items()}
 
     def fault(self, place: Place, count: int) -> str:
-        """Why the set in a slot falls out, as `fault_of`."""
+        """Return the fault of the set in a slot, as `fault_of`."""
         return fault_of(count, self._sets.get(place, {}).values())
 
     def against(self, tasks: TasksInForce, lost: Collection[Place] = ()) -> int | None:
-        """The sets that fall out by what was counted here: bit i for the i-th of the amendment; None where none does.
+        """Return the sets that fall out by our counts: bit i for the i-th of the amendment; None if none does.
 
         lost: sets that fall out uncounted.
         """
@@ -203,13 +207,13 @@ class Counting:
         return mask or None
 
     def encode(self) -> bytes:
-        """For `decode`, in another life."""
+        """Encode the counts for `decode` in another life."""
         self.is_new = False
         return canonical.encode({f"{slot} {root.hex()}": _encoded(of_set) for (slot, root), of_set in self._sets.items()})
 
     @classmethod
     def decode(cls, data: bytes) -> Counting:
-        """What was encoded; raises ValueError for other bytes."""
+        """Decode counts; raises ValueError for bytes that are not of `encode`."""
         made, fields = cls(), canonical.decode(data, max_bytes=len(data))
         if not isinstance(fields, dict):
             raise ValueError("no counts")
@@ -222,7 +226,7 @@ class Counting:
 
 
 def _encoded(of_set: Mapping[int, ByMaker]) -> list[object]:
-    """The makers, and a row for each task and maker."""
+    """Return the makers, and a row for each task and maker."""
     makers = sorted({maker for by_maker in of_set.values() for maker in by_maker})
     numbers = {maker: number for number, maker in enumerate(makers)}
     rows = (

@@ -1,4 +1,4 @@
-"""What a person asks of a peer about sets of tasks: to offer or fetch one, and as the organiser to admit or remove one."""
+"""Commands of a person about sets of tasks: offer or fetch one, and as the organiser admit or remove one."""
 
 from __future__ import annotations
 
@@ -16,19 +16,22 @@ from protocol.wire.hashes import Hash
 from protocol.wire.tasks import MAX_ADMITTED_BYTES, MAX_SETS, AdmittedSet, Amendment, TaskSet
 
 # ------------------------------------------------------------------------------------------------------------------------
-# The organiser's next amendment: what is admitted and what is removed, on top of the newest one.  Pure.
+# The organiser's next amendment: admissions and removals on top of the newest one.  Pure.
 
 
 PERCENT = 50
-"""Of the problems that are of the sets, unless the organiser says another one."""
+"""Percentage of the problems that come from the sets, unless the organiser sets another one."""
 
 
 class CannotAmend(Exception):
-    """The text is one sentence with the remedy."""
+    """Refusal of a command; the text is one sentence with the remedy."""
 
 
 def admitting(tasks: TasksInForce, pending: Amendment | None, offer: Offer, percent: int | None) -> Amendment:
-    """With one set more; its slot was never given.  percent: None to leave it as it is.  Raises `CannotAmend`."""
+    """Return an amendment with one set more, in a slot that was never given.
+
+    percent: None to leave it as it is.  Raises `CannotAmend`.
+    """
     number, sets, highest = _newest(tasks, pending)
     if any(each.root == offer.root for each in sets):
         raise CannotAmend(f"the set {offer.root.hex()[:12]} is admitted already")
@@ -46,7 +49,7 @@ def admitting(tasks: TasksInForce, pending: Amendment | None, offer: Offer, perc
 
 
 def removing(tasks: TasksInForce, pending: Amendment | None, root: Hash) -> Amendment:
-    """Without one set.  Raises `CannotAmend`."""
+    """Return an amendment without one set.  Raises `CannotAmend`."""
     number, sets, _ = _newest(tasks, pending)
     left = [each for each in sets if each.root != root]
     if len(left) == len(sets):
@@ -56,7 +59,7 @@ def removing(tasks: TasksInForce, pending: Amendment | None, root: Hash) -> Amen
 
 
 def _newest(tasks: TasksInForce, pending: Amendment | None) -> tuple[int, list[AdmittedSet], int]:
-    """Number, sets that have not fallen out, and highest slot, of the newest amendment that there is."""
+    """Return the number, the sets that have not fallen out, and the highest slot of the newest amendment."""
     if pending is None:
         return tasks.number, [*tasks.live], tasks.highest
     highest = max([tasks.highest, *(each.slot for each in pending.sets)])
@@ -67,14 +70,14 @@ def _newest(tasks: TasksInForce, pending: Amendment | None) -> tuple[int, list[A
 
 
 class TaskDesk:
-    """Of one node."""
+    """Commands about sets of tasks at one node."""
 
     def __init__(self, session: Session, sets: TaskSets) -> None:
         self._session, self._sets = session, sets
 
     @property
     def folder(self) -> Path:
-        """Where the files are; what is to be offered is put there first."""
+        """Folder of the files; a file to be offered is put there first."""
         return self._sets.files.folder
 
     async def publish(self, source: Path, name: str, count: int) -> TaskSet:
@@ -103,7 +106,7 @@ class TaskDesk:
         return body
 
     async def obtain(self, name: str) -> tuple[Offer, Path]:
-        """Fetch a set that somebody offers, by the beginning of its ID.  Raises `CannotAmend`."""
+        """Fetch an offered set, named by the beginning of its ID.  Raises `CannotAmend`."""
         nursery = self._must_run()
         found = [offer for offer in self._sets.offers if offer.root.hex().startswith(name)]
         if len(found) != 1:
@@ -112,7 +115,7 @@ class TaskDesk:
         self._sets.asked = {offer.root}
         if not await self._sets.files.obtain(nursery, offer.root, offer.body.size, offer.publisher):
             if offer.publisher != self._session.me:
-                self._sets.offers.drop(offer.root)  # somebody may have offered another's set, in a false size
+                self._sets.offers.drop(offer.root)  # the offer may be of another's set, in a false size
             raise CannotAmend(
                 f"nobody who is here has the set {name} as {short_id(offer.publisher)} offers it; "
                 f"ask its publisher to start the peer, and try again after {REPEAT_S:.0f} s"
@@ -120,9 +123,9 @@ class TaskDesk:
         return offer, self._sets.files.path(offer.root)
 
     async def admit(self, name: str, percent: int | None, count: int) -> Amendment:
-        """Admit a set, in which we have found so many tasks; as the organiser.  Raises `CannotAmend`.
+        """Admit a set in which we have found `count` tasks; as the organiser.  Raises `CannotAmend`.
 
-        Of an offer, which may be of somebody who wants nobody to have the set, neither the number nor the size counts.
+        Number and size in the offer do not count: its publisher may want nobody to have the set.
         """
         self._must_be_organiser()
         offer, _ = await self.obtain(name)
@@ -143,7 +146,7 @@ class TaskDesk:
         return self._sets.pending[0] if self._sets.pending is not None else None
 
     async def _amend(self, body: Amendment) -> Amendment:
-        """Sign it; it is on disk before anybody hears of it, so that no number is given twice."""
+        """Sign an amendment and take it in; it is on disk before anybody hears of it, so that no number is given twice."""
         raw = self._session.seal(body).raw
         try:
             await self._sets.keep(body.number, raw)
@@ -165,10 +168,10 @@ class TaskDesk:
         if self._session.me != self._sets.organiser:
             raise CannotAmend("only the run's organiser admits tasks; ask for it, with the ID of the set")
 
-    # -- what it looks like -------------------------------------------------------------------------------------------
+    # -- status -------------------------------------------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
-        """What `peer tasks list --json` shows."""
+        """Return the sets as `peer tasks list --json` shows them."""
         sets, tasks = self._sets, self._sets.in_force
         shown = {each.root: self._shown(each, each.publisher, "admitted", each) for each in tasks.sets}
         for each in self._newest.sets if self._newest is not None else ():

@@ -1,4 +1,4 @@
-"""Small blobs in a folder of their own: how they come here, how others get them, and how they go."""
+"""Small blobs in a folder of their own: how they are fetched, served and removed."""
 
 from __future__ import annotations
 
@@ -29,13 +29,14 @@ from protocol.wire.tasks import MAX_SET_BYTES, TASK_CHUNK_BYTES
 from protocol.wire.versions import BlobName
 
 AT_ONCE = 4
-"""Blobs that are fetched at a time."""
+"""Most blobs that are fetched at a time."""
 TRIES = 3
 RETRY_S = 2.0
 
 
 class FolderShelf:
-    """A `protocol.blobs.shelf.ListedShelf` of the files of a folder.  what: they are, in a word.  chunk_bytes: of all."""
+    """A `protocol.blobs.shelf.ListedShelf` of the files in a folder.  what: their kind, in a word.  chunk_bytes: of all
+    files."""
 
     def __init__(self, files: WeightFiles, what: str, chunk_bytes: int) -> None:
         self._files, self._what, self._chunk_bytes = files, what, chunk_bytes
@@ -54,9 +55,10 @@ class FolderShelf:
 
 
 class Library:
-    """Fetches blobs into `files`, and removes them.  what, chunk_bytes: as of the shelf.  at_once: fetches.
+    """Folder of blobs that are fetched into `files` and removed again.  what, chunk_bytes: as for `FolderShelf`.
 
-    needed: whether a blob is still wanted, so that it is not removed: several peers may have stated the same bytes.
+    at_once: fetches at a time.  needed: returns True if a blob is still wanted and must not be removed: several peers may
+    have stated the same bytes.
     """
 
     def __init__(
@@ -78,8 +80,10 @@ class Library:
         self._random = Random(session.me)
 
     async def fetch(self, root: Hash, size: int, number: int, first: Container[PeerId], within_s: float) -> bool:
-        """Whether the bytes of a blob, of this size, are here in the end.  number: for people.  first: are asked first, as
-        the others may not have it.  Raises `StoreFailed`."""
+        """Fetch a blob of this size; return True if its bytes are here in the end.  Raises `StoreFailed`.
+
+        number: for people.  first: peers that are asked first, as the others may not have it.
+        """
         async with self._places, self._alone(root):
             with trio.move_on_after(within_s):
                 for _ in range(TRIES):
@@ -90,13 +94,13 @@ class Library:
 
     @asynccontextmanager
     async def _alone(self, root: Hash) -> AsyncIterator[None]:
-        """Within, nobody else fetches or removes these bytes: they may be stated in two sizes, and the file is mapped."""
+        """Keep others from fetching or removing these bytes: they may be stated in two sizes, and the file is mapped."""
         while (other := self._under_way.get(root)) is not None:
             await other.wait()
         ended = self._under_way[root] = trio.Event()
         try:
             async with self._removing:
-                pass  # what is just being removed is not taken for being here
+                pass  # bytes that are just being removed do not count as here
             yield
         finally:
             del self._under_way[root]
@@ -120,13 +124,16 @@ class Library:
         return whole
 
     def _sources(self, first: Container[PeerId]) -> Sequence[PeerId]:
-        """Members before strangers, and of a crowd of strangers others each time: who is first is often only their word."""
+        """Return the peers to ask: `first` before others, and in either group members before strangers, in random order.
+
+        A peer's place in `first` often rests on its word alone.
+        """
         connected, members = sorted(self._session.network.connected()), self._swarm.members
         self._random.shuffle(connected)
         return sorted(connected, key=lambda peer: (peer not in first, not members.has_member(peer)))[:MOST_SOURCES]
 
     async def remove(self, root: Hash) -> bool:
-        """Whether the bytes of a blob are gone, or needed again; while somebody reads them they stay."""
+        """Remove a blob; return True if its bytes are gone, or needed again.  Bytes that are being read stay."""
         async with self._removing:
             if self._needed(root):
                 return True
@@ -141,15 +148,18 @@ class Library:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# The files of sets of tasks: fetched, checked before they count, and removed when nobody needs them.
+# Files of sets of tasks: fetched, checked before they count, and removed when nobody needs them.
 
 
 FETCH_S = 120.0
 
 
 class SetFiles:
-    """Of one node.  digests: what the trainer process compares (hexadecimal BLAKE2b-128), of each file whose bytes are the
-    named ones; the others do not count."""
+    """Files of sets of tasks at one node.
+
+    digests: hexadecimal BLAKE2b-128, which the trainer process compares, of each file whose bytes match its name; other
+    files do not count.
+    """
 
     def __init__(self, session: Session, guard: Watching, files: WeightFiles, offload: Offload, swarm: Swarm) -> None:
         self._session, self._guard, self._files, self._offload, self._swarm = session, guard, files, offload, swarm
@@ -159,38 +169,38 @@ class SetFiles:
 
     @property
     def folder(self) -> Path:
-        """Where they are."""
+        """Folder of the files."""
         return self._files.folder
 
     def path(self, root: Hash) -> Path:
-        """Where a complete one lies."""
+        """Return the path of a complete set."""
         return self._files.path(root)
 
     def size(self, root: Hash) -> int:
-        """Of a complete one."""
+        """Return the size of a complete set, in bytes."""
         return self._files.sizes()[root]
 
     async def load(self) -> None:
-        """Look at what an earlier life left."""
+        """Check the files that an earlier life left."""
         await self._offload(self._files.load)
         for root in self._files.sizes():
             await self._check(root)
 
     async def tidy(self, kept: Collection[Hash]) -> None:
-        """Remove all others, as far as nobody reads them."""
+        """Remove all sets that are not in `kept`, unless they are being read."""
         for root in {*self._files.sizes()} - {*kept, *self._coming}:
             if await self._library.remove(root):
                 self.digests.pop(root, None)
 
     def begin(self, nursery: trio.Nursery, needed: Mapping[Hash, tuple[int, PeerId]]) -> None:
-        """Fetch those that are not here.  needed: of each its size, and who published it."""
+        """Start to fetch the sets that are not here.  needed: size and publisher of each."""
         for root, (size, maker) in needed.items():
             if root not in self.digests and root not in self._coming:
                 self._coming[root] = trio.Event()
                 nursery.start_soon(self._fetch, root, size, maker)
 
     async def obtain(self, nursery: trio.Nursery, root: Hash, size: int, maker: PeerId) -> bool:
-        """Whether one is here in the end."""
+        """Fetch a set; return True if it is here in the end."""
         self.begin(nursery, {root: (size, maker)})
         if root in self._coming:
             await self._coming[root].wait()
@@ -208,7 +218,7 @@ class SetFiles:
             self._coming.pop(root).set()
 
     async def look_again(self, roots: Iterable[Hash]) -> None:
-        """Somebody cannot read these: those whose bytes are not here any more are fetched again."""
+        """Check sets again that could not be read; a set whose bytes are not here any more can then be fetched again."""
         for root in roots:
             if root not in self._coming:
                 await self._check(root)
@@ -221,7 +231,7 @@ class SetFiles:
             self.digests.pop(root, None)
 
     def _digest(self, root: Hash) -> str | None:
-        """Blocking: of a file whose bytes are right; another one is to be fetched again."""
+        """Return the digest of a file with the right bytes; otherwise demote the file, to be fetched again.  Blocking."""
         view = map_file(self._files.path(root))
         if view is not None and tree_root(leaves_of(view, TASK_CHUNK_BYTES)) == root:
             return hashlib.blake2b(view, digest_size=16).hexdigest()
@@ -229,9 +239,9 @@ class SetFiles:
         return None
 
     async def adopt(self, source: Path) -> tuple[Hash, int]:
-        """Name and size of a file of our folder, which becomes a set that others can have from us.
+        """Make a file of our folder a set that others can have from us, and return its name and size.
 
-        Raises ValueError where it is no set, and `StoreFailed`.
+        Raises ValueError if it is no set, and `StoreFailed`.
         """
         root, leaves, size = await self._offload(self._measure, source)
         await self._offload(self._files.adopt, source, root, leaves)
@@ -241,7 +251,7 @@ class SetFiles:
 
     @staticmethod
     def _measure(source: Path) -> tuple[Hash, list[Hash], int]:
-        """Blocking: name, chunks' hashes and size."""
+        """Return the name, the chunks' hashes and the size of a file.  Blocking.  Raises ValueError for a wrong size."""
         view = map_file(source)
         if view is None or not 0 < len(view) <= MAX_SET_BYTES:
             raise ValueError(f"a set has 1 to {MAX_SET_BYTES} bytes; split it")

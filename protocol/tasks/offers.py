@@ -1,7 +1,7 @@
-"""The sets of tasks that peers offer, as one peer has heard of them.  Pure.
+"""Sets of tasks that peers offer, as one peer has heard of them.  Pure.
 
-Keys are free, so what strangers offer has bounded room for all of them together: the oldest of them makes room.  Members of
-the chain come before strangers.  Who offers a set says so again and again, so nothing is lost by that.
+Keys are free, so the offers of all strangers together have bounded room: the oldest of them makes room.  Members of the
+chain come before strangers.  Peers repeat their offers, so nothing is lost by that.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from protocol.wire.tasks import TaskSet
 
 MOST = 256
 MOST_OF_ONE = 8
-"""Sets that one peer offers at a time."""
+"""Most sets that one peer offers at a time."""
 
 
 @dataclass(frozen=True)
 class Offer:
-    """A signed statement.  raw: as it travels.  is_member: whether a record names the publisher."""
+    """Signed offer of a set.  raw: the statement as it travels.  is_member: True if a record names the publisher."""
 
     body: TaskSet
     publisher: PeerId
@@ -29,13 +29,16 @@ class Offer:
 
     @property
     def root(self) -> Hash:
-        """The name of the set."""
+        """Name of the set."""
         return Hash(self.body.root)
 
 
 class Offers:
-    """By the names of the sets; the one that was heard first counts, but for a member's, which comes before a stranger's:
-    anybody can offer another's set, in a false size."""
+    """Offers by the names of their sets.
+
+    The first offer that was heard counts, but a member's replaces a stranger's: anybody can offer another's set, in a false
+    size.
+    """
 
     def __init__(self) -> None:
         self._known: dict[Hash, Offer] = {}
@@ -44,11 +47,11 @@ class Offers:
         return iter([*self._known.values()])
 
     def find(self, root: Hash) -> Offer | None:
-        """The offer of this set."""
+        """Return the offer of this set, if there is one."""
         return self._known.get(root)
 
     def hear(self, offer: Offer) -> bool:
-        """Whether this is news, and there is room for it."""
+        """Take in an offer; return True if it is news and there is room for it."""
         known = self._known.get(offer.root)
         if known is not None and (known.is_member or not offer.is_member):
             return False
@@ -65,5 +68,5 @@ class Offers:
         return True
 
     def drop(self, root: Hash) -> None:
-        """It is not offered any more."""
+        """Forget the offer of a set."""
         self._known.pop(root, None)

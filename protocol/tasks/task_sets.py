@@ -1,7 +1,7 @@
-"""A peer's part in the sets of tasks from the crowd: what it hears of them, fetches, counts, and puts into plans.
+"""A peer's part in the sets of tasks from the crowd: hearing, fetching and counting them, and putting them into plans.
 
-Sets that the chain admits are fetched by every peer, and so are those of an amendment that no record has yet.  What others
-offer is fetched only where this peer's owner asks for it (`protocol.tasks.desk`).
+Every peer fetches the sets that the chain admits, and the sets of an amendment that no record has yet.  Sets that others
+offer are fetched only if this peer's owner asks for them (`protocol.tasks.desk`).
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ from protocol.wire.messages import unpack
 from protocol.wire.tasks import AdmittedSet, Amendment, Place, TaskSet
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Sets of tasks in force that are out of reach: since when, and what a trainer does about them.
+# Sets of tasks in force that are out of reach: since when, and how a trainer reacts.
 
 
 LOST_S = 600.0
-"""A set in force that could not be had or used for so long is one that this peer is against: else it held the run up."""
+"""Seconds out of reach after which this peer is against a set in force: otherwise the set would hold the run up."""
 VOTE_S = 30.0
-"""For so long a voter waits for batches to learn from before it contributes nothing to say that it is against a lost set."""
+"""Seconds for which a voter waits for batches to learn from before it contributes nothing, to vote against a lost set."""
 
 
 class LostSets:
-    """As one peer sees it.  slots: of the sets that could not be had or used for `LOST_S`."""
+    """Lost sets, as one peer sees them.  places: of the sets that could not be fetched or used for `LOST_S`."""
 
     def __init__(self, session: Session, replica: Replica) -> None:
         self._session, self._replica = session, replica
         self._lacking: dict[Place, float] = {}
-        """Sets in force that are not here, or cannot be used, and since when."""
+        """Sets in force that are not here or cannot be used, and the time since when."""
         self.places: frozenset[Place] = frozenset()
 
     def note(self, tasks: TasksInForce, here: Container[Hash], unusable: Mapping[Place, str], now: float) -> None:
         """Give up sets in force that have been out of reach for too long, until they are here after all.
 
-        here: the roots of those whose bytes are.  unusable: those that cannot be used, and why.
+        here: the roots of the sets that are here.  unusable: the sets that cannot be used, and why.
         """
         lacking = [each for each in tasks.live if each.root not in here or each.place in unusable]
         self._lacking = {each.place: self._lacking.get(each.place, now) for each in lacking}
@@ -67,10 +67,12 @@ class LostSets:
         self.places = lost
 
     def patience_s(self, tasks: TasksInForce) -> float:
-        """For how long a round waits for batches before a trainer contributes nothing; infinite where no set is lost.
+        """Return the seconds that a round waits for batches before a trainer contributes nothing; infinite if no set is
+        lost.
 
-        Only a voter's word takes a set out.  Others give those that have the set `LOST_S` a round, so that a trainer which
-        lacks a sandbox closes no rounds before them; where nobody has it, the record that comes then may carry an amendment.
+        Only a voter's word takes a set out.  Other trainers wait `LOST_S` in a round for the peers that have the set: so a
+        trainer that lacks a sandbox closes no rounds before them.  If nobody has the set, the record that comes then may
+        carry an amendment.
         """
         if not any(each.place in self.places for each in tasks.live):
             return inf
@@ -81,38 +83,41 @@ class LostSets:
 # ------------------------------------------------------------------------------------------------------------------------
 # The organiser's newest amendment, as one peer has heard of it.  Pure.
 #
-# It is remembered until there is a newer one, also when a record has it: a branch of the chain that comes instead may lack
-# that record, and then the amendment waits for another one.
+# It is remembered until there is a newer one, even if a record has it: another branch of the chain may come that lacks that
+# record, and then the amendment waits for another one.
 
 
 Signed = tuple[Amendment, bytes]
-"""An amendment, and the statement as it travels."""
+"""Amendment, and its statement as it travels."""
 
 
 class Newest:
-    """Of one peer.  What it is given was signed by the organiser."""
+    """Newest amendment that one peer knows.  The organiser has signed every amendment given to it."""
 
     def __init__(self) -> None:
         self._known: Signed | None = None
 
     def hear(self, tasks: TasksInForce, body: Amendment, raw: bytes) -> bool:
-        """Whether this amendment is news, and can come after what is in force.  Of two with one number the first counts."""
+        """Take in an amendment; return True if it is news and can follow the sets in force.
+
+        Of two with one number the first counts.
+        """
         if body.number <= self._number or not _can_follow(tasks, body):
             return False
         self._known = body, raw
         return True
 
     def recall(self, body: Amendment, raw: bytes) -> None:
-        """What an earlier life knew; a record may have it."""
+        """Take over an earlier life's amendment, which a record may have."""
         if body.number > self._number:
             self._known = body, raw
 
     def pending(self, tasks: TasksInForce) -> Signed | None:
-        """It, while no record of the chain has it or a newer one."""
+        """Return the amendment while no record of the chain has it or a newer one."""
         return self._known if self._number > tasks.number else None
 
     def next(self, tasks: TasksInForce) -> Signed | None:
-        """It, if the next record may carry it: another amendment may have come first that leaves no room for it."""
+        """Return the amendment if the next record may carry it: another that came first may leave no room for it."""
         pending = self.pending(tasks)
         return pending if pending is not None and _can_follow(tasks, pending[0]) else None
 
@@ -134,19 +139,19 @@ def _can_follow(tasks: TasksInForce, body: Amendment) -> bool:
 
 LOOK_S = 0.5
 REPEAT_S = 30.0
-"""Gossip may be lost, and others come: what we offer, and an amendment that no record has, is said again so often."""
+"""Seconds between repetitions of our offers, and of an amendment that no record has: gossip may be lost, and others come."""
 MOST_TOLD = 16
-"""Offers of strangers that are told in `REPEAT_S`, for all of them together."""
+"""Most offers of strangers that are told in `REPEAT_S`, for all of them together."""
 OWN = 1 << 50
-"""In place of a number, for what we offer; amendments are kept by theirs, which are lower."""
+"""Number that our offers are kept under; amendments are kept under their own numbers, which are lower."""
 
 
 class TaskSets:
-    """Of one node in a run with rollouts; `run` it.
+    """Sets of tasks at one node, in a run with rollouts; `run` it.
 
-    own: what we offer.  asked: sets that our owner wants.  counting: what became of tasks, at a trainer.  opened: whether
-    the trainer process can use these sets.  unusable: those that it cannot use, and why.
-    lost: sets in force that could not be had or used for long.
+    own: our offers.  asked: sets that our owner wants.  counting: outcomes of tasks, at a trainer.  opened: returns True if
+    the trainer process can use these sets.  unusable: the sets that it cannot use, and why.  lost: sets in force that could
+    not be fetched or used for long.
     """
 
     def __init__(self, session: Session, guard: Watching, replica: Replica, offload: Offload, swarm: Swarm) -> None:
@@ -170,7 +175,7 @@ class TaskSets:
     # -- life ---------------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         await self.files.load()
         await self._recall()
         self._seen = self.in_force
@@ -182,7 +187,7 @@ class TaskSets:
                 await trio.sleep(LOOK_S)
 
     async def _recall(self) -> None:
-        """What an earlier life said, heard and counted."""
+        """Take over an earlier life's offers, amendment and counts."""
         for raw in await self._offload(self._statements.statements):
             try:
                 sender, body, _ = unpack(raw, self._session.run)
@@ -216,7 +221,7 @@ class TaskSets:
                 await self.say(raw)
 
     def _tell(self, tasks: TasksInForce) -> None:
-        """Tell the person what the chain has made of the sets since we looked last."""
+        """Tell the person how the chain has changed the sets since we last looked."""
         seen, self._seen = self._seen, tasks
         if tasks.number != seen.number:
             self._session.emit(
@@ -231,7 +236,7 @@ class TaskSets:
         return self._statements.folder / "counts"
 
     async def say(self, raw: bytes) -> None:
-        """By gossip."""
+        """Gossip a statement."""
         with suppress(NetworkError):  # it is said again
             await self._session.network.publish(raw)
 
@@ -239,38 +244,41 @@ class TaskSets:
 
     @property
     def in_force(self) -> TasksInForce:
-        """At the newest version."""
+        """Sets of tasks in force at the newest version."""
         return self._replica.history.roster.tasks
 
     @property
     def pending(self) -> Signed | None:
-        """The newest amendment, while no record has it."""
+        """Newest amendment, while no record has it."""
         return self._newest.pending(self.in_force)
 
     def at(self, version: int) -> TasksInForce:
-        """At a version of our chain, at most the newest."""
+        """Return the sets in force at a version of our chain, or at the newest one if that is lower."""
         return self._replica.history.roster_at(min(version, self._replica.history.length)).tasks
 
     def on(self, version: int, tip: Hash) -> TasksInForce | None:
-        """At a version with this tip; None where our chain, at the moment, has no such one."""
+        """Return the sets in force at the version with this tip; None if our chain does not have it at the moment."""
         history = self._replica.history
         is_ours = version <= history.length and history.tip_at(version) == tip
         return history.roster_at(version).tasks if is_ours else None
 
     def _versions(self) -> range:
-        """Those that rollouts may be of."""
+        """Return the versions that rollouts may be of."""
         length = self._replica.history.length
         return range(max(0, length - self._max_async), length + 1)
 
     def _needed(self) -> dict[Hash, tuple[int, PeerId]]:
-        """Sets that must be here, with their sizes and who published them."""
+        """Return the sizes and publishers of the sets that must be here, by root."""
         sets, pending = [each for version in self._versions() for each in self.at(version).live], self.pending
         sets += pending[0].sets if pending is not None else []
         return {Hash(each.root): (each.size, PeerId(each.publisher)) for each in sets}
 
     def usable_files(self) -> dict[Place, TaskFile]:
-        """What the trainer process should have, as far as it is here: the sets of all versions that rollouts may be of, and
-        of an amendment that no record has yet, which takes no slot of theirs."""
+        """Return the sets that the trainer process should have, as far as they are here.
+
+        These are the sets of all versions that rollouts may be of, and of an amendment that no record has yet, which takes
+        no slot of theirs.
+        """
         pending = self.pending
         sets = {each.slot: each for each in (pending[0].sets if pending is not None else ())}
         sets |= {each.slot: each for version in self._versions() for each in self.at(version).live}
@@ -281,7 +289,7 @@ class TaskSets:
         }
 
     def amendment(self) -> bytes | None:
-        """What is to go into our plans: the newest amendment, once its sets are here and can be used."""
+        """Return the amendment for our plans: the newest one, once its sets are here and can be used."""
         following = self._newest.next(self.in_force)
         if following is None:
             return None
@@ -290,37 +298,37 @@ class TaskSets:
         return raw if are_here and self.opened(body.sets) else None
 
     def note_tried(self, tried: Iterable[Tried], makers: Sequence[PeerId | None]) -> None:
-        """As `Counting.note_tried`, of rollouts of versions of our chain."""
+        """Count as `Counting.note_tried`, for rollouts of versions of our chain."""
         self.counting.note_tried(tried, makers, self._roots())
 
     def note_scores(self, problems: Iterable[int], ours: bytes, theirs: bytes) -> None:
-        """As `Counting.note_scores`, likewise."""
+        """Count as `Counting.note_scores`, for rollouts of versions of our chain."""
         self.counting.note_scores(problems, ours, theirs, self._roots())
 
     def _roots(self) -> Mapping[int, Hash]:
         return roots_of(each for version in self._versions() for each in self.at(version).sets)
 
     def against(self, tasks: TasksInForce) -> int | None:
-        """The sets that fall out by what was counted here, or are lost, as our READY says it."""
+        """Return the sets that fall out by our counts, or are lost, in the form of our READY."""
         return self.counting.against(tasks, self.lost.places)
 
     # -- hearing ------------------------------------------------------------------------------------------------------
 
     def hear(self, sender: PeerId, body: TaskSet | Amendment, raw: bytes) -> Acceptance:
-        """Take in a statement whose signature holds; whether it is handed on."""
+        """Take in a statement whose signature holds; return ACCEPT if it is to be handed on."""
         if self.nursery is None:
             return Acceptance.IGNORE
         if isinstance(body, TaskSet):
             return Acceptance.ACCEPT if self.hear_offer(sender, body, raw) else Acceptance.IGNORE
         if sender != self.organiser:
-            return Acceptance.REJECT  # whoever hands it on could know that
+            return Acceptance.REJECT  # the peer that hands it on could know that
         if not self.take(body, raw):
             return Acceptance.IGNORE
         self.nursery.start_soon(self._keep, body.number, raw)
         return Acceptance.ACCEPT
 
     def hear_offer(self, publisher: PeerId, body: TaskSet, raw: bytes) -> bool:
-        """Whether an offer, ours or another's, is news."""
+        """Take in an offer, ours or another's; return True if it is news."""
         is_member = publisher == self._session.me or self._replica.history.has_member(publisher)
         offer = Offer(body, publisher, raw, is_member)
         if not self.offers.hear(offer):
@@ -331,7 +339,7 @@ class TaskSets:
         return True
 
     def take(self, body: Amendment, raw: bytes) -> bool:
-        """Whether this amendment, which the organiser signed, is the newest now."""
+        """Take in an amendment that the organiser signed; return True if it is the newest now."""
         return self._newest.hear(self.in_force, body, raw)
 
     async def _keep(self, number: int, raw: bytes) -> None:
@@ -342,14 +350,14 @@ class TaskSets:
                 self._session.emit(Notice("warning", f"an amendment cannot be kept: {error}"))
 
     async def keep(self, number: int, raw: bytes) -> None:
-        """The newest amendment is on disk when this returns, and older ones are not.  Raises `StoreFailed`."""
+        """Keep the newest amendment on disk, and no older ones.  Raises `StoreFailed`."""
         await self._offload(self._statements.keep_all, [(number, raw)], number)
 
     async def keep_offer(self, raw: bytes) -> None:
-        """A statement of ours is on disk when this returns.  Raises `StoreFailed`."""
+        """Keep a statement of ours on disk.  Raises `StoreFailed`."""
         await self._offload(self._statements.keep, OWN, raw)
 
 
 def roots_of(sets: Iterable[AdmittedSet]) -> dict[int, Hash]:
-    """By slot; within one chain a slot is one set's for ever."""
+    """Return the roots of sets, by slot; within one chain a slot is one set's for ever."""
     return {each.slot: Hash(each.root) for each in sets}

@@ -1,6 +1,6 @@
-"""Connections between peers, and what travels over them: questions, gossip and bulk data.
+"""Connections between peers, and the traffic on them: questions, gossip and bulk data.
 
-`interface` is all that the rest of the protocol knows.  `network` implements it over libp2p (0.8 s and 80 MiB, imported
-when a network starts) and `stack` starts the parts; `nat` reaches peers behind home routers; `simulated` implements it
-under virtual time.  Read `interface` first.
+The rest of the protocol sees `interface` only.  `network` implements it over libp2p, which takes 0.8 s and 80 MiB to import
+and is imported when a network starts.  `stack` starts the parts.  `nat` reaches peers behind home routers.  `simulated`
+implements the interface under virtual time.  Read `interface` first.
 """

@@ -13,29 +13,30 @@ from protocol.transport.ends import End
 from protocol.transport.named_ends import may_be_dialled
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Addresses that begin with a name: looked up at each attempt, and held to what holds for claims of strangers.
+# DNS names in addresses: looked up at each attempt, and restricted like the claims of strangers.
 #
-# A name is not an address: whoever owns it may lead it to this computer, or into this network, after the person has read it.
-# So each IP address that it leads to has to be one at which peers are dialled, and that one is dialled, not the name again.
+# The owner of a name can point it at this computer or into this network after the user has read it.  So we dial only IP
+# addresses at which peers may be dialled, and we dial the address that we checked, not the name again.
 
 
 MAX_FOUND = 4
-"""Addresses of one name that are tried."""
+"""IP addresses of one name that are tried."""
 FAMILIES = {"dns": socket.AF_UNSPEC, "dns4": socket.AF_INET, "dns6": socket.AF_INET6}
 
 
 class UnknownName(Exception):
-    """Nobody knows an address for a name."""
+    """The name has no IP address."""
 
 
 class ForbiddenAddress(Exception):
-    """A name leads only to addresses at which no peer is dialled."""
+    """The name has only IP addresses at which no peer may be dialled."""
 
 
 async def looked_up(address: str, listening: Callable[[], Sequence[End]]) -> list[str]:
-    """What to dial for a multiaddr without its peer ID: itself, or the addresses of its name that peers are dialled at.
+    """Return the addresses to dial for a multiaddr without its peer ID, at most `MAX_FOUND`.
 
-    listening: where we listen.  Raises `UnknownName` or `ForbiddenAddress`.
+    An IP address stands for itself.  A name is looked up, and addresses at which no peer may be dialled are left out.
+    listening: the ends at which we listen.  Raises `UnknownName` or `ForbiddenAddress`.
     """
     parts = address.split("/")
     if len(parts) != 5 or parts[1] not in FAMILIES:
@@ -79,7 +80,7 @@ _OF_ERRNO = {
 
 @dataclass(frozen=True)
 class Attempt:
-    """The last attempt at an address.  times: attempts since the start.  problem: "" when the peer answered."""
+    """The last attempt at an address.  times: attempts since the start.  problem: "" if the peer answered."""
 
     address: str
     times: int
@@ -87,7 +88,7 @@ class Attempt:
 
 
 def problem_of(error: BaseException) -> str:
-    """The reason why dialling failed, from an exception of the library and its causes."""
+    """Return the reason why dialling failed, from an exception of the library and its causes."""
     from libp2p.protocol_muxer.exceptions import MultiselectClientError, MultiselectError
     from libp2p.security.noise.exceptions import NoiseFailure, PeerIDMismatchesPubkey
 
@@ -105,7 +106,7 @@ def problem_of(error: BaseException) -> str:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The error and everything under it: groups, the library's lists of errors, and causes."""
+    """Yield the error and all errors below it, at most `MAX_CAUSES`: in groups, in the library's lists, and causes."""
     waiting, seen = [error], 0
     while waiting and seen < MAX_CAUSES:
         cause = waiting.pop(0)

@@ -1,8 +1,8 @@
 """The bulk data plane: pushes of large chunks over their own TCP sockets, straight into the receiver's buffer.
 
-A socket is agreed over a libp2p stream that has authenticated both peer IDs, and comes to the port at which we listen for
-libp2p: its first byte tells it from others.  Decides how many sockets there may be, and how long a handshake may take;
-`sending` and `receiving` move pushes over them, and the handlers choose the buffers.
+A libp2p stream, which has authenticated both peer IDs, agrees on a socket.  The socket comes to the port at which we listen
+for libp2p; its first byte tells it from other sockets.  This module decides how many sockets there may be and how long a
+handshake may take.  `sending` and `Receiving` move pushes over them, and the handlers choose the buffers.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Which bulk links there is room for, when peers have asked for more than there may be.
+# The choice of bulk links to keep when peers ask for too many.
 
 
 def displaced(asker: PeerId, links: Mapping[PeerId, int], members: Members) -> PeerId | None:
-    """The peer that loses a link to `asker` when all places are taken; None if the asker has to do without.
+    """Return the peer that loses a link to `asker` if all places are taken; None if the asker gets no link.
 
-    A member takes the place of any stranger, of the one with the most links first.  Among members, as among strangers, only
-    a peer that has at least two links more than the asker gives one up.
+    A member takes the place of a stranger, first of the one with the most links.  Among members, and among strangers, only a
+    peer with at least two links more than the asker gives one up.
     """
     strangers = {peer: count for peer, count in links.items() if peer != asker and not members.has_member(peer)}
     if members.has_member(asker):
@@ -76,24 +76,24 @@ def displaced(asker: PeerId, links: Mapping[PeerId, int], members: Members) -> P
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# The receiving end of a bulk link: one push after the other into the buffers that the handlers name.
+# The receiving end of a bulk link: one push after another into the buffers that the handlers name.
 #
-# A refused push is answered at once and its data read past, so the link stays in step.  While a handler looks for a
-# buffer nothing is read: TCP holds the sender back.
+# A refused push is answered at once and its data skipped, so the link stays in step.  Nothing is read while a handler looks
+# for a buffer, so TCP holds the sender back.
 
 
 MAX_THREADS = 8
 AT_ONCE_BYTES = 2 << 20
-"""A push of at most this size is checked in the event loop: that costs less than handing it to a thread and back."""
+"""Largest push that is checked in the event loop: that costs less than handing it to a thread and back."""
 SLOWEST_BYTES_PER_S = 32 << 10
-"""A push that comes slower than this (after a grace of `GRACE_S`) is abandoned, to free its buffer."""
+"""Rate below which a push is abandoned (after a grace of `GRACE_S`), to free its buffer."""
 GRACE_S = 30.0
 
 log = logging.getLogger(__name__)
 
 
 class BadPush(LinkBroken):
-    """The sender broke the rules of a link, which ends.  penalty: what that takes from its reputation."""
+    """The sender broke the rules of a link, which ends.  penalty: points that its reputation loses."""
 
     def __init__(self, why: str, penalty: float = VIOLATION) -> None:
         super().__init__(why)
@@ -101,7 +101,7 @@ class BadPush(LinkBroken):
 
 
 class Receiving:
-    """Receives the pushes of all peers.  down_bytes: of data, since the start."""
+    """The receiver of the pushes of all peers.  down_bytes: data received since the start."""
 
     def __init__(self, handlers: Handlers, limit: RateLimit, reputation: Reputation) -> None:
         self._handlers, self._reputation = handlers, reputation
@@ -110,7 +110,7 @@ class Receiving:
         self.down_bytes = 0
 
     async def serve(self, peer: PeerId, link: Link) -> None:
-        """Receive pushes until the link breaks or this is cancelled; raises nothing."""
+        """Receive pushes until the link breaks or this is cancelled.  Raises nothing."""
         try:
             while True:
                 await self._one(peer, link)
@@ -170,7 +170,7 @@ class Receiving:
         return number, size, plain[8:]
 
     async def _data(self, link: Link, number: int, size: int, landing: Landing | None) -> bool:
-        """Read the data of one push into its landing, or past it if there is none; False when its sender abandoned it."""
+        """Read the data of one push into its landing, or skip it if there is none.  Return False if the sender gave up."""
         dest = landing.buffer.cast("B") if landing is not None else None
         offset = 0
         with trio.move_on_after(GRACE_S + size / self._limit.slowest(SLOWEST_BYTES_PER_S)) as scope:
@@ -199,7 +199,7 @@ class Receiving:
         return True
 
     async def _keep_to_the_limit(self, link: Link, length: int) -> None:
-        """Before a frame with so much data is taken: let it come piece by piece, for the sender may know no limit."""
+        """Let a frame with `length` bytes of data arrive piece by piece within our limit; the sender may not know it."""
         if self._limit.bytes_per_s is None:
             return
         step = self._limit.frame(length)
@@ -212,21 +212,21 @@ class Receiving:
 
 
 FIRST_BYTE = b"\xb1"
-"""Of a bulk socket; libp2p's begin with the length of the name of its first protocol, 19."""
+"""First byte of a bulk socket; libp2p's sockets begin with the length of the name of its first protocol, 19."""
 HANDSHAKE_S = 5.0
 GRANT_S = 20.0
-"""How long a grant is good: where a router stands between, a way is looked for first."""
+"""Seconds for which a grant is valid: if a router stands in between, the dialler must find a way first."""
 MAX_LINKS = 256
-"""Accepted from all peers; members take the places of strangers."""
+"""Links accepted from all peers; members take the places of strangers."""
 MAX_LINKS_PER_PEER = 4 * MAX_FLOWS
-"""Accepted from one peer: those it uses, for what is urgent and for what is not, and as many that broke unnoticed."""
+"""Links accepted from one peer: for urgent pushes, for others, and as many again that broke unnoticed."""
 Reach = Callable[[PeerId, MuxedConnection, int], Awaitable[trio.socket.SocketType]]
-"""Opens a socket to the port of a peer, which is connected.  Raises `LinkBroken` or OSError."""
+"""Function that opens a socket to a port of a connected peer.  It raises `LinkBroken` or OSError on failure."""
 _GRANT = struct.Struct(f">H{TOKEN_BYTES}s{NONCE_BYTES}s")
 
 
 class Bulk:
-    """Pushes to and from all peers, for as long as `run` runs.  up, down: the limits of both directions."""
+    """Pushes to and from all peers, while `run` runs.  up, down: the limits of both directions."""
 
     def __init__(
         self,
@@ -240,7 +240,7 @@ class Bulk:
         doorstep: Doorstep,
         reach: Reach,
     ) -> None:
-        """reach: opens sockets.  doorstep: for those that come to us and have proved nothing yet."""
+        """Answer requests for sockets.  reach: opens sockets.  doorstep: for inbound sockets that have proved nothing."""
         self._host = host
         self._me = peer_id_of(host.get_id())
         self._run = run
@@ -255,7 +255,7 @@ class Bulk:
         self._receiving = Receiving(handlers, down, reputation)
         self._links: dict[PeerId, list[Link]] = {}
         self._granted: dict[bytes, tuple[PeerId, Keys, float]] = {}
-        """For whom each token is good, with which keys, and until when."""
+        """By token: the peer that may use it, the keys, and the time when it expires."""
         self._port = 0
         self._nursery: trio.Nursery | None = None
         answer_with(host, self._protocol, NONCE_BYTES, self._grant, HANDSHAKE_S)
@@ -267,11 +267,11 @@ class Bulk:
 
     @property
     def down_bytes(self) -> int:
-        """Bytes of data that were pushed to us since the start."""
+        """Bytes of data pushed to us since the start."""
         return self._receiving.down_bytes
 
     def bandwidth(self) -> Bandwidth:
-        """What the links have lately been seen to carry, within our limits."""
+        """Return the measured rates of the links, within our limits."""
         return Bandwidth(self._up.at_most(self._gauge.up_bytes_per_s), self._down.at_most(self._gauge.down_bytes_per_s))
 
     async def _watch_bandwidth(self) -> None:
@@ -287,26 +287,26 @@ class Bulk:
             await trio.sleep(WINDOW_S)
 
     async def run(self, port: int, *, task_status: TaskStatus = trio.TASK_STATUS_IGNORED) -> None:
-        """Push, and answer those who want to, until cancelled.  port: where we listen, for libp2p and for bulk sockets."""
+        """Push, and grant sockets to peers that ask, until cancelled.  port: our port for libp2p and for bulk sockets."""
         async with trio.open_nursery() as nursery:
             self._port, self._nursery = port, nursery
             task_status.started()
             await self._watch_bandwidth()
 
     def cut_off(self, peer: PeerId) -> None:
-        """End the sockets on which `peer` pushes to us; it is banned."""
+        """End the sockets on which `peer`, which is banned, pushes to us."""
         for link in self._links.get(peer, []):
             link.abort("the peer is banned")
 
     def disconnected(self, peer: PeerId) -> None:
-        """Close our sockets to a peer that is not connected any more."""
+        """Close our sockets to a peer that is no longer connected."""
         self._sending.disconnected(peer)
         self._spare.disconnected(peer)
 
     async def push(
         self, peer: PeerId, header: bytes, data: memoryview, timeout_s: float, *, spare: bool, on_sent: Callable[[], None]
     ) -> None:
-        """Push `data` to `peer`.  Raises `Refused`, `Unreachable`, and `NetworkError` for more than the limits."""
+        """Push `data` to `peer`.  Raises `Refused`, `Unreachable`, and `NetworkError` for a push over the limits."""
         data = data.cast("B")
         if len(header) > MAX_PUSH_HEADER_BYTES or len(data) > MAX_PUSH_BYTES:
             raise NetworkError(f"a push of {len(header)} + {len(data)} bytes is over the limit")
@@ -343,7 +343,7 @@ class Bulk:
             raise
 
     def _bare(self, sock: trio.socket.SocketType) -> socket.socket:
-        """The socket without trio, with our congestion control if the kernel lets us."""
+        """Return the socket without trio, with our congestion control if the kernel lets us set it."""
         bare = socket.socket(fileno=sock.detach())
         if hasattr(socket, "TCP_CONGESTION"):
             with suppress(OSError):
@@ -351,7 +351,7 @@ class Bulk:
         return bare
 
     async def _grant(self, peer: PeerId, connection: MuxedConnection, theirs: bytes) -> bytes:
-        """The port, the token and the nonce for one socket of `peer`.  Raises `LinkBroken`."""
+        """Return the port, the token and our nonce for one socket of `peer`.  Raises `LinkBroken`."""
         now = trio.current_time()
         self._granted = {token: grant for token, grant in self._granted.items() if now < grant[2]}
         if not self._has_room(peer) or self._nursery is None:
@@ -361,7 +361,7 @@ class Bulk:
         return _GRANT.pack(self._port, token, nonce)
 
     def _has_room(self, peer: PeerId) -> bool:
-        """Whether `peer` may have another link; a link of somebody else may end for it."""
+        """Return True if `peer` may have another link.  This may end a link of another peer."""
         taken = Counter(other for other, _, _ in self._granted.values())
         taken.update({other: sum(not link.broken for link in links) for other, links in self._links.items()})
         if taken[peer] >= MAX_LINKS_PER_PEER:
@@ -380,9 +380,9 @@ class Bulk:
         return True
 
     async def accept(self, sock: trio.socket.SocketType, address: str) -> None:
-        """Authenticate a socket and serve its pushes until it ends; a stranger costs 49 bytes and five seconds.
+        """Authenticate a socket and serve its pushes until it ends.  A stranger costs 49 bytes and five seconds.
 
-        address: of the other end.
+        address: the group of addresses of the other end.
         """
         try:
             with self._doorstep.waits(sock, address), trio.fail_after(HANDSHAKE_S):
@@ -415,7 +415,7 @@ class Bulk:
 
 
 def _way_s(connection: object) -> float:
-    """The shortest round trip on a connection of the library; infinite where it is not known."""
+    """Return the shortest round trip on a connection of the library; infinite if unknown."""
     sock = socket_of(connection)
     state = socket_state(sock) if sock is not None else None
     return state.least_rtt_s if state is not None and state.least_rtt_s else inf

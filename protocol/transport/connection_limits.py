@@ -1,7 +1,7 @@
-"""Limits on one libp2p connection, whatever is spoken on it: frames, streams, and bytes that nobody has read.
+"""Limits on one libp2p connection for all its protocols: frames, streams and unread bytes.
 
-The library announces a receive window for each stream and then takes whatever comes; it opens as many streams as are asked
-for.  Here both are limited.
+The library announces a receive window for each stream but accepts more, and it opens any number of streams.  Here both are
+limited.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from libp2p.stream_muxer.yamux.yamux import Yamux
 
 MAX_STREAMS_PER_PEER = 48
-"""Streams that one peer has opened to us: its questions, its gossip, handshakes of its bulk sockets."""
+"""Most streams that one peer has opened to us: its questions, its gossip, the handshakes of its bulk sockets."""
 MAX_FRAME_BYTES = 1 << 20
-"""Of yamux; every honest peer sends at most 64 KiB."""
+"""Largest frame of yamux; every honest peer sends at most 64 KiB."""
 
 
 def limit_connections(swarm: Swarm, reputation: Reputation) -> None:
-    """From now on limit the frames and the unread bytes of every connection of `swarm`.  All of them use yamux."""
+    """Limit the frames and the unread bytes of every connection of `swarm` from now on.  All of them use yamux."""
     muxers, limited = swarm.upgrader.muxer_multistream, _limited_yamux(reputation)
 
     async def new_connection(conn: ISecureConn, peer_id: ID) -> IMuxedConn:
@@ -36,11 +36,11 @@ def limit_connections(swarm: Swarm, reputation: Reputation) -> None:
         return muxers._annotate_connection(limited(conn, peer_id, is_initiator=conn.is_initiator), conn, protocol)
 
     muxers.new_conn = new_connection  # type: ignore[method-assign]
-    swarm._stream_semaphore = None  # one for all peers: a peer that holds many streams would hold up all others
+    swarm._stream_semaphore = None  # it is shared by all peers: one that holds many streams would hold up all others
 
 
 class _FrameCounter:
-    """A secured connection that counts the frames of yamux by their headers as they are read."""
+    """A secured connection that counts yamux frames by their headers as they are read."""
 
     def __init__(self, inner: ISecureConn, peer: PeerId, reputation: Reputation) -> None:
         from libp2p.stream_muxer.yamux.yamux import HEADER_SIZE, TYPE_PING
@@ -61,14 +61,14 @@ class _FrameCounter:
 
 
 def _limited_yamux(reputation: Reputation) -> type[Yamux]:
-    """The library's class of multiplexed connections with our limits; made here because its base is heavy to import."""
+    """Return the class of multiplexed connections with our limits, made here as its base is slow to import."""
     from libp2p.stream_muxer.yamux.yamux import Yamux
 
     class LimitedYamux(Yamux):
         def __init__(self, secured_conn: ISecureConn, peer_id: ID, is_initiator: bool | None = None) -> None:
             self._sender = peer_id_of(peer_id)
             self.ended = trio.Event()
-            """The connection is over, at whichever end."""
+            """Set when the connection is over, at either end."""
             counter = _FrameCounter(secured_conn, self._sender, reputation)
             super().__init__(cast("ISecureConn", counter), peer_id, is_initiator=is_initiator)
 
@@ -79,7 +79,7 @@ def _limited_yamux(reputation: Reputation) -> type[Yamux]:
                 self.ended.set()
 
         async def _read_data_body(self, length: int) -> bytes:
-            """Read the data of a frame, if the unread bytes stay within the windows of all streams."""
+            """Read the data of a frame.  Ban the peer if the unread bytes would exceed the windows of all streams."""
             unread = sum(map(len, self.stream_buffers.values()))
             allowed = sum(stream.target_recv_window for stream in self.streams.values())
             if length > MAX_FRAME_BYTES or unread + length > allowed + MAX_FRAME_BYTES:
@@ -91,21 +91,21 @@ def _limited_yamux(reputation: Reputation) -> type[Yamux]:
 
 
 class _Direction(Protocol):
-    """The library's enum of the directions of a stream."""
+    """A value of the library's enum of stream directions."""
 
     @property
     def name(self) -> str: ...
 
 
 class ResourceLimits:
-    """Answers the library when it asks whether it may take a connection or a stream; replaces its resource manager.
+    """The limits that the library consults before it takes a connection or a stream, in place of its resource manager.
 
-    The library's own counts connections and streams, and miscounts those that end at the wrong moment (a stream that closes
-    before its direction is noted, a connection that is refused after it was counted); such a place is never free again.
+    The library's own manager miscounts connections and streams that end at the wrong moment (a stream that closes before its
+    direction is noted, a connection that is refused after it was counted); such a place never becomes free again.
     """
 
     connection_lifecycle = graceful_degradation = None
-    limits = SimpleNamespace(max_streams=1)  # of a semaphore that `limit_connections` takes away
+    limits = SimpleNamespace(max_streams=1)  # size of a semaphore that `limit_connections` removes
 
     def __init__(self, reputation: Reputation) -> None:
         self._reputation = reputation
@@ -114,13 +114,13 @@ class ResourceLimits:
     def open_connection(
         self, peer_id: LibraryId | None = None, endpoint_ip: str | None = None, direction: str = "inbound"
     ) -> SimpleNamespace | None:
-        """An empty scope for a new connection, or None to refuse it."""
+        """Return an empty scope for a new connection, or None to refuse it."""
         if peer_id is not None and self._reputation.is_banned(PeerId(str(peer_id))):
             return None
         return SimpleNamespace(close=lambda: None)
 
     def acquire_stream(self, peer_id: str, direction: _Direction) -> bool:
-        """Whether a stream may be opened."""
+        """Count a stream and return True if it may be opened.  Only inbound streams are counted and limited."""
         if direction.name != "INBOUND":
             return True
         if self._streams[peer_id] >= MAX_STREAMS_PER_PEER:
@@ -130,12 +130,12 @@ class ResourceLimits:
         return True
 
     def release_stream(self, peer_id: str, direction: _Direction) -> None:
-        """A stream that `acquire_stream` allowed has closed."""
+        """Free the place of a stream that `acquire_stream` allowed and that has closed."""
         if direction.name == "INBOUND" and self._streams[peer_id] > 1:
             self._streams[peer_id] -= 1
         elif direction.name == "INBOUND":
             del self._streams[peer_id]
 
     def disconnected(self, peer: PeerId) -> None:
-        """The last connection of `peer` has ended, and all its streams with it."""
+        """Free the places of all streams of `peer`, whose last connection has ended."""
         self._streams.pop(peer, None)

@@ -1,4 +1,4 @@
-"""Which peers are connected, by the connections of the swarm; there can be several to one peer.
+"""The connected peers, by the connections of the swarm; a peer can have several.
 
 A peer is connected while it has a live connection and is no stranger: we dialled it, or it has greeted us.
 """
@@ -33,17 +33,17 @@ class Gone:
 
 @dataclass(frozen=True)
 class Banned:
-    """The peer is banned, and has a connection that has to be closed."""
+    """The peer is banned, and its connections must be closed."""
 
 
 @dataclass(frozen=True)
 class Connected:
-    """From now on the peer is connected."""
+    """The peer has become connected."""
 
 
 @dataclass(frozen=True)
 class Disconnected:
-    """The peer is connected no more; it was for `lasted_s`."""
+    """The peer is no longer connected, after `lasted_s`."""
 
     lasted_s: float
 
@@ -65,11 +65,11 @@ class Connections:
         return len(self._since)
 
     def peers(self) -> list[PeerId]:
-        """The connected peers, those that have been for longest first."""
+        """Return the connected peers, the longest connected first."""
         return list(self._since)
 
     def update(self, peer: PeerId) -> list[Change]:
-        """What has changed for `peer` after one of its connections opened or closed, or after it has greeted us."""
+        """Return the changes for `peer` after one of its connections opened or closed, or after it has greeted us."""
         alive = self._alive(peer)
         known = peer in self._since or self._inbound.has_greeted(peer)
         connected = bool(alive) and (known or any(is_outbound(connection) for connection in alive))
@@ -84,7 +84,7 @@ class Connections:
         return changes
 
     def address_group_of(self, peer: PeerId) -> str | None:
-        """The group of addresses that `peer` is connected from, as inbound connections are counted; None if unknown."""
+        """Return the group of addresses from which `peer` is connected, as for inbound connections; None if unknown."""
         relay: PeerId | None = None
         for connection in self._swarm.connections.get(library_id(peer), []):
             address, relay = remote_end(connection), way_of(connection).relay or relay
@@ -93,12 +93,12 @@ class Connections:
         return relayed_group(relay) if relay is not None else None
 
     def address_groups(self) -> dict[PeerId, str]:
-        """The connected peers, and those groups of addresses as far as they are known; none of peers behind relays."""
+        """Return the connected peers whose group of addresses is known, with the group, without peers behind relays."""
         found = {peer: self.address_group_of(peer) for peer in self._since}
         return {peer: group for peer, group in found.items() if group is not None and not group.startswith(RELAYED_BY)}
 
     async def close_all(self) -> None:
-        """Close every connection, whichever peer's."""
+        """Close every connection of every peer."""
         async with trio.open_nursery() as nursery:
             for connections in list(self._swarm.connections.values()):
                 for connection in list(connections):
@@ -110,7 +110,7 @@ class Connections:
 
 
 async def close(connection: Connection) -> None:
-    """Close a connection; raises nothing."""
+    """Close a connection.  Raises nothing."""
     try:
         await connection.close()
     except Exception as error:  # noqa: BLE001 - the connection may be closing already
@@ -118,7 +118,7 @@ async def close(connection: Connection) -> None:
 
 
 def watch(swarm: Swarm, opened: Callable[[Connection], None], closed: Callable[[Connection], None]) -> None:
-    """From now on call `opened` and `closed` for each connection of `swarm`."""
+    """Call `opened` and `closed` for each connection of `swarm` from now on."""
     from libp2p.abc import INotifee
 
     class Watcher(INotifee):

@@ -1,13 +1,13 @@
-"""When each peer of the address book is dialled.
+"""The address book, and the dialler that dials its peers.
 
-Every peer in the book that is neither connected nor banned is dialled, with a pause that doubles up to a minute; a new
-address makes it due at once.  What strangers claim is dialled beside the others, and holds none of them up.  After a
-connection that lasted, a peer is dialled again after a second; after one that the other end soon closed, when the pause is
-over, for it may not want us.  The library's own dialling (happy eyeballs over two addresses, a cache of failed peers) is
-bypassed: each address is tried alone, and the result is kept.
+Every peer in the book that is neither connected nor banned is dialled, with a pause that doubles up to a minute.  A new
+address makes its peer due at once.  Addresses claimed by strangers are dialled apart from the others and hold none of them
+up.  After a connection that lasted, a peer is dialled again after a second.  After a short connection it is dialled when the
+pause is over, for it may not want us.  The library's own dialling (happy eyeballs over two addresses, a cache of failed
+peers) is bypassed: each address is tried alone, and the result is kept.
 
-Whoever says that it has an address can name anybody's: names and odd addresses are not believed (`named_ends`), and claims
-that have led to nobody are tried at a pace that hurts nobody.
+A peer can claim anyone's address as its own.  So claims of names and odd addresses are not believed (`named_ends`), and
+claims that have led to no peer are tried at a harmless pace.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ from protocol.transport.rate_limit import Allowance, TokenBucket
 from protocol.wire.identity import PeerId
 
 # ------------------------------------------------------------------------------------------------------------------------
-# The address book: the peers that may be dialled, with their addresses, and who has a place in it.
+# The address book: the peers that may be dialled, and their addresses.
 #
-# Addresses come from the person and this computer (given), or from anybody (claimed); an address that has led to its peer is
-# reached.  Peers that were given, and members, have places of their own; strangers share others, which they lose when they
-# are not reached in time.  Whoever has been away for long makes room for others of its kind.
+# Addresses come from the user and this computer (given) or from any peer (claimed); an address that has led to its peer is
+# reached.  Given peers and members have their own places.  Strangers share other places, and lose them if they are not
+# reached in time.  A peer that has been away for long makes room for others of its kind.
 
 
 MAX_KEPT = 1024
-"""Peers that were given, and members."""
+"""Given peers and members in the book."""
 MAX_STRANGERS = 256
 MAX_ADDRESSES_PER_PEER = 8
 CLAIM_S = 600.0
-"""A stranger that was not reached for so long loses its place."""
+"""Seconds after which a stranger that was not reached loses its place."""
 FIRST_PAUSE_S = 1.0
 
 
 class Standing(IntEnum):
-    """How an address is known."""
+    """Our evidence for an address, weakest first."""
 
     CLAIMED = 0
     GIVEN = 1
@@ -59,11 +59,11 @@ class Standing(IntEnum):
 
 @dataclass
 class Entry:
-    """One peer.
+    """The entry of one peer.
 
-    since: when it was entered, or last met.  given: by the person or this computer.  met: it was reached, or connected for
-    long.  addresses: newest first.  tried: the last attempt at each.  other_run: it was connected and did not know our run.
-    Times are trio times.
+    since: time when it was entered or last met.  given: the user or this computer named it.  met: it was reached, or
+    connected for long.  addresses: newest first.  tried: the last attempt at each address.  other_run: it was connected and
+    did not know our run.  Times are trio times.
     """
 
     since: float
@@ -77,22 +77,22 @@ class Entry:
     other_run: bool = False
 
     def meet(self, now: float, address: str = "") -> None:
-        """The peer was there just now; at `address`, if we dialled."""
+        """Note that the peer was there just now, at `address` if we dialled it."""
         self.met, self.since = True, now
         if address in self.addresses:
             self.addresses[address] = Standing.REACHED
 
     def add(self, address: str, standing: Standing) -> None:
-        """Put a new address first; the least known one makes room."""
+        """Put a new address first.  If there are too many, the one with the weakest evidence makes room."""
         others = sorted(self.addresses, key=lambda other: -self.addresses[other])[: MAX_ADDRESSES_PER_PEER - 1]
         self.addresses = {address: standing} | {other: self.addresses[other] for other in others}
         self.tried = {tried: self.tried[tried] for tried in self.tried if tried in self.addresses}
 
 
 class Book:
-    """The entries, the least recently heard of first.
+    """The entries of the address book, the least recently mentioned first.
 
-    members: tells members from strangers.  in_use: whether a peer's entry has to stay as it is now.
+    members: tells members from strangers.  in_use: returns True if a peer's entry must stay for now.
     """
 
     def __init__(self, members: Members, in_use: Callable[[PeerId], bool]) -> None:
@@ -109,15 +109,15 @@ class Book:
         return iter(self._entries.items())
 
     def get(self, peer: PeerId) -> Entry | None:
-        """The entry of a peer; None when it has none."""
+        """Return the entry of a peer; None if it has none."""
         return self._entries.get(peer)
 
     def remove(self, peer: PeerId) -> None:
-        """Take a peer out, if it is in."""
+        """Remove the entry of a peer, if it has one."""
         self._entries.pop(peer, None)
 
     def add(self, peer: PeerId, address: str, *, claimed: bool, now: float) -> Entry | None:
-        """Enter an address; the entry of its peer if the address is new there, else None."""
+        """Enter an address.  Return the entry of its peer if the address is new there, else None."""
         standing = Standing.CLAIMED if claimed else Standing.GIVEN
         entry = self._entries.get(peer)
         if entry is None:
@@ -133,17 +133,17 @@ class Book:
         return entry
 
     def is_favoured(self, peer: PeerId, entry: Entry) -> bool:
-        """Whether more speaks for dialling a peer than what a stranger claims."""
+        """Return True if there is a better reason to dial a peer than a stranger's claim."""
         return entry.met or self._is_kept(peer, entry)
 
     def expire(self, now: float) -> None:
-        """Take out the strangers that were not reached in time."""
+        """Remove the strangers that were not reached in time."""
         for peer, entry in list(self._entries.items()):
             if not self.is_favoured(peer, entry) and self._is_away(peer, entry, now):
                 del self._entries[peer]
 
     def worth_keeping(self) -> list[str]:
-        """Addresses that were reached, then those that were given or that members claim; none that only strangers claim."""
+        """Return the reached addresses, then given ones and ones of members; none that only strangers claim."""
         found = [
             (standing is not Standing.REACHED, not kept, -standing, address)
             for peer, entry in reversed(self._entries.items())
@@ -154,7 +154,7 @@ class Book:
         return [address for *_, address in sorted(found, key=lambda item: item[:3])]
 
     def _make_room(self, kept: bool, now: float) -> bool:
-        """Whether a peer may be entered, among those that are kept or among the strangers."""
+        """Return True if a peer may be entered, removing another one if needed.  kept: as a given peer or member."""
         rivals = [(peer, entry) for peer, entry in self._entries.items() if self._is_kept(peer, entry) is kept]
         if len(rivals) < (MAX_KEPT if kept else MAX_STRANGERS):
             return True
@@ -184,36 +184,36 @@ MAX_PAUSE_S = 60.0
 LASTING_S = 30.0
 DIAL_S = 10.0
 RENEW_S = 3.0
-"""For an address at which a peer is to be reached again that is connected still."""
+"""Seconds for one address when a peer that is still connected is dialled anew."""
 MAX_FORGOTTEN = 1024
 MAX_AT_ONCE = 8
 MAX_CLAIMED_AT_ONCE = 4
-"""Addresses of strangers that were never met, dialled at one time."""
+"""Addresses dialled at one time for strangers that we never met."""
 CLAIMS_OF_MEMBERS, CLAIMS_OF_STRANGERS = Allowance(8, inf, 32), Allowance(1, inf, 64)
-"""Attempts in the long run, for all members and for all strangers, at addresses that are claimed and have led nowhere."""
+"""Attempts in the long run, for all members and for all strangers, at claimed addresses that have led to no peer."""
 
 log = logging.getLogger(__name__)
 
 
 class _Lane:
-    """Peers that wait for each other.  places: addresses dialled at one time.  claims: the pace of what is only claimed."""
+    """Peers that share places to dial.  places: addresses dialled at one time.  claims: the pace for claimed addresses."""
 
     def __init__(self, places: int, claims: Allowance) -> None:
         self.places = trio.CapacityLimiter(places)
         self._claims, self._bucket = claims, TokenBucket(claims.burst_s, claims.burst_s, trio.current_time())
 
     async def wait(self) -> None:
-        """Until the next claim may be tried."""
+        """Wait until the next claim may be tried."""
         while not self._bucket.take(self._claims, trio.current_time(), 1, 0):
             await trio.sleep(1 / self._claims.per_s)
 
 
 class Dialer:
-    """Dials the peers of its address book, for as long as `run` runs.
+    """The dialler: dials the peers of its address book while `run` runs.
 
-    members: tells members from strangers.  leave_alone: whether there is nothing to do about a peer now.  on_came: told of a
-    peer that was to be dialled and had connected to us itself.  connect_by_relay: dials a peer behind a relay.  listening:
-    where we listen.
+    members: tells members from strangers.  leave_alone: returns True if a peer need not be dialled now.  on_came: told of a
+    peer that was to be dialled and had itself connected to us.  connect_by_relay: dials a peer behind a relay.  listening:
+    returns the ends at which we listen.
     """
 
     def __init__(
@@ -234,14 +234,14 @@ class Dialer:
         self._book = Book(members, leave_alone)
         self._forgotten: set[PeerId] = set()
         self._attempts: dict[PeerId, trio.CancelScope] = {}
-        """Those under way; one that is not here any more gives way to a better address."""
+        """Attempts under way.  An attempt that was removed from here gives way to a better address."""
         self._changed = trio.Event()
         self._random = random.Random(me)
 
     def remember(self, addresses: Sequence[str], *, claimed: bool = False) -> None:
-        """Add addresses to the book; anything that `peer_of` does not accept is ignored.
+        """Add addresses to the book, without those that `peer_of` does not accept.
 
-        claimed: they come from the network, where anybody says anything.
+        claimed: they come from the network, where anyone can say anything.
         """
         now = trio.current_time()
         for address in addresses:
@@ -255,14 +255,14 @@ class Dialer:
                 self._make_due(entry)
                 circuit = circuit_address(address)
                 if circuit is not None and self._is_connected(circuit.relay) and peer in self._attempts:
-                    self._attempts.pop(peer).cancel()  # once in a turn: that goes first in the next
+                    self._attempts.pop(peer).cancel()  # once per turn: the relayed address goes first in the next
 
     def known(self) -> list[str]:
-        """The addresses that are worth keeping on disk, the best first."""
+        """Return the addresses that are worth keeping on disk, the best first."""
         return self._book.worth_keeping()
 
     def attempts(self) -> list[Attempt]:
-        """The last attempt at each address that was dialled."""
+        """Return the last attempt at each address that was dialled."""
         return [self._seen_as(peer, entry, attempt) for peer, entry in self._book for attempt in entry.tried.values()]
 
     def _seen_as(self, peer: PeerId, entry: Entry, attempt: Attempt) -> Attempt:
@@ -271,11 +271,11 @@ class Dialer:
         return replace(attempt, problem=BANNED) if self._is_banned(peer) else attempt
 
     def reached(self) -> list[str]:
-        """Addresses whose last dialling led to their peer, of our run."""
+        """Return the addresses at which the last attempt led to their peer, of our run."""
         return [attempt.address for attempt in self.attempts() if attempt.problem == ""]
 
     def mark_other_run(self, peer: PeerId) -> None:
-        """This peer is connected, and does not know our run."""
+        """Note that this peer is connected and does not know our run."""
         entry = self._book.get(peer)
         if entry is not None:
             entry.other_run = True
@@ -287,7 +287,7 @@ class Dialer:
             self._forgotten.add(peer)
 
     def lost(self, peer: PeerId, lasted_s: float) -> None:
-        """A connection ended: try again soon.  Not at once: a peer that shuts down still accepts for a moment."""
+        """Dial a peer again soon, as its connection ended.  Not at once: a peer that shuts down accepts for a moment."""
         entry = self._book.get(peer)
         if entry is not None:
             if lasted_s >= LASTING_S:
@@ -323,7 +323,7 @@ class Dialer:
         entry.due_at = trio.current_time() + entry.pause_s * self._random.uniform(0.8, 1.2)
         entry.pause_s = min(MAX_PAUSE_S, entry.pause_s * 2)
         for address in self._in_order(entry):
-            async with lane.places:  # for one address: others have their turn before the next
+            async with lane.places:  # for one address: other peers have their turn before the next one
                 if entry.addresses.get(address, Standing.CLAIMED) is Standing.CLAIMED:
                     await lane.wait()
                 if self._leave_alone(peer) or peer in self._forgotten:
@@ -344,7 +344,7 @@ class Dialer:
         self._changed.set()
 
     async def _try(self, peer: PeerId, address: str) -> str | None:
-        """Connect; the problem, "" when it led there, None when the peer had connected to us meanwhile."""
+        """Connect.  Return the problem, "" on success, None if the peer had connected to us meanwhile."""
         try:
             if await self._connect(peer, address):
                 return ""
@@ -355,8 +355,10 @@ class Dialer:
         return None
 
     def _in_order(self, entry: Entry) -> list[str]:
-        """The addresses of a peer as they are tried: those behind a relay that is connected first, for that takes no time,
-        and a way without it is looked for at once; the ones behind other relays last; IPv6 before IPv4.
+        """Return the addresses of a peer in the order of trying.
+
+        Addresses behind a connected relay come first: they take no time, and a way without the relay is looked for at once.
+        Then IPv6, then IPv4 addresses and names; last, addresses behind other relays.
         """
 
         def place(address: str) -> int:
@@ -368,7 +370,7 @@ class Dialer:
         return sorted(entry.addresses, key=place)
 
     def relays_of(self, peer: PeerId) -> list[PeerId]:
-        """Those through which it says that it is reached."""
+        """Return the relays through which a peer is said to be reached."""
         entry = self._book.get(peer)
         found = (circuit_address(address) for address in entry.addresses) if entry is not None else ()
         return list(dict.fromkeys(circuit.relay for circuit in found if circuit is not None))
@@ -377,7 +379,7 @@ class Dialer:
         return bool(self._host.get_network().connections.get(library_id(peer)))
 
     async def _connect(self, peer: PeerId, address: str) -> bool:
-        """Whether this made a connection; False when there was one."""
+        """Connect to a peer.  Return False if it was connected already.  Raises whatever dialling raises."""
         from libp2p.peer.peerinfo import PeerInfo
         from multiaddr import Multiaddr
 
@@ -401,13 +403,13 @@ class Dialer:
         raise problem
 
     async def _through_relay(self, address: CircuitAddress) -> None:
-        """Raises what the library raises."""
+        """Connect to a peer behind a relay.  Raises whatever the library raises."""
         if not self._is_connected(address.relay):
             self.remember([address.relay_address], claimed=True)
         await self._connect_by_relay(address)
 
     async def renew(self, peer: PeerId) -> bool:
-        """Connect to a peer that is connected already, at any of its addresses; whether that worked."""
+        """Connect anew to a peer that is connected already, at any of its addresses.  Return True on success."""
         from multiaddr import Multiaddr
 
         entry, swarm = self._book.get(peer), self._host.get_network()
@@ -421,12 +423,12 @@ class Dialer:
                         where = (await looked_up(address.rsplit("/p2p/", 1)[0], self._listening))[0]
                         await swarm.dial_addr(Multiaddr(where), library_id(peer))
                 return True
-            except Exception as error:  # noqa: BLE001 - the library raises anything; there are other addresses, and times
+            except Exception as error:  # noqa: BLE001 - the library raises anything; another address may work
                 log.debug("connecting anew to %s failed: %r", address, error)
         return False
 
     async def answers(self, address: str) -> bool:
-        """Whether the peer of this address answers there now: it proves its identity, and the connection is closed."""
+        """Dial an address and return True if its peer proves its identity there now.  Closes the connection."""
         from multiaddr import Multiaddr
 
         direct, swarm, end = direct_address(address), self._host.get_network(), end_of(address)
@@ -440,7 +442,7 @@ class Dialer:
                 return False
             connection = await transport.dial(where)
             await swarm.upgrader.upgrade_security(connection, True, library_id(direct[1]))
-        except Exception as error:  # noqa: BLE001 - whatever it is, nobody was reached
+        except Exception as error:  # noqa: BLE001 - whatever failed, no peer was reached
             log.debug("%s does not answer: %r", address, error)
             return False
         finally:
@@ -451,7 +453,7 @@ class Dialer:
 
 
 def peer_of(address: str) -> PeerId | None:
-    """The peer ID at the end of a multiaddr of ours; None for anything else."""
+    """Return the peer ID at the end of a multiaddr in one of our forms; None for any other text."""
     circuit = circuit_address(address)
     direct = direct_address(address)
     return circuit.peer if circuit is not None else direct[1] if direct is not None else None

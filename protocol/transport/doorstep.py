@@ -1,6 +1,6 @@
-"""Sockets that have come to where we listen, are no connections of libp2p, and have not proved their right yet.
+"""Inbound sockets that are not libp2p connections and have not yet proved their right to be served.
 
-They prove it within milliseconds, so an honest one is through before it is in anybody's way.
+An honest peer proves it within milliseconds, so its socket is through before it is in anyone's way.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from contextlib import contextmanager
 import trio
 
 MAX_PENDING = 64
-"""At one time.  The next one replaces the oldest from the address with the most of them."""
+"""Sockets that wait at one time.  One more replaces the oldest from the address with the most of them."""
 
 
 class GoneAway(Exception):
-    """The other end closed its socket before it said all."""
+    """The other end closed its socket before it had sent everything."""
 
 
 class Doorstep:
-    """Those of one peer, whatever they are to be."""
+    """The waiting sockets of our peer, for every purpose."""
 
     def __init__(self) -> None:
         self._waiting: dict[trio.socket.SocketType, str] = {}
@@ -30,7 +30,7 @@ class Doorstep:
 
     @contextmanager
     def waits(self, sock: trio.socket.SocketType, address: str) -> Iterator[None]:
-        """A socket from this address waits here for the length of the block, or until it is closed to make room."""
+        """Count a socket from this address as waiting during the block.  It may be closed to make room for another."""
         if len(self._waiting) >= MAX_PENDING:
             (busiest, _), *_ = Counter(self._waiting.values()).most_common(1)
             oldest = next(other for other, where in self._waiting.items() if where == busiest)
@@ -44,7 +44,7 @@ class Doorstep:
 
 
 async def receive(sock: trio.socket.SocketType, size: int) -> bytes:
-    """Exactly so many bytes.  Raises `GoneAway`, and OSError or trio.ClosedResourceError."""
+    """Return exactly `size` bytes.  Raises `GoneAway`, OSError or trio.ClosedResourceError."""
     data = b""
     while len(data) < size:
         more = await sock.recv(size - len(data))
@@ -55,7 +55,7 @@ async def receive(sock: trio.socket.SocketType, size: int) -> bytes:
 
 
 async def send(sock: trio.socket.SocketType, data: bytes | memoryview) -> None:
-    """All of it.  Raises OSError or trio.ClosedResourceError."""
+    """Send all of `data`.  Raises OSError or trio.ClosedResourceError."""
     view = memoryview(data)
     while len(view):
         view = view[await sock.send(view) :]

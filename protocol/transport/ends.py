@@ -1,4 +1,4 @@
-"""The two ends of the socket under a connection of the library, which tells the remote one for IPv4 only."""
+"""Both ends of the socket under a connection of the library.  The library itself tells the remote end for IPv4 only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ End = tuple[str, int]
 
 
 class Socket(Protocol):
-    """What is asked of a socket here, trio's or Python's."""
+    """The methods that we use of a socket, trio's or Python's."""
 
     def getsockname(self) -> Any: ...
 
@@ -22,24 +22,24 @@ class Socket(Protocol):
 
 
 def local_end(connection: object) -> End | None:
-    """Our end; None when the socket is closed, or when the library has changed its layers."""
+    """Return our end; None if the socket is closed or the library has changed its layers."""
     sock = socket_of(connection)
     return local_end_of(sock) if sock is not None else None
 
 
 def remote_end(connection: object) -> End | None:
-    """The other end; None likewise, and where a relay is at the other end of the socket."""
+    """Return the peer's end; None as for `local_end`, and if the socket leads to a relay."""
     sock = socket_of(connection)
     return remote_end_of(sock) if sock is not None and way_of(connection).relay is None else None
 
 
 def local_end_of(sock: Socket) -> End | None:
-    """Our end; None when the socket is closed."""
+    """Return our end; None if the socket is closed."""
     return _named(sock.getsockname)
 
 
 def remote_end_of(sock: Socket) -> End | None:
-    """The other end; None when it has gone, or the socket is closed."""
+    """Return the other end; None if it has gone or the socket is closed."""
     return _named(sock.getpeername)
 
 
@@ -52,6 +52,6 @@ def _named(name: Callable[[], Any]) -> End | None:
 
 
 def socket_of(connection: object) -> Socket | None:
-    """The socket under it; None when the library has changed its layers."""
+    """Return the socket under a connection; None if the library has changed its layers."""
     found = (layer for layer in layers(connection) if hasattr(layer, "getpeername") or hasattr(layer, "getsockname"))
     return cast(Socket | None, next(found, None))

@@ -1,16 +1,21 @@
 """Gossip: one gossipsub topic per run; the handlers judge every message before it is forwarded.
 
-Four allowances keep a flood from spreading: of each neighbour, and of all strangers together for what they pass on for
-others (messages over these are dropped before their signatures are checked); of each origin (the messages of one identity,
-whoever forwards them); and our own for what we forward, which is smaller than a neighbour's: a peer within its allowance
-never sends others more than they accept.  A stranger's own messages, and a few that it passes on, do not count against
-what strangers share, so no crowd can silence a newcomer that is connected to us.
+Four allowances keep a flood from spreading:
 
-The library would open a stream to every peer that connects, and try again for as long as it is not accepted; here it is told
-of peers that are no strangers (`met`).
+* one for each neighbour;
+* one for all messages that strangers pass on for others; messages over these two are dropped before their signatures are
+  checked;
+* one for each origin, the identity that signed a message, whichever peer forwards it;
+* our own for the messages that we forward: it is smaller than a neighbour's, so we never send others more than they accept.
 
-Our own messages go to every neighbour, not only to the mesh: many strangers can fill a mesh of a few places, and nobody else
-would hear us any more (the flood publishing of gossipsub 1.1).
+A stranger's own messages, and a few that it passes on, do not count against the strangers' common allowance, so no crowd
+can silence a newcomer that is connected to us.
+
+By itself the library opens a stream to every peer that connects, and tries again until the peer accepts it; here it learns
+only of peers that are no strangers (`met`).
+
+Our own messages go to every neighbour, not only to the mesh (the flood publishing of gossipsub 1.1): many strangers can fill
+a mesh of a few places, and then no other peer would hear us.
 """
 
 from __future__ import annotations
@@ -41,45 +46,45 @@ if TYPE_CHECKING:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Tasks that take turns: one of them goes on in each turn of the event loop, so that together they do not hold it up.
+# Tasks that take turns: one of them continues in each turn of the event loop, so that together they do not hold it up.
 
 
 class Turns:
-    """Tasks that wait for a turn get theirs in the order in which they asked."""
+    """A queue of tasks that wait for a turn, in the order in which they asked."""
 
     def __init__(self) -> None:
         self._lock = trio.Lock()
 
     async def take(self) -> None:
-        """Return in a turn of the event loop in which nobody else's `take` returns."""
-        async with self._lock:  # to take it is a checkpoint, and it passes to one waiting task in each turn
+        """Wait for a turn of the event loop in which no other task's `take` returns."""
+        async with self._lock:  # taking the lock is a checkpoint, and it passes to one waiting task in each turn
             pass
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# What neighbours gossip: taken in message by message, in fair turns.
+# The intake of neighbours' gossip, message by message, in fair turns.
 #
-# The library starts a task for every message as soon as it is read: a burst from many neighbours is checked in one go,
-# during which the event loop does nothing else.  Here the neighbours take turns, message by message: each turn of the event
-# loop takes in one message of a stranger and one of a member.  The next RPC of a neighbour is not read before the last one
-# is done, so a backlog stays with its sender.
+# The library starts a task for every message as soon as it is read, so a burst from many neighbours is checked in one go,
+# and the event loop does nothing else meanwhile.  Here the neighbours take turns: each turn of the event loop takes in one
+# message of a stranger and one of a member.  The next RPC of a neighbour is not read before the last one is done, so a
+# backlog stays with its sender.
 
 
 MAX_RPC_BYTES = 1 << 17
-"""An RPC of gossip; longer answers are sent in several.  The largest message is half as long."""
+"""Largest RPC of gossip; longer answers are sent in several RPCs.  The largest message is half as long."""
 MAX_MESSAGES = 1024
-"""In an RPC, where there is room for a third of that, if they are signed."""
+"""Most messages in an RPC, which has room for a third of that if they are signed."""
 MAX_CONTROL = 128
-"""Subscriptions and control messages in an RPC; for one topic there are a few, and 64 that were put off."""
+"""Most subscriptions and control messages in an RPC; for one topic there are a few, and 64 that were put off."""
 
 log = logging.getLogger(__name__)
 
 
 class GossipIntake:
-    """Reads the streams on which neighbours gossip.
+    """The reader of the streams on which neighbours gossip.
 
-    members: tells members from strangers.  topic: the only one.  is_wanted: asked about every message with its forwarder,
-    before its signature is checked: whether it is for us, and news, and within all allowances.
+    members: tells members from strangers.  topic: our only topic.  is_wanted: called with the forwarder of every message and
+    the message, before its signature is checked; returns True if it is for us, new, and within all allowances.
     """
 
     def __init__(
@@ -89,7 +94,7 @@ class GossipIntake:
         self._of_members, self._of_strangers = Turns(), Turns()
 
     async def read(self, pubsub: Pubsub, stream: INetStream) -> None:
-        """Take in what arrives on the stream until its end; what is too long or cannot be parsed ends it, with a ban."""
+        """Take in gossip from the stream until its end.  An RPC that is too long or malformed ends it with a ban."""
         from google.protobuf.message import DecodeError
         from libp2p.exceptions import ParseError
         from libp2p.io.exceptions import IOException, MessageTooLarge
@@ -113,20 +118,20 @@ class GossipIntake:
         return self._of_members if self._members.has_member(peer_id_of(forwarder)) else self._of_strangers
 
     async def _guarded(self, pubsub: Pubsub, forwarder: ID, rpc: RPC, size: int) -> None:
-        """Take in an RPC; an honest neighbour has seen to it that the library can read it."""
+        """Take in an RPC.  The library can read every RPC of an honest neighbour, so a failure is penalised."""
         try:
             await self._take_in(pubsub, forwarder, rpc, size)
-        except Exception as error:  # noqa: BLE001 - of a key, a name or a number that the library cannot read
+        except Exception as error:  # noqa: BLE001 - the library cannot read a key, a name or a number
             log.debug("the library fails at gossip of %s: %r", forwarder, error)
             self._reputation.penalise(peer_id_of(forwarder), VIOLATION, "gossip that cannot be read")
 
     async def _take_in(self, pubsub: Pubsub, forwarder: ID, rpc: RPC, size: int) -> None:
-        """Every control message counts as a message, and so does an RPC without any."""
+        """Take in an RPC within the allowance.  Each control message counts as a message, and so does an empty RPC."""
         peer = peer_id_of(forwarder)
         if _control_messages(rpc) > MAX_CONTROL or len(rpc.publish) > MAX_MESSAGES:
             self._reputation.penalise(peer, VIOLATION, "an RPC with too much in it")
             return
-        rpc.ClearField("senderRecord")  # nobody is dialled by it, and the library would check and keep it each time
+        rpc.ClearField("senderRecord")  # we dial no peer from it, and the library would check and keep it each time
         cost = max(_control_messages(rpc), int(not rpc.publish))
         if not all(self._reputation.spend(peer, Channel.GOSSIP, size // cost) for _ in range(cost)):
             return
@@ -142,7 +147,7 @@ class GossipIntake:
 
 
 def _leave_out_others(control: ControlMessage, topic: str) -> None:
-    """Take out what is about other topics, which the library would remember for good, and the peers that it would dial."""
+    """Remove entries about other topics, which the library would remember for good, and peers that it would dial."""
     for messages in (control.ihave, control.graft, control.prune):
         for place in reversed(range(len(messages))):
             if messages[place].topicID != topic:
@@ -163,11 +168,11 @@ def _control_messages(rpc: RPC) -> int:
 HEARTBEAT_S = 1
 DEGREE, DEGREE_LOW, DEGREE_HIGH = 4, 3, 6
 FORWARDED = Allowance(100, 1e6, 5)
-"""What we forward to all neighbours together; messages over it are still handled here."""
+"""Messages that we forward to all neighbours together; we still handle messages over it."""
 
 
 class Gossip:
-    """The gossip of one run.  up_bytes, down_bytes: of payload, since the start."""
+    """The gossip of one run.  up_bytes, down_bytes: payload moved since the start."""
 
     def __init__(self, host: Host, run: Hash, handlers: Handlers, reputation: Reputation) -> None:
         self._me = host.get_id()
@@ -184,10 +189,10 @@ class Gossip:
         self._pubsub.set_topic_validator(self._topic, self._validate, False)
 
     def _new_router(self) -> GossipSub:
-        """The library's router as we use it.
+        """Return the library's router with our settings.
 
-        Its adaptive interval slowed 1 s to 60 s after deaths, its spam limit counts our own messages, and its eclipse
-        protection prunes peers that share an address, as on one computer: all three are off.
+        Three features are off: its adaptive interval slowed from 1 s to 60 s after deaths, its spam limit counts our own
+        messages, and its eclipse protection prunes peers that share an address, as on one computer.
         """
         from libp2p.custom_types import TProtocol
 
@@ -203,10 +208,10 @@ class Gossip:
         )
 
     def _router_class(self) -> type[GossipSub]:
-        """The library's router, which also sends our own messages outside the mesh, and no RPC over the limit.
+        """Return the class of our router, which also sends our own messages outside the mesh, and no RPC over the limit.
 
-        It remembers nothing of peers that have gone, nothing of messages but what it may have to send again, and sends again
-        what a neighbour asks for once, within its allowance.
+        It forgets peers that have gone, and of messages keeps only those that it may have to send again.  It sends a message
+        again once for each request of a neighbour, within the neighbour's allowance.
         """
         from libp2p.pubsub.gossipsub import GossipSub
 
@@ -233,8 +238,8 @@ class Gossip:
 
             async def publish(self, msg_forwarder: ID, pubsub_msg: Message) -> None:
                 await super().publish(msg_forwarder, pubsub_msg)
-                # Only the adaptive interval, which is off, would take anything out of the first; the second keeps a
-                # thousand messages whole, to compare them with others of their names, of which none comes through.
+                # Only the adaptive interval, which is off, removes entries of the first.  The second keeps a thousand whole
+                # messages to compare them with others of the same name, but no such message gets this far.
                 self.recent_message_deliveries.clear()
                 self.equivocation_detection.clear()
 
@@ -246,7 +251,7 @@ class Gossip:
         return FloodPublish
 
     def _new_pubsub(self, host: Host) -> Pubsub:
-        """The library's publish and subscribe, but for the reading of streams, and for what their end means."""
+        """Return the library's publish and subscribe with our reading of streams and our handling of their end."""
         from libp2p.pubsub.pubsub import Pubsub
 
         gossip = self
@@ -256,9 +261,9 @@ class Gossip:
                 await gossip._intake.read(self, stream)
 
             def _forget_all_subscriptions(self, peer_id: ID) -> None:
-                # Who has connected anew has said hello on the new connection, and says it once: the end of a stream
-                # on the old one, which comes later, must not take that back, or it hears us no more.  What may have
-                # been lost with the old stream is sent again on the next one.
+                # A peer that has connected anew has sent its subscriptions on the new connection, and sends them once.  The
+                # end of a stream on the old connection comes later and must not remove them, or the peer would not hear us.
+                # Messages that may have been lost with the old stream are sent again on the next one.
                 if self._peer_is_connected(peer_id):
                     self._replayed_recent_topics.pop(peer_id, None)
                 else:
@@ -277,7 +282,7 @@ class Gossip:
         nursery.start_soon(self._drain, subscription)
 
     def end(self) -> None:
-        """End the library's thread, which runs from the beginning; blocks for a moment."""
+        """End the thread that the library started for seen messages.  Blocks for a moment."""
         self._pubsub.seen_messages.stop()
 
     async def met(self, peer: PeerId) -> None:
@@ -285,7 +290,7 @@ class Gossip:
         await _put(self._queues.initiator_peers_queue, peer)
 
     async def lost(self, peer: PeerId) -> None:
-        """The last connection of a peer has ended."""
+        """Stop gossiping with a peer whose last connection has ended."""
         await _put(self._queues.dead_peers_queue, peer)
 
     async def _drain(self, subscription: ISubscriptionAPI) -> None:
@@ -294,14 +299,14 @@ class Gossip:
             await subscription.get()
 
     async def publish(self, data: bytes) -> None:
-        """Send `data` to all neighbours.  Raises `NetworkError` when it is larger than MAX_GOSSIP_BYTES."""
+        """Send `data` to all neighbours.  Raises `NetworkError` if it is larger than MAX_GOSSIP_BYTES."""
         if len(data) > MAX_GOSSIP_BYTES:
             raise NetworkError(f"a gossip message of {len(data)} bytes is over the limit of {MAX_GOSSIP_BYTES}")
         await self._pubsub.publish(self._topic, data)
         self.up_bytes += len(data)
 
     def _is_wanted(self, forwarder: LibraryId, message: Message) -> bool:
-        """Whether a message is of this run, news, and within the limits of size and all allowances; asked first of all."""
+        """Return True if a message is of this run, new, and within the size limit and all allowances.  The first check."""
         peer = peer_id_of(forwarder)
         if len(message.data) > MAX_GOSSIP_BYTES:
             self._reputation.penalise(peer, VIOLATION, "an oversized message")
@@ -315,7 +320,7 @@ class Gossip:
         return self._handlers.has_member(peer) or self._reputation.spend_relayed(peer, len(message.data))
 
     def _may_have_again(self, neighbour: ID, name: bytes) -> bool:
-        """Whether a message of this name is sent again to a neighbour that asks for it: that counts as if it had sent it."""
+        """Return True if a neighbour may have the message of this name again, at the cost of its own allowance."""
         from libp2p.pubsub.utils import safe_bytes_from_hex
 
         known = safe_bytes_from_hex(name)
@@ -323,7 +328,7 @@ class Gossip:
         return message is not None and self._reputation.spend(peer_id_of(neighbour), Channel.GOSSIP, len(message.data))
 
     def _validate(self, forwarder: LibraryId, message: Message) -> bool:
-        """libp2p's topic validator, after it has checked the origin's signature: True forwards the message."""
+        """Handle a message whose signature was checked, as libp2p's topic validator.  Return True to forward it."""
         from libp2p.peer.id import ID
 
         if forwarder == self._me:
@@ -343,7 +348,7 @@ class Gossip:
 
 
 def _take_notifee(host: Host) -> PubsubNotifee:
-    """Keep the swarm from telling gossip of every connection; returns the queues in which gossip hears of peers."""
+    """Keep the swarm from telling gossip of every connection.  Return the notifee whose queues tell gossip of peers."""
     from libp2p.pubsub.pubsub_notifee import PubsubNotifee
 
     swarm = host.get_network()

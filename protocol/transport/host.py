@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from libp2p.rcmgr.manager import ResourceManager
 
 MAX_CONNECTIONS = 1024
-"""More than `inbound_policy` admits and `dialer` reaches together; above it the library closes the newest connection."""
+"""Most connections: more than `inbound_policy` and `dialer` make together; above it the library closes the newest one."""
 STREAM_NEGOTIATION_S = 10
-"""For the other end to accept the protocol of a stream."""
+"""Seconds for the other end to accept the protocol of a stream."""
 UPGRADE_S = 5.0
-"""For the handshake of an inbound connection."""
+"""Seconds for the handshake of an inbound connection."""
 ANY_IPV4, ANY_IPV6 = "0.0.0.0", "::"
 
 
@@ -44,9 +44,9 @@ class PortBusy(NetworkError):
 
 
 def claim_port(host: str, port: int) -> int:
-    """A port that is free now at all addresses at which we listen.
+    """Return a port that is free now at all addresses at which we listen: `port`, or any free one for 0.
 
-    The library listens with SO_REUSEPORT and would silently share a busy one.
+    The library listens with SO_REUSEPORT and would silently share a busy port.  Raises `PortBusy` or `NetworkError`.
     """
     for name in listening_hosts(host):
         port = _claim(name, port)
@@ -69,21 +69,21 @@ def _claim(host: str, port: int) -> int:
 
 
 async def stop_listening(host: Host) -> None:
-    """Close the sockets at which `host` listens, or they outlive it.
+    """Close the sockets at which `host` listens; otherwise they outlive it.
 
-    The library's listeners are system tasks of trio, and a library that ends because it is cancelled closes them no more.
+    The library's listeners are system tasks of trio, and the library does not close them when it is cancelled.
     """
     for listener in list(host.get_network().listeners.values()):
         await listener.close()
 
 
 def listening_hosts(host: str) -> list[str]:
-    """Where we listen: at all IPv4 addresses also means at all IPv6 addresses, where this computer has any."""
+    """Return the hosts at which we listen: for all IPv4 addresses also all IPv6 addresses, if this computer has any."""
     return [ANY_IPV4, ANY_IPV6] if host == ANY_IPV4 and has_ipv6() else [host]
 
 
 def has_ipv6() -> bool:
-    """Whether programs on this computer can listen at IPv6 addresses."""
+    """Return True if programs on this computer can listen at IPv6 addresses."""
     try:
         with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
             probe.bind(("::1", 0))
@@ -93,12 +93,12 @@ def has_ipv6() -> bool:
 
 
 def transport_address(host: str, port: int) -> str:
-    """The multiaddr of a port at an IP address."""
+    """Return the multiaddr of a port at an IP address."""
     return f"/{'ip6' if ':' in host else 'ip4'}/{host}/tcp/{port}"
 
 
 def new_host(identity: Identity, reputation: Reputation, limits: ResourceLimits) -> Host:
-    """A libp2p `BasicHost` for this identity, not yet listening, with these limits on its connections and streams."""
+    """Return a libp2p `BasicHost` for this identity, not yet listening, with limits on its connections and streams."""
     import libp2p
     from libp2p.crypto.ed25519 import create_new_key_pair
     from libp2p.crypto.x25519 import create_new_key_pair as new_noise_key_pair
@@ -140,7 +140,7 @@ def new_host(identity: Identity, reputation: Reputation, limits: ResourceLimits)
 def _say_less(host: Host) -> None:
     """Keep the library from asking every peer that connects to identify itself, and from remembering it for good.
 
-    Only connected peers are asked (`identify`), and nothing is remembered of peers that have gone (`forget`).
+    We ask only connected peers (`identify`), and forget peers that have gone (`forget`).
     """
     from libp2p.identity.identify_push import ID_PUSH
 
@@ -159,14 +159,14 @@ def identify(host: Host, identity: LibraryId) -> None:
 
 
 def forget(host: Host, identity: LibraryId) -> None:
-    """Forget what the library knows of a peer without connections; the dialer has its own address book."""
+    """Clear the library's memory of a peer without connections; the dialer has its own address book."""
     store = host.get_peerstore()
     store.peer_data_map.pop(identity, None)
     store.peer_record_map.pop(identity, None)
 
 
 def _silence() -> None:
-    """Switch off the library's logging, which reports what is normal between strangers."""
+    """Switch off the library's logging, which reports normal events between strangers."""
     for name in ("libp2p", "multiaddr", "async_service", "anyio_service"):
         logger = logging.getLogger(name)
         logger.setLevel(logging.CRITICAL + 1)
@@ -179,7 +179,8 @@ def _silence() -> None:
 def at_interfaces(ends: Sequence[End]) -> list[End]:
     """Return the ends that are this computer's own.
 
-    An address at which a router lead to us, or of which others say so, is one of other computers as well: it stays out.
+    An address at which a router leads to us, or of which others say so, also belongs to other computers, so it is left out.
+    If no end is this computer's own, all are returned.
     """
     own = set(interface_addresses())
     found = [end for end in ends if end[0] in own or ipaddress.ip_address(end[0]).is_loopback]
@@ -187,7 +188,7 @@ def at_interfaces(ends: Sequence[End]) -> list[End]:
 
 
 def interface_addresses() -> list[str]:
-    """IP addresses others can reach us at, IPv4 first, without those of one link; loopback alone when there are none."""
+    """Return our IP addresses for other computers, IPv4 first, without link-local ones; loopback if there are none."""
     import psutil
 
     up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}

@@ -1,9 +1,8 @@
-"""The inbound connections of a swarm: accepts them and carries out what `inbound_policy` decides.
+"""The inbound connections of a swarm: accepted here, and served or closed as `inbound_policy` decides.
 
-Replaces the library's own handling.  Version 0.8.1 takes a token of a limiter (256) for each inbound connection and then
-waits for the whole swarm to end: a token came back only when the peer stopped, and after 256 connections it accepted nobody.
-Here a connection is one task, from the accepted socket to the end of the connection; however it ends, its place is free and
-its socket closed.
+This replaces the library's own handling.  Version 0.8.1 takes one of 256 tokens of a limiter for each inbound connection and
+returns it only when the whole swarm ends, so after 256 connections it accepts no more.  Here a connection is one task, from
+the accepted socket to the end of the connection; however it ends, its place becomes free and its socket is closed.
 """
 
 from __future__ import annotations
@@ -29,16 +28,16 @@ from protocol.transport.way import Way, marked_stream, raw_connection, way_of
 from protocol.wire.identity import PeerId
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Sums of the inbound connections that were closed, as events: the first at once, then at most one a minute.
+# Events that sum up closed inbound connections: the first at once, then at most one a minute.
 
 
 EVENT_EVERY_S = 60.0
 MAX_ADDRESSES = 256
-"""Addresses that are counted one by one between two events."""
+"""Addresses counted one by one between two events."""
 
 
 class CloseSummary:
-    """Counts closed connections between two events; told the time (s, monotonic)."""
+    """The counts of closed connections between two events.  Callers tell it the time (s, monotonic)."""
 
     def __init__(self) -> None:
         self._reasons: Counter[CloseReason] = Counter()
@@ -46,7 +45,7 @@ class CloseSummary:
         self._last_event_at = -math.inf
 
     def count(self, address: str, reason: CloseReason) -> None:
-        """Count a closed connection; one that its own peer has replaced does not count."""
+        """Count a closed connection, unless its own peer has replaced it."""
         if reason is CloseReason.SURPLUS:
             return
         self._reasons[reason] += 1
@@ -55,11 +54,11 @@ class CloseSummary:
 
     @property
     def due_at(self) -> float:
-        """When the next event is due; infinite while there is nothing to report."""
+        """The time when the next event is due; infinite while there is nothing to report."""
         return self._last_event_at + EVENT_EVERY_S if self._reasons else math.inf
 
     def take(self, now: float) -> StrangersClosed | None:
-        """The event that is due by now, after which counting starts again; None when none is."""
+        """Return the event that is due by `now` and restart the counts; None if no event is due."""
         if self.due_at > now:
             return None
         (busiest, _), *_ = self._addresses.most_common(1)
@@ -74,23 +73,23 @@ class CloseSummary:
 
 
 PAUSE_PER_CONNECTION_S = 50e-6
-"""Between two steps of the policy, which takes 1 or 2 us for each connection."""
+"""Pause between two steps of the policy, for each connection: a step takes 1 or 2 us for each."""
 RELAYED_BY = "relayed by "
-"""Connections through one relay count as those of one address."""
+"""Prefix of the group of a relay: all connections through one relay count as those of one address."""
 LATE_S = 0.1
-"""The processor is overloaded when a task wakes later than this."""
+"""Delay of a task's waking above which the processor is overloaded."""
 OVERLOAD_S = 1.0
-"""For so long after that, fewer handshakes begin."""
+"""Seconds after that in which fewer handshakes begin."""
 _TCP_ESTABLISHED = 1
 
 Door = Callable[[trio.socket.SocketType, str], Awaitable[None]]
-"""Serves a socket to its end, and may raise anything then; told the group of addresses that it came from."""
+"""Function that serves a socket from this group of addresses to its end.  It may raise anything."""
 
 log = logging.getLogger(__name__)
 
 
 class _Accepted:
-    """The task of one connection: `handshake` lets it begin its handshake, its scope ends it."""
+    """The task of one connection: `handshake` lets its handshake begin, `scope` ends it."""
 
     def __init__(self, sock: trio.socket.SocketType) -> None:
         self.sock = sock
@@ -101,8 +100,8 @@ class _Accepted:
 class InboundConnections:
     """The inbound connections of one swarm.  `attach`, then `run`.
 
-    members: tells members from strangers.  on_closed: told of connections that were closed, in sums.  doors: by the first
-    byte, what serves a socket that is to be something else than a connection of libp2p; each has limits of its own.
+    members: tells members from strangers.  on_closed: told of closed connections, in sums.  doors: handlers, by first byte,
+    of sockets that are not libp2p connections; each has its own limits.
     """
 
     def __init__(
@@ -122,7 +121,7 @@ class InboundConnections:
         self._swarm: Swarm | None = None
 
     def attach(self, swarm: Swarm) -> None:
-        """From now on the connections that `swarm` accepts come here."""
+        """Handle the connections that `swarm` accepts from now on."""
         self._swarm = swarm
         swarm._handle_inbound_connection = self._serve
 
@@ -148,37 +147,37 @@ class InboundConnections:
                 await self._changed.wait()
 
     def _drop_closed_sockets(self) -> None:
-        """Give no handshake to connections that the other end has closed while they were queued."""
+        """Drop connections that the other end closed before their handshake began."""
         for number, accepted in self._accepted.items():
             if not accepted.handshake.is_set() and _is_closed(accepted.sock):
                 accepted.scope.cancel()
                 self._policy.closed(number)
 
     def welcome(self, peer: PeerId) -> None:
-        """A peer has greeted us and was admitted."""
+        """Treat all connections of a peer as greeted, as it has greeted us and was admitted."""
         self._policy.welcome(peer)
         self._changed.set()
 
     def revoke(self, peer: PeerId) -> None:
-        """The next connections of a peer are a stranger's again."""
+        """Treat the next connections of a peer as a stranger's again."""
         self._policy.revoke(peer)
 
     def has_greeted(self, peer: PeerId) -> bool:
-        """Whether a peer has greeted us and was admitted."""
+        """Return True if a peer has greeted us and was admitted."""
         return self._policy.has_greeted(peer)
 
     def count(self, *stages: Stage) -> int:
-        """The number of connections in any of these stages."""
+        """Return the number of connections in any of these stages."""
         return self._policy.count(*stages)
 
     async def _serve(self, stream: AcceptedStream, listening_at: Address) -> None:
-        """The library's handler of an accepted connection; raises nothing."""
+        """Serve an accepted connection as the library's handler.  Raises nothing."""
         await self._from(group_at_the_other_end(stream.stream.socket), stream, listening_at)
 
     async def take(self, socket: trio.SocketStream, address: str, way: Way) -> None:
-        """Serve a socket by which a peer has come otherwise than to where we listen, as one that was accepted there.
+        """Serve a socket from a peer that did not come to our listening port, as if we had accepted it there.
 
-        address: the group of addresses that it counts for.  Raises nothing.
+        address: the group of addresses for which it counts.  Raises nothing.
         """
         from multiaddr import Multiaddr
 
@@ -206,7 +205,7 @@ class InboundConnections:
             await trio.aclose_forcefully(stream.stream)
 
     def _forget(self, number: int) -> None:
-        """Its place is free."""
+        """Free the place of a connection."""
         self._accepted.pop(number, None)
         self._policy.closed(number)
         self._changed.set()
@@ -214,7 +213,7 @@ class InboundConnections:
     async def _through_all_stages(
         self, number: int, accepted: _Accepted, stream: AcceptedStream, listening_at: Address
     ) -> None:
-        """From the first byte, which is here, to the end of the connection."""
+        """Take a connection, whose first byte has arrived, through all stages to its end."""
         self._policy.received(number, trio.current_time())
         self._changed.set()
         await accepted.handshake.wait()
@@ -227,16 +226,16 @@ class InboundConnections:
 
 
 def group_at_the_other_end(sock: trio.socket.SocketType) -> str:
-    """The group of addresses that a socket counts for, which may have been closed at the other end.
+    """Return the group of addresses for which a socket counts; the other end may have closed it.
 
-    Asked of the socket, for the library knows no IPv6 here.
+    We ask the socket, as the library does not know IPv6 here.
     """
     end = remote_end_of(sock)
     return address_group(end[0] if end is not None else None)
 
 
 def _is_closed(sock: trio.socket.SocketType) -> bool:
-    """Whether the other end has closed a connection that is not read to its end; False where the kernel does not tell."""
+    """Return True if the other end has closed a connection that we still read; False if the kernel does not tell."""
     if not hasattr(socket, "TCP_INFO"):
         return False
     try:
@@ -247,12 +246,12 @@ def _is_closed(sock: trio.socket.SocketType) -> bool:
 
 
 def relayed_group(relay: PeerId) -> str:
-    """What connections through this relay are counted as."""
+    """Return the group of addresses for which connections through this relay count."""
     return f"{RELAYED_BY}{relay}"
 
 
 def address_group(host: str | None) -> str:
-    """The addresses that are counted as one: an IPv4 address, or a /64 network of IPv6, all of which one host may own."""
+    """Return the group of addresses that count as one: an IPv4 address, or a /64 network of IPv6, which one host may own."""
     if host is None:
         return "unknown"
     try:

@@ -1,12 +1,12 @@
-"""Which inbound connections are served and which are closed.  Pure: told what happens and the time.
+"""The policy that serves or closes inbound connections.  Pure: callers tell it the events and the time.
 
-An inbound connection goes through four stages: it is open and has sent nothing, it is queued for a handshake, its peer is a
-stranger (during the handshake and until it greets us), its peer has greeted us.  Open and queued connections cost a socket.
+An inbound connection goes through four stages: it is open and has sent nothing; it is queued for a handshake; its peer is a
+stranger (during the handshake and until it greets us); its peer has greeted us.  Open and queued connections cost a socket.
 A handshake costs milliseconds of a processor, so handshakes have an allowance.  Strangers have few places and little time.
 
 Places and handshakes are shared out by address: an address with many connections waits for and displaces its own.  Between
-addresses that have equally many, one that a member has used comes first, then one that another greeted peer has, so that no
-crowd of strangers keeps a member out.  Of peers that have greeted, a member is closed only when no other is left.
+equally crowded addresses, one that a member has used comes first, then one that another greeted peer has used, so that no
+crowd of strangers keeps a member out.  Among greeted peers, a member's connection is closed only if no other peer's is left.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from protocol.transport.rate_limit import Allowance, TokenBucket
 from protocol.wire.identity import PeerId
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Addresses that greeted peers have used: between equally crowded addresses they come first.
+# Addresses that greeted peers have used: they come first among equally crowded addresses.
 #
-# A peer vouches for a few addresses only, and those of members are never forgotten for those of strangers: else one key that
-# comes from thousands of addresses would be all that is remembered.
+# A peer vouches for a few addresses only, and addresses of members are never forgotten to make room for strangers' ones:
+# otherwise one key that connects from thousands of addresses would push out all others.
 
 
 MAX_ADDRESSES_PER_PEER = 4
 MAX_PEERS = 1024
-"""Members, and again so many strangers; the least recent is forgotten first."""
+"""Members remembered, and as many strangers; the least recent is forgotten first."""
 
 _Known = OrderedDict[PeerId, OrderedDict[str, None]]
 
 
 class TrustedAddresses:
-    """`rank` sorts addresses.  members: tells members from strangers."""
+    """The addresses that greeted peers have used; `rank` sorts them.  members: tells members from strangers."""
 
     def __init__(self, members: Members) -> None:
         self._members = members
@@ -51,11 +51,11 @@ class TrustedAddresses:
         return len(self._ranked())
 
     def rank(self, address: str) -> int:
-        """2 if a member has used the address, 1 if another greeted peer has, else 0."""
+        """Return 2 if a member has used the address, 1 if another greeted peer has, else 0."""
         return self._ranked().get(address, 0)
 
     def note(self, peer: PeerId, address: str) -> None:
-        """A greeted peer uses this address."""
+        """Note that a greeted peer uses this address."""
         member = self._members.has_member(peer)
         known, others = (self._of_members, self._of_strangers) if member else (self._of_strangers, self._of_members)
         if others.pop(peer, None) is not None or address not in known.get(peer, ()):
@@ -83,51 +83,51 @@ def _put(addresses: OrderedDict[str, None], address: str, most: int) -> None:
 
 
 MAX_REMEMBERED = 4096
-"""Peers that have greeted us; the least recent is forgotten first, strangers before members."""
+"""Greeted peers remembered; the least recent is forgotten first, strangers before members."""
 STEP_AGAIN_S = 0.05
-"""Until the next step while a connection is queued."""
+"""Seconds until the next step while a connection is queued."""
 
 
 RESERVED_FILES = 640
-"""For links that carry chunks, connections that we open, and our own files."""
+"""Files left for links that carry chunks, for connections that we open, and for our own files."""
 
 
 @dataclass(frozen=True)
 class InboundLimits:
-    """How many inbound connections there may be in each stage, and for how long (s)."""
+    """Limits on the number of inbound connections in each stage, and on their time there (s)."""
 
     queue: int = 256
-    """Open or queued."""
+    """Connections that are open or queued."""
     first_byte_s: float = 5.0
-    """From the opening to the first byte."""
+    """Time from the opening to the first byte."""
     queued_s: float = 15.0
     fresh_s: float = 6.0
-    """A connection that has been queued longer comes after all others of its address: its peer will soon give up."""
+    """Time in the queue after which a connection comes after all others of its address: its peer will soon give up."""
     strangers: int = 256
-    """About 50 KB of memory each."""
+    """Strangers, which take about 50 KB of memory each."""
     strangers_per_address: int = 128
     greeting_s: float = 10.0
-    """From the beginning of the handshake to the greeting; enough to ping and identify."""
+    """Time from the beginning of the handshake to the greeting; enough to ping and identify."""
     protected_s: float = 4.0
-    """A stranger is not closed to make room before this has passed since its handshake began, and since it was complete:
-    long enough to greet."""
+    """Time for which a stranger is not closed to make room, from the beginning of its handshake and again from its end: long
+    enough to greet.  A connection from a trusted address may displace it all the same."""
     greeted: int = 256
     per_peer: int = 4
-    """Two peers that dial each other have two; more are left over from a link that broke."""
+    """Connections of one peer.  Two peers that dial each other have two; more are left over from a link that broke."""
     handshakes: Allowance = Allowance(25, math.inf, 4)
-    """About 7 ms of a processor each."""
+    """Handshakes, which take about 7 ms of a processor each."""
     overload_price: float = 5.0
-    """How many times as much of the allowance a handshake takes while the processor is overloaded."""
+    """Factor by which a handshake takes more of the allowance while the processor is overloaded."""
 
     @classmethod
     def within(cls, files: int) -> InboundLimits:
-        """The usual limits, or smaller ones where this process may have only `files` files and sockets open."""
+        """Return the usual limits, or smaller ones for a process that may have only `files` files and sockets open."""
         each = max(16, min(cls.queue, (files - RESERVED_FILES) // 3))
         return cls(queue=each, strangers=each, strangers_per_address=each // 2, greeted=each)
 
 
 class Stage(Enum):
-    """How far an inbound connection has come."""
+    """The stage of an inbound connection."""
 
     OPENED = "opened"
     QUEUED = "queued"
@@ -136,7 +136,7 @@ class Stage(Enum):
 
 
 class CloseReason(Enum):
-    """Why a connection was closed."""
+    """The reason why a connection was closed."""
 
     SILENT = "did not greet in time"
     CROWDED = "there was no room"
@@ -145,7 +145,7 @@ class CloseReason(Enum):
 
 @dataclass
 class Decision:
-    """What to do now: begin the handshakes of some connections and close others.  again_at: when to step again."""
+    """The actions due now: handshakes to begin and connections to close, by number.  again_at: time of the next step."""
 
     handshake: list[int] = field(default_factory=list)
     close: dict[int, CloseReason] = field(default_factory=dict)
@@ -157,17 +157,17 @@ class _Connection:
     number: int
     address: str
     since: float
-    """The beginning of its stage."""
+    """The time when its stage began."""
     protected_from: float = 0.0
     stage: Stage = Stage.OPENED
     peer: PeerId | None = None
 
 
 class InboundPolicy:
-    """The inbound connections of one peer, by numbers that grow.
+    """The inbound connections to our peer, by increasing numbers.
 
-    members: tells members from strangers.  on_closed: told the address and the reason of each connection that is closed by a
-    decision.
+    members: tells members from strangers.  on_closed: told the address and the reason for each connection that a decision
+    closes.
     """
 
     def __init__(
@@ -183,20 +183,20 @@ class InboundPolicy:
         self._trusted = TrustedAddresses(members)
         self._handshakes = TokenBucket(limits.handshakes.burst_s, 0, now)
 
-    # -- what happens -------------------------------------------------------------------------------------------------
+    # -- events -------------------------------------------------------------------------------------------------------
 
     def opened(self, number: int, address: str, now: float) -> None:
-        """A connection from `address` was accepted."""
+        """Note that a connection from `address` was accepted."""
         self._connections[number] = _Connection(number, address, now)
 
     def received(self, number: int, now: float) -> None:
-        """The first byte of a connection has arrived: it is queued for a handshake."""
+        """Queue a connection for a handshake, as its first byte has arrived."""
         connection = self._connections.get(number)
         if connection is not None and connection.stage is Stage.OPENED:
             connection.stage, connection.since = Stage.QUEUED, now
 
     def authenticated(self, number: int, peer: PeerId, now: float) -> None:
-        """The handshake of a connection is complete, and has proved the identity of its peer."""
+        """Note that the handshake of a connection is complete and has proved the identity of its peer."""
         connection = self._connections.get(number)
         if connection is not None:
             connection.peer, connection.protected_from = peer, now
@@ -204,7 +204,7 @@ class InboundPolicy:
                 self._promote(connection, peer)
 
     def welcome(self, peer: PeerId) -> None:
-        """A peer has greeted us and was admitted; none of its connections is a stranger's any more."""
+        """Treat all connections of a peer as greeted, as it has greeted us and was admitted."""
         self._greeted[peer] = None
         self._greeted.move_to_end(peer)
         if len(self._greeted) > MAX_REMEMBERED:
@@ -215,27 +215,27 @@ class InboundPolicy:
                 self._promote(connection, peer)
 
     def revoke(self, peer: PeerId) -> None:
-        """The next connections of a peer are a stranger's again."""
+        """Treat the next connections of a peer as a stranger's again."""
         self._greeted.pop(peer, None)
 
     def has_greeted(self, peer: PeerId) -> bool:
-        """Whether a peer has greeted us and was admitted."""
+        """Return True if a peer has greeted us and was admitted."""
         return peer in self._greeted
 
     def closed(self, number: int) -> None:
-        """A connection has ended, at whichever end."""
+        """Forget a connection that has ended, at either end."""
         self._connections.pop(number, None)
 
     def count(self, *stages: Stage) -> int:
-        """The number of connections in any of these stages."""
+        """Return the number of connections in any of these stages."""
         return sum(1 for _ in self._in(*stages))
 
-    # -- what to do ---------------------------------------------------------------------------------------------------
+    # -- decisions ----------------------------------------------------------------------------------------------------
 
     def step(self, now: float, overloaded: bool = False) -> Decision:
-        """Decide what to do by now.  Connections that are to be closed are forgotten here at once.
+        """Return the actions due by `now`.  Connections to be closed are forgotten here at once.
 
-        overloaded: this process gets less of the processor than it wants.
+        overloaded: this process gets less of the processor than it needs.
         """
         decision = Decision()
         self._close_overdue(now, decision)
@@ -270,7 +270,10 @@ class InboundPolicy:
                 return math.inf
 
     def _close_surplus(self, decision: Decision) -> None:
-        """Close the oldest connections of one peer, and of greeted strangers the newest from the busiest address."""
+        """Close the oldest connections of a peer over its limit, and the newest greeted ones from the busiest address.
+
+        Members' connections are closed last.
+        """
         peers = Counter(connection.peer for connection in self._connections.values() if connection.peer is not None)
         for connection in list(self._connections.values()):
             if connection.peer is not None and peers[connection.peer] > self._limits.per_peer:
@@ -285,7 +288,7 @@ class InboundPolicy:
             self._close(newest, CloseReason.CROWDED, decision)
 
     def _shorten_queue(self, decision: Decision) -> None:
-        """Close connections that have sent nothing, oldest first, then the newest, each from the busiest address."""
+        """Close silent connections, oldest first, then queued ones, newest first, each from the busiest address."""
         too_many = self.count(Stage.OPENED, Stage.QUEUED) - self._limits.queue
         if too_many <= 0:
             return
@@ -303,7 +306,7 @@ class InboundPolicy:
                 del queue[address]
 
     def _begin_handshakes(self, now: float, price: float, decision: Decision) -> None:
-        """As many as the allowance and the places permit."""
+        """Begin as many handshakes as the allowance and the places permit."""
         while self._handshakes.holds(self._limits.handshakes, now, price):
             found = self._next(now)
             if found is None:
@@ -316,7 +319,7 @@ class InboundPolicy:
             decision.handshake.append(connection.number)
 
     def _next(self, now: float) -> tuple[_Connection, _Connection | None] | None:
-        """The connection whose handshake begins next, and the stranger that it displaces, if any; None when none can."""
+        """Return the connection whose handshake begins next and the stranger that it displaces, if any; None if none can."""
         limits = self._limits
         strangers = list(self._in(Stage.STRANGER))
         inside = Counter(stranger.address for stranger in strangers)
@@ -332,7 +335,7 @@ class InboundPolicy:
         return None
 
     def _candidates(self, inside: Counter[str], now: float) -> list[_Connection]:
-        """One queued connection of each address, the address with the fewest strangers first."""
+        """Return one queued connection of each address, the address with the fewest strangers first."""
         first: dict[str, _Connection] = {}
         for connection in self._in(Stage.QUEUED):
             if not self._is_fresh(first.get(connection.address), now):
@@ -345,11 +348,11 @@ class InboundPolicy:
     # -- the connections ----------------------------------------------------------------------------------------------
 
     def _in(self, *stages: Stage) -> Iterator[_Connection]:
-        """Oldest first."""
+        """Return the connections in any of these stages, the oldest first."""
         return (connection for connection in self._connections.values() if connection.stage in stages)
 
     def _of_busiest(self, connections: list[_Connection]) -> list[_Connection]:
-        """Those from the address that has the most of them, in their order."""
+        """Return the connections from the address that has the most of them, in their order."""
         counts = Counter(connection.address for connection in connections)
         busiest = max(counts, key=lambda address: (counts[address], -self._trusted.rank(address)))
         return [connection for connection in connections if connection.address == busiest]

@@ -1,14 +1,14 @@
-"""What the protocol needs of a network.
+"""The interface of a network, as the protocol uses it.
 
 Protocol code calls a `Network` and is called back through `Handlers`; it cannot tell libp2p
-(`protocol.transport.network`) from the simulated network (`protocol.transport.simulated`).  Four things travel:
+(`protocol.transport.network`) from the simulated network (`protocol.transport.simulated`).  A network carries or reports:
 
 * gossip: small signed envelopes to every peer of the run, validated before they are forwarded;
 * requests: one question, one answer, between two peers, with a deadline;
 * pushes: large chunks straight into a buffer that the receiver names, over the bulk data plane;
-* peer events: a peer is connected, or is no more.
+* peer events: a peer is connected, or is no longer connected.
 
-Nothing here keeps time except the deadlines passed in (trio's clock).
+The only times here are the deadlines passed in (trio's clock).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MAX_PUSH_BYTES = 64 << 20
 
 
 class NetworkError(Exception):
-    """Something between two peers failed; the text is one sentence."""
+    """An operation between two peers failed; the text is one sentence."""
 
 
 class Unreachable(NetworkError):
@@ -41,22 +41,22 @@ class Unreachable(NetworkError):
 
 
 MALFORMED = "the message is malformed"
-"""The reason for whatever is ill-formed; the flaw itself is for our own log."""
+"""Reason given for any malformed message; only our own log names the flaw."""
 
 
 class Refused(NetworkError):
     """The peer refused; the text is its reason (at most 300 characters).
 
-    The text leaves the computer: a fixed sentence with at most public values in it, never the text of another error.
+    The text leaves the computer: it is a fixed sentence, with public values at most, never the text of another error.
     """
 
 
 class Offence(Refused):
-    """Refused because no honest peer asks, or pushes, such a thing: the network lowers its reputation."""
+    """A refusal of a question or push that no honest peer sends; the network lowers the sender's reputation."""
 
 
 class Acceptance(Enum):
-    """What to do with a gossip message: forward it, drop it, or drop it and lower the reputation of its forwarder."""
+    """The verdict on a gossip message: forward it, drop it, or drop it and lower its forwarder's reputation."""
 
     ACCEPT = "accept"
     IGNORE = "ignore"
@@ -65,7 +65,7 @@ class Acceptance(Enum):
 
 @dataclass(frozen=True)
 class Bandwidth:
-    """Bytes a second that this peer's links have lately been seen to carry, or may carry; 0: not known."""
+    """The measured or allowed rates of this peer's links (bytes a second); 0 if unknown."""
 
     up_bytes_per_s: float
     down_bytes_per_s: float
@@ -78,7 +78,7 @@ class Bandwidth:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes of payload moved since the start, all channels together."""
+    """The payload moved since the start over all channels (bytes)."""
 
     up_bytes: int
     down_bytes: int
@@ -87,8 +87,8 @@ class Traffic:
 class Landing:
     """The destination of a push: a writable `buffer` of exactly its size.
 
-    When the push is complete, the network runs `check` on the buffer, in a worker thread if it has any, and leaves its
-    result in `found`.  on_bytes: called whenever some of them have arrived.
+    When the push is complete, the network runs `check` on the buffer, maybe in a worker thread, and leaves the result in
+    `found`.  on_bytes: called whenever some of the data has arrived.
     """
 
     def __init__(
@@ -103,27 +103,27 @@ class Landing:
         self._check = check
 
     def complete(self) -> None:
-        """Called by the network when all bytes have arrived."""
+        """Run `check`.  The network calls this when all data has arrived."""
         if self._check is not None:
             self.found = self._check(self.buffer)
 
 
 class Members(Protocol):
-    """Tells members from strangers: whoever makes a new key is a stranger, and many strangers may be one person.
+    """The test that tells members from strangers.  A new key is a stranger's, and many strangers may be one person.
 
     Wherever peers share a limited number of places, strangers take none from members.
     """
 
     def has_member(self, peer: PeerId) -> bool:
-        """Whether `peer` is a member."""
+        """Return True if `peer` is a member."""
         ...
 
 
 class Handlers(Members, Protocol):
-    """The callbacks for what arrives.  None of them may raise anything but what is said here."""
+    """The callbacks of a network.  They may raise only the exceptions named here."""
 
     def on_gossip(self, forwarder: PeerId, data: bytes) -> Acceptance:
-        """Judge a gossip message, before it is forwarded."""
+        """Judge a gossip message before it is forwarded."""
         ...
 
     async def on_request(self, peer: PeerId, kind: str, data: bytes) -> bytes:
@@ -131,30 +131,30 @@ class Handlers(Members, Protocol):
         ...
 
     async def open_push(self, peer: PeerId, header: bytes, size: int) -> Landing | None:
-        """The destination of a push of `size` bytes that is about to arrive, or None to refuse it.
+        """Return the destination of a push of `size` bytes that is about to arrive, or None to refuse it.
 
-        May wait (bounded) for a free buffer; the sender is held back meanwhile.
+        May wait for a free buffer for a bounded time; the sender is held back meanwhile.
         """
         ...
 
     async def finish_push(self, peer: PeerId, header: bytes, landing: Landing | None) -> None:
-        """The push that `open_push` accepted is complete; None when it broke off half-way.
+        """Take up the complete push that `open_push` accepted.  landing: None if the push broke off half-way.
 
-        Raises `Offence` for bytes that are not what they were said to be.
+        Raises `Offence` if the bytes are not the announced ones.
         """
         ...
 
     def on_peer_connected(self, peer: PeerId) -> None:
-        """We have reached a peer, or it has greeted us; or it was connected, and is connected anew."""
+        """Note that we have reached a peer, that it has greeted us, or that a connected peer is connected anew."""
         ...
 
     def on_peer_disconnected(self, peer: PeerId) -> None:
-        """The last connection to a connected peer has ended."""
+        """Note that the last connection to a connected peer has ended."""
         ...
 
 
 def nothing() -> None:
-    """Does nothing: nobody wants to be told."""
+    """Do nothing: the default callback."""
 
 
 class Network(Protocol):
@@ -166,50 +166,50 @@ class Network(Protocol):
         ...
 
     def addresses(self) -> Sequence[str]:
-        """Multiaddrs that others can dial, each ending in /p2p/<peer ID>."""
+        """Return the multiaddrs that others can dial, each ending in /p2p/<peer ID>."""
         ...
 
     def connected(self) -> Sequence[PeerId]:
-        """Peers that we reached, or that have greeted us."""
+        """Return the peers that we reached or that have greeted us."""
         ...
 
     def link(self, peer: PeerId) -> str:
-        """How a peer is connected: direct, reversed, punched or relayed; empty when it is not."""
+        """Return the kind of a peer's connection: direct, reversed, punched or relayed; empty if it is not connected."""
         ...
 
     def welcome(self, peer: PeerId) -> None:
-        """`peer` has greeted us and takes part: none of its connections is a stranger's any more."""
+        """Treat `peer` as no stranger on all its connections, as it has greeted us and takes part."""
         ...
 
     def traffic(self) -> Traffic:
-        """The payload moved since the start."""
+        """Return the payload moved since the start."""
         ...
 
     def bandwidth(self) -> Bandwidth:
-        """What our links have lately been seen to carry, or may carry."""
+        """Return the measured or allowed rates of our links."""
         ...
 
     def is_moving(self) -> bool:
-        """Whether our own address is gone, and we are connecting anew.  Not to hear a peer then means nothing."""
+        """Return True if our own address is gone and we are connecting anew.  Silence of a peer then means nothing."""
         ...
 
     def remember(self, addresses: Sequence[str], *, claimed: bool = False) -> None:
         """Dial these addresses while their peer is not connected, with backoff.
 
-        claimed: other peers say so, anything and of anybody; else the person or this computer knows them.
+        claimed: other peers, who may say anything of anyone, name them; otherwise the user or this computer does.
         """
         ...
 
     def known_addresses(self) -> Sequence[str]:
-        """The addresses that are worth keeping on disk, the best first; none that was only claimed by strangers."""
+        """Return the addresses that are worth keeping on disk, the best first; none that only strangers claim."""
         ...
 
     def forget(self, peer: PeerId) -> None:
-        """Disconnect a peer, and do not dial it again."""
+        """Disconnect a peer and do not dial it again."""
         ...
 
     async def publish(self, data: bytes) -> None:
-        """Gossip an envelope of at most MAX_GOSSIP_BYTES.  It is not delivered to ourselves.  Raises `NetworkError`."""
+        """Gossip an envelope of at most MAX_GOSSIP_BYTES; it is not delivered to ourselves.  Raises `NetworkError`."""
         ...
 
     async def request(self, peer: PeerId, kind: str, data: bytes, *, timeout_s: float) -> bytes:
@@ -226,22 +226,22 @@ class Network(Protocol):
         spare: bool = False,
         on_sent: Callable[[], None] = nothing,
     ) -> None:
-        """Send `data` into the buffer that `peer` names for `header`; returns when the peer has it all.
+        """Send `data` into the buffer that `peer` names for `header`; return when the peer has all of it.
 
-        spare: it gives way to pushes that are not, and takes what they leave of our line.  on_sent: told when all of it has
-        left us, where the way is so long that the answer comes much later.  Raises `Unreachable`, or `Refused` when the
-        receiver would not take it.
+        spare: the push gives way to all others, and takes the part of our line that they leave.  on_sent: called when all
+        data has left us, if the way is so long that the answer comes much later.  Raises `Unreachable`, or `Refused` if the
+        receiver does not take the push.
         """
         ...
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# A peer's part in one run: who it is, which run, how it speaks, and where its events go.
+# A peer's part in one run: its identity, the run, its network, and the receiver of its events.
 
 
 @dataclass(frozen=True)
 class Session:
-    """One life of a peer in a run.  emit: takes every event that a person or a program may want to see."""
+    """One life of a peer in a run.  emit: takes every event that a user or a program may want to see."""
 
     identity: Identity
     run: Hash
@@ -254,7 +254,7 @@ class Session:
         return self.identity.peer_id
 
     def seal(self, body: Body) -> Envelope:
-        """`body` as a statement of ours, signed for this run."""
+        """Return `body` as an envelope signed by us for this run."""
         return pack(self.identity, self.run, body)
 
     async def publish(self, body: Body) -> None:

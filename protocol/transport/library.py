@@ -1,7 +1,7 @@
-"""The part of py-libp2p 0.8 that this package uses, as types.
+"""Types for the part of py-libp2p 0.8 that this package uses.
 
-The library is imported when a network starts (0.8 s, 80 MiB), and its own annotations lack the private attributes that we
-need.  So the modules of this package see its objects through these protocols; `host.new_host` casts to them.
+The library is imported only when a network starts (0.8 s, 80 MiB), and its annotations lack the private attributes that we
+need.  So the modules of this package use these protocols for its objects; `host.new_host` casts to them.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from libp2p.stream_muxer.muxer_multistream import MuxerMultistream
 
 TaskStatus = Any
-"""trio's, which the stubs that the library brings along for trio lack."""
+"""trio's `TaskStatus`, which is missing in the trio stubs that come with the library."""
 Address = object
-"""A multiaddr of the library, which does not export its types."""
+"""A multiaddr of the library, whose types are not exported."""
 
 
 class LibraryId(Protocol):
-    """A peer ID as the library has it: `libp2p.peer.id.ID`."""
+    """A peer ID of the library: `libp2p.peer.id.ID`."""
 
     def to_base58(self) -> str: ...
 
@@ -47,7 +47,7 @@ class MuxedConnection(Protocol):
 
 
 class LimitedConnection(Protocol):
-    """A connection made by `connection_limits`.  ended: set when it is over, at whichever end."""
+    """A connection made by `connection_limits`.  ended: set when it is over, at either end."""
 
     @property
     def peer_id(self) -> LibraryId: ...
@@ -57,7 +57,7 @@ class LimitedConnection(Protocol):
 
 
 class Connection(Protocol):
-    """A connection of the swarm.  direction: of the library's enum `Direction`, whose text is "inbound" or "outbound"."""
+    """A connection of the swarm.  direction: a value of the library's enum `Direction`, "inbound" or "outbound" as text."""
 
     @property
     def muxed_conn(self) -> MuxedConnection: ...
@@ -72,7 +72,7 @@ class Connection(Protocol):
 
 
 class Stream(Protocol):
-    """One stream of a connection; its methods raise anything."""
+    """One stream of a connection; its methods may raise anything."""
 
     @property
     def muxed_conn(self) -> MuxedConnection: ...
@@ -112,7 +112,7 @@ class TransportManager(Protocol):
 
 
 class Upgrader(Protocol):
-    """Turns a TCP connection into an authenticated one, and that into a multiplexed one."""
+    """The part that turns a TCP connection into an authenticated one, and then into a multiplexed one."""
 
     muxer_multistream: MuxerMultistream
 
@@ -163,7 +163,7 @@ class Swarm(Protocol):
 
 
 class PeerStore(Protocol):
-    """What the library remembers of peers."""
+    """The library's memory of peers."""
 
     peer_data_map: MutableMapping[LibraryId, object]
     peer_record_map: MutableMapping[LibraryId, object]
@@ -172,13 +172,13 @@ class PeerStore(Protocol):
 
 
 class ProtocolHandlers(Protocol):
-    """The handlers of streams by protocol."""
+    """The stream handlers by protocol."""
 
     def remove_handler(self, protocol: str) -> None: ...
 
 
 class ObservedAddressManager(Protocol):
-    """What the library does about the addresses at which others see us."""
+    """The library's record of the addresses at which others see us."""
 
     record_observation: Callable[[Connection, Address, Sequence[Address]], None]
 
@@ -211,22 +211,22 @@ class Host(Protocol):
 
 
 def library_id(peer: PeerId) -> ID:
-    """Our peer ID as the library's."""
+    """Convert our form of a peer ID to the library's."""
     from libp2p.peer.id import ID
 
     return ID.from_string(peer)
 
 
 def peer_id_of(identity: LibraryId) -> PeerId:
-    """The library's peer ID as ours."""
+    """Convert the library's form of a peer ID to ours."""
     return PeerId(identity.to_base58())
 
 
 def is_inbound(connection: Connection) -> bool:
-    """Whether the other end opened this connection."""
+    """Return True if the other end opened this connection."""
     return str(connection.direction) == "inbound"
 
 
 def is_outbound(connection: Connection) -> bool:
-    """Whether we opened this connection."""
+    """Return True if we opened this connection."""
     return str(connection.direction) == "outbound"

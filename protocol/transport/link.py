@@ -2,12 +2,12 @@
 
 A frame is a 13-byte head (length of the ciphertext, kind, value) and AES-256-GCM ciphertext, with the head as
 associated data and the frame's number as nonce.  Each direction has its own key, replaced by a derived one every
-`rekey_frames` frames.  Anything wrong on a link ends it: `LinkBroken`; so does cancelling in the middle of a frame.
+`rekey_frames` frames.  Any error on a link ends it with `LinkBroken`; so does cancelling in the middle of a frame.
 
-To encrypt a frame takes a tenth of what it costs to hand it to a thread and back, so the event loop does it: it is held up
-for less than a tenth of a millisecond at a time.  A frame of data is small enough to stay in the processor's cache
-between the cipher and the socket, and each direction has one buffer for as long as the link lives: fresh memory would
-cost more than the cipher.  A buffer takes up memory only as far as it has been used: a link that carries nothing has none.
+Encrypting a frame takes a tenth of the time of handing it to a thread and back, so the event loop encrypts: this holds it up
+for less than a tenth of a millisecond at a time.  A frame of data is small enough to stay in the processor's cache between
+the cipher and the socket.  Each direction keeps one buffer for the life of the link, as fresh memory would cost more than
+the cipher.  Only the part of a buffer that has been used takes up memory, so an idle link takes none.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ FRAME_BYTES = 1 << 18
 SMALL_BYTES = 8 + MAX_PUSH_HEADER_BYTES
 """Plaintext of a frame that is not data."""
 READ_BYTES = FRAME_BYTES + (32 << 10)
-"""Read at once: a frame, and the beginning of the next."""
+"""Bytes read at once: a frame, and the beginning of the next."""
 LOW_WATER_BYTES = 1 << 17
 REKEY_FRAMES = 1 << 16
 TAG_BYTES = 16
 STALL_S = 60
-"""A socket on which the other end acknowledges nothing, or takes nothing, for so long is broken."""
+"""Seconds after which a socket is broken if the other end acknowledges or takes nothing."""
 LOWER_EFFORT = 0x04
-"""The traffic class of RFC 8622: routers that know it let everything else go first."""
+"""Traffic class of RFC 8622: routers that know it let everything else go first."""
 BULK_PRIORITY = 2
-"""Linux's TC_PRIO_BULK: this computer's own queue lets everything else go first."""
+"""Linux's TC_PRIO_BULK: the queue of this computer lets everything else go first."""
 SO_MAX_PACING_RATE = 47
-"""Linux's number; Python has no name for it."""
+"""Linux's number of this socket option; Python has no name for it."""
 UNPACED = (1 << 32) - 1
 LONG_WAY_S = 0.010
-"""From this round-trip time on, one socket may not fill the line: it waits for its window, and for retransmissions."""
+"""Round-trip time from which one socket may not fill the line, as it waits for its window and for retransmissions."""
 QUEUE_S, QUEUE_SHARE = 0.010, 0.25
-"""A round trip that takes longer than the shortest one by both has waited in a queue: by so much, and by this part of it."""
+"""Delay over the shortest round trip that shows a queue: over these seconds, and over this part of the shortest one."""
 NONCE_BYTES = 32
 TOKEN_BYTES = 16
 MAC_BYTES = 32
@@ -68,12 +68,12 @@ class LinkBroken(Exception):
 
 
 class FrameKind(IntEnum):
-    """What a frame carries, and what its value means."""
+    """The content of a frame; each kind says what the frame's value means."""
 
     OPEN = 1
     """A push begins; value: its number; plaintext: size of the data (8 bytes), then the header."""
     DATA = 2
-    """value: offset in the data."""
+    """A piece of a push's data; value: its offset."""
     ABANDON = 3
     """The sender read a refusal and sends no more data of push `value`."""
     ANSWER = 4
@@ -82,24 +82,24 @@ class FrameKind(IntEnum):
 
 @dataclass(frozen=True)
 class Keys:
-    """The secrets that both ends derive from the handshake, whose nonces travel inside an authenticated libp2p stream."""
+    """The secrets that both ends derive from a handshake; its nonces travel inside an authenticated libp2p stream."""
 
     secret: bytes
     context: bytes
 
     @classmethod
     def agree(cls, run: Hash, dialer: PeerId, listener: PeerId, token: bytes, nonces: bytes) -> Keys:
-        """The keys of one bulk socket.  nonces: the dialler's, then the listener's."""
+        """Return the keys of one bulk socket.  nonces: the dialler's, then the listener's."""
         context = b"|".join((dialer.encode(), listener.encode(), bytes(run), token))
         secret = HKDF(hashes.SHA256(), 32, salt=b"manyhands bulk 1", info=context).derive(nonces)
         return cls(secret, context)
 
     def key(self, purpose: bytes) -> bytes:
-        """32 bytes for one purpose."""
+        """Return a key of 32 bytes for one purpose."""
         return HKDFExpand(hashes.SHA256(), 32, purpose + b"|" + self.context).derive(self.secret)
 
     def proof(self, purpose: bytes) -> bytes:
-        """The proof of one end, on a new socket, that it took part in the handshake (32 bytes)."""
+        """Return the proof (32 bytes) by which one end of a new socket shows that it took part in the handshake."""
         return hmac.new(self.key(purpose), self.context, hashlib.sha256).digest()
 
 
@@ -122,9 +122,10 @@ class _Direction:
 
 
 class Link:
-    """One end of a bulk socket; one task sends and one receives at a time.  why: the reason for its end.
+    """One end of a bulk socket.  At most one task sends and one task receives at a time.
 
-    way_s: the shortest round trip that another connection to the same peer has seen; infinite when not known.
+    why: the reason why the link ended.  way_s: the shortest round trip that another connection to the same peer has seen;
+    infinite if unknown.
     """
 
     def __init__(self, sock: socket.socket, keys: Keys, *, dialled: bool, rekey_frames: int = REKEY_FRAMES) -> None:
@@ -146,49 +147,49 @@ class Link:
 
     @property
     def broken(self) -> bool:
-        """Whether the link has ended."""
+        """True once the link has ended."""
         return self._broken
 
     @property
     def between_frames(self) -> bool:
-        """Whether nothing of another frame has been read."""
+        """True if no part of another frame has been read."""
         return self._in_start == self._in_end
 
     @property
     def rekeyed(self) -> tuple[int, int]:
-        """How often the key was replaced, out and in."""
+        """The number of key replacements, out and in."""
         return self._out.rekeyed, self._in.rekeyed
 
     @property
     def state(self) -> SocketState | None:
-        """What the kernel knows of the socket; None where it does not tell, and after the end.
+        """The kernel's measurements of the socket; None if it does not tell, and after the end.
 
-        A socket that was opened while the line was full has never seen the way without a queue.
+        Its least round trip is `way_s` at most, as a socket opened while the line was full has never seen an empty queue.
         """
         state = socket_state(self._sock) if not self._broken else None
         return replace(state, least_rtt_s=min(state.least_rtt_s, self.way_s)) if state is not None else None
 
     def pace(self, bytes_per_s: float) -> None:
-        """Send no faster than this, where the kernel can limit it."""
+        """Send no faster than this, if the kernel can limit it."""
         pace = max(1, int(min(bytes_per_s, UNPACED)))  # 0 would be no limit
         if pace != self._pace and not self._broken and sys.platform == "linux":
             self._sock.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, struct.pack("=I", pace))
             self._pace = pace
 
     def hold_back(self, buffer_bytes: int) -> None:
-        """Let little come that was not asked for: so much waits in the socket at most, and nothing is read ahead."""
+        """Let the socket hold at most `buffer_bytes` of unread data, and read nothing ahead."""
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes)
         self._reads_ahead = False
 
     def abort(self, why: str) -> None:
-        """End the link: tasks that wait on the socket get `LinkBroken`.  The descriptor stays until `close`."""
+        """End the link: tasks that wait on the socket get `LinkBroken`.  The descriptor stays open until `close`."""
         if not self._broken:
             self._broken = True
             self.why = why
             try:
                 self._sock.shutdown(socket.SHUT_RDWR)
             except OSError:
-                return  # the other end was faster
+                return  # the other end had ended it already
 
     def close(self) -> None:
         """End the link and close the socket; no task may be waiting on it."""
@@ -198,11 +199,11 @@ class Link:
     # -- sending ------------------------------------------------------------------------------------------------------
 
     def put(self, kind: FrameKind, value: int, data: memoryview | bytes) -> None:
-        """Encrypt a frame for the next `flush`.  There is room for a small frame and one of data."""
+        """Encrypt a frame for the next `flush`.  The buffer has room for one small frame and one of data."""
         self._out_size += self._seal(kind, value, data, self._out_buffer[self._out_size :])
 
     async def flush(self) -> None:
-        """Send what was put.  Raises `LinkBroken`."""
+        """Send the frames that were put.  Raises `LinkBroken`."""
         view, self._out_size = self._out_buffer[: self._out_size], 0
         while len(view):
             try:
@@ -212,7 +213,7 @@ class Link:
         await trio.lowlevel.checkpoint()  # the other flows' turn
 
     def send_small(self, kind: FrameKind, value: int, data: bytes) -> None:
-        """Send a small frame without waiting.  Raises `LinkBroken` when the peer has not read the earlier ones."""
+        """Send a small frame without waiting.  Raises `LinkBroken` if the peer has not read the earlier ones."""
         frame = memoryview(bytearray(HEAD.size + len(data) + TAG_BYTES))
         self._seal(kind, value, data, frame)
         try:
@@ -232,7 +233,7 @@ class Link:
     # -- receiving ----------------------------------------------------------------------------------------------------
 
     async def receive_small(self) -> tuple[FrameKind, int, bytes]:
-        """Kind, value and plaintext of the next frame, which must not be data."""
+        """Return kind, value and plaintext of the next frame, which must not be data."""
         kind, value, size = await self.receive_head()
         if kind is FrameKind.DATA or size > SMALL_BYTES:
             raise self._break("data where there should be none")
@@ -241,7 +242,7 @@ class Link:
         return kind, value, bytes(plain)
 
     async def receive_head(self) -> tuple[FrameKind, int, int]:
-        """Kind, value and plaintext size of the next frame, whose body must be received or skipped next."""
+        """Return kind, value and plaintext size of the next frame.  The caller must receive or skip its body next."""
         await self._have(HEAD.size)
         length, kind, value = HEAD.unpack_from(self._in_buffer, self._in_start)
         if not TAG_BYTES <= length <= FRAME_BYTES + TAG_BYTES or kind not in _KINDS:
@@ -249,11 +250,11 @@ class Link:
         return _KINDS[kind], value, length - TAG_BYTES
 
     async def has_come(self, size: int) -> None:
-        """Wait until so much of the body of the next frame is here; its head was received."""
+        """Wait until `size` bytes of the next frame's body are here, after its head was received."""
         await self._have(HEAD.size + size)
 
     async def receive_body(self, dest: memoryview) -> None:
-        """Decrypt the frame's plaintext into `dest`, which has exactly its size."""
+        """Decrypt the frame's plaintext into `dest`, which must have exactly its size."""
         size = HEAD.size + len(dest) + TAG_BYTES
         await self._have(size)
         frame = self._in_buffer[self._in_start : self._in_start + size]
@@ -271,7 +272,7 @@ class Link:
         self._in.next_nonce()
 
     async def _have(self, size: int) -> None:
-        """Wait until so many bytes are in the buffer."""
+        """Wait until `size` bytes are in the buffer."""
         if self._in_start == self._in_end:
             self._in_start = self._in_end = 0
         elif self._in_start + size > len(self._in_buffer):
@@ -291,7 +292,7 @@ class Link:
             self._in_end += got
 
     def _wake_at(self, size: int) -> None:
-        """Do not wake this process for fewer bytes; the end of the connection wakes it always."""
+        """Do not wake this process for fewer bytes.  The end of the connection always wakes it."""
         if size != self._low_water:
             self._low_water = size
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)
@@ -312,7 +313,7 @@ class Link:
 
 
 def states_of(links: Iterable[Link]) -> dict[Hashable, SocketState]:
-    """What the kernel knows of these, as far as it tells."""
+    """Return the kernel's measurements of these links, without links for which it has none."""
     return {link: state for link in links if (state := link.state) is not None}
 
 
@@ -320,7 +321,7 @@ _KINDS = {int(kind): kind for kind in FrameKind}
 
 
 def _buffer(size: int) -> memoryview:
-    """Zeros, whose pages are not there until they are written."""
+    """Return a buffer of zeros whose pages take no memory until they are written."""
     return memoryview(mmap.mmap(-1, size))
 
 
@@ -337,7 +338,7 @@ def _tune(sock: socket.socket) -> None:
 
 @dataclass(frozen=True)
 class SocketState:
-    """What the kernel knows of a connection."""
+    """The kernel's measurements of a connection."""
 
     rtt_s: float
     acked_bytes: int
@@ -345,21 +346,21 @@ class SocketState:
     unacked: int = 0
     """Segments that were sent and not acknowledged."""
     least_rtt_s: float = 0.0
-    """The shortest round trip lately, as one without any queue on the way takes."""
+    """The shortest recent round trip: the time without queues on the way."""
     busy_s: float = 0.0
-    """How long there was something to send, or not acknowledged."""
+    """Time in which data waited to be sent or to be acknowledged."""
     held_back_s: float = 0.0
-    """How much of this the other end's window was full."""
+    """The part of `busy_s` in which the other end's window was full."""
 
     @property
     def queued(self) -> bool:
-        """Whether packets wait somewhere on their way, as they do where a line is full."""
+        """True if packets wait in a queue on their way, as on a full line."""
         waited = self.rtt_s - self.least_rtt_s
         return waited > QUEUE_S and waited > QUEUE_SHARE * self.least_rtt_s
 
     @property
     def is_far(self) -> bool:
-        """Whether a round trip takes so long that a socket needs seconds to find out what the line carries."""
+        """True if a round trip takes so long that a socket needs seconds to find the rate of the line."""
         return self.least_rtt_s >= LONG_WAY_S
 
 
@@ -369,7 +370,7 @@ time; time with something to send; time in which the other end's window was full
 
 
 def socket_state(sock: Socket) -> SocketState | None:
-    """None where the kernel does not tell."""
+    """Return the kernel's measurements of a socket; None if it has none."""
     if not hasattr(socket, "TCP_INFO"):
         return None
     try:

@@ -1,4 +1,4 @@
-"""Which IP addresses and ports a peer dials because another peer names them, which can name anybody's."""
+"""The IP addresses and ports that may be dialled if another peer names them; it can name anyone's."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from protocol.transport.nat.circuit_address import circuit_address, direct_addre
 from protocol.transport.nat.dead_ends import Address, address_of
 
 LEAST_PORT = 1024
-"""What listens below is seldom a peer, and often a server that holds a dialler's address against it."""
+"""Least port that is dialled.  A server below it is seldom a peer, and often holds the dialling against our address."""
 
 
 class Reach(Enum):
-    """From where a peer at an IP address can be reached."""
+    """The scope within which a peer at an IP address can be reached."""
 
     NOWHERE = "nowhere"
     THIS_COMPUTER = "this computer"
@@ -27,17 +27,18 @@ _NOWHERE_4 = tuple(
     ipaddress.IPv4Network(network)
     for network in ("0.0.0.0/8", "169.254.0.0/16", "192.0.0.0/24", "192.88.99.0/24", "224.0.0.0/4", "240.0.0.0/4")
 )
-"""This network, link-local, protocol assignments, the 6to4 relay, multicast, reserved with broadcast (RFC 6890)."""
+"""Networks that no peer has: this network, link-local, protocol assignments, the 6to4 relay, multicast, and reserved with
+broadcast (RFC 6890)."""
 _HOME_4 = tuple(map(ipaddress.IPv4Network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10")))
 _HOME_6 = ipaddress.IPv6Network("fc00::/7")
 _INTERNET_6 = ipaddress.IPv6Network("2000::/3")
 _NOWHERE_6 = tuple(map(ipaddress.IPv6Network, ("2001::/23", "2002::/16")))
-"""Teredo and other protocol assignments, and 6to4: forms in which an IPv4 address may hide.  So may it in NAT64, in
-translated and in compatible addresses, which are outside `_INTERNET_6` with all others that no peer has."""
+"""Teredo and other protocol assignments, and 6to4: forms in which an IPv4 address may hide.  The other such forms (NAT64,
+translated and compatible addresses) lie outside `_INTERNET_6`, as do all other addresses that no peer has."""
 
 
 def reach_of(ip: Address) -> Reach:
-    """Return from where a peer at this address, which is no IPv4-mapped one, can be reached."""
+    """Return the scope within which a peer at this address can be reached.  ip: not an IPv4-mapped address."""
     if ip.is_loopback:
         return Reach.THIS_COMPUTER
     if isinstance(ip, ipaddress.IPv4Address):
@@ -50,16 +51,16 @@ def reach_of(ip: Address) -> Reach:
 
 
 def is_an_address(ip: str) -> bool:
-    """Whether one computer can have this IP address."""
+    """Return True if a single computer can have this IP address."""
     known = address_of(ip)
     return known is not None and reach_of(known) is not Reach.NOWHERE
 
 
 def may_be_dialled(end: End, listening: Callable[[], Sequence[End]]) -> bool:
-    """Whether a peer elsewhere can be at this end.
+    """Return True if another peer can be at this end.
 
-    listening: where we listen.  If that is loopback alone, the others are on this computer, too; else nobody elsewhere is at
-    one of our own addresses, and another server of this computer may be.
+    listening: the ends at which we listen.  If they are all loopback, the other peers are on this computer too.  Otherwise
+    no other peer has one of our addresses, and another server of this computer may listen there.
     """
     ip = address_of(end[0])
     if ip is None or (reach := reach_of(ip)) is Reach.NOWHERE or end[1] < LEAST_PORT:
@@ -71,7 +72,7 @@ def may_be_dialled(end: End, listening: Callable[[], Sequence[End]]) -> bool:
 
 
 def end_of(address: str) -> End | None:
-    """Where the peer of an address is dialled, or the relay before it; None where it is dialled by name, or not at all."""
+    """Return the end at which the peer of an address, or its relay, is dialled; None for a name or an invalid address."""
     circuit, direct = circuit_address(address), direct_address(address)
     at = circuit.at if circuit is not None else direct[0] if direct is not None else ""
     match at.split("/"):

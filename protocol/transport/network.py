@@ -1,4 +1,4 @@
-"""`Libp2pNetwork`: `protocol.transport.interface.Network` on real sockets.  It starts a `stack` and asks its parts."""
+"""`Libp2pNetwork`: `protocol.transport.interface.Network` on real sockets.  It starts a `stack` and calls its parts."""
 
 from __future__ import annotations
 
@@ -31,8 +31,7 @@ CLOSE_S = 2.0
 class Libp2pNetwork:
     """One peer's end of the network.  Start it with `await nursery.start(network.run)`, end it with `close`.
 
-    own: where others may find it.  emit: takes `PeerBanned`, `StrangersClosed`, `Dropped`, `LinkChanged` and
-    `ReachabilityChanged`.
+    own: its addresses.  emit: takes `PeerBanned`, `StrangersClosed`, `Dropped`, `LinkChanged` and `ReachabilityChanged`.
 
     See also `open_network`.
     """
@@ -62,9 +61,9 @@ class Libp2pNetwork:
         )
 
     async def run(self, *, task_status: TaskStatus = trio.TASK_STATUS_IGNORED) -> None:
-        """Run until `close`, even when cancelled: the library closes its sockets only while its tasks still run.
+        """Run until `close`, even if cancelled: the library closes its sockets only while its tasks still run.
 
-        Raises `PortBusy` or `NetworkError` when it cannot listen.
+        Raises `PortBusy` or `NetworkError` if it cannot listen.
         """
         with self._scope:
             host = self._settings.listen_host
@@ -81,7 +80,7 @@ class Libp2pNetwork:
             await self._stack.run(host, self.own.port, discover, task_status=task_status)
 
     async def close(self) -> None:
-        """Listen no more, close all connections, within `CLOSE_S` at most, and end."""
+        """Stop listening, close all connections, and end, within `CLOSE_S`."""
         with trio.CancelScope(shield=True, deadline=trio.current_time() + CLOSE_S):
             if self._stack is not None:
                 await stop_listening(self._stack.host)
@@ -94,92 +93,92 @@ class Libp2pNetwork:
         return self._identity.peer_id
 
     def addresses(self) -> Sequence[str]:
-        """Multiaddrs that others can dial, each ending in /p2p/<peer ID>."""
+        """Return the multiaddrs that others can dial, each ending in /p2p/<peer ID>."""
         return self.own.all()
 
     def reached_here(self, counts: Callable[[PeerId], bool]) -> list[str]:
-        """Our addresses at which others reach us: as our owner says, and as they did.
+        """Return our addresses at which others reach us, first those that our owner names.
 
-        counts: whether a peer's claim about them counts.
+        counts: returns True if a peer's claim about them counts.
         """
         observed = self._stack.observed.addresses(counts) if self._stack is not None else []
         here = dict.fromkeys([*self._settings.announce, *self.reachability().reached, *observed])
         return [f"{address}/p2p/{self.peer_id}" for address in here]
 
     def reachability(self) -> Reachability:
-        """Which of our addresses others reach, as far as they were asked."""
+        """Return the verdicts on our addresses, as far as other peers were asked to dial them."""
         return self._stack.inquiry.now if self._stack is not None else Reachability({})
 
     async def ask_reachability(self) -> None:
-        """Ask some peers now; takes seconds."""
+        """Ask some peers now to dial us.  Takes seconds."""
         if self._stack is not None:
             await self._stack.inquiry.inquire()
 
     def reached_there(self) -> list[str]:
-        """Addresses of others at which we have reached them."""
+        """Return the addresses of others at which we have reached them."""
         return self._stack.dialer.reached() if self._stack is not None else []
 
     def attempts(self) -> list[Attempt]:
-        """The results of the last attempts to dial each address."""
+        """Return the last attempt to dial each address."""
         return self._stack.dialer.attempts() if self._stack is not None else []
 
     async def answers(self, address: str) -> bool:
-        """Whether the peer of this address answers there now; dials it, even when it is connected otherwise."""
+        """Dial this address and return True if its peer answers there now, even if it is connected otherwise."""
         return self._stack is not None and await self._stack.dialer.answers(address)
 
     def connected(self) -> Sequence[PeerId]:
-        """Peers that we reached, or that have greeted us."""
+        """Return the peers that we reached or that have greeted us."""
         return self._stack.connections.peers() if self._stack is not None else []
 
     def link(self, peer: PeerId) -> str:
-        """How a peer is connected: direct, reversed, punched or relayed; empty when it is not."""
+        """Return the kind of a peer's connection: direct, reversed, punched or relayed; empty if it is not connected."""
         return self._stack.link(peer) if self._stack is not None else ""
 
     def welcome(self, peer: PeerId) -> None:
-        """`peer` has greeted us and takes part: none of its connections is a stranger's any more."""
+        """Treat `peer` as no stranger on all its connections, as it has greeted us and takes part."""
         if self._stack is not None:
             self._stack.welcome(peer)
 
     def traffic(self) -> Traffic:
-        """Bytes of payload moved since the start, all channels together."""
+        """Return the payload moved since the start over all channels."""
         return self._stack.traffic() if self._stack is not None else Traffic(0, 0)
 
     def line_bytes(self) -> int:
-        """What both directions of our line have carried since the start, the headers of full packets included."""
+        """Return the bytes that our line carried since the start, both directions together, with headers of full packets."""
         return self._stack.line_bytes() if self._stack is not None else 0
 
     def limit(self, up: float | None, down: float | None) -> None:
-        """From now on at most so many bytes a second in each direction; None for no limit."""
+        """Limit each direction from now on (bytes a second, None for no limit)."""
         self._settings = replace(self._settings, up_limit=up, down_limit=down)
         if self._stack is not None:
             self._stack.limit(up, down)
 
     def bandwidth(self) -> Bandwidth:
-        """What our links have lately been seen to carry, or may carry."""
+        """Return the measured or allowed rates of our links."""
         return self._stack.bandwidth() if self._stack is not None else Bandwidth(0.0, 0.0)
 
     def is_moving(self) -> bool:
-        """Whether our own address is gone, and we are connecting anew."""
+        """Return True if our own address is gone and we are connecting anew."""
         return self._stack is not None and self._stack.dead_ends.is_moving
 
     def remember(self, addresses: Sequence[str], *, claimed: bool = False) -> None:
-        """Dial these addresses while their peer is not connected, with backoff.  claimed: other peers say so."""
+        """Dial these addresses while their peer is not connected, with backoff.  claimed: other peers name them."""
         if self._stack is not None:
             self._stack.dialer.remember(addresses, claimed=claimed)
         elif not claimed:
             self._early_addresses.extend(addresses)
 
     def known_addresses(self) -> Sequence[str]:
-        """The addresses that are worth keeping on disk, the best first."""
+        """Return the addresses that are worth keeping on disk, the best first."""
         return list(self._early_addresses) if self._stack is None else self._stack.dialer.known()
 
     def forget(self, peer: PeerId) -> None:
-        """Disconnect a peer, and do not dial it again."""
+        """Disconnect a peer and do not dial it again."""
         if self._stack is not None:
             self._stack.forget(peer)
 
     async def publish(self, data: bytes) -> None:
-        """Gossip an envelope.  Raises `NetworkError` before the start, or when it is larger than MAX_GOSSIP_BYTES."""
+        """Gossip an envelope.  Raises `NetworkError` before the start, or if it is larger than MAX_GOSSIP_BYTES."""
         if self._stack is None:
             raise NetworkError("the network has not started")
         await self._stack.gossip.publish(data)
@@ -215,12 +214,12 @@ async def open_network(
     *,
     emit: Callable[[Event], None] = lambda event: None,
 ) -> AsyncIterator[Libp2pNetwork]:
-    """A running `Libp2pNetwork` for the length of the block.  Raises `PortBusy` or `NetworkError` if it cannot listen."""
+    """Run a `Libp2pNetwork` during the block.  Raises `PortBusy` or `NetworkError` if it cannot listen."""
     network = Libp2pNetwork(identity, run, handlers, settings, emit=emit)
     claim_port(settings.listen_host, settings.listen_port)  # here, so that `PortBusy` comes out bare and not in a group
     async with trio.open_nursery() as nursery:
         try:
-            with trio.CancelScope(shield=True):  # cancelled here, it would run on shielded, and nobody could close it
+            with trio.CancelScope(shield=True):  # if cancelled here, it would run on, shielded, and nothing could close it
                 await nursery.start(network.run)
             yield network
         finally:

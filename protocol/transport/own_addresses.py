@@ -1,4 +1,4 @@
-"""Where others may find this peer: at its interfaces, at ports that lead here from outside, and behind relays."""
+"""The addresses of this peer: at its interfaces, at outside ports that lead here, and behind relays."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from protocol.wire.identity import PeerId
 # ------------------------------------------------------------------------------------------------------------------------
 # The addresses at which others have reached us.
 #
-# The local end of a connection that others have dialled is a fact: somebody connected to this address of this computer.
-# Behind a router only the others know the address that they dialled; they tell it when they identify themselves (libp2p's
-# `identify`), and that is a claim.  Claims are kept by peer, one each, and the caller says whose claims count.  A member's
-# claim outweighs those of any number of strangers.
+# The local end of a connection that another peer dialled is a fact: the peer reached this address of this computer.  Behind
+# a router only the other peer knows the address that it dialled; it tells us when it identifies itself (libp2p's
+# `identify`), and that is a claim.  One claim is kept for each peer, and the caller says whose claims count.  A member's
+# claim outweighs the claims of any number of strangers.
 
 
 MAX_CLAIMS = 256
@@ -28,7 +28,7 @@ MAX_SEEN = 32
 
 
 class ObservedAddresses:
-    """The addresses of one peer, as multiaddrs without a peer ID, like /ip4/192.0.2.1/tcp/4001.
+    """Our addresses as other peers see them: multiaddrs without a peer ID, like /ip4/192.0.2.1/tcp/4001.
 
     members: tells members from strangers.
     """
@@ -39,11 +39,11 @@ class ObservedAddresses:
         self._claims: OrderedDict[PeerId, str] = OrderedDict()
 
     def watch(self, host: Host) -> None:
-        """From now on take note here of the addresses that others claim, which the library would announce as ours."""
+        """Take note here, from now on, of the addresses that others claim, which the library would announce as ours."""
         host._observed_addr_manager.record_observation = lambda conn, observed, local: self.on_claim(conn, str(observed))
 
     def on_connection(self, conn: Connection) -> None:
-        """A connection is complete: take note of its local address if the peer has dialled us there."""
+        """Take note of the local address of a new connection, if the peer has dialled us there."""
         end = local_end(conn) if is_dialled(conn) is False else None
         if end is not None and not _is_of_this_computer(conn, end[0]):
             address = transport_address(*end)
@@ -53,7 +53,7 @@ class ObservedAddresses:
                 self._seen.popitem(last=False)
 
     def on_claim(self, conn: Connection, address: str) -> None:
-        """The other end claims to see us at `address`; that counts only if it has dialled us."""
+        """Take note that the other end claims to see us at `address`, if it has dialled us."""
         if is_dialled(conn) is not False or not is_public_form(address):
             return
         peer = peer_id_of(conn.muxed_conn.peer_id)
@@ -64,9 +64,9 @@ class ObservedAddresses:
             del self._claims[next(strangers, next(iter(self._claims)))]
 
     def addresses(self, counts: Callable[[PeerId], bool]) -> list[str]:
-        """Local addresses of inbound connections, the newest first, then claimed ones, those of most members first.
+        """Return local addresses of inbound connections, the newest first, then claimed ones, by the number of members.
 
-        counts: whether a peer's claim counts.
+        counts: returns True if a peer's claim counts.
         """
         seen = list(reversed(self._seen))
         claims = [(self._members.has_member(peer), address) for peer, address in self._claims.items() if counts(peer)]
@@ -77,16 +77,16 @@ class ObservedAddresses:
 
 
 def _is_of_this_computer(conn: Connection, ip: str) -> bool:
-    """Whether the other end is a program on this computer, so that nothing says that others can reach `ip`.
+    """Return True if the other end is a program on this computer, which does not show that others can reach `ip`.
 
-    On loopback, where no other computer is meant to come in, it says all there is to know.
+    False on loopback, where only programs on this computer are meant to connect.
     """
     remote = remote_end(conn)
     return remote is not None and remote[0] == ip and not ipaddress.ip_address(ip).is_loopback
 
 
 def is_public_form(address: str) -> bool:
-    """Whether `address`, which can be anything, is an IP address and a TCP port that another computer could dial."""
+    """Return True if `address`, which may be any text, has an IP address and a TCP port that another computer could dial."""
     parts = address.split("/")
     if len(address) > 100 or len(parts) != 5 or parts[0] or parts[1] not in ("ip4", "ip6") or parts[3] != "tcp":
         return False
@@ -102,14 +102,15 @@ def is_public_form(address: str) -> bool:
 
 
 MAX_FOUND = 2
-"""Addresses outside of a router that we announce: where others say that they reached us, and that it says to lead to us."""
+"""Most outside addresses that we announce: ones at which others reached us, then ones that a router maps to us."""
 
 
 class OwnAddresses:
-    """Those of one peer.
+    """The addresses of our peer.
 
-    host, port: where it listens.  announce: multiaddrs at which its owner says that others reach it.  reached: the same, as
-    others say.  circuits: its addresses behind relays.  on_mapped: called when a router leads from somewhere else to it.
+    host, port: the end at which it listens.  announce: multiaddrs at which others reach it, according to its owner.
+    reached: the same, according to others.  circuits: its addresses behind relays.  on_mapped: called when a router leads
+    from other addresses to it.
     """
 
     def __init__(
@@ -128,35 +129,35 @@ class OwnAddresses:
         self._mapped: list[str] = []
 
     def all(self) -> list[str]:
-        """Multiaddrs that others can dial, each ending in /p2p/<peer ID>: those outside of a router first."""
+        """Return the multiaddrs that others can dial, each ending in /p2p/<peer ID>; addresses outside a router first."""
         return list(dict.fromkeys([*self._named(self._outside()), *self._circuits(), *self._named(self._inside())]))
 
     def nearby(self) -> list[str]:
-        """Those of our interfaces, and those that our owner names."""
+        """Return the addresses that our owner names and the addresses of our interfaces."""
         return list(dict.fromkeys(self._named([*self._announce, *self._inside()])))
 
     def ends(self) -> list[End]:
-        """Those that are dialled without a relay, as IP addresses and ports."""
+        """Return the addresses that are dialled without a relay, as IP addresses and ports."""
         split = [address.split("/") for address in self.all()]
         ends = [(parts[2], int(parts[4])) for parts in split if len(parts) == 7 and parts[1] in ("ip4", "ip6")]
         return list(dict.fromkeys(ends))
 
     def ports(self) -> list[int]:
-        """Where others may find us: our port, and those that lead to it from outside."""
+        """Return the ports at which others may find us: our own, and ports that lead to it from outside."""
         return [self.port, *(int(address.split("/")[4]) for address in [*self._mapped, *self._announce])]
 
     def need_a_router(self) -> bool:
-        """Whether this computer has no IPv4 address of its own at which everybody could dial it, and nobody named one."""
+        """Return True if this computer has no public IPv4 address of its own and our owner named none."""
         listening = (transport_address(host, self.port) for host in interface_addresses() if ":" not in host)
         return not self._announce and not any(is_public(address) for address in listening)
 
     def map(self, addresses: Sequence[str]) -> None:
-        """A router leads from these addresses to us, and from no others; they are announced if they are public."""
+        """Note that a router leads from these addresses to us, and from no others; public ones are announced."""
         self._mapped = list(addresses)
         self._on_mapped()
 
     def _outside(self) -> list[str]:
-        """Where others reach us as our owner, our router and they say, without our peer ID."""
+        """Return the addresses at which others reach us according to our owner, them and our router, without peer ID."""
         found = [address for address in [*self._reached(), *self._mapped] if is_public(address)]
         return list(dict.fromkeys([*self._announce, *dict.fromkeys(found[:MAX_FOUND])]))
 

@@ -3,10 +3,11 @@
 1. Receive credit: the library sends a window update for every read, even of one byte; we wait for half a window.
 2. Send: the library polls the window every 10 ms and resets the stream of a reader that stalls for 5 s; we wait for an
    event.
-3. Frame write: cancelling one in the middle leaves half a frame behind and desynchronises Noise for all streams; a
-   write that has begun is shielded, and ends the connection when the peer does not read for `STALL_S`.
-4. Identify: the library names itself, and accepts an answer of 1 MiB; we name this program, and accept `IDENTIFY_BYTES`.
-5. IPv6: a socket that listens at all IPv6 addresses would take the IPv4 ones of the same port, too; it takes IPv6 alone.
+3. Frame write: a write cancelled half-way leaves half a frame behind and desynchronises Noise for all streams; we shield a
+   write once it has begun, and end the connection if the peer reads nothing for `STALL_S`.
+4. Identify: the library gives its own name and accepts an answer of 1 MiB; we give this program's name and accept
+   `IDENTIFY_BYTES`.
+5. IPv6: a socket that listens at all IPv6 addresses would also take the IPv4 addresses of its port; we restrict it to IPv6.
 
 `inbound` replaces the handling of inbound connections, `connection_limits` the counts of connections and streams.
 """
@@ -30,7 +31,7 @@ _applied = False
 
 
 def apply() -> None:
-    """Patch the library; does nothing the second time."""
+    """Patch the library.  Later calls do nothing."""
     global _applied
     if _applied:
         return
@@ -63,12 +64,12 @@ def _patch_yamux() -> None:
 
 
 def _replace(owner: object, name: str, value: object) -> None:
-    """Set an attribute of the library, whose annotations do not provide for that."""
+    """Set an attribute of the library; its annotations do not allow a plain assignment."""
     setattr(owner, name, value)
 
 
 async def _credit(self: YamuxStream, *, bytes_read: int = 0) -> None:
-    """Replaces `YamuxStream._auto_tune_and_send_window_update`."""
+    """Grant credit once half a window was read.  Replaces `YamuxStream._auto_tune_and_send_window_update`."""
     from libp2p.stream_muxer.yamux.yamux import MAX_WINDOW_SIZE
 
     self._pending_recv_release += bytes_read
@@ -84,7 +85,7 @@ async def _credit(self: YamuxStream, *, bytes_read: int = 0) -> None:
 
 
 async def _write(self: YamuxStream, data: bytes) -> None:
-    """Replaces `YamuxStream.write`."""
+    """Write `data`, waiting for credit by event.  Replaces `YamuxStream.write`."""
     from libp2p.stream_muxer.exceptions import MuxedStreamError
     from libp2p.stream_muxer.yamux import yamux
 
@@ -104,7 +105,7 @@ async def _write(self: YamuxStream, data: bytes) -> None:
 
 
 async def _write_frame(self: Yamux, data: bytes) -> None:
-    """Replaces `Yamux._write_frame`."""
+    """Write one frame, shielded from cancellation.  Replaces `Yamux._write_frame`."""
     from libp2p.stream_muxer.exceptions import MuxedStreamError
 
     async with self._write_lock:
@@ -118,11 +119,11 @@ async def _write_frame(self: Yamux, data: bytes) -> None:
 
 
 async def _window_opens(stream: YamuxStream) -> None:
-    """Wait until the other end may have granted credit."""
+    """Wait until the other end may have granted credit, 0.5 s at most."""
     event = stream.__dict__.get("_window_event")
     if event is None or event.is_set():
         event = stream.__dict__["_window_event"] = trio.Event()
-    with trio.move_on_after(0.5):  # a stream that closes sets no event: look again
+    with trio.move_on_after(0.5):  # closing a stream sets no event, so the caller must check again
         await event.wait()
 
 
@@ -150,5 +151,5 @@ def _patch_identify() -> None:
 
 
 def agent_version() -> str:
-    """What identify says that we are."""
+    """Return our name and version, as the protocol `identify` gives them to peers."""
     return f"manyhands/{version()}"

@@ -1,8 +1,8 @@
-"""The limit on traffic that the user sets, one for each direction, on all that moves in it.
+"""The user's limits on traffic, one for each direction, on everything that moves in it.
 
-Small messages never wait.  Whoever has much to move pays for one piece after the other before it moves; what control
-traffic used meanwhile is paid by the next piece.  Pieces go in the order in which they were asked for, so the flows of
-all peers get equal turns, but some come earlier and some later than they asked (`Turn`).
+Small messages never wait.  A large transfer pays for each piece before it moves; the next piece also pays for the control
+traffic meanwhile.  Pieces go in the order in which they were asked for, so the flows of all peers get equal turns; but
+`Turn` moves some kinds ahead and others back.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from typing import Any
 import trio
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Token buckets: so many messages and bytes a second, with some seconds' worth saved up for a burst.
+# Token buckets: a number of messages and bytes a second, with some seconds' worth saved up for a burst.
 
 
 @dataclass(frozen=True)
 class Allowance:
-    """Messages and bytes a second; `burst_s` seconds' worth of each is saved up at most."""
+    """An allowance of messages and bytes a second; at most `burst_s` seconds' worth of each is saved up."""
 
     per_s: float
     bytes_per_s: float
@@ -33,16 +33,16 @@ class Allowance:
 
 @dataclass
 class TokenBucket:
-    """What is left of an allowance, in seconds, for messages and for bytes.  at: the time of the last refill."""
+    """The rest of an allowance, in seconds, for messages and for bytes.  at: the time of the last refill."""
 
     messages_s: float
     bytes_s: float
     at: float
 
     def take(self, allowance: Allowance, now: float, messages: float, size: float) -> bool:
-        """Use `messages` and `size` bytes of the allowance, if there is enough left; say whether there was.
+        """Use `messages` and `size` bytes of the allowance.  Return False, and use nothing, if too little is left.
 
-        A message larger than the whole burst passes when the bucket is full.
+        A message larger than the whole burst passes if the bucket is full.
         """
         passed, self.at = now - self.at, now
         self.messages_s = min(allowance.burst_s, self.messages_s + passed)
@@ -55,20 +55,20 @@ class TokenBucket:
         return True
 
     def holds(self, allowance: Allowance, now: float, messages: float) -> bool:
-        """Whether there is enough left for so many messages; uses nothing."""
+        """Return True if enough is left for `messages` messages.  Uses nothing."""
         self.take(allowance, now, 0, 0)
         return self.messages_s >= messages / allowance.per_s
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Tasks that another peer causes: whatever goes wrong in one ends that task, and not the nursery that it runs in.
+# Tasks that another peer causes: an error in one ends that task, not the nursery in which it runs.
 
 
 log = logging.getLogger(__name__)
 
 
 async def guarded(work: Callable[..., Awaitable[None]], *arguments: Any) -> None:
-    """Await `work`; raises nothing but what cancels it."""
+    """Await `work`.  Raises nothing but cancellation."""
     try:
         await work(*arguments)
     except Exception as error:  # noqa: BLE001 - see above
@@ -80,18 +80,18 @@ async def guarded(work: Callable[..., Awaitable[None]], *arguments: Any) -> None
 
 SMALLEST_FRAME_BYTES = 16 << 10
 FRAMES_A_SECOND = 10
-"""With a limit, a frame is at most this fraction of a second of it."""
+"""Frames in each second of a limit, at least, unless they would be smaller than `SMALLEST_FRAME_BYTES`."""
 BURST_S = 0.25
-"""Seconds of the limit that can be saved up."""
+"""Seconds' worth of the limit that can be saved up."""
 BUFFER_S = 0.1
-"""What may wait in the buffer of one socket to be received, in seconds of the limit."""
+"""Seconds' worth of the limit that may wait in the receive buffer of one socket."""
 SMALLEST_BUFFER_BYTES = 32 << 10
 PACKET_SHARE = 1448 / 1500
-"""Of a full packet, what is not headers of IPv4 and TCP: sockets get this part of the limit."""
+"""Part of a full packet that is not IPv4 and TCP headers: sockets get this part of the limit."""
 
 
 class Turn(Enum):
-    """The place of a piece among others: it goes before those that came so many seconds after it, or behind them."""
+    """The place of a piece in the queue: the value is added to the time at which it asked (s)."""
 
     ANSWER = -1.0
     PUSH = 0.0
@@ -122,11 +122,11 @@ class RateLimit:
 
     @classmethod
     def of_line(cls, bytes_per_s: float | None, control_bytes: Callable[[], int]) -> RateLimit:
-        """The limit on what sockets carry under a limit on the line, where packets have headers."""
+        """Return the limit on the sockets' data under a limit on the line, where packets also have headers."""
         return cls(bytes_per_s and bytes_per_s * PACKET_SHARE, control_bytes)
 
     def change(self, bytes_per_s: float | None) -> None:
-        """Another limit, from now on and for what waits already.  What moved under the last one is paid for."""
+        """Set another limit, from now on and for the waiting pieces.  Traffic under the last limit counts as paid for."""
         assert bytes_per_s is None or bytes_per_s > 0
         if bytes_per_s == self.bytes_per_s:
             return
@@ -136,31 +136,31 @@ class RateLimit:
             self._waiting[0].woken.set()
 
     def frame(self, largest: int) -> int:
-        """The size of the next frame in bytes, `largest` at most."""
+        """Return the size of the next frame in bytes, `largest` at most."""
         if self.bytes_per_s is None:
             return largest
         return min(largest, max(SMALLEST_FRAME_BYTES, int(self.bytes_per_s / FRAMES_A_SECOND)))
 
     def buffer_bytes(self) -> int | None:
-        """How much may wait in a socket to be received; None for the system's choice."""
+        """Return the size of a socket's receive buffer in bytes; None for the system's choice."""
         return None if self.bytes_per_s is None else max(SMALLEST_BUFFER_BYTES, int(self.bytes_per_s * BUFFER_S))
 
     def at_most(self, bytes_per_s: float) -> float:
-        """The part of such a bandwidth that the limit leaves; the limit itself while no bandwidth is known."""
+        """Return the part of a bandwidth that the limit leaves; the limit itself while the bandwidth is 0, unknown."""
         return min(bytes_per_s or inf, self.bytes_per_s or inf) if bytes_per_s or self.bytes_per_s else 0.0
 
     def slowest(self, bytes_per_s: float) -> float:
-        """The least rate to expect of a peer, if it is `bytes_per_s` without a limit of ours."""
+        """Return the least rate to expect of a peer, given that it is `bytes_per_s` without a limit of ours."""
         return bytes_per_s if self.bytes_per_s is None else min(bytes_per_s, self.bytes_per_s / 64)
 
     async def pay(self, size: int, turn: Turn = Turn.PUSH) -> None:
-        """Wait for our turn, and for what moved before to be within the limit; then `size` bytes may move."""
+        """Wait for our turn and until all earlier traffic is within the limit; then `size` bytes may move."""
         if self.bytes_per_s is not None:
             await self._come_first(turn)
             self._take(size)
 
     async def pay_ahead(self, size: int) -> None:
-        """The same for a piece that `control_bytes` counts, too, when it moves; it goes before pushes."""
+        """Wait as `pay` does, ahead of pushes, for a piece that `control_bytes` will count as well when it moves."""
         if self.bytes_per_s is not None:
             await self._come_first(Turn.ANSWER)
             self._take(size)
@@ -174,7 +174,7 @@ class RateLimit:
         mine = _Waiting(trio.current_time() + turn.value, next(self._numbers))
         heapq.heappush(self._waiting, mine)
         try:
-            await trio.lowlevel.checkpoint()  # so that those that come now queue up, too
+            await trio.lowlevel.checkpoint()  # so that tasks that come now queue up as well
             while True:
                 is_first = self._waiting[0] is mine
                 free_at = self._free_at() if is_first else inf
@@ -190,7 +190,7 @@ class RateLimit:
                 self._waiting[0].woken.set()
 
     def _free_at(self) -> float:
-        """When all is within the limit that has moved, or is paid for."""
+        """Return the time at which all traffic that has moved or is paid for is within the limit."""
         if self.bytes_per_s is None:
             return -inf
         unpaid = max(0, self._control_bytes() - self._control_paid)

@@ -1,11 +1,12 @@
-"""The reputation of other peers: allowances for what they send, penalties, and bans.
+"""The reputation of other peers: allowances for their messages, penalties, and bans.
 
-A peer has an allowance of messages and of bytes a second on each channel; what exceeds it is dropped, at a small penalty.
-What no honest peer sends has a large one.  The score recovers with time; a peer whose score reaches zero is banned for
-`BAN_S`: disconnected, not dialled, and its connections are refused.  Each ban also uses up some of the patience with the
-address that the peer was connected from; while none is left, connections from that address are refused.
+A peer has an allowance of messages and of bytes a second on each channel.  Messages over it are dropped, mostly at a small
+penalty.
+Messages that no honest peer sends have a large penalty.  The score recovers with time.  A peer whose score reaches zero is
+banned for `BAN_S`: it is disconnected, not dialled, and its connections are refused.  Each ban also uses up some of the
+patience with the address from which the peer was connected; while none is left, connections from that address are refused.
 
-Pure: told the time, and asked.  The network carries a ban out.
+The module does no I/O, and reads the time from the clock that it is given.  The network carries out the bans.
 """
 
 from __future__ import annotations
@@ -22,49 +23,49 @@ FULL_SCORE = 100.0
 SCORE_PER_S = 1.0
 BAN_S = 600.0
 MAX_PEERS = 4096
-"""Peers, bans and addresses remembered, each; the one that was used least recently is forgotten first."""
+"""Peers remembered, and as many bans and addresses; the least recently used is forgotten first."""
 
 EXCESS = 0.2
 """Penalty for a message over the allowance."""
 SLOWNESS = 10.0
-"""Penalty for a question or a push that was not complete in time; a slow line alone does not ban anybody at once."""
+"""Penalty for a question or a push that was not complete in time; a slow line alone gets no peer banned at once."""
 VIOLATION = 10.0
-"""Penalty for what no honest peer sends: malformed, oversized, out of order."""
+"""Penalty for a message that no honest peer sends: malformed, oversized or out of order."""
 ABUSE = FULL_SCORE
-"""Penalty for what can only be an attack: a ban at once."""
+"""Penalty for a message that can only be an attack: a ban at once."""
 
 
 class Channel(Enum):
-    """A way in which something arrives; the value is what one peer may send on it."""
+    """A kind of traffic from a peer; the value is one peer's allowance."""
 
     GOSSIP = Allowance(200, 2e6, 5)
     """Messages that a neighbour forwards: the heartbeats of all peers, twice as many as 64 peers send."""
     ORIGIN = Allowance(4, 60e3, 10)
-    """Messages that one peer has signed, whoever forwards them: a heartbeat every 2 s, and a few in each round."""
+    """Messages that one peer has signed, whichever peer forwards them: a heartbeat every 2 s, and a few in each round."""
     RELAY = Allowance(5, 60e3, 10)
-    """Messages that a stranger passes on for others, before it has to share with all strangers."""
+    """Messages that a stranger passes on for others; beyond them it draws on `RELAYED`, which all strangers share."""
     QUESTION = Allowance(100, 8e6, 5)
     """A peer that catches up over a fast link asks for some dozens of chunks a second, in small questions."""
     DIAL_BACK = Allowance(0.1, float("inf"), 90)
     """Dials that a peer asks for, to find out whether it can be reached: three ports at a time, and now and then again."""
     CIRCUIT = Allowance(0.5, float("inf"), 80)
-    """Connections through us that a peer asks for: to each peer behind a router one, and its bulk sockets."""
+    """Connections through us that a peer asks for: one to each peer behind a router, and its bulk sockets."""
     MEETING = Allowance(0.5, float("inf"), 80)
-    """Sockets between us for which a peer asks us to dial: up to 8 for pushes, and again for those that give way."""
+    """Sockets between us for which a peer asks us to dial: up to 8 for pushes, and 8 for pushes that give way."""
     PUSH = Allowance(1000, float("inf"), 20)
     """Bytes are limited by backpressure on the bulk sockets; many pushes are refused when an owner has died."""
     FRAME = Allowance(2000, float("inf"), 8)
     """Frames of yamux, under all protocols: 64 KiB each for data, about a dozen for a question."""
     PING = Allowance(5, float("inf"), 20)
-    """Frames of yamux that have to be answered with one of ours; an honest peer sends one now and then."""
+    """Frames of yamux that we must answer with a frame; an honest peer sends one now and then."""
 
 
 RELAYED = Allowance(100, 1e6, 5)
-"""What strangers pass on for others, all together, beyond that; 64 newcomers send 32 heartbeats a second."""
+"""Messages that all strangers pass on for others beyond `Channel.RELAY`; 64 newcomers send 32 heartbeats a second."""
 ADDRESS = Allowance(1, float("inf"), 32)
 """Patience with an address, in seconds; many peers can share it.  `inbound_policy` limits its connections at one time."""
 PATIENCE_PER_BAN_S = 10.0
-"""Patience with an address that a ban uses up."""
+"""Seconds of patience with an address that a ban uses up."""
 
 
 @dataclass
@@ -77,8 +78,8 @@ class _Peer:
 class Reputation:
     """Scores, allowances and bans of all peers.
 
-    clock: seconds, monotonic.  on_ban: called once for each ban, with the reason.  address_of: the address that a peer is
-    connected from, None if it is not connected.
+    clock: seconds, monotonic.  on_ban: called once for each ban, with the reason.  address_of: returns the address from
+    which a peer is connected, None if it is not connected.
     """
 
     def __init__(
@@ -94,7 +95,10 @@ class Reputation:
         self._relayed = TokenBucket(RELAYED.burst_s, RELAYED.burst_s, clock())
 
     def spend(self, peer: PeerId, channel: Channel, size: int = 0) -> bool:
-        """Use the allowance of `peer` for a message of `size` bytes on `channel`; False, at a penalty, if there is none."""
+        """Spend allowance of `peer` on a message of `size` bytes on `channel`.  Return False if there is none left.
+
+        A banned peer has none.  An excess is penalised, except on channels where another peer may have caused it.
+        """
         if self.is_banned(peer):
             return False
         now = self._clock()
@@ -102,19 +106,19 @@ class Reputation:
         bucket = self._of(peer, now).buckets.setdefault(channel, TokenBucket(allowance.burst_s, allowance.burst_s, now))
         if bucket.take(allowance, now, 1, size):
             return True
-        if channel not in (Channel.ORIGIN, Channel.RELAY):  # it was another peer that forwarded it, or that said so much
+        if channel not in (Channel.ORIGIN, Channel.RELAY):  # another peer forwarded the message, or caused it
             penalty = ABUSE if channel in (Channel.FRAME, Channel.PING) else EXCESS
             self.penalise(peer, penalty, f"more than its allowance on the channel {channel.name.lower()}")
         return False
 
     def spend_relayed(self, stranger: PeerId, size: int) -> bool:
-        """Use the allowance for a message that a stranger passes on for another peer: its own, or that of all strangers."""
+        """Spend allowance on a message that a stranger passes on: its own, else the common one of all strangers."""
         return self.spend(stranger, Channel.RELAY, size) or (
             not self.is_banned(stranger) and self._relayed.take(RELAYED, self._clock(), 1, size)
         )
 
     def penalise(self, peer: PeerId, penalty: float, why: str) -> None:
-        """Lower the score of `peer` by `penalty`; ban it for the reason `why` when nothing is left."""
+        """Lower the score of `peer` by `penalty`.  If nothing is left, ban it for the reason `why`."""
         if self.is_banned(peer):
             return
         now = self._clock()
@@ -124,7 +128,7 @@ class Reputation:
             self._ban(peer, now, why)
 
     def is_banned(self, peer: PeerId) -> bool:
-        """Whether `peer` is banned now."""
+        """Return True if `peer` is banned now."""
         until = self._banned.get(peer)
         if until is not None and until <= self._clock():
             del self._banned[peer]
@@ -132,7 +136,7 @@ class Reputation:
         return until is not None
 
     def admits_connection(self, address: str) -> bool:
-        """Whether there is patience left with `address`, so that new connections from it are accepted."""
+        """Return True if there is patience left with `address`, so that new connections from there are accepted."""
         return self._address(address).take(ADDRESS, self._clock(), 0, 0)
 
     def _of(self, peer: PeerId, now: float) -> _Peer:

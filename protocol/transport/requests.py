@@ -1,7 +1,7 @@
-"""One question, one answer, on a libp2p stream that may carry further ones afterwards.
+"""Questions and answers, one at a time on a libp2p stream, which may be kept for the next ones.
 
-Decides size limits, deadlines and how many questions of one peer are answered at once; `memory_budget` decides how much
-memory those of all peers take.  The handlers give the answers; an exception of theirs ends the one stream and nothing else.
+This module decides size limits, deadlines, how many questions of one peer are answered at once, and how much memory the
+questions of all peers take.  The handlers give the answers; an exception of a handler ends its stream and nothing else.
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Streams on which a question was answered, kept for the next ones: to open and close one costs more than to ask.
+# Streams kept for the next questions, as opening and closing a stream costs more than asking.
 #
-# The end that answers says whether it waits for a further question.  It waits longer than the end that asks keeps a stream,
-# so that questions seldom meet a stream that has just been closed.  Neither keeps one that brought it more than a little:
-# the library widens the window of a stream with what comes, and no limit of ours counts what waits there unread.
+# The end that answers says whether it waits for another question.  It waits longer than the asking end keeps a stream, so a
+# question seldom meets a stream that was just closed.  Neither end keeps a stream that brought it more than `KEPT_BYTES`:
+# the library widens the window of a stream as data arrives, and none of our limits counts the unread data there.
 
 
 MOST_KEPT = 4
-"""Of one peer, at either end."""
+"""Streams kept for one peer, at either end."""
 KEPT_S, WAITED_S = 15.0, 45.0
-"""How long the end that asks keeps a stream, and the other one waits."""
+"""Seconds for which the asking end keeps a stream, and for which the answering end waits on it."""
 KEPT_BYTES = 64 << 10
-"""A stream that brought more than this is not kept by the end that it came to."""
+"""Most bytes that a stream may have brought to an end that keeps it."""
 
 
 @dataclass
 class KeptStream:
-    """A stream of the end that asks.  brought_bytes: by all answers.  is_new: nothing was asked on it before."""
+    """A stream at the asking end.  brought_bytes: size of all its answers.  is_new: no question was asked on it before."""
 
     stream: Stream
     is_new: bool = True
@@ -66,19 +66,19 @@ class KeptStream:
 
 
 class KeptStreams:
-    """Those of the end that asks; `run` closes them in time."""
+    """The streams that we keep as the asking end.  `run` closes them in time."""
 
     def __init__(self) -> None:
         self._kept: dict[PeerId, list[KeptStream]] = {}
-        """The next to end first."""
+        """By peer, the stream that ends next first."""
 
     def take(self, peer: PeerId) -> KeptStream | None:
-        """A stream on which this peer waits for a question, if there is one."""
+        """Return a stream on which this peer waits for a question; None if there is none."""
         kept = self._kept.get(peer, [])
         return kept.pop() if kept and kept[-1].until > trio.current_time() else None
 
     def keep(self, peer: PeerId, kept: KeptStream) -> bool:
-        """Keep a stream; False when there are enough, or it brought too much."""
+        """Keep a stream.  Return False if the peer has enough of them, or if this one brought too much."""
         others = self._kept.setdefault(peer, [])
         if len(others) >= MOST_KEPT or kept.brought_bytes > KEPT_BYTES:
             return False
@@ -87,13 +87,13 @@ class KeptStreams:
         return True
 
     def forget_closed(self, peer: PeerId) -> None:
-        """A connection to this peer is closed: so are the streams on it."""
+        """Drop the streams of this peer whose connection is closed."""
         kept = [each for each in self._kept.pop(peer, []) if not each.stream.muxed_conn.is_closed]
         if kept:
             self._kept[peer] = kept
 
     async def run(self) -> None:
-        """Close, until cancelled, what nobody has used for a while."""
+        """Close streams that were not used for `KEPT_S`, until cancelled."""
         async with trio.open_nursery() as nursery:
             while True:
                 await trio.sleep(KEPT_S / 2)
@@ -108,25 +108,25 @@ class KeptStreams:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# The memory for questions that are being read or answered, and for answers that are being sent: a budget over all peers.
+# A memory budget over all peers, for questions being read or answered and for answers being sent.
 #
-# Strangers together get half of it, so that members always have the other half.  A peer may hold as much as is left free
-# after it: one peer gets half of the room, two get a third each, and a few more find a share of what is left.  What is
-# small is not counted: everybody can greet and catch up while the budget is used up.
+# Strangers together get half of it, so members always have the other half.  A peer may hold as much as it leaves free: one
+# peer gets half of the budget, two get a third each, and a few more get a share of the rest.  Small messages are not
+# counted, so every peer can greet and catch up while the budget is used up.
 
 
 BUDGET_BYTES = 64 << 20
-"""Of questions, or answers, as they travel."""
+"""Encoded size of all questions, or of all answers."""
 SMALL_BYTES = 4 << 10
-"""What is at most this large is not counted."""
+"""Largest message that is not counted."""
 EVENT_EVERY_S = 10.0
 
 
 class MemoryBudget:
-    """Grants room for questions, or for answers.
+    """The memory budget for questions, or the one for answers.
 
-    members: tells members from strangers.  emit: gets a `Dropped` for refused questions, at most one in `EVENT_EVERY_S`; its
-    `times` counts those of all peers.
+    members: tells members from strangers.  emit: gets a `Dropped` for refused questions, at most one in `EVENT_EVERY_S`,
+    whose `times` counts the refused questions of all peers.
     """
 
     def __init__(self, members: Members, emit: Callable[[Event], None], total_bytes: int = BUDGET_BYTES) -> None:
@@ -138,12 +138,12 @@ class MemoryBudget:
 
     @property
     def held_bytes(self) -> int:
-        """Of all peers."""
+        """Bytes that all peers hold."""
         return self._held.total()
 
     @contextmanager
     def hold(self, peer: PeerId, size: int) -> Iterator[None]:
-        """Room for `size` bytes, for the length of the block.  Raises `Unreachable` when there is none."""
+        """Hold `size` bytes of the budget during the block.  Raises `Unreachable` if they are not free."""
         if size <= SMALL_BYTES:
             yield
             return
@@ -160,11 +160,11 @@ class MemoryBudget:
             self._released.set()
 
     def has_room(self, peer: PeerId, size: int) -> bool:
-        """Whether `hold` would find room now."""
+        """Return True if `hold` would succeed now."""
         return size <= SMALL_BYTES or self._held[peer] + size <= self._free(peer)
 
     async def room(self, peer: PeerId, size: int) -> AbstractContextManager[None]:
-        """`hold`, when there is room: it may take until the caller's deadline."""
+        """Wait until there is room, and return `hold`.  The caller sets a deadline."""
         while not self.has_room(peer, size):
             if self._released.is_set():
                 self._released = trio.Event()
@@ -172,7 +172,7 @@ class MemoryBudget:
         return self.hold(peer, size)
 
     def _free(self, peer: PeerId) -> int:
-        """Bytes that are left for members, or for strangers, whichever `peer` is."""
+        """Return the bytes left for members if `peer` is one, else the bytes left for strangers."""
         free = self._total - self.held_bytes
         if self._members.has_member(peer):
             return free
@@ -192,29 +192,30 @@ class MemoryBudget:
 
 
 ENVELOPE_BYTES = 4096
-"""For the fields around the data."""
+"""Room for the fields around the data."""
 MAX_CONCURRENT_PER_PEER = 16
 MAX_KIND_CHARS = 64
 MAX_REASON_CHARS = 300
 READ_QUESTION_S = 5.0
-"""Until the first question begins; the rest of it may take what it takes at `SLOWEST_BYTES_PER_S`."""
+"""Seconds until the first question begins.  Reading a question may take as long again, and its time at
+`SLOWEST_BYTES_PER_S`."""
 WRITE_ANSWER_S = 5.0
-"""Until an answer is taken, and as much more as it takes at `SLOWEST_BYTES_PER_S`."""
+"""Seconds until an answer is taken, besides its time at `SLOWEST_BYTES_PER_S`."""
 SLOWEST_BYTES_PER_S = 32 << 10
 MAX_ANSWER_S = 120.0
-"""The longest time spent on one question, however long its asker would wait."""
+"""Longest time spent on one question (s), however long its asker would wait."""
 
 log = logging.getLogger(__name__)
 
 
 class OtherRun(Unreachable):
-    """The peer is connected, and does not know our run."""
+    """The peer is connected but does not know our run."""
 
 
 class Requests:
-    """The questions that we ask and answer.  up, down: the limits that large ones keep to.
+    """The questions that we ask and answer.
 
-    up_bytes, down_bytes: of payload, since the start.
+    up, down: the rate limits of large questions and answers.  up_bytes, down_bytes: payload moved since the start.
     """
 
     def __init__(
@@ -235,7 +236,7 @@ class Requests:
         self._protocol = f"/manyhands/1/{bytes(run).hex()[:16]}/request"
         self._kept = KeptStreams()
         self._open, self._waiting = Counter[PeerId](), Counter[PeerId]()
-        """Questions that are being read or answered; streams on which we wait for a further one."""
+        """Questions that are being read or answered; streams on which we wait for another question."""
         self.up_bytes = 0
         self.down_bytes = 0
         host.set_stream_handler(self._protocol, self._serve)
@@ -243,8 +244,8 @@ class Requests:
     async def ask(self, peer: PeerId, kind: str, data: bytes, timeout_s: float) -> bytes:
         """Ask a question and return the answer.
 
-        Raises `Refused` with the peer's reason, `OtherRun`, `NetworkError` when the question is too large, and `Unreachable`
-        for everything else that can go wrong.
+        Raises `Refused` with the peer's reason, `OtherRun`, `NetworkError` if the question is too large, and `Unreachable`
+        for every other failure.
         """
         if len(data) > MAX_REQUEST_BYTES:
             raise NetworkError(f"a question of {len(data)} bytes is over the limit of {MAX_REQUEST_BYTES}")
@@ -261,11 +262,11 @@ class Requests:
         raise Unreachable(f"{short_id(peer)} did not answer '{kind}' within {timeout_s:g} s")
 
     async def run(self) -> None:
-        """Close the streams that nobody uses any more, until cancelled."""
+        """Close streams that are no longer used, until cancelled."""
         await self._kept.run()
 
     def disconnected(self, peer: PeerId) -> None:
-        """A connection to this peer has closed, and the streams on it with it."""
+        """Forget the streams of a connection to this peer that has closed."""
         self._kept.forget_closed(peer)
 
     async def _ask(self, peer: PeerId, kind: str, data: bytes, timeout_s: float) -> bytes:
@@ -292,11 +293,11 @@ class Requests:
         return answer
 
     async def _put(self, peer: PeerId, question: bytes) -> KeptStream:
-        """Send a question; the stream on which it is answered."""
+        """Send a question and return the stream on which it will be answered."""
         while (kept := self._kept.take(peer)) is not None:
             try:
                 await write_frame(kept.stream, question, self._up)
-            except Exception as error:  # noqa: BLE001 - the library raises anything; its connection may be closed, and another open
+            except Exception as error:  # noqa: BLE001 - the library raises anything; the connection may have closed
                 log.debug("a stream that was kept has ended: %r", error)
                 await discard(kept.stream)
             except BaseException:
@@ -307,7 +308,7 @@ class Requests:
         return KeptStream(await ask_frame(self._host, peer, self._protocol, question, self._up))
 
     async def _begun(self, asked: KeptStream) -> int | None:
-        """The size of the answer that comes; None when the other end had closed a stream that was kept, and read nothing."""
+        """Return the size of the coming answer; None if the other end closed a kept stream before it read the question."""
         from libp2p.network.stream.exceptions import StreamEOF
 
         try:
@@ -320,7 +321,7 @@ class Requests:
             return None
 
     async def _serve(self, stream: Stream) -> None:
-        """libp2p's stream handler: an exception here would bring down the whole host, so none leaves."""
+        """Serve a stream as libp2p's handler.  Raises nothing: an exception here would bring down the whole host."""
         peer = peer_id_of(stream.muxed_conn.peer_id)
         try:
             size: int | None = await self._first(peer, stream)
@@ -338,13 +339,13 @@ class Requests:
             await finish(stream)
 
     async def _first(self, peer: PeerId, stream: Stream) -> int:
-        """Wait for the first question of a stream; its size."""
+        """Wait for the first question of a stream; return its size."""
         with trio.move_on_after(READ_QUESTION_S):
             return await read_length(stream, MAX_REQUEST_BYTES + ENVELOPE_BYTES)
         raise self._too_slow(peer)
 
     async def _next(self, peer: PeerId, stream: Stream) -> int | None:
-        """Wait for a further one, as was promised; None when none comes."""
+        """Wait for another question, as promised; return its size, None if none comes."""
         try:
             with trio.move_on_after(WAITED_S):
                 return await read_length(stream, MAX_REQUEST_BYTES + ENVELOPE_BYTES)
@@ -357,7 +358,10 @@ class Requests:
         return None
 
     async def _answer(self, peer: PeerId, stream: Stream, size: int, may_stay: bool) -> bool:
-        """Answer a question of which `size` bytes are to come; whether we wait for another one, if it `may_stay` open."""
+        """Answer a question of `size` bytes that is to be read.  Return True if we promised to wait for another one.
+
+        may_stay: the stream may be kept.
+        """
         if self._open[peer] >= MAX_CONCURRENT_PER_PEER:
             self._reputation.penalise(peer, EXCESS, "too many questions at once")
             raise Unreachable("too many questions at once")
@@ -390,7 +394,7 @@ class Requests:
         return stays_open
 
     async def _write(self, peer: PeerId, stream: Stream, answer: dict[str, bytes | str | bool], may_stay: bool) -> bool:
-        """Send an answer; whether we promised with it to wait for another question, which `_next` does."""
+        """Send an answer.  Return True if it promises that we wait for another question, as `_next` does."""
         stays_open = may_stay and self._waiting[peer] < MOST_KEPT
         self._waiting[peer] += stays_open
         try:
@@ -402,10 +406,10 @@ class Requests:
         return stays_open
 
     async def _find(self, peer: PeerId, kind: str, data: bytes, held: ExitStack) -> bytes:
-        """The answer to a question; `held` keeps the room for it.
+        """Return the answer to a question; `held` keeps its place in the budget.
 
-        Where there is none, the answer is given up, and found again when there is: what waits for slow readers takes no
-        memory.
+        If the budget has no room, the answer is dropped and found again once it has: answers that wait for slow readers take
+        no memory.
         """
         found = await self._handlers.on_request(peer, kind, data)
         if self._answers.has_room(peer, len(found)):
@@ -417,9 +421,9 @@ class Requests:
         return await self._handlers.on_request(peer, kind, data)
 
     async def _read_question(self, peer: PeerId, stream: Stream, size: int, held: ExitStack) -> bytes:
-        """Read a question; `held` keeps the room for it.
+        """Read a question; `held` keeps its place in the budget.
 
-        Raises `Unreachable` when there is no room, and, at a penalty for its asker, when its bytes come too slowly.
+        Raises `Unreachable` if there is no room.  Raises it with a penalty for the asker if the bytes come too slowly.
         """
         held.enter_context(self._questions.hold(peer, size))
         with trio.move_on_after(READ_QUESTION_S + size / SLOWEST_BYTES_PER_S):
@@ -438,12 +442,12 @@ def _count_down(counter: Counter[PeerId], peer: PeerId) -> None:
 
 
 def encode_question(kind: str, data: bytes, milliseconds: int) -> bytes:
-    """A question in its form on the wire.  milliseconds: how long the asker waits for the answer."""
+    """Encode a question for the wire.  milliseconds: time for which the asker waits for the answer."""
     return canonical.encode({"kind": kind, "data": data, "ms": milliseconds})
 
 
 def decode_question(raw: bytes) -> tuple[str, bytes, int]:
-    """Kind, data, and how long the asker waits (ms).  Raises `Malformed` or `BadFrame`."""
+    """Return kind, data, and the time for which the asker waits (ms).  Raises `Malformed` or `BadFrame`."""
     question = canonical.decode(raw, max_bytes=MAX_REQUEST_BYTES + ENVELOPE_BYTES)
     if not isinstance(question, dict) or set(question) != {"kind", "data", "ms"}:
         raise BadFrame("not a question")
@@ -456,9 +460,9 @@ def decode_question(raw: bytes) -> tuple[str, bytes, int]:
 
 
 def decode_answer(raw: bytes) -> tuple[bytes | Refused, bool]:
-    """The data of an answer, or the refusal with the peer's reason; and whether it waits for another question.
+    """Return the data of an answer, or a refusal with the peer's reason, and True if the peer waits for another question.
 
-    Raises `Malformed` or `BadFrame` if it is not an answer.
+    Raises `Malformed` or `BadFrame` for anything else.
     """
     answer = canonical.decode(raw, max_bytes=MAX_REQUEST_BYTES + ENVELOPE_BYTES)
     if isinstance(answer, dict) and isinstance(stays_open := answer.pop("open", None), bool):

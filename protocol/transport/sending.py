@@ -1,12 +1,12 @@
-"""The sending end of bulk links: pushes to one peer, over one socket or, where that does not fill the line, several.
+"""The sending end of bulk links: pushes to one peer, over one socket or, if one does not fill the line, over several.
 
-A socket carries its pushes one after the other; the next ones start while the answers to those before are still on
-their way.  Decides which of them takes a push; how many there are, and how fast they may be, says `flows`.  Sockets stay
-open for the next round, until the peer disconnects.
+A socket carries its pushes one after another; the next push may start before the last one is answered.  This module decides
+which socket takes a push; `flows` decides how many sockets there are and how fast they may send.  Sockets stay open for the
+next round, until the peer disconnects.
 
-What is not urgent has sockets of its own, which give way: while there is anything urgent to send, to whomever, they send
-small frames now and then, so that nobody takes them for dead, and so that not all stands still while the urgent data waits
-for somebody else's slow line.
+Pushes that are not urgent have their own sockets, which give way.  While there is anything urgent to send, to any peer, they
+send a small frame now and then: so no peer takes them for dead, and some data still moves while the urgent pushes wait for
+another peer's slow line.
 """
 
 from __future__ import annotations
@@ -26,29 +26,30 @@ from protocol.transport.rate_limit import SMALLEST_FRAME_BYTES, RateLimit, Turn
 from protocol.wire.identity import PeerId
 
 NEAR_BYTES, FAR_BYTES = 0, 16 << 20
-"""No push starts while more than this is sent and not answered.  On a short way, data waiting in buffers gains nothing."""
+"""Unanswered bytes above which no push starts, for short and for long round trips.  If they are short, filling buffers
+gains nothing."""
 
 WAY_S = 0.5
-"""While something urgent is sent, each socket that gives way sends a frame so often."""
+"""Seconds between two frames of a socket that gives way, while something urgent is sent."""
 
 TRICKLE_SHARE = 0.05
-"""Of our line, what these frames may take, all of them together."""
+"""Share of our line that these frames may take, all together."""
 
 STILL_S = 5.0
-"""A socket on which nothing has moved for so long holds up nobody: who is sent something urgent may take none of it."""
+"""Seconds without movement after which a socket holds up no others: its peer may be taking none of the urgent data."""
 
 Dial = Callable[[PeerId], Awaitable[Link]]
-"""Opens a link to a peer.  Raises `LinkBroken` or `OSError` when it cannot."""
+"""Function that opens a link to a peer.  It raises `LinkBroken` or `OSError` on failure."""
 
 
 def rtt_of(link: Link) -> float:
-    """The round-trip time now, queues on the way included (s); 0 where the kernel does not tell."""
+    """Return the present round-trip time, including queues on the way (s); 0 if the kernel does not tell."""
     state = link.state
     return state.rtt_s if state is not None else 0.0
 
 
 class _Push:
-    """One push under way.  over: set when it has ended, or was refused.  outcome: its error, None for success."""
+    """One push under way.  over: set once it has ended or was refused.  outcome: its error, None for success."""
 
     def __init__(self, header: bytes, data: memoryview, on_sent: Callable[[], None]) -> None:
         self.header, self.data, self.on_sent = header, data, on_sent
@@ -63,7 +64,7 @@ class _Push:
 
 
 class Sending:
-    """Our sockets to all peers.  first: those that these give way to.  up_bytes: of data, since the start."""
+    """Our sockets to all peers.  first: the sockets to which these give way.  up_bytes: data sent since the start."""
 
     def __init__(self, dial: Dial, limit: RateLimit, first: Sending | None = None) -> None:
         self.dial, self.limit, self._first = dial, limit, first
@@ -85,7 +86,7 @@ class Sending:
         data: memoryview,
         on_sent: Callable[[], None] = nothing,
     ) -> None:
-        """Push `data` to `peer`.  Raises `Refused` or `Unreachable`.  Cancelling it half-way breaks its socket."""
+        """Push `data` to `peer`.  Raises `Refused` or `Unreachable`.  Cancelling a push half-way breaks its socket."""
         push = _Push(header, data, on_sent)
         self._choose(nursery, peer).take(push)
         try:
@@ -98,10 +99,10 @@ class Sending:
             raise push.outcome
 
     def measure(self, offer_bytes_per_s: float, line_bytes_per_s: float, now: float) -> None:
-        """Look, each second, at what each peer takes, and share our line out by it.
+        """Measure how much each peer takes, and share out our line by it.  Call this every second.
 
-        offer_bytes_per_s: what there is to share out; infinite when our sockets are not to be paced.  line_bytes_per_s: what
-        our line carries; 0 while that is not known.
+        offer_bytes_per_s: the rate to share out; infinite if our sockets are not to be paced.  line_bytes_per_s: the rate of
+        our line; 0 while unknown.
         """
         self._offer, self._line = offer_bytes_per_s, line_bytes_per_s
         for peer, lanes in self._lanes.items():
@@ -113,7 +114,7 @@ class Sending:
         self.share_out()
 
     def share_out(self) -> None:
-        """Share our line out to the peers with pushes under way, and the share of a peer to its sockets."""
+        """Share out our line among the peers with pushes under way, and the share of each peer among its sockets."""
         busy = {peer: [lane for lane in lanes if lane.link is not None and lane.busy] for peer, lanes in self._lanes.items()}
         peers = {peer: lanes for peer, lanes in busy.items() if lanes}
         shares = fair_shares(self._offer, [self._flows[peer].takes for peer in peers])
@@ -123,26 +124,26 @@ class Sending:
                 lane.allow(share / len(lanes), self._flows[peer].pace(share) / len(lanes))
 
     def offered(self) -> float:
-        """Bytes a second that our sockets were allowed since the last call; 0 if there was ever nothing to send."""
+        """Return the bytes a second that our sockets were allowed since the last call; 0 if they were idle at any time."""
         always, self._idle = not self._idle, not any(lane.busy for lane in self._all())
         return self._offered if always and not self._idle else 0.0
 
     def turned(self) -> None:
-        """A socket has become busy or idle."""
+        """Note that a socket has become busy or idle."""
         self._idle = self._idle or not any(lane.busy for lane in self._all())
         self._note_rest()
         if self._offer < inf:
             self.share_out()
 
     def _note_rest(self) -> None:
-        """Whether those that give way to us may go on: nothing of ours moves, also where somebody takes nothing of it."""
+        """Let the sockets that give way to us go on if none of ours moves, even if one is busy with a stalled peer."""
         if not any(lane.moves for lane in self._all()):
             self._rested.set()
         elif self._rested.is_set():
             self._rested = trio.Event()
 
     async def give_way(self) -> bool:
-        """Wait while others have something urgent to send, but not for long; whether they still have."""
+        """Wait while others send something urgent, `WAY_S` at most.  Return True if they still do."""
         if self._first is None or self._first._rested.is_set():
             return False
         with trio.move_on_after(WAY_S) as wait:
@@ -150,7 +151,7 @@ class Sending:
         return wait.cancelled_caught
 
     def frame(self, has_waited: bool) -> int:
-        """The size of the next frame at most.  has_waited: it has given way for as long as it should."""
+        """Return the largest size of the next frame.  has_waited: its socket has given way for `WAY_S`."""
         if not has_waited:
             return self.limit.frame(FRAME_BYTES)
         sockets = max(1, sum(lane.busy for lane in self._all()))
@@ -158,7 +159,7 @@ class Sending:
         return self.limit.frame(min(FRAME_BYTES, max(SMALLEST_FRAME_BYTES, trickle)))
 
     async def pay(self, size: int, has_waited: bool) -> None:
-        """Keep to the limit with a frame of `size`.  has_waited: it has given way for as long as it should."""
+        """Wait until the limit allows a frame of `size` bytes.  has_waited: as for `frame`."""
         gives_way = self._first is not None and not has_waited
         await self.limit.pay(size + FRAME_OVERHEAD_BYTES, Turn.SPARE if gives_way else Turn.PUSH)
 
@@ -166,11 +167,11 @@ class Sending:
         return (lane for lanes in self._lanes.values() for lane in lanes)
 
     def links(self) -> list[Link]:
-        """All open links."""
+        """Return all open links."""
         return [lane.link for lane in self._all() if lane.link is not None]
 
     def busy_links(self) -> list[Link]:
-        """Those that have something to send, or wait for an answer."""
+        """Return the open links that have something to send or wait for an answer."""
         return [lane.link for lane in self._all() if lane.link is not None and lane.busy]
 
     def disconnected(self, peer: PeerId) -> None:
@@ -181,7 +182,7 @@ class Sending:
         self.turned()
 
     def _choose(self, nursery: trio.Nursery, peer: PeerId) -> Lane:
-        """An idle socket, else a new one if there may be more, else the one with the least to send."""
+        """Return an idle socket, else a new one if more are allowed, else the one with the least to send."""
         lanes, number = self._lanes.setdefault(peer, []), self._flows[peer].number
         best = min(lanes[:number], key=lambda lane: lane.backlog, default=None)
         if best is None or (best.backlog and len(lanes) < number):
@@ -191,15 +192,15 @@ class Sending:
         return best
 
     def opened(self, peer: PeerId, rtt_s: float) -> None:
-        """A socket to this peer is open.  rtt_s: without queues on the way, which the line's own load may make."""
+        """Note that a socket to this peer is open.  rtt_s: round-trip time without queues, which our own load may cause."""
         if peer not in self._lanes:
-            return  # it left at the same moment
+            return  # the peer left at the same moment
         self._flows[peer].reached(rtt_s)
         if self._offer < inf:
             self.share_out()
 
     def instead(self, peer: PeerId, lane: Lane) -> Lane | None:
-        """An open socket for the pushes of one that could not be opened, which is given up; None if there is none."""
+        """Return an open socket for the pushes of `lane`, which could not be opened and is given up; else None."""
         lanes = self._lanes.get(peer, [])
         if lane not in lanes:
             return None  # its peer left meanwhile, and may be back
@@ -211,7 +212,7 @@ class Sending:
 
 
 class Lane:
-    """One socket to a peer, opened when there is something to send.  share: bytes a second that it may send."""
+    """One socket to a peer, opened when there is something to send.  share: its share of our line in bytes a second."""
 
     def __init__(self, sending: Sending, peer: PeerId) -> None:
         self.scope = trio.CancelScope()
@@ -228,33 +229,33 @@ class Lane:
 
     @property
     def backlog(self) -> int:
-        """Bytes that wait or are being sent."""
+        """Bytes that wait to be sent or are being sent."""
         current = [self._current] if self._current is not None else []
         return sum(len(push.data) - push.sent for push in (*current, *self._waiting))
 
     @property
     def busy(self) -> bool:
-        """Whether a push waits, is being sent, or is not answered."""
+        """True while a push waits, is being sent, or is not answered."""
         return bool(self._current or self._waiting or self._unanswered)
 
     @property
     def moves(self) -> bool:
-        """Whether it is busy, and something of it has moved lately."""
+        """True while the socket is busy and some of its data moved within `STILL_S`."""
         return self.busy and trio.current_time() - self._moved_at < STILL_S
 
     def always_busy(self) -> bool:
-        """Whether it is busy, and was at the last call if there was one."""
+        """Return True if the socket is busy now and was busy at the last call, if there was one."""
         before, self._was_busy = self._was_busy, self.busy
         return before and self._was_busy
 
     def allow(self, share: float, pace: float) -> None:
-        """Its share of our line, and how fast it may send."""
+        """Set the share of our line, and the pace of sending (bytes a second each)."""
         self.share = share
         if self.link is not None:
             self.link.pace(pace)
 
     def take(self, push: _Push) -> None:
-        """Send a push after those that wait already."""
+        """Queue a push behind the pushes that wait already."""
         rested, push.lane = not self.busy, self
         if rested:
             self._moved_at = trio.current_time()
@@ -264,7 +265,7 @@ class Lane:
             self._sending.turned()
 
     def drop(self, push: _Push) -> None:
-        """Read nothing of its data any more."""
+        """Stop reading the data of a push: take it out of the queue, or break the socket that is sending it."""
         if push in self._waiting:
             self._waiting.remove(push)
             self._sending.turned()
@@ -272,7 +273,7 @@ class Lane:
             self.link.abort("the answer did not come in time")
 
     async def run(self) -> None:
-        """Send pushes until its scope is cancelled; then every push ends."""
+        """Send pushes until `scope` is cancelled; then end every push."""
         try:
             with self.scope:
                 while True:
@@ -304,7 +305,7 @@ class Lane:
                         if self._under_way() > (NEAR_BYTES if rtt_of(link) < LONG_WAY_S else FAR_BYTES):
                             self._answered = trio.Event()
                             await self._answered.wait()
-                            continue  # what waited may have been given up meanwhile
+                            continue  # the waiting push may have been given up meanwhile
                         self._current = self._waiting.popleft()
                         await self._send(link, self._current)
                         self._current = None
@@ -326,7 +327,7 @@ class Lane:
         return sum(len(push.data) for push in self._unanswered.values())
 
     async def _send(self, link: Link, push: _Push) -> None:
-        """All of it, or less once it was refused."""
+        """Send all of a push, or less if the peer refuses it half-way."""
         push.number, self._next = self._next, self._next + 1
         self._unanswered[push.number] = push
         link.put(FrameKind.OPEN, push.number, struct.pack(">Q", len(push.data)) + push.header)
@@ -343,7 +344,7 @@ class Lane:
             link.put(FrameKind.ABANDON, push.number, b"")
         await link.flush()
         if push.sent == len(push.data) and (state := link.state) is not None and state.is_far:
-            push.on_sent()  # near by the answer comes at once
+            push.on_sent()  # if the peer is near, the answer comes at once
 
     async def _read_answers(self, link: Link, scope: trio.CancelScope) -> None:
         try:

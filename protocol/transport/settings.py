@@ -14,29 +14,29 @@ from protocol.wire.identity import PeerId
 
 
 class Discover(Protocol):
-    """Finds the peers of one run on the local network."""
+    """The search for peers of one run on the local network."""
 
     async def __call__(
         self, run: Hash, me: PeerId, addresses: Callable[[], Sequence[str]], found: Callable[[Sequence[str]], None]
     ) -> None:
-        """Announce our `addresses`, anew when they change, and report those of others, until cancelled.
+        """Announce our `addresses`, anew whenever they change, and report other peers' addresses, until cancelled.
 
-        Without a usable network it waits for one; it raises nothing.
+        Waits while there is no usable network.  Raises nothing.
         """
 
 
 @dataclass(frozen=True)
 class NetworkSettings:
-    """Where a peer listens, and how much it may move.
+    """Addresses and limits of one peer's network.
 
-    listen_port: 0 for any free one.  discover: finds peers on the local network; None to
-    stay silent there.  up_limit, down_limit:
-    bytes a second in all, of which pushes get what other traffic leaves; None for no limit.  inbound: for connections that
-    others open to us.  congestion: the control of bulk sockets, where the kernel has it and lets us: over a long way with
-    some loss BBR carries several times what CUBIC does, which most computers have as the default.  announce: multiaddrs at
-    which others reach us besides those of our interfaces: a router or a provider leads from there to us.
-    serve_tls: serves a socket on which the other end begins to speak TLS, from the address; None to treat it like any other
-    stranger.  relay_rate: bytes a second that we carry between others who do not reach each other, all together; 0 for none.
+    listen_port: 0 for any free port.  discover: finds peers on the local network; None to stay silent there.
+    up_limit, down_limit: bytes a second in all, None for no limit; pushes get the part that other traffic leaves.
+    inbound: limits on connections that others open to us.  congestion: the congestion control of bulk sockets, if the kernel
+    has it and lets us set it: over a long way with some loss BBR is several times as fast as CUBIC, the usual default.
+    announce: multiaddrs, besides our interfaces, from which a router or a provider leads to us.
+    serve_tls: serves a socket on which the other end begins to speak TLS, given the address that it comes from; None to
+    treat it like any other stranger.  relay_rate: bytes a second that we carry between peers that cannot reach each other,
+    all together; 0 for none.
     """
 
     listen_host: str = "0.0.0.0"

@@ -1,4 +1,4 @@
-"""The parts of a started network, and what happens between them."""
+"""The parts of a started network, and the events that pass between them."""
 
 from __future__ import annotations
 
@@ -44,18 +44,18 @@ if TYPE_CHECKING:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Counts what libp2p connections carry at their sockets: gossip, requests, and all that the library says by itself.
+# The meter of libp2p connections, at their sockets: gossip, requests and the library's own messages.
 
 
 class Meter:
-    """up_bytes, down_bytes: since the start."""
+    """A count of the bytes that libp2p connections sent (up_bytes) and received (down_bytes) since the start."""
 
     def __init__(self) -> None:
         self.up_bytes = 0
         self.down_bytes = 0
 
     def watch(self, swarm: Swarm) -> None:
-        """From now on count every new connection of `swarm`, from its handshake on."""
+        """Count the bytes of every new connection of `swarm` from now on, its handshake included."""
         upgrade = swarm.upgrader.upgrade_security
 
         async def counted(raw_conn: RawConnection, is_initiator: bool, peer_id: LibraryId | None = None) -> ISecureConn:
@@ -66,7 +66,7 @@ class Meter:
 
 
 class _Metered:
-    """A stream that is counted; all else is as it was."""
+    """A stream whose bytes are counted; it is otherwise unchanged."""
 
     def __init__(self, stream: ReadWriteCloser, meter: Meter) -> None:
         self._inner, self._meter = stream, meter
@@ -88,15 +88,15 @@ class _Metered:
 
 
 ENOUGH_PEERS = 512
-"""With so many connected, no more strangers are dialled."""
+"""Number of connected peers above which no more strangers are dialled."""
 TLS_FIRST_BYTE = b"\x16"
-"""Of its first record, a handshake."""
+"""First byte of a TLS connection: its first record is a handshake."""
 
 log = logging.getLogger(__name__)
 
 
 class Stack:
-    """Built when a network starts: importing the library takes most of a second."""
+    """The parts of a started network.  Built when it starts, as importing the library takes most of a second."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class Stack:
         ports: Callable[[], Sequence[int]],
         listening: Callable[[], Sequence[End]],
     ) -> None:
-        """ports: those at which others may find us.  listening: our addresses, as far as others may dial them."""
+        """Build all parts.  ports: our ports as others may find them.  listening: our ends that others may dial."""
         self._run, self._handlers, self._emit = run, handlers, emit
         self._me = identity.peer_id
         self._nursery: trio.Nursery | None = None
@@ -196,35 +196,36 @@ class Stack:
     # -- used by the network ------------------------------------------------------------------------------------------
 
     def traffic(self) -> Traffic:
-        """Payload of all channels."""
+        """Return the payload of all channels since the start."""
         channels = (self.requests, self.gossip, self.bulk)
         return Traffic(sum(channel.up_bytes for channel in channels), sum(channel.down_bytes for channel in channels))
 
     def link(self, peer: PeerId) -> str:
-        """How a peer is connected; empty when it is not."""
+        """Return the kind of a peer's connection; empty if it is not connected."""
         return self.traversal.way(peer).kind.value if peer in self.connections else ""
 
     def bandwidth(self) -> Bandwidth:
-        """What our links have lately been seen to carry, and relays let through."""
+        """Return the measured rates of our links, as far as relays let them through."""
         seen = self.bulk.bandwidth()
         members = [peer for peer in self.connections.peers() if self._handlers.has_member(peer)]
         up, down = (self.traversal.at_most(rate, members) for rate in (seen.up_bytes_per_s, seen.down_bytes_per_s))
         return Bandwidth(up, down)
 
     def line_bytes(self) -> int:
-        """What the sockets of all connections and bulk links carried, both ways, and what was relayed, which comes and goes;
-        with the headers of full packets.
+        """Return the bytes that all connections, bulk links and circuits carried both ways, with headers of full packets.
+
+        Relayed bytes count twice, as they come and go.
         """
         meter, bulk, relayed = self.meter, self.bulk, 2 * self.traversal.relay.carried_bytes
         return int((meter.up_bytes + meter.down_bytes + bulk.up_bytes + bulk.down_bytes + relayed) / PACKET_SHARE)
 
     def limit(self, up: float | None, down: float | None) -> None:
-        """Limits on the line from now on."""
+        """Set the limits on the line from now on (bytes a second, None for no limit)."""
         self._up.change(up and up * PACKET_SHARE)
         self._down.change(down and down * PACKET_SHARE)
 
     def welcome(self, peer: PeerId) -> None:
-        """A peer has greeted us and was admitted, or is one that we were about to dial."""
+        """Treat a peer as no stranger: it has greeted us and was admitted, or we were about to dial it."""
         if not self.reputation.is_banned(peer):
             self.inbound.welcome(peer)
             self._update(peer)
@@ -237,7 +238,7 @@ class Stack:
             self._nursery.start_soon(self._disconnect, peer)
 
     async def request(self, peer: PeerId, kind: str, data: bytes, timeout_s: float) -> bytes:
-        """Ask a connected peer; raises `Refused` or `Unreachable`."""
+        """Ask a connected peer and return its answer.  Raises `Refused` or `Unreachable`."""
         if peer not in self.connections:
             raise Unreachable(f"{short_id(peer)} is not connected")
         try:
@@ -249,12 +250,12 @@ class Stack:
     async def push(
         self, peer: PeerId, header: bytes, data: memoryview, timeout_s: float, *, spare: bool, on_sent: Callable[[], None]
     ) -> None:
-        """Push to a connected peer; raises `Refused` or `Unreachable`."""
+        """Push to a connected peer.  Raises `Refused` or `Unreachable`."""
         if peer not in self.connections:
             raise Unreachable(f"{short_id(peer)} is not connected")
         await self.bulk.push(peer, header, data, timeout_s, spare=spare, on_sent=on_sent)
 
-    # -- what happens -------------------------------------------------------------------------------------------------
+    # -- events -------------------------------------------------------------------------------------------------------
 
     def _on_opened(self, connection: Connection) -> None:
         peer = peer_id_of(connection.muxed_conn.peer_id)
@@ -305,9 +306,9 @@ class Stack:
                 self._handlers.on_peer_disconnected(peer)
 
     def _on_renewed(self, peer: PeerId, has_answered: bool) -> None:
-        """What ran over its old connection begins anew over the other one; it was never gone.
+        """Restart over another connection all that ran over a peer's old one.  The peer was never disconnected.
 
-        has_answered: it has just done so on the other one, which may be older else.
+        has_answered: the peer has just answered on the other connection; otherwise that one may be older.
         """
         self.bulk.disconnected(peer)
         self.requests.disconnected(peer)
@@ -341,6 +342,6 @@ class Stack:
         return self.connections.address_group_of(peer)
 
     def _leave_alone(self, peer: PeerId) -> bool:
-        """Whether the dialer has nothing to do about a peer."""
+        """Return True if the dialer should not dial a peer."""
         enough = len(self.connections) >= ENOUGH_PEERS and not self._handlers.has_member(peer)
         return peer in self.connections or self.reputation.is_banned(peer) or enough

@@ -1,7 +1,7 @@
 """A libp2p stream of one of our protocols, and frames on it: four bytes of length, then that many bytes.
 
-Whoever opens a stream says which protocol it means, and goes on before the other end has agreed: the library would wait
-for two round trips before a question may leave.  Shared by requests and the bulk handshake.
+The end that opens a stream names the protocol and sends its question before the other end has agreed: the library would
+wait for two round trips first.  Requests and the bulk handshake share this module.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from protocol.transport.rate_limit import RateLimit
 from protocol.wire.identity import PeerId
 
 MULTISTREAM, NOT_AVAILABLE = "/multistream/1.0.0", b"\x03na\n"
-"""Of multistream-select, by which two ends of a stream agree on its protocol."""
+"""Messages of multistream-select, with which the two ends of a stream agree on its protocol."""
 LARGE_BYTES = 64 << 10
-"""What is larger keeps to the limits of its direction; what is not never waits."""
+"""Largest frame that never waits.  Larger frames are rate-limited."""
 log = logging.getLogger(__name__)
 
 _NO_LIMIT = RateLimit()
@@ -33,7 +33,7 @@ class NotSpoken(Unreachable):
 
 
 class EndedEarly(Unreachable):
-    """The other end closed the stream before it said all."""
+    """The other end closed the stream before it had sent everything."""
 
 
 class BadFrame(NetworkError):
@@ -41,10 +41,10 @@ class BadFrame(NetworkError):
 
 
 def guard_streams(swarm: Swarm) -> None:
-    """From now on nothing that a peer writes on a stream of `swarm` ends more than the stream.
+    """Make sure that bad data on a stream of `swarm` ends that stream and nothing else.
 
-    The library agrees on the protocol before a handler of ours begins, and lets out what it did not think of (a name of a
-    protocol that is no UTF-8): that would end the whole program.
+    The library agrees on the protocol before our handlers begin, and does not catch every exception there, as for a protocol
+    name that is not UTF-8.  Such an exception would end the whole program.
     """
     agree_and_handle = swarm.common_stream_handler
 
@@ -59,7 +59,7 @@ def guard_streams(swarm: Swarm) -> None:
 
 
 async def open_stream(host: Host, peer: PeerId, protocol: str, data: bytes = b"") -> Stream:
-    """A new stream to a connected peer, on which `protocol` was asked for, and `data` sent; `agreement` is to be read first.
+    """Open a stream to a connected peer, ask for `protocol` and send `data`.  The caller must read `agreement` next.
 
     Raises whatever the library raises.
     """
@@ -75,7 +75,7 @@ async def open_stream(host: Host, peer: PeerId, protocol: str, data: bytes = b""
 async def agreement(stream: Stream, protocol: str) -> None:
     """Wait until the other end has agreed to the protocol that was asked for.
 
-    Raises `NotSpoken`, `BadFrame`, and as `read_exactly` does.
+    Raises `NotSpoken`, `BadFrame`, and whatever `read_exactly` raises.
     """
     greeting, agreed = _line(MULTISTREAM), _line(protocol)
     if await read_exactly(stream, len(greeting)) != greeting:
@@ -88,7 +88,7 @@ async def agreement(stream: Stream, protocol: str) -> None:
 
 
 def _line(text: str) -> bytes:
-    """A message of multistream-select: its length as a varint, which is one byte for ours, and the text with a line feed."""
+    """Return a message of multistream-select: its length as a varint (one byte for ours), the text and a line feed."""
     assert len(text) < 127
     return bytes([len(text) + 1]) + text.encode() + b"\n"
 
@@ -121,7 +121,7 @@ async def read_length(stream: Stream, max_bytes: int) -> int:
 
 
 async def ask_frame(host: Host, peer: PeerId, protocol: str, data: bytes, limit: RateLimit = _NO_LIMIT) -> Stream:
-    """As `open_stream`, with `data` as the first frame: a small one leaves together with the rest."""
+    """Open a stream as `open_stream` does, with `data` as the first frame.  A small frame leaves with the opening."""
     if not _waits(len(data), limit):
         return await open_stream(host, peer, protocol, _LENGTH.pack(len(data)) + data)
     stream = await open_stream(host, peer, protocol)
@@ -165,17 +165,17 @@ async def finish(stream: Stream) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Short questions on streams of their own: one question and one answer, each of a size that the protocol fixes.
+# Short questions, each on its own stream: one question and one answer, of sizes that the protocol fixes.
 
 
 Answerer = Callable[[PeerId, MuxedConnection, bytes], Awaitable[bytes]]
-"""Who asks, on which connection, and the question; raises anything where there is no answer."""
+"""Function that answers a peer's question from this connection.  It may raise anything; then no answer is sent."""
 
 
 async def ask(
     host: Host, peer: PeerId, protocol: str, question: bytes, answer_bytes: int, deadline_s: float
 ) -> tuple[bytes, MuxedConnection]:
-    """Ask a connected peer; its answer, and the connection on which it came.  Raises `Unreachable`."""
+    """Ask a connected peer; return its answer and the connection on which that came.  Raises `Unreachable`."""
     with trio.move_on_after(deadline_s):
         try:
             stream = await open_stream(host, peer, protocol, question)
@@ -196,10 +196,13 @@ async def ask(
 
 
 def answer_with(host: Host, protocol: str, question_bytes: int, answer: Answerer, deadline_s: float) -> None:
-    """From now on answer such questions.  deadline_s: for the question to come, and for the answer to be taken."""
+    """Answer the questions of `protocol` from now on.
+
+    deadline_s: seconds for the question to arrive, and again for the answer to be taken.
+    """
 
     async def serve(stream: Stream) -> None:
-        """libp2p's stream handler: no exception may leave it."""
+        """Serve a stream as libp2p's handler, which must not raise."""
         try:
             with trio.fail_after(deadline_s):
                 question = await read_exactly(stream, question_bytes)

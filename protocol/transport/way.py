@@ -1,6 +1,6 @@
-"""By which way a socket leads to its peer, and how the layers of the library carry that knowledge.
+"""The way by which a socket leads to its peer, as a mark in the layers of the library.
 
-Most sockets were dialled at an address of the peer.  Where a router lets nobody in, `traversal` finds other ways.
+Most sockets were dialled at an address of the peer.  If a router lets no connection in, `traversal` finds other ways.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LAYERS = ("muxed_conn", "secured_conn", "_inner", "read_write_closer", "read_wri
 
 
 class LinkKind(Enum):
-    """How a connection to a peer came about."""
+    """The origin of a connection to a peer."""
 
     DIRECT = "direct"
     """One of the two dialled an address of the other."""
@@ -34,12 +34,12 @@ class LinkKind(Enum):
     PUNCHED = "punched"
     """Both dialled each other at the same moment, through their routers."""
     RELAYED = "relayed"
-    """Through a third peer, which both reach."""
+    """The bytes pass through a third peer, which both reach."""
 
 
 @dataclass(frozen=True)
 class Way:
-    """kind: how it came about.  relay: the peer in between, if there is one.  bytes_per_s: what it carries for all."""
+    """The way of a connection.  relay: the peer in between, if any.  bytes_per_s: rate that the relay carries for all."""
 
     kind: LinkKind = LinkKind.DIRECT
     relay: PeerId | None = None
@@ -50,7 +50,7 @@ DIRECT = Way()
 
 
 def layers(connection: object) -> Iterator[object]:
-    """The connection and the layers under it, down to the socket, as far as the library has not changed them."""
+    """Yield the connection and the layers under it, down to the socket, unless the library has changed its layers."""
     layer = connection
     for _ in range(2 * len(LAYERS)):
         yield layer
@@ -61,14 +61,14 @@ def layers(connection: object) -> Iterator[object]:
 
 
 def way_of(connection: object) -> Way:
-    """The way of a connection of the library."""
+    """Return the way of a connection of the library."""
     return next((way for layer in layers(connection) if isinstance(way := getattr(layer, "way", None), Way)), DIRECT)
 
 
 def is_dialled(connection: Connection) -> bool | None:
-    """Whether we have dialled the peer where it listens; False if it has dialled us there, None if neither has.
+    """Return True if we dialled the peer where it listens, False if it dialled us where we listen, None if neither did.
 
-    Who speaks first in the library's handshake says nothing about that: a peer that was asked to dial lets the other speak.
+    The end that speaks first in the library's handshake may be either: a peer that was asked to dial lets the other begin.
     """
     kind, speaks_first = way_of(connection).kind, is_outbound(connection)
     if kind not in (LinkKind.DIRECT, LinkKind.REVERSED) or not (speaks_first or is_inbound(connection)):
@@ -77,7 +77,7 @@ def is_dialled(connection: Connection) -> bool | None:
 
 
 def raw_connection(socket: trio.SocketStream, way: Way, *, dialled: bool) -> RawConnection:
-    """The library's connection over this socket, not yet encrypted."""
+    """Return the library's connection over this socket, not yet encrypted."""
     from libp2p.connection_types import ConnectionType
     from libp2p.network.connection.raw_connection import RawConnection
 
@@ -86,13 +86,13 @@ def raw_connection(socket: trio.SocketStream, way: Way, *, dialled: bool) -> Raw
 
 
 def marked_stream(socket: trio.SocketStream, way: Way) -> Any:
-    """The library's stream over a socket, which knows its way."""
+    """Return the library's stream over a socket, marked with its way."""
     return _marked_class()(socket, way)
 
 
 @cache
 def _marked_class() -> type[Any]:
-    """Made here because its base is heavy to import."""
+    """Return the class of marked streams, made here as its base is slow to import."""
     from libp2p.io.trio import TrioTCPStream
 
     class MarkedStream(TrioTCPStream):

@@ -1,8 +1,8 @@
-"""The versions of the weights that their publishers have announced: which count, and which is the newest.
+"""Versions of the weights that their publishers have announced: which count, and which is the newest.
 
-Pure.  The publishers are the run's organiser and the keys that its manifest names.  A number stands for one statement: where
-two different ones are signed for it, by whomever, the number is void.  No version of that number is used by anybody who has
-heard both; publishers go on with the next number.
+Pure.  The publishers are the run's organiser and the keys that its manifest names.  A number stands for one statement: if
+two different ones are signed for it, by any publishers, the number is void.  A peer that has heard both uses no version of
+that number; publishers go on with the next number.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from protocol.wire.identity import PeerId
 from protocol.wire.versions import BlobName, Version
 
 KEPT = 128
-"""Numbers, from the highest one downwards, of which statements are remembered: two of each at most."""
+"""Numbers, from the highest one downwards, whose statements are remembered: at most two of each."""
 WEIGHT_BYTES = 2
-"""Of a parameter in bf16."""
+"""Bytes of a parameter in bf16."""
 HEADER_BYTES = 4 << 20
-"""Room for a file's header."""
+"""Most bytes of a file's header."""
 
 
 class Heard(Enum):
-    """What became of a statement."""
+    """Outcome of hearing a statement."""
 
     NEW = "new"
     KNOWN = "known"
     OLD = "old"
     VOID = "void"
-    """It is another one of its number, which is void from now on."""
+    """Statement that differs from another of its number, which is void from now on."""
 
 
 @dataclass(frozen=True)
 class Signed:
-    """A version and who published it.  raw: the envelope, as proof."""
+    """Version and its publisher.  raw: the envelope, as proof."""
 
     body: Version
     publisher: PeerId
@@ -44,28 +44,28 @@ class Signed:
 
 
 class Catalogue:
-    """Of one run.  May be read in any thread, and is changed in one."""
+    """Statements about the versions of one run.  Any thread may read it, but only one may change it."""
 
     def __init__(self, manifest: RunManifest) -> None:
         anybody = demo_manifest().manifest.organiser  # a key that everybody has
         self._publishers = {*manifest.publishers, manifest.organiser} - {anybody}
         self._most_bytes = WEIGHT_BYTES * manifest.parameters + HEADER_BYTES
         self._heard: dict[int, list[Signed]] = {}
-        """By number, ascending; two for one that is void."""
+        """Statements by number, ascending; two for a void number."""
         self.changes = 0
-        """So many statements were taken in."""
+        """Number of statements that were taken in."""
 
     @property
     def most_bytes(self) -> int:
-        """Of a version's file."""
+        """Most bytes of a version's file."""
         return self._most_bytes
 
     def may_publish(self, peer: PeerId) -> bool:
-        """Whether statements of `peer` count."""
+        """Return True if statements of `peer` count."""
         return peer in self._publishers
 
     def refusal(self, publisher: PeerId, body: Version) -> str:
-        """Why nobody uses a statement, as far as the run's manifest says; empty when there is no reason."""
+        """Return the reason why the run's manifest rules a statement out; empty if it does not."""
         if not self.may_publish(publisher):
             return "its sender may not publish versions of this run"
         if body.weights.size > self._most_bytes:
@@ -73,7 +73,7 @@ class Catalogue:
         return ""
 
     def hear(self, signed: Signed) -> Heard:
-        """Take a statement in that is not refused."""
+        """Take in a statement that is not refused."""
         number = signed.body.version
         if number <= self.highest - KEPT:
             return Heard.OLD
@@ -88,22 +88,22 @@ class Catalogue:
 
     @property
     def highest(self) -> int:
-        """The highest number heard, void or not; 0 when there is none."""
+        """Highest number heard, void or not; 0 if there is none."""
         return max(self._heard, default=0)
 
     @property
     def usable(self) -> dict[int, Signed]:
-        """The versions that are not void, by number, ascending."""
+        """Versions that are not void, by number, ascending."""
         return {number: heard[0] for number, heard in self._heard.items() if len(heard) == 1}
 
     @property
     def newest(self) -> Signed | None:
-        """The usable one with the highest number."""
+        """Usable version with the highest number."""
         return next(reversed(self.usable.values()), None)
 
     @property
     def has_gap(self) -> bool:
-        """Whether a statement is missing on the way of patches that leads to the newest version."""
+        """True if a statement is missing on the way of patches that leads to the newest version."""
         usable, number = self.usable, max(self.usable, default=0)
         while number in usable:
             patch = usable[number].body.patch
@@ -114,15 +114,15 @@ class Catalogue:
 
     @property
     def void(self) -> list[int]:
-        """Numbers that count no more."""
+        """Numbers that do not count any more."""
         return [number for number, heard in self._heard.items() if len(heard) > 1]
 
     def versions(self) -> dict[int, Version]:
-        """What the usable ones say, by number, ascending."""
+        """Return the bodies of the usable versions, by number, ascending."""
         return {number: signed.body for number, signed in self.usable.items()}
 
     def blob(self, root: Hash) -> BlobName | None:
-        """The file with this root that a statement names."""
+        """Return the file with this root, if a statement names it."""
         for signed in self.all():
             patch = signed.body.patch
             for blob in (signed.body.weights, *([patch.blob] if patch is not None else [])):
@@ -131,5 +131,5 @@ class Catalogue:
         return None
 
     def all(self) -> Iterable[Signed]:
-        """Every statement that is remembered, by number."""
+        """Return all statements that are remembered, by number."""
         return [signed for heard in self._heard.values() for signed in heard]

@@ -1,8 +1,8 @@
-"""Taking the newest version of the weights through the swarm, at spare bandwidth, beside whatever else the peer does.
+"""Fetching of the newest version of the weights through the swarm, at spare bandwidth, beside the peer's other work.
 
-Which way to it takes the fewest bytes is decided in `protocol.versions.making`, which files stay in
-`protocol.versions.following`.  Here is what happens when a way turns out to be none: a patch that does not lead to the
-signed weights is left out from then on, and the anchor used; a version whose own file is not what was signed is refused.
+`protocol.versions.making` finds the way with the fewest bytes; `surplus` decides which files stay.  The rest handles ways
+that fail: a patch that does not lead to the signed weights is left out from then on, and the anchor used; a version whose
+own file is not the signed one is refused.
 """
 
 from __future__ import annotations
@@ -30,16 +30,17 @@ from protocol.wire.identity import PeerId
 from protocol.wire.versions import BlobName, Version
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Which files of weights stay on the disk.
+# Choice of the files of weights that stay on the disk.
 #
-# Pure.  Most wanted is the newest version that is here, whole.  Then what leads a newcomer to it: the newest anchor and the
-# patches since.  Then older versions.  What finds no room below the cap goes, unless it is in use.
+# Pure.  Most wanted is the newest complete version that is here.  Then come the files that lead a newcomer to it: the newest
+# anchor and the patches since.  Then come older versions.  A file that finds no room below the cap goes, unless it is in
+# use.
 
 
 def surplus(
     usable: Mapping[int, Version], sizes: Mapping[Hash, int], used: Collection[Hash], keep: int, cap_bytes: int
 ) -> list[Hash]:
-    """The files to be removed, the least wanted first.
+    """Return the files to be removed, the least wanted first.
 
     usable: by number, ascending.  sizes: of the files that are here, by root.  keep: versions that stay whole.
     """
@@ -56,7 +57,7 @@ def surplus(
 
 
 def _by_want(usable: Mapping[int, Version], sizes: Mapping[Hash, int], keep: int) -> dict[Hash, None]:
-    """The files that are here and wanted, the most wanted first."""
+    """Return the wanted files that are here, the most wanted first."""
     newest_first = [*usable.values()][::-1]
     whole = [Hash(version.weights.root) for version in newest_first if version.weights.root in sizes]
     wanted = dict.fromkeys(whole[:1])
@@ -76,18 +77,18 @@ def _by_want(usable: Mapping[int, Version], sizes: Mapping[Hash, int], keep: int
 
 
 CHECK_S = 10.0
-"""A file that was found to be damaged is fetched again after so long at the latest."""
+"""Seconds after which a damaged file is fetched again at the latest."""
 FIRST_RETRY_S, LONGEST_RETRY_S = 1.0, 60.0
 DISK_RETRY_S = 60.0
 DONORS = 2
-"""Older versions whose equal chunks are copied."""
+"""Most older versions whose equal chunks are copied."""
 MOST_TELLERS = 8
 
 
 class Follower:
-    """Of one node; `run` it.  complete: the number of the newest version that is here, 0 for none.
+    """Follower of the newest version at one node; `run` it.
 
-    changing: held while files come and go.
+    complete: the number of the newest version that is here, 0 for none.  changing: held while files come and go.
     """
 
     def __init__(
@@ -104,26 +105,26 @@ class Follower:
         self._random = random.Random(session.me)
         self._refused: dict[int, str] = {}
         self._unfit: set[int] = set()
-        """Those of them that found no room."""
+        """Refused versions that found no room."""
         self._useless: dict[Hash, int] = {}
-        """Patches that lead nowhere, and of which version they are."""
+        """Patches that lead nowhere, and the versions that they are of."""
         self._tellers: dict[int, list[PeerId]] = {}
         self._news = trio.Event()
         self._retry_s = FIRST_RETRY_S
         self._kept_changes = 0
-        """Of the catalogue, that are on the disk."""
+        """Number of the catalogue's changes that are on the disk."""
         self.changing = trio.Lock()
         self.complete = 0
 
-    # -- what others say ----------------------------------------------------------------------------------------------
+    # -- news ---------------------------------------------------------------------------------------------------------
 
     def wake(self) -> None:
-        """There is something new to look at."""
+        """Look again, as there is something new."""
         self._retry_s = FIRST_RETRY_S
         self._news.set()
 
     def limit(self, settings: WeightSettings) -> None:
-        """Keep so much from now on."""
+        """Keep as much as these settings allow from now on."""
         self._settings = settings
         for number in self._unfit:
             self._refused.pop(number, None)
@@ -131,7 +132,7 @@ class Follower:
         self.wake()
 
     def told_by(self, version: Version, peer: PeerId) -> None:
-        """A peer knows this version, and may have it."""
+        """Note that a peer knows this version, and may have it."""
         tellers = self._tellers.setdefault(version.version, [])
         if peer not in tellers and len(tellers) < MOST_TELLERS:
             tellers.append(peer)
@@ -143,7 +144,7 @@ class Follower:
     def _is_remembered(self, number: int) -> bool:
         return number > self._catalogue.highest - KEPT
 
-    # -- what is so ---------------------------------------------------------------------------------------------------
+    # -- state --------------------------------------------------------------------------------------------------------
 
     @property
     def refused(self) -> Mapping[int, str]:
@@ -151,13 +152,13 @@ class Follower:
         return self._refused
 
     def usable(self) -> dict[int, Version]:
-        """The versions that count, and were not refused, by number, ascending."""
+        """Return the versions that count and were not refused, by number, ascending."""
         return {number: body for number, body in self._catalogue.versions().items() if number not in self._refused}
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Follow until cancelled."""
         while True:
             self._news = trio.Event()
             try:
@@ -169,7 +170,7 @@ class Follower:
                 await self._news.wait()
 
     async def _step(self) -> float:
-        """Do what is to be done first; for how long there is nothing else to do then."""
+        """Do the most urgent thing; return the seconds for which nothing else is to be done then."""
         await self._keep_statements()
         await self._offload(self._files.check)
         wanted = self._next()
@@ -187,7 +188,7 @@ class Follower:
         return pause_s
 
     async def _keep_statements(self) -> None:
-        """To the disk, before anything is done for them."""
+        """Write the statements to the disk, before anything is done for them."""
         changes = self._catalogue.changes
         if changes == self._kept_changes:
             return
@@ -198,7 +199,7 @@ class Follower:
         self._kept_changes = changes
 
     def _next(self) -> tuple[int, Route] | None:
-        """The newest version that can be reached, and the way there."""
+        """Return the newest version that can be reached, and the way there."""
         usable, here = self.usable(), self._files.sizes()
         for number in reversed(usable):
             way = route(usable, number, here, self._useless)
@@ -209,11 +210,11 @@ class Follower:
     # -- one version --------------------------------------------------------------------------------------------------
 
     async def _take(self, number: int, way: Route) -> bool:
-        """Whether something came of it: the version, or that a way to it is none."""
+        """Take a version; return True if that had a result: the version is here, or a way to it turned out to be none."""
         begun, version = trio.current_time(), self._catalogue.versions()[number]
         if way.legs:
             self._session.emit(VersionStarted(number, way.size_bytes, len(way.legs)))
-        legs = way.legs or (Leg(version, version.weights, None),)  # what is here is read and checked, too
+        legs = way.legs or (Leg(version, version.weights, None),)  # a file that is here is read and checked as well
         blobs = [blob for leg in legs for blob in (leg.blob, leg.version.weights, leg.base) if blob is not None]
         with self._files.using(*{Hash(blob.root) for blob in blobs}):
             for leg in legs:
@@ -234,7 +235,7 @@ class Follower:
         return True
 
     def _useless_is(self, leg: Leg) -> None:
-        """What was signed about a file of this leg is not so."""
+        """Rule out a patch, or else a version, because a signed statement about a file of this leg is false."""
         number = leg.version.version
         if leg.base is not None and not self._files.has(Hash(leg.version.weights.root)):
             self._useless[Hash(leg.blob.root)] = number
@@ -247,7 +248,7 @@ class Follower:
         self._session.emit(VersionRefused(number, reason))
 
     async def _have_room(self, leg: Leg) -> bool:
-        """Make room below the cap for what a leg adds."""
+        """Make room below the cap for the files that a leg adds; refuse its version and return False if they do not fit."""
         adds = {Hash(blob.root): blob.size for blob in (leg.blob, leg.version.weights)}
         async with self.changing:
             here = self._files.sizes()
@@ -269,7 +270,7 @@ class Follower:
     # -- one file -----------------------------------------------------------------------------------------------------
 
     async def _fetch(self, leg: Leg) -> bool:
-        """Have the file of a leg on disk, whole and right; False when nobody has all of it now."""
+        """Get the file of a leg onto the disk, whole and right; return False if nobody has all of it now."""
         blob, root = leg.blob, Hash(leg.blob.root)
         if self._files.has(root):
             return True
@@ -288,14 +289,14 @@ class Follower:
         return whole
 
     def _donors(self, leg: Leg) -> list[BlobName]:
-        """Versions that are here, and may have equal chunks."""
+        """Return versions that are here and may have equal chunks."""
         if leg.blob != leg.version.weights:
             return []
         here = self._files.sizes()
         return [each.weights for each in reversed(self.usable().values()) if each.weights.root in here][:DONORS]
 
     def sources(self, number: int) -> list[PeerId]:
-        """Whom to ask for a version: those that told us of it, and others."""
+        """Return the peers to ask for a version: first the peers that told us of it, then others."""
         connected = [*self._session.network.connected()]
         told = [peer for peer in self._tellers.get(number, []) if peer in connected]
         others = [peer for peer in connected if peer not in told]
@@ -305,7 +306,7 @@ class Follower:
     # -- the disk -----------------------------------------------------------------------------------------------------
 
     async def _tidy(self) -> Leg | None:
-        """Remove what is not wanted any more; a file that is wanted and was damaged."""
+        """Remove files that are not wanted any more; return a leg for a wanted file that was damaged, if there is one."""
         async with self.changing:
             usable, damaged = self.usable(), self._files.damaged()
             begun = [root for root in self._files.parts() if root not in damaged]  # and given up for another way

@@ -1,6 +1,6 @@
-"""Files of versions, made from others: by a patch, from equal chunks, or for a new version that is to be published.
+"""Construction of versions' files from others: by a patch, from equal chunks, or for a new version to be published.
 
-Blocking, and heavy: all bytes are read and hashed.  Call it in worker threads.
+Blocking and heavy, but for `route`: all bytes are read and hashed.  Call these functions in worker threads.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from protocol.wire.hashes import Hash, chunk_hash, hash_bytes, tree_root
 from protocol.wire.versions import BlobName, PatchName, Version
 
 # ------------------------------------------------------------------------------------------------------------------------
-# The way to a version of the weights that takes the fewest bytes.
+# Choice of the way to a version of the weights with the fewest bytes.
 #
-# Pure.  A patch leads from a version that counts to a higher number, an anchor is to be had whole; so one pass over the
-# numbers finds the best way to each.
+# Pure.  A patch leads from a version that counts to a higher number, and an anchor can be fetched whole.  So one pass over
+# the numbers finds the best way to each.
 
 
 @dataclass(frozen=True)
 class Leg:
-    """A part of the way: fetch `blob`, and have the weights of `version`.
+    """Leg of a route: fetch `blob`, and have the weights of `version`.
 
-    base: the weights that the patch is applied to; None where the blob is the weights themselves.
+    base: the weights that the patch is applied to; None if the blob is the weights themselves.
     """
 
     version: Version
@@ -48,7 +48,7 @@ class Leg:
 
 @dataclass(frozen=True)
 class Route:
-    """size_bytes: to be fetched for it.  legs: none where the weights are here already."""
+    """Route to a version.  size_bytes: to be fetched for it.  legs: empty if the weights are here already."""
 
     size_bytes: int
     legs: tuple[Leg, ...] = ()
@@ -57,10 +57,10 @@ class Route:
 def route(
     usable: Mapping[int, Version], target: int, here: Collection[Hash], refused: Collection[Hash] = ()
 ) -> Route | None:
-    """How to get the version `target`; None where nothing leads there.
+    """Return the route to the version `target` with the fewest bytes; None if nothing leads there.
 
-    usable: by number, ascending.  here: roots of weights and patches that need not be fetched.  refused: roots of blobs
-    that turned out to be useless.
+    usable: by number, ascending.  here: roots of weights and patches that need not be fetched.  refused: roots of blobs that
+    turned out to be useless.
     """
     ways: dict[Hash, Route] = {root: Route(0) for root in map(Hash, here)}
     for number, version in usable.items():
@@ -87,9 +87,9 @@ def _legs(usable: Mapping[int, Version], version: Version) -> list[Leg]:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Safetensors files in bf16 as versions of the weights have them, and the root over their tensors' hashes.
+# Safetensors files in bf16, in the form that versions have, and the root over their tensors' hashes.
 #
-# A file comes from a stranger, in the end: its header is read strictly.  The tensors are all BF16, lie one after the other
+# A file comes from a stranger in the end, so its header is read strictly.  The tensors are all BF16, lie one after the other
 # in the order in which the header names them, and fill the file.  So equal weights are equal files, and a patch between two
 # versions changes values and never the header.
 
@@ -102,7 +102,7 @@ METADATA = "__metadata__"
 
 @dataclass(frozen=True)
 class Tensor:
-    """Bytes [start, stop) of a file."""
+    """Tensor in the bytes [start, stop) of a file."""
 
     name: str
     shape: tuple[int, ...]
@@ -111,7 +111,7 @@ class Tensor:
 
 
 def tensors_in(file: memoryview) -> list[Tensor]:
-    """The tensors of a file, in order; raises `Malformed` for one that no version has."""
+    """Return the tensors of a file, in order; raises `Malformed` for a file that no version has."""
     length = int.from_bytes(file[:LENGTH_BYTES], "little")
     if not 2 <= length <= min(HEADER_BYTES - LENGTH_BYTES, len(file) - LENGTH_BYTES):
         raise Malformed("no safetensors file, or only a part of one")
@@ -140,7 +140,7 @@ def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _tensor(name: str, said: Any, body: int, at: int) -> Tensor:
-    """The tensor whose bytes begin at `at`, where the header puts it, too."""
+    """Return the tensor whose bytes begin at `at`; raises `Malformed` if the header puts it elsewhere or it is not bf16."""
     match said:
         case {"dtype": "BF16", "shape": list(shape), "data_offsets": [int(start), int(stop)]} if (
             len(said) == 3
@@ -155,7 +155,7 @@ def _tensor(name: str, said: Any, body: int, at: int) -> Tensor:
 
 
 def tensor_root(file: memoryview) -> Hash:
-    """The root over the names, shapes and hashes of a file's tensors; raises `Malformed`.  Reads all of it."""
+    """Return the root over the names, shapes and hashes of a file's tensors; raises `Malformed`.  Reads the whole file."""
     return tree_root([_leaf(tensor, chunk_hash(file[tensor.start : tensor.stop])) for tensor in tensors_in(file)])
 
 
@@ -164,25 +164,25 @@ def _leaf(tensor: Tensor, digest: Hash) -> Hash:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Patches between two versions of the weights: lossless, and small where few values change.
+# Patches between two versions of the weights: lossless, and small if few values change.
 #
 # A step of reinforcement learning leaves about 99 of 100 bf16 weights as they were.  A patch names the places of the others
-# as gaps and gives their new values, not differences, so that what comes out is the new version to the bit.  Both versions
-# are files of the same size, read as 16-bit values; a patch goes through them block by block, and needs memory for one.
+# as gaps and gives their new values, not differences, so that the result is the new version to the bit.  Both versions are
+# files of the same size, read as 16-bit values; a patch goes through them block by block, and needs memory for one.
 #
 # Form: `MAGIC`, the number of values (8 bytes); then for each block of `BLOCK` values the sizes of its four streams (4 bytes
 # each, little-endian like everything here) and the streams, each a zstd frame:
 #
-# * gaps: how many values are left as they were before each changed one, a byte each; 255 where there are 255 or more,
+# * gaps: the number of unchanged values before each changed one, a byte each; 255 stands for 255 or more,
 # * long gaps: for each of those the rest (4 bytes each),
 # * the low bytes of the new values, and their high bytes: the latter hold sign and exponent, which compress well.
 #
-# A patch comes from a stranger: whatever is in it, applying it takes bounded memory and ends, or raises `Malformed`.
+# A patch comes from a stranger: with any contents, applying it takes bounded memory and ends, or raises `Malformed`.
 
 
 MAGIC = b"manyhands patch 1"
 BLOCK = 1 << 22
-"""Values of 16 bits: 8 MiB of each version."""
+"""Values of 16 bits in a block: 8 MiB of each version."""
 LEVEL = 3
 ESCAPE = 255
 _HEAD = struct.Struct(f"<{len(MAGIC)}sQ")
@@ -193,7 +193,8 @@ U16 = npt.NDArray[np.uint16]
 
 
 def make_patch(old: memoryview, new: memoryview) -> Iterator[bytes]:
-    """The pieces of the patch that leads from `old` to `new`, one for each block.  Both have one size, even in bytes."""
+    """Yield the pieces of the patch from `old` to `new`: its head, then one for each block.  Both have the same, even number
+    of bytes."""
     before, after = _values(old), _values(new)
     assert len(before) == len(after), "versions of one size"
     yield _HEAD.pack(MAGIC, len(after))
@@ -242,7 +243,7 @@ def apply_patch(old: memoryview, patch: memoryview, into: memoryview) -> None:
 
 
 def _expand(decompressor: zstandard.ZstdDecompressor, frame: memoryview, most: int) -> bytes:
-    """The content of a zstd frame that says to hold at most `most` bytes."""
+    """Return the content of a zstd frame; raises `Malformed` if it claims to hold more than `most` bytes, or is damaged."""
     try:
         size = zstandard.get_frame_parameters(frame).content_size
         if size > most:
@@ -273,17 +274,17 @@ def _values(data: memoryview) -> U16:
 
 
 MADE = ".made.new"
-"""A patch that is being made; what an earlier life left of it is removed with all such files."""
+"""File of a patch that is being made; one left by an earlier life is removed with all such files."""
 
 
 class Made(Enum):
-    """What came of a leg whose blob is here."""
+    """Outcome of a leg whose blob is here."""
 
     RIGHT = "right"
     WRONG = "wrong"
-    """The blob is the one that was signed, and does not lead to the weights that were."""
+    """The blob is the signed one, but does not lead to the signed weights."""
     LOST = "lost"
-    """A file that it needs is damaged, and has to be fetched again."""
+    """A file that the leg needs is damaged, and has to be fetched again."""
 
 
 # -- taking -----------------------------------------------------------------------------------------------------------
@@ -292,7 +293,7 @@ class Made(Enum):
 def begin_fetch(
     files: WeightFiles, blob: BlobName, leaves: Sequence[Hash], others: Collection[BlobName]
 ) -> tuple[Part, ChunkSet]:
-    """A file to fetch `blob` into, and the chunks that it has: from an earlier life, or copied from `others`.
+    """Return a file to fetch `blob` into, and the chunks that it has: from an earlier life, or copied from `others`.
 
     Raises `StoreFull`.
     """
@@ -314,7 +315,7 @@ def begin_fetch(
 
 
 def finish(files: WeightFiles, leg: Leg) -> Made:
-    """The blob of a leg is here: have the weights that it leads to.  Raises `StoreFull`."""
+    """Make or check the weights that a leg leads to, whose blob is here.  Raises `StoreFull`."""
     version, root = leg.version, Hash(leg.version.weights.root)
     if leg.base is not None and not files.has(root):
         made = _patch(files, leg, leg.base)
@@ -348,7 +349,7 @@ def _patch(files: WeightFiles, leg: Leg, base_name: BlobName) -> Made:
 
 
 def _whose_fault(files: WeightFiles, blobs: Collection[BlobName]) -> Made:
-    """Whether one of these complete files is not what it was; it is fetched again then."""
+    """Return LOST if one of these complete files is damaged, which is then fetched again; else WRONG."""
     lost = False
     for blob in blobs:
         view = files.view(Hash(blob.root), blob.size)
@@ -366,7 +367,7 @@ def _whose_fault(files: WeightFiles, blobs: Collection[BlobName]) -> Made:
 
 @dataclass(frozen=True)
 class Base:
-    """The version that a new one follows."""
+    """Version that a new one follows."""
 
     number: int
     weights: BlobName
@@ -375,9 +376,9 @@ class Base:
 def make_version(
     files: WeightFiles, source: Path, number: int, chunk_bytes: int, most_bytes: int, base: Base | None, anchor: bool
 ) -> Version:
-    """Take the file `source`, which lies in the folder of `files`, in as the version `number`, with a patch from `base`.
+    """Take in the file `source`, which lies in the folder of `files`, as the version `number`, with a patch from `base`.
 
-    anchor: whether it is to be had whole; it is in any case where no patch from `base` is smaller.  Raises `Malformed` for a
+    anchor: True if others are to fetch it whole; they also do if no patch from `base` is smaller.  Raises `Malformed` for a
     file that no version has, and `StoreFailed`.
     """
     view = map_file(source)
@@ -397,7 +398,7 @@ def make_version(
 
 
 def _make_patch(files: WeightFiles, before: memoryview, after: memoryview, chunk_bytes: int, base: Base) -> PatchName | None:
-    """None where the whole is as small."""
+    """Make a patch from the version `base`; return None if the whole file is no larger."""
     path = files.folder / MADE
     with path.open("wb") as file:
         for piece in make_patch(before, after):

@@ -1,4 +1,4 @@
-"""Publishing a version of the weights: taken in, compared with the one before, signed, kept, and only then told."""
+"""Publication of a version of the weights: taken in, compared with the one before, signed, kept, and only then told."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ from protocol.wire.versions import Version
 
 ANCHOR_EVERY = 10
 MOST_ANCHOR_EVERY = 64
-"""Half of the numbers that are remembered, so that nobody lacks the anchor that patches begin with."""
+"""Most numbers from one anchor to the next: half of the remembered ones, so that nobody lacks the anchor that patches begin
+with."""
 ORIGINS = 4
-"""Files that are offered so that each chunk leaves us once; older ones are offered like any other."""
+"""Most files that are offered so that each chunk leaves us once; older ones are offered like any other."""
 
 
 class CannotPublish(Exception):
-    """A version is not published; the text is one sentence with the remedy."""
+    """Refusal to publish a version; the text is one sentence with the remedy."""
 
 
 class Publisher:
-    """Of one node.  chunk_bytes: how files are cut."""
+    """Publisher of versions at one node.  chunk_bytes: size of the chunks that files are cut into."""
 
     def __init__(
         self,
@@ -49,7 +50,10 @@ class Publisher:
         self._origins: deque[Hash] = deque()
 
     async def publish(self, source: Path, anchor_every: int = ANCHOR_EVERY) -> Signed:
-        """Publish the weights in `source`, a file in the folder of weights, as the next version.  Raises `CannotPublish`."""
+        """Publish the weights in the file `source`, which lies in the folder of weights, as the next version.
+
+        Raises `CannotPublish`.
+        """
         if not self._catalogue.may_publish(self._session.me):
             raise CannotPublish(
                 "this peer may not publish weights: it is neither the run's organiser nor named as a publisher"
@@ -60,7 +64,7 @@ class Publisher:
                 if self._catalogue.highest >= body.version:
                     raise CannotPublish("another publisher was faster; try again")
                 envelope = self._session.seal(body)
-                await self._offload(self._files.keep, body.version, envelope.raw)  # we never sign another one of this number
+                await self._offload(self._files.keep, body.version, envelope.raw)  # we never sign another of this number
             except Malformed as error:
                 raise CannotPublish(f"the file cannot be published: {error}") from error
             except (StoreFailed, OSError) as error:
@@ -85,7 +89,7 @@ class Publisher:
         return made
 
     def _offer(self, body: Version) -> None:
-        """Each chunk of what others will fetch leaves us once, as far as that can be."""
+        """Offer the files that others will fetch so that each chunk leaves us once, as far as possible."""
         names = [body.weights] if body.anchor else []
         names += [body.patch.blob] if body.patch is not None else []
         for blob in names:

@@ -15,12 +15,12 @@ from protocol.wire.hashes import Hash
 from protocol.wire.versions import BlobName
 
 REMEMBERED = 4
-"""Files whose chunks' hashes are remembered; 1 MiB each at most."""
+"""Most files whose chunks' hashes are remembered; 1 MiB each at most."""
 
 
 @dataclass(frozen=True)
 class StoredBlob:
-    """A complete file; a chunk that is damaged is found out when it is read."""
+    """Complete file; a damaged chunk is found out when it is read."""
 
     files: WeightFiles
     blob: BlobName
@@ -33,12 +33,12 @@ class StoredBlob:
 
     @property
     def here(self) -> ChunkSet:
-        """All chunks."""
+        """All chunks, as the file is complete."""
         return (1 << self.count) - 1
 
     @property
     def is_urgent(self) -> bool:
-        """No round waits for it."""
+        """False: no round waits for such a blob."""
         return False
 
     def leaves(self) -> Sequence[Hash]:

@@ -1,7 +1,7 @@
-"""A peer's part in the versions of the weights: what it hears of them, tells others, takes, and publishes.
+"""A peer's part in the versions of the weights: hearing of them, telling others, taking and publishing them.
 
-Nothing runs and nothing is said before the first version is heard of, published, or found on the disk.  Whoever knows
-versions tells each peer that it meets the newest one; a peer that lacks what leads there asks it for the rest.
+Nothing runs and nothing is said before the first version is heard of, published, or found on the disk.  A peer that knows
+versions tells the newest one to each peer that it meets.  If that peer lacks the way there, it asks back for the rest.
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ from protocol.wire.versions import MAX_STATEMENT_BYTES, Version, VersionsReply, 
 
 ASK_TIMEOUT_S = 10.0
 REPEAT_S = 30.0
-"""A publisher gossips its newest statement again so often: gossip may be lost."""
+"""Seconds between a publisher's repetitions of its newest statement: gossip may be lost."""
 AGAIN_S = 10.0
-"""After a failure of ours."""
+"""Seconds to wait after a failure of ours."""
 FIRST_SEEK_S, LONGEST_SEEK_S = 5.0, 320.0
-"""While the way to the newest version has a gap, somebody is asked for all statements after so long; less often when
-nothing new came of it."""
+"""Seconds after which one peer is asked for all statements, while the way to the newest version has a gap; longer while
+nothing new comes of it."""
 
 
 class Watching(Protocol):
-    """What catches failures while a remote statement is handled (`protocol.node.guard`)."""
+    """Guard that catches failures while a remote statement is handled (`protocol.node.guard`)."""
 
     def watch(self, sender: PeerId, what: str) -> AbstractContextManager[Any]:
-        """A context that ends early when something raises."""
+        """Return a context that ends early when something raises."""
         ...
 
 
 class Starting(Protocol):
-    """Where tasks run that nobody waits for (`protocol.node.background`)."""
+    """Runner of tasks that nobody waits for (`protocol.node.background`)."""
 
     @property
     def is_open(self) -> bool:
-        """Whether tasks are started."""
+        """True if tasks are started."""
         ...
 
     def start(self, task: Callable[..., Awaitable[None]], *arguments: Any) -> None:
@@ -61,7 +61,7 @@ class Starting(Protocol):
 
 
 class WeightVersions:
-    """Of one node.  swarm: has a `VersionShelf` of the catalogue."""
+    """Versions of the weights at one node.  swarm: has a `VersionShelf` of the catalogue."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class WeightVersions:
     # -- life ---------------------------------------------------------------------------------------------------------
 
     def resume(self) -> None:
-        """Go on with what an earlier life had, if it had any."""
+        """Go on with an earlier life's files, if it left any."""
         if not self._files.is_empty:
             self._begin()
 
@@ -111,7 +111,7 @@ class WeightVersions:
                 await trio.sleep(AGAIN_S)
 
     def _recall(self, raw: bytes) -> None:
-        """A statement from our disk."""
+        """Take in a statement from our disk."""
         try:
             sender, body, _ = unpack(raw, self._session.run, max_bytes=MAX_STATEMENT_BYTES)
         except Malformed:
@@ -127,7 +127,7 @@ class WeightVersions:
                 await self._gossip(newest)
 
     async def _seek(self) -> None:
-        """Close gaps: a statement may have been lost on its way, and so may the answer to a question for it."""
+        """Close gaps: a statement may have been lost on its way, and so may an answer that held it."""
         pause_s, asked = FIRST_SEEK_S, set[PeerId]()
         while True:
             if not self._catalogue.has_gap:
@@ -138,7 +138,7 @@ class WeightVersions:
             await trio.sleep(pause_s)
             sources = self._may_know()
             if asked.issuperset(sources):
-                asked.clear()  # everybody once before anybody twice
+                asked.clear()  # ask every peer once before any peer twice
             peer = next((peer for peer in sources if peer not in asked), None)
             if peer is not None:
                 asked.add(peer)
@@ -146,7 +146,8 @@ class WeightVersions:
             pause_s = FIRST_SEEK_S if self._catalogue.changes != changes else min(2 * pause_s, LONGEST_SEEK_S)
 
     def _may_know(self) -> list[PeerId]:
-        """Whom to ask for what we lack: the publisher, those that told us of the newest version, others."""
+        """Return the peers to ask for missing statements: the publisher, then peers that told us of the newest version, then
+        others."""
         newest, sources = self._catalogue.newest, self.follower.sources(self._catalogue.highest)
         if newest is None or newest.publisher not in self._session.network.connected():
             return sources
@@ -159,11 +160,14 @@ class WeightVersions:
     # -- hearing ------------------------------------------------------------------------------------------------------
 
     def hear(self, bringer: PeerId, sender: PeerId, body: Version, raw: bytes) -> Acceptance:
-        """Take in a statement whose signature holds; whether it is handed on.  bringer: the peer that we have it from."""
+        """Take in a statement whose signature holds; return ACCEPT if it is to be handed on.
+
+        bringer: the peer that we have it from.
+        """
         reason = self._catalogue.refusal(sender, body)
         if reason:
             self._session.emit(Dropped(sender, "version", reason))
-            return Acceptance.REJECT  # whoever hands it on could know that
+            return Acceptance.REJECT  # the peer that hands it on could know that
         heard = self._catalogue.hear(Signed(body, sender, raw))
         self._heard.set()
         if heard is Heard.OLD:
@@ -189,7 +193,7 @@ class WeightVersions:
         return body.patch is not None and body.patch.base not in self._catalogue.versions()
 
     async def told(self, peer: PeerId, data: bytes) -> None:
-        """A peer that we met tells the newest version that it knows; raises `Offence`."""
+        """Take in the newest version that a peer we met knows; raises `Offence`, and `Refused` while we are not open."""
         try:
             sender, body, envelope = unpack(data, self._session.run, max_bytes=MAX_STATEMENT_BYTES)
         except Malformed as error:
@@ -202,7 +206,7 @@ class WeightVersions:
             raise Offence("a version that nobody takes")
 
     async def _ask(self, peer: PeerId) -> None:
-        """All versions that a peer knows."""
+        """Ask a peer for all versions that it knows."""
         with self._guard.watch(peer, "answer about versions"):
             try:
                 question = VersionsRequest().encode()
@@ -210,7 +214,7 @@ class WeightVersions:
                 reply = decode_body(VersionsReply, answer, max_bytes=MAX_REQUEST_BYTES)
                 opened = [await self._offload(unpack, raw, self._session.run) for raw in reply.statements]
             except NetworkError:
-                return  # somebody else will tell us
+                return  # another peer will tell us
             except Malformed as error:
                 self._session.emit(Dropped(peer, "answer about versions", str(error)))
                 return
@@ -220,7 +224,7 @@ class WeightVersions:
         self.follower.wake()
 
     def _learn(self, peer: PeerId, signed: Signed) -> None:
-        """As `hear`, of what we asked for: nothing more is asked for it."""
+        """Take in a statement that we asked for, as `hear`, but ask for nothing more because of it."""
         reason = self._catalogue.refusal(signed.publisher, signed.body)
         if reason:
             self._session.emit(Dropped(peer, "version", reason))
@@ -230,7 +234,7 @@ class WeightVersions:
     # -- telling ------------------------------------------------------------------------------------------------------
 
     def met(self, peer: PeerId) -> None:
-        """Tell a peer that we are connected to now what it may not have heard."""
+        """Tell the newest version to a peer that we have just connected to: it may not have heard of it."""
         if self._catalogue.newest is not None:
             self._background.start(self._tell, peer, self._catalogue.newest.raw)
 
@@ -241,14 +245,14 @@ class WeightVersions:
             return  # it hears of it from others
 
     async def answer(self, peer: PeerId, data: bytes) -> bytes:
-        """What we know of all versions; raises `Refused`."""
+        """Return the statements of all versions that we know; raises `Refused`."""
         try:
             decode_body(VersionsRequest, data)
         except Malformed as error:
             raise Refused(MALFORMED) from error
         return VersionsReply(statements=[signed.raw for signed in self._catalogue.all()]).encode()
 
-    # -- what the person asks -----------------------------------------------------------------------------------------
+    # -- commands -----------------------------------------------------------------------------------------------------
 
     async def publish(self, source: Path, anchor_every: int = ANCHOR_EVERY) -> Version:
         """Publish a file that lies in `folder` as the next version.  Raises `CannotPublish`."""
@@ -264,7 +268,7 @@ class WeightVersions:
 
     @contextmanager
     def using(self, number: int) -> Iterator[Path | None]:
-        """The file of a version, which stays within; None where it is not here."""
+        """Yield the path of a version's file, which stays within the context; None if it is not here."""
         version = self._catalogue.versions().get(number)
         root = Hash(version.weights.root) if version is not None else Hash(b"")
         with self._files.using(root):
@@ -272,11 +276,11 @@ class WeightVersions:
 
     @property
     def folder(self) -> Path:
-        """Where the files are."""
+        """Folder of the files."""
         return self._files.folder
 
     def status(self) -> dict[str, Any]:
-        """What `peer weights --json` shows of versions."""
+        """Return the versions as `peer weights --json` shows them."""
         here, versions = self._files.sizes(), []
         for signed in self._catalogue.all():
             body, patch = signed.body, signed.body.patch

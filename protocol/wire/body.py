@@ -1,6 +1,6 @@
-"""What every message is made of: the class of bodies, the types of fields, and their limits.
+"""The parts of every message: the class of bodies, the types of fields, and their limits.
 
-Limits are here, in one place: what is not allowed here cannot be said.
+All limits are here, in one place: a value beyond them cannot be sent.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from protocol.wire.hashes import HASH_BYTES
 from protocol.wire.identity import SIGNATURE_BYTES
 
 # ------------------------------------------------------------------------------------------------------------------------
-# How large a message of a class can be, as its fields' limits say.
+# The largest size of a message of a class, by its fields' limits.
 #
-# What is longer, or has more values, is refused before it is decoded.  It follows from the schema, so a message has its
-# limit as soon as its fields have theirs.
+# A message that is longer, or has more values, is refused before it is decoded.  The size follows from the schema, so a
+# message has its limit as soon as its fields have theirs.
 
 
 HEAD_BYTES = 5
-"""Of a string, a list or a map, at most."""
+"""Bytes of the head of a string, a list or a map, at most."""
 NUMBER_BYTES = 9
 UTF8_BYTES = 4
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The largest encoding: bytes, and values beneath it, keys included.  Infinite where the schema sets no limit."""
+    """Size of the largest encoding: bytes, and values beneath it, keys included.  Infinite if the schema sets no limit."""
 
     bytes: float
     values: float
@@ -52,7 +52,7 @@ _UNLIMITED = Shape(math.inf, math.inf)
 
 @cache
 def largest(cls: type[BaseModel]) -> Shape:
-    """The largest message of a class."""
+    """Return the size of the largest message of a class."""
     size, values = float(HEAD_BYTES), 0.0
     for name, field in cls.model_fields.items():
         shape = _largest(field.annotation, field.metadata)
@@ -62,7 +62,7 @@ def largest(cls: type[BaseModel]) -> Shape:
 
 
 def _largest(annotation: Any, metadata: Iterable[Any]) -> Shape:
-    """Of a value of this type.  metadata: what limits it."""
+    """Return the size of the largest value of this type.  metadata: its limits."""
     limits = [part for item in metadata for part in (item.metadata if isinstance(item, FieldInfo) else [item])]
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
@@ -104,15 +104,15 @@ def _either(shapes: list[Shape]) -> Shape:
 
 
 class Ordered(BaseModel):
-    """Frozen and strict: a field is of its very type, and there are no others."""
+    """Frozen and strict model: each field has exactly its declared type, and there are no others."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Fields are kept, and so given out, in the order of their names.
+        """Keep the fields, and so dump them, in the order of their names.
 
-        One wrong item of a list is enough: nobody reads what is wrong with the 4095 others.
+        The first wrong item of a list ends its validation: nobody reads about the 4095 others.
         """
         schema = handler(source)
         inner: Any = schema
@@ -127,20 +127,20 @@ class Ordered(BaseModel):
         return schema
 
     def encode(self) -> bytes:
-        """Canonical msgpack of the fields."""
+        """Return the canonical msgpack of the fields."""
         return canonical.encode_sorted(self.model_dump(mode="python"))
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Less work for Python's garbage collector, which stops all threads while it looks.
+# Less work for Python's garbage collector, which stops all threads while it runs.
 #
-# It looks again at what is young after each 700 objects.  A large message makes tens of thousands, which all stay: looking
-# at them takes longer than making them.  And now and again it looks at everything, of which most was there from the start.
+# It scans the young objects after each 700 new ones.  A large message makes tens of thousands, which all stay: scanning
+# them takes longer than making them.  Now and then it scans all objects, most of which were there from the start.
 
 
 @contextmanager
 def collector_at_rest() -> Iterator[None]:
-    """Within, nothing is collected, in any thread; for moments.  Safe to use in several threads at once."""
+    """Disable garbage collection in all threads inside the context; for moments.  Safe to use in several threads at once."""
     if not gc.isenabled():
         yield
         return
@@ -152,10 +152,10 @@ def collector_at_rest() -> Iterator[None]:
 
 
 def spare_what_is_loaded() -> None:
-    """What exists now, modules above all, is not looked at again before the next call.  Call it when everything is loaded.
+    """Exempt all present objects, modules above all, from collection until the next call.  Call it when all is loaded.
 
-    What was spared before and is garbage by now goes: a peer that leaves its run and comes back, all in one process, would
-    keep every earlier network and node for good, since these refer to each other.
+    Objects that were exempt before and are garbage by now are freed: otherwise a peer that leaves its run and comes back,
+    all in one process, would keep every earlier network and node for good, since these refer to each other.
     """
     gc.unfreeze()
     gc.collect()
@@ -168,28 +168,28 @@ def spare_what_is_loaded() -> None:
 LARGE_BYTES = 16 << 10
 """Statements over this size are decoded in a worker thread."""
 MAX_TOKEN_BYTES = 400
-"""Of an invitation's token."""
+"""Bytes of an invitation's token."""
 MAX_ADMISSION_BYTES = 512
-"""Of the proof that a peer was admitted."""
+"""Bytes of the proof that a peer was admitted."""
 MAX_MEMBERS = 256
 MAX_ELECTORS = 64
-"""Voters of a ballot; where members vote, no more of them may be in a plan."""
+"""Voters of a ballot; if the members vote, a plan may have no more of them."""
 MAX_ROLL_BYTES = 8192
-"""Of a signed ROLL as it travels."""
+"""Bytes of a signed ROLL as it travels."""
 MAX_CHUNKS = 4096
 """Chunks of a contribution; with 1 MiB chunks 4 G parameters a fragment.  A motion names and signs each."""
 MAX_FRAGMENTS = 64
 """Fragments of a state, of which a round exchanges one."""
 MAX_NUMBER = 1e9
 MAX_LOSS = 1e6
-"""A held-out loss beyond this says nothing but that training has failed."""
+"""A held-out loss beyond this means only that training has failed."""
 
 HashField = Annotated[bytes, Field(min_length=HASH_BYTES, max_length=HASH_BYTES)]
 PeerField = Annotated[str, Field(min_length=46, max_length=60, pattern=r"^[1-9A-HJ-NP-Za-km-z]+$")]
 SignatureField = Annotated[bytes, Field(min_length=SIGNATURE_BYTES, max_length=SIGNATURE_BYTES)]
 LaterHash = Annotated[HashField | None, Field(exclude_if=lambda value: value is None)]
-"""A hash that came after the first runs: where there is none it is not written, so what does without it keeps its encoding
-and its hash.  One that is written as None is refused, as its encoding is not the only one."""
+"""A hash field added after the first runs.  Without a value it is not written, so messages without one keep their encoding
+and their hash.  A written None is refused, as that encoding is not the only one."""
 Absent = Annotated[list[PeerField], Field(max_length=MAX_ELECTORS)]
 """Electors that a ballot goes on without: sorted peer IDs."""
 Count = Annotated[int, Field(ge=0, le=2**53)]
@@ -208,7 +208,7 @@ B = TypeVar("B", bound=Body)
 
 
 def decode_body(cls: type[B], data: bytes, *, max_bytes: int = MAX_ENVELOPE_BYTES) -> B:
-    """The body of class `cls` in canonical bytes; raises `Malformed`."""
+    """Return the body of class `cls` in canonical bytes; raise `Malformed` if there is none."""
     shape = largest(cls)
     limit, max_values = int(min(max_bytes, shape.bytes)), int(min(canonical.MAX_VALUES, shape.values))
     with collector_at_rest() if len(data) > LARGE_BYTES else nullcontext():

@@ -1,8 +1,8 @@
 """Canonical msgpack: one byte string for one value.
 
-What peers sign and hash must have exactly one encoding.  Ours is msgpack with map keys that are strings in sorted
-order, the shortest form of every number and no extension types.  `decode` refuses anything else, so a signature or a
-hash over the bytes is a signature or a hash over the value.
+Signed and hashed values must have exactly one encoding.  Ours is msgpack with map keys that are strings in sorted order,
+the shortest form of every number and no extension types.  `decode` refuses anything else, so a signature or a hash over
+the bytes is a signature or a hash over the value.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ MAX_DEPTH = 16
 MAX_VALUES = 1 << 16
 """Values in one message, keys included: a byte can be a whole empty map in memory.  Our largest message has 45 000."""
 _COUNTED_BYTES = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4}
-"""Of bytes and strings that say their length in so many bytes."""
+"""Bytes of the length field, by the head of a byte string or text."""
 _CONTAINERS = {0xDC: (2, 1), 0xDD: (4, 1), 0xDE: (2, 2), 0xDF: (4, 2)}
-"""Of lists and maps: the bytes in which they say their length, and the values of one item."""
+"""Bytes of the length field, and values of one item, by the head of a list or map."""
 _NUMBER_BYTES = {0xCA: 5, 0xCB: 9, 0xCC: 2, 0xCD: 3, 0xCE: 5, 0xCF: 9, 0xD0: 2, 0xD1: 3, 0xD2: 5, 0xD3: 9}
 
 
 def _fixed_size(head: int) -> int:
-    """Bytes of a value that begins with `head`, which is included; 0 where the head does not tell."""
+    """Return the bytes of a value that begins with `head`, including the head; 0 if the head does not tell."""
     if head < 0x80 or head >= 0xE0 or head in (0xC0, 0xC2, 0xC3):
         return 1
     return 1 + (head & 31) if 0xA0 <= head < 0xC0 else _NUMBER_BYTES.get(head, 0)
@@ -33,22 +33,22 @@ _FIXED_SIZES = tuple(_fixed_size(head) for head in range(256))
 
 
 class Malformed(ValueError):
-    """Bytes from outside that do not say what they should.  The text is one sentence for a person."""
+    """Bytes from outside that break a rule of the protocol.  The text is one sentence for a person."""
 
 
 def encode(value: Any) -> bytes:
-    """The canonical bytes of `value` (None, bool, int, float, str, bytes, sequences and str-keyed maps)."""
+    """Return the canonical bytes of `value` (None, bool, int, float, str, bytes, sequences and str-keyed maps)."""
     return encode_sorted(_sorted(value, 0))
 
 
 def encode_sorted(value: Any) -> bytes:
-    """`encode` of a value whose maps have str keys in sorted order already: the caller sees to that."""
+    """Encode a value whose maps have str keys in sorted order already, which the caller ensures."""
     packed: bytes = msgpack.packb(value, use_bin_type=True)
     return packed
 
 
 def decode(data: bytes | memoryview, *, max_bytes: int, max_values: int = MAX_VALUES) -> Any:
-    """The value in `data`; raises `Malformed` when it is too long, not msgpack, or not in canonical form."""
+    """Return the value in `data`; raise `Malformed` if it is too long, not msgpack, or not in canonical form."""
     raw, value = read(data, max_bytes=max_bytes, max_values=max_values)
     try:
         canonical = encode(value) == raw
@@ -60,9 +60,9 @@ def decode(data: bytes | memoryview, *, max_bytes: int, max_values: int = MAX_VA
 
 
 def read(data: bytes | memoryview, *, max_bytes: int, max_values: int = MAX_VALUES) -> tuple[bytes, Any]:
-    """`data`, and the value in it, whatever its form: for callers that encode what they read, and compare.
+    """Return `data` and the value in it, canonical or not: for callers that encode the value again and compare.
 
-    Raises `Malformed` when it is too long, not msgpack, or has too many values.
+    Raises `Malformed` if it is too long, not msgpack, or has too many values.
     """
     if len(data) > max_bytes:
         raise Malformed(f"message of {len(data)} bytes is over the limit of {max_bytes}")
@@ -75,7 +75,7 @@ def read(data: bytes | memoryview, *, max_bytes: int, max_values: int = MAX_VALU
 
 
 def _measure(raw: bytes, max_values: int) -> None:
-    """Walk over the heads of all values; raises ValueError for too many or too deep ones, before room is made for any."""
+    """Walk over the heads of all values; raise ValueError for too many or too deep ones, before memory is taken for any."""
     sizes, end, room = _FIXED_SIZES, len(raw), max_values
     outer: list[int] = []
     left, at = 1, 0
@@ -105,9 +105,9 @@ def _measure(raw: bytes, max_values: int) -> None:
 
 
 def _long_value(raw: bytes, at: int) -> tuple[int, int, int]:
-    """Of the value that begins at `at` and says its length: (bytes of its head, bytes after it, values in it).
+    """Measure the value at `at`, which states its length: (bytes of its head, bytes after it, values in it).
 
-    Raises ValueError when none begins there.
+    Raises ValueError if no such value begins there.
     """
     head = raw[at]
     if head in _COUNTED_BYTES:

@@ -1,4 +1,4 @@
-"""The signed envelope: the only door through which a statement of a peer comes in.
+"""The signed envelope: the only form in which a statement of a peer comes in.
 
 `{v, run, kind, from, body, sig}` in canonical msgpack.  `sig` is over everything else under a domain string, so a
 statement made for one run, or of one kind, can never be shown as another.  `open_envelope` checks size, form, run and
@@ -18,14 +18,14 @@ from protocol.wire.identity import SIGNATURE_BYTES, Identity, PeerId, public_key
 VERSION = 1
 FIELDS = {"v", "run", "kind", "from", "body", "sig"}
 MAX_ENVELOPE_BYTES = 7 << 18
-"""The largest motion: of all members with all their batches of rollouts, of all chunks, with all rolls."""
+"""Size of the largest motion: with all members and their batches of rollouts, all chunks and all rolls."""
 MAX_GOSSIP_BYTES = 60_000
 _DOMAIN = b"manyhands envelope 1\n"
 
 
 @dataclass(frozen=True)
 class Envelope:
-    """A statement and its proof of origin.  `body` is canonical msgpack; `raw` is the whole as it travels."""
+    """A statement and its proof of origin.  `body` is canonical msgpack; `raw` is the whole envelope as it travels."""
 
     run: Hash
     kind: str
@@ -42,19 +42,19 @@ def seal(identity: Identity, run: Hash, kind: str, body: bytes) -> Envelope:
 
 
 def rebuild(run: Hash, kind: str, sender: PeerId, body: bytes, signature: bytes) -> Envelope:
-    """An envelope from its parts, unchecked; `is_authentic` tells whether the signature holds."""
+    """Build an envelope from its parts, unchecked; `is_authentic` tells whether the signature holds."""
     raw = canonical.encode({"v": VERSION, "run": run, "kind": kind, "from": sender, "body": body, "sig": signature})
     return Envelope(run, kind, sender, body, signature, raw)
 
 
 def is_authentic(envelope: Envelope) -> bool:
-    """Whether the signature is the sender's, over this body, kind and run."""
+    """Return True if the signature is the sender's, over this body, kind and run."""
     signed = _signed_bytes(envelope.run, envelope.kind, envelope.sender, envelope.body)
     return verify(envelope.sender, envelope.signature, signed)
 
 
 def open_envelope(data: bytes | memoryview, run: Hash, *, max_bytes: int = MAX_ENVELOPE_BYTES) -> Envelope:
-    """The envelope in `data`, its signature checked; raises `Malformed` with one sentence otherwise."""
+    """Return the envelope in `data`, its signature checked; raise `Malformed` with one sentence otherwise."""
     fields = canonical.decode(data, max_bytes=max_bytes, max_values=2 * len(FIELDS))
     if not isinstance(fields, dict) or set(fields) != FIELDS:
         raise Malformed("not an envelope")

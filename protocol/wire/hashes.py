@@ -1,8 +1,8 @@
 """BLAKE3 hashes and the hash tree over a sequence of chunks.
 
 A contribution, a result, a checkpoint: each is a sequence of chunks named by the root of a binary hash tree, so that one
-chunk can be checked alone with a proof of log2(n) hashes.  Leaves and inner nodes are hashed under different keys' worth
-of context (`derive_key_context`), so a leaf can never pass for a node.  An odd node moves up a level unchanged.
+chunk can be checked alone with a proof of log2(n) hashes.  Inner nodes are hashed in a context of their own
+(`derive_key_context`), so a leaf can never pass for a node.  An odd node moves up a level unchanged.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ ZERO_HASH = Hash(bytes(HASH_BYTES))
 
 
 def hash_bytes(context: str, data: bytes | bytearray | memoryview) -> Hash:
-    """The hash of `data` in the domain named by `context`, e.g. "record"."""
+    """Return the hash of `data` in the domain named by `context`, e.g. "record"."""
     return Hash(blake3(data, derive_key_context=f"manyhands 1 {context}").digest())
 
 
 def chunk_hash(data: bytes | bytearray | memoryview) -> Hash:
-    """The hash of one chunk of a blob: plain BLAKE3, releasing the GIL for large chunks."""
+    """Return the hash of one chunk of a blob: plain BLAKE3, which releases the GIL for large chunks."""
     return Hash(blake3(data).digest())
 
 
 def tree_root(leaves: Sequence[Hash]) -> Hash:
-    """The root of the tree over `leaves` (at least one), bound to their number."""
+    """Return the root of the tree over `leaves` (at least one), bound to their number."""
     level = list(leaves)
     assert level, "a tree has at least one leaf"
     while len(level) > 1:
@@ -39,7 +39,7 @@ def tree_root(leaves: Sequence[Hash]) -> Hash:
 
 
 def tree_proof(leaves: Sequence[Hash], index: int) -> list[Hash]:
-    """The siblings on the way from leaf `index` to the root; a node that moves up alone adds none."""
+    """Return the siblings on the way from leaf `index` to the root; a node that moves up alone adds none."""
     level, proof = list(leaves), []
     while len(level) > 1:
         sibling = index ^ 1
@@ -50,7 +50,7 @@ def tree_proof(leaves: Sequence[Hash], index: int) -> list[Hash]:
 
 
 def tree_proofs(leaves: Sequence[Hash]) -> list[list[Hash]]:
-    """`tree_proof` of every leaf, for the work of one tree."""
+    """Return the `tree_proof` of every leaf, for the work of one tree."""
     proofs: list[list[Hash]] = [[] for _ in leaves]
     level, height = list(leaves), 0
     while len(level) > 1:
@@ -63,7 +63,7 @@ def tree_proofs(leaves: Sequence[Hash]) -> list[list[Hash]]:
 
 
 def verify_proof(root: Hash, count: int, index: int, leaf: Hash, proof: Sequence[Hash]) -> bool:
-    """Whether `leaf` is leaf `index` of the tree of `count` leaves with this `root`."""
+    """Return True if `leaf` is leaf `index` of the tree of `count` leaves with this `root`."""
     if not 0 <= index < count or any(len(node) != HASH_BYTES for node in proof):
         return False
     node, width, rest = leaf, count, list(proof)

@@ -1,6 +1,6 @@
-"""Who a peer is: an Ed25519 key and the libp2p peer ID that carries its public half.
+"""The identity of a peer: an Ed25519 key and the libp2p peer ID that carries its public half.
 
-This module is arithmetic only; where the key lies on disk and who holds its lock is `peer.keyfile`'s business.
+This module is arithmetic only; `peer.keyfile` stores the key on disk and holds its lock.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ PeerId = NewType("PeerId", str)
 KEY_BYTES = 32
 SIGNATURE_BYTES = 64
 REMEMBERED_BYTES = 2048
-"""Signed data up to this size is remembered with its verdict: 16 MiB in all."""
+"""Size up to which signed data is remembered with its verdict: 16 MiB in all."""
 _PREFIX = bytes([0x00, 0x24, 0x08, 0x01, 0x12, 0x20])  # identity multihash of 36 bytes: key type 1, then 32 bytes of key
 
 
 def peer_id_of(public_key: bytes) -> PeerId:
-    """The peer ID of a raw Ed25519 public key (32 bytes)."""
+    """Return the peer ID of a raw Ed25519 public key (32 bytes)."""
     assert len(public_key) == KEY_BYTES
     return PeerId(base58.b58encode(_PREFIX + public_key).decode())
 
 
 @lru_cache(maxsize=4096)
 def public_key_of(peer: PeerId) -> bytes:
-    """The 32 bytes of public key inside a peer ID; raises `Malformed` for any string that is not an Ed25519 one."""
+    """Return the 32 bytes of public key inside a peer ID; raise `Malformed` for any string that is not an Ed25519 one."""
     if not 46 <= len(peer) <= 60:
         raise Malformed("not a peer ID")
     try:
@@ -55,12 +55,12 @@ class Identity:
 
     @classmethod
     def generate(cls) -> Identity:
-        """A new identity, from the system's randomness."""
+        """Make a new identity from the system's randomness."""
         return cls(Ed25519PrivateKey.generate())
 
     @classmethod
     def from_seed(cls, seed: bytes) -> Identity:
-        """The identity whose raw private key is `seed` (32 bytes)."""
+        """Return the identity whose raw private key is `seed` (32 bytes)."""
         if len(seed) != KEY_BYTES:
             raise Malformed(f"an identity key has {KEY_BYTES} bytes, not {len(seed)}")
         return cls(Ed25519PrivateKey.from_private_bytes(seed))
@@ -81,7 +81,7 @@ class Identity:
         return peer_id_of(self.public_key)
 
     def sign(self, data: bytes) -> bytes:
-        """The 64-byte Ed25519 signature of `data`."""
+        """Return the 64-byte Ed25519 signature of `data`."""
         return self._key.sign(data)
 
     def __repr__(self) -> str:
@@ -89,9 +89,9 @@ class Identity:
 
 
 def verify(peer: PeerId, signature: bytes, data: bytes) -> bool:
-    """Whether `signature` is `peer`'s over `data`.
+    """Return True if `signature` is `peer`'s over `data`.
 
-    Remembered for short data, which gossip brings again; what is remembered is bounded in bytes by that.
+    The result is remembered for short data, which gossip brings again; the limit on length bounds this memory in bytes.
     """
     return _verify_small(peer, signature, data) if len(data) <= REMEMBERED_BYTES else _verify(peer, signature, data)
 

@@ -1,6 +1,6 @@
-"""What peers say to each other: the body of every envelope, with its schema and its limits.
+"""Statements between peers: the body of every envelope, with its schema and its limits.
 
-One frozen class a statement.  `pack` seals one; `unpack` opens an envelope and returns the typed body, or raises
+Each statement has a frozen class.  `pack` seals one; `unpack` opens an envelope and returns the typed body, or raises
 `Malformed`.  Nothing else decodes a body; `protocol.wire.body` has the fields and their limits.
 """
 
@@ -42,17 +42,17 @@ from protocol.wire.tasks import Amendment, AmendmentField, TaskSet
 from protocol.wire.versions import Version
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Masks: which members of a record have their part in a chunk, one bit a member.
+# Masks of the members of a record whose parts are in a chunk, one bit a member.
 
 
 def mask_of(indices: Sequence[int], members: int) -> bytes:
-    """The mask with these members in: bit i of byte i // 8."""
+    """Return the mask of these members: bit i % 8 of byte i // 8."""
     bits = sum(1 << index for index in indices)
     return bits.to_bytes((members + 7) // 8, "little")
 
 
 def members_in(mask: bytes, members: int) -> list[int]:
-    """Indices of the members in a mask (bit i of byte i // 8); raises `Malformed` for an empty or ill-sized one."""
+    """Return the indices of the members in a mask (`mask_of`); raise `Malformed` for an empty or ill-sized one."""
     bits = int.from_bytes(mask, "little")
     if len(mask) != (members + 7) // 8 or bits == 0 or bits >> members:
         raise Malformed("a chunk mask that does not fit the members")
@@ -69,10 +69,10 @@ Total = Annotated[int, Field(ge=1, le=MAX_TOTAL)]
 
 
 class Extension(Body):
-    """The run's total from the record on that carries it, in the unit of the manifest's total.
+    """The run's new total from its record on, in the unit of the manifest's total.
 
-    It is its own number: a chain takes none that does not raise the total, so an older one, or the same one again, is
-    refused.
+    The total serves as its number: a chain takes only an extension that raises the total, so an older one, or the same one
+    again, is refused.
     """
 
     KIND: ClassVar[str] = "extension"
@@ -87,9 +87,9 @@ REMEMBERED_BYTES = 2048
 
 
 class Plan(OnState):
-    """Who averages what with whom.  Its hash names the exchange; a later attempt may carry the same plan.
+    """Plan of an exchange.  Its hash names the exchange; a later attempt may carry the same plan.
 
-    fragment: of the state, which is averaged.  members: sorted by peer ID (the canonical order of summation).
+    fragment: the fragment of the state to average.  members: sorted by peer ID (the canonical order of summation).
     owners: one byte a chunk of the fragment, the index of its owner in `members`.  amendment: as in the record.
     """
 
@@ -102,7 +102,7 @@ class Plan(OnState):
 
 
 class LockName(Body):
-    """What an elector is locked on: the record of the ballot in which it last cast a second vote."""
+    """Name of an elector's lock: the record of the ballot in which it last cast a second vote."""
 
     attempt: Count
     absent: Absent
@@ -113,8 +113,8 @@ class Roll(Body):
     """An elector takes part in this attempt and in no lower one.
 
     absent: the electors that it goes on without.  held: the electors whose READY it holds, bit i for the i-th of them.
-    plan: the one it has taken up, while its contribution to it is alive.  lock, reduced: what it is locked on, by a quorum
-    of the whole electorate and by one of the rest.
+    plan: the one it has taken up, while its contribution to it is alive.  lock, reduced: its locks, by a quorum of the
+    whole electorate and by a quorum of the rest.
     """
 
     KIND: ClassVar[str] = "roll"
@@ -152,10 +152,10 @@ class ChunkEntry(Body):
 class Record(OnState):
     """One committed round.  Its hash is the new tip.
 
-    members' `tokens` are what each contributed; the divisor of chunk c is the tokens of the members in its mask.
-    result_root: `index_root` of the chunk entries.  state_digest: the outer state before this round.  amendment: what the
-    organiser signed about sets of tasks, or about the run's total, if it is new; it holds from the version after this record
-    on.
+    Each member's `tokens` count its contribution; the weights in chunk c follow from the tokens of the members in its mask
+    (`kernels.aggregate.weights_of`).  result_root: `index_root` of the chunk entries.  state_digest: the outer state before
+    this round.  amendment: the organiser's new statement about sets of tasks, or about the run's total; it holds from the
+    version after this record on.
     """
 
     KIND: ClassVar[str] = "record"
@@ -174,10 +174,10 @@ class Record(OnState):
 
 
 class Provenance(Body):
-    """Who stands for the chunks of a result.
+    """The members that answer for the chunks of a result.
 
-    owners: as in the plan.  signers: one byte a chunk, the index of the member that averaged it; signatures: that
-    member's, over the chunk's `ChunkResult`.
+    owners: as in the plan.  signers: one byte a chunk, the index of the member that averaged it; signatures: the signature
+    of that member over the chunk's `ChunkResult`.
     """
 
     owners: Annotated[bytes, Field(min_length=1, max_length=MAX_CHUNKS)]
@@ -205,7 +205,7 @@ class Certificate(Body):
 
 
 class Report(Body):
-    """To a proposer that is no member of its plan: what came of the exchange.  plan: its hash."""
+    """Result of an exchange, sent to a proposer that is no member of its plan.  plan: its hash."""
 
     KIND: ClassVar[str] = "report"
     round: Count
@@ -228,7 +228,7 @@ class Lock(Body):
 class Motion(Body):
     """The proposer puts a record to the vote.
 
-    rolls: of a quorum, for this ballot.  proof: of the highest lock that they name; None when they name none.
+    rolls: from a quorum, for this ballot.  proof: of the highest lock that they name; None when they name none.
     """
 
     KIND: ClassVar[str] = "motion"
@@ -264,7 +264,7 @@ class Vote(Body):
 
 
 class Proof(Body):
-    """A quorum of first votes for the record that was put to the vote: who holds its result may cast a second vote."""
+    """A quorum of first votes for the record put to the vote: an elector that holds its result may cast a second vote."""
 
     KIND: ClassVar[str] = "proof"
     round: Count
@@ -274,7 +274,7 @@ class Proof(Body):
 
 
 class Kept(Body):
-    """What binds an elector at one tip; on disk before anything that follows from it is said.
+    """Statements that bind an elector at one tip; on disk before any statement that follows from them is sent.
 
     attempt: of the last roll or vote.  absent, first, second: of the votes in that attempt.
     """
@@ -291,7 +291,7 @@ class Kept(Body):
 
 
 class Commit(Body):
-    """A record with its certificate, a quorum of second votes: what everyone applies."""
+    """A record with its certificate, a quorum of second votes, to be applied by every peer."""
 
     KIND: ClassVar[str] = "commit"
     record: Record
@@ -357,12 +357,12 @@ STATEMENTS: dict[str, type[Body]] = {
 
 
 def pack(identity: Identity, run: Hash, body: Body) -> Envelope:
-    """Sign `body`."""
+    """Sign `body` as a statement within `run`."""
     return seal(identity, run, body.KIND, body.encode())
 
 
 def unpack(data: bytes | memoryview, run: Hash, *, max_bytes: int = MAX_ENVELOPE_BYTES) -> tuple[PeerId, Body, Envelope]:
-    """Sender and typed body of an envelope; raises `Malformed` for anything that is not one of ours."""
+    """Return sender, typed body and envelope of a statement; raise `Malformed` for anything that is not one of ours."""
     if len(data) > max_bytes:
         raise Malformed(f"message of {len(data)} bytes is over the limit of {max_bytes}")
     if len(data) <= REMEMBERED_BYTES:
@@ -372,7 +372,7 @@ def unpack(data: bytes | memoryview, run: Hash, *, max_bytes: int = MAX_ENVELOPE
 
 @lru_cache(maxsize=2048)
 def _unpack_again(data: bytes, run: Hash) -> tuple[PeerId, Body, Envelope]:
-    """Gossip brings the same bytes by several ways; what they say never changes."""
+    """Unpack short bytes, with a cache: gossip brings the same bytes by several ways, and their meaning never changes."""
     return _unpack(data, run, REMEMBERED_BYTES)
 
 

@@ -1,4 +1,4 @@
-"""What a peer says of itself every few seconds, and when it leaves."""
+"""Statements of a peer about itself: its heartbeat every few seconds, and its goodbye."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from protocol.wire.body import (
 
 
 class Role(str, Enum):
-    """What a peer does in a run."""
+    """Role of a peer in a run."""
 
     TRAINER = "trainer"
     SEED = "seed"
@@ -29,7 +29,7 @@ class Role(str, Enum):
 
 
 class Phase(str, Enum):
-    """What a peer is doing, in one word."""
+    """Present activity of a peer, in one word."""
 
     STARTING = "starting"
     SYNCING = "syncing"
@@ -54,7 +54,7 @@ class Measurement(Body):
 
 
 class Heartbeat(Body):
-    """Every 2 s, gossiped.  `incarnation` grows with every start, `seq` with every beat.
+    """Gossiped every 2 s, or more rarely in a large swarm.  `incarnation` grows with every start, `seq` with every beat.
 
     why_idle: a code alone.  The sentence that goes with it may name folders and people of this computer, and stays here.
     name: as the person chose it with `--name`, or drawn from the peer ID.
@@ -77,11 +77,11 @@ class Heartbeat(Body):
     addresses: Annotated[list[Annotated[str, Field(max_length=200)]], Field(max_length=8)]
     version: Annotated[str, Field(max_length=40)]
     was_away: bool = False
-    """Whether it was restarted, frozen or suspended, and has made no record since."""
+    """True if the sender was restarted, frozen or suspended, and has made no record since."""
     measured: Measurement | None = None
-    """The newest state that this peer measured, while others may want to know."""
+    """The sender's newest measurement, while others may want to know it."""
     admission: Annotated[bytes, Field(max_length=MAX_ADMISSION_BYTES, exclude_if=lambda proof: not proof)] = b""
-    """Proof that the sender was admitted, of a peer that no record names; left out where there is none."""
+    """Proof that the sender was admitted, if no record names it; left out if there is none."""
 
 
 class Goodbye(Body):

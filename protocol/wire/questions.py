@@ -1,4 +1,4 @@
-"""What a peer asks another about the past, and the form of the answers.
+"""Questions of a peer to another about the past, and the form of the answers.
 
 These travel over a connection that has proven both peer IDs and are not signed: nothing in an answer is believed.
 Records carry certificates, chunks and leaf hashes are checked against roots that certified records name.
@@ -22,7 +22,7 @@ COMMITS_BYTES = 1_500_000
 
 
 class TipsRequest(Body):
-    """The tips after rounds start, start + 1, … (the tip after 0 rounds is genesis)."""
+    """Asks for the tips after rounds start, start + 1, … (the tip after 0 rounds is genesis)."""
 
     start: Count
     count: Annotated[int, Field(ge=1, le=MAX_TIPS)]
@@ -49,7 +49,7 @@ class CommitsReply(Body):
 
 
 class RatificationRequest(Body):
-    """Asks for the votes to ratify a record, the one of this round: answered with a `Certificate`, whole or not yet."""
+    """Asks for the votes to ratify this round's record; the answer is a `Certificate`, complete or not."""
 
     round: Count
     record_hash: HashField
@@ -60,7 +60,7 @@ class HaveRequest(Body):
 
 
 class HaveReply(Body):
-    """What a peer can serve: results of rounds from `oldest_result` on, checkpoints after so many rounds."""
+    """Data that a peer can serve: results of rounds from `oldest_result` on, checkpoints after so many rounds."""
 
     length: Count
     oldest_result: Count
@@ -68,7 +68,7 @@ class HaveReply(Body):
 
 
 class PartRequest(Body):
-    """Bytes [offset, offset + length) of a chunk of the contribution `root`, which the asked peer made in this round."""
+    """Asks for bytes [offset, offset + length) of a chunk of the contribution `root`, which the peer made in this round."""
 
     root: HashField
     chunk: Annotated[int, Field(ge=0, lt=MAX_CHUNKS)]
@@ -77,14 +77,14 @@ class PartRequest(Body):
 
 
 class PartReply(Body):
-    """proof: of the whole chunk, against the root."""
+    """The bytes asked for.  proof: of the whole chunk, against the root."""
 
     proof: Annotated[list[HashField], Field(max_length=16)]
     data: Annotated[bytes, Field(max_length=SLICE_BYTES)]
 
 
 class EvidenceRequest(Body):
-    """Bytes [offset, offset + length) of a proof."""
+    """Asks for bytes [offset, offset + length) of a proof."""
 
     evidence: HashField
     offset: Count

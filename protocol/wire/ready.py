@@ -1,4 +1,4 @@
-"""READY, the statement that commits to a contribution, and what a plan and a record keep of it."""
+"""READY, the statement that commits to a contribution, and the part of it that a plan and a record keep."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from protocol.wire.identity import PeerId
 from protocol.wire.tasks import SlotMask
 
 # ------------------------------------------------------------------------------------------------------------------------
-# What a contribution was made of in a run with rollouts: the batches, whose they are and what they hold, and their reward.
+# The batches that a contribution was made of in a run with rollouts: their authors, their tokens and their reward.
 #
-# READY names them, and so the plan and the record: who holds the chain knows whose rollouts were learned from.  A batch
-# takes `ENTRY_BYTES`, not a map of its own, for a record has up to `MAX_USED_BY_ALL` of them.
+# READY names them, and so do the plan and the record: every holder of the chain knows whose rollouts were learned from.  A
+# batch takes `ENTRY_BYTES`, not a map of its own, for a record has up to `MAX_USED_BY_ALL` of them.
 
 
 MAX_USED = 512
@@ -36,12 +36,12 @@ MAX_USED = 512
 MAX_USED_BY_ALL = 2048
 """Batches that all members of a round learn from."""
 TOKENS_BYTES = 5
-"""Of a batch's tokens, as a number with the greatest byte first."""
+"""Bytes of a batch's number of tokens, big-endian."""
 ENTRY_BYTES = HASH_BYTES + TOKENS_BYTES
 
 
 class UsedBatch(NamedTuple):
-    """A batch that was learned from.  tokens: that the model made, as its maker's statement has them."""
+    """A batch that was learned from.  tokens: made by the model, as its maker's statement has them."""
 
     author: PeerId
     root: Hash
@@ -49,22 +49,22 @@ class UsedBatch(NamedTuple):
 
 
 class UsedOfAuthor(Body):
-    """Batches of one rollout peer.  batches: of each its root and its tokens, `ENTRY_BYTES` a batch, sorted."""
+    """Batches of one rollout peer.  batches: root and tokens of each, `ENTRY_BYTES` a batch, sorted."""
 
     author: PeerField
     batches: Annotated[bytes, Field(min_length=ENTRY_BYTES, max_length=ENTRY_BYTES * MAX_USED)]
 
 
 class Learned(Body):
-    """used: by author, sorted.  reward: mean of the rollouts as the member that learned from them says; None where it
-    does not."""
+    """The batches that a member learned from.  used: by author, sorted.  reward: mean of the rollouts as the member states
+    it; None if it states none."""
 
     used: Annotated[list[UsedOfAuthor], Field(min_length=1, max_length=MAX_USED)]
     reward: Number | None
 
     @property
     def batches(self) -> Iterator[UsedBatch]:
-        """All of them."""
+        """The batches of all authors."""
         for each in self.used:
             for at in range(0, len(each.batches), ENTRY_BYTES):
                 entry = each.batches[at : at + ENTRY_BYTES]
@@ -78,26 +78,26 @@ class Learned(Body):
 
     @property
     def root(self) -> Hash:
-        """Over the sorted names of the batches."""
+        """Tree root over the sorted names of the batches."""
         return tree_root(sorted(batch.root for batch in self.batches))
 
 
 LaterLearned = Annotated[Learned | None, Field(exclude_if=lambda value: value is None)]
-"""As `protocol.wire.body.LaterHash`: not written where there is none."""
+"""As `protocol.wire.body.LaterHash`: not written if there is none."""
 
 
 def learned_from(batches: Iterable[UsedBatch], reward: float | None) -> Learned:
-    """What a contribution of these batches, at least one, says of them."""
+    """Return the statement that a contribution makes about these batches, at least one."""
     entries: dict[PeerId, list[bytes]] = {}
     for batch in batches:
         entries.setdefault(batch.author, []).append(batch.root + batch.tokens.to_bytes(TOKENS_BYTES, "big"))
     used = [UsedOfAuthor(author=author, batches=b"".join(sorted(entries[author]))) for author in sorted(entries)]
-    is_said = reward is not None and abs(reward) <= MAX_NUMBER  # which NaN is not
+    is_said = reward is not None and abs(reward) <= MAX_NUMBER  # NaN is not
     return Learned(used=used, reward=reward if is_said else None)
 
 
 def check_learned(learned: Learned, most_batches: int, most_tokens: int) -> None:
-    """Whether a member can have learned from this; raises `Malformed`.  most_tokens: of a batch."""
+    """Raise `Malformed` if a member cannot have learned from this.  most_batches: a member's.  most_tokens: a batch's."""
     if any(len(each.batches) % ENTRY_BYTES for each in learned.used):
         raise Malformed("batches of rollouts that end in the middle of one")
     named = [(batch.author, batch.root) for batch in learned.batches]
@@ -115,8 +115,8 @@ def check_learned(learned: Learned, most_batches: int, most_tokens: int) -> None
 class OnState(Body):
     """A statement that stands on an outer state.
 
-    weights: in a run with rollouts, the root of the state's parameters in bf16, for whoever has only these; it follows from
-    the state.
+    weights: in a run with rollouts, the root of the state's parameters in bf16, for peers that have only these; it follows
+    from the state.
     """
 
     state_digest: HashField
@@ -124,27 +124,27 @@ class OnState(Body):
 
     @property
     def state(self) -> bytes:
-        """The digest and the root of the weights, if it is there, as one name: what peers compare."""
+        """Name of the state, which peers compare: the digest, then the root of the weights if there is one."""
         return self.state_digest + (self.weights or b"")
 
 
 def digest_in(state: bytes) -> bytes:
-    """The digest in the name of a state."""
+    """Return the digest in the name of a state."""
     return state[:HASH_BYTES]
 
 
 def weights_in(state: bytes) -> bytes | None:
-    """The root of the weights in the name of a state."""
+    """Return the root of the weights in the name of a state; None if it has none."""
     return state[HASH_BYTES:] or None
 
 
 class Ready(OnState):
     """A finished contribution, committed by its root before anybody shows theirs.
 
-    fragment: of the state, which the contribution covers.  serial: grows with every READY of an incarnation; two different
-    ones under one serial are a lie.  admission: proof that the sender was admitted; empty where the run asks for none.
+    fragment: part of the state that the contribution covers.  serial: grows with every READY of an incarnation; two
+    different ones under one serial are a lie.  admission: proof that the sender was admitted; empty if the run needs none.
     rollouts: in a run of reinforcement learning, the batches that the contribution was made of.
-    against: the sets of tasks that fall out by what the sender has counted.
+    against: the sets of tasks that the sender's counts exclude.
     """
 
     KIND: ClassVar[str] = "ready"
@@ -164,7 +164,7 @@ class Ready(OnState):
 
 
 class Member(Body):
-    """A member of a round: its READY, less what the round says of all of them, with the READY's signature."""
+    """A member of a round: its READY without the fields that all members share, with the READY's signature."""
 
     peer: PeerField
     incarnation: Count
@@ -181,7 +181,7 @@ class Member(Body):
 
 
 def member_of(peer: PeerId, ready: Ready, signature: bytes) -> Member:
-    """The place in a plan of the peer that signed this READY."""
+    """Return the entry in a plan of the peer that signed this READY."""
     return Member(
         peer=peer,
         incarnation=ready.incarnation,
@@ -199,7 +199,7 @@ def member_of(peer: PeerId, ready: Ready, signature: bytes) -> Member:
 
 
 def ready_of(member: Member, round: int, fragment: int, base: bytes, state: bytes) -> Ready:
-    """The READY that a member of a round on the tip `base` and on this state (its name) must have signed."""
+    """Return the READY that a member of a round on the tip `base` and on this state (its name) must have signed."""
     return Ready(
         round=round,
         fragment=fragment,

@@ -1,4 +1,4 @@
-"""What peers say about rollouts: the statement that commits to a batch of them, and a validator's verdicts.
+"""Statements about rollouts: the commitment to a batch, its deal to validators, and a validator's verdicts.
 
 The bytes of a batch are a blob, which only trainer processes can read; here it has a name and a size.
 """
@@ -14,16 +14,16 @@ from protocol.wire.body import Body, Count, HashField, PeerField
 from protocol.wire.questions import MAX_LEAVES
 
 MAX_ROLLOUTS = 4096
-"""In a batch."""
+"""Rollouts in a batch, at most."""
 ROLLOUT_CHUNK_BYTES = 1 << 16
-"""How the bytes of a batch are cut into chunks."""
+"""Bytes of a chunk of a batch."""
 MAX_BATCH_BYTES = MAX_LEAVES * ROLLOUT_CHUNK_BYTES
 MAX_BATCHES = 1 << 16
-"""Of one peer at one version."""
+"""Batches of one peer at one version, at most."""
 
 
 class Verdict(str, Enum):
-    """What a validator says of a rollout.  INCONCLUSIVE: it could not tell, and nobody is to blame."""
+    """Verdict of a validator on a rollout.  INCONCLUSIVE: it could not tell, and nobody is to blame."""
 
     ACCEPT = "accept"
     REJECT = "reject"
@@ -31,7 +31,7 @@ class Verdict(str, Enum):
 
 
 class Reason(str, Enum):
-    """Why a rollout is rejected."""
+    """Reason for the rejection of a rollout."""
 
     NONE = ""
     MALFORMED = "malformed"
@@ -48,19 +48,18 @@ CODES: tuple[tuple[Verdict, Reason], ...] = (
     (Verdict.INCONCLUSIVE, Reason.NONE),
     *((Verdict.REJECT, reason) for reason in Reason if reason is not Reason.NONE),
 )
-"""A verdict with its reason, in one byte: its place here."""
+"""Verdicts with their reasons; the index here is the code in one byte."""
 UNSCORED = 255
-"""In place of a score in one byte, where there is none."""
+"""Byte in place of a score, if there is none."""
 
 
 class RolloutBatch(Body):
-    """A peer commits to rollouts that it made with the weights of `version`, before it is known who will judge them.
+    """A peer commits to rollouts that it made with the weights of `version`, before their validators are known.
 
     version, tip: the rounds committed, and the tip, of the weights.  number: of the batch, from 0 at each tip; the tip, the
     maker and the number draw its problems and its trainer.  incarnation: of its maker's life; in one life a batch is stated
-    once.  rollouts: in the batch.  tokens: that
-    the model made, in all.
-    size, root: of its bytes, tokens and proofs, cut into chunks of `ROLLOUT_CHUNK_BYTES`.
+    once.  rollouts: in the batch.  tokens: made by the model, in all.
+    size, root: of its bytes (tokens and proofs), cut into chunks of `ROLLOUT_CHUNK_BYTES`.
     """
 
     KIND: ClassVar[str] = "rollout batch"
@@ -75,12 +74,12 @@ class RolloutBatch(Body):
 
     @property
     def chunks(self) -> int:
-        """Chunks of its bytes."""
+        """Number of chunks of the batch."""
         return -(-self.size // ROLLOUT_CHUNK_BYTES)
 
 
 class Deal(Body):
-    """The trainer that a batch is for has heard of it, and deals it to validators: this statement's signature draws them."""
+    """The trainer that a batch is for deals the batch to validators: this statement's signature draws them."""
 
     KIND: ClassVar[str] = "deal"
     author: PeerField
@@ -88,9 +87,9 @@ class Deal(Body):
 
 
 class Judgement(Body):
-    """What a validator found out about a batch.  codes: one byte a rollout, of `CODES`.
+    """A validator's findings on a batch.  codes: one byte a rollout, an index into `CODES`.
 
-    scores: where the batch has problems of the crowd, one byte a rollout: 254 times its score, 255 for none.
+    scores: if the batch has problems of the crowd, one byte a rollout: 254 times its score, 255 for none.
     """
 
     KIND: ClassVar[str] = "judgement"

@@ -1,4 +1,4 @@
-"""What is said about sets of tasks from the crowd: a publisher's statement, and the organiser's amendment that admits sets.
+"""Statements about sets of tasks from the crowd: a publisher's offer, and the organiser's amendment that admits sets.
 
 The bytes of a set are lines of JSON, which only trainer processes read; here a set has a name and a size.
 """
@@ -13,37 +13,37 @@ from protocol.wire.body import Body, HashField, PeerField
 from protocol.wire.hashes import Hash
 
 TASK_CHUNK_BYTES = 1 << 16
-"""How the bytes of a set are cut into chunks."""
+"""Bytes of a chunk of a set."""
 MAX_SET_BYTES = 16 << 20
 MAX_SET_TASKS = 1 << 16
 MAX_SETS = 16
-"""Admitted at a time."""
+"""Sets that are admitted at a time."""
 MAX_ADMITTED_BYTES = 64 << 20
-"""Of all sets that are admitted at a time."""
+"""Bytes of all sets that are admitted at a time."""
 MAX_SLOT = 1 << 20
 MAX_AMENDMENT_BYTES = 6144
-"""Of a signed `Amendment` as it travels; with `MAX_SETS` sets it has about 4000."""
+"""Bytes of a signed `Amendment` as it travels; with `MAX_SETS` sets it has about 4000."""
 MAX_OFFER_BYTES = 1024
-"""Of a signed `TaskSet` as it travels; it has about 350."""
+"""Bytes of a signed `TaskSet` as it travels; it has about 350."""
 
 SetName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[\x20-\x7e]+$")]
 SetTasks = Annotated[int, Field(ge=1, le=MAX_SET_TASKS)]
 SetBytes = Annotated[int, Field(ge=1, le=MAX_SET_BYTES)]
 Slot = Annotated[int, Field(ge=1, lt=MAX_SLOT)]
 SlotMask = Annotated[int | None, Field(ge=1, lt=1 << MAX_SETS, exclude_if=lambda value: value is None)]
-"""Bit i: the i-th set of the newest amendment.  None, and not written, where no bit is set."""
+"""Mask of sets: bit i is the i-th set of the newest amendment.  None, and not written, if no bit is set."""
 AmendmentField = Annotated[
     bytes | None, Field(min_length=1, max_length=MAX_AMENDMENT_BYTES, exclude_if=lambda value: value is None)
 ]
-"""A signed `Amendment`; None, and not written, where there is none."""
+"""A signed `Amendment`; None, and not written, if there is none."""
 
 Place = tuple[int, Hash]
 """A slot, and the root of the set in it."""
 
 
 class TaskSet(Body):
-    """A peer offers tasks.  name: for people.  count: tasks.  size, root: of the bytes, in chunks of `TASK_CHUNK_BYTES`;
-    the root names the set."""
+    """A peer offers a set of tasks.  name: for people.  count: number of tasks.  size, root: of the bytes, in chunks of
+    `TASK_CHUNK_BYTES`; the root names the set."""
 
     KIND: ClassVar[str] = "task set"
     name: SetName
@@ -53,7 +53,7 @@ class TaskSet(Body):
 
     @property
     def chunks(self) -> int:
-        """Chunks of its bytes."""
+        """Number of chunks of the set."""
         return -(-self.size // TASK_CHUNK_BYTES)
 
 
@@ -66,15 +66,15 @@ class AdmittedSet(TaskSet):
 
     @property
     def place(self) -> Place:
-        """Its slot, and its root: on another branch of the chain the slot may be another set's."""
+        """Slot and root of the set: on another branch of the chain the slot may be another set's."""
         return self.slot, Hash(self.root)
 
 
 class Amendment(Body):
-    """The organiser says which sets there are from the version on that the record with this amendment makes.
+    """The organiser's choice of sets, in force from the version that the record with this amendment makes.
 
-    number: a record takes none with a lower one than its chain has.  percent: of the problems that are of these sets.
-    sets: by slot.
+    number: a record takes no amendment with a lower number than its chain has.  percent: share of the problems that come
+    from these sets.  sets: by slot.
     """
 
     KIND: ClassVar[str] = "amendment"

@@ -1,7 +1,7 @@
-"""Versions of the model's weights: what a publisher signs of each, and the question about those that there are.
+"""Versions of the model's weights: a publisher's signed statement about each, and the question about all known ones.
 
-The statement names bytes by the roots over the hashes of their chunks, so it stays small, and everything that it leads to
-can be checked chunk by chunk.
+The statement names bytes by the roots over the hashes of their chunks.  So it stays small, and all bytes that it names can
+be checked chunk by chunk.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from protocol.wire.questions import MAX_LEAVES
 LEAST_CHUNK_BYTES, MOST_CHUNK_BYTES = 1 << 12, 1 << 24
 MAX_BLOB_BYTES = MAX_LEAVES * MOST_CHUNK_BYTES
 MAX_STATEMENT_BYTES = 1024
-"""Of a signed `Version` as it travels; it has about 600."""
+"""Bytes of a signed `Version` as it travels; it has about 600."""
 MAX_STATEMENTS = 256
-"""In one answer."""
+"""Statements in one answer, at most."""
 
 VersionNumber = Annotated[int, Field(ge=1, le=1 << 40)]
 
 
 class BlobName(Body):
-    """Some bytes: how many, how they are cut into chunks, and the root over the hashes of these."""
+    """Name of some bytes: their number, the size of their chunks, and the root over the hashes of the chunks."""
 
     size: Annotated[int, Field(ge=1, le=MAX_BLOB_BYTES)]
     chunk_bytes: Annotated[int, Field(ge=LEAST_CHUNK_BYTES, le=MOST_CHUNK_BYTES, multiple_of=LEAST_CHUNK_BYTES)]
@@ -38,7 +38,7 @@ class BlobName(Body):
 
     @property
     def count(self) -> int:
-        """Chunks."""
+        """Number of chunks."""
         return -(-self.size // self.chunk_bytes)
 
 
@@ -54,7 +54,7 @@ class Version(Body):
     """A version of the weights: one safetensors file in bf16.
 
     weights: the whole file.  tensors: the root over the hashes of its tensors (`protocol.versions.making`).
-    anchor: whether it is to be had whole.  patch: what leads to it from an earlier version; None where nothing does.
+    anchor: whether it can be fetched whole.  patch: leads to it from an earlier version; None if there is no patch.
     """
 
     KIND: ClassVar[str] = "version"
@@ -76,7 +76,7 @@ class Version(Body):
 
     @property
     def kind(self) -> str:
-        """In one word."""
+        """Kind of the version, in one word."""
         return "anchor" if self.anchor else "patch"
 
 

@@ -1,1 +1,1 @@
-"""The text that is trained on, and who reads which part of it."""
+"""Training data: text, chats and their tokens, and the schedule that assigns windows to peers."""

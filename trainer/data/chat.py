@@ -1,13 +1,13 @@
-"""Chats as they are written down, one a line or in one JSON array (supervised fine-tuning).
+"""Files of chats for supervised fine-tuning: one chat per line, or one JSON array.
 
 A record is `{"messages": [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]}`, with the roles
-system, user and assistant.  Other usual ways to write the same are read as well: `conversations` with `from` and `value`,
-`prompt` and `completion` as texts or as messages, Alpaca's `instruction`, `input` and `output`, other names of the roles,
-and a content in parts of text.  How a chat becomes tokens is `trainer.data.templates`'s business.
+system, user and assistant.  Other common forms are read as well: `conversations` with `from` and `value`, `prompt` and
+`completion` as texts or as messages, Alpaca's `instruction`, `input` and `output`, other names of the roles, and a content
+in parts of text.  `trainer.data.templates` turns a chat into tokens.
 
-Every field has a meaning here, or the record is refused: a field that is passed over may be one by which its author says
-what a model must not learn, or has to see.  `COUNTS` and `IS_EXCLUDED` exclude messages from the loss, `METADATA` says
-nothing to the model, and `UNSUPPORTED` is what runs have no form for.  Fields that are null or empty are as good as absent.
+Every field has a meaning here, or the record is refused: with an ignored field its author may have said that a model must
+not learn a message, or has to see something.  `COUNTS` and `IS_EXCLUDED` exclude messages from the loss, `METADATA` says
+nothing to the model, and `UNSUPPORTED` lists the fields that runs have no form for.  Null or empty fields count as absent.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from trainer.data.nesting import check_depth
 from trainer.data.templates import LEARNT, ROLES, Message
 
 MAX_FILE_BYTES = 64 << 20
-"""Every trainer makes all of it into tokens before it begins."""
+"""Largest file of chats: every trainer turns all of it into tokens before it begins."""
 MAX_MESSAGES = 1 << 12
 MAX_CONTENT_CHARACTERS = 1 << 24
 OTHER_ROLES = {"developer": "system", "human": "user", "gpt": "assistant", "model": "assistant"}
@@ -30,9 +30,9 @@ OTHER_ROLES = {"developer": "system", "human": "user", "gpt": "assistant", "mode
 COUNTS = frozenset(
     "weight train training trainable train_on_turn loss compute_loss calculate_loss include_in_loss learn".split()
 )
-"""0 or false excludes a message of the assistant from the loss, or all of a chat where the record has it."""
+"""Fields whose 0 or false excludes a message of the assistant from the loss, or in the record the whole chat."""
 IS_EXCLUDED = frozenset("masked mask mask_loss ignore exclude excluded skip no_loss".split())
-"""1 or true excludes it."""
+"""Fields whose 1 or true does so."""
 UNSUPPORTED = {
     **dict.fromkeys("tool_calls function_call tool_call_id tools functions tool_choice".split(), "tools"),
     **dict.fromkeys("image images image_url video videos audio audios file files".split(), "images, audio and files"),
@@ -54,7 +54,7 @@ UNSUPPORTED = {
     **dict.fromkeys("refusal".split(), "refusals apart from what is said"),
     **dict.fromkeys("input_ids labels attention_mask token_ids".split(), "tokens that others made"),
 }
-"""Field: what runs do not support."""
+"""Unsupported fields, with the name of the feature for the error."""
 METADATA = frozenset(
     "id ids _id idx index uuid hash number row key sample_id prompt_id conversation_id chat_id message_id parent_id "
     "user_id session_id source sources source_id dataset dataset_name data_source origin subset split version "
@@ -64,9 +64,9 @@ METADATA = frozenset(
     "token_count tokens n_tokens turns num_turns n_turns turn generator model_name annotations metadata meta extra "
     "extra_info info notes note comment comments parallel_tool_calls model".split()
 )
-"""Says nothing to a model.  Whatever else a data set has can lie in `metadata`."""
+"""Fields that say nothing to a model.  A data set can put any other data into `metadata`."""
 TEXTS = frozenset("prompt completion instruction output".split())
-"""Texts of a record that may be empty and still be said."""
+"""Fields that count as given even if their text is empty."""
 FORMS = (
     "a chat is a record with a list of 1 to {most} messages, which is called messages or conversations, or with prompt and "
     "completion, or with instruction and output"
@@ -74,7 +74,7 @@ FORMS = (
 
 
 def chats_in(path: Path) -> Iterator[tuple[str, list[Message]]]:
-    """Yield where each chat of a file stands ("line 3"), and its messages; empty lines are passed over.
+    """Yield the place of each chat in a file ("line 3"), and its messages; empty lines are skipped.
 
     The file is JSON lines, or one JSON array of records.  Raises ValueError with one sentence that names file and place.
     """
@@ -86,9 +86,9 @@ def chats_in(path: Path) -> Iterator[tuple[str, list[Message]]]:
 
 
 def messages_of(record: Any) -> list[Message]:
-    """Return the messages of a record, of which one at least is the assistant's.
+    """Return the messages of a record, at least one of them the assistant's.
 
-    Raises ValueError with one sentence that names the field, for what is no chat and for what a run cannot do.
+    Raises ValueError with one sentence that names the field, for a record that is no chat or that runs do not support.
     """
     if not isinstance(record, Mapping):
         raise ValueError(FORMS.format(most=MAX_MESSAGES))
@@ -105,7 +105,7 @@ def messages_of(record: Any) -> list[Message]:
 
 
 def _records(path: Path) -> Iterator[tuple[str, Any]]:
-    """Where each record stands, and its bytes, or what it says where the file is an array."""
+    """Yield the place of each record, and its bytes, or its parsed value if the file is an array."""
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise ValueError(f"{path.name} is larger than {MAX_FILE_BYTES >> 20} MiB; take fewer chats")
@@ -161,7 +161,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _given(record: Mapping[str, Any], whose: str) -> dict[str, Any]:
-    """The fields that say something.  Raises ValueError for those that runs do not support."""
+    """Return the fields that are not null or empty.  Raises ValueError for fields that runs do not support."""
     fields = {
         name: value for name, value in record.items() if value is not None and (name in TEXTS or value not in ("", [], {}))
     }
@@ -175,7 +175,7 @@ def _given(record: Mapping[str, Any], whose: str) -> dict[str, Any]:
 
 
 def _listed(fields: dict[str, Any]) -> Any:
-    """Take the messages out of the fields of a record, however it calls them, with the system prompt before them."""
+    """Remove the messages, under any of their names, from the fields of a record; put the system prompt before them."""
     found = [name for name in ("messages", "conversations", "completion", "output") if name in fields]
     if len(found) != 1:
         if found:
@@ -187,7 +187,7 @@ def _listed(fields: dict[str, Any]) -> Any:
     elif form == "output":
         listed = _alpaca(fields, listed)
     else:
-        fields.pop("prompt", None)  # some sets repeat there what was asked first
+        fields.pop("prompt", None)  # some data sets repeat the first question there
     system = fields.pop("system" if "system" in fields else "system_prompt", None)
     if system is not None and isinstance(listed, list):
         if any(isinstance(message, Mapping) and _role(message) == "system" for message in listed):
@@ -205,9 +205,9 @@ def _asked_and_answered(asked: Any, answered: Any) -> Any:
 
 
 def _alpaca(fields: dict[str, Any], output: Any) -> Any:
-    """`instruction`, and `input` on the next line; before them `history`, pairs of what was asked and answered."""
+    """Return Alpaca's messages: first `history`, pairs of question and answer, then `instruction` with `input` below it."""
     instruction, given, history = (fields.pop(name, None) for name in ("instruction", "input", "history"))
-    fields.pop("text", None)  # the published set repeats there all of it in one text
+    fields.pop("text", None)  # the published data set repeats everything there in one text
     if instruction is None:
         return None
     if not isinstance(instruction, str) or not isinstance(given, str | None):
@@ -270,7 +270,7 @@ def _is_text(part: Any) -> bool:
 
 
 def _is_excluded(fields: dict[str, Any], whose: str, role: str = LEARNT) -> bool:
-    """Take out the fields that say what counts.  Return True if one of them excludes."""
+    """Remove the fields that say if a message counts.  Return True if one of them excludes it."""
     excluded = False
     for name in sorted((COUNTS | IS_EXCLUDED) & set(fields)):
         value = fields.pop(name)

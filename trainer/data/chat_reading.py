@@ -1,8 +1,8 @@
-"""Chats in rows: which stand in a row together, and which of its tokens count.
+"""Chats in rows: puts chats together into rows, and marks the tokens that count.
 
-A chat's tokens stay together in one row, in the order of the file; one that is longer than a row is cut at its end.  Packed,
-a row takes chats while there is room, and none sees another; otherwise each has a row of its own.  What is left of a row is
-filled, and does not count.  Every so many chats are held out, by their number in the file, so all peers hold out the same.
+A chat's tokens stay together in one row, in the order of the file; a chat longer than a row is cut at its end.  If packed, a
+row takes chats while there is room, and none sees another; otherwise each chat has its own row.  The rest of a row is
+filled, and does not count.  A fixed share of the chats is held out, by their number, so that all peers hold out the same.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from trainer.data.rows import Mask, Reading, Rows, Tokens
 from trainer.data.templates import Chat, TemplatedTokenizer
 
 FILL = -1
-"""The document that fills a row."""
+"""Document id of the filling at the end of a row."""
 
 
 class Row(NamedTuple):
-    """Chats of a split, from `first` to before `last`."""
+    """Row of chats of a split, from `first` to before `last`."""
 
     first: int
     last: int
@@ -32,7 +32,7 @@ class Row(NamedTuple):
 
 @dataclass
 class _Split:
-    """tokens, mask: of all chats, one after the other, each cut to a row.  ends: where each chat ends in them."""
+    """Chats of a split, one after the other, each cut to a row.  ends: of each chat, counted in tokens; begins with 0."""
 
     tokens: list[Tokens] = field(default_factory=list)
     mask: list[Mask] = field(default_factory=list)
@@ -45,9 +45,9 @@ class _Split:
 
 
 class ChatReading(Reading):
-    """The chats of a file.  left_out: those that count no token, once cut to a row; cut: those that lost some.
+    """Chats of a file.  cut: number of chats longer than a row.  left_out: number of chats with no counted token in a row.
 
-    Raises ValueError with one sentence for a file that is none, or has too few chats.
+    Raises ValueError with one sentence for a file that is no file of chats, or has too few.
     """
 
     def __init__(
@@ -90,11 +90,13 @@ class ChatReading(Reading):
             counts_bt[row, : end - begin] = split.mask[begin:end]
             for chat in range(first, last):
                 documents_bt[row, split.ends[chat] - begin : split.ends[chat + 1] - begin] = chat - first
-                counts_bt[row, split.ends[chat] - begin] = False  # nothing before it tells what a chat begins with
+                counts_bt[row, split.ends[chat] - begin] = (
+                    False  # nothing comes before a chat to predict its first token from
+                )
         return Rows(tokens_bt, counts_bt[:, 1:], documents_bt[:, :-1])
 
     def described(self) -> str:
-        """For a person: how many there are, and what is lost."""
+        """Describe for a person the number of chats, and the losses by cutting."""
         chats, held = (len(split.ends) - 1 for split in (self._splits[False], self._splits[True]))
         lost = f"; {self.cut} longer than a window are cut" if self.cut else ""
         lost += f"; {self.left_out} with nothing to learn are left out" if self.left_out else ""
@@ -102,7 +104,7 @@ class ChatReading(Reading):
         return f"{chats} chat{'s' * (chats != 1)} in {windows} to learn from, {held} held out{lost}"
 
     def _cut(self, chat: Chat) -> bool:
-        """Make a chat fit into a row; whether anything of it counts then."""
+        """Cut a chat to a row; return True if any of its tokens still counts."""
         if len(chat.tokens) > self._length + 1:
             self.cut += 1
             del chat.tokens[self._length + 1 :], chat.mask[self._length + 1 :]
@@ -126,7 +128,7 @@ def _single(ends: Sequence[int]) -> list[Row]:
 
 
 def _packed(ends: Sequence[int], width: int) -> list[Row]:
-    """As many chats in a row as fit, in their order."""
+    """Put as many chats into each row as fit, in their order."""
     rows, first = [], 0
     for chat in range(1, len(ends)):
         if ends[chat] - ends[first] > width:

@@ -1,9 +1,9 @@
-"""The embedded corpus: the source text of Python's standard library, read from the installation, as bytes.
+"""Embedded corpus: the source text of Python's standard library, read from the installation, as bytes or tokens.
 
-Documents are files in the order of their paths, joined with a zero byte (which no source file contains), so no document
-is cut or dropped; a window may begin in one file and end in the next, and the zero byte tells the model so.  Whether a
-file is held out for evaluation is a hash of its relative path, so peers with different Python versions hold out nearly
-the same files.  Their texts differ slightly all the same: `Corpus.digest` says which text a peer has.
+Documents are files in the order of their paths.  Bytes are joined with a zero byte, which is removed from the files, and
+tokens with an end token: a window may begin in one file and end in the next, and the separator tells the model so.  A hash
+of its relative path decides if a file is held out for evaluation, so peers with different Python versions hold out nearly
+the same files.  Their texts still differ slightly: `Corpus.digest` names the text that a peer has.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ U8 = npt.NDArray[np.uint8]
 
 SEPARATOR = b"\0"
 MAX_FILE_BYTES = 1 << 20
-"""Longer files are tables that a program wrote."""
+"""Largest file that is read: longer ones are tables that a program wrote."""
 SKIPPED_FOLDERS = frozenset(
     {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test", "lib2to3", "ensurepip", "encodings"}
 )
-"""Not the library's own prose: other people's packages, tests, bundled wheels, code tables."""
+"""Folders that are not the library's own prose: other people's packages, tests, bundled wheels, code tables."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Corpus:
 
 
 class TextReading(Reading):
-    """A corpus in windows of `length` predicted tokens.  Raises ValueError where a split is shorter than one."""
+    """Corpus in windows of `length` predicted tokens.  Raises ValueError if a split is shorter than a window."""
 
     def __init__(self, corpus: Corpus, length: int) -> None:
         self._corpus, self._length, self.digest = corpus, length, corpus.digest
@@ -58,21 +58,21 @@ class TextReading(Reading):
 
 
 def window_count(tokens: Tokens, length: int) -> int:
-    """Number of windows of `length` predicted tokens, in which every token but the first is predicted.
+    """Return the number of windows of `length` predicted tokens that predict every token but the first.
 
-    0 when there are fewer tokens than one window has.
+    It is 0 if there are fewer tokens than in one window.
     """
     return max(0, -(-(len(tokens) - 1) // length)) if len(tokens) > length else 0
 
 
 def window(tokens: Tokens, index: int, length: int) -> Tokens:
-    """The `length` + 1 tokens of window `index`.  The last window ends with the corpus, so it may overlap the one before."""
+    """Return the `length` + 1 tokens of window `index`.  The last window ends with the corpus; it may overlap another."""
     start = min(index * length, len(tokens) - length - 1)
     return tokens[start : start + length + 1]
 
 
 def load(name: str, held_out_percent: int, tokenizer: Tokenizer | None = None) -> Corpus:
-    """The corpus a manifest names; raises ValueError when this installation cannot provide it.
+    """Return the corpus that a manifest names; raises ValueError when this installation cannot provide it.
 
     tokenizer: None for bytes.
     """
@@ -82,7 +82,7 @@ def load(name: str, held_out_percent: int, tokenizer: Tokenizer | None = None) -
 
 
 def read_folder(root: Path, held_out_percent: int, tokenizer: Tokenizer | None = None) -> Corpus:
-    """All Python sources below `root`, without `SKIPPED_FOLDERS`; in tokens, each ended by an end token, if not in bytes."""
+    """Read all Python sources below `root`, without `SKIPPED_FOLDERS`, as bytes, or as tokens with an end token each."""
     splits: dict[bool, list[bytes]] = {False: [], True: []}
     for path in _sources(root):
         text = path.read_bytes().replace(SEPARATOR, b"")

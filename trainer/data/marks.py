@@ -1,14 +1,14 @@
 """Names of the tokens that templates write between messages.
 
-No text may become one of them, whatever the tokenizer: who could write a mark into a task could put words into the
-assistant's mouth.  The list is closed, so that a `tokenizer.json` can be checked before a template is chosen.
+No text may become one of them, whatever the tokenizer: the author of a task could otherwise put words into the assistant's
+mouth.  The list is closed, so that a `tokenizer.json` can be checked before a template is chosen.
 """
 
 from __future__ import annotations
 
 
 class Mark(str):
-    """The name of a special token in a template."""
+    """Name of a special token in a template."""
 
 
 TEXT_BEGIN = Mark("<|begin_of_text|>")

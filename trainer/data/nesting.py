@@ -1,6 +1,6 @@
-"""How deep what JSON says may be nested.
+"""Limit on the nesting of JSON values.
 
-How deep Python itself can read depends on its version: what some computers can read and others cannot would part a swarm.
+Python's own limit depends on its version: a value that only some computers can read would split a swarm.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from collections.abc import Iterable
 from typing import Any
 
 MAX_DEPTH = 64
-"""Of lists and objects in each other."""
+"""Most lists and objects inside each other."""
 
 
 def check_depth(value: Any) -> None:
-    """Raises ValueError where lists and objects lie in each other more than `MAX_DEPTH` times."""
+    """Raise ValueError if lists and objects are nested more than `MAX_DEPTH` deep."""
     level = [value] if isinstance(value, dict | list) else []
     for _ in range(MAX_DEPTH):
         level = [inner for each in level for inner in _inner(each)]
@@ -22,5 +22,5 @@ def check_depth(value: Any) -> None:
 
 
 def _inner(value: dict[str, Any] | list[Any]) -> Iterable[Any]:
-    """The lists and objects in it."""
+    """Return the lists and objects directly inside a value."""
     return [each for each in (value.values() if isinstance(value, dict) else value) if isinstance(each, dict | list)]

@@ -1,4 +1,4 @@
-"""Rows of tokens as a training step reads them, and where they come from."""
+"""Rows of tokens as a training step reads them, and the interface of their sources."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import numpy as np
 import numpy.typing as npt
 
 Tokens = npt.NDArray[Any]
-"""Integers, of the smallest type that holds the vocabulary."""
+"""Integers of the smallest type that holds the vocabulary."""
 Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
 class Rows:
-    """tokens_bt: (B, T + 1), of which all but the first of a row are predicted.
+    """Rows of tokens.  tokens_bt: (B, T + 1); all but the first of a row are predicted.
 
-    counts_bt: (B, T), true for predicted tokens that the loss counts; None for all.  documents_bt: (B, T), int, a run of one
-    id for each document of the tokens that are read, none of which sees another; None where a row is one document.
+    counts_bt: (B, T), true for predicted tokens that the loss counts; None for all.  documents_bt: (B, T), int, the id of
+    each read token's document; documents do not see each other; None if each row is one document.
     """
 
     tokens_bt: Tokens
@@ -28,16 +28,16 @@ class Rows:
     documents_bt: npt.NDArray[np.int32] | None = None
 
     def __len__(self) -> int:
-        """Rows, B."""
+        """Return the number of rows, B."""
         return len(self.tokens_bt)
 
     def __getitem__(self, span: slice) -> Rows:
-        """Some of the rows."""
+        """Return some of the rows."""
         return Rows(self.tokens_bt[span], *(None if each is None else each[span] for each in self.beside))
 
     @property
     def beside(self) -> tuple[Any, Any]:
-        """What says how the tokens count and are read, either None."""
+        """Arrays beside the tokens: counts and documents, each may be None."""
         return self.counts_bt, self.documents_bt
 
     @property
@@ -52,7 +52,7 @@ class Rows:
 
     @classmethod
     def joined(cls, parts: Sequence[Rows]) -> Rows:
-        """All rows of parts of one kind."""
+        """Join the rows of parts that have the same arrays."""
         beside = zip(*(part.beside for part in parts), strict=True)
         return cls(
             np.concatenate([part.tokens_bt for part in parts]),
@@ -61,13 +61,13 @@ class Rows:
 
 
 class Reading(ABC):
-    """What a run reads: windows for training and held-out ones.  digest: hexadecimal, of all of it."""
+    """Source of a run's rows: training windows and held-out windows.  digest: of all the data, hexadecimal."""
 
     digest: str
     windows: int
-    """For training, numbered from 0; at least 1."""
+    """Number of training windows, numbered from 0; at least 1."""
     held_out_windows: int
 
     @abstractmethod
     def rows(self, windows: Sequence[int], *, held_out: bool = False) -> Rows:
-        """Windows by number, one a row.  Each counts a token at least."""
+        """Return windows by number, one per row.  Each has at least one counted token."""

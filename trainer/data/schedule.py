@@ -1,8 +1,8 @@
-"""Which window of the corpus a peer reads: a pure function of the seed, the round, its lane and the position.
+"""Schedule of the corpus's windows: a pure function from seed, round, lane and position to a window.
 
 Every round has `lanes` disjoint streams of `windows_per_round` windows.  All streams of all rounds are laid end to end
-and mapped through a keyed permutation of the corpus's windows, a new one for each epoch, so no two lanes read the same
-window within an epoch, nothing is skipped when a peer crashes, and anybody can tell what another should have read.
+and mapped through a keyed permutation of the corpus's windows, a new one for each epoch.  So no two lanes read the same
+window within an epoch, a crashed peer shifts no other's windows, and every peer can compute another peer's windows.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _MASK64 = 2**64 - 1
 
 @dataclass(frozen=True)
 class Permutation:
-    """A keyed bijection of range(size): a small Feistel network, walked until it lands inside the range."""
+    """Keyed bijection of range(size): a small Feistel network, applied until the value lies in the range."""
 
     size: int
     keys: tuple[int, ...]
@@ -24,7 +24,7 @@ class Permutation:
 
     @classmethod
     def of(cls, seed: int, epoch: int, size: int) -> Permutation:
-        """Where the permutation sends `index`."""
+        """Return the permutation of `size` windows for an epoch."""
         assert size >= 1 and epoch >= 0
         material = hashlib.blake2b(
             (seed & _MASK64).to_bytes(8, "big") + epoch.to_bytes(8, "big"), digest_size=8 * FEISTEL_ROUNDS
@@ -35,7 +35,7 @@ class Permutation:
     def __call__(self, index: int) -> int:
         assert 0 <= index < self.size
         value = self._once(index)
-        while value >= self.size:  # ends: following a cycle of a bijection comes back to `index` at the latest
+        while value >= self.size:  # ends: the cycle of a bijection leads back to `index` at the latest
             value = self._once(value)
         return value
 
@@ -49,7 +49,7 @@ class Permutation:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Who reads what.  windows: training windows in the corpus.  lanes: streams a round, at most one a member."""
+    """Assignment of windows to lanes.  windows: training windows in the corpus.  lanes: streams in a round."""
 
     seed: int
     windows: int
@@ -57,7 +57,7 @@ class Schedule:
     windows_per_round: int
 
     def window(self, round_number: int, lane: int, position: int) -> int:
-        """The window at `position` (from 0) of a lane's stream in a round."""
+        """Return the window at `position` (from 0) of a lane's stream in a round."""
         assert 0 <= lane < self.lanes and 0 <= position < self.windows_per_round and round_number >= 0
         order = (round_number * self.lanes + lane) * self.windows_per_round + position
         epoch, index = divmod(order, self.windows)
@@ -65,7 +65,7 @@ class Schedule:
 
 
 def _mix(value: int) -> int:
-    """Spreads 64 bits (the finaliser of splitmix64)."""
+    """Mix 64 bits (the finaliser of splitmix64)."""
     value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & _MASK64
     value = (value ^ value >> 27) * 0x94D049BB133111EB & _MASK64
     return value ^ value >> 31

@@ -1,8 +1,8 @@
-"""The forms in which models read conversations: what stands before, between and after what is said.
+"""Templates of conversations: the tokens that a model reads before, between and after the messages.
 
-A template is one of the few below and no program: those that come with models are written in Jinja, which a peer must not
-run for a stranger.  Each piece is made into tokens by itself, so where the assistant begins does not depend on the
-tokenizer, and no content forges a turn: a tokenizer makes no text into a mark or an end token (`trainer.data.tokens`).
+A template is one of the few below, not a program: models come with templates in Jinja, which a peer must not run for a
+stranger.  Each piece is turned into tokens by itself, so the place where the assistant begins does not depend on the
+tokenizer.  No content can forge a turn: a tokenizer turns no text into a mark or an end token (`trainer.data.tokens`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LEARNT = "assistant"
 
 
 class Message(NamedTuple):
-    """Of one of the `ROLES`.  excluded: read by the model, and not learned, although it may be the assistant's."""
+    """Message of a chat.  role: one of `ROLES`.  excluded: True if the model never learns it, whatever its role."""
 
     role: str
     content: str
@@ -27,7 +27,7 @@ class Message(NamedTuple):
 
 
 class Chat(NamedTuple):
-    """tokens: of the whole chat.  mask: as many; true for tokens that count as targets."""
+    """Tokens of a whole chat.  mask: of the same length, true for tokens that count as targets."""
 
     tokens: list[int]
     mask: list[bool]
@@ -35,10 +35,10 @@ class Chat(NamedTuple):
 
 @dataclass(frozen=True)
 class Template:
-    """Pieces of a conversation; `{role}` stands for who says it.
+    """Pieces between the messages of a conversation; `{role}` stands for the role of the message.
 
-    begin: before all.  heading: before a message.  close: after one of others.  gap: after the assistant's end token.  A
-    template without marks can have a tokenizer of any kind.
+    begin: before everything.  heading: before each message.  close: after a message of system or user.  gap: after the
+    assistant's end token.  A template without marks works with any tokenizer.
     """
 
     begin: tuple[str, ...] = ()
@@ -59,11 +59,11 @@ TEMPLATES = {
         close=(MESSAGE_END,),
     ),
 }  # fmt: skip
-"""By name.  "raw": what is said, one after the other.  "plain": headings of text.  "chatml": of Qwen.  "llama3"."""
+"""Templates by name.  "raw": the bare messages, one after the other.  "plain": headings of text.  "chatml": Qwen's form."""
 
 
 class TemplatedTokenizer(Tokenizer):
-    """Another tokenizer, and a template for conversations.  Raises ValueError for marks that it does not have."""
+    """Tokenizer with a template for conversations.  Raises ValueError for marks that the tokenizer does not have."""
 
     def __init__(self, tokenizer: Tokenizer, template: str) -> None:
         self._tokenizer = tokenizer
@@ -97,14 +97,14 @@ class TemplatedTokenizer(Tokenizer):
         return self._gap + self._conversation([Message("user", text)]).tokens + self._headings[LEARNT]
 
     def opening(self, messages: Sequence[Message]) -> list[int]:
-        """What a model reads that is to answer these messages: all of them, and the assistant's heading."""
+        """Return the tokens that a model reads to answer these messages: all of them, and the assistant's heading."""
         return self._begin + self._conversation(messages).tokens + self._headings[LEARNT]
 
     def chat(self, messages: Sequence[Message]) -> Chat:
-        """The tokens of a conversation; what the assistant says and the end after it count, so that it learns to stop.
+        """Return the tokens of a conversation; the assistant's messages count, with their ends, so that it learns to stop.
 
-        Excluded messages and their ends do not count.  Raises ValueError with one sentence for a content that no text
-        may be, such as an end token.
+        Excluded messages and their ends do not count.  Raises ValueError with one sentence for a content that may not be
+        encoded, such as an end token.
         """
         tokens, mask = self._conversation(messages)
         return Chat(self._begin + tokens, [False] * len(self._begin) + mask)

@@ -1,11 +1,11 @@
-"""The parts that a `tokenizer.json` may have, checked before Hugging Face's `tokenizers` reads it.
+"""Check of a `tokenizer.json`, made before Hugging Face's `tokenizers` reads it.
 
 Such a file is a program: normalizers rewrite the text, expressions search it, decoders write it anew.  Every peer of a run
-runs it on texts of strangers, so known parts are allowed by name and with bounds: no part makes a text longer than a small
-multiple, and expressions are those of known models.  The file also keeps what a tool did last (truncation, padding, dropout,
-what is put around a text); that is no part of the model, and is removed.
+runs it on texts of strangers, so only known parts are allowed, by name and with bounds: no part makes a text longer than a
+small multiple, and only known models' expressions are allowed.  The file also keeps settings of the tool that last used it
+(truncation, padding, dropout, tokens around a text); they are no part of the model, and are removed.
 
-`read_in_child` does this in a process with little memory and time, since even to parse the file costs what its author likes.
+`read_in_child` does this in a process with little memory and time, since parsing alone costs as much as the author likes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from trainer.data.tokenizer_library import LibraryError, load
 # ------------------------------------------------------------------------------------------------------------------------
 # Expressions with which known models cut texts into words.
 #
-# An expression of a stranger can take for ever on a short text, so a `Split` may have one of these only.
+# A stranger's expression can take for ever on a short text, so a `Split` may only have one of these.
 
 
 _TAIL = r"\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -60,19 +60,19 @@ PATTERNS = frozenset(
 
 
 MEMORY_BYTES = 2 << 30
-"""Of the process that reads a file first; 262 144 tokens with as many merges, 23 MB, take 0.4 GiB."""
+"""Memory of the child process that checks a file; 262 144 tokens with as many merges, 23 MB, take 0.4 GiB."""
 COMPUTE_S, READ_S = 60, 300.0
-"""Seconds of a core, and on the clock, for the process; 23 MB take 4 seconds of a core."""
+"""CPU seconds and clock seconds of the child process; 23 MB take 4 CPU seconds."""
 MAX_PARTS = 16
 """Normalizers, pre-tokenizers or decoders in a row."""
 MAX_TOKEN_BYTES = 256
-"""Of one token's text, which bounds what a sequence of tokens can become."""
+"""Longest text of a token, which bounds the text of a sequence of tokens."""
 MAX_TOKENS = 1 << 20
 MAX_MERGES = 1 << 21
 REFUSED = 3
-"""Exit code of the process for a file that may not be used; its output is the sentence."""
+"""Exit code of the child process for a file that may not be used; its output is the sentence."""
 SAMPLES = ("", "a", " a  b\n\n", "It's 3 \u00e9\u4e2d\U0001f600 <|im_start|>\t\x00")
-"""Texts that a tokenizer is tried with before it is used."""
+"""Texts on which a tokenizer is tried before it is used."""
 
 _ROOT = Path(__file__).resolve().parents[2]
 
@@ -80,7 +80,7 @@ Check = Callable[[Any], bool]
 
 
 class TokenizerRefused(ValueError):
-    """A tokenizer.json that a run may not use; the text is the rest of a sentence, and names the part."""
+    """Error for a tokenizer.json that a run may not use; the text is the rest of a sentence, and names the part."""
 
 
 # -- the parts ---------------------------------------------------------------------------------------------------------
@@ -103,7 +103,7 @@ def _text(most: int, least: int = 0) -> Check:
 
 
 def _is_known_pattern(value: Any) -> bool:
-    """A literal text, which is found in one pass, or the expression of a known model."""
+    """Return True for a literal text, which is found in one pass, and for the expression of a known model."""
     match value:
         case {"String": str(literal)} if len(value) == 1:
             return 1 <= len(literal) <= 16
@@ -148,11 +148,11 @@ DECODERS: Mapping[str, Mapping[str, Check]] = {
     "BPEDecoder": {"suffix": _text(8, 1)},
     "ByteFallback": {}, "Fuse": {},
 }  # fmt: skip
-"""Parts by their names, and what each of their settings may be."""
+"""Parts by their names, with a check for each of their settings."""
 LENGTHENING = ("ByteLevel", "Metaspace", "Prepend", "BertNormalizer", "BPEDecoder")
-"""Parts that lengthen texts: one after the other they multiply, so a slot has each of them once at most."""
+"""Parts that lengthen texts.  In a row their factors multiply, so a slot may have each of them only once."""
 _LISTS = {"normalizer": "normalizers", "pre_tokenizer": "pretokenizers", "decoder": "decoders"}
-"""Slots of a file, and what a `Sequence` in them calls its parts."""
+"""Slots of a file, with the name of the list of parts in their `Sequence`."""
 _SLOTS = {"normalizer": NORMALIZERS, "pre_tokenizer": PRE_TOKENIZERS, "decoder": DECODERS}
 _PREFIX = (
     "puts a space before every text (add_prefix_space is true); set it to false there, or train the tokenizer without it"
@@ -160,7 +160,7 @@ _PREFIX = (
 
 
 def _check_slot(slot: str, part: Any) -> None:
-    """Raise `TokenizerRefused` unless all parts in a slot are known ones."""
+    """Raise `TokenizerRefused` unless all parts in a slot are known."""
     parts = list(_parts(slot, part))
     if len(parts) > MAX_PARTS:
         raise TokenizerRefused(f"its {slot} has {len(parts)} parts, more than {MAX_PARTS}; take another tokenizer")
@@ -244,7 +244,7 @@ _BYTE_TOKENS = frozenset(f"<0x{byte:02X}>" for byte in range(256))
 
 
 def _check_model(model: Any) -> None:
-    """Raise `TokenizerRefused` unless it is of a known kind, and its tokens are."""
+    """Raise `TokenizerRefused` unless the model is of a known kind, and its settings, tokens and merges are allowed."""
     if not isinstance(model, dict):
         raise TokenizerRefused("it has no model; copy the file again")
     kind = model.get("type", "BPE" if "merges" in model else None)
@@ -271,7 +271,7 @@ def _check_model(model: Any) -> None:
 
 
 def _vocabulary(model: Mapping[str, Any]) -> set[str]:
-    """The tokens of a model.  Raises `TokenizerRefused` where they are none."""
+    """Return the tokens of a model.  Raises `TokenizerRefused` for a vocabulary that is malformed or too large."""
     vocabulary = model.get("vocab")
     if isinstance(vocabulary, dict):
         numbers, tokens = list(vocabulary.values()), list(vocabulary)
@@ -313,9 +313,9 @@ _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
 def _added(tokens: Any, reserved: frozenset[int]) -> list[dict[str, Any]]:
-    """The tokens that were added to the model's own, marks and `reserved` numbers as special ones.
+    """Return the tokens added to the model's own, with marks and `reserved` numbers made special.
 
-    A special token is never looked for in a text.  Raises `TokenizerRefused`.
+    A special token is never searched for in a text.  Raises `TokenizerRefused`.
     """
     if not isinstance(tokens, list) or len(tokens) > MAX_TOKENS:
         raise TokenizerRefused("its added_tokens are no list of tokens; copy the file again")
@@ -355,7 +355,7 @@ _TOP = frozenset(
 
 
 def checked(data: bytes, reserved: frozenset[int] = frozenset()) -> bytes:
-    """The file without what tools left in it: truncation, padding, dropout, what is put around a text.
+    """Return the file without the settings that tools left in it: truncation, padding, dropout, tokens around a text.
 
     reserved: numbers of tokens that no text may become, besides the marks.  Raises `TokenizerRefused`.
     """
@@ -386,7 +386,7 @@ def checked(data: bytes, reserved: frozenset[int] = frozenset()) -> bytes:
 
 
 def tried(data: bytes, reserved: frozenset[int]) -> bytes:
-    """As `checked`; the library has then read the result, and has made tokens and texts with it.
+    """Do as `checked`, then try the result: the library reads it, and encodes and decodes some texts with it.
 
     Raises `TokenizerRefused` and `LibraryError`.
     """
@@ -407,7 +407,7 @@ def tried(data: bytes, reserved: frozenset[int]) -> bytes:
 
 
 def read_in_child(data: bytes, reserved: frozenset[int]) -> bytes:
-    """What `tried` returns, from a process with little memory and time.  Raises `TokenizerRefused`."""
+    """Return the result of `tried`, computed in a process with little memory and time.  Raises `TokenizerRefused`."""
     command = [sys.executable, "-s", "-P", "-m", __name__, *map(str, sorted(reserved))]
     others = os.environ.get("PYTHONPATH", "")
     environment = {
@@ -430,7 +430,7 @@ def read_in_child(data: bytes, reserved: frozenset[int]) -> bytes:
 
 
 def main(words: Sequence[str]) -> int:
-    """Read a file from the standard input and write what is left of it, or the sentence why it may not be used."""
+    """Read a file from standard input and write the checked file, or the sentence why it may not be used."""
     _use_little()
     try:
         sys.stdout.buffer.write(tried(sys.stdin.buffer.read(), frozenset(map(int, words))))
@@ -448,7 +448,7 @@ def _use_little() -> None:
         resource.setrlimit(resource.RLIMIT_CPU, (COMPUTE_S, COMPUTE_S))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     except (ImportError, ValueError, OSError):
-        return  # a system without such limits: `READ_S` is what there is
+        return  # a system without such limits: only `READ_S` applies
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Hugging Face's `tokenizers`, called in one place.
+"""Wrapper of Hugging Face's `tokenizers`, the only caller of the library.
 
-The library is written in Rust and panics for some files and texts.  A panic arrives as a `BaseException` of its own, which
-no `except Exception` catches; here it becomes `LibraryError`, and nothing else that is no error (an interrupt, a cancelled
-task) is caught.
+The library is written in Rust and panics for some files and texts.  A panic arrives as a special `BaseException`, which
+no `except Exception` catches; this module turns it into `LibraryError`, and lets all other `BaseException`s pass (an
+interrupt, a cancelled task).
 """
 
 from __future__ import annotations
@@ -16,41 +16,41 @@ T = TypeVar("T")
 
 
 class LibraryError(ValueError):
-    """The library refuses a file or a text; the text is the rest of a sentence."""
+    """Error for a file or a text that the library refuses; the text is the rest of a sentence."""
 
 
 class LibraryTokenizer:
-    """A tokenizer of the library.  Special tokens are never found in a text.  Every method raises `LibraryError`."""
+    """Tokenizer of the library.  Special tokens are never found in a text.  Every method raises `LibraryError`."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._tokenizer.encode_special_tokens = True
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a text, and nothing around them."""
+        """Return the tokens of a text, and nothing around them."""
         return _called(lambda: list(self._tokenizer.encode(text, add_special_tokens=False).ids))
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of tokens, special ones as their names."""
+        """Return the text of tokens, with special tokens as their names."""
         return _called(lambda: str(self._tokenizer.decode(list(tokens), skip_special_tokens=False)))
 
     def number(self, name: str) -> int | None:
-        """The number of a token, None where there is none of this name."""
+        """Return the number of the token of this name, or None."""
         return _called(lambda: self._tokenizer.token_to_id(name))
 
     def numbers(self) -> frozenset[int]:
-        """The numbers of all tokens."""
+        """Return the numbers of all tokens."""
         return _called(lambda: frozenset(self._tokenizer.get_vocab().values()))
 
     def added(self) -> Mapping[str, int]:
-        """The tokens that were added to the model's own, by their names."""
+        """Return the numbers of the tokens added to the model's own, by name."""
         return _called(
             lambda: {token.content: number for number, token in self._tokenizer.get_added_tokens_decoder().items()}
         )
 
 
 def load(data: bytes) -> LibraryTokenizer:
-    """The tokenizer that a file describes.  Raises `LibraryError`."""
+    """Return the tokenizer that a file describes.  Raises `LibraryError`."""
     return LibraryTokenizer(_called(lambda: tokenizers.Tokenizer.from_buffer(data)))
 
 

@@ -1,11 +1,11 @@
-"""Text to tokens and back.
+"""Tokenizers: text to tokens and back.
 
 A byte-level model needs no file: its tokens are the bytes of UTF-8.  Other models bring a `tokenizer.json`, which Hugging
-Face's `tokenizers` reads after `trainer.data.tokenizer_json` has checked it.  An end token closes a document and what the
-model writes in one turn.  No text becomes an end token or a template's mark: it is encoded otherwise, or refused.
+Face's `tokenizers` reads after `trainer.data.tokenizer_json` has checked it.  An end token closes a document, and each turn
+of the model.  No text becomes an end token or a template's mark: it is encoded otherwise, or refused.
 
-A model that learnt chats reads a conversation in the form of its template (`trainer.data.templates`), which is a tokenizer,
-too: `prompt` and `reply` are what an environment says at the beginning and after a turn.
+A model that learnt chats reads a conversation in the form of its template (`trainer.data.templates`), which is also a
+tokenizer: `prompt` and `reply` encode an environment's text at the beginning and after a turn.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from trainer.data.tokenizer_library import LibraryError, LibraryTokenizer, load
 from trainer.git_lfs import POINTER_FLAW, is_pointer
 
 MAX_TOKENIZER_BYTES = 64 << 20
-"""The largest `tokenizer.json` read; those of common models have up to 20 MiB."""
+"""The largest `tokenizer.json` that is read; common models have up to 20 MiB."""
 
 
 SPARE_TOKENS = 16
-"""Tokens that an encoding may have beyond the bytes of its text, for what a tokenizer puts before its words."""
+"""Tokens that an encoding may have beyond the bytes of its text, for prefixes that a tokenizer adds to words."""
 NO_TEXT = "\ufffd"
-"""Stands for what is no text."""
+"""Replacement for tokens that make no text."""
 
 
 class UnreadableText(ValueError):
-    """A text that no model of the run may read.  flaw: a phrase that follows "a text" or "a message of the user"."""
+    """Error for a text that the run's model may not read.  flaw: a phrase to follow "a text" or "a message of the user"."""
 
     def __init__(self, flaw: str) -> None:
         super().__init__(f"a text {flaw}")
@@ -39,7 +39,7 @@ class UnreadableText(ValueError):
 
 
 class Tokenizer(ABC):
-    """What a model reads and writes.  vocab: tokens of a text are below this number.
+    """Tokenizer of a model.  vocab: upper bound on the tokens of a text, exclusive.
 
     ends: the tokens that close a turn when a model writes them.
     """
@@ -49,35 +49,35 @@ class Tokenizer(ABC):
 
     @property
     def end(self) -> int:
-        """The token that closes a turn in what is learnt from."""
+        """The token that closes a turn in training data."""
         return self.ends[0]
 
     @abstractmethod
     def encode(self, text: str) -> list[int]:
-        """The tokens of a text, none of them an end token or a mark.  Raises `UnreadableText` for a text that has none."""
+        """Return the tokens of a text, none of them an end token or a mark.  Raises `UnreadableText` if it has none such."""
 
     @abstractmethod
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of tokens, with U+FFFD where they make no text: a model may have more tokens than its tokenizer.
+        """Return the text of tokens, with U+FFFD for unknown ones: a model may have more tokens than its tokenizer.
 
         Raises ValueError for a negative number.
         """
 
     @abstractmethod
     def special(self, name: str) -> int:
-        """The token of this name, such as `<|im_start|>`, which no text contains.  Raises ValueError where there is none."""
+        """Return the token of this name, such as `<|im_start|>`, which no text contains.  Raises ValueError if unknown."""
 
     def prompt(self, text: str) -> list[int]:
-        """What a model reads that is to answer a text."""
+        """Return the tokens that a model reads to answer a text."""
         return self.encode(text)
 
     def reply(self, text: str) -> list[int]:
-        """What a model reads after the end of its turn when a text answers it."""
+        """Return the tokens that a model reads after its turn when a text replies to it."""
         return self.encode(text)
 
 
 class ByteTokenizer(Tokenizer):
-    """Bytes of UTF-8.  The end token is the byte 0, which separates documents of the embedded corpus too."""
+    """Tokenizer into bytes of UTF-8.  The end token is the byte 0, which also separates documents of the embedded corpus."""
 
     ends = (0,)
     vocab = 256
@@ -96,14 +96,14 @@ class ByteTokenizer(Tokenizer):
 
 
 class TokenizerFile(Tokenizer):
-    """A `tokenizer.json` of Hugging Face.  ends: numbers of the end tokens, the one of chats first.
+    """Tokenizer from a `tokenizer.json` of Hugging Face.  ends: numbers of the end tokens, the end token of chats first.
 
-    Marks and end tokens in a text are text: nobody can end a turn by writing `<|endoftext|>` into a prompt.  A text that
-    becomes one all the same, by the model's own vocabulary, is refused.
+    Names of marks and end tokens in a text are plain text: `<|endoftext|>` in a prompt ends no turn.  A text that the
+    model's own vocabulary still turns into such a token is refused.
     """
 
     def __init__(self, path: Path, ends: Sequence[int]) -> None:
-        """Raises ValueError with one sentence for a file that cannot be used."""
+        """Read the file; raises ValueError with one sentence if it cannot be used."""
         self._tokenizer, self._path = _read(path, frozenset(ends)), path
         self._known = self._tokenizer.numbers()
         unknown = [end for end in ends if end not in self._known]
@@ -114,7 +114,7 @@ class TokenizerFile(Tokenizer):
         self._marks = {number: mark for mark in MARKS if (number := self._tokenizer.number(mark)) is not None}
 
     def encode(self, text: str) -> list[int]:
-        size = len(_utf8(text))  # a lone surrogate is refused here, and a panic there
+        size = len(_utf8(text))  # refuses a lone surrogate, at which the library would panic
         try:
             tokens = self._tokenizer.encode(text)
         except LibraryError as error:
@@ -138,7 +138,7 @@ class TokenizerFile(Tokenizer):
 
 
 def special_in(path: Path) -> Mapping[str, int]:
-    """The added tokens of a `tokenizer.json` and their numbers.  Raises ValueError for a file that is none."""
+    """Return the added tokens of a `tokenizer.json` and their numbers.  Raises ValueError for a file that cannot be used."""
     return _read(path, frozenset()).added()
 
 
@@ -150,7 +150,7 @@ def _utf8(text: str) -> bytes:
 
 
 def _decoded(tokens: Sequence[int], known: Callable[[int], bool], decode: Callable[[list[int]], str]) -> str:
-    """The text of the known tokens, each stretch by itself, with U+FFFD for each of the others."""
+    """Decode each run of known tokens by itself, and put U+FFFD for each unknown token."""
     if any(token < 0 for token in tokens):
         raise ValueError("a token is a number from 0")
     parts: list[str] = []
@@ -161,7 +161,7 @@ def _decoded(tokens: Sequence[int], known: Callable[[int], bool], decode: Callab
 
 
 def _read(path: Path, reserved: frozenset[int]) -> LibraryTokenizer:
-    """The tokenizer in a file.  reserved: numbers of tokens that no text may become, besides the marks."""
+    """Return the tokenizer in a file.  reserved: numbers of tokens that no text may become, besides the marks."""
     try:
         if path.stat().st_size > MAX_TOKENIZER_BYTES:
             raise ValueError(f"{path} is larger than {MAX_TOKENIZER_BYTES >> 20} MiB, so it is no tokenizer.json")

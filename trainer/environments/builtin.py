@@ -1,8 +1,8 @@
 """Built-in tasks of one turn: short, procedural, and learnable by a byte-level model on a CPU.
 
-A prompt is the task's name, what it is about and a line feed; the answer is one short line.  A problem follows from the
-task, its options and its number.  The score is 1 for exactly the answer, else 0: blanks and line feeds around it are
-forgiven, anything more is not.
+A prompt is the task's name, the question and a line feed; the answer is one short line.  A problem follows from the
+task, its options and its number.  The score is 1 for exactly the answer, else 0; only blanks and line feeds around the
+answer are ignored.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from trainer.environments.draw import Draw
 from trainer.environments.environment import Environment, Problem
 
 PROBLEMS = 1 << 20
-"""Problems of a built-in task.  Many prompts of the shortest tasks recur under other numbers."""
+"""Number of problems of a built-in task.  Many prompts of the shortest tasks recur under other numbers."""
 LONGEST = 64
 """The most letters or digits that an option may ask for."""
 
 
 class ProceduralTask(Environment):
-    """A task with one right answer.  Options are part of what a problem follows from."""
+    """Task with one right answer.  A problem follows from the name, the options and the number."""
 
     name: str
 
@@ -44,11 +44,11 @@ class ProceduralTask(Environment):
 
     @abstractmethod
     def _make(self, draw: Draw) -> tuple[str, str]:
-        """A question and its answer."""
+        """Return a question and its answer."""
 
 
 class Reverse(ProceduralTask):
-    """Write a word backwards: `reverse kqzt` -> `tzqk`.  letters: the longest word."""
+    """Task to write a word backwards: `reverse kqzt` -> `tzqk`.  letters: the longest word."""
 
     name = "reverse"
 
@@ -61,7 +61,7 @@ class Reverse(ProceduralTask):
 
 
 class SortDigits(ProceduralTask):
-    """Write digits in ascending order: `sort 41732` -> `12347`.  digits: the most there are."""
+    """Task to write digits in ascending order: `sort 41732` -> `12347`.  digits: the longest number."""
 
     name = "sort"
 
@@ -74,7 +74,7 @@ class SortDigits(ProceduralTask):
 
 
 class Add(ProceduralTask):
-    """Add two numbers: `add 37+58` -> `95`.  digits: the most digits of a summand."""
+    """Task to add two numbers: `add 37+58` -> `95`.  digits: the most digits of a summand."""
 
     name = "add"
 
@@ -87,7 +87,7 @@ class Add(ProceduralTask):
 
 
 class Shift(ProceduralTask):
-    """Copy a word, each letter replaced by the alphabet's next: `shift abz` -> `bca`.  letters: the longest word."""
+    """Task to replace each letter of a word by the next one: `shift abz` -> `bca`.  letters: the longest word."""
 
     name = "shift"
 
@@ -100,7 +100,7 @@ class Shift(ProceduralTask):
 
 
 class Count(ProceduralTask):
-    """Count a letter: `count b abbacbad` -> `3`.  letters: the longest word, of a, b, c and d."""
+    """Task to count a letter in a word: `count b abbacbad` -> `3`.  letters: the longest word, of a, b, c and d."""
 
     name = "count"
 
@@ -114,7 +114,7 @@ class Count(ProceduralTask):
 
 
 class CloseBrackets(ProceduralTask):
-    """Close what is open: `close ([]{` -> `})`.  brackets: the most there are; at least one is left open."""
+    """Task to close open brackets: `close ([]{` -> `})`.  brackets: the most in a question; at least one is left open."""
 
     name = "close"
 
@@ -135,7 +135,7 @@ class CloseBrackets(ProceduralTask):
 
 
 def length_option(name: str, value: int, least: int = 2, most: int = LONGEST) -> int:
-    """The option's value; raises ValueError when it is not a whole number in its range."""
+    """Return the option's value; raises ValueError unless it is a whole number in its range."""
     if type(value) is not int or not least <= value <= most:
         raise ValueError(f"{name} is a whole number from {least} to {most}, not {value!r}")
     return value

@@ -1,6 +1,6 @@
-"""The sandbox's side of a child process: gives it its order, reads what it says, and ends it in time.
+"""The sandbox's side of a child process: sends its order, reads its output and status, and ends it in time.
 
-The launcher keeps the deadline itself.  The second deadline here is for a launcher that was killed or is stuck.
+The launcher itself keeps the deadline.  The second deadline here is for a launcher that was killed or is stuck.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from types import TracebackType
 from typing import Any, Self
 
 GRACE_S = 30.0
-"""Seconds that the launcher has beyond the deadline, to end everything and say so."""
+"""Seconds beyond the deadline in which the launcher ends everything and reports."""
 MAX_STATUS_BYTES = 4096
 READ_BYTES = 1 << 16
 
 
 @dataclass
 class Ended:
-    """What became of a child.  failed: the step that could not be taken, and why.  late: its time ran out."""
+    """End of a child process.  failed: the step of confinement that failed, and why.  late: True if its time ran out."""
 
     failed: tuple[str, str] | None = None
     started: bool = False
@@ -39,7 +39,7 @@ class Ended:
 
 @contextmanager
 def order_file(order: Mapping[str, Any]) -> Iterator[int]:
-    """A descriptor from which the launcher reads its order; no name leads to it."""
+    """Yield a descriptor, of a file without a name, from which the launcher reads its order."""
     with tempfile.TemporaryFile() as file:
         file.write(json.dumps(order).encode())
         file.seek(0)
@@ -48,7 +48,7 @@ def order_file(order: Mapping[str, Any]) -> Iterator[int]:
 
 @dataclass
 class Child:
-    """A launcher and the two ends that we hold.  Leaving the context ends it, however that came about."""
+    """Launcher process, and our ends of its streams.  Leaving the context kills the launcher, also after an exception."""
 
     process: subprocess.Popen[bytes]
     status: int
@@ -69,7 +69,7 @@ class Child:
         os.close(self.status)
 
     def watch(self, wall_s: float, output_bytes: int) -> Ended:
-        """Reads until the launcher is done, and says how it ended."""
+        """Read until the launcher is done, and return its end."""
         assert self.process.stdout and self.process.stderr
         last = time.monotonic() + wall_s + GRACE_S
         ended = Ended()
@@ -95,7 +95,7 @@ class Child:
         return self._told(ended, output_bytes)
 
     def _take(self, name: str, descriptor: int, output_bytes: int) -> int | None:
-        """Reads what is there, and keeps what there is room for: bytes read, 0 at the end, None when there are none yet."""
+        """Read available bytes, keep them up to the limit; return their number, 0 at the end, None if none came yet."""
         try:
             data = os.read(descriptor, READ_BYTES)
         except BlockingIOError:
@@ -108,7 +108,7 @@ class Child:
         return len(self._read["output"]) + len(self._read["errors"]) > output_bytes
 
     def _told(self, ended: Ended, output_bytes: int) -> Ended:
-        """What the launcher said, and what the program wrote."""
+        """Complete `ended` with the launcher's status and the program's output."""
         for line in bytes(self._read["status"]).splitlines():
             try:
                 said = json.loads(line)

@@ -1,9 +1,9 @@
-"""Conversations as tokens: how an example is laid out, and how a rollout's output is read back into turns.
+"""Conversations as tokens: the layout of an example, and the reading of a rollout's output back into turns.
 
-The output of a rollout is: turn, end token, reply, turn, end token, reply, …, turn, end token.  Where generation stopped at
-its length limit it ends within a turn, or before a reply that had no room; never within a reply.  `made` says which tokens
-the model chose (turns and end tokens); the others are the environment's, and must be what the environment says, or the
-output is refused.
+The output of a rollout is: turn, end token, reply, turn, end token, reply, …, turn, end token.  If generation stopped at
+its length limit, the output ends within a turn, or before a reply that had no room; never within a reply.  `made` marks the
+tokens that the model chose (turns and end tokens); the others must be exactly the environment's replies, or the output is
+refused.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from trainer.environments.environment import Environment, Problem
 
 @dataclass(frozen=True)
 class ExampleTokens:
-    """An example to train on.  made: per output token, whether the model is to learn to write it."""
+    """Example to train on.  made: for each output token, True if the model should learn to write it."""
 
     prompt: tuple[int, ...]
     output: tuple[int, ...]
@@ -25,7 +25,7 @@ class ExampleTokens:
 
 
 def example_tokens(environment: Environment, index: int, tokenizer: Tokenizer) -> ExampleTokens:
-    """The example of a problem, laid out as a rollout is.  Raises ValueError where there is none."""
+    """Return the example of a problem, laid out as a rollout.  Raises ValueError if the problem has no solution."""
     problem = environment.problem(index)
     turns = environment.solution(problem)
     output: list[int] = []
@@ -44,9 +44,9 @@ def example_tokens(environment: Environment, index: int, tokenizer: Tokenizer) -
 def read_turns(
     environment: Environment, problem: Problem, output: Sequence[int], made: Sequence[bool], tokenizer: Tokenizer
 ) -> tuple[str, ...]:
-    """The model's turns in a rollout's output.
+    """Return the model's turns in a rollout's output.
 
-    Raises ValueError with one sentence when the environment's part is not what it says, or when output goes on after the
+    Raises ValueError with one sentence if a reply in the output is not the environment's, or if the output goes on after the
     conversation is over.
     """
     if len(output) != len(made):
@@ -72,7 +72,7 @@ def read_turns(
 
 
 def _turn_length(output: Sequence[int], made: Sequence[bool], start: int, ends: Sequence[int]) -> int:
-    """Tokens from `start` to the first end token, both included, or to the end of the output; all chosen by the model."""
+    """Return the number of tokens from `start` to the first end token, included, or to the end; the model chose all."""
     for place in range(start, len(output)):
         if not made[place]:
             raise ValueError(f"output token {place} is in a turn of the model, but not chosen by it")

@@ -1,4 +1,4 @@
-"""Built-in tasks of several turns: a game of guessing, and two that need a tool.
+"""Built-in tasks of several turns: a guessing game, and two tasks that need a tool.
 
 Each turn and each reply is one short line.  The score is 1 for a conversation that ends with the right answer within its
 turns, else 0.
@@ -16,7 +16,7 @@ from trainer.environments.environment import Environment, Problem
 
 OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 NOT_UNDERSTOOD = "?"
-"""The reply to a turn that is no move of the game."""
+"""Reply to a turn that is no valid move."""
 
 
 class _Conversation(Environment):
@@ -31,7 +31,7 @@ class _Conversation(Environment):
 
 
 class Guess(_Conversation):
-    """Find a number from 1 to `most`: `guess 1-15`, then a number a turn, answered by `more` or `less`.
+    """Task to find a number from 1 to `most`: `guess 1-15`, then one number per turn, answered by `more` or `less`.
 
     There are as many turns as halving the range needs, so a model that guesses well always wins.
     """
@@ -68,7 +68,7 @@ class Guess(_Conversation):
 
 
 class Lookup(_Conversation):
-    """Ask for two values, and say both: `lookup k q`; `?k` -> `7`, `?q` -> `5`, then `=75`.
+    """Task to ask for two values, and say both: `lookup k q`; `?k` -> `7`, `?q` -> `5`, then `=75`.
 
     The values are not in the prompt: without the tool the chance is 1 in 100.
     """
@@ -95,9 +95,9 @@ class Lookup(_Conversation):
 
 
 class Calculate(_Conversation):
-    """Compute with a calculator: `calculate 37*4+25`; `?37*4` -> `148`, `?148+25` -> `173`, then `=173`.
+    """Task to compute with a calculator: `calculate 37*4+25`; `?37*4` -> `148`, `?148+25` -> `173`, then `=173`.
 
-    The tool takes one operation at a time, of numbers with up to six digits.
+    The tool takes one operation at a time, on numbers of up to six digits.
     """
 
     name = "calculate"

@@ -1,12 +1,12 @@
-"""What an environment is: problems by number, what it says in between, and what a model's words are worth.
+"""Interface of environments: numbered problems, replies to a model's turns, and scores of its answers.
 
 Everything here is a pure function, so that others can repeat it: a problem follows from the environment and a number,
-the environment's replies and the score from the problem and what the model wrote.  Prompts and rewards are therefore
-recomputed by whoever needs them, and never taken from whoever generated.
+the environment's replies and the score from the problem and the model's turns.  Each peer therefore computes prompts and
+rewards itself, and never takes them from the peer that generated.
 
-A conversation is: prompt, turn, reply, turn, reply, …, turn.  A turn is what the model writes up to its end token.  A
-tool's output is a reply.  Where the environment has nothing to say (None), the conversation is over; a single-turn
-environment never has.
+A conversation is: prompt, turn, reply, turn, reply, …, turn.  A turn is the model's text up to its end token.  A tool's
+output is a reply.  The conversation is over when the environment has no reply (None); a single-turn environment never has
+one.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from typing import Any
 
 TURN_END = "\0"
-"""Ends a turn in an example's text.  It is the byte-level model's end token; a prompt or reply never contains it."""
+"""End of a turn in an example's text: the byte-level model's end token.  A prompt or reply never contains it."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One task.  index: its number in the environment.  answer: what scoring needs, the environment's own business."""
+    """Problem of an environment.  index: its number there.  answer: data for scoring, known only to the environment."""
 
     index: int
     prompt: str
@@ -30,41 +30,41 @@ class Problem:
 
 
 class Environment(ABC):
-    """Problems 0 to `size` - 1, and how they are scored."""
+    """Problems 0 to `size` - 1, with their replies and scores."""
 
     max_turns: int = 1
-    """Turns that a conversation has at most."""
+    """Most turns of a conversation."""
 
     @property
     @abstractmethod
     def size(self) -> int:
-        """How many problems there are."""
+        """Number of problems."""
 
     @abstractmethod
     def problem(self, index: int) -> Problem:
-        """The problem of this number.  Raises ValueError unless 0 <= index < size."""
+        """Return the problem of this number.  Raises ValueError unless 0 <= index < size."""
 
     @abstractmethod
     def score(self, problem: Problem, turns: Sequence[str]) -> float:
-        """What these turns of the model are worth, in [0, 1].
+        """Return the score of these turns of the model, in [0, 1].
 
-        Never raises for anything that a model may write; SandboxUnavailable, where this computer failed, is no score.
+        Raises nothing because of the model's text; SandboxUnavailable means that this computer failed, and is no score.
         """
 
     def is_exact(self, problem: Problem) -> bool:
-        """Whether every computer gives an answer to it the same score: no program runs for it, which may be too slow."""
+        """Return True if every computer gives an answer the same score: no program runs for it, which could be too slow."""
         return False
 
     @abstractmethod
     def solution(self, problem: Problem) -> tuple[str, ...]:
-        """Turns that solve the problem, for a warm start.  Raises ValueError where the environment knows none."""
+        """Return turns that solve the problem, for a warm start.  Raises ValueError if the environment knows no solution."""
 
     def reply(self, problem: Problem, turns: Sequence[str]) -> str | None:
-        """What the environment says after these turns (at least one), or None when the conversation is over."""
+        """Return the environment's reply to these turns (at least one), or None if the conversation is over."""
         return None
 
     def example(self, index: int) -> tuple[str, str]:
-        """A prompt and what a good model would make of it, as texts to train on.
+        """Return a prompt and a good model's conversation after it, as texts to train on.
 
         Turns and replies follow each other, with `TURN_END` after each turn but the last.
         """

@@ -1,4 +1,4 @@
-"""An environment's own examples as a text to train on, for a warm start."""
+"""Corpus of an environment's own examples, for a warm start."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ MOST_EXAMPLES = 1 << 14
 
 
 def corpus_of(environment: Environment, held_out_percent: int, tokenizer: Tokenizer | None = None) -> Corpus:
-    """The examples of problems spread over the environment, laid out as rollouts are; every so many are held out.
+    """Return examples of problems spread over the environment, laid out as rollouts; a fixed share is held out.
 
-    tokenizer: of bytes where it is left out.  Raises ValueError where the environment knows no solutions.
+    tokenizer: defaults to bytes.  Raises ValueError if the environment knows no solutions.
     """
     tokenizer = tokenizer or ByteTokenizer()
     count = min(environment.size, MOST_EXAMPLES)

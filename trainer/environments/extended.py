@@ -1,4 +1,4 @@
-"""An environment with sets of tasks beside it, which come and go; their problems have numbers beyond its own."""
+"""Environment extended by sets of tasks that come and go; their problems have numbers beyond the environment's own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from trainer.environments.solve_rates import ALL, SolveRates
 
 @dataclass(frozen=True)
 class TaskFile:
-    """A set in a file.  first: number of its first problem.  count: tasks that stay.  digest: as `open_rated` wants it."""
+    """Set of tasks in a file.  first: number of its first problem.  count: tasks within the run's bounds on solve rates.
+
+    digest: as in `open_rated`.
+    """
 
     first: int
     count: int
@@ -22,26 +25,26 @@ class TaskFile:
 
 
 class Extended(Environment):
-    """The problems of `own`, from 0 on, and those of the sets that `use` was given."""
+    """Environment with the problems of `own`, from 0 on, and of the sets given to `use`."""
 
     def __init__(self, own: Environment, rates: SolveRates = ALL) -> None:
-        """rates: of the sets' tasks that have numbers."""
+        """rates: bounds on the solve rates of the sets' tasks; other tasks get no number."""
         self._own, self._rates = own, rates
         self._sets: dict[TaskFile, RecordedTasks] = {}
         self.max_turns = own.max_turns
 
     @property
     def size(self) -> int:
-        """How many problems the environment itself has."""
+        """Number of problems of the environment itself, without the sets."""
         return self._own.size
 
     def use(
         self, files: Sequence[TaskFile], most_prompt_bytes: int, flaw_in: Callable[[str], str] = lambda prompt: ""
     ) -> dict[int, str]:
-        """Have these sets, and no others; those that cannot be used, by their first problem, with the reason in a sentence.
+        """Use these sets only; return the unusable ones, by their first problem, with the reason in a sentence.
 
-        most_prompt_bytes: of a prompt that can be learned from.  flaw_in: why no model can answer a prompt, in a phrase;
-        empty where it can.
+        most_prompt_bytes: the longest prompt that can be learned from.  flaw_in: returns the reason why no model can answer
+        a prompt, as a phrase; empty if one can.
         """
         held: dict[TaskFile, RecordedTasks] = {}
         unusable: dict[int, str] = {}

@@ -1,4 +1,4 @@
-"""Removes a folder in which an untrusted program wrote."""
+"""Removal of a folder in which an untrusted program wrote."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import stat
 
 
 def remove_folder(path: str) -> None:
-    """Removes a folder, however deep, however its modes are, whatever its files are called; follows no link.
+    """Remove a folder of any depth, with any modes and file names; follow no link.
 
     A tree can be deeper than a path or Python's stack allows, so folders are moved up and removed one after the other.
-    Nobody may write there meanwhile.
+    No process may write there meanwhile.
     """
     os.chmod(path, 0o700)
     top = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -25,7 +25,7 @@ def remove_folder(path: str) -> None:
 
 
 def _remove_entry(top: int, name: str, moved: int) -> int:
-    """Removes a file, or a folder once its own folders have been moved to the top; returns how many have been, ever."""
+    """Remove a file, or a folder after moving its own folders to the top; return the number for the next moved folder."""
     if not _is_folder(top, name):
         os.unlink(name, dir_fd=top)
         return moved

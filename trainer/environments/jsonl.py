@@ -1,4 +1,4 @@
-"""An environment of tasks that are written down, one a line."""
+"""Environment of tasks in a file, one per line."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ MAX_FILE_BYTES = 512 << 20
 
 
 class RecordedTasks(Environment):
-    """Tasks in their order, of one turn each.  digest: what says whether two peers have the same ones."""
+    """Single-turn tasks in order.  digest: equal for two peers that have the same tasks."""
 
     def __init__(self, tasks: Sequence[Task], digest: str) -> None:
-        """Raises ValueError or SandboxUnavailable when this computer cannot score tasks of some kind that there is."""
+        """Take tasks; raises ValueError or SandboxUnavailable if this computer cannot score tasks of one of their kinds."""
         kinds = {type(task.verification) for task in tasks}
         self._tasks = tuple(tasks)
         self._verifier = Verifier(needs_code=CodeTests in kinds, needs_maths=MathsAnswer in kinds)
@@ -48,17 +48,17 @@ class RecordedTasks(Environment):
 
 
 def open_file(path: str, digest: str | None = None) -> RecordedTasks:
-    """All tasks of a file, whatever their solve rates; raises as `open_rated`."""
+    """Open all tasks of a file, whatever their solve rates; raises as `open_rated`."""
     return open_rated(path, digest, ALL)
 
 
 def open_rated(path: str, digest: str | None, rates: SolveRates) -> RecordedTasks:
-    """The tasks of a file that a run with these bounds learns from, numbered without the others.
+    """Open the tasks of a file that a run with these bounds learns from; the others get no number.
 
-    digest: hexadecimal BLAKE2b-128 that the file's bytes must have.
+    digest: hexadecimal BLAKE2b-128 that the file's bytes must have; None for any.
 
-    Raises ValueError with one sentence, with the line's number where a line is at fault; PackageMissing and
-    SandboxUnavailable for what this computer lacks.
+    Raises ValueError with one sentence, with the line's number if a line is at fault; PackageMissing and
+    SandboxUnavailable if this computer lacks something.
     """
     data = read_file(path, digest)
     try:
@@ -70,7 +70,7 @@ def open_rated(path: str, digest: str | None, rates: SolveRates) -> RecordedTask
 
 
 def read_file(path: str, digest: str | None = None) -> bytes:
-    """The bytes of a file of tasks; raises ValueError with one sentence where there is none with this digest."""
+    """Return the bytes of a file of tasks; raises ValueError with one sentence if it is missing or has another digest."""
     try:
         if not Path(path).is_file():
             raise ValueError(f"there is no file {path}; put the tasks there")
@@ -87,5 +87,5 @@ def read_file(path: str, digest: str | None = None) -> bytes:
 
 
 def digest_of(data: bytes) -> str:
-    """Names the content of a set of tasks."""
+    """Return the digest that names the content of a set of tasks."""
     return hashlib.blake2b(data, digest_size=16).hexdigest()

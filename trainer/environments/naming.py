@@ -1,7 +1,7 @@
-"""How a run's manifest names an environment and its options, in one line of text.
+"""Names of environments: one line of text by which a run's manifest names an environment and its options.
 
 `add`, `add(digits=3)`, `mixture(add(digits=3), sort)`, `reasoning-gym(task="chain_sum", settings={"min_terms": 2})`: a name,
-and in parentheses options whose values are JSON; what a mixture is of stands there as names.  Reading evaluates nothing.
+and in parentheses options with JSON values, or the names of a mixture's parts.  Reading evaluates nothing.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 MAX_NAME = 1000
-"""Characters of all of it."""
+"""Most characters of a name with its options."""
 _NAME = re.compile(r"[a-z][a-z0-9-]*")
 _OPTION = re.compile(r"([a-z_]+)\s*=\s*")
 _BLANKS = re.compile(r"\s*")
 
 
 def read_name(text: str) -> tuple[str, dict[str, Any]]:
-    """Name and options, as `open_environment` takes them.  Raises ValueError with one sentence."""
+    """Return name and options, as `open_environment` takes them.  Raises ValueError with one sentence."""
     if len(text) > MAX_NAME:
         raise ValueError(f"the name of an environment has at most {MAX_NAME} characters with its options")
     reader = _Reader(text)
@@ -61,7 +61,7 @@ class _Reader:
         return found.group(), options
 
     def _item(self, options: dict[str, Any]) -> None:
-        """An option, or an environment that a mixture is of."""
+        """Read an option, or one of a mixture's environments."""
         found = _OPTION.match(self._text, self._at)
         if found is None:
             name, inner = self.environment()

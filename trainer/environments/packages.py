@@ -1,11 +1,11 @@
-"""Installed packages that score what a model wrote, kept away from the peer's own process.
+"""Installed packages that score a model's text, kept out of the peer's own process.
 
-Libraries for scoring parse a model's text with all of Python: reasoning-gym and sympy evaluate parts of it, where their own
-variables can be seen, the right answer among them.  So they run in the sandbox, on a question in JSON, and answer in JSON.
-While they score (`GUARD`), Python compiles source that comes from no file only where it is a literal: numbers, texts, lists
+Scoring libraries evaluate parts of a model's text as Python: reasoning-gym and sympy do so in a scope where their own
+variables are visible, including the right answer.  So they run in the sandbox, take a question in JSON, and answer in JSON.
+While they score, `GUARD` lets Python compile source that comes from no file only if it is a literal: numbers, texts, lists
 and arithmetic on numbers, without any name.  sympy's parser turns the names of a text into calls of its own classes before
-it evaluates them; there, calls of a few mathematical functions and names of one letter are let through as well.  Size and
-depth of both are bounded.  A text that is more than that is no right answer to anything.
+it evaluates them; for the parser, the guard also allows calls of a few mathematical functions and names of one letter.  Size
+and depth of both are bounded.  No right answer needs more.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Any
 from trainer.environments.sandbox import Limits, Sandbox
 
 MAKING = Limits(cpu_s=300, wall_s=1200.0, memory_bytes=4 << 30, output_bytes=64 << 20)
-"""For problems, which follow from the run's own settings.  Numpy alone reserves a gibibyte of addresses."""
+"""Limits for making problems from the run's own settings.  Numpy alone reserves a gibibyte of addresses."""
 SCORING = Limits(cpu_s=20, wall_s=120.0, memory_bytes=4 << 30)
-"""For one answer.  Some puzzles take seconds to make, and are made again for it."""
+"""Limits for scoring one answer.  Some puzzles take seconds to make, and scoring makes them again."""
 
 GUARD = """
 import ast, sys
@@ -100,7 +100,7 @@ os.dup2(2, 1)
 
 
 class PackageMissing(ValueError):
-    """A package of an extra is not installed, or does not work.  remedy: a command."""
+    """Error for a package of an extra that is not installed, or does not work.  remedy: a command."""
 
     def __init__(self, what: str, remedy: str = "pip install 'manyhands[rl]'") -> None:
         super().__init__(f"{what}: {remedy}")
@@ -108,14 +108,14 @@ class PackageMissing(ValueError):
 
 
 def installed_version(module: str, distribution: str, purpose: str) -> str:
-    """The version of an installed package, which is not imported.  Raises PackageMissing."""
+    """Return the version of an installed package without importing it.  Raises PackageMissing."""
     if importlib.util.find_spec(module) is None:
         raise PackageMissing(f"{purpose} need the package {distribution}, which is not installed")
     return importlib.metadata.version(distribution)
 
 
 class PackageProgram:
-    """A program of ours that imports installed packages, and answers questions about untrusted text."""
+    """Program of ours that imports installed packages, and answers questions about untrusted text in the sandbox."""
 
     def __init__(self, program: str, limits: Limits = SCORING) -> None:
         """program: defines `answer(question)`.  Raises SandboxUnavailable."""
@@ -125,7 +125,7 @@ class PackageProgram:
         self._sandbox = Sandbox(limits, packages=True)
 
     def ask(self, question: Any) -> Any:
-        """The answer to a question, both in JSON's types.  Raises ValueError when there is none."""
+        """Return the answer to a question, both in JSON's types.  Raises ValueError if the program gives none."""
         outcome = self._sandbox.run(self._program, json.dumps(question).encode())
         if not outcome.succeeded:
             last = outcome.errors.decode(errors="replace").strip().rpartition("\n")[2][:300]

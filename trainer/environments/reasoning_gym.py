@@ -1,8 +1,8 @@
 """Tasks of reasoning-gym (the extra `rl`): about a hundred families of procedural puzzles.
 
 A problem follows from the task, its settings, the seed, the number and the version of the package, so all peers of a run
-need the same version.  Python's hash seed plays a part in five of the families; problems are therefore made where it is
-fixed, in the sandbox, some at a time.  Scores come from the package, in the sandbox too.
+need the same version.  Five of the families depend on Python's hash seed; problems are therefore made in the sandbox, which
+fixes the seed, some at a time.  The package also computes scores, in the sandbox as well.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from trainer.environments.environment import Environment, Problem
 from trainer.environments.packages import MAKING, PackageProgram, installed_version
 
 PACKAGE = ("reasoning_gym", "reasoning-gym", "reasoning-gym tasks")
-"""As `installed_version` takes it."""
+"""Arguments of `installed_version`."""
 SIZE = 1 << 20
-"""Problems of a family unless a run says otherwise.  Few families (word_ladder) refuse so many."""
+"""Default number of a family's problems.  Few families (word_ladder) refuse so many."""
 AT_ONCE = 16
-"""Problems made in one process: starting it costs a second or so."""
+"""Problems made in one process: starting one costs a second or so."""
 BLOCKS_KEPT = 64
 
 PROGRAM = """
@@ -42,10 +42,10 @@ def answer(question):
 
 
 class ReasoningGym(Environment):
-    """One family of puzzles.  An answer is what stands in the last `<answer>` element, or else everything."""
+    """One family of puzzles.  The answer is the content of the last `<answer>` element, or the whole turn without one."""
 
     def __init__(self, task: str, seed: int = 0, size: int = SIZE, settings: Mapping[str, Any] | None = None) -> None:
-        """settings: the family's own (see the package).  Raises ValueError for what the package refuses."""
+        """settings: the family's own (see the package).  Raises ValueError if the package refuses them."""
         if type(size) is not int or size < 1:
             raise ValueError("size is how many problems there are, a whole number from 1 on")
         self.version = f"reasoning-gym {installed_version(*PACKAGE)}"
@@ -69,7 +69,7 @@ class ReasoningGym(Environment):
             return 0.0
         said = answer_element(turns[0])
         if said == problem.answer:
-            return 1.0  # so do all families of 0.1.25 that name an answer
+            return 1.0  # as in all families of 0.1.25 that name an answer
         try:
             answer = self._scorer.ask({**self._what, "number": problem.index, "said": said})
             return in_range(answer["score"])
@@ -90,13 +90,13 @@ class ReasoningGym(Environment):
 
 
 def answer_element(text: str) -> str:
-    """What stands between the last `<answer>` and `</answer>`, or all of it; without blanks around."""
+    """Return the text between the last `<answer>` and `</answer>`, or the whole text; without blanks around it."""
     _, opened, rest = text.rpartition("<answer>")
     return (rest.partition("</answer>")[0] if opened else text).strip()
 
 
 def in_range(score: Any) -> float:
-    """A package's score as ours: a number in [0, 1], and 0 for anything else."""
+    """Return a package's score clamped to [0, 1]; 0 for a value that is no finite number."""
     if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
         return 0.0
     return min(1.0, max(0.0, float(score)))

@@ -1,21 +1,21 @@
 """Tasks as lines of JSON, in the form of GENESYS and SYNTHETIC-1: strict about everything, and bounded.
 
-A line is an object with `task_type`, `prompt`, `verification_info`, and if wanted `problem_id` (its line's number where it
-says none), `source`, `in_source_id`, `gold_standard_solution`, `metadata`, `hf_dataset_name`, `solve_rate`, `samples`.
-`verification_info` is an object, or a text that is one in JSON.
+A line is an object with `task_type`, `prompt`, `verification_info`, and optionally `problem_id` (by default the line's
+number), `source`, `in_source_id`, `gold_standard_solution`, `metadata`, `hf_dataset_name`, `solve_rate`, `samples`.
+`verification_info` is an object, or its JSON text.
 
 By task type it holds:
 
-* `exact_answer`: `ground_truth`, a text that the answer must be.
-* `numeric_answer`: `ground_truth`, a number or its text, and if wanted `tolerance`.
+* `exact_answer`: `ground_truth`, the text of the answer.
+* `numeric_answer`: `ground_truth`, a number or its text, and optionally `tolerance`.
 * `verifiable_math`: `ground_truth`, LaTeX or plain, compared as mathematics (math-verify).
 * `verifiable_code`: `language` ("python") and `test_cases`, each
   `{"type": "stdin_stdout", "input": text, "output": text}` or
   `{"type": "function_call", "fn_name": name, "input": [argument, …], "output": value}`.
 
 The first two are ours, the others as published.  `solve_rate` is the mean score, 0 to 1, of so many `samples` of a model's
-answers; a run may leave the task out for it (`trainer.environments.solve_rates`).  Tasks are data: nothing in them is ever
-executed.
+answers; a run may leave a task out because of it (`trainer.environments.solve_rates`).  Tasks are data: nothing in them is
+ever executed.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ MAX_TASKS = 1_000_000
 MAX_PROMPT_BYTES = 64 << 10
 MAX_NAME_BYTES = 256
 MAX_CASES = 64
-"""Test cases of a task.  Each costs a process where the program reads its input."""
+"""Most test cases of a task.  Each costs a process if the program reads standard input."""
 MAX_CASE_BYTES = 256 << 10
 MAX_SAMPLES = 1 << 20
-"""Answers that a solve rate may be of."""
+"""Most answers behind a solve rate."""
 NUMBER = re.compile(
     r"[+-]?([0-9]{1,60}(\.[0-9]{1,60})?|\.[0-9]{1,60}|[1-9][0-9]{0,2}(,[0-9]{3}){1,19}(\.[0-9]{1,60})?)([eE][+-]?[0-9]{1,3})?"
     r"|[+-]?[0-9]{1,60}/[0-9]{1,60}"
 )
-"""Numbers that are read: decimals and fractions, short enough that none becomes huge.
+"""Pattern of the numbers that are read: decimals and fractions, short enough that none becomes huge.
 
-A point is decimal.  A comma stands between thousands and nowhere else: "1,5" may be a decimal, a list or a slip.
+A point is decimal.  A comma may only separate thousands: "1,5" may be a decimal, a list or a slip.
 """
 MINUS = "\u2212"
-"""The minus sign of typography, which is read as the one of keyboards."""
+"""The typographic minus sign, which is read as the hyphen of keyboards."""
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-"""Some editors write it before a text in UTF-8."""
+"""Mark that some editors write before a text in UTF-8."""
 
 _FIELDS = {"task_type", "prompt", "verification_info"}
 _ALSO = {
@@ -67,14 +67,14 @@ _ALSO = {
 
 @dataclass(frozen=True)
 class ExactAnswer:
-    """The answer is this text."""
+    """Verification that the answer is this text."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class NumericAnswer:
-    """The answer is a number, at most `tolerance` away from this one."""
+    """Verification that the answer is a number, at most `tolerance` away from this one."""
 
     value: Fraction
     tolerance: Fraction
@@ -82,14 +82,14 @@ class NumericAnswer:
 
 @dataclass(frozen=True)
 class MathsAnswer:
-    """The answer means the same as this text does in mathematics."""
+    """Verification that the answer means the same as this text in mathematics."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class InputCase:
-    """With `given` on its standard input the program writes `expected`."""
+    """Test that the program writes `expected` for `given` on its standard input."""
 
     given: str
     expected: str
@@ -97,7 +97,7 @@ class InputCase:
 
 @dataclass(frozen=True)
 class CallCase:
-    """The program's function returns `expected` for the arguments; both are JSON texts."""
+    """Test that the program's function returns `expected` for the arguments; both are JSON texts."""
 
     function: str
     arguments: str
@@ -106,7 +106,7 @@ class CallCase:
 
 @dataclass(frozen=True)
 class CodeTests:
-    """A Python program passes all cases, which are of one kind."""
+    """Verification that a Python program passes all cases, which are of one kind."""
 
     cases: tuple[InputCase, ...] | tuple[CallCase, ...]
 
@@ -116,9 +116,9 @@ Verification = ExactAnswer | NumericAnswer | MathsAnswer | CodeTests
 
 @dataclass(frozen=True)
 class Task:
-    """One line.  solution: what a good answer looks like, where the line says so.
+    """Task of one line.  solution: a good answer, if the line or its ground truth gives one.
 
-    solve_rate: the mean score of a model's answers, 0 to 1, as the line says it; None where nobody measured it.
+    solve_rate: the mean score of a model's answers, 0 to 1, as the line says; None if it was not measured.
     """
 
     problem_id: str
@@ -129,9 +129,9 @@ class Task:
 
 
 def read_tasks(lines: Iterable[bytes]) -> tuple[Task, ...]:
-    """The tasks of these lines; blank ones are passed over.
+    """Return the tasks of these lines; blank lines are skipped.
 
-    Raises ValueError with one sentence and the line's number for anything that is not as it must be.
+    Raises ValueError with one sentence and the line's number for any flaw.
     """
     tasks: list[Task] = []
     numbers: dict[str, int] = {}
@@ -154,7 +154,7 @@ def read_tasks(lines: Iterable[bytes]) -> tuple[Task, ...]:
 
 
 def read_task(line: bytes, number: int = 1) -> Task:
-    """The task of one line.  Raises ValueError with one sentence."""
+    """Return the task of one line.  Raises ValueError with one sentence."""
     line = line.removeprefix(BYTE_ORDER_MARK)
     if len(line) > MAX_LINE_BYTES:
         raise ValueError(f"longer than {MAX_LINE_BYTES >> 10} KiB")
@@ -203,7 +203,7 @@ def _solve_rate(record: Mapping[str, Any]) -> float | None:
 
 
 def number_in(text: str) -> Fraction | None:
-    """The number that a text is, and None when it is none (or one with hundreds of digits)."""
+    """Return the number that a text is, or None if it is no number or one with hundreds of digits."""
     text = text.strip().replace(MINUS, "-")
     if not NUMBER.fullmatch(text):
         return None
@@ -256,7 +256,7 @@ def _read_case(case: Mapping[str, Any]) -> InputCase | CallCase:
     if kind == "function_call":
         _check_fields("a test case", case, {"type", "input", "output", "fn_name"}, set())
         name = _text(case, "fn_name", MAX_NAME_BYTES)
-        if not (name.isascii() and name.isidentifier()):  # which other letters names have depends on Python's version
+        if not (name.isascii() and name.isidentifier()):  # other letters allowed in names depend on Python's version
             raise ValueError("fn_name is no name of a function")
         if not isinstance(case["input"], list):
             raise ValueError("input of a function_call is no list of arguments")
@@ -327,7 +327,7 @@ def _text(record: Mapping[str, Any], name: str, most_bytes: int, may_be_empty: b
 
 
 def _check_text(name: str, value: str) -> int:
-    """Bytes of a text that can be tokenised: whole characters, and no byte 0, which ends a turn."""
+    """Return the size of a text in bytes.  Raises ValueError for half characters and byte 0, which ends a turn."""
     if "\0" in value:
         raise ValueError(f"{name} contains the character 0")
     try:

@@ -1,4 +1,4 @@
-"""All environments by name: the one place that a run's configuration leads to."""
+"""Registry of all environments by name, through which a run's configuration opens them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from trainer.environments.verification import MATH_VERIFY, check_maths
 from trainer.environments.verifiers_tasks import VerifiersTasks
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Several environments as one: problem i is of environment i mod n.
+# Mixture of several environments: problem i comes from environment i mod n.
 
 
 class Mixture(Environment):
-    """Problems of all environments in turn.  A problem's answer is the problem of the environment that it comes from."""
+    """Environment of all environments' problems in turn.  A problem's answer holds the inner environment's problem."""
 
     def __init__(self, environments: Sequence[Environment]) -> None:
         if not environments:
@@ -89,23 +89,23 @@ MIXTURE, FILE, TASKS = "mixture", "jsonl", "tasks/"
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 BUILT_IN = ("reverse", "sort", "add", "shift", "count", "close", "guess", "lookup", "calculate")
-"""Those that need nothing but this package."""
+"""Environments that need no other package."""
 
 
 def open_environment(name: str, **options: Any) -> Environment:
-    """The environment of this name, with these options.
+    """Open the environment of this name, with these options.
 
-    Raises ValueError with one sentence for an unknown name or option, and for whatever else is missing here; and
-    SandboxUnavailable where programs would have to be run that this computer cannot confine.
+    Raises ValueError with one sentence for an unknown name or option, and for anything missing on this computer; and
+    SandboxUnavailable if it needs to run programs that this computer cannot confine.
     """
     return _opener(name, options)(**options)
 
 
 def open_named(text: str, files: Mapping[str, str] | None = None, rates: SolveRates = ALL) -> Environment:
-    """The environment that a run's manifest names (`trainer.environments.naming`); raises as `open_environment`.
+    """Open the environment that a run's manifest names (`trainer.environments.naming`); raises as `open_environment`.
 
-    files: where the files of the run lie, by name; those of tasks are called `TASKS` and what the environment calls them.
-    rates: of the tasks in files that the run learns from; the others have no number.
+    files: paths of the run's files, by name; a file of tasks is named `TASKS` + the environment's name for it.
+    rates: bounds on the solve rates of tasks in files; tasks outside get no number.
     """
     name, options = read_name(text)
     _check(name, options)
@@ -113,10 +113,10 @@ def open_named(text: str, files: Mapping[str, str] | None = None, rates: SolveRa
 
 
 def check_named(text: str, problems: int, tasks: Mapping[str, int] | None = None) -> None:
-    """Raise ValueError with one sentence where no peer could open what a manifest names, or it has fewer problems.
+    """Raise ValueError with one sentence if no peer could open the named environment, or if it has fewer problems.
 
-    Opens what needs nothing but this package.  Packages and sandboxes are each computer's own.  tasks: how many there are
-    in the files, by what the environment calls them, as far as that is known.
+    Only environments that need no other package are opened, since packages and sandboxes differ between computers.
+    tasks: number of tasks in each file, by the environment's name for it, as far as known.
     """
     size = _check(*read_name(text), tasks or {})
     if size is not None and size < problems:
@@ -124,14 +124,15 @@ def check_named(text: str, problems: int, tasks: Mapping[str, int] | None = None
 
 
 def files_of(text: str) -> list[tuple[str, str]]:
-    """Names and digests of the files that a run's environment reads.  Raises ValueError."""
+    """Return names and digests of the files that a run's environment reads.  Raises ValueError."""
     return sorted({(part["path"], part["digest"]) for part in _named_parts(text) if part["name"] == FILE})
 
 
 def with_digests(text: str, digest: Callable[[str], str]) -> str:
-    """Return what a manifest says for this name: with the digest of each file of tasks that it names without one.
+    """Return this name for a manifest: add the digest to each file of tasks that is named without one.
 
-    digest: of the file that the environment calls so.  Raises ValueError for a name that is none, and what `digest` raises.
+    digest: returns the digest of the file that the environment names.  Raises ValueError for a malformed name, and any
+    exception of `digest`.
     """
     name, options = read_name(text)
     parts = options.get("of") if name == MIXTURE else [options]
@@ -144,15 +145,15 @@ def with_digests(text: str, digest: Callable[[str], str]) -> str:
 
 
 def problems_of(text: str, tasks: Mapping[str, int]) -> int | None:
-    """Return how many problems an environment has whose files have so many tasks; None where that cannot be told here."""
+    """Return the number of an environment's problems, given the tasks in its files; None if it is not known here."""
     return _check(*read_name(text), tasks)
 
 
 def check_packages(text: str) -> None:
-    """Raise PackageMissing or SandboxUnavailable where this computer lacks what the environment's packages take.
+    """Raise PackageMissing or SandboxUnavailable if this computer lacks a package of the environment, or its sandbox.
 
-    What tasks in a file take is in the file, so math-verify has to work where it is installed, and may be missing.  Raises
-    ValueError for a name that is none.
+    The needs of tasks in a file are known only from the file, so math-verify may be missing, but must work if installed.
+    Raises ValueError for a malformed or unknown name.
     """
     for part in _named_parts(text):
         if part["name"] == FILE and importlib.util.find_spec(MATH_VERIFY[0]) is not None:
@@ -163,7 +164,7 @@ def check_packages(text: str) -> None:
 
 
 def _named_parts(text: str) -> list[dict[str, Any]]:
-    """The environments of which the named one consists, each with its name and options."""
+    """Return the parts of the named environment, each with its name and options."""
     name, options = read_name(text)
     _check(name, options)
     return _parts(options["of"]) if name == MIXTURE else [{"name": name, **options}]
@@ -174,7 +175,7 @@ def _options(part: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _opener(name: str, options: Mapping[str, Any]) -> Callable[..., Environment]:
-    """What opens it with these options.  Raises ValueError for a name or an option that is none."""
+    """Return the function that opens an environment.  Raises ValueError for an unknown name or option."""
     opener = ENVIRONMENTS.get(name)
     if opener is None:
         near = difflib.get_close_matches(name, ENVIRONMENTS, n=1)
@@ -189,7 +190,7 @@ def _opener(name: str, options: Mapping[str, Any]) -> Callable[..., Environment]
 
 
 def _check(name: str, options: Mapping[str, Any], tasks: Mapping[str, int] | None = None) -> int | None:
-    """How many problems it has, where that can be told here.  Raises ValueError."""
+    """Check name and options; return the number of problems, or None if it is not known here.  Raises ValueError."""
     _opener(name, options)
     if name == MIXTURE:
         parts = _parts(options["of"])
@@ -205,7 +206,8 @@ def _check(name: str, options: Mapping[str, Any], tasks: Mapping[str, int] | Non
 
 
 def _check_file(options: Mapping[str, Any]) -> None:
-    """All peers have to have the same tasks, and a manifest comes from a stranger: it names no place on this computer."""
+    """Raise ValueError unless the path is a bare file name, as manifests come from strangers, with a digest of the tasks,
+    which must be the same for all peers."""
     path, digest = options["path"], options.get("digest")
     if not isinstance(path, str) or not _FILE_NAME.fullmatch(path):
         raise ValueError("the path of a run's tasks is the name of a file, without folders")
@@ -214,7 +216,7 @@ def _check_file(options: Mapping[str, Any]) -> None:
 
 
 def _opened(name: str, options: Mapping[str, Any], files: Mapping[str, str], rates: SolveRates) -> Environment:
-    """The environment, with its tasks from the run's files."""
+    """Open the environment, with its tasks from the run's files."""
     if name == MIXTURE:
         parts = [(part["name"], _options(part)) for part in options["of"]]
         return Mixture([_opened(part, its_options, files, rates) for part, its_options in parts])

@@ -1,18 +1,18 @@
-"""Runs Python programs that a model wrote, in a child process that can do no harm.
+"""Sandbox: runs Python programs that a model wrote, in a child process that can do no harm.
 
-What keeps a program from what depends on the computer (`protections` says what there is here):
+The protections depend on the computer (`protections` lists them):
 
-* always: limits of CPU time, memory, size of a file, open files and processes; a deadline; bounded
-  output; no input but what is given; an environment without anybody's variables; a folder of its own that is removed.
-* namespaces (`confinement/namespaces.py`): no network, no sight of other processes, a file system with nothing in it but
-  Python's own files.
-* Landlock (`confinement/landlock.py`): the same for files, where namespaces are forbidden.
+* always: limits of CPU time, memory, size of a file, open files and processes; a deadline; bounded output; only the given
+  input; none of the user's environment variables; a separate folder that is removed.
+* namespaces (`confinement/namespaces.py`): no network, no sight of other processes, a file system with only Python's own
+  files.
+* Landlock (`confinement/landlock.py`): the same for files, if namespaces are forbidden.
 * seccomp (`confinement/seccomp.py`): no sockets, no other processes, no rare kernel interfaces.
 * another user, when we are root: a user that owns nothing.
 
-A sandbox names the protections that it requires, and refuses to exist where one is missing: a program is never run with
-less.  What a sandbox cannot do on its computer is no verdict about a program, so it raises and scores nothing.  Other
-systems than Linux have none of this, and run nothing.
+A sandbox names the protections that it requires, and cannot be made if one is missing: a program never runs with less.  A
+failure of the sandbox is no verdict on a program, so it raises and scores nothing.  Systems other than Linux have none of
+these protections, and run nothing.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ BOOT = (
 )
 ROOT = Path(__file__).resolve().parent.parent.parent
 VARIABLES = {"PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-"""All variables of a program.  With a fixed hash seed, sets and dictionaries have the same order for everybody."""
+"""All environment variables of a program.  The fixed hash seed gives sets the same order on every computer."""
 FIRST_UNUSED_USER = 0x6000_0000
-"""Users from here on own nothing on any computer; each run is another one of the next 2^24."""
+"""First of 2^24 user numbers that own nothing on any computer; each run takes one of them at random."""
 
 
 class Protection(StrEnum):
-    """What a program is kept from."""
+    """Protection of something from a program."""
 
     NETWORK = "network"
     FILES = "files"
@@ -53,7 +53,7 @@ class Protection(StrEnum):
 
 
 class Mechanism(StrEnum):
-    """What the kernel keeps it with.  The names are those that the launcher uses."""
+    """Kernel mechanism that gives protections, under the launcher's name for it."""
 
     NAMESPACES = "namespaces"
     LANDLOCK = "landlock"
@@ -68,30 +68,30 @@ GIVES = {
     Mechanism.OTHER_USER: set(),
 }
 REQUIRED = frozenset({Protection.NETWORK, Protection.FILES, Protection.PROCESSES})
-"""Without these a program could reach the home network, read what the user can read, or outlive its run."""
+"""Protections without which a program could reach the home network, read the user's files, or outlive its run."""
 
 
 @dataclass(frozen=True)
 class Protections:
-    """What this computer has.  missing: why a mechanism is not to be had, for a person."""
+    """Mechanisms that this computer has.  missing: the other mechanisms, with the reason for a person."""
 
     mechanisms: frozenset[Mechanism]
     missing: dict[Mechanism, str]
 
     @property
     def given(self) -> frozenset[Protection]:
-        """What programs are kept from."""
+        """Protections that the mechanisms give."""
         return frozenset(protection for mechanism in self.mechanisms for protection in GIVES[mechanism])
 
     def describe(self) -> list[str]:
-        """One line for each protection and mechanism."""
+        """Return one line for each protection and mechanism."""
         lines = [f"{name}: {'protected' if name in self.given else 'NOT protected'}" for name in Protection]
         return lines + [f"{name}: {self.missing.get(name, 'in use')}" for name in Mechanism]
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one run may use.  wall_s is for a computer that is busy with other things; cpu_s is what counts."""
+    """Limits of one run.  cpu_s is the limit that matters; wall_s allows for a computer that is busy with other things."""
 
     cpu_s: int = 5
     wall_s: float = 30.0
@@ -104,7 +104,7 @@ class Limits:
 
 
 class Verdict(StrEnum):
-    """How a run ended.  FINISHED says nothing about the exit code."""
+    """End of a run.  FINISHED says nothing about the exit code."""
 
     FINISHED = "finished"
     KILLED = "killed"
@@ -114,7 +114,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Outcome:
-    """One run.  exit_code: None unless FINISHED.  output, errors: what came on the two streams, within the limit."""
+    """Outcome of one run.  exit_code: None unless FINISHED.  output, errors: bytes of the two streams, within the limit."""
 
     verdict: Verdict
     exit_code: int | None
@@ -123,16 +123,16 @@ class Outcome:
 
     @property
     def succeeded(self) -> bool:
-        """Whether the program ended by itself and said that all is well."""
+        """True if the program ended by itself with exit code 0."""
         return self.verdict is Verdict.FINISHED and self.exit_code == 0
 
 
 class SandboxUnavailable(RuntimeError):
-    """No program can be run here as required; the text says what is missing, and what helps."""
+    """Error if no program can be run here with the required protections; the text says what is missing, and what helps."""
 
 
 class Sandbox:
-    """Runs programs one at a time, each in a child process of its own.  Threads may share a sandbox."""
+    """Sandbox that runs each program in its own child process.  Threads may share a sandbox."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class Sandbox:
         mechanisms: Iterable[Mechanism] = tuple(Mechanism),
         packages: bool = False,
     ) -> None:
-        """required: run nothing without these.  mechanisms: use no others.  packages: may programs import installed ones?
+        """required: run nothing without these.  mechanisms: use no others.  packages: True to allow installed packages.
 
         Raises SandboxUnavailable.
         """
@@ -158,9 +158,9 @@ class Sandbox:
             )
 
     def run(self, program: str, given: bytes = b"") -> Outcome:
-        """Runs the text of a program, with `given` on its standard input.
+        """Run the text of a program, with `given` on its standard input.
 
-        Raises SandboxUnavailable when the child process could not be confined or started, so that nothing ran.
+        Raises SandboxUnavailable if the child process could not be confined or started, so that nothing ran.
         """
         child = _run(program, given, self._limits, self._mechanisms, self._packages)
         if child.failed is not None:
@@ -171,10 +171,10 @@ class Sandbox:
 
 
 def protections() -> Protections:
-    """What this computer can protect from a program; found out by trying, in each process until it is enough."""
+    """Return this computer's protections, found by trying; the result is kept once it has all required protections."""
     found = _tried()
     if not found.given >= REQUIRED:
-        _tried.cache_clear()  # it may be for want of memory or processes, and there may be some later
+        _tried.cache_clear()  # memory or processes may have been short, and may be free later
     return found
 
 
@@ -200,7 +200,7 @@ def _tried() -> Protections:
 
 
 def _run(text: str, given: bytes, limits: Limits, mechanisms: frozenset[Mechanism], packages: list[str]) -> Ended:
-    """One child process from its start to its last trace."""
+    """Run one child process, from its start to the removal of its folder."""
     folder = tempfile.mkdtemp(prefix="manyhands-sandbox-")
     user = FIRST_UNUSED_USER + random.SystemRandom().randrange(1 << 24)
     order = {
@@ -244,7 +244,7 @@ def _outcome(child: Ended) -> Outcome:
 
 
 def _python() -> str:
-    """The interpreter itself, not a virtual environment's link to it, whose folder may be anywhere."""
+    """Return the interpreter itself, not a virtual environment's link to it, whose folder may be anywhere."""
     return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
 
 

@@ -1,7 +1,7 @@
-"""The offline filter: which tasks a run learns from, by the rate at which a model solved them before it.
+"""Offline filter: chooses the tasks that a run learns from, by the rate at which a model solved them before the run.
 
-A rate is measured (`trainer.rl.rating`) and stands in a task's record.  What is left follows from the file and the run's two
-bounds alone, so that everybody has the same tasks in the same order.
+A rate is measured (`trainer.rl.rating`) and written into a task's record.  The chosen tasks follow only from the file and
+the run's two bounds, so that all peers have the same tasks in the same order.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from trainer.environments.records import Task
 
 @dataclass(frozen=True)
 class SolveRates:
-    """The rates of tasks to learn from, 0 to 1, both bounds included."""
+    """Bounds on the solve rates of tasks to learn from, 0 to 1, both included."""
 
     low: float = 0.0
     high: float = 1.0
 
     def have(self, rate: float | None) -> bool:
-        """Whether a task with this rate stays.  None: nobody measured it, and it stays."""
+        """Return True if a task with this rate stays; a task without a measured rate (None) stays."""
         return rate is None or self.low <= rate <= self.high
 
     def left(self, tasks: Sequence[Task]) -> tuple[Task, ...]:
-        """The tasks that stay, in their order.  Raises ValueError where none does."""
+        """Return the tasks that stay, in their order.  Raises ValueError if none stays."""
         kept = tuple(task for task in tasks if self.have(task.solve_rate))
         if not kept:
             raise ValueError(
@@ -35,11 +35,11 @@ class SolveRates:
 
 
 def told(left: int, total: int, rates: SolveRates) -> str:
-    """For a person: how many tasks stay and why the others do not; how many there are where all stay."""
+    """Describe for a person the number of tasks that stay, and the reason why others do not, if any."""
     if left == total:
         return f"{total}"
     return f"{left} of {total}, {total - left} left out by a solve_rate outside {rates.low:g} to {rates.high:g}"
 
 
 ALL = SolveRates()
-"""Leaves nothing out."""
+"""Bounds that leave nothing out."""

@@ -1,6 +1,6 @@
-"""Sets of tasks that anybody may contribute: reading one, strictly and within bounds.
+"""Reader of contributed sets of tasks, strict and within bounds.
 
-Pure: bytes in, tasks out.  Who publishes a set, who admits it, and what is counted of its tasks is decided elsewhere.
+Pure: bytes in, tasks out.  Publication, admission and the statistics of a set are decided elsewhere.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from trainer.environments.jsonl import digest_of
 from trainer.environments.records import Task, read_tasks
 
 MAX_SET_BYTES = 16 << 20
-"""Bytes of a set as it is read, after decompression."""
+"""Largest set, after decompression."""
 MAX_COMPRESSED_BYTES = 16 << 20
 ZSTANDARD = b"\x28\xb5\x2f\xfd"
 
 
 @dataclass(frozen=True)
 class TaskSet:
-    """Tasks that came together.  plain: its bytes after decompression; digest: their name."""
+    """Contributed set of tasks.  plain: its bytes after decompression.  digest: of these bytes, the name of the set."""
 
     digest: str
     tasks: tuple[Task, ...]
@@ -27,9 +27,9 @@ class TaskSet:
 
 
 def read_task_set(data: bytes) -> TaskSet:
-    """The set in these bytes: lines of JSON, plain or compressed by Zstandard.
+    """Read a set from bytes: lines of JSON, plain or compressed by Zstandard.
 
-    Raises ValueError with one sentence for anything else, without ever holding more than `MAX_SET_BYTES` of it.
+    Raises ValueError with one sentence for anything else; never decompresses more than `MAX_SET_BYTES`.
     """
     plain = _decompressed(data) if data.startswith(ZSTANDARD) else data
     if len(plain) > MAX_SET_BYTES:

@@ -1,12 +1,12 @@
-"""Compares what a model wrote with what a task says of right answers.  1 or 0, nothing in between.
+"""Verification of a model's answers against a task's right answer.  The score is 1 or 0, nothing in between.
 
-What counts as the answer in a longer text: what stands in the last `\\boxed{…}`, or what follows the last "Answer:" in large
-or small letters, whichever comes later; without either all of it.  Marks around the answer are passed over (`plain_answer`):
+The answer in a longer text is the content of the last `\\boxed{…}`, or the text after the last "Answer:" in any case of
+letters, whichever comes later; without either it is the whole text.  Marks around the answer are ignored (`plain_answer`):
 emphasis of Markdown and LaTeX, dollar signs, one full stop.  An answer is taken as a whole: more words, units or a second
-number make it wrong.  A program is the last block between ``` fences; without fences all of the text.
+number make it wrong.  A program is the last block between ``` fences; without fences the whole text.
 
-Of a code task the sandbox gets the program and the inputs, never the expected results: these are compared here, so a program
-cannot claim to have passed.
+For a code task the sandbox gets the program and the inputs, never the expected results: these are compared here, so a
+program cannot claim to have passed.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from trainer.environments.records import (
 from trainer.environments.sandbox import Limits, Sandbox
 
 MATH_VERIFY = ("math_verify", "math-verify", "tasks of maths")
-"""As `installed_version` takes it."""
+"""Arguments of `installed_version`."""
 CODE_LIMITS = Limits()
-"""For one case that reads its input, and for all function calls of a task together."""
+"""Limits for one case on standard input, and for all function calls of a task together."""
 MATHS_LIMITS = Limits(cpu_s=10, wall_s=60.0, memory_bytes=4 << 30)
 MAX_ANSWER_CHARACTERS = 1000
-"""Longer answers to maths tasks are wrong: parsing them takes longer than they are worth."""
+"""Longest answer to a maths task: longer ones count as wrong, as parsing them takes too long."""
 RELATIVE_DIFFERENCE = 1e-9
-"""Floats that a function returns may differ by this much: the order of a sum is nobody's mistake."""
+"""Difference that is allowed between floats that functions return: another order of a sum is no mistake."""
 
 CALLS = """
 import json, os, sys
@@ -71,10 +71,11 @@ def answer(pairs):
     return [bool(one and other and verify(one, other, timeout_seconds=None)) for one, other in zip(right, said)]
 """
 KNOWN = {("\\frac{1}{2}", "0.5"): True, ("x^2+1", "1+x^2"): True, ("\\frac{1}{2}", "0.6"): False}
-"""Pairs of answers and whether they mean the same: a package that cannot tell would give every right answer 0."""
+"""Pairs of answers, True if they mean the same: a broken package could otherwise give every right answer 0."""
 ANSWER = re.compile(r"(?ai)\banswer[*_`]*\s*:")
 STATED = re.compile(r"(?aim)^[\s>#*_`]*(?:(?:so|the|my|final|correct)\s+)*answer[*_`]*\s*:")
-"""At the beginning of a line, or right after a box, where it is no part of a sentence: it counts more than the box."""
+"""Pattern of "answer:" at the beginning of a line or right after a box, where it is no part of a sentence and overrides a
+box before it."""
 WRAPPED = re.compile(
     r"\\(?:text|textbf|textit|emph|mathrm|mathbf|boldsymbol)\{([^{}]*)\}|\$\$?([^$]*)\$\$?|\\[(\[]((?:(?!\\[()\[\]]).)*)\\[)\]]",
     re.DOTALL,
@@ -83,10 +84,10 @@ EMPHASIS = "`*_"
 
 
 class Verifier:
-    """Scores answers of all kinds of tasks.  Raises nothing but SandboxUnavailable, which is no verdict."""
+    """Scorer of answers to all kinds of tasks.  Raises only SandboxUnavailable, which is no verdict."""
 
     def __init__(self, needs_code: bool, needs_maths: bool) -> None:
-        """Raises PackageMissing (a ValueError) or SandboxUnavailable for what this computer lacks."""
+        """Prepare to score; raises PackageMissing (a ValueError) or SandboxUnavailable if this computer lacks something."""
         self._sandbox = Sandbox(CODE_LIMITS) if needs_code else None
         self._maths: PackageProgram | None = None
         self.version = "2"
@@ -95,7 +96,7 @@ class Verifier:
             self._maths = PackageProgram(MATHS, MATHS_LIMITS)
 
     def score(self, verification: Verification, text: str) -> float:
-        """1 for a right answer, else 0."""
+        """Return 1 for a right answer, else 0."""
         if isinstance(verification, ExactAnswer):
             return float(_is_text(verification.text.strip(), text))
         if isinstance(verification, NumericAnswer):
@@ -146,7 +147,7 @@ class Verifier:
 
 
 def check_maths() -> str:
-    """Return the version of math-verify.  Raise PackageMissing where it is missing, cannot be imported, or is wrong."""
+    """Return the version of math-verify.  Raise PackageMissing if it is missing, cannot be imported, or is wrong."""
     version = installed_version(*MATH_VERIFY)
     _ask_what_is_known(version)
     return version
@@ -154,7 +155,7 @@ def check_maths() -> str:
 
 @functools.cache
 def _ask_what_is_known(version: str) -> None:
-    """Raise PackageMissing where this math-verify gives other answers than `KNOWN`; one that does not is asked once."""
+    """Raise PackageMissing if this math-verify does not give the answers of `KNOWN`; a success is remembered."""
     works_not, remedy = (
         f"math-verify {version} is installed and does not work",
         "pip install --force-reinstall 'manyhands[rl]'",
@@ -168,7 +169,7 @@ def _ask_what_is_known(version: str) -> None:
 
 
 def final_answer(text: str) -> str:
-    """Return what counts as the answer in a text, without blanks around it."""
+    """Return the answer in a text, without blanks around it."""
     start = text.rfind("\\boxed{")
     if start >= 0:
         depth = 0
@@ -182,7 +183,7 @@ def final_answer(text: str) -> str:
 
 
 def _stated(text: str) -> str:
-    """What follows the last "Answer:", or all of the text."""
+    """Return the text after the last "Answer:", or the whole text."""
     return ANSWER.split(text)[-1].strip()
 
 
@@ -194,7 +195,7 @@ def plain_answer(answer: str) -> str:
 
 
 def _forms(answer: str) -> Iterator[str]:
-    """An answer, and what it is without one kind of mark after the other, until none is left."""
+    """Yield an answer, then its forms as one kind of mark after the other is removed, until none is left."""
     stopped = False
     yield (form := answer.strip())
     while True:
@@ -213,14 +214,14 @@ def _forms(answer: str) -> Iterator[str]:
 
 def _is_text(right: str, text: str) -> bool:
     answer = final_answer(text)
-    if len(answer) > len(right) + MAX_ANSWER_CHARACTERS:  # its forms would take memory in the square of that
+    if len(answer) > len(right) + MAX_ANSWER_CHARACTERS:  # its forms would take memory quadratic in its length
         return right == text.strip()
     forms = {form.replace(MINUS, "-") for form in _forms(answer)}
     return right == text.strip() or right.replace(MINUS, "-") in forms
 
 
 def _is_balanced(text: str) -> bool:
-    """Return True if no brace of LaTeX ends or begins outside the text, which would be read as several answers then."""
+    """Return True if the braces of LaTeX in a text match; otherwise it could be read as several answers."""
     depth = 0
     for sign in text:
         depth += (sign == "{") - (sign == "}")
@@ -230,7 +231,7 @@ def _is_balanced(text: str) -> bool:
 
 
 def program_in(text: str) -> str:
-    """The program in a text."""
+    """Return the program in a text."""
     blocks = re.findall(r"```[^\n`]*\n(.*?)```", text, re.DOTALL)
     return str(blocks[-1]) if blocks else text
 
@@ -240,7 +241,7 @@ def _lines(text: str) -> list[str]:
 
 
 def _same_or_wrapped(expected: Any, found: Any) -> bool:
-    """Published sets put some results into a list of one."""
+    """Compare results; published sets put some expected results into a list of one, which also matches."""
     return _same(expected, found) or (isinstance(expected, list) and len(expected) == 1 and _same(expected[0], found))
 
 

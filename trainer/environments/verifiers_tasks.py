@@ -1,8 +1,8 @@
 """Tasks of `verifiers` tasksets (the extra `rl`, its v1 interface): packages of tasks with rewards that others publish.
 
-What fits is a taskset of plain texts, one turn each, that is scored from the text alone.  Refused is what needs tools, a
-container, a judge or a simulated user: nobody else could recompute its rewards from a rollout.  A taskset that downloads
-its data does not load, for it runs in the sandbox like everything that reads what a model wrote.
+A suitable taskset has plain texts, one turn each, and scores from the text alone.  Tasksets that need tools, a container, a
+judge or a simulated user are refused: no other peer could recompute their rewards from a rollout.  A taskset that downloads
+its data does not load, because it runs in the sandbox like everything that reads a model's text.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from trainer.environments.packages import MAKING, PackageProgram, installed_vers
 from trainer.environments.reasoning_gym import in_range
 
 PACKAGE = ("verifiers", "verifiers", "verifiers tasksets")
-"""As `installed_version` takes it."""
+"""Arguments of `installed_version`."""
 MAX_TASKS = 10_000
-"""Tasks taken of a taskset; some never end."""
+"""Most tasks taken from a taskset; some tasksets never end."""
 
 PROGRAM = """
 import asyncio, inspect, itertools
@@ -72,7 +72,7 @@ class VerifiersTasks(Environment):
     """The first `MAX_TASKS` tasks of an installed taskset, with its default settings."""
 
     def __init__(self, taskset: str) -> None:
-        """Raises ValueError for a taskset that is not installed, does not load, or does not fit."""
+        """Load a taskset; raises ValueError if it is not installed, does not load, or does not fit."""
         self.version = f"verifiers {installed_version(*PACKAGE)} {taskset}"
         self._taskset = taskset
         self._scorer = PackageProgram(PROGRAM)

@@ -1,1 +1,1 @@
-"""Generation of completions: sampling that can be checked, the cache of keys and values, batched decoding."""
+"""Generation of completions: verifiable sampling, cache of keys and values, batched decoding.  Begin with `generator`."""

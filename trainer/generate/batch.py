@@ -1,11 +1,11 @@
-"""Sequences that are computed together: all of their state on the device, and the two passes that advance them.
+"""Batch of sequences that are computed together: all of their state on the device, and the two passes that advance them.
 
-A sequence lies in a slot: its tokens, prompt and environment's replies included, at their positions; how far it is; its
-key, its last position, the tokens that end a turn.  `feed` computes tokens that are known already (a prompt), many at a
-time.  `step` computes the newest token of each running sequence and chooses the next.  A step has the same shapes whoever
-runs, and needs nothing from the host; that a sequence has come to the end of a turn, the host reads in `progress`.
+Each sequence has a slot, which holds its tokens (including prompt and the environment's replies) at their positions, its
+newest position, its key, its last position, and the tokens that end a turn.  `feed` computes known tokens (a prompt), many
+at a time.  `step` computes the newest token of each running sequence and chooses the next.  A step's shapes do not depend on
+which sequences run, and it needs nothing from the host; the host reads from `progress` which turns have ended.
 
-Which request gets which slot, and what happens at the end of a turn, is `trainer.generate.engine`'s business.
+`trainer.generate.engine` assigns slots to requests, and decides what happens at the end of a turn.
 """
 
 from __future__ import annotations
@@ -23,37 +23,37 @@ from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.model import Decoder, rotations
 
 # ------------------------------------------------------------------------------------------------------------------------
-# The keys and values of sequences under way, in memory that is allocated once.
+# Cache of the keys and values of unfinished sequences, in memory that is allocated once.
 #
-# Each sequence has a slot with a row for every position, and one row more, the spare: what is computed for the sake of a
-# rectangular batch (padding, slots without a sequence) is written there.  `Cache.look_back` gives `Decoder.forward` what it
-# needs for some tokens of some slots.  Which tokens these are is `trainer.generate.batch`'s business.
+# Each sequence has a slot with a row for every position, and one more, the spare row, which takes the results that only
+# fill up a rectangular batch (padding, slots without a sequence).  `Cache.look_back` gives `Decoder.forward` the past of
+# some tokens of some slots; `Batch` chooses these tokens.
 
 
 SPAN = 64
-"""Attention looks at a multiple of so many rows, so that the shapes of its operands change seldom."""
+"""Rows by which the span of attention grows, so that the shapes of its operands change seldom."""
 
 
 class Cache:
-    """Keys and values, each (layers, slots, rows, key heads, width of a head).
+    """Cache of keys and values, each (layers, slots, rows, key heads, width of a head).
 
-    spare: the position of the row that holds nothing; `length` positions come before it.
+    spare: the position of the spare row, after `length` positions.
     """
 
     def __init__(self, config: ModelConfig, slots: int, length: int, dtype: torch.dtype, device: torch.device) -> None:
         self.spare = length
         shape = (config.layers, slots, length + 1, config.kv_heads, config.head_width)
-        self.keys = torch.zeros(shape, dtype=dtype, device=device)  # never without a value: NaN times 0 is NaN
+        self.keys = torch.zeros(shape, dtype=dtype, device=device)  # zeros, not empty: NaN times 0 is NaN
         self.values = torch.zeros_like(self.keys)
         self._cos, self._sin = rotations(config, length + 1, device)
         self._group = config.heads // config.kv_heads
         self._columns = torch.arange(length + 1, device=device)
 
     def look_back(self, slots: Tensor | int, positions_bt: Tensor, span: int) -> LookBack:
-        """What tokens at these positions attend to.
+        """Return the past that tokens at these positions attend to.
 
-        slots: int64 (B,), or the number B of the first slots, which are read where they lie and not copied.
-        positions_bt: int64 (B, T); `spare` for tokens that do not count.  span: above all positions that count.
+        slots: int64 (B,), or the number B of the first slots, which are read in place and not copied.
+        positions_bt: int64 (B, T); `spare` for tokens that do not count.  span: greater than all positions that count.
         """
         rows = min(-(-span // SPAN) * SPAN, self.spare + 1)
         numbers = torch.arange(slots, device=positions_bt.device) if isinstance(slots, int) else slots
@@ -75,14 +75,14 @@ class Cache:
             part[:, target, :rows] = part[:, source, :rows]
 
     def clear(self) -> None:
-        """Forget everything, so that numbers of other weights, which may be no numbers, do no harm."""
+        """Zero everything, so that results of other weights, which may be NaN, do no harm."""
         self.keys.zero_()
         self.values.zero_()
 
 
 @dataclass(frozen=True)
 class LookBack:
-    """A `trainer.models.llama.model.Past`.  cells: rows (of all slots in one line) for the tokens' own keys and values."""
+    """Past (`trainer.models.llama.model.Past`) in a cache.  cells: rows, over all slots, of the tokens' keys and values."""
 
     cache: Cache
     slots: Tensor | int
@@ -92,7 +92,7 @@ class LookBack:
     mask: Tensor
 
     def extend(self, layer: int, key_bhtd: Tensor, value_bhtd: Tensor) -> tuple[Tensor, Tensor]:
-        """Keep the tokens' keys and values; return those of the rows looked at, (B, key heads, rows, width of a head)."""
+        """Store the tokens' keys and values; return the attended rows, (B, key heads, rows, width of a head)."""
         keys, values = self.cache.keys[layer], self.cache.values[layer]
         for kept, new in ((keys, key_bhtd), (values, value_bhtd)):
             kept.flatten(0, 1).index_copy_(0, self.cells, new.transpose(1, 2).flatten(0, 1))
@@ -111,7 +111,7 @@ NO_TOKEN = -1
 
 @dataclass(frozen=True)
 class Piece:
-    """Known tokens to be computed: positions first to stop - 1 of a slot."""
+    """Piece of known tokens to be computed: positions first to stop - 1 of a slot."""
 
     slot: int
     first: int
@@ -119,18 +119,18 @@ class Piece:
 
 
 def batch_bytes(config: ModelConfig, slots: int, length: int, dtype: torch.dtype) -> int:
-    """Memory of a `Batch`, but for what a pass needs while it runs."""
+    """Return the memory of a `Batch` in bytes, without the temporary memory of a pass."""
     rows = slots * (length + 1)
     cache = 2 * config.layers * rows * config.kv_width * dtype.itemsize
     return config.parameters * dtype.itemsize + cache + rows * (8 + 2 * config.dim)
 
 
 class Batch:
-    """slots sequences of at most length tokens.
+    """Batch of `slots` sequences of at most `length` tokens.
 
     tokens: int64 (slots, rows).  hidden: bf16 (slots, rows, dim), the final hidden state of each computed position.
-    position: int64 (slots,), of the newest token, which is not computed yet.  running: bool (slots,), in a turn of the
-    model.  Rows are positions, and a spare one at the end for what does not count (`Cache.spare`).
+    position: int64 (slots,), of the newest token, which is not computed yet.  running: bool (slots,), true within a turn of
+    the model.  Rows are positions, then a spare row for tokens that do not count (`Cache.spare`).
     """
 
     def __init__(self, config: ModelConfig, device: torch.device, dtype: torch.dtype, slots: int, length: int) -> None:
@@ -145,23 +145,23 @@ class Batch:
         self._ends = torch.full((slots, MOST_END_TOKENS), NO_TOKEN, device=device)
 
     def load(self, flat: Tensor) -> None:
-        """Take over parameters (n), of any precision, from any device.  Not while there are sequences."""
+        """Copy parameters (n) of any precision from any device.  Do not call while there are sequences."""
         self.model.flat.copy_(flat)
         self.cache.clear()
 
     def begin(self, slot: int, prompt: Sequence[int], key: int, last: int, ends: Sequence[int]) -> None:
-        """Put a sequence into a slot.  last: the position where it ends at the latest.  It does not run yet."""
+        """Put a sequence into a slot, without running it.  last: the position where it ends at the latest."""
         self._keys[slot], self._last[slot] = key, last
         self._ends[slot] = torch.tensor([*ends, *[NO_TOKEN] * (MOST_END_TOKENS - len(ends))])
         self.append(slot, 0, prompt)
 
     def append(self, slot: int, first: int, tokens: Sequence[int]) -> None:
-        """Go on with tokens that the model did not choose, from position `first` on."""
+        """Continue with tokens that the model did not choose, from position `first` on."""
         self.tokens[slot, first : first + len(tokens)] = torch.tensor(tokens, dtype=torch.int64)
         self.position[slot] = first + len(tokens) - 1
 
     def move(self, source: int, target: int, rows: int) -> None:
-        """Copy a sequence of at most so many tokens to another slot; the old one does not run any more."""
+        """Copy a sequence of at most `rows` tokens to another slot, and stop the old one."""
         self.cache.move(source, target, rows)
         for part in (self.tokens, self.hidden):
             part[target, :rows] = part[source, :rows]
@@ -181,7 +181,7 @@ class Batch:
         self.hidden.flatten(0, 1).index_copy_(0, past.cells, hidden_btd.flatten(0, 1).bfloat16())
 
     def step(self, slots: int, span: int, temperature: float) -> None:
-        """Choose the next token of those of the first `slots` slots that run.  span: above all their positions."""
+        """Choose the next token of each running sequence in the first `slots` slots.  span: above all their positions."""
         spare, running = self.cache.spare, self.running[:slots]
         at = torch.where(running, self.position[:slots], spare)
         past = self.cache.look_back(slots, at[:, None], span)
@@ -196,10 +196,10 @@ class Batch:
         running.logical_and_(~ended)
 
     def choose(self, logits_bv: Tensor, keys_b: Tensor, positions_b: Tensor, temperature: float) -> Tensor:
-        """Return the tokens at `positions_b`, int64 (B,). Measurements of peers that choose otherwise replace it."""
+        """Return the tokens at `positions_b`, int64 (B,).  Measurements of dishonest sampling override this method."""
         return choose(logits_bv, keys_b, positions_b, temperature)
 
     def progress(self, slots: int) -> tuple[list[int], list[bool]]:
-        """Position, and whether it runs, of each of the first `slots` slots.  Waits for the device."""
+        """Return the positions of the first `slots` slots, and for each True if it runs.  Waits for the device."""
         both = torch.stack([self.position[:slots], self.running[:slots].long()]).tolist()
         return both[0], [bool(runs) for runs in both[1]]

@@ -1,4 +1,4 @@
-"""The choice between the generators.  Imports neither torch nor vLLM, so that the peer process can tell it beforehand."""
+"""Choice between the generators.  Imports neither torch nor vLLM, so that the peer process can make it in advance."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ INSTALL = "pip install 'manyhands[vllm]'"
 
 
 class GeneratorName(StrEnum):
-    """A setting: one of the generators, or the one that suits this computer."""
+    """Setting: one of the generators, or AUTO for the one that suits this computer."""
 
     AUTO = "auto"
     BUILTIN = "builtin"
@@ -17,12 +17,12 @@ class GeneratorName(StrEnum):
 
 
 def vllm_is_installed() -> bool:
-    """Return True if `import vllm` finds something."""
+    """Return True if `import vllm` finds a package."""
     return find_spec("vllm") is not None
 
 
 def choose_generator(wanted: GeneratorName, has_gpu: bool) -> tuple[GeneratorName, str]:
-    """Return the generator that computes here, and why in a few words.
+    """Return the generator to use here, and the reason in a few words.
 
     Raises ImportError with one sentence if vLLM is wanted and not installed.
     """

@@ -1,12 +1,12 @@
-"""The built-in generator: it decodes many sequences at a time, each in a slot.
+"""Built-in generator: decodes many sequences at a time, each in a slot.
 
-A waiting request gets a slot as soon as one is free, its prompt is computed in blocks between
-the steps of the others (chunked prefill), and its tokens are chosen by noise of its own key: neither the batch nor the
-order of requests changes what comes out, beyond the rounding of sums.  When nothing waits, the sequences that are left
-move to the lowest slots, so that a step computes no more rows than there are sequences.
+A waiting request gets a slot as soon as one is free, its prompt is computed in blocks between the steps of the others
+(chunked prefill), and its tokens are chosen by the noise of its own key: neither the batch nor the order of requests changes
+the output, beyond the rounding of sums.  When no request waits, the remaining sequences move to the lowest slots, so that a
+step computes no more rows than there are sequences.
 
-Multi-turn: at the end of the model's turn, `reply` may continue the sequence with the environment's tokens; these stand in
-the output, marked as not made, and the model goes on in the same slot.
+Multi-turn: at the end of the model's turn, `reply` may continue the sequence with the environment's tokens; these are part
+of the output, marked as not made, and the model continues in the same slot.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from trainer.models.llama.config import ModelConfig
 __all__ = ["Completion", "Ended", "Engine", "Generator", "Reply", "Request", "complete"]
 
 PREFILL_TOKENS = 1024
-"""Known tokens computed between two steps of the running sequences, or one of each sequence that has some."""
+"""Known tokens computed between two steps of the running sequences; at least one of each sequence that has some."""
 GPU_STEPS = 8
-"""Steps after which a GPU is asked who has finished.  In between the host only queues work; a CPU is asked each time."""
+"""Steps on a GPU between two checks for ended turns.  Meanwhile the host only queues work; a CPU is checked after each."""
 
 
 @dataclass
 class _Sequence:
-    """A request in a slot.  tokens: how many are known.  fed: how many of them are computed.  Both as the host knows it.
+    """Request in a slot.  tokens: number of known tokens.  fed: number of computed ones.  Both as far as the host knows.
 
-    unmade: spans of the output that the environment said.
+    unmade: spans of the output that are the environment's.
     """
 
     request: Request
@@ -45,7 +45,7 @@ class _Sequence:
 
 
 class Engine:
-    """The built-in `Generator`.  steps and row_steps count decoding steps, and the rows that they computed."""
+    """Built-in `Generator`.  steps and row_steps count decoding steps, and the rows that they computed."""
 
     def __init__(
         self,
@@ -64,9 +64,9 @@ class Engine:
     ) -> None:
         """slots: sequences at a time.  length: tokens of the longest, prompt included.  dtype: of weights and products.
 
-        prove, prove_all: who proves, one or many at a time; without either, completions have hidden states.
-        prefill_tokens: known tokens computed at a time.  steps_at_once: how often the device is asked who has finished; None
-        for what suits it.
+        prove, prove_all: functions that prove one or many sequences at a time; without either, completions have hidden
+        states.  prefill_tokens: known tokens computed at a time.  steps_at_once: steps between two checks for ended turns;
+        None for the device's default.
         """
         self._batch = Batch(config, device, dtype, slots, length)
         self._line = Line(config.vocab, length, config.parameters)
@@ -80,16 +80,16 @@ class Engine:
 
     @property
     def room(self) -> int:
-        """How many more requests could begin at once."""
+        """Number of further requests that could begin at once."""
         return self._line.room(len(self._slots), self._running)
 
     @property
     def busy(self) -> bool:
-        """Whether a request waits or runs."""
+        """True if a request waits or runs, or a completion is not handed out yet."""
         return bool(self._line.requests or self._running or self._proving.held)
 
     def submit(self, request: Request) -> None:
-        """Let a request wait for its turn.  Raises ValueError for one that can never have it."""
+        """Queue a request.  Raises ValueError for a request that can never begin."""
         self._line.add(request)
 
     def load(self, flat: Tensor) -> None:
@@ -98,18 +98,18 @@ class Engine:
         self._admit()
 
     def withdraw(self) -> list[Request]:
-        """Forget the requests that have not begun; they are returned."""
+        """Remove and return the requests that have not begun."""
         requests = self._line.withdraw()
         self._admit()
         return requests
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         del self._batch
 
     @torch.no_grad()
     def advance(self) -> list[Completion]:
-        """Compute one block of known tokens, and some steps of the running sequences; what has ended then."""
+        """Compute one block of known tokens, and some steps of the running sequences; return ended completions."""
         if not self._loaded:
             raise ValueError("a generator needs parameters before it can complete anything; load some")
         self._admit()
@@ -129,11 +129,11 @@ class Engine:
 
     @property
     def _running(self) -> int:
-        """Requests that have a slot."""
+        """Number of requests that have a slot."""
         return len(self._slots) - self._slots.count(None)
 
     def _admit(self) -> None:
-        """Give free slots to waiting requests, and load weights when it is their turn and nothing runs."""
+        """Give free slots to waiting requests, and load queued weights when nothing runs any more."""
         while (entry := self._line.take(len(self._slots), self._running)) is not None:
             if isinstance(entry, Request):
                 self._begin(self._slots.index(None), entry)
@@ -147,7 +147,7 @@ class Engine:
         self._batch.begin(slot, request.prompt, request.key, last, request.end_tokens)
 
     def _feed(self) -> None:
-        """Compute a block of known tokens.  The newest of a sequence is left to the step that chooses the next one."""
+        """Compute a block of known tokens.  A sequence's newest token is left to the step that chooses the next one."""
         waiting = [(slot, sequence) for slot, sequence in enumerate(self._slots) if sequence and not sequence.running]
         pending = [(slot, sequence) for slot, sequence in waiting if sequence.fed < sequence.tokens - 1]
         if pending:
@@ -162,7 +162,7 @@ class Engine:
                 self._batch.running[slot] = True
 
     def _pack(self) -> None:
-        """Move sequences to free slots below them.  After `_admit`, slots are free only if nobody may have them."""
+        """Move sequences to free slots below them.  After `_admit`, a slot is free only if no request may take it."""
         while None in self._slots and any(self._slots[(free := self._slots.index(None)) :]):
             source = max(number for number, sequence in enumerate(self._slots) if sequence)
             moved = self._slots[source]
@@ -173,7 +173,7 @@ class Engine:
     # -- ending -------------------------------------------------------------------------------------------------------
 
     def _end(self, slots: int) -> None:
-        """Read who has come to the end of a turn, and end or continue these."""
+        """End or continue the sequences whose turn has ended."""
         positions, running = self._batch.progress(slots)
         for sequence, position in zip(self._slots[:slots], positions, strict=True):
             if sequence and sequence.running:
@@ -192,7 +192,7 @@ class Engine:
                 self._append(slot, sequence, said)
 
     def _append(self, slot: int, sequence: _Sequence, said: Sequence[int]) -> None:
-        """Go on after the environment's tokens, once these are computed."""
+        """Append the environment's tokens; the sequence continues once they are computed."""
         begin = sequence.tokens - len(sequence.request.prompt)
         sequence.unmade.append(slice(begin, begin + len(said)))
         self._batch.append(slot, sequence.tokens, said)
@@ -200,7 +200,7 @@ class Engine:
         sequence.running = False
 
     def _output(self, slot: int, sequence: _Sequence) -> tuple[tuple[int, ...], tuple[bool, ...]]:
-        """Output so far, and which of it was made."""
+        """Return the output so far, and for each token True if the model chose it."""
         output = self._batch.tokens[slot, len(sequence.request.prompt) : sequence.tokens].tolist()
         made = [True] * len(output)
         for span in sequence.unmade:

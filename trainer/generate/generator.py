@@ -1,8 +1,8 @@
-"""What a generator is: it completes prompts, some at a time, in turns with an environment, with weights that change.
+"""Interface of generators, which complete prompts in turns with an environment, with weights that change.
 
-`Line` and `continuation` hold what every implementation has to get right: which request or weights come next, and when the
-environment has a word.  Requests that were submitted before `load` are completed with the weights before it, those after it
-with the new ones.  The built-in implementation is `trainer.generate.engine`; another is `trainer.generate.vllm`.
+All implementations share `Line`, the order of requests and weights, and `continuation`, the environment's replies.  Requests
+submitted before `load` are completed with the earlier weights, requests after it with the new ones.  The built-in
+implementation is `trainer.generate.engine`; another is `trainer.generate.vllm`.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import Protocol
 from torch import Tensor
 
 MOST_END_TOKENS = 8
-"""Of one request."""
+"""Most end tokens of a request."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What to complete.  key: of the noise (`sampling.stream_key`).  max_tokens: of the output, replies included.
+    """Request for a completion.  key: of the noise (`sampling.stream_key`).  max_tokens: of the output, replies included.
 
-    end_tokens: those that end the model's turn, which they belong to; at most MOST_END_TOKENS.
+    end_tokens: tokens that end the model's turn and belong to it; at most MOST_END_TOKENS.
     """
 
     id: int
@@ -34,7 +34,7 @@ class Request:
 
 
 class Ended(Enum):
-    """Why a completion ended."""
+    """Reason why a completion ended."""
 
     END_TOKEN = "end token"
     LENGTH = "length"
@@ -42,10 +42,10 @@ class Ended(Enum):
 
 @dataclass(frozen=True)
 class Completion:
-    """What came of a request.  made: for each output token, whether the model chose it (else the environment said it).
+    """Completion of a request.  made: for each output token, True if the model chose it, False if it is the environment's.
 
-    proofs: of the hidden states of the rows that predicted the output, one after the other; empty where nobody proves, and
-    then hidden has these states, bf16 (output tokens, dim).
+    proofs: of the hidden states of the rows that predicted the output, one after the other; empty in a generator without
+    proofs, where hidden has these states, bf16 (output tokens, dim).
     """
 
     id: int
@@ -57,42 +57,42 @@ class Completion:
 
 
 Reply = Callable[[Request, tuple[int, ...], tuple[bool, ...]], Sequence[int] | None]
-"""The environment's tokens after the output so far (which of it was made: last argument); None ends the completion."""
+"""Function from a request, its output so far and the tokens made, to the environment's reply; None ends the completion."""
 
 
 class Generator(Protocol):
-    """Completes requests, some at a time."""
+    """Generator that completes requests, some at a time."""
 
     @property
     def room(self) -> int:
-        """How many more requests could begin at once."""
+        """Number of further requests that could begin at once."""
 
     @property
     def busy(self) -> bool:
-        """Whether a request waits or runs."""
+        """True if a request waits or runs, or a completion is not handed out yet."""
 
     def submit(self, request: Request) -> None:
-        """Let a request wait for its turn.  Raises ValueError for one that can never have it."""
+        """Queue a request.  Raises ValueError for a request that can never begin."""
 
     def advance(self) -> list[Completion]:
-        """Compute a little; what has been completed meanwhile."""
+        """Compute a little; return the completions that have ended."""
 
     def load(self, flat: Tensor) -> None:
         """Complete later requests with these parameters (n), which stay unchanged until the earlier ones are completed."""
 
     def withdraw(self) -> list[Request]:
-        """Forget the requests that have not begun; they are returned."""
+        """Remove and return the requests that have not begun."""
 
     def close(self) -> None:
-        """Give its memory back; nothing else is asked of it then."""
+        """Free the memory; no other method may be called afterwards."""
 
 
 def complete(
     generator: Generator, requests: Iterable[Request], between: Callable[[], None] = lambda: None
 ) -> Iterator[Completion]:
-    """The completions in the order in which they end.  Requests are taken when there is room for them.
+    """Yield completions in the order in which they end.  Requests are taken from `requests` when there is room.
 
-    between: called before each turn of the generator; may wait, or raise.
+    between: called before each `advance` of the generator; may wait, or raise.
     """
     left = iter(requests)
     while True:
@@ -107,7 +107,7 @@ def complete(
 
 
 class Line:
-    """Requests and parameters in the order in which they came.  Parameters wait until nothing runs with those before."""
+    """Queue of requests and parameters.  Parameters wait until no request runs with the earlier ones."""
 
     def __init__(self, vocabulary: int, length: int, parameters: int) -> None:
         self._vocabulary, self._length, self._parameters = vocabulary, length, parameters
@@ -115,17 +115,17 @@ class Line:
 
     @property
     def requests(self) -> list[Request]:
-        """Those that wait."""
+        """Waiting requests."""
         return [entry for entry in self._entries if isinstance(entry, Request)]
 
     def room(self, slots: int, running: int) -> int:
-        """How many more requests could begin at once."""
+        """Return the number of further requests that could begin at once."""
         if len(self.requests) < len(self._entries) and running:
             return 0
         return max(0, slots - running - len(self.requests))
 
     def add(self, entry: Request | Tensor) -> None:
-        """Raises ValueError for a request that can never begin, and for parameters of another model."""
+        """Queue an entry.  Raises ValueError for a request that can never begin, and for parameters of another model."""
         if isinstance(entry, Request):
             if problem := self._problem(entry):
                 raise ValueError(f"request {entry.id} {problem}")
@@ -134,19 +134,19 @@ class Line:
         self._entries.append(entry)
 
     def take(self, slots: int, running: int) -> Request | Tensor | None:
-        """What comes next, if its turn has come."""
+        """Remove and return the next entry if it may begin now, else None."""
         if not self._entries or running >= (slots if isinstance(self._entries[0], Request) else 1):
             return None
         return self._entries.popleft()
 
     def withdraw(self) -> list[Request]:
-        """Forget the requests; they are returned."""
+        """Remove and return the waiting requests."""
         requests = self.requests
         self._entries = deque(entry for entry in self._entries if isinstance(entry, Tensor))
         return requests
 
     def _problem(self, request: Request) -> str:
-        """Why a request can never begin; empty if it can."""
+        """Return the reason why a request can never begin, as a phrase; empty if it can."""
         if not request.prompt or request.max_tokens < 1:
             return "needs a prompt and room for a token"
         if len(request.prompt) + request.max_tokens > self._length:
@@ -159,14 +159,14 @@ class Line:
 
 
 def known(tokens: Sequence[int], vocabulary: int) -> bool:
-    """Whether a model has all these tokens."""
+    """Return True if all these tokens are in the vocabulary."""
     return all(0 <= token < vocabulary for token in tokens)
 
 
 def continuation(
     reply: Reply | None, request: Request, output: tuple[int, ...], made: tuple[bool, ...], vocabulary: int
 ) -> Sequence[int] | None:
-    """The environment's tokens at the end of a turn, if there are some and the model has room for a token after them."""
+    """Return the environment's tokens after a turn, or None if it has no reply or no room is left for a token after it."""
     left = request.max_tokens - len(output)
     if reply is None or left < 2:
         return None

@@ -1,6 +1,6 @@
-"""Proofs of completions, many at a time: one batch of interpolations costs little more than a single one.
+"""Proofs of completions, made many at a time: one batch of interpolations costs little more than a single one.
 
-A completion waits for its proofs until there are AT_ONCE, until nothing else runs, or until PATIENCE looks passed it over.
+A completion waits for its proofs until AT_ONCE completions wait, until nothing else runs, or for PATIENCE looks.
 """
 
 from __future__ import annotations
@@ -13,33 +13,33 @@ from torch import Tensor
 from trainer.generate.generator import Completion, Ended, Request
 
 Prove = Callable[[Tensor], list[bytes]]
-"""Proofs of hidden states, bf16 (tokens, dim), a chunk each: `kernels.toploc.prove`."""
+"""Function that proves hidden states, bf16 (tokens, dim), chunk by chunk: `kernels.toploc.prove`."""
 ProveAll = Callable[[Sequence[Tensor]], list[list[bytes]]]
-"""The same for several sequences: `kernels.toploc.prove_all`."""
+"""Function that does so for several sequences: `kernels.toploc.prove_all`."""
 
 AT_ONCE = 16
-"""Completions that are proven together."""
+"""Number of completions proven together."""
 PATIENCE = 64
-"""How often a completion is passed over at most; it is looked at after every few steps."""
+"""Most looks, one every few steps, for which a completion waits."""
 
 
 class Proving:
-    """Completions that have ended and are not handed out yet.  Where nobody proves, they are handed out as they are."""
+    """Ended completions that wait for their proofs.  Without a proving function they are handed out at once, unproven."""
 
     def __init__(self, prove: Prove | None, prove_all: ProveAll | None) -> None:
-        """At most one of them is given."""
+        """Give at most one of the two functions."""
         assert prove is None or prove_all is None
         self._prove_all = _one_by_one(prove) if prove else prove_all
         self.held: list[Completion] = []
         self._looks = 0
 
     def hold(self, request: Request, output: tuple[int, ...], made: tuple[bool, ...], hidden: Tensor) -> None:
-        """Take what came of a request.  hidden: bf16 (output tokens, dim), of which a copy is kept."""
+        """Take an ended completion.  hidden: bf16 (output tokens, dim), which is copied."""
         ended = Ended.END_TOKEN if output[-1] in request.end_tokens else Ended.LENGTH
         self.held.append(Completion(request.id, output, made, ended, hidden=hidden.clone()))
 
     def due(self, idle: bool) -> list[Completion]:
-        """What is to be handed out now, proven, in the order in which it ended.  idle: whether nothing runs any more."""
+        """Return the completions that are due, proven, in the order in which they ended.  idle: True if no request runs."""
         self._looks = self._looks + 1 if self.held else 0
         waits = self._prove_all and not idle and len(self.held) < AT_ONCE and self._looks <= PATIENCE
         if waits or not self.held:

@@ -1,14 +1,14 @@
-"""Sampling whose randomness anybody can recompute: Gumbel-max with counter-based noise.
+"""Sampling with noise that any peer can recompute: Gumbel-max with counter-based noise.
 
 The chosen token is the arg-max of logits / temperature + Gumbel noise, which is a draw from the softmax (Gumbel 1954;
 Maddison et al. 2014).  The noise of a token is a function of a 64-bit key, the token's position and its id, so a validator
-that has the logits knows which token had to be chosen, and `shortfall` says how far another one is from that.
+with the logits knows which token had to be chosen, and `shortfall` measures the distance of another token from it.
 
 The integers are the same on every device: a counter through the finalizer of SplitMix64 (Steele et al. 2014, with the
-constants of Stafford's variant 13), twice, in wrapping int64 arithmetic.  So is the uniform number made of them, as
+constants of Stafford's variant 13), twice, in wrapping int64 arithmetic.  So is the uniform number made from them, as
 integers are converted to fp32 with correct rounding everywhere.  The two logarithms after that agree to some ulps.
 
-A position is that of the token in its sequence, prompt included: row p of a prefill predicts the token at position p + 1.
+Positions count a sequence's tokens, prompt included: row p of a prefill predicts the token at position p + 1.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 GOLDEN = 0x9E3779B97F4A7C15
-"""What a counter is multiplied with: 2^64 over the golden ratio, odd."""
+"""Multiplier of counters: 2^64 over the golden ratio, odd."""
 FIRST, SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 """Multipliers of the finalizer."""
 UNIT = 2.0**-63
@@ -29,9 +29,9 @@ BELOW_ONE = 1.0 - 2.0**-24
 
 
 def stream_key(run: bytes, version: int, peer: str, problem: int, copy: int) -> int:
-    """The key of one completion's noise, 64 bits as a signed number, as tensors have them.
+    """Return the key of one completion's noise: 64 bits as a signed number, as in int64 tensors.
 
-    run: the run's hash.  version: of the weights.  peer: who generates.  copy: which completion of the problem's group.
+    run: the run's hash.  version: of the weights.  peer: the generating peer.  copy: number in the problem's group.
     """
     hashed = hashlib.blake2b(digest_size=8, person=b"manyhands gumbel")
     for part in (run, str(version).encode(), peer.encode(), str(problem).encode(), str(copy).encode()):
@@ -40,35 +40,35 @@ def stream_key(run: bytes, version: int, peer: str, problem: int, copy: int) -> 
 
 
 def noise_bits(keys_b: Tensor, positions_b: Tensor, vocabulary: int) -> Tensor:
-    """64 random bits for every token, int64 (B, vocabulary).  keys_b, positions_b: int64 (B,)."""
+    """Return 64 random bits for every token, int64 (B, vocabulary).  keys_b, positions_b: int64 (B,)."""
     streams_b = _mixed(keys_b + (positions_b + 1) * _signed(GOLDEN))
     counters_v = torch.arange(1, vocabulary + 1, device=keys_b.device) * _signed(GOLDEN)
     return _mixed(streams_b[:, None] + counters_v)
 
 
 def uniform(bits: Tensor) -> Tensor:
-    """Numbers in the open interval (0, 1), fp32, of int64 bits; small ones have the full precision of fp32."""
+    """Turn int64 bits into fp32 numbers in the open interval (0, 1); small ones have the full precision of fp32."""
     return _shifted(bits, 1).bitwise_or_(1).float().mul_(UNIT).clamp_(max=BELOW_ONE)
 
 
 def gumbel(keys_b: Tensor, positions_b: Tensor, vocabulary: int) -> Tensor:
-    """Standard Gumbel noise, finite, fp32 (B, vocabulary).  keys_b, positions_b: int64 (B,).
+    """Return standard Gumbel noise, finite, fp32 (B, vocabulary).  keys_b, positions_b: int64 (B,).
 
-    -log(-log(1 - u)): large noise, which decides what is chosen, comes of a small u, where fp32 is dense.
+    -log(-log(1 - u)): large noise, which decides the choice, comes from a small u, where fp32 is dense.
     """
     uniform_bv = uniform(noise_bits(keys_b, positions_b, vocabulary))
     return uniform_bv.neg_().log1p_().neg_().log_().neg_()
 
 
 def choose(logits_bv: Tensor, keys_b: Tensor, positions_b: Tensor, temperature: float) -> Tensor:
-    """The tokens at `positions_b`, int64 (B,).  temperature: 0 takes the largest logit, without noise."""
+    """Choose the tokens at `positions_b`, int64 (B,).  temperature: 0 takes the largest logit, without noise."""
     return _perturbed(logits_bv, keys_b, positions_b, temperature).argmax(dim=1)
 
 
 def shortfall(logits_nv: Tensor, tokens_n: Tensor, keys_n: Tensor, positions_n: Tensor, temperature: float) -> Tensor:
-    """How far each token is from the one that had to be chosen, fp32 (N,): 0 where it is that one.
+    """Return each token's shortfall from the token that had to be chosen, fp32 (N,): 0 for that token itself.
 
-    In units of logits / temperature (of logits at temperature 0); infinite where the logits are not numbers.
+    The unit is logits / temperature (logits at temperature 0); it is infinite if the logits are NaN.
     logits_nv: of the rows that predicted the tokens.  keys_n, positions_n: int64 (N,), of each token.  Raises ValueError for
     a token outside the vocabulary.
     """
@@ -79,7 +79,7 @@ def shortfall(logits_nv: Tensor, tokens_n: Tensor, keys_n: Tensor, positions_n: 
 
 
 def probability(logits_nv: Tensor, tokens_n: Tensor, temperature: float) -> Tensor:
-    """The probability that each token had, fp32 (N,).  temperature: 0, which leaves nothing to chance, counts as 1.
+    """Return the probability of each token, fp32 (N,).  temperature: 0, which is not random, counts as 1.
 
     Raises ValueError for a token outside the vocabulary.
     """
@@ -91,9 +91,9 @@ def probability(logits_nv: Tensor, tokens_n: Tensor, temperature: float) -> Tens
 def near_ties(logits_nv: Tensor, temperature: float) -> Tensor:
     """Return the density of near-ties of each row, 1 - sum p^2, fp32 (N,).
 
-    Times a small margin it is the probability that the two best tokens, noise included, are nearer than that: the perturbed
-    values of two tokens differ by logistic noise, whose density where they are equal is p (1 - p) for each token. Logits
-    that are not numbers give 0. temperature: above 0.
+    The density times a small margin is the probability that the two best tokens, noise included, differ by less than the
+    margin: the perturbed values of two tokens differ by logistic noise, whose density at equality is p (1 - p) for each
+    token.  NaN logits give 0.  temperature: above 0.
     """
     p_nv = torch.softmax(logits_nv.float() / temperature, dim=1)
     return (1.0 - p_nv.square_().sum(dim=1)).nan_to_num_(nan=0.0).clamp_(0.0, 1.0)
@@ -111,17 +111,17 @@ def _check_tokens(tokens_n: Tensor, vocabulary: int) -> None:
 
 
 def _mixed(values: Tensor) -> Tensor:
-    """SplitMix64's finalizer, in place: each bit of the input changes each bit of the output with probability 1/2."""
+    """Apply SplitMix64's finalizer, in place: each input bit changes each output bit with probability 1/2."""
     values.bitwise_xor_(_shifted(values, 30)).mul_(_signed(FIRST))
     values.bitwise_xor_(_shifted(values, 27)).mul_(_signed(SECOND))
     return values.bitwise_xor_(_shifted(values, 31))
 
 
 def _shifted(values: Tensor, bits: int) -> Tensor:
-    """Shifted right with zeros from the left; int64's own shift repeats the sign."""
+    """Shift right with zeros from the left; int64's own shift repeats the sign."""
     return (values >> bits).bitwise_and_((1 << (64 - bits)) - 1)
 
 
 def _signed(value: int) -> int:
-    """The int64 with the same bits as an unsigned number."""
+    """Return the int64 with the same bits as an unsigned number."""
     return value - (1 << 64) if value >> 63 else value

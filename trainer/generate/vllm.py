@@ -1,16 +1,16 @@
-"""Completions by vLLM, for models and GPUs where its kernels and its paged cache pay: the extra `vllm`.
+"""Generator on vLLM, for models and GPUs that gain from its kernels and its paged cache: the extra `vllm`.
 
-The noise is ours: a logits processor adds it, and vLLM takes the arg-max, so that a validator sees no difference to the
-built-in generator beyond rounding.  vLLM shows no hidden states after the final norm in a documented way; they are computed
-anew, in one pass of the built-in model over the finished sequence, as a validator does it.  That costs a second copy of the
-weights on the GPU, and about what a validator pays for a rollout.
+The noise is ours: a logits processor adds it, and vLLM takes the arg-max, so that a validator sees no difference from the
+built-in generator beyond rounding.  vLLM documents no access to hidden states after the final norm; the built-in model
+computes them again, in one pass over the finished sequence, as a validator does.  That costs a second copy of the weights on
+the GPU, and about the work of a validator for a rollout.
 
-Written against vLLM 0.32 (`LLMEngine`, `reload_weights`, custom logits processors of both model runners).  Most tests put a
-stand-in with that interface in its place; a slow one runs the CPU build of vLLM itself.  It was never run on a GPU.
+Written against vLLM 0.32 (`LLMEngine`, `reload_weights`, custom logits processors of both model runners).  Most tests use a
+stand-in with that interface; a slow one runs the CPU build of vLLM itself.  It was never run on a GPU.
 
-Nothing is believed of vLLM that would make an honest peer a liar: after each change of weights it computes one prompt, and
-its log-probabilities are compared with those of the built-in model.  Where vLLM keeps weights that it packed at its start,
-that comparison fails, and `NotReloaded` says so instead of batches that every validator rejects.
+An honest peer must not depend on vLLM's correctness: after each change of weights vLLM computes one prompt, and its
+log-probabilities are compared with the built-in model's.  If vLLM still uses weights that it packed at its start, the
+comparison fails with `NotReloaded`; otherwise every validator would reject the batches.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ from trainer.models.llama.config import ModelConfig, parameter_layout
 from trainer.models.llama.huggingface import config_json
 
 SHARE = 0.92
-"""Share of the GPU's free memory that vLLM is told that it may use: it does not start if less than that is free."""
+"""Share of the GPU's free memory that we let vLLM use; it does not start if less memory than it may use is free."""
 BLOCK_TOKENS = 128
-"""Tokens whose keys and values vLLM holds together on a CPU."""
+"""Tokens in a block of vLLM's cache on a CPU."""
 BF16_BYTES = 2
 PROBE_TOKENS = 64
-"""Tokens of the prompt that is computed after each change of weights."""
+"""Tokens of the prompt that checks each change of weights."""
 MOST_DEVIATION = 0.2
-"""Root mean square by which vLLM's log-probabilities of that prompt may differ from ours, in units of their own spread.
-Rounding to bf16 makes about 0.02 of it; a tensor that kept its old weights 0.5 and more."""
+"""Largest root mean square difference between vLLM's log-probabilities of that prompt and ours, in units of the spread of
+ours.  Rounding to bf16 causes about 0.02; a tensor with its old weights causes 0.5 and more."""
 
 
 class NotReloaded(RuntimeError):
-    """vLLM did not take over the weights that it was given."""
+    """Error if vLLM did not take over the weights that it was given."""
 
 
 @dataclass
 class _Sequence:
-    """A request that vLLM works on, with what came of its earlier turns."""
+    """Request in vLLM, with the output of its earlier turns."""
 
     request: Request
     output: tuple[int, ...] = ()
@@ -64,7 +64,7 @@ class _Sequence:
 
 
 class VllmEngine:
-    """A `trainer.generate.generator.Generator` over vLLM."""
+    """Generator (`trainer.generate.generator.Generator`) on vLLM."""
 
     def __init__(
         self,
@@ -79,9 +79,9 @@ class VllmEngine:
         reply: Reply | None = None,
         **settings: Any,
     ) -> None:
-        """As `Engine` has them; bf16.  settings: more of vLLM's `EngineArgs`, such as gpu_memory_utilization.
+        """Take arguments as `Engine`, with bf16.  settings: more of vLLM's `EngineArgs`, such as gpu_memory_utilization.
 
-        Raises ImportError with one sentence where vLLM is not installed.
+        Raises ImportError with one sentence if vLLM is not installed.
         """
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # parameters are handed over, not pickled
         vllm = _vllm()
@@ -95,7 +95,7 @@ class VllmEngine:
         self._reference = Batch(config, device, torch.bfloat16, 1, length)
         with tempfile.TemporaryDirectory() as folder:
             described = config_json(config, "bfloat16", context=length, eos=None)
-            described["max_position_embeddings"] = length  # vLLM makes nothing longer, whatever the model was made for
+            described["max_position_embeddings"] = length  # limits vLLM, whatever the model's context
             (Path(folder) / "config.json").write_text(json.dumps(described))
             arguments: dict[str, Any] = {
                 "model": folder,
@@ -105,8 +105,8 @@ class VllmEngine:
                 "max_model_len": length,
                 "max_num_seqs": slots,
                 "disable_log_stats": True,
-                "enforce_eager": device.type != "cuda",  # to compile for a CPU takes minutes
-                "async_scheduling": False,  # the noise of a place needs all tokens before it
+                "enforce_eager": device.type != "cuda",  # compiling for a CPU takes minutes
+                "async_scheduling": False,  # the noise at a position needs all tokens before it
                 **_memory(device, config, slots, length),
             }
             plan = vllm.EngineArgs(**arguments | settings).create_engine_config()
@@ -116,16 +116,16 @@ class VllmEngine:
 
     @property
     def room(self) -> int:
-        """How many more requests could begin at once."""
+        """Number of further requests that could begin at once."""
         return self._line.room(self._slots, self._running)
 
     @property
     def busy(self) -> bool:
-        """Whether a request waits or runs."""
+        """True if a request waits or runs, or a completion is not handed out yet."""
         return bool(self._line.requests or self._running or self._proving.held)
 
     def submit(self, request: Request) -> None:
-        """Let a request wait for its turn.  Raises ValueError for one that can never have it."""
+        """Queue a request.  Raises ValueError for a request that can never begin."""
         self._line.add(request)
 
     def load(self, flat: Tensor) -> None:
@@ -134,14 +134,14 @@ class VllmEngine:
         self._admit()
 
     def withdraw(self) -> list[Request]:
-        """Forget the requests that have not begun; they are returned."""
+        """Remove and return the requests that have not begun."""
         requests = self._line.withdraw()
         self._admit()
         return requests
 
     @torch.no_grad()
     def advance(self) -> list[Completion]:
-        """Let vLLM compute one step; what has ended then."""
+        """Let vLLM compute one step; return ended completions."""
         if not self._loaded:
             raise ValueError("a generator needs parameters before it can complete anything; load some")
         self._admit()
@@ -155,13 +155,13 @@ class VllmEngine:
         return self._proving.due(idle=not self._running)
 
     def close(self) -> None:
-        """Give vLLM's memory and its process group back.  Needed before another one is made: its end takes both with it."""
+        """Free vLLM's memory and its process group.  Call it before making another engine, whose group it would end."""
         self._vllm.engine_core.shutdown()
         del self._vllm, self._reference
 
     @property
     def _running(self) -> int:
-        """Requests that have begun."""
+        """Number of requests that have begun."""
         return len(self._sequences) + len(self._turns)
 
     def _admit(self) -> None:
@@ -177,7 +177,7 @@ class VllmEngine:
             self._loaded = True
 
     def _compare(self) -> None:
-        """Let both models compute one prompt; raise NotReloaded where vLLM's log-probabilities are of other weights."""
+        """Let both models compute one prompt; raise NotReloaded if vLLM's log-probabilities come from other weights."""
         vllm, count = _vllm(), min(PROBE_TOKENS, self._length - 1)
         tokens = torch.arange(count).mul(7919).remainder(self._config.vocab)
         parameters = vllm.SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0, detokenize=False, ignore_eos=True)
@@ -197,12 +197,12 @@ class VllmEngine:
             )
 
     def _named(self, flat: Tensor) -> Iterator[tuple[str, Tensor]]:
-        """The tensors by their names in Hugging Face files."""
+        """Yield the tensors with their names in Hugging Face files."""
         for place in parameter_layout(self._config):
             yield place.name, flat[place.offset : place.offset + place.count].view(place.shape).bfloat16()
 
     def _begin(self, sequence: _Sequence) -> None:
-        """Let vLLM write the next turn.  What was said before is its prompt; its cache of prefixes knows it."""
+        """Let vLLM write the next turn.  Its prompt is the conversation so far, which is in vLLM's cache of prefixes."""
         vllm, request = _vllm(), sequence.request
         noise = {"key": request.key, "temperature": self._temperature} if self._temperature else None
         parameters = vllm.SamplingParams(
@@ -219,7 +219,7 @@ class VllmEngine:
         self._vllm.add_request(str(self._begun), prompt, parameters)
 
     def _turn(self, sequence: _Sequence, tokens: tuple[int, ...]) -> None:
-        """Continue after a turn of the model, or end."""
+        """Continue or end a sequence after a turn of the model."""
         request = sequence.request
         output, made = sequence.output + tokens, sequence.made + (True,) * len(tokens)
         said = continuation(self._reply, request, output, made, self._config.vocab)
@@ -230,7 +230,7 @@ class VllmEngine:
             self._begin(_Sequence(request, output + tuple(said), made + (False,) * len(said)))
 
     def _hidden(self, tokens: Sequence[int]) -> Tensor:
-        """Final hidden states of all tokens but the last, bf16."""
+        """Return the final hidden states of all tokens but the last, bf16."""
         rows = len(tokens) - 1
         self._reference.append(0, 0, tokens)
         for first in range(0, rows, PREFILL_TOKENS):
@@ -249,9 +249,9 @@ def _vllm() -> Any:
 
 
 def _memory(device: torch.device, config: ModelConfig, slots: int, length: int) -> dict[str, Any]:
-    """Return the settings of vLLM's memory: keys and values of `slots` sequences, in bytes, as the built-in engine has them.
+    """Return the settings of vLLM's memory: room for the keys and values of `slots` sequences, as in the built-in engine.
 
-    Left to itself vLLM takes nearly all memory, and nothing remains for the versions that batches are verified with.
+    By default vLLM takes nearly all memory, and leaves none for the versions of weights that verification needs.
     """
     tokens = slots * (math.ceil(length / BLOCK_TOKENS) + 1) * BLOCK_TOKENS
     memory: dict[str, Any] = {"kv_cache_memory_bytes": 2 * BF16_BYTES * tokens * config.layers * config.kv_width}
@@ -262,11 +262,11 @@ def _memory(device: torch.device, config: ModelConfig, slots: int, length: int) 
 
 
 def noise_of_v1() -> type:
-    """Return the class of the logits processor for vLLM's first model runner, which it takes where Triton is missing."""
+    """Return the class of the logits processor for vLLM's first model runner, which it uses without Triton."""
     from vllm.v1.sample.logits_processor import LogitsProcessor, MoveDirectionality
 
     class NoiseOfV1(LogitsProcessor):  # type: ignore[misc]
-        """Logits / temperature + the noise of each row's request.  Rows move within vLLM's batch."""
+        """Processor to logits / temperature + the noise of each row's request.  Rows move within vLLM's batch."""
 
         def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
             self.rows: dict[int, tuple[dict[str, Any], int, list[int]]] = {}
@@ -282,7 +282,7 @@ def noise_of_v1() -> type:
             for row, parameters, prompt, output in batch_update.added:
                 self.rows.pop(row, None)
                 if parameters.extra_args:
-                    self.rows[row] = (parameters.extra_args, len(prompt), output)  # which grows with each token
+                    self.rows[row] = (parameters.extra_args, len(prompt), output)  # `output` grows with each token
             for one, other, direction in batch_update.moved:
                 first, second = self.rows.pop(one, None), self.rows.pop(other, None)
                 if first is not None:
@@ -305,7 +305,7 @@ def noise_of_v2() -> type:
     from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor
 
     class NoiseOfV2(LogitsProcessor):  # type: ignore[misc]
-        """Logits / temperature + the noise of each row's request.  State lies in the slots that vLLM numbers."""
+        """Processor to logits / temperature + the noise of each row's request.  State is in the slots that vLLM numbers."""
 
         def __init__(self, vllm_config: Any, req_states: Any) -> None:
             self.keys = torch.zeros(req_states.max_num_reqs, dtype=torch.int64)

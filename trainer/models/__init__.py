@@ -1,1 +1,1 @@
-"""The models, a folder for each family, and their loss."""
+"""Models, in a folder for each family, and their loss."""

@@ -1,1 +1,1 @@
-"""The inner optimisation of one member in one round."""
+"""Inner optimisation of one member in one round: AdamW, its loop and schedule, its moments on disk."""

@@ -1,9 +1,9 @@
-"""The update of the local parameters: torch's fused AdamW after clipping at the global norm.
+"""Update of the local parameters: torch's fused AdamW after clipping at the global norm.
 
-Moments stay in this process across rounds, lie in a file between two processes (`trainer.optim.moments`), and are never
-sent.  They are one flat vector each, like parameters and gradients; torch's kernel updates all of them where they lie,
-through views of the tensors.  It is called as a function: the class `torch.optim.AdamW` does the same, but brings torch's
-compiler into the process, 144 MB that nothing here uses.
+Moments stay in this process across rounds, are in a file between two processes (`trainer.optim.moments`), and are never
+sent.  Each is one flat vector, like parameters and gradients; torch's kernel updates all of them in place, through views of
+the tensors.  The kernel is called as a function: the class `torch.optim.AdamW` does the same, but loads torch's compiler,
+144 MB that nothing here uses.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from trainer.models.llama.model import Decoder
 
 @dataclass
 class _Group:
-    """Tensors with one weight decay: views of the flat vectors, and how many steps each has seen."""
+    """Tensors with one weight decay: views of the flat vectors, and the steps that each has seen."""
 
     weight_decay: float
     parameters: list[Tensor] = field(default_factory=list)
@@ -59,7 +59,7 @@ class AdamW:
 
     @torch.no_grad()
     def step(self, rate: float) -> None:
-        """One update from the model's gradient, which is clipped to the global norm first and zeroed after."""
+        """Clip the model's gradient to the global norm, update the parameters from it, and zero it."""
         config, model = self._config, self._model
         self.steps += 1
         clip_grad_norm_(model.parameters(), config.clip_norm)
@@ -83,14 +83,14 @@ class AdamW:
         model.gradient.zero_()
 
     def resume(self, steps: int) -> None:
-        """Go on after `steps` updates, whose moments have been written into `mean` and `square`."""
+        """Continue after `steps` updates; their moments are already in `mean` and `square`."""
         self.steps = steps
         for group in self._groups:
             for each in group.steps:
                 each.fill_(steps)
 
     def forget(self) -> None:
-        """Begin anew, without moments."""
+        """Start again, with zero moments."""
         self.mean.zero_()
         self.square.zero_()
         self.resume(0)

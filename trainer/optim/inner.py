@@ -1,7 +1,7 @@
-"""The inner loop: one optimiser step after another on this device, in micro-batches that fit.
+"""Inner loop: one optimiser step after another on this device, in micro-batches that fit.
 
-A process that begins in the middle of a run without moments of an earlier start warms up.  Which windows are read is
-`trainer.data`'s, what becomes of the difference is `trainer.worker`'s business.
+A process that begins in the middle of a run, without moments of an earlier start, warms up.  `trainer.data` chooses the
+windows, and `trainer.worker` encodes the difference.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from trainer.models.loss import loss_of
 from trainer.optim.adamw import AdamW
 
 # ------------------------------------------------------------------------------------------------------------------------
-# How many rows are computed at once: as many as fit.
+# Micro-batches: as many rows at once as fit.
 
 
 Result = TypeVar("Result")
 
 
 class MicroBatches:
-    """Remembers the largest micro-batch that fits this device."""
+    """Memory of the largest micro-batch that fits this device."""
 
     def __init__(self) -> None:
         self._most = 1 << 30
 
     def run(self, rows: int, compute: Callable[[int], Result]) -> Result:
-        """`compute` with `rows` at once, or with the most that fit: halves them when memory runs out, and remembers.
+        """Call `compute` with `rows`, or with the most rows that fit: halve them when memory runs out, and remember.
 
-        `compute` is called again from the beginning then.  Raises OutOfMemoryError when one row does not fit.
+        After halving, `compute` starts from the beginning.  Raises OutOfMemoryError when one row does not fit.
         """
         while True:
             part = min(rows, self._most)
@@ -50,14 +50,14 @@ class MicroBatches:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# The learning rate: a warm-up, stable, decay schedule whose end is the run's, and the warm-up of joiners.
+# Learning rate: a warm-up, stable, decay schedule that ends with the run, and the warm-up of joiners.
 
 
 @dataclass(frozen=True)
 class Place:
-    """The place of an inner step in the run.
+    """Place of an inner step in the run.
 
-    step: of the swarm, from the beginning of the present stage of the run.  share: of that stage, from 0 to 1.
+    step: the swarm's, counted from the beginning of the run's present stage.  share: of that stage, from 0 to 1.
     """
 
     step: int
@@ -65,7 +65,7 @@ class Place:
 
 
 def scheduled_rate(config: InnerConfig, place: Place) -> float:
-    """Learning rate of a step: linear warm-up, constant, then 1 - sqrt of the way to the end (WSD, Hägele et al. 2024)."""
+    """Return a step's learning rate: linear warm-up, constant, then 1 - sqrt of the cooldown (WSD, Hägele et al. 2024)."""
     if config.schedule != "wsd":
         raise ValueError(f"unknown schedule {config.schedule!r}: this version knows 'wsd'")
     rate = config.lr * warmed(place.step, config.warmup_steps)
@@ -76,7 +76,7 @@ def scheduled_rate(config: InnerConfig, place: Place) -> float:
 
 
 def warmed(step: int, warmup_steps: int) -> float:
-    """Factor on the rate at the `step`-th step (from 0) of a warm-up; 1 without one."""
+    """Return the factor on the rate at the `step`-th step (from 0) of a warm-up; 1 without a warm-up."""
     return min(1.0, (step + 1) / warmup_steps) if warmup_steps else 1.0
 
 
@@ -84,7 +84,7 @@ def warmed(step: int, warmup_steps: int) -> float:
 
 
 class InnerLoop:
-    """The model, its optimiser, and the micro-batch size that fits this device."""
+    """Inner loop of a model: its optimiser, and the micro-batch size that fits this device."""
 
     def __init__(self, model: Decoder, config: InnerConfig) -> None:
         self.model = model
@@ -94,7 +94,7 @@ class InnerLoop:
         self._joined_at = 0
 
     def step(self, rows: Rows, place: Place) -> float:
-        """One inner step on rows of windows; the mean loss of their counted tokens, nats a token, before the update."""
+        """Take one inner step; return the mean loss of the rows' counted tokens, nats per token, before the update."""
         if self.optimiser.steps == 0:
             self._joined_at = place.step
         factor = warmed(self.optimiser.steps, self.config.joiner_warmup_steps) if self._joined_at else 1.0
@@ -113,6 +113,6 @@ class InnerLoop:
         return total
 
     def _at_once(self, rows: Rows) -> int:
-        """Rows to try at once: all of them on a GPU, which says when they do not fit; as many as is planned on a CPU."""
+        """Return the rows to try at once: all on a GPU, which raises if they do not fit; the planned number on a CPU."""
         on_cpu = self.model.flat.device.type == "cpu"
         return min(len(rows), micro_batch(self.model.config, rows.length)) if on_cpu else len(rows)

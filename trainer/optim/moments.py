@@ -1,8 +1,8 @@
-"""Adam's moments in a file beside the state, so that a trainer that is started again goes on where it was.
+"""Adam's moments in a file beside the state, so that a restarted trainer continues with them.
 
 The file is in the safetensors format: `mean` and `square` (n, fp32) and `steps` (fp32, exact up to 2^24 updates).  It is
-written after a round's work is done, while the trainer waits for the others.  It is this computer's own and never sent.
-Moments that are some rounds old are taken as they are: AdamW forgets them within about 1 / (1 - beta2) steps.
+written after a round's work, while the trainer waits for the others.  It stays on this computer and is never sent.
+Moments that are some rounds old are used unchanged: AdamW forgets them within about 1 / (1 - beta2) steps.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from trainer.weights.numbers import F32, ExportFormat, FolderError, written
 from trainer.weights.safetensors_file import header_of, tensors_in
 
 TEXT, ROLLOUTS = "moments.safetensors", "moments-rollouts.safetensors"
-"""Names of the files: of the optimiser that reads text, and of the one that learns from rollouts."""
+"""Names of the files of the optimiser for text and of the optimiser for rollouts."""
 SHARE = 0.02
-"""Share of the time that may go into writing: a file that takes long to write is written after fewer rounds."""
+"""Largest share of the time spent on writing: a file that takes long to write is written after fewer rounds."""
 BLOCK = 1 << 20
-"""Numbers that are copied from the device at a time."""
+"""Numbers copied from the device at a time."""
 
 
 class MomentsFile:
-    """The file of one optimiser."""
+    """File of one optimiser's moments."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._due_at = 0.0
         self._stored: int | None = None
-        """Updates behind the moments in the file, where it is known."""
+        """Number of updates behind the moments in the file, if known."""
 
     def restore(self, optimiser: AdamW) -> bool:
-        """Return True if the optimiser goes on with the moments in the file.
+        """Load the moments from the file; return True if the optimiser continues with them.
 
-        A file that does not fit, or is damaged, is left alone and named in the log: moments are never worth a failure.
+        A damaged or unsuitable file is left alone and named in the log: moments are never worth a failure.
         """
         if not self.path.exists():
             return False
@@ -59,7 +59,7 @@ class MomentsFile:
         return True
 
     def store(self, optimiser: AdamW) -> None:
-        """Write the moments whole or not at all, unless writing took more than its share of the time lately.
+        """Write the moments, whole or not at all; do nothing while writing has lately taken more than its share of the time.
 
         A full disk is named in the log: the trainer goes on, and a restart then costs a warm-up.
         """
@@ -104,7 +104,7 @@ class MomentsFile:
 
 
 def _places(parameters: int) -> list[ParameterPlace]:
-    """The tensors of a file, one after the other."""
+    """Return the tensors of a file, one after the other."""
     return [
         ParameterPlace("mean", (parameters,), 0),
         ParameterPlace("square", (parameters,), parameters),
@@ -113,7 +113,7 @@ def _places(parameters: int) -> list[ParameterPlace]:
 
 
 def _blocks(optimiser: AdamW) -> Iterator[F32]:
-    """The numbers of a file in their order, some at a time, on the host."""
+    """Yield the numbers of a file in order, a block at a time, on the host."""
     for vector in (optimiser.mean, optimiser.square, torch.tensor([float(optimiser.steps)])):
         yield from (_on_host(vector[at : at + BLOCK]) for at in range(0, len(vector), BLOCK))
 

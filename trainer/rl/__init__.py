@@ -1,1 +1,1 @@
-"""Reinforcement learning: rollouts, their groups and advantages, and the learner that trains on them."""
+"""Reinforcement learning: rollouts, their verification, groups and advantages, and the learner that trains on them."""

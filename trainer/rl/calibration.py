@@ -1,9 +1,9 @@
-"""Thresholds for a model and its devices, from what honest peers' rollouts measure.
+"""Calibration of tolerances for a model and its devices, from measurements of honest peers' rollouts.
 
-A report is made once a run, or for a new kind of device: rollouts are generated in the ways that honest peers may (other
-batch, other precision, other pieces of the prompt), judged with the reference, and the worst that was seen, times a margin,
-is proposed, as fields of the manifest's `[rl]`.  Tighter thresholds tell roundings of the weights from roundings of the
-arithmetic.
+A report is made once per run, or for a new kind of device.  Rollouts are generated in the ways that honest peers may use
+(other batch, other precision, other pieces of the prompt) and judged with the reference.  The worst measurement, times a
+margin, is proposed as fields of the manifest's `[rl]`.  Tighter thresholds distinguish rounding of the weights from rounding
+of the arithmetic.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from trainer.rl.config import RlConfig
 from trainer.rl.tolerances import SLACK, Measured, Tolerances
 
 MARGIN = 1.5
-"""The worst of some thousand honest chunks is not the worst of all."""
+"""Factor on the worst measurement: the worst of some thousand honest chunks is not the worst of all."""
 LEAST = Thresholds(2, 0.25, 1.0)
-"""No threshold is below what another order of summation may do."""
+"""Least thresholds: the differences that another order of summation may cause."""
 LEAST_SHORTFALL = 0.05
 CEILING_MARGIN, LEAST_CEILING = 4.0, 0.4
-"""Of the ceiling on a single token: one honest token beyond it would refuse a whole batch."""
+"""Margin and least value of the ceiling on a single token: one honest token beyond it would refuse a whole batch."""
 LEAST_RATE = 1e-5
-"""Mean shortfall per near-tie that is allowed for where none was seen: peers of one precision measure about as much."""
+"""Least mean shortfall per near-tie that is allowed, even if none was seen: peers of one precision measure about as much."""
 
 
 def proposed(honest: Iterable[Measured], margin: float = MARGIN) -> Tolerances:
-    """Return tolerances with which all of these pass, with a margin; never wider than the defaults.
+    """Return tolerances that accept all of these, with a margin; never wider than the defaults.
 
-    honest: of one kind of device; combine the proposals for several with `widest`. Raises ValueError if an honest rollout is
-    beyond the defaults: such a device cannot take part.
+    honest: of one kind of device; combine the proposals for several with `widest`.  Raises ValueError if an honest rollout
+    is beyond the defaults: such a device cannot take part.
     """
     usual = Tolerances.of(RlConfig())
     exponents, mean, median, shortfall, stretch, total, density = 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
@@ -64,7 +64,7 @@ def proposed(honest: Iterable[Measured], margin: float = MARGIN) -> Tolerances:
 
 
 def widest(proposals: Iterable[Tolerances]) -> Tolerances:
-    """Return the tolerances with which everything passes that passes with one of these."""
+    """Return the tightest tolerances that accept everything that any of these accepts."""
     first, *others = proposals
     for other in others:
         first = Tolerances(

@@ -1,4 +1,4 @@
-"""What can be seen of a rollout without a model: its prompt, its bounds, its proofs' form, and what is said in it."""
+"""Checks of a rollout that need no model: its prompt, its bounds, its proofs' form, and its conversation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainer.rl.rollout import Rollout
 
 
 class Reason(StrEnum):
-    """Why a rollout is rejected."""
+    """Reason why a rollout is rejected."""
 
     MALFORMED = "malformed"
     WRONG_PROMPT = "wrong prompt"
@@ -25,7 +25,7 @@ class Reason(StrEnum):
 
 
 class Refused(ValueError):
-    """A rollout that no honest peer makes; the text says why."""
+    """Error for a rollout that no honest peer makes; the text says why."""
 
     def __init__(self, reason: Reason, detail: str) -> None:
         super().__init__(detail)
@@ -33,15 +33,15 @@ class Refused(ValueError):
 
 
 class Forms:
-    """Of the rollouts of a run."""
+    """Checks of the form of a run's rollouts."""
 
     def __init__(self, model: ModelConfig, environment: Environment, tokenizer: Tokenizer, config: RlConfig) -> None:
         self._model, self._environment, self._tokenizer, self._config = model, environment, tokenizer, config
 
     def read(self, rollout: Rollout) -> tuple[Problem, tuple[str, ...]]:
-        """The problem that a rollout is about, and the model's turns.
+        """Check a rollout; return its problem and the model's turns.
 
-        Raises `Refused`, and ValueError where there is no such problem.
+        Raises `Refused`, and ValueError if there is no such problem.
         """
         problem = self._environment.problem(rollout.problem)
         if list(rollout.prompt) != self._tokenizer.prompt(problem.prompt):
@@ -53,7 +53,7 @@ class Forms:
             raise Refused(Reason.WRONG_REPLY, str(error)) from error
 
     def proofs(self, rollout: Rollout) -> list[bytes]:
-        """The proofs of its chunks, and what is left over, if anything is, as one more."""
+        """Return the proofs of a rollout's chunks, and any bytes left over as one more."""
         config, at, proofs = self._config, 0, []
         for size in proof_sizes(len(rollout.output), self._model.dim, config.top_k, config.chunk_tokens):
             proofs.append(rollout.proofs[at : at + size])

@@ -1,7 +1,7 @@
-"""Groups of completions of one problem: their rewards, their advantages, and which of them there is something to learn from.
+"""Groups of completions of one problem: their rewards, their advantages, and the filter of groups that teach nothing.
 
-Advantages are GRPO's (DeepSeekMath, Shao et al. 2024, section 4.1): a completion is as good as it is better than the others
-of its group.  Without the division by the standard deviation they are those of Dr. GRPO (Liu et al. 2025).
+Advantages are GRPO's (DeepSeekMath, Shao et al. 2024, section 4.1): a completion is compared with the others of its group.
+Without the division by the standard deviation they are the advantages of Dr. GRPO (Liu et al. 2025).
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from trainer.rl.rollout import Rollout
 
 STD_FLOOR = 1e-6
-"""Added to the standard deviation of a group's rewards."""
+"""Number added to the standard deviation of a group's rewards."""
 
 
 @dataclass(frozen=True)
 class Scored:
-    """A rollout and what it is worth, as computed here.
+    """Rollout with its reward, as computed here.
 
-    solved: what the task's verifier says, 0 to 1.  reward: what is learnt from; `solved`, less what the length costs.
+    solved: the score by the task's verifier, 0 to 1.  reward: for learning: `solved`, less the cost of the length.
     """
 
     rollout: Rollout
@@ -30,9 +30,9 @@ class Scored:
 
 @dataclass(frozen=True)
 class Group:
-    """The completions of one problem that came in, in the order of their copies.
+    """Completions of one problem that came in, in the order of their copies.
 
-    batch: the place of the batch that they are of.
+    batch: the place of their batch.
     """
 
     problem: int
@@ -41,22 +41,22 @@ class Group:
 
     @property
     def rewards(self) -> list[float]:
-        """Copy after copy."""
+        """Rewards of the members, copy after copy."""
         return [member.reward for member in self.members]
 
     @property
     def solve_rate(self) -> float:
-        """The mean of what the verifier says, 0 to 1."""
+        """Mean of the verifier's scores, 0 to 1."""
         return math.fsum(member.solved for member in self.members) / len(self.members)
 
     @property
     def is_informative(self) -> bool:
-        """Whether any advantage differs from 0."""
+        """True if any advantage differs from 0."""
         return min(self.rewards) < max(self.rewards)
 
 
 def grouped(scored: Iterable[Scored]) -> list[Group]:
-    """Groups in the order of their problems.  Raises ValueError where a problem has one copy twice."""
+    """Group rollouts, in the order of their problems.  Raises ValueError if a problem has a copy twice."""
     members: dict[int, dict[int, Scored]] = {}
     for each in scored:
         group, copy = members.setdefault(each.rollout.problem, {}), each.rollout.copy
@@ -69,9 +69,9 @@ def grouped(scored: Iterable[Scored]) -> list[Group]:
 
 
 def advantages(rewards: Sequence[float], divide_by_std: bool = True) -> list[float]:
-    """(R - mean) / (std + 1e-6) of each reward, or R - mean; exactly 0 where all are equal.
+    """Return (R - mean) / (std + 1e-6) of each reward, or R - mean; exactly 0 if all are equal.
 
-    std: of these rewards themselves, not an estimate for more.
+    std: the population standard deviation of these rewards.
     """
     if min(rewards) == max(rewards):
         return [0.0] * len(rewards)
@@ -84,7 +84,7 @@ def advantages(rewards: Sequence[float], divide_by_std: bool = True) -> list[flo
 
 
 def informative(groups: Iterable[Group]) -> list[Group]:
-    """The groups in which not all rewards are equal: the others move nothing (online filter)."""
+    """Return the groups in which not all rewards are equal: the others change nothing (online filter)."""
     return [group for group in groups if group.is_informative]
 
 
@@ -92,14 +92,14 @@ def informative(groups: Iterable[Group]) -> list[Group]:
 
 
 def scored(rollout: Rollout, solved: float, target: int | None = None, length_weight: float = 0.0) -> Scored:
-    """The rollout with its reward.  target: the length that its prompt names, None where it names none."""
+    """Return the rollout with its reward.  target: the length that its prompt names, or None."""
     if target is None:
         return Scored(rollout, solved, solved)
     return Scored(rollout, solved, length_reward(solved, sum(rollout.made), target, length_weight))
 
 
 def length_reward(reward: float, length: int, target: int, weight: float) -> float:
-    """The reward, less `weight` for each token between `length` and `target` (INTELLECT-2: 0.0003).
+    """Return the reward, less `weight` for each token between `length` and `target` (INTELLECT-2: 0.0003).
 
     length: tokens that the model chose.
     """

@@ -1,9 +1,9 @@
-"""The work of one version: from the run's parameters and scored rollouts to an encoded difference.
+"""Work of one version: from the run's parameters and scored rollouts to an encoded difference.
 
-Like `trainer.worker.Worker`, a function with memory only of Adam's moments.  `compute` reads theta, leaves out the groups
-that move nothing, cuts the completions into as many batches as there are optimiser steps, computes the probabilities that
-the unchanged parameters give their tokens, and takes one step on each batch.  Where rollouts come from, and whether they
-are to be believed, is not decided here.
+Like `trainer.worker.Worker`, the learner remembers only Adam's moments between versions.  `compute` reads theta, leaves out
+the groups that change nothing, divides the completions into as many batches as there are optimiser steps, computes the
+probabilities of their tokens under the unchanged parameters, and takes one step on each batch.  Other modules decide where
+rollouts come from, and if they can be trusted.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from trainer.rl.packing import Packed, check_lengths, pack
 from trainer.rl.rollout import Rollout
 
 # ------------------------------------------------------------------------------------------------------------------------
-# What a version's work says about itself: sums over tokens while it runs, means at its end.
+# Statistics of a version's work: sums over tokens while it runs, means at its end.
 
 
 STATISTICS = ("loss", "clipped", "ratio", "entropy", "kl")
-"""Means over tokens, in the order in which `kernels.losses.policy_loss` gives them."""
+"""Names of the means over tokens, in the order of `kernels.losses.policy_loss`."""
 
 
 @dataclass(frozen=True)
 class Learnt:
-    """What a version's work did.
+    """Statistics of a version's work.
 
-    tokens: trained on.  steps: 0 where no group had anything to learn from.  norm: of the difference.  Means over those
-    tokens: loss, entropy (nats), kl (nats, to the reference), clipped (share), ratio (new over old probability).  Means
-    over all rollouts that came in: reward, solve_rate, length (tokens that the model chose).  groups, dropped: those that
-    came in, and those of them that were left out.
+    tokens: trained on.  steps: 0 if no group had anything to learn from.  norm: of the difference.  Means over those tokens:
+    loss, entropy (nats), kl (nats, to the reference), clipped (share), ratio (new over old probability).  Means over all
+    rollouts that came in: reward, solve_rate, length (tokens that the model chose).  groups, dropped: numbers of groups that
+    came in, and of groups that were left out.
     """
 
     tokens: int
@@ -68,7 +68,7 @@ class Learnt:
 
 @dataclass
 class Totals:
-    """Sums over tokens.  dropped: groups that were left out."""
+    """Sums over tokens.  dropped: number of groups that were left out."""
 
     dropped: int = 0
     steps: int = 0
@@ -76,23 +76,23 @@ class Totals:
     sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STATISTICS, 0.0))
 
     def add(self, tokens: int, means: Sequence[float]) -> None:
-        """Count so many tokens with these means, in the order of `STATISTICS`."""
+        """Add so many tokens with these means, in the order of `STATISTICS`."""
         self.tokens += tokens
         for name, value in zip(STATISTICS, means, strict=True):
             self.sums[name] += tokens * value
 
     def merge(self, other: Totals) -> None:
-        """Count the tokens that the other has counted."""
+        """Add the tokens and sums of the other, but not its steps and dropped groups."""
         self.tokens += other.tokens
         for name, value in other.sums.items():
             self.sums[name] += value
 
     def mean(self, name: str) -> float:
-        """Over the tokens; 0 when there are none."""
+        """Return the mean of a statistic over the tokens; 0 without tokens."""
         return self.sums[name] / max(1, self.tokens)
 
     def learnt(self, groups: Sequence[Group]) -> Learnt:
-        """All of it, with what can be said about the groups that came in; without the norm."""
+        """Return all statistics, including those of the groups that came in; the norm is left at 0."""
         members = [member for group in groups for member in group.members]
         count = max(1, len(members))
         return Learnt(
@@ -109,9 +109,9 @@ class Totals:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# The parameters that the KL term compares with: a file of their bf16 values, little endian, as the peer process keeps it.
+# Reference parameters for the KL term: a file of their bf16 values, little endian, as the peer process keeps it.
 #
-# They are needed only before a version's first step, in one pass without gradients, so they are read anew for each version
+# They are needed only before a version's first step, in one pass without gradients, so they are read again for each version
 # and take no memory while the trainer learns.
 
 
@@ -119,9 +119,9 @@ BLOCK = 1 << 20
 
 
 def read_reference(path: Path, count: int, device: torch.device) -> Tensor:
-    """The `count` parameters in `path`, in the precision of the device's products: bf16 on a GPU, fp32 elsewhere.
+    """Read the `count` parameters in `path`, in the precision of the device's products: bf16 on a GPU, fp32 elsewhere.
 
-    Raises ValueError where the file has another size, and OSError.
+    Raises ValueError if the file has another size, and OSError.
     """
     values = np.memmap(path, dtype=np.dtype("<i2"), mode="r")
     if values.shape != (count,):
@@ -138,15 +138,15 @@ def read_reference(path: Path, count: int, device: torch.device) -> Tensor:
 
 F32 = npt.NDArray[np.float32]
 AfterStep = Callable[[int, float, int, float], bool]
-"""Told steps, mean loss, tokens, tokens a second after every step; True ends the work there."""
+"""Function called with steps, mean loss, tokens and tokens per second after every step; True ends the work there."""
 
 
 @dataclass(frozen=True)
 class LearnTask:
-    """One version's work.
+    """Work of one version.
 
-    order: decides which completions share a batch.  first_step: optimiser steps that the run had.  reference: file of the
-    weights that the KL term compares with; needed where the run has one.
+    order: seed of the shuffle of completions into batches.  first_step: optimiser steps that the run had before.
+    reference: file of the weights that the KL term compares with; needed if the run has a KL term.
     """
 
     order: int
@@ -155,10 +155,10 @@ class LearnTask:
 
 
 class Learner:
-    """Model and optimiser of one run on one device.  layout: the chunks of a contribution, each encoded on its own."""
+    """Learner of one run on one device.  layout: the chunks of a contribution, each encoded on its own."""
 
     def __init__(self, config: RlConfig, model: Decoder, chunk_parameters: int) -> None:
-        """model: whose parameters are changed."""
+        """model: the model to train; its parameters are changed."""
         self.config = config
         self.model = model
         self.optimiser = AdamW(self.model, adamw_config(config))
@@ -175,8 +175,8 @@ class Learner:
     ) -> Learnt:
         """Learn from `groups`, starting at `theta`, and encode the difference into `out`.
 
-        Raises ValueError for a rollout that the model cannot read, and without the reference weights that the run's loss
-        needs, before anything else; NotFinite, and whatever `after_step` raises.
+        Raises, before anything else, ValueError for a rollout that the model cannot read, and if reference weights are
+        needed but missing; NotFinite, and any exception of `after_step`.
         """
         self._check(task, groups)
         load(theta, self.model.flat)
@@ -184,7 +184,7 @@ class Learner:
         return replace(learnt, norm=encode_difference(theta, self.model.flat, self.layout, out))
 
     def learn(self, task: LearnTask, groups: Sequence[Group], after_step: AfterStep = lambda *_: False) -> Learnt:
-        """Take the steps from the parameters as they are; `compute` without theta and difference (norm 0)."""
+        """Take the steps from the present parameters, as `compute` but without theta and difference (norm 0)."""
         self._check(task, groups)
         kept = informative(groups) if self.config.drop_zero_advantage else groups
         batches = self._frozen(self._batches(kept, task.order), task.reference)
@@ -200,7 +200,7 @@ class Learner:
         return totals.learnt(groups)
 
     def _check(self, task: LearnTask, groups: Sequence[Group]) -> None:
-        """Raise ValueError for a task without reference weights that are needed, and rollouts that the model cannot read."""
+        """Raise ValueError if needed reference weights are missing, or for rollouts that the model cannot read."""
         if self.config.kl_weight and task.reference is None:
             raise ValueError("kl_weight is above 0, and there are no reference weights to compare with")
         rollouts = [member.rollout for group in groups for member in group.members]
@@ -210,7 +210,7 @@ class Learner:
             raise ValueError(f"a rollout has the token {largest}, and the model has {self.model.config.vocab} of them")
 
     def _batches(self, groups: Sequence[Group], order: int) -> list[Packed]:
-        """The completions, shuffled, in at most `optimizer_steps` batches; those without a token of the model left out."""
+        """Shuffle the completions into at most `optimizer_steps` batches, without those that have no token of the model."""
         completions: list[tuple[Rollout, float]] = []
         for group in groups:
             worth = advantages(group.rewards, self.config.divide_by_std)
@@ -226,7 +226,7 @@ class Learner:
 
     @torch.no_grad()
     def _frozen(self, parts: Sequence[Packed], reference: Path | None) -> list[_Batch]:
-        """Batches with the log-probabilities of their targets under the parameters as they are, and under the reference."""
+        """Return batches with the log-probabilities of their targets under the present parameters and the reference."""
         batches = [_Batch(packed, self._log_probabilities(self.model, packed)) for packed in parts]
         if not self.config.kl_weight or reference is None:
             return batches
@@ -234,7 +234,7 @@ class Learner:
         return [replace(batch, reference_logp=self._log_probabilities(other, batch.packed)) for batch in batches]
 
     def _log_probabilities(self, model: Decoder, packed: Packed) -> Tensor:
-        """(rows, places), of the targets."""
+        """Return log-probabilities of the targets, (rows, places)."""
 
         def compute(part: int) -> Tensor:
             parts = []
@@ -247,7 +247,7 @@ class Learner:
         return self._micro_batches.run(self._rows_at_once(packed), compute)
 
     def _accumulate(self, batch: _Batch) -> Totals:
-        """Put the gradient of a batch's loss into the model; its statistics."""
+        """Put the gradient of a batch's loss into the model; return its statistics."""
         whole = batch.packed.counted_tokens
 
         def compute(part: int) -> Totals:
@@ -262,7 +262,7 @@ class Learner:
         return self._micro_batches.run(self._rows_at_once(batch.packed), compute)
 
     def _loss(self, batch: _Batch, span: slice) -> tuple[Tensor, PolicyStatistics, int]:
-        """The mean loss of some rows, its statistics, and the tokens that count."""
+        """Return the mean loss of some rows, its statistics, and the number of counted tokens."""
         config, rows = self.config, batch.packed.rows(span)
         tokens, documents, targets, mask, worth = _tensors(rows, self.model.flat.device)
         loss, statistics = policy_loss(
@@ -288,7 +288,7 @@ class Learner:
 
 @dataclass(frozen=True)
 class _Batch:
-    """The completions of one optimiser step.  old_logp, reference_logp: (rows, places), on the model's device."""
+    """Completions of one optimiser step.  old_logp, reference_logp: (rows, places), on the model's device."""
 
     packed: Packed
     old_logp: Tensor
@@ -296,19 +296,19 @@ class _Batch:
 
 
 def _spans(packed: Packed, part: int) -> list[slice]:
-    """The rows, `part` at a time."""
+    """Return slices of the rows, `part` at a time."""
     return [slice(start, start + part) for start in range(0, packed.shape[0], part)]
 
 
 def _tensors(rows: Packed, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Tokens, documents, targets, mask and advantages."""
+    """Return tokens, documents, targets, mask and advantages as tensors on a device."""
     arrays = (rows.tokens, rows.documents, rows.targets, rows.mask, rows.advantages)
     tokens, documents, targets, mask, worth = (torch.from_numpy(array).to(device) for array in arrays)
     return tokens, documents, targets, mask, worth
 
 
 def adamw_config(config: RlConfig) -> InnerConfig:
-    """What AdamW needs to know, with a constant rate and no z-loss."""
+    """Return AdamW's configuration, with a constant rate and no z-loss."""
     return InnerConfig(
         lr=config.lr,
         beta1=config.beta1,

@@ -1,7 +1,7 @@
-"""Sequences of different lengths in rows of one length, for the learner: nothing is dropped or cut.
+"""Packing of sequences of different lengths into rows of one length, for the learner: nothing is dropped or cut.
 
-A sequence is a rollout's prompt and output with the advantage of its group.  A row holds one or more, end to end, each as
-many places as it has tokens but the last: at each place is a token, and what is predicted there is the next one.
+A sequence is a rollout's prompt and output with its advantage.  A row holds one or more sequences, end to end.  A sequence
+has one place fewer than tokens: each place reads a token and predicts the next one.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ I64 = npt.NDArray[np.int64]
 F32 = npt.NDArray[np.float32]
 Bools = npt.NDArray[np.bool_]
 PADDING = -1
-"""The document id of places behind the last sequence of a row."""
+"""Document id of places after the last sequence of a row."""
 
 
 @dataclass(frozen=True)
 class Packed:
     """Rows of places, (rows, places) each.
 
-    documents: which sequence of those packed a place belongs to, or `PADDING`.  mask: true where the target was chosen by
-    the model, so that it counts.  Targets at other places are 0 or of no interest.
+    documents: number of the place's sequence among those packed, or `PADDING`.  mask: true if the model chose the target,
+    which then counts.  Targets at other places do not matter.
     """
 
     tokens: I64
@@ -37,21 +37,21 @@ class Packed:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows, places of each."""
+        """Number of rows, and of places in each."""
         rows, places = self.tokens.shape
         return rows, places
 
     @property
     def counted_tokens(self) -> int:
-        """Targets that count."""
+        """Number of targets that count."""
         return int(self.mask.sum())
 
     def rows(self, span: slice) -> Packed:
-        """Some of the rows."""
+        """Return some of the rows."""
         return self._part((span, slice(None)))
 
     def trimmed(self) -> Packed:
-        """Without the places at the end that are padding in every row."""
+        """Return the rows without the places at the end that are padding in every row."""
         return self._part((slice(None), slice(int((self.documents != PADDING).any(axis=0).sum()))))
 
     def _part(self, at: tuple[slice, slice]) -> Packed:
@@ -59,7 +59,7 @@ class Packed:
 
 
 def places_of(rollout: Rollout) -> int:
-    """Places that a rollout takes in a row."""
+    """Return the number of places that a rollout takes in a row."""
     return len(rollout.prompt) + len(rollout.output) - 1
 
 
@@ -74,7 +74,7 @@ def check_lengths(rollouts: Sequence[Rollout], row_tokens: int) -> None:
 
 
 def pack(rollouts: Sequence[Rollout], advantages: Sequence[float], row_tokens: int) -> Packed:
-    """Rows of `row_tokens` places with all the rollouts.  Raises ValueError before anything else where one is too long."""
+    """Pack all the rollouts into rows of `row_tokens` places.  Raises ValueError if one is too long, before packing any."""
     check_lengths(rollouts, row_tokens)
     rows = _first_fit([places_of(rollout) for rollout in rollouts], row_tokens)
     shape = (len(rows), row_tokens)
@@ -100,7 +100,7 @@ def pack(rollouts: Sequence[Rollout], advantages: Sequence[float], row_tokens: i
 
 
 def _first_fit(lengths: Sequence[int], row_tokens: int) -> list[list[int]]:
-    """Which sequences share a row: the longest first, each into the first row that has room (first-fit decreasing)."""
+    """Assign sequences to rows: the longest first, each into the first row that has room (first-fit decreasing)."""
     rows: list[list[int]] = []
     room: list[int] = []
     for number in sorted(range(len(lengths)), key=lambda number: -lengths[number]):

@@ -1,6 +1,6 @@
-"""How often a model solves tasks: some answers to each, made by the project's generator and scored as a run scores them.
+"""Measurement of solve rates: the built-in generator makes some answers to each task, which are scored as in a run.
 
-For the offline filter (`trainer.environments.solve_rates`), before a run, on one computer and without proofs.
+It serves the offline filter (`trainer.environments.solve_rates`), before a run, on one computer and without proofs.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from trainer.rl.config import SLOTS
 from trainer.weights.reading import WeightsFolder
 
 RATER = "peer tasks rate"
-"""In the place of the peer that generates: a measurement belongs to no run."""
+"""Name in place of the generating peer's: a measurement belongs to no run."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How answers are made.  samples: of each task.  max_tokens: of an answer at most.  slots: answers made at a time."""
+    """Settings of the sampling.  samples: answers to each task.  max_tokens: of an answer.  slots: answers made at once."""
 
     samples: int = 8
     max_tokens: int = 1024
@@ -38,7 +38,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer of the model.  copy: its number among those to the problem.  turns: the model's.  score: 0 to 1."""
+    """Answer of the model.  copy: its number among the answers to the problem.  turns: the model's.  score: 0 to 1."""
 
     problem: int
     copy: int
@@ -47,8 +47,8 @@ class Answer:
 
 
 def weights_in(folder: WeightsFolder) -> Tensor:
-    """The folder's weights, bf16 (n), as rollouts have them.  Raises `FolderError`."""
-    blocks = folder.values()  # which checks that there are so many, before there is room for them
+    """Return the folder's weights, bf16 (n), as in rollouts.  Raises `FolderError`."""
+    blocks = folder.values()  # checks the number of weights before we allocate memory for them
     weights, at = torch.empty(folder.config.parameters, dtype=torch.bfloat16), 0
     for block in blocks:
         weights[at : at + len(block)] = torch.from_numpy(block)
@@ -57,12 +57,12 @@ def weights_in(folder: WeightsFolder) -> Tensor:
 
 
 def digest_of(weights: Tensor) -> str:
-    """Names the weights, bf16 (n) on the CPU: hexadecimal BLAKE2b-128."""
+    """Return the digest that names the weights, bf16 (n) on the CPU: hexadecimal BLAKE2b-128."""
     return hashlib.blake2b(weights.view(torch.uint8).numpy().data, digest_size=16).hexdigest()
 
 
 class Rater:
-    """Of one model on one device."""
+    """Rater with one model on one device."""
 
     def __init__(
         self, config: ModelConfig, weights: Tensor, tokenizer: Tokenizer, sampling: Sampling, device: torch.device
@@ -74,7 +74,7 @@ class Rater:
         self._sampling, self._device = sampling, device
 
     def rates(self, environment: Environment, problems: Sequence[int]) -> Iterator[tuple[int, float]]:
-        """Each of the problems (at least one) with the mean score of its answers, 0 to 1, in the order in which they end.
+        """Yield each problem (at least one) with the mean score of its answers, 0 to 1, in the order in which they end.
 
         Raises SandboxUnavailable.
         """
@@ -86,15 +86,15 @@ class Rater:
                 yield answer.problem, math.fsum(scores.pop(place)) / samples
 
     def answers(self, environment: Environment, problems: Sequence[int]) -> Iterator[Answer]:
-        """All answers to the problems (at least one), in the order in which they end.
+        """Yield all answers to the problems (at least one), in the order in which they end.
 
-        They depend on the weights, the prompt and the sampling alone, not on which other problems there are, beyond the
-        rounding of sums.  Raises SandboxUnavailable.
+        They depend only on the weights, the prompt and the sampling, not on the other problems, beyond the rounding of sums.
+        Raises SandboxUnavailable.
         """
         return (answer for _, answer in self._answers(environment, problems))
 
     def _answers(self, environment: Environment, problems: Sequence[int]) -> Iterator[tuple[int, Answer]]:
-        """Each answer behind the place of its problem among `problems`."""
+        """Yield each answer, after the place of its problem among `problems`."""
         samples = self._sampling.samples
         prompts = [tuple(self._tokenizer.prompt(environment.problem(problem).prompt)) for problem in problems]
 

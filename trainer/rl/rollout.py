@@ -1,8 +1,8 @@
-"""A rollout: one completion of a problem, as a rollout peer hands it in, and its bytes.
+"""Rollout: one completion of a problem, as a rollout peer submits it, and its encoding.
 
-What nobody has to believe is not in it: rewards, advantages and lengths are computed again by whoever needs them.
+It holds nothing that its readers can compute themselves, such as rewards, advantages and lengths.
 
-The bytes, in this order, and none after them:
+The encoding, in this order, with nothing after it:
 
     head     format (1), width w of a token (1), problem (8), copy (4), tokens of the prompt (4), of the output (4), bytes of
              the proofs (4); unsigned, big-endian
@@ -31,24 +31,24 @@ MAX_TOKEN = (1 << 20) - 1
 MAX_PROMPT_TOKENS = 1 << 17
 MAX_OUTPUT_TOKENS = 1 << 17
 MAX_PROOF_BYTES = 2 << 20
-"""Twice what the longest output's proofs take at 258 bytes for 32 tokens."""
+"""Twice the size of the longest output's proofs, at 258 bytes for 32 tokens."""
 _HEAD = struct.Struct(">BBQIIII")
 _WIDEST = 3
 MAX_BYTES = (
     _HEAD.size + _WIDEST * (MAX_PROMPT_TOKENS + MAX_OUTPUT_TOKENS) + MAX_OUTPUT_TOKENS // 8 + MAX_PROOF_BYTES
 )  # fmt: skip
-"""The longest encoding; what is longer need not be read."""
+"""The longest encoding; longer data need not be read."""
 
 U8 = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
 class Rollout:
-    """One completion.  Raises ValueError for what is out of bounds.
+    """One completion.  Raises ValueError for fields that are out of bounds.
 
-    problem: its index in the environment.  copy: which completion of its group.  prompt, output: tokens, at least one each.
-    made: for each token of the output, whether the model chose it; False for what the environment said in between.
-    proofs: of the output's hidden states, one after the other.
+    problem: its index in the environment.  copy: number in its group.  prompt, output: tokens, at least one each.  made: for
+    each token of the output, True if the model chose it, False if it is the environment's.  proofs: of the output's hidden
+    states, one after the other.
     """
 
     problem: int
@@ -69,7 +69,7 @@ class Rollout:
             raise ValueError(f"a rollout has at most {MAX_PROOF_BYTES} bytes of proofs, not {len(self.proofs)}")
 
     def encode(self) -> bytes:
-        """The bytes of this rollout."""
+        """Return the bytes of this rollout."""
         tokens = np.array(self.prompt + self.output, dtype="<u4")
         width = _width_of(int(tokens.max()))
         head = _HEAD.pack(
@@ -80,7 +80,7 @@ class Rollout:
 
     @classmethod
     def decode(cls, data: bytes) -> Rollout:
-        """The rollout that `data` encodes; raises ValueError for all bytes but those that `encode` gives."""
+        """Return the rollout that `data` encodes; raises ValueError for any bytes that `encode` does not give."""
         if not _HEAD.size <= len(data) <= MAX_BYTES:
             raise ValueError(f"a rollout has {_HEAD.size} to {MAX_BYTES} bytes, not {len(data)}")
         form, width, problem, copy, prompts, outputs, proof_bytes = _HEAD.unpack_from(data)
@@ -120,7 +120,7 @@ def _tokens_in(raw: bytes, width: int) -> list[int]:
 
 
 def _width_of(largest: int) -> int:
-    """Bytes of a token."""
+    """Return the width of a token in bytes."""
     return max(1, -(-largest.bit_length() // 8))
 
 

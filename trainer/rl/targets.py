@@ -1,7 +1,7 @@
-"""Prompts that name a length: how many tokens a model should think for, and what it costs to think for fewer or more.
+"""Prompts that name a target length: the number of tokens that a model should think for.
 
-The length is drawn from a run's `length_targets`, the same for everybody, so that whoever generates, verifies or learns
-makes the same prompt and the same reward of it.
+The length is drawn from a run's `length_targets`, the same for all peers, so that generating, verifying and learning use the
+same prompt and the same reward.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from trainer.environments.environment import Environment, Problem
 
 
 class Targeted(Environment):
-    """The problems of another environment, each with its length in the prompt.
+    """Environment with the problems of another one, each with its target length in the prompt.
 
-    targets: none leaves the prompts as they are.  seed: the run's.
+    targets: lengths to draw from; without any the prompts stay unchanged.  seed: the run's.
     """
 
     def __init__(self, own: Environment, targets: Sequence[int], seed: int) -> None:
@@ -34,7 +34,7 @@ class Targeted(Environment):
         return replace(problem, prompt=with_target(problem.prompt, self.target(index)))
 
     def target(self, index: int) -> int | None:
-        """The length that the prompt of this problem names, in tokens; None where it names none."""
+        """Return the length in tokens that the prompt of this problem names, or None."""
         return target_length(self._targets, self._seed, index)
 
     def score(self, problem: Problem, turns: Sequence[str]) -> float:
@@ -51,7 +51,7 @@ class Targeted(Environment):
 
 
 def target_length(targets: Sequence[int], seed: int, problem: int) -> int | None:
-    """The length that the prompt of `problem` names, one of `targets`, the same for everybody; None where there are none."""
+    """Return the length that the prompt of `problem` names, one of `targets`, the same on every peer; None if empty."""
     if not targets:
         return None
     digest = hashlib.blake2b(f"length/{seed}/{problem}".encode(), digest_size=8).digest()
@@ -59,7 +59,7 @@ def target_length(targets: Sequence[int], seed: int, problem: int) -> int | None
 
 
 def with_target(prompt: str, target: int | None) -> str:
-    """The prompt, naming its target length in INTELLECT-2's words, before the line feeds at its end."""
+    """Add the target length to a prompt, in INTELLECT-2's words, before the line feeds at its end."""
     if target is None:
         return prompt
     text = prompt.rstrip("\n")
@@ -67,12 +67,12 @@ def with_target(prompt: str, target: int | None) -> str:
 
 
 def most_prompt_bytes(row_tokens: int, max_tokens: int, targets: Sequence[int]) -> int:
-    """Bytes that a task's prompt may have, so that it can be learned from with its output and the length that it names."""
+    """Return the most bytes of a task's prompt that leave room in a row for its output and the length that it names."""
     return row_tokens + 1 - max_tokens - max((len(with_target("", target)) for target in targets), default=0)
 
 
 def prompt_flaw(prompt: str, tokenizer: Tokenizer, row_tokens: int, max_tokens: int, targets: Sequence[int]) -> str:
-    """Why nobody can answer this prompt and learn from it, in a phrase; empty where a model can."""
+    """Return the reason why no model can answer this prompt and learn from it, as a phrase; empty if one can."""
     try:
         tokens = tokenizer.prompt(with_target(prompt, _longest(tokenizer, tuple(targets))))
     except ValueError as error:
@@ -85,5 +85,5 @@ def prompt_flaw(prompt: str, tokenizer: Tokenizer, row_tokens: int, max_tokens: 
 
 @lru_cache(maxsize=8)
 def _longest(tokenizer: Tokenizer, targets: tuple[int, ...]) -> int | None:
-    """The length that takes the most tokens to name; None where there are none.  Not looked for anew with each prompt."""
+    """Return the length that takes the most tokens to name, or None; cached, as each prompt asks for it."""
     return max(targets, key=lambda target: len(tokenizer.prompt(with_target("", target))), default=None)

@@ -1,16 +1,17 @@
-"""Tolerances of verification: how far an honest peer's device may be from ours, at most.
+"""Tolerances of verification: the largest differences between an honest peer's device and ours.
 
-A peer that knows a tolerance uses it up, so none may be a share of the output: in a long one an answer has room. Three rules
-limit how far tokens fall short of those that the noise chooses (`trainer.generate.sampling.shortfall`):
+A cheating peer uses a known tolerance up, so none may be a share of the output: a long one would have room for a false
+answer.  Three rules limit the shortfall of tokens from the tokens that the noise chooses
+(`trainer.generate.sampling.shortfall`):
 
 * no token falls short by more than `ceiling`;
 * at most `MOST_BEYOND` tokens of a rollout fall short by more than `shortfall`;
 * over any stretch of a batch's tokens the shortfalls sum to at most `SLACK` + `RATE_FACTOR` x rate x the density of
-  near-ties. Rounding exchanges two tokens only where they are nearly tied, which has the density 1 - sum p^2, and then the
-  expected shortfall is a constant, `rate`, times this density. So where the model is certain, length allows nothing more.
+  near-ties.  Rounding exchanges two tokens only if they are nearly tied, which has the density 1 - sum p^2; the expected
+  shortfall is then a constant, `rate`, times this density.  So while the model is certain, length adds no allowance.
 
-The third rule is a one-sided CUSUM (Page 1954): allowance that honest tokens leave unused is not saved up for later ones. It
-goes on from one rollout of a batch to the next, so that a batch has the slack once and not once per rollout.
+The third rule is a one-sided CUSUM (Page 1954): allowance that honest tokens leave unused is not saved up for later ones.
+It continues from one rollout of a batch to the next, so that a batch has the slack once and not once per rollout.
 """
 
 from __future__ import annotations
@@ -28,21 +29,21 @@ from trainer.rl.config import RlConfig
 from trainer.rl.form import Reason
 
 MOST_BEYOND = 2
-"""Tokens of a rollout, however long, that may fall short by more than the run's `max_shortfall`."""
+"""Most tokens of a rollout of any length that may fall short by more than the run's `max_shortfall`."""
 SLACK = 0.5
-"""Sum by which the tokens of any stretch may fall short beyond what rounding explains."""
+"""Largest sum of shortfalls over any stretch of tokens, beyond the part that rounding explains."""
 RATE_FACTOR = 3.0
-"""Multiple of the mean honest shortfall that a stretch may have for as long as it likes."""
+"""Multiple of the mean honest shortfall that a stretch of any length may have."""
 DEVICES_APART = 2 / 3
-"""Share of a tolerance by which two honest devices may measure the same rollout differently. Tolerances are proposed so
-(`trainer.rl.calibration.MARGIN`)."""
+"""Share of a tolerance by which two honest devices may measure the same rollout differently; it follows from the margin of
+proposed tolerances (`trainer.rl.calibration.MARGIN`)."""
 
 
 @dataclass(frozen=True)
 class Choices:
-    """The tokens of a rollout that the model made, on the host, each a tensor (n).
+    """Tokens of a rollout that the model made, on the host, each field a tensor (n).
 
-    tokens: int64. shortfalls, probabilities: of these tokens. densities: of near-ties, 1 - sum p^2, where they were chosen.
+    tokens: int64.  shortfalls, probabilities: of these tokens.  densities: of near-ties, 1 - sum p^2, at their places.
     """
 
     tokens: Tensor
@@ -53,10 +54,10 @@ class Choices:
 
 @dataclass(frozen=True)
 class Tolerances:
-    """Differences that an honest peer's device may cause.
+    """Tolerances: differences that an honest peer's device may cause.
 
     shortfall, ceiling, rate: see the module; in units of logits over temperature.
-    end_probability: of an end token that falls short by more than `shortfall`, at least.
+    end_probability: least probability of an end token that falls short by more than `shortfall`.
     """
 
     proofs: Thresholds
@@ -81,8 +82,8 @@ class Tolerances:
     def times(self, factor: float) -> Self:
         """Return tolerances for a device that measures `factor` times as much.
 
-        Only half as much is added to the multiple of the honest rate: it is a mean of many tokens, in which devices differ
-        less than in one.
+        The multiple of the honest rate grows only half as much: it is a mean of many tokens, in which devices differ less
+        than in one token.
         """
         proofs = self.proofs
         return replace(
@@ -98,7 +99,7 @@ class Tolerances:
         )
 
     def fields(self) -> dict[str, Any]:
-        """Return the fields of a run's `[rl]` that say the same."""
+        """Return these tolerances as fields of a run's `[rl]`."""
         return {
             "max_exponent_mismatches": self.proofs.exponent_mismatches,
             "max_mantissa_mean": self.proofs.mantissa_mean,
@@ -111,12 +112,12 @@ class Tolerances:
 
 @dataclass(frozen=True)
 class Measured:
-    """Figures of a rollout, for calibration.
+    """Measurements of a rollout, also for calibration.
 
-    mismatches: of each chunk of tokens. shortfall: the largest. beyond: tokens farther off than the tolerance.
-    end_probability: the least that an end token had which is beyond the tolerance; 1 if there is none.
-    mean_probability: of the chosen tokens. total, density: sums of the shortfalls, and of 1 - sum p^2. stretch: the largest
-    sum over a stretch of this rollout alone, less what its densities allow.
+    mismatches: of each chunk of tokens.  shortfall: the largest.  beyond: number of tokens beyond the tolerance.
+    end_probability: the least among end tokens beyond the tolerance; 1 if there is none.
+    mean_probability: of the chosen tokens.  total, density: sums of the shortfalls, and of 1 - sum p^2.  stretch: the
+    largest sum over a stretch of this rollout alone, less the allowance for its densities.
     """
 
     mismatches: tuple[Mismatch, ...]
@@ -133,13 +134,13 @@ class BatchBounds:
     """Tolerances applied to the rollouts of one batch, one after the other."""
 
     def __init__(self, tolerances: Tolerances, ends: Sequence[int], chunk_values: int) -> None:
-        """ends: tokens that end a turn. chunk_values: values that a whole chunk's proof commits to."""
+        """ends: tokens that end a turn.  chunk_values: values that a whole chunk's proof commits to."""
         self.tolerances, self._ends, self._chunk_values = tolerances, torch.tensor(ends), chunk_values
         self._level = 0.0
         """The CUSUM after the accepted rollouts so far."""
 
     def measured(self, mismatches: Sequence[Mismatch], choices: Choices) -> Measured:
-        """Return the figures that these tolerances are about."""
+        """Return the measurements that these tolerances limit."""
         short_n, likely_n = choices.shortfalls, choices.probabilities
         beyond_n = ~(short_n <= self.tolerances.shortfall)
         ends_n = likely_n[beyond_n & torch.isin(choices.tokens, self._ends)]
@@ -155,9 +156,9 @@ class BatchBounds:
         )
 
     def flaw(self, measured: Measured, choices: Choices, values: Sequence[int], stop: str) -> tuple[Reason, str] | None:
-        """Return why the batch's next rollout is rejected, or None; one that is not counts for those after it.
+        """Return why the batch's next rollout is rejected, or None; an accepted rollout counts in the CUSUM of later ones.
 
-        values: that each chunk's proof commits to. stop: what is wrong with where the output stops, if anything.
+        values: number of values that each chunk's proof commits to.  stop: the flaw in the output's end, empty for none.
         """
         far = [number for number, each in enumerate(measured.mismatches) if not self._accepts(each, values[number])]
         if far:
@@ -174,7 +175,7 @@ class BatchBounds:
         return None
 
     def _accepts(self, mismatch: Mismatch, values: int) -> bool:
-        """Compare a chunk's mismatch; the proof of a short chunk has fewer values, of which fewer may differ."""
+        """Return True if a chunk's mismatch is within the tolerance; fewer values of a short chunk may differ."""
         proofs = self.tolerances.proofs
         if values < self._chunk_values:
             most = math.ceil(proofs.exponent_mismatches * values / self._chunk_values)
@@ -182,7 +183,7 @@ class BatchBounds:
         return proofs.accept(mismatch)
 
     def _sampling(self, measured: Measured, count: int, worst: float) -> str:
-        """Return what is wrong with the choice of the tokens; empty for nothing."""
+        """Return the flaw in the choice of the tokens, as a sentence; empty for none."""
         if not measured.shortfall <= self.tolerances.ceiling:
             return f"a token falls short of the one that the sampling chooses by {measured.shortfall:.3g}"
         if measured.beyond > MOST_BEYOND:
@@ -192,7 +193,7 @@ class BatchBounds:
         return ""
 
     def _stretch(self, choices: Choices, level: float) -> tuple[float, float]:
-        """Return the largest value that the CUSUM, which begins at `level`, has after a token, and the last one."""
+        """Return the largest and the last value of the CUSUM after a token, beginning at `level`."""
         rate = self.tolerances.rate_factor * self.tolerances.rate
         sums_n = (choices.shortfalls.double() - rate * choices.densities.double()).cumsum(0)
         lowest_n = sums_n.cummin(0).values.clamp(max=-level)

@@ -1,20 +1,20 @@
-"""Whether rollouts are what they claim to be: the checks of a validator, each of which anybody with the weights can repeat.
+"""Verification of rollouts: the checks of a validator, which any peer with the weights can repeat.
 
-In this order, the cheap ones first; the first that fails is the reason:
+The checks come in this order, the cheap ones first; the first that fails is the reason for rejection:
 
 * form: the assigned problems and copies, each once; lengths, tokens and proofs within bounds; the prompt is the problem's;
-* conversation: what the environment is said to have said is what it says;
+* conversation: the replies in the output are the environment's;
 * computation: prompt and output go through the reference model at once, and the hidden states match the proofs (TOPLOC);
-* termination: the output ends where the conversation is over, or at the length limit; an end token that the noise did not
-  choose (below) was at least not unlikely.  One that it did choose may be unlikely: that happens to honest peers;
-* sampling: each token is the one that the key's noise chooses (`trainer.generate.sampling`), within a tolerance.  So text
-  that a smaller model wrote is found even where the proofs are those of the right one, and so is a copy of another's.
+* termination: the output ends when the conversation is over, or at the length limit; an end token that the noise did not
+  choose (below) was at least not unlikely.  An end token that it did choose may be unlikely: that happens to honest peers;
+* sampling: each token is the one that the key's noise chooses (`trainer.generate.sampling`), within a tolerance.  So a
+  smaller model's text is found even if the proofs are the right model's, and so is a copy of another peer's rollout.
 
-The reward is computed here.  What a verdict leads to is decided elsewhere.
+The reward is computed here.  The consequences of a verdict are decided elsewhere.
 
-The tolerances are in `trainer.rl.tolerances`.  Who makes a rollout knows them, and can have its proofs or tokens be as far
-off as just passes on one device, and does not on another.  So a verdict says whether it is sure: that every honest device
-comes to it.
+The tolerances are in `trainer.rl.tolerances`.  The author of a rollout knows them, and can place its proofs or tokens at the
+limit, so that they pass on one device and fail on another.  So each verdict has a flag `sure`, true if every honest device
+reaches the same verdict.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from trainer.rl.rollout import Rollout
 from trainer.rl.tolerances import DEVICES_APART, BatchBounds, Choices, Measured, Tolerances
 
 CPU_TOKENS = 2048
-"""Tokens that a CPU computes at once: what a layer makes of more does not fit its caches."""
+"""Tokens that a CPU computes at once: a layer's values for more would not fit its caches."""
 CHOICES = 1 << 22
-"""Logits that are looked at together, each with some 40 bytes of noise and sums."""
+"""Logits that are processed together, each with some 40 bytes of noise and sums."""
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """What a batch has to contain: `copies` completions of each problem, by `peer` with version `version` of the weights."""
+    """Contents required of a batch: `copies` completions of each problem, by `peer` with version `version` of the model."""
 
     run: bytes
     version: int
@@ -54,11 +54,11 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Judged:
-    """The verdict on a rollout.  reason: None unless it is rejected.  detail: a sentence, empty for an accepted one.
+    """Verdict on a rollout.  reason: None unless it is rejected.  detail: a sentence, empty for an accepted rollout.
 
-    reward: in [0, 1]; None unless it is accepted: without a reason, too, this computer could not score it.  measured: None
-    where the form was wrong already.  tokens: that the model made; 0 where the form was wrong.  exact: whether every
-    computer comes to this reward.  sure: whether every honest device accepts this rollout, or every one rejects it.
+    reward: in [0, 1]; None if the rollout is rejected, or if this computer could not score it (then reason is None as well).
+    measured: None if the form was wrong.  tokens: number that the model made; 0 if the form was wrong.  exact: True if every
+    computer gives this reward.  sure: True if all honest devices accept this rollout, or all reject it.
     """
 
     reason: Reason | None
@@ -71,7 +71,7 @@ class Judged:
 
 
 class Verifier:
-    """Judges rollouts of one version, as tolerantly as the run says.  model: with its weights, in any precision."""
+    """Verifier of rollouts of one version, with the run's tolerances.  model: with its weights, in any precision."""
 
     def __init__(self, model: Decoder, environment: Environment, tokenizer: Tokenizer, config: RlConfig) -> None:
         self._model, self._environment, self._tokenizer = model, environment, tokenizer
@@ -81,7 +81,7 @@ class Verifier:
     def verify(
         self, assignment: Assignment, rollouts: Sequence[Rollout], between: Callable[[], None] = lambda: None
     ) -> list[Judged]:
-        """A verdict for each rollout, in their order.  A batch that lacks some of what was assigned has these left out.
+        """Return a verdict for each given rollout, in order; assigned rollouts that are missing get none.
 
         between: called before each pass through the model; may wait, or raise.
         """
@@ -118,10 +118,10 @@ class Verifier:
         seen.add(place)
         return self._forms.read(rollout)
 
-    # -- what needs the model -----------------------------------------------------------------------------------------
+    # -- computation with the model -----------------------------------------------------------------------------------
 
     def _micro_batches(self, rollouts: Sequence[Rollout], indices: list[int]) -> list[list[int]]:
-        """Those of like length together, as many as fit."""
+        """Group rollouts of similar length, as many in each group as fit into a pass."""
         most = self._config.micro_batch_tokens
         if self._model.flat.device.type == "cpu":
             most = min(most, CPU_TOKENS)
@@ -135,7 +135,7 @@ class Verifier:
 
     @torch.no_grad()
     def _measure(self, assignment: Assignment, rollouts: Sequence[Rollout]) -> list[tuple[list[Mismatch], Choices]]:
-        """One pass over prompt and output but its last token; of each, the rows that predict the output's tokens."""
+        """Measure rollouts in one pass over their prompts and outputs, using the rows that predict output tokens."""
         width, device = max(_length(rollout) for rollout in rollouts), self._model.flat.device
         tokens_bt = torch.zeros((len(rollouts), width), dtype=torch.int64)
         for row, rollout in enumerate(rollouts):
@@ -152,10 +152,10 @@ class Verifier:
         return [*zip(mismatches, self._choices(assignment, rollouts, own), strict=True)]
 
     def _choices(self, assignment: Assignment, rollouts: Sequence[Rollout], own: Sequence[Tensor]) -> list[Choices]:
-        """Return what is to be known of the tokens that the model made, of each rollout.
+        """Return the `Choices` of each rollout: figures of the tokens that the model made.
 
-        own: hidden states (tokens of the output, dim) of each.  The rows of all are looked at together, so many at a time
-        that their numbers for every token of the vocabulary need not much memory.
+        own: hidden states (tokens of the output, dim) of each.  The rows of all rollouts are processed together, a limited
+        number at a time, as each needs memory for every token of the vocabulary.
         """
         model, temperature = self._model, self._config.temperature
         made_n = torch.tensor([made for each in rollouts for made in each.made])
@@ -215,7 +215,7 @@ class Verifier:
         return Judged(None, "", reward, measured, made, self._environment.is_exact(problem))
 
     def _stop(self, rollout: Rollout, problem: Problem, turns: tuple[str, ...]) -> str:
-        """Return what is wrong with the place where the output stops; empty for nothing."""
+        """Return the flaw in the place where the output stops, as a sentence; empty for none."""
         left = self._config.max_tokens - len(rollout.output)
         ended = rollout.made[-1] and rollout.output[-1] in self._tokenizer.ends
         if left and not (ended and self._is_over(problem, turns, left)):
@@ -223,17 +223,17 @@ class Verifier:
         return ""
 
     def _is_over(self, problem: Problem, turns: tuple[str, ...], left: int) -> bool:
-        """Whether the model has no further turn: nothing is replied, or no token is left for an answer to it."""
+        """Return True if the model has no further turn: there is no reply, or no room for a token after it."""
         reply = self._environment.reply(problem, turns)
         return reply is None or len(self._tokenizer.reply(reply)) >= left
 
 
 def _length(rollout: Rollout) -> int:
-    """Tokens that go through the model."""
+    """Return the number of tokens that go through the model."""
     return len(rollout.prompt) + len(rollout.output) - 1
 
 
 def _logits(model: Decoder, hidden_nh: Tensor) -> Tensor:
-    """(N, vocabulary), fp32."""
+    """Return logits (N, vocabulary), fp32."""
     weight = model.output_weight
     return (hidden_nh.to(weight.dtype) @ weight.T).float()

@@ -1,7 +1,7 @@
-"""What a trainer process does in an RL run beside training: it keeps versions of the weights, and makes and judges rollouts.
+"""Work of a trainer process in an RL run beside training: keeping versions of the weights, making and judging rollouts.
 
-Batches of rollouts are files that the peer process hands on; whether they are to be believed, and who learns from which, is
-decided there.  A batch has its rollouts in the order of the assignment: problem after problem, copy after copy.
+Batches of rollouts are files that the peer process hands on; it decides which batches are trusted, and which trainer learns
+from which.  A batch has its rollouts in the order of the assignment: problem after problem, copy after copy.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from trainer.rl.targets import Targeted
 from trainer.rl.verification import Assignment, Judged, Verifier
 
 # ------------------------------------------------------------------------------------------------------------------------
-# The bytes of a batch: the rollouts that a peer hands in at once, one after the other.
+# Encoding of a batch: the rollouts that a peer submits at once, one after the other.
 #
-# head     how many rollouts (4 bytes, unsigned, big-endian)
-# each     its bytes (4), then `Rollout.encode`
+# head     number of rollouts (4 bytes, unsigned, big-endian)
+# each     its size in bytes (4), then `Rollout.encode`
 
 
 MAX_ROLLOUTS = 1 << 16
@@ -49,14 +49,14 @@ _LENGTH = 4
 
 
 def encode_batch(rollouts: Sequence[Rollout]) -> bytes:
-    """The bytes of these rollouts, at most `MAX_ROLLOUTS`."""
+    """Return the bytes of these rollouts, at most `MAX_ROLLOUTS`."""
     assert 0 < len(rollouts) <= MAX_ROLLOUTS
     encoded = [rollout.encode() for rollout in rollouts]
     return len(encoded).to_bytes(_LENGTH, "big") + b"".join(len(each).to_bytes(_LENGTH, "big") + each for each in encoded)
 
 
 def decode_batch(data: bytes) -> list[Rollout]:
-    """The rollouts that `data` encodes, at least one; raises ValueError for all other bytes than `encode_batch` gives."""
+    """Return the rollouts that `data` encodes, at least one; raises ValueError for bytes that `encode_batch` cannot give."""
     count = _number(data, 0)
     if not 0 < count <= MAX_ROLLOUTS:
         raise ValueError(f"a batch has 1 to {MAX_ROLLOUTS} rollouts, not {count}")
@@ -86,14 +86,14 @@ def _number(data: bytes, at: int) -> int:
 F32 = npt.NDArray[np.float32]
 
 OnProgress = Callable[[int, int], None]
-"""Told what is done, of how much; may raise to end the work."""
+"""Function called with the number of rollouts done and their total; may raise to end the work."""
 Between = Callable[[], None]
-"""Called between the steps of generating and verifying; may wait, or raise to end the work."""
+"""Function called between the steps of generating and verifying; may wait, or raise to end the work."""
 
 
 @dataclass(frozen=True)
 class Tasks:
-    """What rollouts are about, and in which tokens.  seed: draws the lengths that prompts name."""
+    """Environment and tokenizer of rollouts.  seed: for drawing the lengths that prompts name."""
 
     environment: Environment
     tokenizer: Tokenizer
@@ -101,7 +101,7 @@ class Tasks:
 
 
 class RolloutWorker:
-    """Of one run on one device.  versions: bf16 parameters (n) by number, the newest `max_async` + 2."""
+    """Rollout worker of one run on one device.  versions: bf16 parameters (n) by number, the newest `max_async` + 2."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class RolloutWorker:
         slots: int = SLOTS,
         generator: GeneratorName = GeneratorName.BUILTIN,
     ) -> None:
-        """slots: sequences that are generated at a time.  generator: who generates them."""
+        """slots: sequences generated at a time.  generator: the one to generate with."""
         self._slots = slots
         self._wanted = generator
         self.config, self._model, self._tokenizer, self._device = config, model, tasks.tokenizer, device
@@ -120,16 +120,16 @@ class RolloutWorker:
         self._forms = Forms(model, self._environment, tasks.tokenizer, config)
         self.versions: dict[int, Tensor] = {}
         self._engine: tuple[int, Generator] | None = None
-        """With its number of tokens a sequence."""
+        """Generator, after the most tokens of its sequences."""
         self._loaded: int | None = None
         self._problems: list[int] = []
-        """Of the requests of the batch that is being made, by their numbers."""
+        """Problems of the present batch's requests, by the requests' numbers."""
         self._dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
 
     def keep_version(self, version: int, theta: F32) -> None:
-        """Copy `theta` (n) as the weights of this version; those that nobody needs any more are forgotten.
+        """Copy `theta` (n) as the weights of this version; forget versions that are no longer needed.
 
-        Later ones are of a branch that was left: kept, they would push this one out as the oldest.
+        Later versions belong to an abandoned branch: if kept, they would push this one out as the oldest.
         """
         weights = torch.empty(self._model.parameters, dtype=torch.bfloat16, device=self._device)
         load(theta, weights)
@@ -146,9 +146,9 @@ class RolloutWorker:
         on_progress: OnProgress = lambda done, total: None,
         between: Between = lambda: None,
     ) -> int:
-        """Make the rollouts of an assignment and write the batch to `path`; how many tokens the model made.
+        """Make the rollouts of an assignment and write the batch to `path`; return the number of tokens the model made.
 
-        Raises ValueError where the version is not kept.
+        Raises ValueError if the version is not kept.
         """
         weights, requests = self._weights(assignment.version), list(self._requests(assignment))
         self._problems = [problem for problem, _ in _places(assignment)]
@@ -161,15 +161,15 @@ class RolloutWorker:
                 on_progress(len(done), len(requests))
         finally:
             if len(done) < len(requests):
-                self.close()  # what it has in its slots is nobody's
+                self.close()  # drops the unfinished sequences in its slots
         rollouts = [_rollout(assignment, request, done[request.id]) for request in requests]
         path.write_bytes(encode_batch(rollouts))
         return sum(sum(rollout.made) for rollout in rollouts)
 
     def verify(self, assignment: Assignment, path: Path, between: Between = lambda: None) -> list[Judged]:
-        """A verdict for each rollout that the batch in `path` should have, in order, whatever the bytes are.
+        """Return a verdict for each rollout that the batch in `path` should have, in order, whatever the bytes are.
 
-        Raises ValueError where the version is not kept.
+        Raises ValueError if the version is not kept.
         """
         model = self._decoder(self._weights(assignment.version))
         places = list(_places(assignment))
@@ -183,10 +183,10 @@ class RolloutWorker:
         return verifier.verify(assignment, rollouts, between)
 
     def groups(self, paths: Sequence[Path]) -> list[Group]:
-        """The groups in these batches, with rewards that are computed here.
+        """Return the groups in these batches, with rewards that are computed here.
 
-        A batch may be here on a validator's word alone, so the form of each is looked at again; one that has another is left
-        out, with a line in the log.
+        A batch may have been accepted on a validator's word alone, so the form of each is checked again; a malformed batch
+        is left out, with a line in the log.
         """
         groups: list[Group] = []
         for place, path in enumerate(paths):
@@ -194,12 +194,12 @@ class RolloutWorker:
                 rollouts = decode_batch(path.read_bytes())
                 check_lengths(rollouts, self.config.row_tokens)
                 groups += [replace(group, batch=place) for group in grouped(map(self._scored, rollouts))]
-            except Exception as error:  # noqa: BLE001 - bytes of strangers, and what environments do with texts
+            except Exception as error:  # noqa: BLE001 - bytes of strangers, and environments that fail over texts
                 print(f"the batch {path.name} is left out: {error}", file=sys.stderr)
         return [replace(group, problem=number) for number, group in zip(count(), groups, strict=False)]
 
     def is_repeatable(self, member: Scored) -> bool | None:
-        """Whether scoring an answer again gives it the same score; None where no program runs for it, or it fails now."""
+        """Return True if scoring an answer again gives the same score; None if no program scores it, or if scoring fails."""
         problem, turns = self._forms.read(member.rollout)
         if self._environment.is_exact(problem):
             return None
@@ -223,7 +223,7 @@ class RolloutWorker:
     def _loaded_engine(self, length: int, version: int, weights: Tensor) -> Generator:
         """Return a generator with the weights of this version.
 
-        One that nobody asked for by name gives way to the built-in one if it fails.
+        If vLLM fails, the built-in generator replaces it, unless vLLM was set by name.
         """
         try:
             engine = self._ready_engine(length)
@@ -241,12 +241,12 @@ class RolloutWorker:
 
     def _ready_engine(self, length: int) -> Generator:
         if self._engine is None or self._engine[0] < length:
-            self.close()  # before another one is made: both may not fit, and vLLM allows one at a time
+            self.close()  # first, as both may not fit, and vLLM allows one at a time
             self._engine = length, self._new_engine(length)
         return self._engine[1]
 
     def close(self) -> None:
-        """Give the generator's memory back; the next batch makes another one."""
+        """Free the generator's memory; the next batch makes another generator."""
         engine, self._engine, self._loaded = self._engine, None, None
         if engine is not None:
             engine[1].close()
@@ -263,7 +263,7 @@ class RolloutWorker:
         }
         if chosen is GeneratorName.BUILTIN:
             return Engine(self._model, self._device, dtype=self._dtype, **shared)
-        from trainer.generate.vllm import VllmEngine  # which few computers have
+        from trainer.generate.vllm import VllmEngine  # imported late: few computers have vLLM
 
         return VllmEngine(self._model, self._device, **shared)
 
@@ -275,7 +275,7 @@ class RolloutWorker:
             yield Request(number, prompts[index], key, self.config.max_tokens, tokenizer.ends)
 
     def _reply(self, request: Request, output: tuple[int, ...], made: tuple[bool, ...]) -> Sequence[int] | None:
-        """What the environment says after a turn of the batch that is being made."""
+        """Return the environment's reply, in tokens, after a turn in the present batch, or None."""
         environment, problem = self._environment, self._problem(self._problems[request.id])
         reply = environment.reply(problem, read_turns(environment, problem, output, made, self._tokenizer))
         return None if reply is None else self._tokenizer.reply(reply)
@@ -290,7 +290,7 @@ class RolloutWorker:
 
 
 def _places(assignment: Assignment) -> Iterator[tuple[int, int]]:
-    """Problem and copy of each rollout of a batch."""
+    """Yield problem and copy of each rollout of a batch."""
     return ((index, copy) for index in assignment.problems for copy in range(assignment.copies))
 
 

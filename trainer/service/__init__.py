@@ -1,1 +1,1 @@
-"""The side of the trainer process that the peer process talks to."""
+"""Service of the trainer process: obeys the peer process over a socket.  Begin with `service`."""

@@ -1,7 +1,7 @@
 """Frames on the socket between peer and trainer: four bytes of length, then a JSON object.
 
-Both ends are ours and on one computer; the limit only catches mistakes.  JSON, because a trainer must run where msgpack
-is not installed.
+Both ends are ours and on one computer; the limit only catches mistakes.  The format is JSON because a trainer must run
+without msgpack.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ MAX_FRAME_BYTES = 1 << 16
 
 
 def pack(message: dict[str, Any]) -> bytes:
-    """The bytes of a frame that holds `message`."""
+    """Return the bytes of a frame that holds `message`."""
     body = json.dumps(message, separators=(",", ":")).encode()
     assert len(body) <= MAX_FRAME_BYTES, "a frame is a command, not a load"
     return len(body).to_bytes(HEADER_BYTES, "big") + body
@@ -38,7 +38,7 @@ def take(buffer: bytearray) -> dict[str, Any] | None:
 
 
 def receive(connection: socket.socket, buffer: bytearray) -> dict[str, Any] | None:
-    """The next message, waiting for it; None when the other end is gone."""
+    """Wait for the next message and return it; None when the other end is gone."""
     while (message := take(buffer)) is None:
         try:
             data = connection.recv(MAX_FRAME_BYTES)

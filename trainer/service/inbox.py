@@ -1,8 +1,8 @@
-"""The peer's commands, on their way from the thread that reads the socket to the one that works.
+"""Inbox of the peer's commands, between the thread that reads the socket and the thread that works.
 
-Decides what a command may interrupt: `finish`, `pause` and `abandon` take effect after the running step.  A thread reads
-the socket all the time, so that the end of the peer, however it ends, ends this process at once: a trainer never
-outlives its peer.  (The kernel's parent-death signal would follow the thread that started us, not the peer.)
+It decides what a command may interrupt: `finish`, `pause` and `abandon` take effect after the running step.  A thread reads
+the socket all the time, so that any end of the peer ends this process at once: a trainer never outlives its peer.  (The
+kernel's parent-death signal would follow the thread that started us, not the peer.)
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ import torch
 from trainer.service import frames
 
 EXIT_PEER_GONE = 0
-"""Status of a process that ends because its peer did."""
+"""Exit status of a process that ends because its peer did."""
 
 
 class Abandoned(Exception):
-    """The peer does not want the result any more."""
+    """Raised in a job whose result the peer no longer wants."""
 
 
 class Job:
-    """A command that takes time, with what may come in while it runs."""
+    """Command that takes time.  finish, abandon: set when the peer says so while the job waits or runs."""
 
     def __init__(self, message: dict[str, Any]) -> None:
         self.message = message
@@ -36,7 +36,7 @@ class Job:
 
 
 class Inbox:
-    """The peer's commands: jobs in their order, at most one evaluation beside them, and settings that hold at once."""
+    """Inbox of the peer's commands: jobs in order, at most one evaluation beside them, and settings that apply at once."""
 
     def __init__(self) -> None:
         self._jobs: deque[Job] = deque()
@@ -46,57 +46,57 @@ class Inbox:
         self._paused = False
         self._threads = 0
         self.watts = 0.0
-        """What the GPU may draw, on average; 0 for anything."""
+        """Limit on the GPU's average power in watts; 0 for none."""
 
     def listen(self, connection: socket.socket) -> None:
         """Read commands from `connection` in a thread, and end this process when the peer is gone."""
         threading.Thread(target=self._read, args=(connection,), name="commands", daemon=True).start()
 
     def next_job(self) -> Job | None:
-        """Wait for the next job; None when there is only an evaluation to get on with."""
+        """Wait for the next job and return it; None if there is only an evaluation to continue."""
         with self._changed:
             self._changed.wait_for(lambda: self._jobs or (self._evaluation is not None and not self._paused))
             return self._jobs.popleft() if self._jobs else None
 
     @property
     def evaluation(self) -> Job | None:
-        """The evaluation that is wanted now, beside whatever else is done."""
+        """Evaluation that the peer wants now, beside other jobs; None while paused."""
         with self._changed:
             return None if self._paused else self._evaluation
 
     def evaluated(self, job: Job) -> None:
-        """This evaluation needs nothing more."""
+        """Forget this evaluation, which is done."""
         with self._changed:
             if self._evaluation is job:
                 self._evaluation = None
 
     def is_urgent(self, running: Job | None) -> bool:
-        """Whether something has come in that an evaluation makes way for.  running: what it is done beside."""
+        """Return True if an evaluation must give way to a command.  running: the job beside which it is done."""
         with self._changed:
             called_off = running is not None and (running.finish or running.abandon)
             return bool(called_off or self._jobs or self._paused or self._evaluation is None)
 
     def use_threads(self) -> None:
-        """Compute with as many CPU threads as the peer said last."""
+        """Set the number of CPU threads to the peer's last command."""
         if self._threads and self._threads != torch.get_num_threads():
-            torch.set_num_threads(self._threads)  # of the calling thread, so not where the command is read
+            torch.set_num_threads(self._threads)  # affects the calling thread, so not in the reading thread
 
     def is_held(self, job: Job) -> bool:
-        """Whether `wait_while_paused` would wait, or raise."""
+        """Return True if the peer has paused, or abandoned the job: `wait_while_paused` may then wait, or raises."""
         with self._changed:
             return self._paused or job.abandon
 
     def wait_while_paused(self, job: Job) -> None:
-        """Returns when not paused, or when the job is to finish; raises Abandoned when it has been abandoned."""
+        """Wait while paused, unless the job should finish; raise Abandoned if it has been abandoned."""
         with self._changed:
             self._changed.wait_for(lambda: not self._paused or job.finish or job.abandon)
         if job.abandon:
             raise Abandoned
 
     def wait(self, seconds: float, running: Job | None) -> bool:
-        """Whether something came in within this time for which a trainer that saves power stops waiting.
+        """Wait for so many seconds to save power; return True early if a command comes in that ends the wait.
 
-        running: the job in the midst of which it waits; None between jobs.
+        running: the job that waits; None between jobs.
         """
         with self._changed:
             return self._changed.wait_for(lambda: self._is_due(running), seconds)
@@ -113,7 +113,7 @@ class Inbox:
             os._exit(EXIT_PEER_GONE)
 
     def take(self, message: dict[str, Any]) -> None:
-        """A command came in."""
+        """Take a command that came in."""
         with self._changed:
             match message["do"]:
                 case "pause":
@@ -127,7 +127,7 @@ class Inbox:
                 case "finish" if self._latest is not None:
                     self._latest.finish = True
                 case "finish":
-                    pass  # nothing has been asked yet
+                    pass  # no job has come yet
                 case "abandon":
                     self._abandon(message["id"])
                 case "evaluate":

@@ -1,4 +1,4 @@
-"""What the peer asks of a trainer in an RL run: keep a version, make a batch of rollouts, judge one, learn from some."""
+"""Jobs of a trainer in an RL run: keep a version, make a batch of rollouts, judge a batch, learn from batches."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from trainer.rl.worker import F32, Between, OnProgress, RolloutWorker, Tasks
 from trainer.worker import Done, Task, Worker
 
 VERDICTS_AT_ONCE = 32
-"""Verdicts in one frame to the peer: with the longest details, whatever their letters, they fit."""
+"""Verdicts in one frame to the peer; they fit even with the longest details in any letters."""
 MAX_DETAIL = 200
 PROBLEMS_AT_ONCE = 1024
 
 Tried = tuple[int, int, int, int, int, int]
-"""A problem, its rollouts, how many solved it, how many were scored twice, how many of these got the same score, and the
-place of their batch."""
+"""A problem, its number of rollouts, of rollouts that solved it, of rollouts scored twice, of those with the same score both
+times, and the place of their batch."""
 
 
 class RolloutJobs:
-    """Of one run.  worker: has the model that learns; None in a process that only makes and judges rollouts.
+    """Rollout jobs of one run.  worker: has the model that learns; None in a process that only makes and judges rollouts.
 
-    moments: where the learner's moments are kept; None for nowhere.  generator: who makes rollouts.
+    moments: file of the learner's moments; None to keep none.  generator: makes the rollouts.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class RolloutJobs:
         self._rollouts.keep_version(version, theta)
 
     def use_tasks(self, sets: Sequence[dict[str, Any]]) -> list[tuple[int, str]]:
-        """Have the problems of these sets, and of no others; those that cannot be used, by their first problem, and why."""
+        """Use only the problems of these sets; return the unusable sets, by their first problem, with the reason."""
         rl, files = self._rl, [TaskFile(**each) for each in sets]
         room = (rl.row_tokens, rl.max_tokens, rl.length_targets)
         unusable = self._environment.use(
@@ -69,7 +69,7 @@ class RolloutJobs:
     def generate(
         self, task: dict[str, Any], path: str, on_progress: OnProgress, between: Between = lambda: None
     ) -> dict[str, Any]:
-        """Make a batch; how many rollouts and tokens it has."""
+        """Make a batch; return its numbers of rollouts and tokens."""
         assignment = _assignment(task)
         tokens = self._rollouts.generate(assignment, Path(path), on_progress, between)
         return {"rollouts": len(assignment.problems) * assignment.copies, "tokens": tokens}
@@ -81,7 +81,7 @@ class RolloutJobs:
         tell: Callable[[list[dict[str, Any]]], None],
         between: Between = lambda: None,
     ) -> dict[str, Any]:
-        """Judge a batch; `tell` gets the verdicts, some at a time, in their order."""
+        """Judge a batch; pass the verdicts to `tell` in order, some at a time."""
         judged = self._rollouts.verify(_assignment(task), Path(path), between)
         for some in _parts(judged):
             tell([_fields(each) for each in some])
@@ -92,7 +92,7 @@ class RolloutJobs:
     ) -> Done:
         """Learn from the batches of a round and encode the difference into `out`.
 
-        tell: gets what became of the problems of sets of tasks, some problems at a time.
+        tell: gets the results on problems from sets of tasks, some problems at a time.
         """
         assert self._worker is not None, "asked of a process that trains"
         if self._learner is None:
@@ -107,17 +107,17 @@ class RolloutJobs:
             tell(tried[start : start + PROBLEMS_AT_ONCE])
         learn = LearnTask(task.round, task.first_step, Path(task.reference) if task.reference else None)
         learnt = self._learner.compute(learn, groups, theta, out, after_step)
-        # Where all rewards of each group are equal nothing is learned; the difference of zeros weighs one token.
+        # If all rewards of each group are equal, nothing is learned; the difference, all zeros, weighs one token.
         kl = learnt.kl if self._rl.kl_weight and learnt.steps else None
         return Done(max(1, learnt.tokens), max(1, learnt.steps), learnt.loss, learnt.norm, learnt.reward, kl)
 
     def store_moments(self) -> None:
-        """Keep the learner's moments for a process to come."""
+        """Write the learner's moments to their file, for a later process."""
         if self._moments is not None and self._learner is not None:
             self._moments.store(self._learner.optimiser)
 
     def _tried(self, group: Group, round: int) -> Tried:
-        """One answer of a group is scored twice, another one each round."""
+        """Count the results of a group; score one of its answers twice, a different one each round."""
         right = sum(member.solved > 0.5 for member in group.members)
         same = self._rollouts.is_repeatable(group.members[round % len(group.members)])
         problem, twice = group.members[0].rollout.problem, int(same is not None)

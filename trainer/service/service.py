@@ -1,11 +1,11 @@
-"""The trainer process: obeys a peer's commands over a socket, and reports.
+"""Service of the trainer process: obeys a peer's commands over a socket, and reports.
 
 Commands: configure, initialise, compute, evaluate (each answered, under its `id`), finish, abandon, pause, resume, threads,
 power; in an RL run also keep_version, use_tasks, generate and verify.
 Any failure is answered with one sentence and ends the process; the peer starts a fresh one.
 
 An evaluation is done beside the other jobs: a few windows after each training step but the last, and one batch after
-another while there is nothing else to do.  Its failure is told, and ends nothing.
+another while there is no other job.  Its failure is reported, but does not end the process.
 """
 
 from __future__ import annotations
@@ -34,13 +34,14 @@ from trainer.service.rollout_jobs import RolloutJobs
 from trainer.worker import Task, Worker, pick_device
 
 EXIT_FAILED = 1
-"""Status of a process that ends because a job failed."""
+"""Exit status of a process that ends because a job failed."""
 IDLE_OPPORTUNITIES = 1 << 20
-"""Many: while there is nothing else to do an evaluation goes on in the smallest pieces, as what comes next may come now."""
+"""Opportunities assumed while there is no other job: so many that an evaluation continues in the smallest pieces, as a
+command may come at any time."""
 
 
 class Service:
-    """Runs jobs one after another on the main thread."""
+    """Service that runs jobs one after another on the main thread."""
 
     def __init__(self, connection: socket.socket, theta_fd: int, contribution_fd: int) -> None:
         self._connection = connection
@@ -54,7 +55,7 @@ class Service:
         self._evaluation: tuple[Job, Evaluation] | None = None
 
     def run(self) -> int:
-        """Until the peer is gone (which ends the process elsewhere) or a job fails."""
+        """Run jobs until one fails; return the exit status.  The end of the peer ends the process in `Inbox`."""
         self._inbox.listen(self._connection)
         while True:
             job = self._inbox.next_job()
@@ -67,7 +68,7 @@ class Service:
                 answer = self._perform(job)
             except Abandoned:
                 continue
-            except Exception as error:  # noqa: BLE001 - whatever it is, the peer gets a sentence and starts a fresh process
+            except Exception as error:  # noqa: BLE001 - the peer gets a sentence for any error, and starts a fresh process
                 self._send(job, "failed", reason=_sentence(error))
                 return EXIT_FAILED
             self._send(job, job.message["do"], **answer)
@@ -152,14 +153,14 @@ class Service:
         return {**asdict(done), "threads": torch.get_num_threads()}
 
     def _store_moments(self) -> None:
-        """Keep the optimiser's moments while the peer exchanges what the round came to."""
+        """Write the optimisers' moments while the peer exchanges the round's result."""
         if self._worker is not None:
             self._worker.store_moments()
         if self._jobs is not None:
             self._jobs.store_moments()
 
     def _after_each(self, job: Job) -> Callable[[int, int], None]:
-        """What is done after each rollout."""
+        """Return the function to call after each rollout."""
 
         def tell(done: int, total: int) -> None:
             self._send(job, "progress", done=done, total=total)
@@ -170,7 +171,7 @@ class Service:
         return tell
 
     def _rest(self, job: Job) -> None:
-        """Between the steps of a job that is no training: go no further while paused, and not at all when abandoned."""
+        """Wait while paused, between the steps of a job other than training; raise Abandoned if it was abandoned."""
         if self._inbox.is_held(job):
             self._keep_pace(job)
             self._inbox.wait_while_paused(job)
@@ -178,9 +179,9 @@ class Service:
             self._pace.begin()
 
     def _evaluate_some(self, running: Job | None, opportunities: int) -> None:
-        """Get on with the evaluation that is wanted, if one is, beside the `running` job.
+        """Continue the evaluation that the peer wants, if any, beside the `running` job.
 
-        opportunities: how many there will be, this one included, by which it should be done.
+        opportunities: number of calls, this one included, after which it should be done.
         """
         job = self._inbox.evaluation
         if job is None:
@@ -199,7 +200,7 @@ class Service:
             self._send(job, "progress", done=evaluation.done, total=evaluation.total)
 
     def _keep_pace(self, running: Job | None) -> None:
-        """After some work, wait as long as the limit on power wants it."""
+        """Wait, after some work, as long as the power limit demands."""
         self._pace.watts = self._inbox.watts
         self._pace.keep(lambda seconds: self._inbox.wait(seconds, running))
 
@@ -225,7 +226,7 @@ class Service:
         return self._jobs
 
     def _map_theta(self, *, writable: bool = False) -> np.ndarray:
-        """The swarm's parameters, fp32; writable only for the one command that sets them."""
+        """Map the swarm's parameters, fp32; writable only for the one command that sets them."""
         access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
         count = self._configured().model.parameters
         return np.frombuffer(mmap.mmap(self._theta_fd, 4 * count, access=access), dtype="<f4", count=count)

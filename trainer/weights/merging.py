@@ -1,7 +1,7 @@
-"""Several models of one shape made into one, tensor by tensor: linear, SLERP, TIES.
+"""Merging of several models of one shape into one, tensor by tensor: linear, SLERP, TIES.
 
-In memory is one tensor of each model at a time, and a few more of its size.  Where the result is written is the caller's
-business; it comes as the flat vector in order, which `trainer.weights.writing` takes.
+One tensor of each model is in memory at a time, and a few more of its size.  The result comes as the flat vector in order,
+which the caller can pass to `trainer.weights.writing`.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from trainer.weights.numbers import F32, FolderError
 from trainer.weights.reading import WeightsFolder
 
 PARALLEL = 0.9995
-"""Cosine beyond which two tensors point the same way, or the opposite one: no arc leads from one to the other safely."""
+"""Cosine beyond which two tensors count as parallel or opposite: the arc between them is then not well defined."""
 
 
 class Rule(Protocol):
-    """How the tensors of several models become one.  models: how many it takes."""
+    """Rule that merges the tensors of several models into one.  models: the number of models that it takes."""
 
     @property
     def models(self) -> int: ...
 
     def __call__(self, tensors: Sequence[F32]) -> F32:
-        """The merged tensor, of the same size; `tensors` stay as they are."""
+        """Return the merged tensor, of the same size; `tensors` stay unchanged."""
 
 
 @dataclass(frozen=True)
 class Linear:
-    """The weighted mean ("model soups", Wortsman et al. 2022).  weights: of each model, of any positive sum."""
+    """Weighted mean ("model soups", Wortsman et al. 2022).  weights: one for each model, of any positive sum."""
 
     weights: tuple[float, ...]
 
@@ -53,10 +53,10 @@ class Linear:
 
 @dataclass(frozen=True)
 class Slerp:
-    """From the first model to the second along the arc between them (Shoemake 1985), `t` of the way.
+    """Interpolation from the first model to the second along the arc between them (Shoemake 1985), `t` of the way.
 
-    The angle is that of the tensors as vectors; their lengths are interpolated with them.  Where they point the same way or
-    the opposite one, or one is zero, the way is a straight line.
+    The angle is the angle between the tensors as vectors; their lengths are interpolated as well.  Between tensors that are
+    parallel or opposite, or of which one is zero, the interpolation is linear.
     """
 
     t: float
@@ -82,11 +82,11 @@ class Slerp:
 
 @dataclass(frozen=True)
 class Ties:
-    """TIES (Yadav et al. 2023): what the models learnt beyond a common base, without what contradicts.
+    """TIES merging (Yadav et al. 2023): the models' differences from a common base, without contradictory ones.
 
-    The first tensor is the base's.  Of each other model's difference from it the largest are kept, a share of `density`;
-    each parameter gets the sign that has the larger weighted sum; the differences of that sign are averaged by weight, and
-    `scale` times that is added to the base.  Trimmed is tensor by tensor, where the paper trims the whole vector.
+    The first tensor is the base's.  Each other model keeps the largest values of its difference from the base, a share of
+    `density`; each parameter gets the sign with the larger weighted sum; the differences of that sign are averaged by
+    weight, and `scale` times the average is added to the base.  Trimming is per tensor; the paper trims the whole vector.
     """
 
     weights: tuple[float, ...]
@@ -121,8 +121,8 @@ class Ties:
 
 
 def trimmed(difference: F32, density: float) -> F32:
-    """The largest values by magnitude, a share of `density` of them and at least one, with those as large as the least of
-    them; the others are 0."""
+    """Keep the largest values by magnitude, a share of `density` and at least one, with all ties at the limit; zero the
+    others."""
     count = max(1, round(density * difference.size))
     sizes = np.abs(difference)
     least = np.partition(sizes, difference.size - count)[difference.size - count]
@@ -130,7 +130,7 @@ def trimmed(difference: F32, density: float) -> F32:
 
 
 def merged(folders: Sequence[WeightsFolder], rule: Rule) -> Iterator[F32]:
-    """The flat vector of the merged model, tensor by tensor; raises `FolderError` before the first or between two."""
+    """Yield the flat vector of the merged model, tensor by tensor; raises `FolderError` before the first or between two."""
     if rule.models != len(folders):
         raise FolderError(f"this merge takes {rule.models} models, and {len(folders)} are given; give as many")
     for folder in folders[1:]:
@@ -140,7 +140,7 @@ def merged(folders: Sequence[WeightsFolder], rule: Rule) -> Iterator[F32]:
 
 
 def _check_shape(first: WeightsFolder, other: WeightsFolder) -> None:
-    """Raise `FolderError` where two folders hold models of different shapes; how much they read may differ."""
+    """Raise `FolderError` if two folders hold models of different shapes; their contexts may differ."""
     ours, theirs = (asdict(replace(folder.config, context=0)) for folder in (first, other))
     for name, value in ours.items():
         if theirs[name] != value:
@@ -155,5 +155,5 @@ def _check_weights(weights: Sequence[float]) -> None:
 
 
 def _dot(one: F32, other: F32) -> float:
-    """In fp64."""
+    """Return the dot product in fp64."""
     return float(np.einsum("i,i->", one, other, dtype=np.float64))

@@ -1,4 +1,4 @@
-"""A Hugging Face folder as the beginning of a run: its shape, and its weights as the flat vector, in fp32."""
+"""Reader of a Hugging Face folder from which a run begins: its shape, and its weights as the flat vector, in fp32."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from trainer.weights.numbers import F32, FolderError
 from trainer.weights.safetensors_file import StoredTensor, tensors_in
 
 MAX_JSON_BYTES = 2 << 20
-"""An index of the largest models that we train has some hundred kilobytes; to parse a byte takes up to 30."""
+"""Largest JSON file that is read.  The index of the largest models that we train has some hundred kilobytes; parsing takes
+up to 30 bytes of memory for each byte."""
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 BUFFERS = ("rotary_emb.inv_freq",)
-"""Ends of names of what old files hold besides parameters: it follows from config.json."""
+"""Suffixes of tensors that old files hold besides parameters; their values follow from config.json."""
 
 
 class WeightsFolder:
-    """A folder that transformers has written, or `peer export`.
+    """Folder written by transformers or by `peer export`.
 
-    facts: the model section of a run that begins with it.  generation: its generation_config.json, empty where it has none.
-    ends: the tokens that end a text, that file's first.  Raises `FolderError` where it says something that a run cannot.
+    facts: the model section of a run that begins with the folder.  generation: its generation_config.json, empty if missing.
+    ends: the tokens that end a text, generation_config.json's first.  Raises `FolderError` for a model that no run supports.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -42,12 +43,12 @@ class WeightsFolder:
         self.ends = tuple(dict.fromkeys([*ends_in(self.generation), *ends_in(described)]))
 
     def values(self) -> Iterator[F32]:
-        """The flat vector in order, in blocks; raises `FolderError` at once or between two of them."""
+        """Return the flat vector in order, in blocks; raises `FolderError` at once or between two blocks."""
         tensors = self._tensors()
         return (block for place in parameter_layout(self.config) for block in self._blocks(place.name, tensors[place.name]))
 
     def tensors(self) -> Iterator[F32]:
-        """The flat vector in order, tensor by tensor, each flat; raises `FolderError` as `values` does."""
+        """Yield the flat vector in order, tensor by tensor, each flat; raises `FolderError` at once or between two."""
         tensors = self._tensors()
         for place in parameter_layout(self.config):
             yield np.concatenate(list(self._blocks(place.name, tensors[place.name])))
@@ -59,9 +60,9 @@ class WeightsFolder:
             yield block
 
     def _tensors(self) -> Mapping[str, StoredTensor]:
-        """The model's tensors, each of the shape that config.json says."""
+        """Return the model's tensors, each of the shape that config.json says."""
         found = self._found()
-        if self.config.layers > len(found):  # before we list what so many layers have
+        if self.config.layers > len(found):  # checked before we list the tensors of so many layers
             raise FolderError(
                 f"{self.folder} has fewer tensors than config.json says that there are layers; copy both from one place"
             )
@@ -90,7 +91,7 @@ class WeightsFolder:
         return found
 
     def _found(self) -> dict[str, StoredTensor]:
-        """All tensors of the folder's files; of a file beside others, those that the index says it has."""
+        """Return all tensors of the folder's single file, or of its several files, which must match the index."""
         single = self.folder / SINGLE
         try:
             if single.exists():
@@ -117,7 +118,7 @@ class WeightsFolder:
         return {tensor: files[name][tensor] for tensor, name in names.items()}
 
     def _index(self) -> dict[str, str]:
-        """The file of each tensor, as the index says; raises `FolderError`, also where there is neither index nor file."""
+        """Return the file of each tensor, by the index; raises `FolderError`, also for a folder without an index."""
         if not (self.folder / INDEX).exists() and (flaw := self._other_weights()):
             raise FolderError(f"{self.folder} {flaw}")
         names = json_in(self.folder / INDEX, "save the model as safetensors (save_pretrained does)").get("weight_map")
@@ -126,7 +127,7 @@ class WeightsFolder:
         return names
 
     def _other_weights(self) -> str:
-        """A phrase about the weights that the folder has in another form; empty where it has none."""
+        """Return a phrase about weights that the folder has in another form; empty if it has none."""
         for pattern, flaw in _OTHER_WEIGHTS:
             if found := sorted(self.folder.glob(pattern)):
                 return flaw.format(found[0].name[:80])
@@ -134,7 +135,7 @@ class WeightsFolder:
 
 
 def check_repeated(source: Path, embedding: StoredTensor | None, head: StoredTensor) -> None:
-    """Raise `FolderError` unless the output layer of a tied model is its embedding, which some writers say twice."""
+    """Raise `FolderError` unless the output layer of a tied model, which some writers repeat, equals its embedding."""
     if embedding is None or (embedding.shape, embedding.form) != (head.shape, head.form):
         same = False
     else:
@@ -158,14 +159,14 @@ _OTHER_WEIGHTS = (
 
 
 def _is_file_name(name: Any) -> bool:
-    """In the folder itself, and nowhere else."""
+    """Return True for the name of a safetensors file in the folder itself, without a path."""
     return isinstance(name, str) and name.endswith(".safetensors") and Path(name).name == name
 
 
 def json_in(path: Path, remedy: str) -> dict[str, Any]:
     try:
         if path.exists() and not path.is_file():
-            raise FolderError(f"{path} is no file; {remedy}")  # to open a pipe would wait for ever
+            raise FolderError(f"{path} is no file; {remedy}")  # opening a pipe would wait for ever
         with path.open("rb") as file:
             raw = file.read(MAX_JSON_BYTES + 1)
     except OSError as error:

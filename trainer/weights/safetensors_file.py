@@ -1,8 +1,8 @@
 """Safetensors files, read and written a block at a time.
 
-The format is a header in JSON behind its length, and the tensors' bytes (https://huggingface.co/docs/safetensors).  The
-library is not used for it: it wants all tensors of a file in memory when it writes, and gives no bf16 without torch.
-A file may come from anywhere, so all that its header says is checked before anything is read by it.
+The format is the length of a header, the header in JSON, and the tensors' bytes (https://huggingface.co/docs/safetensors).
+We do not use the library: it needs all tensors of a file in memory to write it, and reads no bf16 without torch.
+A file may come from anywhere, so its whole header is checked before any tensor is read.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ from trainer.models.llama.config import ParameterPlace
 from trainer.weights.numbers import F32, WIDTHS, ExportFormat, FolderError, read
 
 MAX_HEADER_BYTES = 2 << 20
-"""A run's model has at most 256 layers of 14 tensors, and a tensor takes some 150 bytes here; to parse a byte takes 30."""
+"""Largest header.  A run's model has at most 256 layers of 14 tensors, with some 150 bytes of header each; parsing takes 30
+bytes of memory for each byte."""
 MOST_DIMENSIONS = 8
 MOST_LENGTH = 1 << 48
-"""Of a dimension.  Products of larger ones take time."""
+"""Longest dimension of a tensor.  Products of longer ones take time."""
 QUANTISED = ("F8_", "F4", "F6_", "I8", "U8", "I4", "U4", "I16", "U16", "I32", "U32", "I64", "U64")
-"""How formats of numbers begin that are codes, not values."""
+"""Prefixes of number formats that hold codes, not values."""
 LENGTH_BYTES = 8
 READ_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor in a file: its format's name, its shape, and bytes [start, stop) of the file."""
+    """Tensor in a file: its format's name, its shape, and its bytes [start, stop) of the file."""
 
     path: Path
     form: str
@@ -40,7 +41,7 @@ class StoredTensor:
     stop: int
 
     def values(self) -> Iterator[F32]:
-        """Its numbers in fp32, row after row, in blocks of at most `READ_BYTES` of the file."""
+        """Yield the tensor's numbers in fp32, row after row, in blocks of at most `READ_BYTES` of the file."""
         with self.path.open("rb") as file:
             file.seek(self.start)
             for at in range(self.start, self.stop, READ_BYTES):
@@ -51,7 +52,7 @@ class StoredTensor:
 
 
 def header_of(places: Sequence[ParameterPlace], form: ExportFormat) -> bytes:
-    """The head of a file that holds these tensors, which lie one after the other, in their order."""
+    """Return the length and header of a file that holds these tensors, one after the other in their order."""
     first = places[0].offset
     tensors: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     for place in places:
@@ -64,14 +65,14 @@ def header_of(places: Sequence[ParameterPlace], form: ExportFormat) -> bytes:
 
 
 def tensors_in(path: Path) -> dict[str, StoredTensor]:
-    """The tensors that a file says it holds, by name; raises `FolderError`, also for formats of numbers that are not read.
+    """Return the tensors that a file says it holds, by name; raises `FolderError`, also for unsupported number formats.
 
-    As the library demands, they follow each other without gap or overlap to the end of the file.
+    As the library demands, tensors must follow each other without gap or overlap to the end of the file.
     """
     if is_pointer_file(path):
         raise FolderError(f"{path} {POINTER_FLAW}")
     size = path.stat().st_size
-    if size <= LENGTH_BYTES:  # of a pipe, too, which to open would wait for ever
+    if size <= LENGTH_BYTES:  # also refuses a pipe, whose opening would wait for ever
         raise FolderError(f"{path} is no safetensors file, or only a part of one; copy it again")
     with path.open("rb") as file:
         length = int.from_bytes(file.read(LENGTH_BYTES), "little")
@@ -99,7 +100,7 @@ def tensors_in(path: Path) -> dict[str, StoredTensor]:
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON; raises ValueError where it says one name twice, as readers differ in which of them they take."""
+    """Return a JSON object; raises ValueError for a repeated name, as readers differ in which value they take."""
     found = dict(pairs)
     if len(found) != len(pairs):
         raise ValueError("a name is said twice")

@@ -1,7 +1,7 @@
-"""A Hugging Face folder of a run's parameters, written from a stream of the flat vector.
+"""Writer of a Hugging Face folder with a run's parameters, from a stream of the flat vector.
 
-The tensors lie in a file in the order of the flat vector and fill it, so what is written is the vector itself, cut where
-a file ends.  In memory is one block at a time.  The folder itself, and when it gets its name, is the caller's business.
+The tensors fill the files in the order of the flat vector, so the vector itself is written, cut where a file ends.  One
+block is in memory at a time.  The caller makes the folder and gives it its final name.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from trainer.weights.numbers import F32, ExportFormat, written
 from trainer.weights.safetensors_file import header_of
 
 SHARD_BYTES = 5_000_000_000
-"""Of tensors in one file, unless a single one is larger."""
+"""Most bytes of tensors in one file, unless a single tensor is larger."""
 
 
 def write_folder(
@@ -32,10 +32,10 @@ def write_folder(
     generation: Mapping[str, Any] | None = None,
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
-    """Write config.json, generation_config.json and the weights into an empty folder; each file is on disk after it.
+    """Write config.json, generation_config.json and the weights into an empty folder; every file is synced to disk.
 
-    values: the flat vector in order, in blocks of any size.  context: tokens that the model was trained to read, where
-    `config` does not say.  eos: what ends a text.  generation: what the model's own generation_config.json says.
+    values: the flat vector in order, in blocks of any size.  context: tokens that the model was trained to read, used if
+    `config` has no context.  eos: end tokens of a text.  generation: contents of the model's own generation_config.json.
     """
     _write_json(folder / "config.json", config_json(config, form.torch_name, context=context, eos=eos))
     _write_json(folder / "generation_config.json", generation_json(eos, generation))
@@ -58,7 +58,7 @@ def write_folder(
 
 
 def _shards(layout: Sequence[ParameterPlace], form: ExportFormat, most: int) -> list[list[ParameterPlace]]:
-    """The tensors of each file."""
+    """Return the tensors of each file."""
     shards: list[list[ParameterPlace]] = [[]]
     size = 0
     for place in layout:
@@ -90,7 +90,7 @@ class _Source:
         self._left: F32 | None = None
 
     def take(self, count: int) -> Iterator[F32]:
-        """The next `count` values."""
+        """Yield the next `count` values."""
         while count:
             block = self._left if self._left is not None else next(self._blocks)
             part, rest = block[:count], block[count:]
@@ -99,5 +99,5 @@ class _Source:
             yield part
 
     def is_empty(self) -> bool:
-        """Whether nothing is left."""
+        """Return True if no values are left."""
         return self._left is None and next(self._blocks, None) is None

@@ -1,1 +1,1 @@
-"""The panels: each draws one side of a peer as lines of text, from what is known and the room that it has."""
+"""Panels: each module draws one side of a peer's `Picture` as lines of text, in the width and height that it is given."""

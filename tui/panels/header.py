@@ -1,4 +1,4 @@
-"""The two lines on top: run, round, phase, time left, peers; and in one sentence what this peer does or waits for."""
+"""The two lines on top: run, round, phase, time left, peers; and a sentence about this peer's work or its wait."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ ALARM_LINES = 2
 
 
 def draw(picture: Picture, stopped: str, width: int, unicode: bool) -> list[Text]:
-    """Two lines, and below them the newest alarm if there is one, in `ALARM_LINES` at most.
+    """Draw two lines, and below them the newest alarm, if any, in `ALARM_LINES` at most.
 
-    stopped: why no peer is seen; empty while one is.
+    stopped: the reason why no peer is seen; empty while one is.
     """
     status = picture.status
     if status is None:
@@ -60,7 +60,7 @@ def _now(picture: Picture, width: int, unicode: bool) -> Text:
 
 
 def _waits(state: str, style: str, why: str, remedy: str, width: int, unicode: bool) -> Text:
-    """What it waits for, and at the end of the line what to do about it, where there is room for both."""
+    """Draw the cause of the peer's wait; put the remedy at the end of the line if there is room for both."""
     room = width - columns(state)
     text = _plain(f" {why}", unicode)
     left = room - columns(text) - columns(remedy)

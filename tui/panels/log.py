@@ -1,4 +1,4 @@
-"""What happened, the newest at the bottom."""
+"""Log of events, the newest at the bottom."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FILTERS: tuple[tuple[str, Callable[[Line], bool]], ...] = (
 
 
 def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
-    """The last lines that the filter lets through; scrolled, those before."""
+    """Draw the last lines that pass the filter, or earlier ones if scrolled."""
     _, wanted = FILTERS[look.filter % len(FILTERS)]
     found = list[Line]()
     for each in reversed(picture.lines):

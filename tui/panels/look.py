@@ -1,4 +1,4 @@
-"""How a person looks at a panel: how far they scrolled, in what order, and what is left out."""
+"""View settings of a panel: scroll position, order and filter; and the styles of all panels."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from rich.text import Text
 
 GOOD, WARNING, ALARM, FAINT, STRONG = "green", "yellow", "bold red", "dim", "bold"
-"""Styles.  Nothing is told by colour alone, so that everything can be read without any."""
+"""Styles.  Nothing is told by colour alone, so that everything can be read without colours."""
 LEVEL_STYLES = {"warning": WARNING, "error": ALARM, "debug": FAINT}
 
 
 @dataclass
 class Look:
-    """scroll: lines.  order: which of the panel's orders.  filter: which of its filters.  unicode: what can be drawn."""
+    """View settings of a panel.  scroll: lines.  order, filter: indices into the panel's lists.  unicode: may be drawn."""
 
     scroll: int = 0
     order: int = 0
@@ -21,11 +21,11 @@ class Look:
     unicode: bool = True
 
     def window(self, lines: int, room: int) -> range:
-        """Which of `lines` are shown in `room`; scrolls back what was scrolled too far."""
+        """Return the lines, of `lines`, that are shown in `room`; if scrolled too far, scroll back."""
         self.scroll = max(0, min(self.scroll, lines - room))
         return range(self.scroll, min(lines, self.scroll + max(0, room)))
 
 
 def line(*parts: str | tuple[str, str]) -> Text:
-    """A line of parts, each with a style or without one."""
+    """Join parts, each with or without a style, into a line."""
     return Text.assemble(*parts, no_wrap=True, overflow="crop", end="")

@@ -1,4 +1,4 @@
-"""What this peer gave, and what runs here."""
+"""This peer's contribution so far, and its processes and state."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TITLE = "Me"
 
 
 def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
-    """As many lines as there is room for, the most telling first."""
+    """Draw as many rows as there is room for, the most important first."""
     status = picture.status
     if status is None:
         return []
@@ -43,7 +43,7 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
 
 
 def _work(status: PeerStatus, share: str) -> tuple[str, str]:
-    """What it does, and how fast."""
+    """Return the name of the peer's work, and its speed and results."""
     told, rate = status.rollouts, f"{amount(status.tokens_per_s)} tokens/s{share}"
     if told is not None and status.role == "rollout":
         return "rollouts", f"{rate}; {many(told.generated, 'batch', 'batches')} made, {told.rejected} rejected"
@@ -53,7 +53,7 @@ def _work(status: PeerStatus, share: str) -> tuple[str, str]:
 
 
 def _reached(status: PeerStatus) -> str:
-    """Whether others reach this peer, and where."""
+    """Say if others can reach this peer, and at which addresses."""
     there = [clean(address, 60) for address, verdict in status.reachability.items() if verdict == "reachable"]
     words = {"reachable": f"reach this peer at {', '.join(there)}", "unreachable": "cannot reach this peer"}
     return words.get(status.reachable, "were not asked yet whether they reach this peer")

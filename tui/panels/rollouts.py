@@ -1,4 +1,4 @@
-"""Rollouts: the reward, what became of batches, who was set aside, and the last batches, above all those of this peer."""
+"""Rollouts: the reward, verdicts on batches, peers set aside, and the last batches, or this peer's own last ones."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tui.picture import Picture
 TITLE = "Rollouts"
 NAME = 24
 CURVE_FROM = 8
-"""Lines from which on the curve of the reward is drawn."""
+"""Height in lines from which on the curve of the reward is drawn."""
 MOST_ASIDE = 3
 BATCHES = {"rollout": "MY BATCHES", "validator": "WHAT I JUDGED"}
 STYLES = {ACCEPTED: GOOD, REJECTED: ALARM, STALE: FAINT, UNSURE: WARNING, WAITING: ""}
 
 
 def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
-    """Numbers, the share of each verdict as a bar, alarms, the curve of the reward where there is room, and batches."""
+    """Draw numbers, the share of each verdict as a bar, alarms, the curve of the reward if there is room, and batches."""
     if not picture.has_rollouts:
         return [line((fit("this run has no rollouts", width), FAINT))]
     counts = _counts(picture)
@@ -39,7 +39,7 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
 
 
 def _head(picture: Picture) -> str:
-    """What was done, as the peer counts it: a view that came later has seen fewer events."""
+    """Return the line of totals, by the peer's own counts if known: a view opened later has seen fewer events."""
     tally, status = picture.rollouts, picture.status
     told = status.rollouts if status is not None else None
     role = status.role if status is not None else ""
@@ -61,7 +61,7 @@ def _head(picture: Picture) -> str:
 
 
 def _counts(picture: Picture) -> list[tuple[str, int]]:
-    """Batches by verdict, as the peer counts them, else as the events that were seen do."""
+    """Return the number of batches by verdict, by the peer's own counts if known, else by the events seen."""
     counts, status = picture.rollouts.counts, picture.status
     told = status.rollouts if status is not None else None
     if told is None:
@@ -72,7 +72,7 @@ def _counts(picture: Picture) -> list[tuple[str, int]]:
 
 
 def _shares(counts: Sequence[tuple[str, int]], width: int, look: Look) -> Text:
-    """The verdicts as lengths of a bar, each with a character of its own, and what they are."""
+    """Draw the verdicts as lengths of a bar, each with its own character, and a legend."""
     cells = dict(zip((ACCEPTED, REJECTED, WAITING, STALE), "█▒░·" if look.unicode else "#x.-", strict=True))
     legend = "  " + "  ".join(f"{cells[name]} {count} {name}" for name, count in counts)
     room, total = width - len(legend), sum(count for _, count in counts)
@@ -88,7 +88,7 @@ def _shares(counts: Sequence[tuple[str, int]], width: int, look: Look) -> Text:
 
 
 def _aside(picture: Picture, width: int) -> list[Text]:
-    """Who was set aside and why, the last ones; each of them is an alarm of the head as well."""
+    """Draw the peers set aside last, with the reasons; each is also an alarm in the head."""
     aside, name = [*picture.rollouts.aside], naming(picture.names)
 
     def row(each: Aside) -> Text:
@@ -121,7 +121,7 @@ def _batches(picture: Picture, width: int, height: int, look: Look) -> list[Text
 
 
 def _why(batch: BatchSeen, me: str, name: Callable[[str], str]) -> str:
-    """The reason, who said so, and what became of it."""
+    """Return the reason of a verdict, its judges, and the round that learned from the batch."""
     judges = ", ".join("me" if judge == me else name(judge) for judge in batch.judges[-2:])
     used = f"learned from in round {batch.round}" if batch.round is not None else ""
     parts = [clean(batch.reason, 60), f"by {judges}" if judges else "", used]

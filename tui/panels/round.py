@@ -1,4 +1,4 @@
-"""The round that runs and those before: how long each part took, how far everybody is, and who is waited for."""
+"""The current round and past ones: the time of each part, every trainer's progress, and the peers that are waited for."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAME = 24
 
 
 def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
-    """Who is waited for, a bar a member, what to do about the wait, and past rounds in the lines that are left."""
+    """Draw the awaited peers, a bar for each trainer, the remedy for the wait, and past rounds in the lines left over."""
     status = picture.status
     if status is None:
         return []
@@ -52,7 +52,7 @@ def _waits(picture: Picture, status: PeerStatus, width: int) -> Text:
 
 
 def _members(status: PeerStatus) -> list[SwarmPeer]:
-    """The other trainers that live, who is furthest behind first."""
+    """Return the other live trainers, the furthest behind first."""
     others = [known for known in status.swarm if known.liveness in ("alive", "suspect") and known.role == "trainer"]
     return sorted(others, key=lambda other: (other.phase != "computing", other.steps, other.name, other.peer))
 

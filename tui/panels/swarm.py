@@ -1,4 +1,4 @@
-"""Everybody in the run, ourselves first."""
+"""All peers of the run, this one first."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tui.picture import Picture
 TITLE = "Swarm"
 NAME = 24
 WIDTHS = (NAME, 10, 11, 5, 8, 7, 12)
-"""Of name, role, phase, round, rate, share and link.  A column is shown whole or not: half a number is another one."""
+"""Widths of name, role, phase, round, rate, share and link.  A column is shown whole or not: a cut number is wrong."""
 ORDERS: tuple[tuple[str, Callable[[SwarmPeer], tuple[object, ...]]], ...] = (
     ("name", lambda known: (known.liveness != "alive", known.name.lower(), known.peer)),
     ("tokens/s", lambda known: (-known.tokens_per_s, known.peer)),
@@ -27,7 +27,7 @@ ORDERS: tuple[tuple[str, Callable[[SwarmPeer], tuple[object, ...]]], ...] = (
 
 
 def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
-    """A line of titles, us, and as many of the others as there is room for, in the order that was chosen."""
+    """Draw the titles, this peer, and as many of the others as fit, in the chosen order."""
     status = picture.status
     if status is None:
         return []
@@ -66,7 +66,7 @@ def _me(status: PeerStatus) -> SwarmPeer:
 def _row(known: SwarmPeer, totals: Mapping[str, float], width: int, *, mine: bool = False) -> Text:
     alive = known.liveness == "alive"
     link = (clean(known.link, 10) or "-") if alive else f"{duration(known.heard_s)} ago"
-    total = totals[known.role]  # of its role: tokens that are generated are no tokens that are trained
+    total = totals[known.role]  # of its role: generated tokens and trained tokens do not compare
     share = f"{100 * known.tokens_per_s / total:.0f} %" if total > 0 and alive else "-"
     cells = (
         pad(f"{clean(known.name, 15)} {short(known.peer)}", NAME),
@@ -81,5 +81,5 @@ def _row(known: SwarmPeer, totals: Mapping[str, float], width: int, *, mine: boo
 
 
 def _shown(cells: Sequence[str], width: int) -> str:
-    """The columns for which there is room, and the first one in any case."""
+    """Return the columns that fit, and the first one in any case."""
     return "".join(cell for cell, end in zip(cells, accumulate(WIDTHS), strict=True) if end <= max(width, NAME))

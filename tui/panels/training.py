@@ -1,4 +1,4 @@
-"""How the model learns: the loss of the rounds, the held-out loss, tokens."""
+"""Training progress: the loss of the rounds, the held-out loss, tokens per second."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TITLE = "Training"
 
 
 def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
-    """A line of numbers, a line of the held-out loss, and the curve in the lines that are left."""
+    """Draw a line of numbers, a line of the held-out loss, and the curve in the lines left over."""
     status = picture.status
     mine = status.tokens_per_s if status is not None else 0.0
     swarm = mine + sum(known.tokens_per_s for known in status.swarm if _counts(known, status)) if status else 0.0
@@ -24,7 +24,7 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
     head = f"loss {newest}   tokens/s: {amount(mine)} here, {amount(swarm)} in the swarm"
     lines = [line(fit(head, width)), line((fit(_held_out(picture), width), GOOD if picture.evals else FAINT))]
     if len(losses) < 2 and status is not None and status.role != "trainer":
-        losses = [loss for _, loss, _ in picture.evals]  # who follows commits no rounds, and hears only of this loss
+        losses = [loss for _, loss, _ in picture.evals]  # a peer that only follows commits no rounds
     if len(losses) < 2:
         which = "round" if status is None or status.role == "trainer" else "held-out loss"
         return [*lines, line((fit(f"the curve begins with the second {which}", width), FAINT))]
@@ -33,7 +33,7 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
 
 
 def _counts(known: SwarmPeer, status: PeerStatus) -> bool:
-    """Whether its rate is one of this peer's kind: tokens that are generated are no tokens that are trained."""
+    """Return True if the peer lives and has our role: generated tokens and trained tokens must not be added up."""
     return known.liveness == "alive" and known.role == status.role
 
 

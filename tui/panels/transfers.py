@@ -1,4 +1,4 @@
-"""What moves: rates up and down, and each blob that is fetched with the map of its chunks."""
+"""Transfers: rates up and down, and each blob being fetched, with the map of its chunks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TEXT = 34
 
 
 def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
-    """Two lines of rates, then two for each blob on its way, then what came before."""
+    """Draw two lines of rates, then two for each blob being fetched, then the transfers that ended."""
     status = picture.status
     if status is None:
         return []

@@ -1,13 +1,13 @@
-"""Ways to peers that cannot be dialled, as they are behind routers that let nobody in.
+"""Ways to peers that cannot be dialled, as their routers let no connection in.  Read `traversal` first.
 
-Two peers that both reach a third one can be joined there: `relay` is the one in between, `circuits` the ends.  Whatever
-connects them, `meeting` then looks for a socket without anybody in between: each dials the other at all its addresses, and
-both dial each other at the same moment, through their routers (`race`); a reachable peer tells them where their router shows
-them (`mirror`).  `improving` replaces a relayed connection when that has worked.
+Two peers that both reach a third one can be joined there: `relay` is the peer in between, `circuits` the two ends.  Once
+they are connected, `meeting` looks for a socket without a peer in between: each dials the other at all its addresses, and
+both dial each other at the same moment, through their routers (`race`).  A reachable peer tells them the address and port at
+which it sees them (`mirror`).  When a socket is found, `traversal` replaces the relayed connection.
 
-Why not the library's circuit relay v2 and hole punching: its relay carries everything twice encrypted over one multiplexed
-connection in Python (a fifth of a line of 1 Gbit/s), limits nothing, and reserves nothing by itself; what it connects is a
-stream, and pushes need sockets; and it punches from the port that is listened on, at the addresses that the other end
-claims, without asking anybody how its router translates them.  The addresses are those of circuit relay v2:
+We do not use the library's circuit relay v2 and hole punching.  Its relay carries everything twice encrypted over one
+multiplexed connection in Python (a fifth of a line of 1 Gbit/s), limits nothing, and reserves nothing by itself.  It
+connects streams, but pushes need sockets.  It punches from the listening port to the addresses that the other end claims,
+without asking another peer how a router translates them.  We do use the addresses of circuit relay v2:
 /ip4/192.0.2.1/tcp/4001/p2p/RELAY/p2p-circuit/p2p/PEER.
 """

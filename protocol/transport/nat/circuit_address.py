@@ -13,7 +13,7 @@ _CIRCUIT = "/p2p-circuit"
 
 @dataclass(frozen=True)
 class CircuitAddress:
-    """at: where the relay is dialled, without its peer ID."""
+    """The address of a peer behind a relay.  at: the relay's multiaddr without its peer ID."""
 
     at: str
     relay: PeerId
@@ -29,7 +29,7 @@ class CircuitAddress:
 
 
 def circuit_address(address: str) -> CircuitAddress | None:
-    """What it says; None for any other address."""
+    """Parse the address of a peer behind a relay; return None for any other text."""
     before, found, after = address.partition(_CIRCUIT)
     relay, peer = direct_address(before), after.removeprefix("/p2p/")
     if not found or relay is None or not after.startswith("/p2p/") or len(address) > MAX_ADDRESS_CHARS:
@@ -38,7 +38,7 @@ def circuit_address(address: str) -> CircuitAddress | None:
 
 
 def direct_address(address: str) -> tuple[str, PeerId] | None:
-    """Where the peer of an address is dialled, and who it is; None for any that is not of this kind."""
+    """Split a direct address into the multiaddr that is dialled and the peer ID; return None for any other text."""
     transport, separator, name = address.rpartition("/p2p/")
     if len(address) > MAX_ADDRESS_CHARS or not separator or "/tcp/" not in transport or "/p2p" in transport:
         return None
@@ -48,7 +48,7 @@ def direct_address(address: str) -> tuple[str, PeerId] | None:
 
 
 def is_peer_id(text: str) -> bool:
-    """Whether it is that of a key we can check."""
+    """Return True if `text` is the peer ID of a key that we can check."""
     try:
         public_key_of(PeerId(text))
     except Malformed:

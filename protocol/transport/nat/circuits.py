@@ -1,4 +1,4 @@
-"""The ends of circuits: keeps places at relays while not everybody reaches us, opens circuits, and takes those to us."""
+"""The ends of circuits: places at relays while not every peer reaches us, circuits to others, and circuits to us."""
 
 from __future__ import annotations
 
@@ -40,27 +40,28 @@ from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 
 WANTED = 2
-"""Relays at which we have a place, so that one may go."""
+"""Relays at which we want a place: two, so that one may go."""
 LOOK_S = 2.0
 KEEP_S = 30.0
-"""A place at a relay is asked for again after so long: it may have been given to another, and nobody tells us."""
+"""Seconds after which we ask for a place again: the relay may have given it to another peer without telling us."""
 MAX_AGAIN_S = 60.0
-"""Before a relay that refused is asked again: at first after `LOOK_S`, for we may not have greeted it yet, then after twice
-as long each time, up to this."""
+"""Longest pause before a relay that refused is asked again.  The first pause is `LOOK_S`, as we may not have greeted the
+relay yet; each further one is twice as long."""
 MAX_REMEMBERED = 1024
 SOON_S, AT_ONCE = 0.5, 8
-"""The next relay is asked after so long without an answer, up to so many at a time: who is mute holds nobody up."""
+"""Seconds without an answer after which the next relay is asked, and most relays asked at one time: a mute relay holds none
+up."""
 
 log = logging.getLogger(__name__)
 Take = Callable[[trio.SocketStream, str, Way], Awaitable[None]]
-"""Takes a socket by which a peer has come, with the name under which it is counted, and serves it to its end."""
+"""Function that serves a socket from a peer to its end, given the group of addresses for which it counts, and its way."""
 
 
 class Circuits:
-    """Those of one peer.  `run` it.
+    """The circuits of our peer and its places at relays.  `run` it.
 
-    dialled: the peers that we have dialled and are connected to, at which end.  reached: whether everybody reaches us: those
-    without IPv6, too.  take: what is done with a socket by which a peer comes to us.
+    dialled: returns the connected peers that we have dialled, with their ends.  reached: returns the verdict on our
+    reachability for all peers, including peers without IPv6.  take: serves a socket by which a peer comes to us.
     """
 
     def __init__(
@@ -75,10 +76,10 @@ class Circuits:
         self._host, self._members, self._dialled, self._reached, self._take = host, members, dialled, reached, take
         self._protocol = relay_protocol(run)
         self._places: dict[PeerId, float] = {}
-        """When each was granted last."""
+        """Time at which each relay last granted us a place."""
         self._met = trio.Event()
         self._refused: dict[PeerId, tuple[float, float]] = {}
-        """When each relay is asked again, and how long that was from the time before."""
+        """Time at which each relay is asked again, and the pause until then."""
         self._coming = Counter[PeerId]()
         """Sockets that we are opening because a relay has summoned us."""
         self._nursery: trio.Nursery | None = None
@@ -99,21 +100,21 @@ class Circuits:
                 self._met = trio.Event()
 
     def connected(self) -> None:
-        """There is another peer that may relay."""
+        """Note that another peer is connected, which may relay."""
         self._met.set()
 
     def disconnected(self, peer: PeerId) -> None:
-        """We have no place there any more."""
+        """Forget our place at a peer that is no longer connected."""
         self._places.pop(peer, None)
 
     def addresses(self, me: PeerId) -> list[str]:
-        """Where others reach us, through relays."""
+        """Return our addresses behind relays."""
         dialled = self._dialled()
         at = {relay: transport_address(*dialled[relay]) for relay in self._places if relay in dialled}
         return [str(CircuitAddress(address, relay, me)) for relay, address in at.items()]
 
     async def open(self, relay: PeerId, peer: PeerId) -> tuple[trio.socket.SocketType, Way]:
-        """A socket that leads to `peer`.  Raises `Unreachable`, or OSError."""
+        """Open a socket that leads to `peer` through a relay; return it and its way.  Raises `Unreachable` or OSError."""
         end = self._dialled().get(relay)
         if end is None:
             raise Unreachable(f"the relay {short_id(relay)} is not connected")
@@ -125,13 +126,14 @@ class Circuits:
         return await self._come(end, token), _way(relay, kb_per_s)
 
     async def _look_for_places(self) -> None:
-        """At members first, also beside places at strangers, which they take over: a crowd of keys may be there before them.
+        """Ask relays for places, members first.
 
-        At relays on the internet already while it is not known whether we are reached: others will be looking for us.
+        Members replace strangers that gave us a place, as a crowd of strangers may have come before them.  While it is
+        unknown if others reach us, we ask relays on the internet already: others will be looking for us.
         """
         dialled, now = self._dialled(), trio.current_time()
         for relay in self._places.keys() - dialled.keys():
-            del self._places[relay]  # nobody is told of a place there
+            del self._places[relay]  # we no longer announce a place there
         in_vain = self._reached() is Verdict.UNREACHABLE
         due = [
             relay
@@ -156,7 +158,7 @@ class Circuits:
         over.set()
 
     def _is_wanted(self, relay: PeerId) -> bool:
-        """Whether there is not enough of what a place there would be."""
+        """Return True if we need another place at such a relay: a member, or any relay."""
         is_member = self._members.has_member(relay)
         enough = sum(self._members.has_member(each) or not is_member for each in self._places) >= WANTED
         return not enough and relay not in self._places
@@ -172,7 +174,7 @@ class Circuits:
                 await self._gets_place(relay)
 
     async def _gets_place(self, relay: PeerId) -> bool:
-        """Whether we have a place there from now on; where not, it is asked again after a while, later each time."""
+        """Ask a relay for a place; return True if it grants one.  Otherwise we ask again after a pause, longer each time."""
         question, granted = QUESTION.pack(PLACE, bytes(PEER_BYTES)), False
         try:
             answer, _ = await ask(self._host, relay, self._protocol, question, ANSWER.size, ANSWER_S)
@@ -193,13 +195,13 @@ class Circuits:
         return granted
 
     async def _on_summons(self, relay: PeerId, connection: MuxedConnection, question: bytes) -> bytes:
-        """Somebody wants to reach us through a relay at which we have a place."""
+        """Answer a relay at which we have a place and through which another peer wants to reach us."""
         token, _, kb_per_s = SUMMONS.unpack(question)
         end = self._dialled().get(relay)
         if relay not in self._places or end is None or self._nursery is None:
             return b"\0"
         if self._coming[relay] >= MAX_CIRCUITS_PER_PEER:
-            return b"\0"  # it leads no more than that to us
+            return b"\0"  # the relay leads no more circuits than that to us
         self._coming[relay] += 1
         self._nursery.start_soon(guarded, self._serve, relay, end, token, _way(relay, kb_per_s))
         return b"\x01"
@@ -212,11 +214,11 @@ class Circuits:
             return
         finally:
             self._coming[relay] -= 1
-            self._coming += Counter()  # without those that are none
+            self._coming += Counter()  # without relays whose count is zero
         await self._take(trio.SocketStream(sock), relayed_group(relay), way)
 
     async def _come(self, relay: End, token: bytes) -> trio.socket.SocketType:
-        """Our end of a circuit.  Raises OSError."""
+        """Open our end of a circuit.  Raises OSError."""
         return await dial(relay, FIRST_BYTE + token, DIAL_S)
 
 
@@ -225,7 +227,7 @@ def _way(relay: PeerId, kb_per_s: int) -> Way:
 
 
 async def dial(end: End, first: bytes, deadline_s: float) -> trio.socket.SocketType:
-    """A socket to this end, on which `first` was sent.  Raises OSError."""
+    """Open a socket to this end and send `first` on it.  Raises OSError."""
     sock = trio.socket.socket(trio.socket.AF_INET6 if ":" in end[0] else trio.socket.AF_INET, trio.socket.SOCK_STREAM)
     try:
         with trio.fail_after(deadline_s):
@@ -241,5 +243,5 @@ async def dial(end: End, first: bytes, deadline_s: float) -> trio.socket.SocketT
 
 
 def relays_of(addresses: Sequence[CircuitAddress]) -> list[PeerId]:
-    """The relays in these addresses."""
+    """Return the relays in these addresses, each once."""
     return list(dict.fromkeys(address.relay for address in addresses))

@@ -1,9 +1,9 @@
-"""Connections that are over though neither end has said so: our address has changed, or the other end answers no more.
+"""Connections that are over though neither end closed them: our address has changed, or the other end no longer answers.
 
-TCP finds that out after a quarter of an hour.  Here a connection is over when its address is not ours any more, or when
-nothing that we sent on it was acknowledged for a while; a shorter one where its peer has connected again since, as one does
-whose address has changed.  A peer is connected anew before its old connection is closed, so that nobody takes it for gone,
-and a running exchange goes on.
+TCP notices that after a quarter of an hour.  Here a connection is over when our address under it is gone, or when no data
+that we sent was acknowledged for a while.  That time is shorter if the peer has connected again since, as it does when its
+address has changed.  A peer is connected anew before its old connection is closed, so that no part of the program takes it
+for gone, and a running exchange continues.
 """
 
 from __future__ import annotations
@@ -23,31 +23,35 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 LOOK_S = 1.0
 SILENT_S = 20.0
-"""How long nothing may be acknowledged; and how long we try to connect anew before we close a connection that is over."""
+"""Seconds without an acknowledgement after which a connection is over; also seconds for which we try to connect anew before
+we close it."""
 REPLACED_S = 2.0
-"""The same, on a connection of a peer that has connected again since."""
+"""Seconds without an acknowledgement after which a connection is over if its peer has connected again since."""
 
 
 class Silences:
-    """For how long nothing was acknowledged on each connection, though something was sent."""
+    """The time without an acknowledgement on each connection, while sent data waits for one."""
 
     def __init__(self) -> None:
         self._since: dict[object, tuple[int, float]] = {}
 
     def silent_s(self, connection: object, acked_bytes: int, unacked: int, now: float) -> float:
-        """acked_bytes: since it began; unacked: segments on their way.  `now` is trio time."""
+        """Return the seconds for which sent data on a connection was not acknowledged.
+
+        acked_bytes: acknowledged since the connection began.  unacked: segments on their way.  now: trio time.
+        """
         before = self._since.get(connection)
         if not unacked or before is None or before[0] != acked_bytes:
             before = self._since[connection] = acked_bytes, now
         return now - before[1]
 
     def keep(self, connections: Collection[object]) -> None:
-        """Forget all others."""
+        """Forget all connections except these."""
         self._since = {connection: since for connection, since in self._since.items() if connection in connections}
 
 
 def own_addresses() -> set[Address]:
-    """All addresses of this computer now; none when the system does not tell."""
+    """Return all present addresses of this computer; none if the system does not tell."""
     import psutil
 
     with suppress(OSError):
@@ -56,7 +60,7 @@ def own_addresses() -> set[Address]:
 
 
 def address_of(text: str) -> Address | None:
-    """The address that this text means, an IPv4 one if it is mapped to IPv6; None for other texts, as hardware addresses."""
+    """Parse an IP address; an IPv4-mapped one becomes IPv4.  Return None for other texts, such as hardware addresses."""
     try:
         ip = ipaddress.ip_address(text.partition("%")[0])
     except ValueError:
@@ -66,10 +70,10 @@ def address_of(text: str) -> Address | None:
 
 
 class DeadEnds:
-    """Looks for them while `run` runs.
+    """The search for dead connections, while `run` runs.
 
-    renew: connects to a peer anew, though it is connected; whether it could.  close: ends a connection.  on_renewed: told
-    when a peer's old connection is closed, and another one is there; and whether it was made because our address is gone.
+    renew: connects anew to a connected peer; returns True on success.  close: ends a connection.  on_renewed: called when a
+    peer's old connection is closed and a newer one exists, with True if our address under the old one was gone.
     """
 
     def __init__(
@@ -84,19 +88,19 @@ class DeadEnds:
         self.addresses = addresses
         self._silences = Silences()
         self._ours: set[Address] = set()
-        """Ends of connections that were among our addresses: the system may not list all that it takes for its own."""
+        """Our addresses under connections that the system has listed: it may not list every address that it uses."""
         self._sockets: dict[Connection, Socket | None] = {}
-        """Of all connections: to find one under the library's layers takes longer than to ask it."""
+        """The sockets of all connections: finding one under the library's layers takes longer than asking it."""
         self._ending: dict[Connection, bool] = {}
-        """Connections that are over and not closed yet, and whether we are connecting anew since our address is gone."""
+        """Connections that are over and not closed yet; True while we connect anew because our address is gone."""
 
     @property
     def is_moving(self) -> bool:
-        """Whether an address of ours is gone, and not everybody is connected anew."""
+        """True while an address of ours is gone and not every peer under it is connected anew."""
         return any(self._ending.values())
 
     async def run(self) -> None:
-        """Look once a second, until cancelled."""
+        """Look for dead connections once a second, until cancelled."""
         async with trio.open_nursery() as nursery:
             while True:
                 await trio.sleep(LOOK_S)
@@ -105,7 +109,7 @@ class DeadEnds:
                     nursery.start_soon(self._end, peer, connection, has_moved)
 
     def _over(self) -> list[tuple[PeerId, Connection, bool]]:
-        """Connections that are over, with their peers, and whether it is our address that is gone."""
+        """Return the connections that are newly over, each with its peer first, and True if our address is gone."""
         now, all_of_them = trio.current_time(), list(self._all())
         self._silences.keep({connection for _, connection, _ in all_of_them})
         before = self._sockets
@@ -148,5 +152,5 @@ class DeadEnds:
             del self._ending[connection]
 
     def _has_another(self, peer: PeerId, connection: Connection) -> bool:
-        """Whether the peer has a newer connection than this one."""
+        """Return True if the newest connection of the peer is another one."""
         return any(other == peer and newest and each is not connection for other, each, newest in self._all())

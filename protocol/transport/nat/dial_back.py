@@ -1,8 +1,8 @@
-"""Dialling back: a peer that is asked to dials its asker on a new connection, and says whether the asker answered there.
+"""Dialling back: a peer dials its asker on a new connection, on request, and reports if the asker answered there.
 
-The question names a port and nothing else.  The IP address is the one that the asker's connection comes from, so that nobody
-makes us dial somebody else; and the answer tells only whether the asker itself proved its identity there, so that it is no
-means to look through a network either.  A stream of its own for each question: two bytes there, 17 bytes back.
+The question names a port and nothing else.  The IP address is the one from which the asker's connection comes, so no peer
+can make us dial another.  The answer tells only if the asker itself proved its identity there, so no peer can scan a network
+with it.  Each question has its own stream: two bytes for the question, 17 bytes for the answer.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from protocol.wire.identity import PeerId
 
 DIAL_S = 5.0
 QUESTION_S = 5.0
-"""For the question to arrive once its stream is open, and for the answer to be taken."""
+"""Seconds for the question to arrive once its stream is open, and again for the answer to be taken."""
 ANSWER_S = DIAL_S + QUESTION_S
-"""How long an asker waits."""
+"""Seconds for which an asker waits."""
 MAX_AT_ONCE = 4
-"""Dials for strangers at one time, all together; and again so many for members."""
+"""Dials for all strangers at one time, and as many for members."""
 FOR_ALL = Allowance(0.5, math.inf, 32)
-"""The same in the long run: one each other second, of which 16 are saved up."""
+"""Dials for all strangers in the long run, and as many for members: one every two seconds, of which 16 are saved up."""
 
 log = logging.getLogger(__name__)
 _QUESTION, _ANSWER = struct.Struct(">H"), struct.Struct(">B16s")
 
 
 class Verdict(Enum):
-    """What is known of an address."""
+    """The reachability of an address, as far as known."""
 
     REACHABLE = "reachable"
     UNREACHABLE = "unreachable"
@@ -57,29 +57,29 @@ _VERDICTS = {code: verdict for verdict, code in _CODES.items()}
 
 @dataclass(frozen=True)
 class Answer:
-    """What a peer says: the IP address at which it sees us, and what came of dialling back there."""
+    """The answer of a peer: the IP address at which it sees us, and the result of dialling back there."""
 
     ip: str
     verdict: Verdict
 
 
 class _Share:
-    """What members, or strangers, may make us do, all of them together."""
+    """The limits on dials for all members, or for all strangers."""
 
     def __init__(self, now: float) -> None:
         self.running = 0
         self._bucket = TokenBucket(FOR_ALL.burst_s, FOR_ALL.burst_s, now)
 
     def take(self, now: float) -> bool:
-        """Whether one more may be dialled now."""
+        """Use the allowance for one dial; return False if no dial is allowed now."""
         return self.running < MAX_AT_ONCE and self._bucket.take(FOR_ALL, now, 1, 0)
 
 
 class DialBack:
-    """Asks, and answers those who ask.
+    """Questions to others to dial us back, and answers to theirs.
 
-    connected: whether a peer is one that we have reached, or that has greeted us; others are not answered.  answers: dials
-    an address, and tells whether its peer proved its identity there.
+    connected: returns True if we have reached a peer or it has greeted us; other peers are not dialled.  answers: dials an
+    address; returns True if its peer proved its identity there.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class DialBack:
         answer_with(host, self._protocol, _QUESTION.size, self._answer, QUESTION_S)
 
     async def ask(self, peer: PeerId, port: int) -> Answer | None:
-        """Ask a connected peer to dial our `port`; None when it does not answer, or cannot."""
+        """Ask a connected peer to dial our `port`; return None if it gives no valid answer."""
         try:
             answer, _ = await ask(self._host, peer, self._protocol, _QUESTION.pack(port), _ANSWER.size, ANSWER_S)
             return read_answer(answer)
@@ -130,14 +130,14 @@ class DialBack:
 
 
 def write_answer(answer: Answer) -> bytes:
-    """Its form on the wire: a byte for the verdict, and the address, an IPv4 one as mapped to IPv6."""
+    """Encode an answer for the wire: a byte for the verdict, and the address, IPv4 as mapped to IPv6."""
     ip = ipaddress.ip_address(answer.ip)
     packed = ip.packed if ip.version == 6 else bytes(10) + b"\xff\xff" + ip.packed
     return _ANSWER.pack(_CODES[answer.verdict], packed)
 
 
 def read_answer(data: bytes) -> Answer:
-    """The answer in these bytes.  Raises `BadFrame`."""
+    """Decode an answer.  Raises `BadFrame`."""
     code, packed = _ANSWER.unpack(data)
     ip = address_of(str(ipaddress.IPv6Address(packed)))
     if code not in _VERDICTS or ip is None:

@@ -1,9 +1,9 @@
-"""Meetings: two connected peers, through a relay or otherwise, find a socket between them with nobody in between.
+"""Meetings: two connected peers, through a relay or otherwise, find a socket with no peer in between.
 
-One asks, with a nonce and where it may be dialled; the other answers with the same, and both begin to dial (`race`).  They
-know each other by a token made of both nonces: so neither has the other say bytes of its choice to some program elsewhere.
-Where their routers show them they have asked a peer that both can dial (`mirror`).  Whatever they find, those who use the
-socket prove their identities on it.
+One peer asks with a nonce and the ends at which it may be dialled; the other answers with its own, and both begin to dial
+(`race`).  Their sockets carry a token made of both nonces, so neither peer can make the other send bytes of its choice to
+some other program.  Each has asked a peer that it can dial (`mirror`) for the end at which its router shows it.  The users
+of the socket prove their identities on it, whatever socket was found.
 """
 
 from __future__ import annotations
@@ -47,29 +47,29 @@ from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import PeerId
 
 ANSWER_S = 6.0
-"""For the other end to look into a mirror, and to answer."""
+"""Seconds for the other end to look into a mirror and to answer."""
 HELLO_S = 3.0
 NONCE_BYTES = 16
 OFFER_BYTES = NONCE_BYTES + CANDIDATES_BYTES
 MAX_AT_ONCE = 32
-"""Meetings that others ask for, at one time: strangers all together, and again so many for members."""
+"""Meetings at one time for which all strangers ask, and as many for members."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Outside:
-    """Where our router shows a port of ours."""
+    """A port of ours, and the end at which our router shows it (`seen`)."""
 
     port: int
     seen: End
 
 
 class Meetings:
-    """Those of one peer.  `run` it.
+    """The meetings of our peer.  `run` it.
 
-    listening: where we listen, as far as it makes sense to dial us there.  mirrors: peers to be asked where our router shows
-    us.  connected: whether a peer is one that we have reached, or that has greeted us.  take: as for `Circuits`.
+    listening: returns our ends that others may dial.  mirrors: returns ends of peers that can tell us where our router shows
+    us.  connected: returns True if we have reached a peer or it has greeted us.  take: as for `Circuits`.
     """
 
     def __init__(
@@ -93,13 +93,13 @@ class Meetings:
         answer_with(host, self._protocol, OFFER_BYTES, self._answer, ANSWER_S)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Keep the tasks of meetings running until cancelled."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             await trio.sleep_forever()
 
     async def meet(self, peer: PeerId) -> tuple[trio.socket.SocketType, Way]:
-        """A socket to a connected peer.  Raises `Unreachable`."""
+        """Return a socket to a connected peer, and its way.  Raises `Unreachable`."""
         with ExitStack() as held:
             outside = await self._outside(held)
             ours = self._offer(outside)
@@ -110,7 +110,7 @@ class Meetings:
         return won[0], Way(won[1])
 
     async def accept(self, sock: trio.socket.SocketType, address: str) -> None:
-        """A socket has come to where we listen; it is for a meeting if it knows a token."""
+        """Hand an inbound socket to the race whose token it sends.  Without such a race, the caller closes it."""
         with self._doorstep.waits(sock, address), trio.fail_after(HELLO_S):
             hello = await receive(sock, HELLO_BYTES)
         wanted = LEADS if hello[-1:] == FOLLOWS else FOLLOWS
@@ -132,7 +132,7 @@ class Meetings:
 
     @contextmanager
     def _place(self, is_member: bool) -> Iterator[None]:
-        """One of those for the meetings that others ask for.  Raises `Unreachable`."""
+        """Hold a place for a meeting that another peer asks for, during the block.  Raises `Unreachable` if none is free."""
         if self._running[is_member] >= MAX_AT_ONCE:
             raise Unreachable("too many meetings")
         self._running[is_member] += 1
@@ -142,7 +142,7 @@ class Meetings:
             self._running[is_member] -= 1
 
     async def _follow(self, held: ExitStack, token: bytes, theirs: bytes, outside: Outside | None) -> None:
-        """Race where others asked for it.  held: what is given up when the race is over."""
+        """Run a race that another peer asked for.  held: resources that are released when the race is over."""
         with held:
             won = await self._race(token, False, theirs, outside)
         if won is not None:
@@ -151,7 +151,7 @@ class Meetings:
     async def _race(
         self, token: bytes, leads: bool, theirs: bytes, outside: Outside | None
     ) -> tuple[trio.socket.SocketType, LinkKind] | None:
-        """The socket that won, among those to the places that the other end offers, and those that it opens to us."""
+        """Return the winner among our sockets to the offered ends and the other peer's sockets to us; None if none won."""
         race, name = Race(token, leads, outside.port if outside is not None else None), (token, LEADS if leads else FOLLOWS)
         self._races[name] = race
         try:
@@ -169,9 +169,9 @@ class Meetings:
         return [*punched, *map(Candidate, self._listening())][:MAX_CANDIDATES]
 
     async def _outside(self, held: ExitStack) -> Outside | None:
-        """Where our router shows a port from which we shall dial; None where nobody tells.
+        """Find out where our router shows a port from which we shall dial; return None if no mirror tells.
 
-        held: gets the socket that was shown, which stays open so that the router goes on with it.
+        held: gets the socket that was shown; it stays open so that the router keeps its translation.
         """
         for mirror in [end for end in self._mirrors() if ":" not in end[0]][:2]:
             try:
@@ -186,5 +186,5 @@ class Meetings:
 
 
 def token_of(asked: bytes, answered: bytes) -> bytes:
-    """By which the sockets of a meeting are known, from what both ends have offered."""
+    """Return the token of a meeting's sockets, from the offers of both ends."""
     return hash_bytes("meeting", asked[:NONCE_BYTES] + answered[:NONCE_BYTES])[:TOKEN_BYTES]

@@ -1,7 +1,7 @@
-"""The mirror: tells whoever comes at which IP address and port it is seen.
+"""The mirror: tells each peer that connects the IP address and port at which we see it.
 
-A router that translates addresses gives a socket another port outside; from the same port inside, many give the same one
-whoever is dialled.  Who is shown what it has may tell others to dial it there.
+A router that translates addresses gives a socket another port outside.  Many routers give the same outside port to the same
+inside port, whichever address is dialled.  So a peer that knows its outside port can tell others to dial it there.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from protocol.transport.nat.dead_ends import address_of
 FIRST_BYTE = b"\xb3"
 MIRROR_S = 3.0
 END = struct.Struct(">16sH")
-"""An IP address, an IPv4 one as mapped to IPv6, and a port."""
+"""An IP address (IPv4 as mapped to IPv6) and a port."""
 
 
 def write_end(end: End) -> bytes:
-    """Its form on the wire."""
+    """Encode an end for the wire."""
     ip = ipaddress.ip_address(end[0].partition("%")[0])
     return END.pack(ip.packed if ip.version == 6 else bytes(10) + b"\xff\xff" + ip.packed, end[1])
 
 
 def read_end(data: bytes) -> End:
-    """The end in 18 bytes, which may be any."""
+    """Decode an end from any 18 bytes."""
     packed, port = END.unpack(data)
     ip = ipaddress.IPv6Address(packed)
     return str(address_of(str(ip)) or ip), port
 
 
 class Mirror:
-    """Answers on sockets that begin with its byte."""
+    """The answers on sockets that begin with `FIRST_BYTE`."""
 
     def __init__(self, doorstep: Doorstep) -> None:
         self._doorstep = doorstep
 
     async def accept(self, sock: trio.socket.SocketType, address: str) -> None:
-        """Tell one, and wait until it has gone."""
+        """Tell the other end of a socket where we see it, and wait until it closes the socket, for `MIRROR_S` in all."""
         with self._doorstep.waits(sock, address), trio.move_on_after(MIRROR_S):
             await receive(sock, 1)
             await send(sock, write_end(sock.getpeername()[:2]))
@@ -52,7 +52,7 @@ class Mirror:
 
 
 async def seen_at(sock: trio.socket.SocketType, mirror: End) -> End:
-    """Where `sock`, which is bound and not connected, is seen by the mirror.  Raises OSError and trio.TooSlowError."""
+    """Return the end at which a mirror sees `sock`, bound and not yet connected.  Raises OSError or trio.TooSlowError."""
     with trio.fail_after(MIRROR_S):
         await sock.connect(mirror)
         await send(sock, FIRST_BYTE)
@@ -65,7 +65,7 @@ async def seen_at(sock: trio.socket.SocketType, mirror: End) -> End:
 
 
 async def ports_outside(mirrors: Sequence[End]) -> tuple[int, list[int]]:
-    """A port of ours, and the one at which each of `mirrors` that answers sees it.  Raises OSError."""
+    """Return a port of ours, and the port at which each answering mirror sees it.  Raises OSError."""
     port, seen = 0, list[int]()
     for mirror in mirrors:
         sock = reusable_socket(port)
@@ -76,7 +76,7 @@ async def ports_outside(mirrors: Sequence[End]) -> tuple[int, list[int]]:
 
 
 def reusable_socket(port: int = 0) -> trio.socket.SocketType:
-    """A socket for IPv4 bound to a port which others of ours may use as well, to dial others from there.  Raises OSError."""
+    """Return an IPv4 socket, to dial from, bound to a port that our other sockets may use too.  Raises OSError."""
     bare = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
         bare.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,9 +1,8 @@
-"""A race of sockets between two peers: each dials the other wherever it may be found, and the first socket on which both
-have said the token wins.
+"""A race of sockets between two peers: each dials all ends of the other, and the first socket with both tokens wins.
 
-One of the two leads: it names the winner, by one more byte, and the other waits for that.  Where both dial each other at the
-same moment from ports that their routers have shown to others, the two dials become one socket (simultaneous open, RFC 9293,
-3.5): to each router the other's packets are answers to its own.
+One of the two leads: it names the winner by one more byte, and the other waits for that byte.  If both dial each other at
+the same moment from ports that their routers have shown to others, the two dials become one socket (simultaneous open,
+RFC 9293, 3.5): each router takes the other's packets for answers to its own.
 """
 
 from __future__ import annotations
@@ -25,10 +24,11 @@ FIRST_BYTE = b"\xb4"
 TOKEN_BYTES = 16
 RACE_S = 6.0
 ATTEMPT_S = 1.4
-"""A second SYN leaves after one second: the first may have come before the other router let it in."""
+"""Seconds for one attempt.  A second SYN leaves after one second, as the first may have come before the other router let it
+in."""
 PAUSE_S = 0.15
 MAX_CANDIDATES = 6
-"""Places of the other end that are dialled, and its sockets that we look at, at one time."""
+"""Most ends of the other peer that are dialled, and most of its sockets that are checked at one time."""
 LEADS, FOLLOWS, TAKEN = b"L", b"F", b"!"
 
 log = logging.getLogger(__name__)
@@ -40,20 +40,20 @@ HELLO_BYTES = 1 + TOKEN_BYTES + 1
 
 @dataclass(frozen=True)
 class Candidate:
-    """Where a peer may be dialled.  punched: it dials from there at the same moment; else it listens there."""
+    """An end at which a peer may be dialled.  punched: it dials from there at the same moment; else it listens there."""
 
     end: End
     punched: bool = False
 
 
 def write_candidates(candidates: Sequence[Candidate]) -> bytes:
-    """Their form on the wire, which has a fixed size."""
+    """Encode candidates for the wire, in a fixed size."""
     found = b"".join(_FLAG.pack(2 if each.punched else 1) + write_end(each.end) for each in candidates[:MAX_CANDIDATES])
     return found.ljust(CANDIDATES_BYTES, b"\0")
 
 
 def read_candidates(data: bytes) -> list[Candidate]:
-    """Those in these bytes, which may be any."""
+    """Decode candidates from any bytes of that size; invalid ones are left out."""
     found = []
     for at in range(0, CANDIDATES_BYTES, CANDIDATE_BYTES):
         flag = data[at]
@@ -63,7 +63,7 @@ def read_candidates(data: bytes) -> list[Candidate]:
 
 
 class Race:
-    """One race.  local_port: from which we dial those that are punched, and have told so; None for nobody."""
+    """One race.  local_port: port from which we dial punched candidates, as we told the other peer; None to dial none."""
 
     def __init__(self, token: bytes, leads: bool, local_port: int | None) -> None:
         self.token, self._leads, self._local_port = token, leads, local_port
@@ -72,7 +72,7 @@ class Race:
         self._won: tuple[trio.socket.SocketType, LinkKind] | None = None
 
     def has_come(self, sock: trio.socket.SocketType) -> bool:
-        """A socket has come to where we listen, and said hello; whether it is taken."""
+        """Take an inbound socket that has said hello into the race.  Return False if it is not taken."""
         if self._looked_at >= MAX_CANDIDATES:
             return False
         try:
@@ -83,7 +83,7 @@ class Race:
         return True
 
     async def run(self, theirs: Sequence[Candidate]) -> tuple[trio.socket.SocketType, LinkKind] | None:
-        """The socket that won, and how it came about; None when none has in time.  All others are closed."""
+        """Return the socket that won and its kind; None if none won in time.  All others are closed."""
         try:
             with trio.move_on_after(RACE_S):
                 async with trio.open_nursery() as nursery:
@@ -95,7 +95,7 @@ class Race:
                         nursery.start_soon(self._check, sock, kind, nursery.cancel_scope, True)
         except BaseException:
             if self._won is not None:
-                self._won[0].close()  # nobody gets it any more
+                self._won[0].close()  # no caller will get it
             raise
         finally:
             self._arrived_in.close()
@@ -108,7 +108,7 @@ class Race:
                 self._arrived.receive_nowait().close()
 
     async def _dial(self, candidate: Candidate, scope: trio.CancelScope) -> None:
-        """Again and again."""
+        """Dial a candidate again and again until cancelled, and check each socket."""
         kind = LinkKind.PUNCHED if candidate.punched else LinkKind.DIRECT if self._leads else LinkKind.REVERSED
         while True:
             with trio.move_on_after(ATTEMPT_S), suppress(OSError):
@@ -122,7 +122,7 @@ class Race:
             await trio.sleep(PAUSE_S)
 
     def _new_socket(self, candidate: Candidate) -> trio.socket.SocketType:
-        """Raises OSError."""
+        """Return a socket for dialling a candidate.  Raises OSError."""
         if candidate.punched:
             if self._local_port is None:
                 raise OSError("no port to dial from")
@@ -131,7 +131,7 @@ class Race:
         return trio.socket.socket(family, trio.socket.SOCK_STREAM)
 
     async def _check(self, sock: trio.socket.SocketType, kind: LinkKind, scope: trio.CancelScope, has_said: bool) -> None:
-        """Whether the other end knows the token, and this is to be the socket.  has_said: it has said hello."""
+        """Say hello on a socket; make it the winner if the leader names it, else close it.  has_said: its hello was read."""
         ours, other = (LEADS, FOLLOWS) if self._leads else (FOLLOWS, LEADS)
         try:
             await send(sock, FIRST_BYTE + self.token + ours)

@@ -1,12 +1,12 @@
-"""Which of our addresses others reach: asked of some peers now and then, not guessed.
+"""The reachability of our addresses: we ask some peers now and then, and do not guess.
 
 Policy
-* A few peers are asked, of each kind of IP address and from different addresses, soon after the first connection, whenever
+* We ask a few peers with different addresses, of each kind of IP address: soon after the first connection, whenever
   something has changed, and every `EVERY_S`; sooner while nothing is known.
-* An answer counts for the address at which its peer sees us.  Where members have answered, only they count, whichever
-  address they see.  An address is reachable when at least as many reached it as did not (nobody reaches it by mistake), also
-  counted over all addresses of its kind: one liar can name an address that nobody else sees.
-* Whether we can be reached at all, public addresses tell; others do where we are seen at no public one.
+* An answer counts for the address at which its peer sees us.  If members have answered, only they count, whichever address
+  they see.  An address is reachable if at least as many peers reached it as did not, as no peer reaches it by mistake.  The
+  same must hold over all addresses of its kind, as a single liar can name an address that no other peer sees.
+* Our public addresses decide if we can be reached at all; if peers see us at none, the other addresses decide.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from protocol.transport.nat.dial_back import Answer, Verdict
 from protocol.wire.identity import PeerId
 
 ASKED = 3
-"""Peers that are asked at one time, over IPv4 and over IPv6 each."""
+"""Peers asked at one time over IPv4, and as many over IPv6."""
 MAX_PORTS = 3
 EVERY_S, UNKNOWN_S = 600.0, 60.0
 SETTLE_S = 1.0
-"""After a change, before anybody is asked: others come in at the same time."""
+"""Seconds from a change until peers are asked, as other peers come in at the same time."""
 LEAST_GAP_S = 15.0
-"""Between two times, whatever changes."""
+"""Least seconds between two inquiries, whatever changes."""
 
 
 @dataclass(frozen=True)
@@ -43,20 +43,20 @@ class Reachability:
 
     @property
     def reached(self) -> list[str]:
-        """The reachable ones, public ones first."""
+        """The reachable addresses, public ones first."""
         found = [address for address, verdict in self.verdicts.items() if verdict is Verdict.REACHABLE]
         return sorted(found, key=lambda address: not is_public(address))
 
     @property
     def overall(self) -> Verdict:
-        """Whether we can be reached."""
+        """The verdict on all our addresses together."""
         told = {address: verdict for address, verdict in self.verdicts.items() if verdict is not Verdict.UNKNOWN}
         public = {verdict for address, verdict in told.items() if is_public(address)} or set(told.values())
         return next((each for each in (Verdict.REACHABLE, Verdict.UNREACHABLE) if each in public), Verdict.UNKNOWN)
 
     @property
     def by_ipv4(self) -> Verdict:
-        """Whether we can be reached by those who have no IPv6."""
+        """The verdict on our IPv4 addresses together, for peers without IPv6."""
         verdicts = {address: verdict for address, verdict in self.verdicts.items() if address.startswith("/ip4/")}
         return Reachability(verdicts).overall
 
@@ -71,7 +71,7 @@ class Report:
 
 
 def judge(reports: Sequence[Report], members: Members) -> Reachability:
-    """What follows from these answers."""
+    """Return the verdicts that follow from these answers."""
     known = [each for each in reports if each.verdict is not Verdict.UNKNOWN]
     told = [each for each in known if members.has_member(each.peer)] or known
     verdicts = dict.fromkeys((report.address for report in reports), Verdict.UNKNOWN)
@@ -83,7 +83,7 @@ def judge(reports: Sequence[Report], members: Members) -> Reachability:
 
 
 def _kind(address: str) -> tuple[bool, bool, str]:
-    """Addresses that one peer sees us at only one of: IPv6 or not, public or not, and the port."""
+    """Return the kind of an address: IPv6 or not, public or not, and the port.  A peer sees us at one address of a kind."""
     _, version, _, _, port = address.split("/")
     return version == "ip6", is_public(address), port
 
@@ -93,10 +93,10 @@ def _reached(told: Sequence[Report]) -> bool:
 
 
 class Inquiry:
-    """Asks, for as long as `run` runs.  now: what is known.
+    """The inquiry into our reachability, while `run` runs.  now: the present verdicts.
 
-    ask: asks a peer to dial a port of ours.  connected: the peers that can be asked, and the group of addresses of each.
-    ports: those that others may find us at.
+    ask: asks a peer to dial a port of ours.  connected: returns the peers that can be asked, with their groups of addresses.
+    ports: returns our ports as others may find them.
     """
 
     def __init__(
@@ -113,16 +113,16 @@ class Inquiry:
         self.now = Reachability({})
 
     def met_somebody(self) -> None:
-        """There is another peer to be asked."""
+        """Note that there is another peer to ask."""
         if self.now.overall is Verdict.UNKNOWN:
             self._changed.set()
 
     def look_again(self) -> None:
-        """Our addresses may be others now."""
+        """Ask again soon, as our addresses may have changed."""
         self._changed.set()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Ask some peers now and then, until cancelled."""
         while True:
             known = self.now.overall is not Verdict.UNKNOWN
             with trio.move_on_after(EVERY_S if known else UNKNOWN_S):
@@ -133,7 +133,7 @@ class Inquiry:
             await trio.sleep(LEAST_GAP_S)
 
     async def inquire(self) -> None:
-        """Ask some peers once; what is known stays where nobody answers."""
+        """Ask some peers once.  The present verdicts stay if the answers decide nothing."""
         reports: list[Report] = []
 
         async def ask(peer: PeerId, port: int) -> None:
@@ -154,7 +154,7 @@ class Inquiry:
 
 
 def chosen(connected: Mapping[PeerId, str]) -> list[PeerId]:
-    """Some of the peers, by chance: of those with one address one, and of each kind of address `ASKED`."""
+    """Draw peers by chance: one for each group of addresses, and `ASKED` at most for each kind of IP address."""
     found: list[PeerId] = []
     for is_ipv6 in (False, True):
         by_group: dict[str, list[PeerId]] = {}
@@ -167,5 +167,5 @@ def chosen(connected: Mapping[PeerId, str]) -> list[PeerId]:
 
 
 def is_public(address: str) -> bool:
-    """Whether everybody on the internet could dial this multiaddr of an IP address and a port."""
+    """Return True if every computer on the internet could dial this multiaddr, which has an IP address and a port."""
     return ipaddress.ip_address(address.split("/")[2]).is_global

@@ -1,12 +1,11 @@
-"""The relay: carries bytes between two peers that both have a connection to it, within the limits that its owner set.
+"""The relay: carries bytes between two peers that are both connected to it, within the limits that its owner set.
 
 Policy
-* A peer that wants to be reached through us has a place here for as long as it is connected.  Members come before strangers.
-* Whoever wants to reach it asks us.  We tell it, and both dial us anew, each with a token that is good for some seconds
-  and for one socket; from then on what comes out of one socket goes into the other.  We see nothing but what the two have
-  encrypted.
-* All circuits together keep to the relay's own rate, and give way to what we push ourselves.  Each waits when the other end
-  takes nothing; one on which nothing moves ends.
+* A peer that wants to be reached through us has a place here while it is connected.  Members come before strangers.
+* Another peer asks us to reach it.  We tell it, and both dial us anew, each with a token that is valid for some seconds and
+  for one socket.  From then on the bytes of each socket go into the other.  We see only data that the two have encrypted.
+* All circuits together keep to the relay's own rate, and give way to our own pushes.  A circuit waits while the other end
+  takes no data, and ends if nothing moves on it.
 """
 
 from __future__ import annotations
@@ -33,53 +32,53 @@ from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 
 FIRST_BYTE: Final = b"\xb2"
-"""Of a socket that is one end of a circuit; the token follows."""
+"""First byte of a socket that is one end of a circuit; the token follows."""
 TOKEN_BYTES = 16
 PEER_BYTES = 64
 ANSWER_S = 4.0
-"""For the peer that is asked for to say that it comes."""
+"""Seconds for the wanted peer to say that it comes."""
 DIAL_S = 6.0
-"""For both ends to dial us."""
+"""Seconds for both ends to dial us."""
 MAX_PLACES, MAX_STRANGERS = 128, 32
-"""Peers that can be reached through us, and how many of them are no members."""
+"""Most peers that can be reached through us, and most strangers among them."""
 MAX_CIRCUITS, MAX_STRANGERS_CIRCUITS = 192, 16
-"""The latter: those that strangers asked for, all together."""
+"""Most circuits, and most circuits for which strangers asked, all together."""
 MAX_CIRCUITS_PER_PEER = 40
 PIECE_BYTES = 64 << 10
 STALL_S = 120.0
-"""A circuit on which nothing moved for so long ends."""
+"""Seconds without movement after which a circuit ends."""
 DEAD_S = 20
-"""Seconds after which an end that acknowledges nothing is gone."""
+"""Seconds without an acknowledgement after which an end counts as gone."""
 
 log = logging.getLogger(__name__)
 PLACE, CONNECT = 1, 2
 QUESTION = struct.Struct(f">B{PEER_BYTES}s")
-"""What is wanted, and for CONNECT the peer."""
+"""PLACE or CONNECT, and for CONNECT the wanted peer."""
 ANSWER = struct.Struct(f">B{TOKEN_BYTES}sI")
-"""1 for yes; for CONNECT the token, and how many kB a second we carry, 0 for any number."""
+"""1 for yes; for CONNECT the token, and our rate in kB a second, 0 for no limit."""
 SUMMONS = struct.Struct(f">{TOKEN_BYTES}s{PEER_BYTES}sI")
-"""To the peer that is asked for: its token, who asks, and the rate."""
+"""Message to the wanted peer: its token, the asker, and our rate."""
 
 
 class Refusal(Exception):
-    """A question that is answered with no; the text says why, to our log."""
+    """A question is answered with no; the text says why, for our log."""
 
 
 def relay_protocol(run: Hash) -> str:
-    """Spoken by the relay."""
+    """Return the name of the protocol that a relay answers."""
     return f"/manyhands/1/{bytes(run).hex()[:16]}/relay"
 
 
 def summons_protocol(run: Hash) -> str:
-    """Spoken by a peer that can be reached through a relay."""
+    """Return the name of the protocol that a peer with a place at a relay answers."""
     return f"/manyhands/1/{bytes(run).hex()[:16]}/relayed"
 
 
 @dataclass
 class _Circuit:
-    """asker: who asked for it.  ends: the sockets that have come, by token.  both: they have.
+    """One circuit.  asker: the peer that asked for it.  ends: the sockets that have come, by token.
 
-    moved_at: when anything last came out of either (trio time).
+    both: set when both have come.  moved_at: time when data last came out of either socket (trio time).
     """
 
     asker: PeerId
@@ -92,10 +91,10 @@ class _Circuit:
 
 
 class Relay:
-    """One peer's willingness to relay.  `run` it.
+    """Our peer as a relay.  `run` it.
 
-    members: tells members from strangers.  connected: whether a peer is one that we have reached, or that has greeted us.
-    rate: of all circuits together, in bytes a second, 0 to relay nothing.  up, down: the limits of all that we move.
+    members: tells members from strangers.  connected: returns True if we have reached a peer or it has greeted us.
+    rate: bytes a second of all circuits together, 0 to relay nothing.  up, down: the limits of all our traffic.
     """
 
     def __init__(
@@ -122,21 +121,21 @@ class Relay:
 
     @property
     def circuits(self) -> int:
-        """How many there are, those included that are coming about."""
+        """The number of circuits, including circuits whose ends have not come yet."""
         return len(self._circuits) // 2
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Keep the tasks of circuits running until cancelled."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             await trio.sleep_forever()
 
     def disconnected(self, peer: PeerId) -> None:
-        """It cannot be reached through us any more."""
+        """Free the place of a peer that is no longer connected."""
         self._places.pop(peer, None)
 
     async def accept(self, sock: trio.socket.SocketType, address: str) -> None:
-        """One end of a circuit has come, if it knows the token; carries for it until the circuit is over."""
+        """Serve a socket as one end of the circuit whose token it sends, until the circuit is over."""
         with self._doorstep.waits(sock, address), trio.fail_after(DIAL_S):
             token = (await receive(sock, 1 + TOKEN_BYTES))[1:]
         circuit = self._circuits.get(token)
@@ -170,7 +169,7 @@ class Relay:
         return min(1 << 30, int(self._rate / 1000))
 
     def _give_place(self, peer: PeerId) -> None:
-        """Raises `Refusal`."""
+        """Give a peer a place; a member takes a stranger's if all are taken.  Raises `Refusal`."""
         strangers = [other for other in self._places if not self._members.has_member(other) and other != peer]
         is_member = self._members.has_member(peer)
         if not is_member and len(strangers) >= MAX_STRANGERS:
@@ -182,7 +181,7 @@ class Relay:
         self._places[peer] = None
 
     async def _connect(self, asker: PeerId, name: str) -> bytes:
-        """Tell the peer of that name; the asker's token.  Raises `Refusal`."""
+        """Tell the peer of this name that `asker` wants to reach it; return the asker's token.  Raises `Refusal`."""
         asked = PeerId(name)
         if not is_peer_id(name) or asked == asker or asked not in self._places or not self._connected(asked):
             raise Refusal("a peer that cannot be reached through us")
@@ -211,7 +210,7 @@ class Relay:
         return self._members.has_member(asker) or by_strangers < MAX_STRANGERS_CIRCUITS
 
     async def _expire(self, circuit: _Circuit) -> None:
-        """It is forgotten when it is over, or when its ends do not come."""
+        """Forget a circuit when it is over, or if its ends do not come in time."""
         with trio.move_on_after(ANSWER_S + DIAL_S):
             await circuit.both.wait()
         if circuit.both.is_set():
@@ -223,7 +222,7 @@ class Relay:
             self._circuits.pop(token, None)
 
     async def _carry(self, circuit: _Circuit, source: trio.socket.SocketType, sink: trio.socket.SocketType) -> None:
-        """What comes out of one end, until the circuit is over."""
+        """Carry bytes from one end to the other until the circuit is over."""
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_cancel_when, circuit.over, nursery.cancel_scope)

@@ -1,4 +1,4 @@
-"""All of it together, for one peer's network: sockets and connections to peers that cannot be dialled."""
+"""NAT traversal for our peer's network: sockets and connections to peers that cannot be dialled."""
 
 from __future__ import annotations
 
@@ -29,21 +29,23 @@ from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Replaces connections through relays by others, when there is a way, and closes them when there is.
+# The replacement of relayed connections by others, if there is a way; the relayed ones are then closed.
 #
-# Whoever opened the connection through the relay looks for the way; again after a while, for networks change.
+# The peer that opened the relayed connection looks for the way, and again after a while, as networks change.
 
 
 FIRST_IMPROVE_PAUSE_S, MAX_IMPROVE_PAUSE_S = 5.0, 600.0
 LINGER_S = 1.0
-"""The relayed connection stays for so long after there is a better one: the other end may be using it this moment."""
+"""Seconds for which a relayed connection stays once there is a better one: the other end may be using it at that moment."""
 
 log = logging.getLogger(__name__)
 
 
 class Improving:
-    """meet: finds a socket to a connected peer.  close: ends a connection.  on_improved: a peer has a better connection, and
-    the relayed ones are closed.
+    """The replacement of relayed connections.
+
+    meet: finds a socket to a connected peer.  close: ends a connection.  on_improved: called when a peer has a better
+    connection and its relayed ones are closed.
     """
 
     def __init__(
@@ -57,7 +59,7 @@ class Improving:
         self._busy: set[PeerId] = set()
 
     async def on_opened(self, peer: PeerId, connection: Connection) -> None:
-        """A connection to `peer` has been opened; raises nothing."""
+        """Replace a new relayed connection to `peer`, and close relayed ones once there is a better one.  Raises nothing."""
         if peer in self._busy:
             return
         self._busy.add(peer)
@@ -69,11 +71,11 @@ class Improving:
             self._busy.discard(peer)
 
     def ways(self, peer: PeerId) -> list[Way]:
-        """Those of its open connections."""
+        """Return the ways of a peer's open connections."""
         return [way_of(connection) for connection in self._open(peer)]
 
     async def _improve(self, peer: PeerId) -> None:
-        """Until there is a better connection, or none."""
+        """Try until the peer has a better connection, or none at all."""
         pause_s = FIRST_IMPROVE_PAUSE_S
         while (ways := self.ways(peer)) and all(way.relay is not None for way in ways):
             try:
@@ -104,22 +106,22 @@ class Improving:
 
 DIAL_S = 5.0
 TRY_S = 1.5
-"""For a peer that has dialled us to be dialled; a router before it lets nobody in, and says nothing."""
+"""Seconds for dialling a peer that has dialled us; a router in front of it may silently let no connection in."""
 FIRST_PAUSE_S, MAX_PAUSE_S = 30.0, 600.0
-"""After no way was found to a peer, its sockets go through the relay for so long before another is looked for."""
+"""First and longest pause after no way to a peer was found; its sockets go through the relay meanwhile."""
 MAX_REMEMBERED = 1024
 
 Serve = Callable[[trio.socket.SocketType, str], Awaitable[None]]
 
 
 class Traversal:
-    """`run` it.
+    """NAT traversal for our peer.  `run` it.
 
-    connected: whether a peer is one that we have reached, or that has greeted us.  reached: whether everybody reaches us.
-    listening: where we listen, as far as it makes sense to dial us there.  relays: those through which a peer says that it
-    is reached.  take: what is done with a socket by which a peer comes to us.  close: ends a connection.  on_improved: a
-    peer is connected without a relay now.  relay_rate: of what we relay for others, in bytes a second; 0 for nothing.
-    limits: of all that we send, and receive.
+    connected: returns True if we have reached a peer or it has greeted us.  reached: the verdict on every peer reaching us.
+    listening: returns our ends that others may dial.  relays: returns the relays through which a peer is said to be reached.
+    take: serves a socket by which a peer comes to us.  close: ends a connection.  on_improved: called when a peer is
+    connected without a relay.  relay_rate: bytes a second that we relay for others; 0 for none.  limits: the limits on all
+    that we send, and on all that we receive.
     """
 
     def __init__(
@@ -148,13 +150,13 @@ class Traversal:
         self._improving = Improving(self._swarm, self._meetings.meet, close, on_improved)
         self._mirror = Mirror(doorstep)
         self._no_way: dict[PeerId, tuple[float, float]] = {}
-        """Peers to which there was none without a relay: until when none is looked for, and for how long that is."""
+        """By peer to which no way without a relay was found: time at which we look again, and the pause after that."""
         self._undialable: dict[PeerId, None] = {}
-        """Peers that have dialled us, and cannot be dialled at the address that they came from."""
+        """Peers that have dialled us and cannot be dialled at the address from which they came."""
         self._nursery: trio.Nursery | None = None
 
     def doors(self) -> Mapping[bytes, Serve]:
-        """What serves sockets that come to where we listen, by their first byte."""
+        """Return the handlers of inbound sockets by their first byte."""
         return {
             relay.FIRST_BYTE: self.relay.accept,
             race.FIRST_BYTE: self._meetings.accept,
@@ -162,7 +164,7 @@ class Traversal:
         }
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run all parts until cancelled."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             nursery.start_soon(self.relay.run)
@@ -170,40 +172,40 @@ class Traversal:
             nursery.start_soon(self._meetings.run)
 
     def opened(self, peer: PeerId, connection: Connection) -> None:
-        """There is another connection to `peer`."""
+        """Look for a better connection, as there is a new one to `peer`."""
         if self._nursery is not None:
             self._nursery.start_soon(guarded, self._improving.on_opened, peer, connection)
 
     def connected(self) -> None:
-        """There is a peer that was not connected before."""
+        """Note that a peer has become connected."""
         self.circuits.connected()
 
     def disconnected(self, peer: PeerId) -> None:
-        """The last connection to `peer` has ended."""
+        """Forget `peer`, as the last connection to it has ended."""
         self.relay.disconnected(peer)
         self.circuits.disconnected(peer)
         self._no_way.pop(peer, None)
         self._undialable.pop(peer, None)
 
     def way(self, peer: PeerId) -> Way:
-        """The best way of the open connections to a peer."""
+        """Return the best way of the open connections to a peer."""
         return min(self._improving.ways(peer), key=lambda way: way.relay is not None, default=DIRECT)
 
     def at_most(self, bytes_per_s: float, peers: Iterable[PeerId]) -> float:
-        """What is left of such a bandwidth when the shares of some of these peers go through relays."""
+        """Return the part of a bandwidth that is left if the shares of some of these peers go through relays."""
         ways = [self.way(peer) for peer in peers]
         relayed = [way for way in ways if way.relay is not None]
         carried = sum({way.relay: way.bytes_per_s for way in relayed}.values())
         return min(bytes_per_s or inf, carried * len(ways) / len(relayed)) if relayed and carried < inf else bytes_per_s
 
     async def connect(self, address: CircuitAddress) -> None:
-        """Connect to a peer through its relay.  Raises what the library raises, `Unreachable` and OSError."""
+        """Connect to a peer through its relay.  Raises `Unreachable`, OSError, and whatever the library raises."""
         sock, way = await self.circuits.open(address.relay, address.peer)
         raw = raw_connection(trio.SocketStream(sock), way, dialled=True)
         await self._swarm.upgrade_outbound_raw_conn(raw, library_id(address.peer))
 
     async def socket(self, peer: PeerId, connection: MuxedConnection, port: int) -> trio.socket.SocketType:
-        """A socket to a connected peer, which listens at `port`.  Raises `LinkBroken` and OSError."""
+        """Return a socket to a connected peer, which listens at `port`.  Raises `LinkBroken` or OSError."""
         dialled = self._dialled().get(peer)
         if dialled is not None:
             return await dial((dialled[0], port), b"", DIAL_S)
@@ -243,7 +245,7 @@ class Traversal:
         return list(self._dialled().values())
 
     def _dialled(self) -> dict[PeerId, End]:
-        """The peers that we have dialled and are connected to, at which end."""
+        """Return the connected peers that we have dialled, with the end at which we dialled them."""
         return {
             peer_id_of(identity): end
             for identity, connections in self._swarm.connections.items()

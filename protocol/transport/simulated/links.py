@@ -1,11 +1,11 @@
 """The links of the simulated network: access links that flows share.
 
-Every peer has one link up and one down.  Small messages go first, as control traffic does, and cost their own time only;
-what is larger waits in a queue of its flow (one for each other peer), and the flows of a link take turns, a slice each; what
-is not urgent goes when nothing else waits.  A slice that left one peer's link up travels, and then queues for the other's
+Every peer has one link up and one down.  Small messages go first, like control traffic, and cost their own time only.
+Larger messages wait in a queue of their flow (one for each other peer), and the flows of a link take turns, a slice each.
+Spare messages go when nothing else waits.  A slice that has left one peer's link up travels, then queues for the other's
 link down.
 
-All of it runs on one agenda, one task and no chance of its own, so that the same calls give the same times.
+Everything runs on one agenda in one task, without chance, so that the same calls give the same times.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from protocol.wire.identity import PeerId
 
 SMALL_BYTES = 4096
 TURN_S = 0.05
-"""How long a flow has the link at most before the next one's turn."""
+"""Longest turn of a flow on a link (s)."""
 LEAST_SLICE = 1024
 
 Action = Callable[[], None]
 
 
 class Agenda:
-    """Actions by the time at which they are due; those of one time run in the order in which they were added."""
+    """A queue of actions by due time; actions due at one time run in the order in which they were added."""
 
     def __init__(self) -> None:
         self._due: list[tuple[float, int, Action]] = []
@@ -48,11 +48,11 @@ class Agenda:
 
     @property
     def next_at(self) -> float:
-        """When the next action is due."""
+        """The time when the next action is due; infinite if there is none."""
         return self._due[0][0] if self._due else math.inf
 
     def run_due(self) -> None:
-        """Run what is due by now."""
+        """Run the actions that are due by now."""
         clock = trio.lowlevel.current_clock()
         while self._due and self._due[0][0] <= clock.current_time():
             heapq.heappop(self._due)[2]()
@@ -67,14 +67,14 @@ class Agenda:
 
 @dataclass
 class Access:
-    """A peer's links."""
+    """The access link of a peer, in both directions."""
 
     up: Pipe
     down: Pipe
 
 
 class Pipe:
-    """One direction of an access link.  Never idle while something waits; round-robin between flows."""
+    """One direction of an access link.  It is never idle while data waits, and serves flows round-robin."""
 
     def __init__(self, agenda: Agenda, bytes_per_s: float) -> None:
         self._agenda = agenda
@@ -83,7 +83,7 @@ class Pipe:
         self._busy = self._stopped = False
 
     def slice_bytes(self) -> int:
-        """The most that one flow sends in its turn."""
+        """Return the most bytes that one flow sends in its turn."""
         return max(LEAST_SLICE, int(self.bytes_per_s * TURN_S))
 
     def put(self, transfer: Transfer, size: int, through: Action) -> None:
@@ -92,7 +92,7 @@ class Pipe:
         self._next()
 
     def stop(self) -> None:
-        """Let nothing more in: its owner is stopped.  What is under way arrives."""
+        """Let no more data in, as the owner is stopped.  Data under way still arrives."""
         self._stopped = True
 
     def go_on(self) -> None:
@@ -118,7 +118,7 @@ class Pipe:
 
 
 class Transfer:
-    """`size` bytes from one access link to another, in slices that are each `delay_s` under way between the two."""
+    """A transfer of `size` bytes between two access links, in slices that each take `delay_s` from one to the other."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class Transfer:
         self.flow, self.spare, self._size = flow, spare, size
         self.abandoned = False
         self.on_slice: Callable[[], None] = lambda: None
-        """Told of the bytes that have arrived."""
+        """Callback for each slice that has arrived."""
         self._agenda, self._delay_s, self._arrived = agenda, delay_s, arrived
         self._left = 0
 
@@ -146,7 +146,7 @@ class Transfer:
             sender.up.put(self, size, partial(self._travel, receiver, size))
 
     def abandon(self) -> None:
-        """The sender gives up: slices that have not left yet take no time of the links any more."""
+        """Give up, for the sender: slices that have not left yet take no more time of the links."""
         self.abandoned = True
 
     def _travel(self, receiver: Access, size: int) -> None:
@@ -160,7 +160,7 @@ class Transfer:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# One peer's end of the simulated network as the wire sees it, and the calls between two ends.
+# One peer's end of the simulated network, as the wire uses it, and the calls between two ends.
 
 
 class Call:
@@ -178,24 +178,24 @@ class Call:
         self.transfers: list[Transfer] = []
 
     def finish(self, answer: bytes) -> None:
-        """The answer has arrived."""
+        """End the call with an answer that has arrived."""
         self.answer = answer
         self.ended.set()
 
     def fail(self, error: NetworkError) -> None:
-        """The call has ended with an error, unless it had ended before."""
+        """End the call with an error, unless it has ended already."""
         if not self.ended.is_set():
             self.error = error
             self.ended.set()
 
     def break_off(self) -> None:
-        """The receiver learns that no more data comes."""
+        """Tell the receiver that no more data comes."""
         if not self.delivered.is_set():
             self.broken = True
             self.delivered.set()
 
     def abandon(self) -> None:
-        """What has not left yet takes no time of the links any more."""
+        """Abandon all transfers: slices that have not left yet take no more time of the links."""
         for transfer in self.transfers:
             transfer.abandon()
 
@@ -203,7 +203,7 @@ class Call:
 class Endpoint:
     """A peer's links, its inbox, and its calls.
 
-    `handlers` are set before it joins the wire, which then sets `access`.  up_bytes, down_bytes: of payload since the start.
+    `handlers` are set before it joins the wire, which then sets `access`.  up_bytes, down_bytes: payload since the start.
     """
 
     access: Access
@@ -213,19 +213,19 @@ class Endpoint:
         self._peer_id = peer_id
         self.up_bytes = self.down_bytes = 0
         self.calls: dict[Call, None] = {}
-        """Its own."""
+        """Calls of this peer to others."""
         self.served: dict[Call, None] = {}
-        """Those of others that it handles."""
+        """Calls of others that this peer handles."""
         self._post, self._inbox = trio.open_memory_channel[Callable[[], object]](math.inf)
         self._nursery: trio.Nursery | None = None
 
     @property
     def peer_id(self) -> PeerId:
-        """The peer ID."""
+        """The ID of this peer."""
         return self._peer_id
 
     async def run(self) -> None:
-        """Handle what arrives, until cancelled."""
+        """Handle arrivals from the inbox until cancelled."""
         async with trio.open_nursery() as self._nursery:
             async for arrival in self._inbox:
                 arrival()
@@ -236,16 +236,16 @@ class Endpoint:
         self._nursery.start_soon(function, *arguments)  # type: ignore[arg-type]
 
     def post(self, arrival: Callable[[], object]) -> None:
-        """Put something that arrives into the inbox; it is handled when this peer runs."""
+        """Put an arrival into the inbox; it is handled when this peer runs."""
         self._post.send_nowait(arrival)
 
     def crash(self) -> None:
-        """This peer has crashed."""
+        """Abandon all calls of a peer that has crashed."""
         for call in [*self.calls, *self.served]:
             call.abandon()
 
     def lose(self, peer: PeerId) -> None:
-        """Another peer has crashed: the calls to it fail, those from it break off."""
+        """Fail the calls to another peer, which has crashed, and break off the calls from it."""
         for call in [call for call in self.calls if call.receiver == peer]:
             call.fail(Unreachable(f"the connection to {peer} broke"))
         for call in [call for call in self.served if call.caller == peer]:

@@ -1,9 +1,9 @@
-"""The network as a simulation: peers in one process, on links with latency, bandwidth, loss, partitions and deaths.
+"""A simulated network: peers in one process, on links with latency, bandwidth, loss, partitions and deaths.
 
-`MemoryNetwork` is one peer's end of a `MemoryWire`; both run on trio's clock alone, so under a mock clock an hour passes at
-once.  Protocol code cannot tell this from libp2p.
+`MemoryNetwork` is one peer's end of a `MemoryWire`.  Both use only trio's clock, so under a mock clock an hour passes at
+once.  Protocol code cannot tell this network from libp2p.
 
-What arrives at a peer is put into its inbox and handled by its own tasks, never by the sender's: a peer that does not run
+Arrivals at a peer are put into its inbox and handled by its own tasks, never by the sender's: a peer that does not run
 handles nothing.
 """
 
@@ -31,13 +31,13 @@ from protocol.transport.simulated.wire import MemoryWire
 from protocol.wire.identity import PeerId
 
 HALF_OPEN_S = 30.0
-"""How long a receiver waits for the rest of a push whose sender fell silent, and ..."""
+"""Seconds for which a receiver waits for the data of a push."""
 SLOWEST_BYTES_PER_S = 32 << 10
-"""... longer for as many bytes as this a second."""
+"""Rate of a push for which a receiver waits longer: it adds the time that the data takes at this rate."""
 
 
 class MemoryNetwork(Endpoint):
-    """One peer's end: a `protocol.transport.interface.Network`.
+    """One peer's end of the simulated network: a `protocol.transport.interface.Network`.
 
     It is up from `MemoryWire.join` until it crashes; `run` it.  `handlers` are set before it joins.
     """
@@ -49,37 +49,37 @@ class MemoryNetwork(Endpoint):
             self.handlers = handlers
 
     def addresses(self) -> Sequence[str]:
-        """One multiaddr of this simulation."""
+        """Return one multiaddr, which only this simulation knows."""
         return [f"/memory/{self._peer_id}/p2p/{self._peer_id}"]
 
     def connected(self) -> Sequence[PeerId]:
-        """The peers within reach."""
+        """Return the peers within reach."""
         return self._wire.reachable(self._peer_id) if self._wire.end(self._peer_id) is self else []
 
     def link(self, peer: PeerId) -> str:
-        """Direct, to everybody within reach."""
+        """Return "direct" for every peer within reach, else an empty text."""
         return "direct" if peer in self.connected() else ""
 
     def welcome(self, peer: PeerId) -> None:
-        """Does nothing: there are no strangers here."""
+        """Do nothing: there are no strangers here."""
 
     def traffic(self) -> Traffic:
-        """Bytes of payload moved since the start."""
+        """Return the payload moved since the start."""
         return Traffic(self.up_bytes, self.down_bytes)
 
     def bandwidth(self) -> Bandwidth:
-        """The rates of our links."""
+        """Return the rates of our links."""
         return Bandwidth(self.access.up.bytes_per_s, self.access.down.bytes_per_s)
 
     def is_moving(self) -> bool:
-        """No: addresses do not change here."""
+        """Return False: addresses do not change here."""
         return False
 
     def remember(self, addresses: Sequence[str], *, claimed: bool = False) -> None:
-        """Does nothing: every peer is connected already."""
+        """Do nothing: every peer is connected already."""
 
     def known_addresses(self) -> Sequence[str]:
-        """None: there is no address book."""
+        """Return no addresses: there is no address book."""
         return []
 
     def forget(self, peer: PeerId) -> None:
@@ -87,7 +87,7 @@ class MemoryNetwork(Endpoint):
         self._wire.forget(peer, self._peer_id)
 
     async def publish(self, data: bytes) -> None:
-        """Gossip `data` to every peer within reach; does nothing after a crash."""
+        """Gossip `data` to every peer within reach.  Does nothing after a crash."""
         await trio.lowlevel.checkpoint()
         if self._wire.end(self._peer_id) is self:
             self._wire.spread(self, data)
@@ -132,7 +132,7 @@ class MemoryNetwork(Endpoint):
 
     @contextmanager
     def _calling(self, peer: PeerId, timeout_s: float) -> Iterator[tuple[Call, Endpoint]]:
-        """A call to `peer` and its end; when the deadline passes, or we are cancelled, the other end learns of it."""
+        """Make a call to `peer`; yield the call and the peer's end.  That end learns when we give up or are cancelled."""
         end = self._wire.end(peer)
         if end is None or self._wire.end(self._peer_id) is not self:
             raise Unreachable(f"{peer} is gone")
@@ -177,7 +177,7 @@ class MemoryNetwork(Endpoint):
                 self._reply(call, end, 0, lambda: call.fail(Refused("not wanted")))
                 return
             assert len(landing.buffer) == len(data)
-            if not call.broken:  # the sender sent on while the header was looked at
+            if not call.broken:  # the sender went on sending while the header was looked at
                 transfer = self._wire.send(self, end, len(data), call.delivered.set, delay_s=0.0, spare=spare)
                 transfer.on_slice = landing.on_bytes
                 call.transfers.append(transfer)

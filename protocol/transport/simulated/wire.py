@@ -1,7 +1,7 @@
-"""The wire of the simulated network: all peers and what lies between them.
+"""The wire of the simulated network: all peers and the links between them.
 
-All chance comes from the generator that is passed in, and nothing iterates over a set: the same seed gives the same run.
-Gossip reaches every peer that can be reached directly or through one other peer.
+All chance comes from the generator that is passed in, and no code iterates over a set, so the same seed gives the same run.
+Gossip reaches every peer within reach, directly or through one other peer.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from protocol.transport.simulated.links import SMALL_BYTES, Access, Agenda, Endp
 from protocol.wire.identity import PeerId
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Which peers of the simulated network can reach each other: partitions, cut links, and peers that were forgotten.
+# Reachability between peers of the simulated network: partitions, cut links, and peers that were forgotten.
 
 
 class Topology:
-    """Without partitions and cuts every peer reaches every other."""
+    """The partitions and cuts between peers.  Without any, every peer reaches every other."""
 
     def __init__(self) -> None:
         self._side: dict[PeerId, int] = {}
@@ -30,11 +30,11 @@ class Topology:
         self._forgotten: dict[tuple[PeerId, PeerId], None] = {}
 
     def partition(self, *sides: Sequence[PeerId]) -> None:
-        """Separate peers of different sides; a peer that is not named is on the first side."""
+        """Separate the peers of different sides.  A peer that is not named is on the first side."""
         self._side = {peer: number for number, side in enumerate(sides) for peer in side}
 
     def cut(self, sender: PeerId, receiver: PeerId) -> None:
-        """Let nothing pass from `sender` to `receiver` directly any more; the other way still works."""
+        """Stop everything from `sender` directly to `receiver`; the other direction still works."""
         self._cut[sender, receiver] = None
 
     def mend(self) -> None:
@@ -46,15 +46,15 @@ class Topology:
         self._forgotten[one, other] = self._forgotten[other, one] = None
 
     def linked(self, one: PeerId, other: PeerId) -> bool:
-        """Whether two peers are connected; a cut does not disconnect them."""
+        """Return True if two peers are connected; a cut does not disconnect them."""
         return one != other and self._side.get(one, 0) == self._side.get(other, 0) and (one, other) not in self._forgotten
 
     def carries(self, sender: PeerId, receiver: PeerId) -> bool:
-        """Whether messages pass from `sender` to `receiver` directly."""
+        """Return True if messages pass from `sender` directly to `receiver`."""
         return self.linked(sender, receiver) and (sender, receiver) not in self._cut
 
     def hops(self, sender: PeerId, receiver: PeerId, others: Iterable[PeerId]) -> int:
-        """The hops that gossip takes from one linked peer to another, 2 through one of `others` at most; 0: no way."""
+        """Return the hops of gossip from one linked peer to another: 1, 2 through one of `others`, 0 if there is no way."""
         if not self._cut or self.carries(sender, receiver):
             return 1
         return 2 if any(self.carries(sender, other) and self.carries(other, receiver) for other in others) else 0
@@ -68,8 +68,8 @@ class Topology:
 class Weather:
     """Latency, bandwidth and loss.  latency_s: one way, `jitter_s` more at most.  bytes_per_s: each peer's up and down rate.
 
-    gossip_loss, gossip_copies, gossip_late: chance that a gossip message is lost, arrives twice, or comes up to `late_s`
-    late (and so after later ones), at one peer.  request_loss: chance that a question, an answer or a push gets lost.
+    gossip_loss, gossip_copies, gossip_late: chance that a gossip message is lost, arrives twice, or arrives up to `late_s`
+    late (and so after later ones), at one peer.  request_loss: chance that a question, an answer or a push is lost.
     """
 
     latency_s: float = 0.02
@@ -86,7 +86,7 @@ class Weather:
 
 
 class MemoryWire:
-    """The peers that are up, the links between them, and what is under way.  `nursery` runs the agenda."""
+    """The peers that are up, the links between them, and the messages under way.  `nursery` runs the agenda."""
 
     def __init__(
         self, nursery: trio.Nursery, random: Random, weather: Weather | None = None, agenda: Agenda | None = None
@@ -95,26 +95,26 @@ class MemoryWire:
         self.weather = weather or Weather()
         self.agenda = agenda or Agenda()
         self.arrivals: Counter[tuple[str, PeerId]] = Counter()
-        """How many of each kind (gossip, request, push) arrived at each peer."""
+        """Number of arrivals of each kind (gossip, request, push) at each peer."""
         self.questions: Counter[str] = Counter()
-        """How many questions of each kind arrived."""
+        """Number of questions of each kind that arrived."""
         self.on_trouble: Callable[[str, PeerId], None] = lambda trouble, peer: None
-        """Told what the weather did to a message, and whose message it was."""
+        """Callback for the weather's effect on a message, with the peer concerned."""
         self.on_gossip: Callable[[PeerId, bytes], None] = lambda receiver, data: None
-        """Told of gossip that a peer is about to handle."""
+        """Callback for gossip that a peer is about to handle."""
         self._ends: dict[PeerId, Endpoint] = {}
         self._topology = Topology()
         nursery.start_soon(self.agenda.run)
 
     @property
     def messages(self) -> int:
-        """How many messages arrived, of all kinds."""
+        """The number of messages of all kinds that arrived."""
         return sum(self.arrivals.values())
 
-    # -- what happens in the world ------------------------------------------------------------------------------------
+    # -- events in the world ------------------------------------------------------------------------------------------
 
     def join(self, end: Endpoint) -> None:
-        """A peer comes up and is connected to everybody it can reach."""
+        """Bring up a peer and connect it to every peer that it can reach."""
         peer = end.peer_id
         assert peer not in self._ends, "one process an identity"
         self._ends[peer] = end
@@ -124,7 +124,7 @@ class MemoryWire:
             self._tell_connected(self._ends[other], peer)
 
     def crash(self, peer: PeerId) -> None:
-        """A peer is gone from one moment to the next; others see the connection break."""
+        """Remove a peer from one moment to the next; others see the connection break."""
         end = self._ends.pop(peer, None)
         if end is None:
             return
@@ -135,7 +135,7 @@ class MemoryWire:
                 self._tell_disconnected(other, peer)
 
     def partition(self, *sides: Sequence[PeerId]) -> None:
-        """Separate peers of different sides; a peer that is not named is on the first side."""
+        """Separate the peers of different sides.  A peer that is not named is on the first side."""
         before = {peer: self.reachable(peer) for peer in self._ends}
         self._topology.partition(*sides)
         for peer, end in self._ends.items():
@@ -153,7 +153,7 @@ class MemoryWire:
         self.partition()
 
     def cut(self, sender: PeerId, receiver: PeerId) -> None:
-        """Let nothing pass from `sender` to `receiver` directly any more; the other way still works."""
+        """Stop everything from `sender` directly to `receiver`; the other direction still works."""
         self._topology.cut(sender, receiver)
 
     def freeze(self, peer: PeerId) -> None:
@@ -162,14 +162,14 @@ class MemoryWire:
             self._ends[peer].access.up.stop()
 
     def thaw(self, peer: PeerId) -> None:
-        """Let a frozen peer go on."""
+        """Let a frozen peer continue."""
         if peer in self._ends:
             self._ends[peer].access.up.go_on()
 
     # -- used by the ends ---------------------------------------------------------------------------------------------
 
     def end(self, peer: PeerId) -> Endpoint | None:
-        """The end of a peer that is up."""
+        """Return the end of a peer; None if it is not up."""
         return self._ends.get(peer)
 
     def forget(self, one: PeerId, other: PeerId) -> None:
@@ -177,7 +177,7 @@ class MemoryWire:
         self._topology.forget(one, other)
 
     def reachable(self, peer: PeerId) -> list[PeerId]:
-        """The peers that `peer` is connected to."""
+        """Return the peers to which `peer` is connected."""
         return [other for other in self._ends if self._topology.linked(peer, other)]
 
     def _tell_connected(self, end: Endpoint, peer: PeerId) -> None:
@@ -187,7 +187,7 @@ class MemoryWire:
         end.post(lambda: end.handlers.on_peer_disconnected(peer))
 
     def delay_s(self) -> float:
-        """The time that the next message is under way (s)."""
+        """Return the time that the next message is under way (s)."""
         return self.weather.latency_s + self.random.random() * self.weather.jitter_s
 
     def send(
@@ -200,10 +200,10 @@ class MemoryWire:
         delay_s: float | None = None,
         spare: bool = False,
     ) -> Transfer:
-        """Send one message of `size` bytes; `arrived` is called unless the link does not carry it by then.
+        """Send one message of `size` bytes.  `arrived` is called, unless the link no longer carries it at that time.
 
         delay_s: the time under way, without the time that the links take for its bytes; None for the weather's.
-        spare: it leaves the sender when nothing else waits there.
+        spare: the message leaves the sender only when nothing else waits there.
         """
 
         def arrive() -> None:
@@ -223,7 +223,7 @@ class MemoryWire:
         return transfer
 
     def loses(self, sender: PeerId) -> bool:
-        """Whether a question, an answer or a push of `sender` gets lost."""
+        """Decide by chance if a question, an answer or a push of `sender` gets lost.  Return True if it does."""
         return self._strikes(self.weather.request_loss, "lost request", sender)
 
     def spread(self, sender: Endpoint, data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""What runs in the child process of the sandbox, before and around a program that nobody trusts.
+"""Confinement of an untrusted program: the code that runs in the sandbox's child process, before and around it.
 
-Needs the standard library alone.  Nothing here is meant to run in a process that does anything else.
+It needs only the standard library, and must run in no other process.  Begin with `launcher`.
 """

@@ -1,8 +1,8 @@
-"""Landlock: which files a process may open, without privileges and without namespaces (Linux 6.2 and later).
+"""Landlock: limits the files that a process may open, without privileges or namespaces (Linux 6.2 and later).
 
-Needed where a container or a distribution forbids namespaces.  It does not hide names and sizes of other files, and
-changes of their owner, mode and times are seccomp's business.  Earlier kernels lack the rule for truncation; there it
-would look like a protection that it is not, so they count as having none.
+It is needed if a container or a distribution forbids namespaces.  It does not hide names and sizes of other files, and
+leaves changes of their owner, mode and times to seccomp.  Earlier kernels lack the rule for truncation; Landlock would be no
+real protection there, so they count as having none.
 
 Interface: the kernel's `Documentation/userspace-api/landlock.rst`.
 """
@@ -18,7 +18,7 @@ from trainer.environments.confinement.system import system_call
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 LEAST_VERSION = 3
-"""The first one that can forbid truncation."""
+"""The first version of Landlock that can forbid truncation."""
 
 EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1, 2, 4, 8
 REMOVE_DIR, REMOVE_FILE, MAKE_CHAR, MAKE_DIR, MAKE_REG, MAKE_SOCK, MAKE_FIFO, MAKE_BLOCK, MAKE_SYM = (
@@ -44,10 +44,10 @@ class _BeneathPath(ctypes.Structure):
 
 
 def restrict(readable: Iterable[str], writable: Iterable[str], own: str) -> None:
-    """From now on this process reads only below `readable`, writes the files `writable` too, and does as it likes in `own`.
+    """Let this process only read below `readable`, read and write the files `writable`, and use the folder `own` freely.
 
-    It connects to nobody over TCP, and signals no process outside, where the kernel knows of that.  Raises OSError where
-    the kernel has no Landlock, or one too old.  The process must have given up new privileges before.
+    Files can be executed nowhere.  If the kernel supports it, TCP and signals to outside processes are also forbidden.
+    Raises OSError if the kernel's Landlock is missing or too old.  The process must have given up new privileges before.
     """
     version = system_call("landlock", _CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(1))
     if version < LEAST_VERSION:
@@ -68,7 +68,7 @@ def restrict(readable: Iterable[str], writable: Iterable[str], own: str) -> None
 
 
 def _allow(ruleset: int, path: str, access: int) -> None:
-    """Adds a rule for what lies at `path` and below; nothing where nothing is."""
+    """Add a rule for `path` and everything below; do nothing if it does not exist."""
     try:
         place = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -1,11 +1,11 @@
-"""Starts one untrusted Python program: the process that watches it, and the one that it becomes.
+"""Launcher of one untrusted Python program: the process that watches it, and the process that becomes it.
 
     sandbox (the peer's process) -> launcher (watches the deadline, ends everything) -> program (confined, then runs)
 
-The launcher reads what to do as JSON from a descriptor, and writes what became of it to another, a JSON object a line:
-`{"failed": mechanism, "why": text}` when a protection that was asked for could not be had, so that nothing ran;
+The launcher reads its order as JSON from one descriptor, and writes status to another, one JSON object per line:
+`{"failed": mechanism, "why": text}` if a required protection could not be set up, so that nothing ran;
 `{"started": true}` right before the program's first statement; at the end `{"exit": code}`, `{"signal": number}` or
-`{"late": true}`.  The program holds none of these descriptors.  SIGTERM ends it early.
+`{"late": true}`.  The program holds none of these descriptors.  SIGTERM to the launcher ends the program early.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ NAMESPACES, LANDLOCK, SECCOMP, OTHER_USER = "namespaces", "landlock", "seccomp",
 LOOK_AGAIN_S = 0.01
 SYSTEM_FOLDERS = ("/lib", "/lib32", "/lib64", "/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/local/lib", "/nix/store")
 SYSTEM_FILES = ("/etc/ld.so.cache", "/usr/share/zoneinfo")
-"""What Python and the libraries below it are made of; none of it is anybody's secret."""
+"""Files of Python and its system libraries; they hold no secrets."""
 
 
 def main(order_fd: int, status_fd: int) -> None:
-    """Returns in the program's process, once the program has ended as programs do; exits in the launcher's."""
+    """Launch the program.  Returns in the program's process after the program's end; exits in the launcher's process."""
     with os.fdopen(order_fd) as order_file:
         order = json.load(order_file)
     system.prctl(system.PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != order["parent"]:
-        os._exit(1)  # the sandbox's process died before it could take us along
+        os._exit(1)  # the sandbox's process died before the line above
     system.prctl(system.PR_SET_CHILD_SUBREAPER, 1)
     signal.pthread_sigmask(signal.SIG_SETMASK, {signal.SIGCHLD, signal.SIGTERM})
     use = set(order["mechanisms"])
@@ -52,7 +52,7 @@ def main(order_fd: int, status_fd: int) -> None:
         _become_program(order, use, status_fd, started)
         return
     os.close(started)
-    os.read(ready, 1)  # confining a process takes long on a busy computer, and is none of the program's time
+    os.read(ready, 1)  # confinement can take long, and is not part of the program's time
     os.close(ready)
     os.close(0)
     os.close(1)
@@ -64,9 +64,9 @@ def main(order_fd: int, status_fd: int) -> None:
 
 
 def _watch(program: int, deadline: float, cpu_s: float) -> dict[str, Any]:
-    """Waits for the program, until its processor time or its deadline is used up, or until SIGTERM; reaps orphans.
+    """Wait until the program ends, its processor time or its deadline is used up, or SIGTERM comes; reap orphans.
 
-    A program with one thread cannot use up time faster than it passes, so it is looked at seldom.
+    A program with one thread cannot use processor time faster than the clock, so the launcher rarely has to check.
     """
     while True:
         left = min(deadline - time.monotonic(), cpu_s - _processor_time(program))
@@ -82,7 +82,7 @@ def _watch(program: int, deadline: float, cpu_s: float) -> dict[str, Any]:
 
 
 def _reaped(program: int) -> int | None:
-    """Reaps all that has died; the program's status if it was among them."""
+    """Reap all dead children; return the program's status if it was one of them."""
     while True:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid in (0, program):
@@ -90,15 +90,15 @@ def _reaped(program: int) -> int | None:
 
 
 def _processor_time(process: int) -> float:
-    """Seconds that a child of ours has used, also while it is a zombie: what clock_getcpuclockid(3) names."""
+    """Return the processor seconds of our child, even a zombie; the clock is the one of clock_getcpuclockid(3)."""
     return time.clock_gettime(~process << 3 | 2)
 
 
 def _end_all() -> None:
-    """Kills whatever is left of the program, and reaps it.
+    """Kill all remaining processes of the program, and reap them.
 
-    In a process namespace of its own everything else dies with the program.  Elsewhere orphans become our children: a
-    killed process can no longer fork, so killing children until none is left comes to an end.
+    In a process namespace all of them die with the program.  Otherwise orphans become our children: a killed process can no
+    longer fork, so killing children until none is left terminates.
     """
     while True:
         try:
@@ -107,12 +107,12 @@ def _end_all() -> None:
             return
         if not reaped:
             for child in _children():
-                os.kill(child, signal.SIGKILL)  # ours, and not reaped: the number is nobody else's
+                os.kill(child, signal.SIGKILL)  # not reaped yet, so the number is still this child's
             os.waitpid(-1, 0)
 
 
 def _children() -> set[int]:
-    """Our children, also those that were another's until it died."""
+    """Return our children, including orphans that we have inherited."""
     own = os.getpid()
     found = set()
     for name in os.listdir("/proc"):
@@ -128,7 +128,7 @@ def _children() -> set[int]:
 
 
 def _become_program(order: dict[str, Any], use: set[str], status_fd: int, started: int) -> None:
-    """Confines this process as ordered, and runs the program in it."""
+    """Confine this process as ordered, and run the program in it."""
     signal.pthread_sigmask(signal.SIG_SETMASK, set())
     step = "limits"
     try:
@@ -145,7 +145,7 @@ def _become_program(order: dict[str, Any], use: set[str], status_fd: int, starte
             _become(order["user"], work, owns=NAMESPACES in use)
         step = "limits"
         system.drop_capabilities()
-        system.prctl(system.PR_SET_PDEATHSIG, signal.SIGKILL)  # changing users had cleared it
+        system.prctl(system.PR_SET_PDEATHSIG, signal.SIGKILL)  # cleared by the change of user
         system.prctl(system.PR_SET_DUMPABLE, 0)
         system.prctl(system.PR_SET_NO_NEW_PRIVS, 1)
         if LANDLOCK in use:
@@ -164,7 +164,7 @@ def _become_program(order: dict[str, Any], use: set[str], status_fd: int, starte
 
 
 def _readable(packages: list[str]) -> list[str]:
-    """Folders and files that a Python program needs."""
+    """Return the folders and files that a Python program needs."""
     ours = os.path.realpath(sys.path[0])
     library = [path for path in sys.path[1:] if os.path.realpath(path) != ours]
     prefix = os.path.join(sys.base_prefix, "lib")
@@ -172,10 +172,10 @@ def _readable(packages: list[str]) -> list[str]:
 
 
 def _limit(order: dict[str, Any], processes: int) -> None:
-    """Limits that every kernel keeps.  processes: of this user, threads included.
+    """Set the limits that every kernel enforces.  processes: of this user, threads included.
 
-    Processor time is the launcher's to watch, which the kernel limits in whole ticks, used up by others or not; its limit
-    is for what the launcher does not see.
+    The launcher watches processor time, as the kernel counts it only in whole ticks; the kernel's higher limit is for
+    processes that the launcher does not see.
     """
     limits = {
         resource.RLIMIT_CORE: 0,
@@ -194,7 +194,7 @@ def _limit(order: dict[str, Any], processes: int) -> None:
 
 
 def _threads_of(user: int) -> int:
-    """Processes and threads that a user has on this computer."""
+    """Return the number of a user's threads on this computer."""
     count = 0
     for name in os.listdir("/proc"):
         try:
@@ -206,7 +206,7 @@ def _threads_of(user: int) -> int:
 
 
 def _become(user: int, work: str, owns: bool) -> None:
-    """Become a user that owns nothing but the working folder.  Raises OSError also where it could not read Python."""
+    """Become a user that owns only the working folder.  Raises OSError, also if that user could not read Python's files."""
     if owns:
         os.chown(work, user, user)
     os.setgroups([])
@@ -217,7 +217,7 @@ def _become(user: int, work: str, owns: bool) -> None:
 
 
 def _run(text: str, packages: list[str]) -> None:
-    """Runs the program as `__main__`.  What it raises ends this process as it would end any program."""
+    """Run the program as `__main__`.  An exception in it ends this process, as in any program."""
     del sys.path[0]
     sys.path += packages
     sys.argv = ["program.py"]

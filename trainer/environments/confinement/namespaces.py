@@ -1,7 +1,7 @@
-"""Namespaces: a process that has no network, sees no other process, and has a file system of its own (Linux 5.12 and later).
+"""Namespaces: no network, no sight of other processes, and a separate file system (Linux 5.12 and later).
 
-The new root is a file system in memory with room for `folder_bytes`.  In it are: read-only, what Python needs to import
-its modules; three devices; and an empty working folder.  No /proc, no /etc, no home.
+The new root is a file system in memory with room for `folder_bytes`.  It holds, read-only, the files that Python needs to
+import its modules; three devices; and an empty working folder.  It has no /proc, no /etc and no home folder.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from trainer.environments.confinement.system import (
 )
 
 WORK = "/manyhands-sandbox"
-"""The working folder inside, where nothing else lies that programs need."""
+"""Working folder in the new root, at a path that programs do not need otherwise."""
 DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
 FILES_AT_MOST = 4096
 
@@ -42,9 +42,9 @@ class _MountAttributes(ctypes.Structure):
 
 
 def leave() -> bool:
-    """Enters new namespaces; the next child is the first process of its own world.  Raises OSError where that is forbidden.
+    """Enter new namespaces; the next child is the first process in them.  Raises OSError if this is forbidden.
 
-    True when a user namespace was needed: then this process may do there what root may, and has one user in it, its own.
+    Returns True if a user namespace was needed: this process then has root's rights in it, and its only user.
     """
     flags = CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWCGROUP
     if os.geteuid() == 0:
@@ -62,9 +62,9 @@ def leave() -> bool:
 
 
 def enter_root(folder: str, readable: Iterable[str], folder_bytes: int) -> None:
-    """Makes the new root at `folder`, an empty folder, and moves into it: this process alone.  Raises OSError.
+    """Make the new root at `folder`, an empty folder, and move only this process into it.  Raises OSError.
 
-    The working folder belongs to root then; whoever becomes another user gives it to them.
+    The working folder then belongs to root; the caller must give it to the program's user.
     """
     unshare(CLONE_NEWNS)
     mount("none", "/", "", _MS_REC | _MS_PRIVATE)
@@ -85,7 +85,7 @@ def enter_root(folder: str, readable: Iterable[str], folder_bytes: int) -> None:
 
 
 def _show(folder: str, path: str) -> None:
-    """Lets `path` be seen in the new root, read-only: a folder with all below it, or a link."""
+    """Show `path` in the new root, read-only: a folder with everything below it, a file, or a link."""
     target = folder + path
     if os.path.lexists(target) or not os.path.lexists(path):
         return

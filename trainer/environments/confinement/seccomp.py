@@ -1,15 +1,15 @@
-"""Seccomp: the system calls that a program may make.  A classic BPF filter, for x86-64 and AArch64.
+"""Seccomp: limits the system calls that a program may make, by a classic BPF filter for x86-64 and AArch64.
 
-`ALLOWED` lists what Python, its standard library and the C library need for files, memory, threads, waiting and clocks.
-Which files may be opened is for the other mechanisms to say.  A few more calls are allowed for some arguments only (`CLONE`
-to `SOCKETPAIR`).  Every other call fails with ENOSYS, as on a kernel that lacks it, so calls that later kernels add are
-refused without a review.  C libraries fall back to older calls on this error.  The calls of the x32 table have other
+`ALLOWED` lists the calls that Python, its standard library and the C library need for files, memory, threads, waiting and
+clocks.  The other mechanisms decide which files may be opened.  A few more calls are allowed with some arguments only
+(`CLONE` to `SOCKETPAIR`).  Every other call fails with ENOSYS, as on a kernel that lacks it, so calls that later kernels add
+are refused without a review.  C libraries fall back to older calls on this error.  The calls of the x32 table have other
 numbers, so they fail as well; a call by another architecture's table ends the process.
 
-Programs go without sockets (but for a connected pair), other processes (starting, executing, tracing, signalling,
-scheduling), notifications of files (other processes read the same libraries), changes of owners and extended attributes,
-shared memory, message queues, and interfaces that configure the kernel.  Locks of files are granted and not taken: no other
-process shares the files of a program, and a lock on a library would hold up others.
+Programs have no sockets (except a connected pair), other processes (starting, executing, tracing, signalling, scheduling),
+notifications of files (other processes read the same libraries), changes of owners and extended attributes, shared memory,
+message queues, or interfaces that configure the kernel.  Locks of files succeed without effect: no other process shares the
+files of a program, and a lock on a library would hold up others.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from trainer.environments.confinement.system import AARCH64, PR_SET_SECCOMP, X86
 
 KILL_PROCESS, ERRNO, ALLOW = 0x8000_0000, 0x0005_0000, 0x7FFF_0000
 MISSING, FORBIDDEN, UNSUPPORTED = (ERRNO | number for number in (errno.ENOSYS, errno.EPERM, errno.EOPNOTSUPP))
-"""Answers to unlisted calls, to unlisted arguments, and to calls for which Python has a fallback on this error alone."""
+"""Answers to unlisted calls, to unlisted arguments, and to calls for which Python falls back only on this error."""
 GRANTED = ERRNO
-"""The call returns 0, and nothing is done."""
+"""Answer 0 without doing anything."""
 ARCHITECTURES = {X86_64: 0xC000_003E, AARCH64: 0xC000_00B7}
 
 LOAD, JUMP_EQUAL, JUMP_ANY_BIT, RETURN = 0x20, 0x15, 0x45, 0x06
 NUMBER_AT, ARCHITECTURE_AT, ARGUMENTS_AT = 0, 4, 16
 
 Numbers = tuple[int | None, int | None]
-"""Of a call on x86-64 and AArch64; None where there is no such call."""
+"""Numbers of a call on x86-64 and AArch64; None if there is no such call."""
 
 ALLOWED: dict[str, Numbers] = {
     # files
@@ -85,18 +85,18 @@ OF_MODES_AND_TIMES: dict[str, Numbers] = {
     "chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53), "fchmodat2": (452, 452), "utime": (132, None),
     "utimes": (235, None), "futimesat": (261, None), "utimensat": (280, 88),
 }  # fmt: skip
-"""Allowed unless the files of others are still seen, which Landlock does not keep from being touched so."""
+"""Calls that are allowed only if other files are hidden: Landlock does not protect visible files from them."""
 
 OF_ATTRIBUTES: dict[str, Numbers] = {
     "getxattr": (191, 8), "lgetxattr": (192, 9), "fgetxattr": (193, 10), "listxattr": (194, 11), "llistxattr": (195, 12),
     "flistxattr": (196, 13),
 }  # fmt: skip
-"""Answered as by a file system without extended attributes: `shutil` asks for them, and copies on for this error alone."""
+"""Calls answered as by a file system without extended attributes: `shutil` asks for them, and ignores only this error."""
 
 CLONE, CLONE_THREAD = (56, 220), 0x0001_0000
-"""Starts threads, and no process.  `clone3` is not on the list: a filter cannot see its flags."""
+"""Call that may start threads, but no process.  `clone3` is not allowed: a filter cannot see its flags."""
 KILL, TGKILL, PRLIMIT = (62, 129), (234, 131), (302, 261)
-"""For the program's own process alone."""
+"""Calls that are allowed only on the program's own process."""
 PRCTL, PRCTL_OPTIONS = (157, 167), (3, 15, 16, 23, 0x5356_4D41)
 """PR_GET_DUMPABLE, PR_SET_NAME, PR_GET_NAME, PR_CAPBSET_READ and PR_SET_VMA, which names memory."""
 IOCTL, IOCTL_REQUESTS = (16, 29), (0x5401, 0x802C_542A, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
@@ -104,18 +104,18 @@ IOCTL, IOCTL_REQUESTS = (16, 29), (0x5401, 0x802C_542A, 0x5413, 0x541B, 0x5421, 
 FCNTL, FCNTL_COMMANDS = (72, 25), (0, 1, 2, 3, 4, 1030, 1032)
 """F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_DUPFD_CLOEXEC and F_GETPIPE_SZ."""
 LOCKS = (6, 7)
-"""F_SETLK and F_SETLKW, which SQLite needs.  They are granted without reaching the kernel."""
+"""F_SETLK and F_SETLKW, which SQLite needs.  They succeed without reaching the kernel."""
 SOCKETPAIR, UNIX, STREAM = (53, 199), (1,), tuple(1 | flags for flags in (0, 0x800, 0x8_0000, 0x8_0800))
-"""A stream, with SOCK_NONBLOCK and SOCK_CLOEXEC if wanted.  One of a pair could send datagrams to any local service."""
+"""Stream sockets, with or without SOCK_NONBLOCK and SOCK_CLOEXEC.  A pair for datagrams could send to any local service."""
 
 Instruction = tuple[int, int, int, int]
 """Code, jump if true, jump if false, operand."""
 
 
 def instructions(machine: str, own_pid: int, threads: bool, modes: bool) -> list[Instruction]:
-    """Return the filter of a process with this number.
+    """Return the filter for the process with this number.
 
-    threads: may it start threads?  modes: may it change modes and times of files?
+    threads: True to allow starting threads.  modes: True to allow changing modes and times of files.
     """
     column = (X86_64, AARCH64).index(machine)
     program: list[Instruction] = [
@@ -144,7 +144,7 @@ def instructions(machine: str, own_pid: int, threads: bool, modes: bool) -> list
 
 
 def install(machine: str, threads: bool, modes: bool) -> None:
-    """Put this process under its filter, for good.  Raises OSError."""
+    """Put this process under its filter, irrevocably.  Raises OSError."""
     program = instructions(machine, os.getpid(), threads, modes)
     data = b"".join(struct.pack("HBBI", *instruction) for instruction in program)
     buffer = ctypes.create_string_buffer(data, len(data))
@@ -159,7 +159,7 @@ def _all_of(calls: Mapping[str, Numbers], column: int, answer: int) -> list[Inst
 
 
 def _when(number: int | None, then: list[Instruction]) -> list[Instruction]:
-    """These instructions, which return, for this call alone."""
+    """Return instructions that run `then`, which returns, for this call only."""
     assert number is not None and len(then) <= 255
     return [(JUMP_EQUAL, 0, len(then), number), *then]
 

@@ -27,7 +27,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def machine() -> str:
-    """X86_64 or AARCH64; raises OSError on others, whose system call numbers we do not know."""
+    """Return X86_64 or AARCH64; raises OSError on other machines, whose system call numbers we do not know."""
     name = {"x86_64": X86_64, "amd64": X86_64, "aarch64": AARCH64, "arm64": AARCH64}.get(platform.machine().lower())
     if name is None or ctypes.sizeof(ctypes.c_void_p) != 8:
         raise OSError(f"system calls of {platform.machine()} are not known here")
@@ -35,35 +35,35 @@ def machine() -> str:
 
 
 def system_call(name: str, number: int, *arguments: Any) -> int:
-    """What the call returns; raises OSError with the call's name when it fails."""
+    """Make a system call and return its result; raises OSError with the call's name if it fails."""
     return _checked(name, _LIBC.syscall(ctypes.c_long(number), *arguments))
 
 
 def prctl(option: int, value: int) -> None:
-    """One of the process's settings.  Raises OSError."""
+    """Set one of the process's settings.  Raises OSError."""
     zero = ctypes.c_ulong(0)
     _checked(f"prctl {option}", _LIBC.prctl(ctypes.c_int(option), ctypes.c_ulong(value), zero, zero, zero))
 
 
 def prctl_pointer(option: int, value: int, pointer: Any) -> None:
-    """One of the settings that takes a structure.  Raises OSError."""
+    """Set a setting of the process that takes a structure.  Raises OSError."""
     zero = ctypes.c_ulong(0)
     _checked(f"prctl {option}", _LIBC.prctl(ctypes.c_int(option), ctypes.c_ulong(value), pointer, zero, zero))
 
 
 def unshare(flags: int) -> None:
-    """Leave namespaces for new ones.  Raises OSError."""
+    """Enter new namespaces.  Raises OSError."""
     _checked("unshare", _LIBC.unshare(ctypes.c_int(flags)))
 
 
 def mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
-    """Raises OSError."""
+    """Mount a file system.  Raises OSError."""
     arguments = [os.fsencode(text) for text in (source, target, kind)]
     _checked(f"mount {target}", _LIBC.mount(*arguments, ctypes.c_ulong(flags), options.encode()))
 
 
 def unmount(target: str, flags: int) -> None:
-    """Raises OSError."""
+    """Unmount a file system.  Raises OSError."""
     _checked(f"umount {target}", _LIBC.umount2(os.fsencode(target), ctypes.c_int(flags)))
 
 
@@ -72,7 +72,7 @@ class _CapabilityHeader(ctypes.Structure):
 
 
 def drop_capabilities() -> None:
-    """Give up all privileges of root, of its namespace too.  Raises OSError."""
+    """Give up all privileges of root, also in a user namespace.  Raises OSError."""
     nothing = (ctypes.c_uint32 * 6)()
     header = _CapabilityHeader(version=0x2008_0522, pid=0)
     _checked("capset", _LIBC.capset(ctypes.byref(header), ctypes.byref(nothing)))

@@ -1,1 +1,1 @@
-"""Decoders of the Llama family: their shape, the model, its initial parameters."""
+"""Decoders of the Llama family: shape, model, initial parameters.  Begin with `config` and `model`."""

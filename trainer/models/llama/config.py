@@ -1,7 +1,7 @@
-"""The shape of a decoder of the Llama family (Llama 3, Qwen2, Qwen3), and where its tensors lie in the flat vector.
+"""Shape of a decoder of the Llama family (Llama 3, Qwen2, Qwen3), and the places of its tensors in the flat vector.
 
-Decides the order, names and offsets of the parameters: the flat fp32 vector that peers exchange, hash and keep is this
-layout, so it is part of the protocol.  Imports nothing outside the standard library, so that the peer process can count
+This module decides the order, names and offsets of the parameters in the flat fp32 vector that peers exchange, hash and
+keep, so it is part of the protocol.  Imports nothing outside the standard library, so that the peer process can count
 parameters without loading torch.
 """
 
@@ -16,12 +16,12 @@ from trainer.section import Section
 
 @dataclass(frozen=True)
 class ModelConfig(Section):
-    """A Llama-style decoder, as the manifest's model section has it; what has a default came later than the first runs.
+    """Shape of a Llama-style decoder: the manifest's model section.  Fields with defaults are newer than the first runs.
 
     ffn: width of the SwiGLU layer.  tied: output weights are the embedding's.  head_dim: width of an attention head, 0 for
     dim / heads.  qkv_bias: query, key and value have biases (Qwen2).  qk_norm: queries and keys are normed, each head by
-    itself (Qwen3).  rope_factor and what follows: how Llama 3 stretches the rotary positions; 1 does not.  context: tokens
-    that an exported model says it reads, 0 for the run's windows.
+    itself (Qwen3).  rope_*, from rope_factor on: Llama 3's stretching of rotary positions; a factor of 1 does not stretch.
+    context: tokens that an exported model says it reads, 0 for the run's windows.
     """
 
     vocab: int
@@ -55,7 +55,7 @@ class ModelConfig(Section):
 
     @property
     def query_width(self) -> int:
-        """Width of all queries together; dim unless head_dim says otherwise."""
+        """Width of all queries together; dim unless head_dim is set."""
         return self.heads * self.head_width
 
     @property
@@ -65,14 +65,14 @@ class ModelConfig(Section):
 
     @property
     def parameters(self) -> int:
-        """Parameters in the flat vector."""
+        """Number of parameters in the flat vector."""
         last = parameter_layout(self)[-1]
         return last.offset + last.count
 
 
 @dataclass(frozen=True)
 class ParameterPlace:
-    """One tensor in the flat vector.  offset and count are in parameters, not bytes."""
+    """Place of one tensor in the flat vector.  offset and count are in parameters, not bytes."""
 
     name: str
     shape: tuple[int, ...]
@@ -80,12 +80,12 @@ class ParameterPlace:
 
     @property
     def count(self) -> int:
-        """Parameters of the tensor."""
+        """Number of parameters of the tensor."""
         return math.prod(self.shape)
 
 
 def parameter_layout(config: ModelConfig) -> list[ParameterPlace]:
-    """The tensors in their order, named as in Hugging Face checkpoints; they fill the vector without gaps."""
+    """Return the tensors in order, named as in Hugging Face checkpoints; they fill the vector without gaps."""
     shapes: list[tuple[str, tuple[int, ...]]] = [("model.embed_tokens.weight", (config.vocab, config.dim))]
     for layer in range(config.layers):
         prefix = f"model.layers.{layer}."
@@ -101,7 +101,7 @@ def parameter_layout(config: ModelConfig) -> list[ParameterPlace]:
 
 
 def _layer_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """The tensors of one layer, without the layer in their names."""
+    """Yield the tensors of one layer, without the layer in their names."""
     dim, ffn = config.dim, config.ffn
     yield "input_layernorm.weight", (dim,)
     for name, width in (("q", config.query_width), ("k", config.kv_width), ("v", config.kv_width)):

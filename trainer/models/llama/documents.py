@@ -1,7 +1,7 @@
-"""Rows that hold several documents: where each token stands in its own, and attention that stays inside it.
+"""Rows of several documents: the position of each token in its document, and attention that stays inside it.
 
-A document is a run of equal ids in a row; a new row begins a new one.  Each document is computed by itself, so its
-attention costs what it costs alone, and no mask of a row's length squared is made.
+A document is a run of equal ids in a row; a new row begins a new document.  Each document is computed by itself, so its
+attention costs no more than alone, and needs no mask of a row's length squared.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 def document_spans(documents_bt: Tensor) -> tuple[Tensor, list[int]]:
-    """Positions (B, T) that begin at 0 in each document; the documents' lengths, one row after the other."""
+    """Return positions (B, T) that begin at 0 in each document, and the documents' lengths, one row after the other."""
     batch, length = documents_bt.shape
     begins_bt = torch.ones_like(documents_bt, dtype=torch.bool)
     begins_bt[:, 1:] = documents_bt[:, 1:] != documents_bt[:, :-1]
@@ -26,7 +26,7 @@ def document_spans(documents_bt: Tensor) -> tuple[Tensor, list[int]]:
 
 
 def causal_attention(query_bhtw: Tensor, key_bhtw: Tensor, value_bhtw: Tensor, lengths: Sequence[int] | None) -> Tensor:
-    """Causal attention (B, H, T, W); within the documents of these lengths, or of whole rows where they are None."""
+    """Compute causal attention (B, H, T, W) within the documents of these lengths, or within whole rows for None."""
     if lengths is None:
         return F.scaled_dot_product_attention(query_bhtw, key_bhtw, value_bhtw, is_causal=True)
     batch, heads, length, width = query_bhtw.shape

@@ -1,8 +1,8 @@
-"""The config.json of Hugging Face folders: what a decoder of the Llama family is called there, and back.
+"""Translation between the config.json of Hugging Face folders and our description of a decoder of the Llama family.
 
-Names and defaults are those of transformers' `LlamaConfig`, `Qwen2Config` and `Qwen3Config` (5.x), and what 4.x wrote is
-read too.  Tensors need no translation: `trainer.models.llama.config` has them under the names of these models.  A switch
-that a run's model does not have is refused by name; what only training reads (dropout, initial ranges) is the run's choice.
+Names and defaults are the ones of transformers' `LlamaConfig`, `Qwen2Config` and `Qwen3Config` (5.x); files of 4.x are also
+read.  Tensors need no translation: `trainer.models.llama.config` uses the names of these models.  A switch that a run's
+model does not have is refused by name; fields that only matter in training (dropout, initial ranges) are the run's choice.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ Ends = Sequence[int] | int | None
 
 
 class UnknownModel(ValueError):
-    """A config.json that no run's model answers to; the text is the rest of a sentence, and names the field."""
+    """Error for a config.json that no run's model can match; the text is the rest of a sentence, and names the field."""
 
 
 @dataclass(frozen=True)
 class _Family:
-    """model_type, and the architecture's name.
+    """Family of models.  name: its model_type.
 
-    head_dim, kv_heads: what a file means that does not say; None for an equal share, and for as many as heads.
+    head_dim, kv_heads: defaults for files without them; None means dim / heads, and as many as heads.
     """
 
     name: str
@@ -52,7 +52,7 @@ _MUST_BE: Mapping[str, Any] = {
     "partial_rotary_factor": 1.0,
     "quantization_config": None,
     "compression_config": None,
-    # What other families have, whose code may have made the file:
+    # Switches of other families, whose code may have written the file:
     "use_qk_norm": False,
     "qk_layernorm": False,
     "use_mrope": False,
@@ -80,18 +80,18 @@ _MUST_BE: Mapping[str, Any] = {
     "is_encoder_decoder": False,
     "add_cross_attention": False,
 }
-"""Switches that a run's model has in one position, which is also what a file means that does not say.  null is that, too."""
+"""Switches that a run's model has in one position only, which is also the meaning of null and of a missing field."""
 ORIGINAL = "original_max_position_embeddings"
 _OWN_CODE = ("AutoConfig", "AutoModel", "AutoModelForCausalLM")
-"""Names in `auto_map` of code that computes the model otherwise than its family does."""
+"""Names in `auto_map` of code that computes the model differently from its family."""
 
 # -- out --------------------------------------------------------------------------------------------------------------
 
 
 def config_json(config: ModelConfig, torch_dtype: str, *, context: int, eos: Ends) -> dict[str, Any]:
-    """The config.json of a model.  context: where `config` has none.  eos: what ends a text.
+    """Return the config.json of a model.  context: used if `config` has none.  eos: end tokens of a text.
 
-    Positions are described twice, as transformers 5 reads them and as all others do.
+    Positions are described twice, for transformers 5 and for all other readers.
     """
     family = _family_of(config)
     scaling = _scaling(config)
@@ -115,7 +115,7 @@ def config_json(config: ModelConfig, torch_dtype: str, *, context: int, eos: End
         "attention_dropout": 0.0,
         "initializer_range": 0.02,
         "use_cache": True,
-        "bos_token_id": None,  # said, for Llama's defaults are 1 and 2
+        "bos_token_id": None,  # written, as Llama's defaults are 1 and 2
         "eos_token_id": _as_said(eos),
         "pad_token_id": None,
         "torch_dtype": torch_dtype,
@@ -132,19 +132,19 @@ def config_json(config: ModelConfig, torch_dtype: str, *, context: int, eos: End
 
 
 def generation_json(eos: Ends, known: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The generation_config.json.  eos: what ends a text.  known: what the model's own file says besides."""
+    """Return the generation_config.json.  eos: end tokens of a text.  known: other fields, from the model's own file."""
     known = known or {"bos_token_id": None, "pad_token_id": None, "do_sample": True}
     return {**known, "eos_token_id": _as_said(eos)}
 
 
 def ends_in(described: Mapping[str, Any]) -> list[int]:
-    """The end tokens that a config.json or a generation_config.json names: none, one or a list."""
+    """Return the end tokens that a config.json or a generation_config.json names: none, one or several."""
     ends = described.get("eos_token_id")
     return [end for end in (ends if isinstance(ends, list) else [ends]) if type(end) is int and end >= 0]
 
 
 def _as_said(eos: Ends) -> int | list[int] | None:
-    """End tokens as these files have them: null, one number, or a list of several."""
+    """Return end tokens in the form of these files: null, one number, or a list of several."""
     if eos is None or isinstance(eos, int):
         return eos
     return list(eos) if len(eos) > 1 else next(iter(eos), None)
@@ -170,9 +170,9 @@ def _scaling(config: ModelConfig) -> dict[str, Any] | None:
 
 
 def facts_of(described: Mapping[str, Any]) -> dict[str, Any]:
-    """The model section of a manifest for what a config.json describes; raises `UnknownModel`.
+    """Return the manifest's model section for the model of a config.json; raises `UnknownModel`.
 
-    Ranges, and how the numbers hang together, are the manifest's to check.
+    The manifest checks ranges and the relations between the numbers.
     """
     family = _family_named(described)
     for name, only in _MUST_BE.items():
@@ -224,9 +224,9 @@ def _family_named(described: Mapping[str, Any]) -> _Family:
 
 
 def _rope_facts(described: Mapping[str, Any]) -> dict[str, Any]:
-    """Rotary positions: 4.x says rope_theta and rope_scaling, 5.x rope_parameters, which has both.
+    """Return the fields of rotary positions: 4.x writes rope_theta and rope_scaling, 5.x rope_parameters with both.
 
-    A file may say a number in several places; readers differ in which they take, so they have to agree.
+    A file may give a number in several places; as readers differ in the place that they read, all must agree.
     """
     places = _rope_places(described)
     kind = _said_once(places, "rope_type", "type") or "default"
@@ -253,7 +253,7 @@ def _rope_facts(described: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rope_places(described: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    """The parts of a config.json that may say something about rotary positions, and what they are called there."""
+    """Return the parts of a config.json that may describe rotary positions, each with the prefix of its name."""
     top = {name: described[name] for name in ("rope_theta", ORIGINAL) if name in described}
     places: list[tuple[str, Mapping[str, Any]]] = [("", top)]
     for name in ("rope_scaling", "rope_parameters"):
@@ -265,7 +265,7 @@ def _rope_places(described: Mapping[str, Any]) -> list[tuple[str, Mapping[str, A
 
 
 def _said_once(places: Sequence[tuple[str, Mapping[str, Any]]], *names: str, default: Any = None) -> Any:
-    """The value that all places give which name it; `default` where none does.  Raises `UnknownModel` if two differ."""
+    """Return the value of a field that may be in several places, or `default`.  Raises `UnknownModel` if two differ."""
     found = [(place + name, said[name]) for place, said in places for name in names if said.get(name) is not None]
     for where, value in found[1:]:
         if value != found[0][1]:

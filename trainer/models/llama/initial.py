@@ -1,12 +1,12 @@
-"""The initial parameters: a function of the run's seed with the same bits on every computer.
+"""Initial parameters: a function of the run's seed with the same bits on every computer.
 
 Libraries change their samplers, and `log` and `cos` differ in the last bit between processors, so the normal
 distribution comes from a table: Philox's counter-based bits (a published, fixed generator) pick one of 65 536 quantiles,
 rounded to a grid so coarse that no processor's rounding can show.  Truncation is the range of the quantiles.
 
-Embeddings are normal with deviation 1 (0.02 when tied, since they are then output weights too); matrices are truncated
-normal 0.02; those that write into the residual stream have 0.02 / sqrt(2 (layer + 1)); norms are 1 (as torchtitan has it);
-biases are 0.
+Embeddings are normal with deviation 1 (0.02 when tied, since they are then also the output weights); matrices are truncated
+normal with 0.02, but 0.02 / sqrt(2 (layer + 1)) if they write into the residual stream and 1 / sqrt(dim) if they are untied
+output weights; norms are 1 (as in torchtitan); biases are 0.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ F32 = npt.NDArray[np.float32]
 
 QUANTILES = 1 << 16
 GRID = 1 << 14
-"""Quantiles are multiples of 1 / GRID: far coarser than any difference between two computers' arithmetic."""
+"""Denominator of the quantiles: multiples of 1 / GRID are far coarser than differences between computers' arithmetic."""
 TRUNCATE_AT = 3.0
-"""Truncated normals are cut at this many standard deviations."""
+"""Standard deviations at which truncated normals are cut."""
 BLOCK = 1 << 20
 """Parameters drawn at a time (a multiple of 4, as one 64-bit draw makes four of them)."""
 STD = 0.02
 
 
 def initial_parameters(config: ModelConfig, seed: int, out: F32) -> None:
-    """Fill `out`, fp32 of the model's parameter count."""
+    """Fill `out` (fp32, the model's parameter count) with the initial parameters."""
     layout = parameter_layout(config)
     assert out.shape == (layout[-1].offset + layout[-1].count,) and out.dtype == np.float32
     for index, place in enumerate(layout):
@@ -48,7 +48,7 @@ def initial_parameters(config: ModelConfig, seed: int, out: F32) -> None:
 
 
 def _distribution(config: ModelConfig, place: ParameterPlace) -> tuple[float, bool]:
-    """Standard deviation, and whether the normal distribution is truncated."""
+    """Return the standard deviation, and True if the normal distribution is truncated."""
     if place.name == "model.embed_tokens.weight":
         return (STD if config.tied else 1.0), False
     if place.name == "lm_head.weight":
@@ -60,7 +60,7 @@ def _distribution(config: ModelConfig, place: ParameterPlace) -> tuple[float, bo
 
 
 def _stream(seed: int, index: int) -> np.random.Philox:
-    """Every tensor has its own stream, so that tensors could be filled in any order."""
+    """Return the random stream of a tensor; each has its own, so that tensors can be filled in any order."""
     return np.random.Philox(key=np.array([seed & (2**64 - 1), index], dtype=np.uint64))
 
 

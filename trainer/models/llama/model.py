@@ -1,8 +1,8 @@
-"""The decoder: RMSNorm, rotary positions, grouped-query attention, SwiGLU (Llama's shape, with the switches of Qwen).
+"""Decoder: RMSNorm, rotary positions, grouped-query attention, SwiGLU (Llama's shape, with the switches of Qwen).
 
-All parameters are views of one flat fp32 tensor, and their gradients of another, in the order of `parameter_layout`: taking
-over the swarm's parameters and taking the difference are each one vector operation.  Which numbers lie there is
-`trainer.models.llama.initial`'s business; the loss is `trainer.models.loss`'s.
+All parameters are views of one flat fp32 tensor, and their gradients of another, in the order of `parameter_layout`: copying
+the swarm's parameters and taking the difference are each one vector operation.  `trainer.models.llama.initial` fills the
+parameters; `trainer.models.loss` computes the loss.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from trainer.models.llama.documents import causal_attention, document_spans
 
 
 class Past(Protocol):
-    """Keys and values of earlier tokens, which those of a forward pass attend to (`trainer.generate.batch`)."""
+    """Keys and values of earlier tokens, to which the tokens of a forward pass attend (`trainer.generate.batch`)."""
 
     @property
     def rotations(self) -> tuple[Tensor, Tensor]:
@@ -28,21 +28,21 @@ class Past(Protocol):
 
     @property
     def mask(self) -> Tensor:
-        """What is added to the scores: 0 or -inf, (B, 1, queries for each key head, keys)."""
+        """Mask that is added to the scores: 0 or -inf, (B, 1, queries for each key head, keys)."""
 
     def extend(self, layer: int, key_bhtd: Tensor, value_bhtd: Tensor) -> tuple[Tensor, Tensor]:
         """Add the tokens' own keys and values; return all that they attend to, (B, key heads, keys, width of a head)."""
 
 
 class Decoder(nn.Module):
-    """Tokens (B, T) to normalised hidden states (B, T, dim).
+    """Decoder from tokens (B, T) to normalised hidden states (B, T, dim).
 
     flat: the parameters (n), fp32, or in a model without gradients the precision of its matrix products; sums and norms
-    are fp32 in any case.  gradient: their gradients, fp32 (n); empty in a model that is only looked at.
+    are fp32 in any case.  gradient: their gradients, fp32 (n); empty in a model without gradients.
     """
 
     def __init__(self, config: ModelConfig, device: torch.device, flat: Tensor | None = None) -> None:
-        """flat: where the parameters lie already, for a model without gradients; None for zeros and gradients."""
+        """flat: existing parameters, for a model without gradients; None for zeros with gradients."""
         super().__init__()
         self.config = config
         self.layout = parameter_layout(config)
@@ -61,19 +61,19 @@ class Decoder(nn.Module):
             self.register_parameter(place.name.replace(".", "/"), parameter)
 
     def over(self, flat: Tensor) -> Decoder:
-        """The same model over the parameters in `flat`, which are neither copied nor changed."""
+        """Return the same model over the parameters in `flat`, which are neither copied nor changed."""
         return Decoder(self.config, flat.device, flat)
 
     @property
     def output_weight(self) -> Tensor:
-        """(vocab, dim)"""
+        """Output weights, (vocab, dim)."""
         return self.tensors["model.embed_tokens.weight" if self.config.tied else "lm_head.weight"]
 
     def forward(self, tokens_bt: Tensor, documents_bt: Tensor | None = None, past: Past | None = None) -> Tensor:
-        """Normalised hidden states (B, T, dim), fp32, of tokens (B, T).
+        """Return normalised hidden states (B, T, dim), fp32, of tokens (B, T).
 
-        documents_bt: (B, T), int, for rows of several documents, each a run of one id: a document's hidden states are
-        those that it has alone.  past: what comes before the tokens, if anything does; then they are one document.
+        documents_bt: (B, T), int, for rows of several documents, each a run of one id: a document has the same hidden states
+        as alone.  past: keys and values before the tokens, if any; the tokens are then part of one document.
         """
         assert documents_bt is None or past is None
         hidden = F.embedding(tokens_bt, self.tensors["model.embed_tokens.weight"]).float()
@@ -90,13 +90,13 @@ class Decoder(nn.Module):
     def _attention(
         self, layer: int, hidden_btd: Tensor, cos: Tensor, sin: Tensor, context: Past | Sequence[int] | None
     ) -> Tensor:
-        """context: what comes before the tokens, or the lengths of the documents in the rows; None for neither."""
+        """context: the tokens' past, or the lengths of the documents in the rows; None for neither."""
         config, prefix = self.config, f"model.layers.{layer}."
         batch, length, _ = hidden_btd.shape
         normed = self._norm(prefix + "input_layernorm.weight", hidden_btd).to(self.flat.dtype)
 
         def heads(name: str, count: int) -> Tensor:
-            """(B, heads, T, width of a head)"""
+            """Project to (B, heads, T, width of a head)."""
             weight = self.tensors[f"{prefix}self_attn.{name}_proj.weight"]
             bias = self.tensors[f"{prefix}self_attn.{name}_proj.bias"] if config.qkv_bias else None
             projected = F.linear(normed, weight, bias).view(batch, length, count, config.head_width)
@@ -127,7 +127,7 @@ class Decoder(nn.Module):
 
 
 def _within(query_bhtd: Tensor, key_bktd: Tensor, value_bktd: Tensor, lengths: Sequence[int] | None) -> Tensor:
-    """Attention of tokens to themselves and those before them in their document, (B, heads, T, width of a head)."""
+    """Compute attention of tokens to themselves and earlier ones in their document, (B, heads, T, width of a head)."""
     group = query_bhtd.shape[1] // key_bktd.shape[1]
     if group != 1:
         key_bktd, value_bktd = key_bktd.repeat_interleave(group, dim=1), value_bktd.repeat_interleave(group, dim=1)
@@ -135,7 +135,7 @@ def _within(query_bhtd: Tensor, key_bktd: Tensor, value_bktd: Tensor, lengths: S
 
 
 def _looking_back(query_bhtd: Tensor, key_bksd: Tensor, value_bksd: Tensor, mask: Tensor) -> Tensor:
-    """Attention to earlier tokens too.  The queries that share a key head stand one after the other: keys are read once."""
+    """Compute attention to the past as well.  Queries that share a key head are adjacent, so that keys are read once."""
     batch, heads, length, width = query_bhtd.shape
     grouped = query_bhtd.reshape(batch, key_bksd.shape[1], -1, width)
     mixed = F.scaled_dot_product_attention(grouped, key_bksd, value_bksd, attn_mask=mask)
@@ -143,7 +143,7 @@ def _looking_back(query_bhtd: Tensor, key_bksd: Tensor, value_bksd: Tensor, mask
 
 
 def rotations(config: ModelConfig, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Cosines and sines (length, width of a head), fp32, each half repeated as in Llama's Hugging Face form."""
+    """Return cosines and sines (length, width of a head), fp32, each half repeated as in Llama's Hugging Face form."""
     half = torch.arange(0, config.head_width, 2, dtype=torch.float32, device=device) / config.head_width
     frequencies = _stretched(config, 1.0 / config.rope_base**half)
     angles = torch.outer(torch.arange(length, dtype=torch.float32, device=device), frequencies)
@@ -152,8 +152,8 @@ def rotations(config: ModelConfig, length: int, device: torch.device) -> tuple[T
 
 
 def _stretched(config: ModelConfig, frequencies: Tensor) -> Tensor:
-    """Llama 3.1's positions beyond the context it was trained on: low frequencies divided by the factor, high ones kept,
-    and in between a mixture (transformers: `_compute_llama3_parameters`)."""
+    """Stretch frequencies as Llama 3.1 does beyond its original context: divide low ones by the factor, keep high ones, and
+    mix in between (transformers: `_compute_llama3_parameters`)."""
     if config.rope_factor == 1.0:
         return frequencies
     low, high = config.rope_low_freq_factor, config.rope_high_freq_factor
