@@ -51,7 +51,7 @@ from benchmarks.detection_peers import (
 from trainer.models.llama.model import Decoder
 from trainer.rl.calibration import proposed, widest
 from trainer.rl.config import RlConfig
-from trainer.rl.form import Reason
+from trainer.rl.form import RejectionReason
 from trainer.rl.rollout import Rollout
 from trainer.rl.tolerances import MOST_BEYOND, SLACK, Measured, Tolerances
 from trainer.rl.verification import Assignment, Judged, Verifier
@@ -85,7 +85,7 @@ def needed(share: float) -> int | None:
 def is_rejected_alone(judged: Judged, rl: RlConfig) -> bool:
     """Return True if a rollout is rejected for itself, not for what those before it in its batch used up."""
     measured, bounds = judged.measured, Tolerances.of(rl)
-    if judged.reason is not Reason.BAD_SAMPLING or measured is None:
+    if judged.reason is not RejectionReason.BAD_SAMPLING or measured is None:
         return judged.reason is not None
     return measured.shortfall > bounds.ceiling or measured.beyond > MOST_BEYOND or measured.stretch > SLACK
 

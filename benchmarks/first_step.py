@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 
-from peer.demo.cast import Member
+from peer.demo.cast import DemoMember
 from peer.demo.plays import training_play
 from peer.demo.swarm import Demo
 
@@ -98,7 +98,7 @@ def _cpu_s(pid: int) -> float:
     return sum(float(each.user + each.system) for each in times)
 
 
-def _milestones(member: Member, started: float) -> dict[str, float]:
+def _milestones(member: DemoMember, started: float) -> dict[str, float]:
     return milestones((member.folder / "output.log").read_text(errors="replace"), started)
 
 

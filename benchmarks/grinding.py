@@ -16,11 +16,11 @@ from random import Random
 from typing import Any
 
 from protocol.chain.tasks_in_force import TasksInForce, first_problem
-from protocol.rollouts.batch import Batch
+from protocol.rollouts.batch import PooledBatch
 from protocol.rollouts.dealing import lot_of, problems_of, trainer_of
-from protocol.rollouts.happenings import Moved
+from protocol.rollouts.happenings import TipChanged
 from protocol.rollouts.pool import Intake
-from protocol.rollouts.scene import Scene
+from protocol.rollouts.scene import PoolContext
 from protocol.run.rl_section import RlSection
 from protocol.tasks.counting import Counting
 from protocol.trainer_link import Tried
@@ -70,14 +70,14 @@ def own_problems(numbers: Iterator[tuple[PeerId, int]], tasks: TasksInForce) -> 
 def admitted(choices: Iterator[tuple[PeerId, int]], known: frozenset[PeerId]) -> Iterator[tuple[PeerId, int]]:
     """Those of these batches that a trainer takes when each of them is the first that its maker states."""
     rl = RlSection(environment="add")
-    scene = Scene(TRAINERS[0], Role.TRAINER, rl)
-    intake, before = Intake(scene, {}), Moved(1, {1: hash_bytes("tip", b"0")}, {}, ())
-    after = Moved(2, {**before.tips, 2: TIP}, {2: tuple(TRAINERS)}, (), known)
+    scene = PoolContext(TRAINERS[0], Role.TRAINER, rl)
+    intake, before = Intake(scene, {}), TipChanged(1, {1: hash_bytes("tip", b"0")}, {}, ())
+    after = TipChanged(2, {**before.tips, 2: TIP}, {2: tuple(TRAINERS)}, (), known)
     intake.move(before, after, 0.0)
     scene.moved = after
     fields: dict[str, Any] = {"version": 2, "tip": TIP, "incarnation": 1, "rollouts": 1, "tokens": 1, "size": 1, "root": TIP}
     for peer, number in choices:
-        if intake.admits(Batch(peer, RolloutBatch.model_construct(number=number, **fields), b""), 0.0):
+        if intake.admits(PooledBatch(peer, RolloutBatch.model_construct(number=number, **fields), b""), 0.0):
             yield peer, number
 
 
@@ -96,7 +96,7 @@ def choices() -> dict[str, Any]:
         },
         "512 keys that were known": own_problems(admitted(iter(firsts), frozenset(known)), tasks),
         "1000 roots": {
-            "trainers drawn": len({trainer_of(Batch(*_with_root(one, root)).lot, TRAINERS) for root in range(1000)})
+            "trainers drawn": len({trainer_of(PooledBatch(*_with_root(one, root)).lot, TRAINERS) for root in range(1000)})
         },
     }
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.config import TrainingConfig
-from trainer.memory import Work, trainer_memory
+from trainer.memory import TrainerWork, trainer_memory
 
 if TYPE_CHECKING:
     from trainer.environments.environment import Environment
@@ -65,7 +65,7 @@ def _long_prompts() -> Environment:
     return Long()
 
 
-def work_at(name: str, work: Work, folder: Path, kl_weight: float) -> None:
+def work_at(name: str, work: TrainerWork, folder: Path, kl_weight: float) -> None:
     """Do it, in this process."""
     import numpy as np
     import torch
@@ -74,13 +74,13 @@ def work_at(name: str, work: Work, folder: Path, kl_weight: float) -> None:
     from trainer.models.llama.initial import initial_parameters
     from trainer.rl.learner import Learner, LearnTask
     from trainer.rl.verification import Assignment
-    from trainer.rl.worker import RolloutWorker, Tasks
+    from trainer.rl.worker import RolloutTasks, RolloutWorker
     from trainer.worker import Worker
 
     torch.set_num_threads(1)
     config, cpu = config_of(name, kl_weight), torch.device("cpu")
     assert config.rl is not None
-    trains = Worker(config, cpu, load("stdlib", 5)) if work is Work.TRAIN else None
+    trains = Worker(config, cpu, load("stdlib", 5)) if work is TrainerWork.TRAIN else None
     if trains is None:
         from trainer.reading import tokenizer_of
 
@@ -89,15 +89,15 @@ def work_at(name: str, work: Work, folder: Path, kl_weight: float) -> None:
         tokenizer = trains.tokenizer
     theta = np.memmap(folder / "theta", np.float32, "w+", shape=(config.model.parameters,))
     initial_parameters(config.model, 0, theta)
-    rollouts = RolloutWorker(config.rl, config.model, Tasks(_long_prompts(), tokenizer), cpu)
+    rollouts = RolloutWorker(config.rl, config.model, RolloutTasks(_long_prompts(), tokenizer), cpu)
     for version in range(config.rl.max_async + 2):
         rollouts.keep_version(version, theta)
     assignment, batch = Assignment(bytes(32), version, "peer", (0, 1), 16), folder / "batch"
-    if work is Work.GENERATE:
+    if work is TrainerWork.GENERATE:
         for number in range(2):  # the second time other weights take the place of the first ones
             each = Assignment(bytes(32), version - 1 + number, "peer", (0, 1), 16)
             rollouts.generate(each, batch)
-    elif work is Work.VERIFY:
+    elif work is TrainerWork.VERIFY:
         assert all(judged.reason is None for judged in rollouts.verify(assignment, batch))
     else:
         assert trains is not None
@@ -129,7 +129,7 @@ def measure(name: str, kl_weight: float) -> list[Found]:
     """Generating, verifying and learning, each in a process of its own."""
     found = []
     with tempfile.TemporaryDirectory(prefix="rollout-memory-") as folder:
-        for work in (Work.GENERATE, Work.VERIFY, Work.TRAIN):
+        for work in (TrainerWork.GENERATE, TrainerWork.VERIFY, TrainerWork.TRAIN):
             words = [sys.executable, "-m", "benchmarks.rollout_memory", "--work", work.value, "--models", name]
             words += ["--folder", folder, "--kl-weight", str(kl_weight)]
             done = subprocess.run(words, capture_output=True, text=True, check=False)
@@ -144,12 +144,12 @@ def measure(name: str, kl_weight: float) -> list[Found]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.rollout_memory", description=__doc__)
     parser.add_argument("--models", nargs="+", choices=list(SHAPES), default=list(SHAPES))
-    parser.add_argument("--work", choices=[work.value for work in Work], help="do this one in this process")
+    parser.add_argument("--work", choices=[work.value for work in TrainerWork], help="do this one in this process")
     parser.add_argument("--folder", type=Path, help="where the rollouts are, with --work")
     parser.add_argument("--kl-weight", type=float, default=0.0, help="above 0: trainers compare with reference weights, too")
     arguments = parser.parse_args()
     if arguments.work:
-        work_at(arguments.models[0], Work(arguments.work), arguments.folder, arguments.kl_weight)
+        work_at(arguments.models[0], TrainerWork(arguments.work), arguments.folder, arguments.kl_weight)
         return
     print("| model | parameters | work | estimate MB | peak MB | ratio |\n|---|---|---|---|---|---|", flush=True)
     for name in arguments.models:

@@ -16,7 +16,7 @@ import msgpack
 import trio
 
 from protocol.wire import canonical
-from protocol.wire.body import MAX_CHUNKS, MAX_ELECTORS, MAX_MEMBERS, Body, spare_what_is_loaded
+from protocol.wire.body import MAX_CHUNKS, MAX_ELECTORS, MAX_MEMBERS, Body, freeze_gc
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import seal
 from protocol.wire.hashes import Hash
@@ -127,7 +127,7 @@ async def lateness(decode: Callable[[], object]) -> tuple[float, float]:
 
 
 def main() -> None:
-    spare_what_is_loaded()
+    freeze_gc()
     print("| statement | bytes | decoding, ms | event loop late meanwhile, median and most, ms |")
     print("|---|---|---|---|")
     median, most = trio.run(lateness, lambda: time.sleep(0.01))

@@ -27,7 +27,7 @@ from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.initial import initial_parameters
 from trainer.rl.config import RlConfig
 from trainer.rl.verification import Assignment
-from trainer.rl.worker import RolloutWorker, Tasks
+from trainer.rl.worker import RolloutTasks, RolloutWorker
 
 CPU = torch.device("cpu")
 PROMPT = 32
@@ -84,7 +84,7 @@ class Talk(Environment):
 
 def worker(config: ModelConfig, theta: np.ndarray, tokens: int, slots: int) -> RolloutWorker:
     """Of a trainer process that holds version 1."""
-    made = RolloutWorker(RlConfig(max_tokens=tokens), config, Tasks(Talk(), ByteTokenizer()), CPU, slots=slots)
+    made = RolloutWorker(RlConfig(max_tokens=tokens), config, RolloutTasks(Talk(), ByteTokenizer()), CPU, slots=slots)
     made.keep_version(1, theta)
     return made
 

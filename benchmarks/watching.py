@@ -33,8 +33,8 @@ from peer.control.event_log import EventLog
 from peer.control.server import ControlServer
 from protocol.events import events as ev
 from protocol.events.status import PeerStatus, SwarmPeer
-from tui.app import PeerView
-from tui.feed import Found, Told
+from tui.app import PeerApp
+from tui.feed import PeerFound, Told
 
 PEERS, EVENTS, EVENTS_PER_S = 200, 10_000, 10
 ROWS, COLUMNS = 40, 120
@@ -219,7 +219,7 @@ class Flood:
         first = self._told
         self._told += self._each if first else EVENTS
         events: list[Told] = [Stamped(float(n), float(n), happened(n)) for n in range(first, self._told)]
-        return [Found(), busy(PEERS, self._told), *events] if not first else [busy(PEERS, self._told), *events]
+        return [PeerFound(), busy(PEERS, self._told), *events] if not first else [busy(PEERS, self._told), *events]
 
     def ask(self, command: str, **fields: object) -> dict[str, object]:
         return {}
@@ -233,7 +233,7 @@ async def held_up(count: int) -> list[float]:
 
     A task asks for its turn all the time, as a key would; the longest time of a frame between two turns is what counts.
     """
-    waits, view = list[float](), PeerView(Flood(100))
+    waits, view = list[float](), PeerApp(Flood(100))
 
     async def ask() -> None:
         while True:
@@ -256,7 +256,7 @@ async def held_up(count: int) -> list[float]:
 
 async def frames(count: int) -> list[float]:
     """Seconds of processor time that a frame with 100 events and a status takes until all of it is drawn."""
-    found, view = list[float](), PeerView(Flood(100))
+    found, view = list[float](), PeerApp(Flood(100))
     async with view.run_test(size=(COLUMNS, ROWS)) as pilot:
         view.take()
         await pilot.pause()

@@ -10,7 +10,7 @@ polynomial's: another device's rounding moves mantissas a little, another model 
 not compared.  `Thresholds` decides how much difference is too much.
 
 Two things differ from toploc.  A chunk with fewer than `top_k` values takes them all, and its proof is shorter.  Bytes that
-no prover can have made (a wrong length, a modulus or coefficient out of range) raise `Malformed` and are not compared.
+no prover can have made (a wrong length, a modulus or coefficient out of range) raise `MalformedProof` and are not compared.
 
 Positions are found on the states' device; only `top_k` values of a chunk leave a GPU.  All chunks are interpolated at once.
 """
@@ -42,7 +42,7 @@ _LONGEST_STRIPE = 64
 Ints = npt.NDArray[np.int64]
 
 
-class Malformed(ValueError):
+class MalformedProof(ValueError):
     """Bytes that no computation could have made as proofs of these states; the text says why."""
 
 
@@ -102,7 +102,7 @@ def prove_all(sequences: Sequence[Tensor], top_k: int = TOP_K, chunk_tokens: int
 def compare(
     hidden_nh: Tensor, proofs: Sequence[bytes], top_k: int = TOP_K, chunk_tokens: int = CHUNK_TOKENS
 ) -> list[Mismatch]:
-    """Compare hidden states (n, h), bf16, with their proofs, chunk by chunk.  Raises `Malformed`."""
+    """Compare hidden states (n, h), bf16, with their proofs, chunk by chunk.  Raises `MalformedProof`."""
     return compare_all([hidden_nh], [proofs], top_k, chunk_tokens)[0]
 
 
@@ -112,7 +112,7 @@ def compare_all(
     top_k: int = TOP_K,
     chunk_tokens: int = CHUNK_TOKENS,
 ) -> list[list[Mismatch]]:
-    """Compare several sequences with their proofs in one batch.  Raises `Malformed`: call `check_form` on each before."""
+    """Compare several sequences with their proofs in one batch.  Raises `MalformedProof`; call `check_form` first."""
     for hidden_nh, own in zip(sequences, proofs, strict=True):
         tokens, dim = hidden_nh.shape
         check_form(own, tokens, dim, top_k, chunk_tokens)
@@ -127,18 +127,18 @@ def compare_all(
 
 
 def check_form(proofs: Sequence[bytes], tokens: int, dim: int, top_k: int = TOP_K, chunk_tokens: int = CHUNK_TOKENS) -> None:
-    """Raise `Malformed` unless these could be the proofs of `tokens` hidden states of `dim` values."""
+    """Raise `MalformedProof` unless these could be the proofs of `tokens` hidden states of `dim` values."""
     sizes = proof_sizes(tokens, dim, top_k, chunk_tokens)
     if len(proofs) != len(sizes):
-        raise Malformed(f"{len(proofs)} proofs for {len(sizes)} chunks of tokens")
+        raise MalformedProof(f"{len(proofs)} proofs for {len(sizes)} chunks of tokens")
     for number, (proof, size) in enumerate(zip(proofs, sizes, strict=True)):
         if len(proof) != size:
-            raise Malformed(f"proof {number} has {len(proof)} bytes instead of {size}")
+            raise MalformedProof(f"proof {number} has {len(proof)} bytes instead of {size}")
         words = np.frombuffer(proof, dtype=">u2")
         if not len(words) - 1 <= int(words[0]) <= PRIME:
-            raise Malformed(f"proof {number} has the modulus {int(words[0])}")
+            raise MalformedProof(f"proof {number} has the modulus {int(words[0])}")
         if int(words[1:].max()) >= PRIME:
-            raise Malformed(f"proof {number} has a coefficient out of range")
+            raise MalformedProof(f"proof {number} has a coefficient out of range")
 
 
 def _numbered(owners: Sequence[int], found: list[list[Mismatch]]) -> list[tuple[int, int]]:

@@ -187,7 +187,7 @@ class RolloutVerdict:
 
 
 @dataclass(frozen=True)
-class TaskFile:
+class SharedTaskFile:
     """A set of tasks in a file of JSON lines.  first: number of its first problem.  count: tasks.  digest: hexadecimal
     BLAKE2b-128 of its bytes."""
 
@@ -208,7 +208,7 @@ class RolloutLink(TrainerLink, Protocol):
         """
         ...
 
-    async def use_tasks(self, sets: Sequence[TaskFile]) -> Mapping[int, str]:
+    async def use_tasks(self, sets: Sequence[SharedTaskFile]) -> Mapping[int, str]:
         """Use the problems of these sets, and of no others, beside the environment's own.
 
         Returns the sets that cannot be used, by their first problem, with the reason in a sentence.  Raises `TrainerDied`.

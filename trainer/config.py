@@ -11,11 +11,11 @@ from typing import Any, Self
 
 from trainer.models.llama.config import ModelConfig
 from trainer.rl.config import RlConfig
-from trainer.section import Section
+from trainer.section import SectionFields
 
 
 @dataclass(frozen=True)
-class DataConfig(Section):
+class DataConfig(SectionFields):
     """Section on the training data.  sequence_length: tokens predicted in a window.
 
     held_out_percent: share of files, by hash of their path, or of chats, by number.  format: "text", or "chat" for chats in
@@ -31,7 +31,7 @@ class DataConfig(Section):
 
 
 @dataclass(frozen=True)
-class TokenizerConfig(Section):
+class TokenizerConfig(SectionFields):
     """Section on the tokenizer, absent if the model reads bytes.
 
     template: a name in `trainer.data.templates`.  ends: numbers of the end tokens.
@@ -42,12 +42,12 @@ class TokenizerConfig(Section):
 
     @classmethod
     def from_mapping(cls, section: Mapping[str, Any]) -> Self:
-        """Do as `Section.from_mapping`, and accept a list of numbers as a tuple."""
+        """Do as `SectionFields.from_mapping`, and accept a list of numbers as a tuple."""
         return super().from_mapping({**section, "ends": tuple(section.get("ends", ()))})
 
 
 @dataclass(frozen=True)
-class InnerConfig(Section):
+class InnerConfig(SectionFields):
     """Section on AdamW and its schedule.
 
     warmup_steps: counted in the swarm (round * H + local step).  cooldown: share of the run, at its end.

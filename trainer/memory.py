@@ -49,7 +49,7 @@ class TrainerMemory:
     device: int
 
 
-class Work(Enum):
+class TrainerWork(Enum):
     """Kind of work of a trainer process."""
 
     TRAIN = "train"
@@ -57,15 +57,15 @@ class Work(Enum):
     VERIFY = "verify"
 
 
-def trainer_memory(config: TrainingConfig, device: str, work: Work = Work.TRAIN) -> TrainerMemory:
+def trainer_memory(config: TrainingConfig, device: str, work: TrainerWork = TrainerWork.TRAIN) -> TrainerMemory:
     """Estimate a trainer's memory on "cpu" or "cuda".  Only RL runs have other work than training; their trainers verify."""
     if config.rl is None:
         return _of_reading(config, device)
     model, rl, width = config.model, config.rl, 4 if device == "cpu" else 2
     versions = (rl.max_async + SPARE_VERSIONS) * 2 * model.parameters
-    if work is Work.GENERATE:
+    if work is TrainerWork.GENERATE:
         used = versions + _generating_bytes(model, rl, width)
-    elif work is Work.VERIFY:
+    elif work is TrainerWork.VERIFY:
         used = versions + _verifying_bytes(model, rl, width)
     else:
         rows = max(rl.row_tokens, rl.micro_batch_tokens) if device == "cpu" else rl.row_tokens

@@ -24,7 +24,7 @@ Meter = Callable[[], float | None]
 """Function that returns joules since any fixed moment, or None if they are unknown."""
 
 
-class Pace:
+class PowerPace:
     """Pace of the work under a power limit.  watts: the limit; 0 for none.  clock: seconds."""
 
     def __init__(self, meter: Meter, clock: Callable[[], float] = time.monotonic) -> None:

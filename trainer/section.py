@@ -8,7 +8,7 @@ from typing import Any, Self
 
 
 @dataclass(frozen=True)
-class Section:
+class SectionFields:
     """Section of the manifest, field by field."""
 
     @classmethod

@@ -21,7 +21,7 @@ from trainer.config import TrainingConfig
 from trainer.contribution import NotFinite, encode_difference
 from trainer.data import corpus as corpora
 from trainer.data.rows import Reading, Rows
-from trainer.data.schedule import Schedule
+from trainer.data.schedule import LaneSchedule
 from trainer.evaluation import Evaluation, evaluation_tokens, load
 from trainer.models.llama.model import Decoder
 from trainer.optim.inner import InnerLoop, Place
@@ -98,7 +98,7 @@ class Worker:
             if corpus is None
             else corpora.TextReading(corpus, config.data.sequence_length)
         )
-        self.schedule = Schedule(config.seed, self.reading.windows, config.lanes, config.windows_per_round)
+        self.schedule = LaneSchedule(config.seed, self.reading.windows, config.lanes, config.windows_per_round)
 
     @property
     def inner(self) -> InnerLoop:

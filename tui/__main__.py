@@ -25,10 +25,10 @@ def main() -> int:
     own = OwnPeer(words) if words else None  # before the slow imports: the peer starts meanwhile
 
     from peer.paths import data_dir
-    from tui.app import PeerView
+    from tui.app import PeerApp
     from tui.feed import Feed
 
-    view = PeerView(Feed(folder, is_starting=own is not None), own, unicode=has_unicode())
+    view = PeerApp(Feed(folder, is_starting=own is not None), own, unicode=has_unicode())
     gc.freeze()  # imported modules stay: a garbage collection over them would delay a key by 50 ms
     view.run()
     if own is None:

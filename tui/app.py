@@ -1,7 +1,7 @@
 """Terminal interface of a running peer: panels, keys, and the commands that the keys send to the peer.
 
-Everything shown comes from a `Source`.  Twice a second the interface takes all that was told since the last frame, so that a
-flood of events costs one redraw.  Commands to the peer block in threads, never in the event loop.
+Everything shown comes from a `FeedSource`.  Twice a second the interface takes all that was told since the last frame, so
+that a flood of events costs one redraw.  Commands to the peer block in threads, never in the event loop.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from peer.formatting import clean, duration
 from peer.sentences import sentence
 from protocol.events.events import Left
 from protocol.events.status import PeerStatus
-from tui.controls import Controls
+from tui.controls import ControlsDialog
 from tui.dialogs import Confirm, Help
-from tui.feed import Found, Source, Stopped
+from tui.feed import FeedSource, PeerFound, Stopped
 from tui.own_peer import OwnPeer
 from tui.panel import Draw, Panel
 from tui.panels import header, log, me, rollouts, round, swarm, training, transfers
@@ -56,7 +56,7 @@ SMALL, SMALL_WITH_ROLLOUTS = ("1", "2", "3", "5"), ("1", "2", "5", "7")
 """Keys of the panels that a small terminal shows together."""
 
 
-class PeerView(App[None]):
+class PeerApp(App[None]):
     """View of what `source` tells, until closed or until its own peer has ended.
 
     own: the peer that this interface started; it leaves when the view closes, unless detached.
@@ -105,7 +105,7 @@ class PeerView(App[None]):
         Binding("t", "shade", "light or dark"),
     ]
 
-    def __init__(self, source: Source, own: OwnPeer | None = None, *, unicode: bool = True) -> None:
+    def __init__(self, source: FeedSource, own: OwnPeer | None = None, *, unicode: bool = True) -> None:
         super().__init__()
         self._source, self._own, self._unicode = source, own, unicode
         self._keys = KEYS if own is None else KEYS_OF_OWN
@@ -147,7 +147,7 @@ class PeerView(App[None]):
         told = self._source.take()
         for each in told:
             match each:
-                case Found():
+                case PeerFound():
                     self._stopped = ""
                 case Stopped(reason):
                     self._stopped = reason
@@ -193,7 +193,7 @@ class PeerView(App[None]):
 
     def action_open(self, what: str) -> None:
         """Open a dialog: the help, or the settings that the peer takes at once."""
-        self.push_screen(Controls(self._source.ask) if what == "controls" else Help(own=self._own is not None))
+        self.push_screen(ControlsDialog(self._source.ask) if what == "controls" else Help(own=self._own is not None))
 
     def action_close(self) -> None:
         """Close the view; the peer keeps running."""

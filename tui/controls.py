@@ -27,7 +27,7 @@ LIST_KEYS = "Enter changes a setting   Escape closes"
 INPUT_KEYS = "Enter sets it, nothing for the default   Escape leaves it as it is"
 
 
-class Controls(ModalScreen[None]):
+class ControlsDialog(ModalScreen[None]):
     """Dialog that lists the settings and edits one.  ask: sends the peer a command; called in threads."""
 
     BINDINGS = [Binding("escape", "back", "back"), Binding("q,c", "close", "close")]

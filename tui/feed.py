@@ -23,7 +23,7 @@ STARTING = "the peer is starting"
 
 
 @dataclass(frozen=True)
-class Found:
+class PeerFound:
     """Message that the peer runs.  Its status follows, then its recent events, without any that were told before."""
 
 
@@ -34,10 +34,10 @@ class Stopped:
     reason: str
 
 
-Told = Found | Stopped | PeerStatus | Stamped
+Told = PeerFound | Stopped | PeerStatus | Stamped
 
 
-class Source(Protocol):
+class FeedSource(Protocol):
     """Source of all that the interface draws, and recipient of its commands."""
 
     def start(self) -> None:
@@ -91,7 +91,7 @@ class Feed:
             try:
                 with self._client.events() as stream:
                     self._stream = stream
-                    self._waiting.extend([Found(), stream.status])
+                    self._waiting.extend([PeerFound(), stream.status])
                     self._running.set()
                     self._is_starting = False
                     for stamped in chain([each for each in stream.recent if each.at > self._newest], stream):

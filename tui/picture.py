@@ -45,7 +45,7 @@ PART_OF_PHASE = {
 
 
 @dataclass(frozen=True)
-class Line:
+class LogLine:
     """Line of the log.  at: seconds since 1970.  level: info, warning, error or debug."""
 
     at: float
@@ -73,7 +73,7 @@ class Picture:
 
     status: PeerStatus | None = None
     names: dict[str, str] = field(default_factory=dict)
-    lines: deque[Line] = field(default_factory=lambda: deque(maxlen=KEPT_LINES))
+    lines: deque[LogLine] = field(default_factory=lambda: deque(maxlen=KEPT_LINES))
     losses: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=KEPT_ROUNDS))
     """Pairs of a round and the loss of all its members."""
     evals: deque[tuple[int, float, str]] = field(default_factory=lambda: deque(maxlen=KEPT_ROUNDS))
@@ -87,7 +87,7 @@ class Picture:
     ended: deque[ev.TransferEnded] = field(default_factory=lambda: deque(maxlen=KEPT_ENDED))
     rates: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=KEPT_RATES))
     """Bytes per second up and down, a pair for each status."""
-    alarms: deque[Line] = field(default_factory=lambda: deque(maxlen=KEPT_ALARMS))
+    alarms: deque[LogLine] = field(default_factory=lambda: deque(maxlen=KEPT_ALARMS))
     """Events that a person must not overlook, until acknowledged."""
     rollouts: RolloutTally = field(default_factory=RolloutTally)
     committed: int = 0
@@ -204,7 +204,7 @@ class Picture:
         text = sentence(event, naming(self.names))
         if not text:
             return
-        line = Line(stamped.at, kind, text)
+        line = LogLine(stamped.at, kind, text)
         self.lines.append(line)
         if isinstance(event, ALARMS):
             self.alarms.append(line)

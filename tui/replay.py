@@ -12,7 +12,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from tui import scrubber
-from tui.app import PeerView
+from tui.app import PeerApp
 from tui.feed import Told
 from tui.panel import Panel
 from tui.player import Player
@@ -73,11 +73,11 @@ class KeysOfReplay(ModalScreen[None]):
         self.dismiss()
 
 
-class ReplayView(PeerView):
+class ReplayView(PeerApp):
     """View of the recording that `player` plays."""
 
     BETWEEN = (partial(Static, id="scrubber"),)
-    CSS = PeerView.CSS + "#scrubber { height: 1; padding: 0 1; }"
+    CSS = PeerApp.CSS + "#scrubber { height: 1; padding: 0 1; }"
     BINDINGS = [
         Binding("space", "play", "play, stop"),
         Binding("left", f"move({-STEP_S})"),

@@ -209,7 +209,7 @@ def _line(row: Row, widths: Sequence[int]) -> str:
     return f"{what:<{widths[0]}}  {figure:<{widths[1]}}  {meaning}".rstrip()
 
 
-class Progress:
+class BenchProgress:
     """Report on standard error of the running measurement: on a terminal in one line, which is erased at the end."""
 
     def __init__(self, stream: TextIO | None = None) -> None:

@@ -40,14 +40,14 @@ def run(args: argparse.Namespace) -> int:
     import trio
 
     from peer.bench.measuring import measure_unless_interrupted
-    from peer.bench.report import Progress, RunSize, chosen, fields, table
+    from peer.bench.report import BenchProgress, RunSize, chosen, fields, table
     from peer.console.plain_json import print_json
     from peer.paths import data_dir, make_private
 
     folder = make_private(data_dir(args.data_dir))
     signed, status = chosen(args.what, folder)
     size = RunSize.of(signed.manifest, len(status.members) if status is not None else 0)
-    progress, begun = Progress(), time.monotonic()
+    progress, begun = BenchProgress(), time.monotonic()
     wanted_run = signed.run.hex() if args.what is not None else None
     try:
         figures, problems = trio.run(measure_unless_interrupted, args.only or PARTS, folder, wanted_run, progress.say)

@@ -11,7 +11,7 @@ from peer.errors import ExitCode, PeerError
 
 if TYPE_CHECKING:
     from peer.commands import Subparsers
-    from peer.demo.examination import Examination
+    from peer.demo.examination import StateExamination
     from peer.demo.plays import Play
 
 MAX_PEERS = 32
@@ -79,16 +79,16 @@ def run(args: argparse.Namespace) -> int:
     return ExitCode.OK
 
 
-def _examination(play: Play, folder: Path) -> Examination | None:
+def _examination(play: Play, folder: Path) -> StateExamination | None:
     """Return the examination of a demo with rollouts; None for another, which needs no torch.  folder: the demo's."""
     from peer.demo.learning import Learning
 
     if not isinstance(play.aim, Learning):
         return None
-    from peer.demo.examination import Examination
+    from peer.demo.examination import StateExamination
     from peer.paths import run_dir
 
-    return Examination(play.signed, run_dir(folder / play.cast[0].name, play.signed.run), play.aim)
+    return StateExamination(play.signed, run_dir(folder / play.cast[0].name, play.signed.run), play.aim)
 
 
 def _play(args: argparse.Namespace) -> Play:

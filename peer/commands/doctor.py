@@ -41,9 +41,9 @@ def run(args: argparse.Namespace) -> int:
 
     from peer.console.plain_json import print_json
     from peer.daemon.settings import choose
-    from peer.doctor.check import Check, Verdict
+    from peer.doctor.check import Check, CheckResult
     from peer.doctor.examination import Examination
-    from peer.doctor.report import Progress, fields, lines, may_take_part
+    from peer.doctor.report import DoctorProgress, fields, lines, may_take_part
     from peer.paths import data_dir, make_private
     from peer.settings.file import gather
     from peer.settings.preferences import Preferences
@@ -55,8 +55,8 @@ def run(args: argparse.Namespace) -> int:
         preferences = gather({}).preferences
     except PeerError as error:
         value, _, remedy = error.text.partition("; ")
-        checks = [Check("settings", Verdict.FAIL, value, "", remedy or "see `peer config`")]
-    progress = Progress()
+        checks = [Check("settings", CheckResult.FAIL, value, "", remedy or "see `peer config`")]
+    progress = DoctorProgress()
     announce, what = preferences.announce, " ".join(args.what) or os.environ.get("PEER_RUN") or None
     examination = Examination(
         folder,

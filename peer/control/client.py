@@ -61,7 +61,7 @@ class StillStarting(NotRunning):
         return str(self)
 
 
-class BadFrame(ControlError):
+class BadControlFrame(ControlError):
     """Bytes on the control socket that form no frame."""
 
 
@@ -114,7 +114,7 @@ def pack_frame(message: dict[str, Any], *, max_bytes: int) -> bytes:
     """Return the frame of `message`; raises BadFrame if it exceeds the limit."""
     body: bytes = msgpack.packb(message, use_bin_type=True, unicode_errors="replace")  # a path may be no Unicode
     if len(body) > max_bytes:
-        raise BadFrame(f"a frame of {len(body)} bytes is over the limit of {max_bytes}")
+        raise BadControlFrame(f"a frame of {len(body)} bytes is over the limit of {max_bytes}")
     return len(body).to_bytes(HEADER_BYTES, "big") + body
 
 
@@ -124,7 +124,7 @@ def take_frame(buffer: bytearray, *, max_bytes: int) -> dict[str, Any] | None:
         return None
     size = int.from_bytes(buffer[:HEADER_BYTES], "big")
     if size > max_bytes:
-        raise BadFrame(f"a frame of {size} bytes is over the limit of {max_bytes}")
+        raise BadControlFrame(f"a frame of {size} bytes is over the limit of {max_bytes}")
     if len(buffer) < HEADER_BYTES + size:
         return None
     body = bytes(buffer[HEADER_BYTES : HEADER_BYTES + size])
@@ -132,9 +132,9 @@ def take_frame(buffer: bytearray, *, max_bytes: int) -> dict[str, Any] | None:
     try:
         message = msgpack.unpackb(body, raw=False, strict_map_key=True)
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
-        raise BadFrame("a frame that is not msgpack") from error
+        raise BadControlFrame("a frame that is not msgpack") from error
     if not isinstance(message, dict):
-        raise BadFrame("a frame that is not a map")
+        raise BadControlFrame("a frame that is not a map")
     return message
 
 

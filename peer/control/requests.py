@@ -20,13 +20,13 @@ from peer.control.server import Command
 from peer.control.tasks import TaskControls
 from peer.discovery.contacts import Contacts
 from peer.errors import PeerError
-from peer.rests.pause import MAX_PAUSE_S, Pause
+from peer.rests.pause import MAX_PAUSE_S, TimedPause
 from protocol.chain.store import Store
 from protocol.events.status import PeerStatus
 from protocol.node.extensions import CannotExtend, Extensions
-from protocol.node.line_probe import Lines, NotNow
+from protocol.node.line_probe import NotNow, ProbedLines
 from protocol.run.sections import Unit
-from protocol.tasks.desk import TaskDesk
+from protocol.tasks.desk import TaskSetCommands
 from protocol.versions.publishing import MOST_ANCHOR_EVERY, CannotPublish
 from protocol.versions.weight_versions import WeightVersions
 from protocol.wire.presence import Phase
@@ -51,13 +51,13 @@ class Peer(Protocol):
     def versions(self) -> WeightVersions | None: ...
 
     @property
-    def tasks(self) -> TaskDesk | None: ...
+    def tasks(self) -> TaskSetCommands | None: ...
 
     def extensions(self) -> Extensions: ...
 
     def status(self) -> PeerStatus: ...
 
-    async def measure_lines(self) -> Lines: ...
+    async def measure_lines(self) -> ProbedLines: ...
 
     async def weights(self) -> dict[str, Any]: ...
 
@@ -67,7 +67,7 @@ class Peer(Protocol):
 
     def finish(self) -> float: ...
 
-    async def pause(self, pause: Pause) -> None: ...
+    async def pause(self, pause: TimedPause) -> None: ...
 
     async def resume(self) -> None: ...
 
@@ -82,7 +82,7 @@ class Controls:
     paused: the pause with which the peer begins, if any.
     """
 
-    def __init__(self, peer: Peer, paused: Pause | None = None) -> None:
+    def __init__(self, peer: Peer, paused: TimedPause | None = None) -> None:
         self._peer, self._paused = peer, paused
         self._pause_changed = trio.Event()
 
@@ -208,7 +208,7 @@ class Controls:
         ):
             raise ControlError("a pause lasts between a moment and a year; try `peer pause 30m`")
         now = time.time()
-        pause = Pause(math.inf if seconds is None else now + float(seconds))
+        pause = TimedPause(math.inf if seconds is None else now + float(seconds))
         await self._peer.pause(pause)
         self._change_pause(pause)
         self._peer.notice("info", f"paused {pause.end(now)}")
@@ -226,6 +226,6 @@ class Controls:
         """Return the rest of the pause by the wall clock, which goes on while the computer sleeps."""
         return self._paused.left_s(time.time()) if self._paused is not None else math.inf
 
-    def _change_pause(self, pause: Pause | None) -> None:
+    def _change_pause(self, pause: TimedPause | None) -> None:
         self._paused = pause
         self._pause_changed.set()

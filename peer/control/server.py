@@ -20,7 +20,7 @@ import trio
 from peer.control.client import (
     MAX_ANSWER_BYTES,
     MAX_REQUEST_BYTES,
-    BadFrame,
+    BadControlFrame,
     ControlError,
     pack_frame,
     socket_address,
@@ -139,7 +139,7 @@ class ControlServer:
         while True:
             try:
                 question = await self._next_question(stream, buffer)
-            except BadFrame as error:
+            except BadControlFrame as error:
                 await _send(stream, {"ok": False, "error": str(error)})
                 return
             if question is None:
@@ -228,7 +228,7 @@ def _frame(message: dict[str, Any]) -> bytes:
     """Return the frame of `message`; if it is too large for one, the frame of a sentence that says so."""
     try:
         return pack_frame(message, max_bytes=MAX_ANSWER_BYTES)
-    except BadFrame:
+    except BadControlFrame:
         refusal = f"the answer is larger than the {size(MAX_ANSWER_BYTES)} that the control socket carries"
     except Exception as error:
         log.exception("an answer that cannot be framed")

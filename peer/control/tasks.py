@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from peer.control.client import ControlError
 from peer.control.server import Command
 from protocol.events.status import PeerStatus
-from protocol.tasks.desk import CannotAmend, TaskDesk
+from protocol.tasks.desk import CannotAmend, TaskSetCommands
 from protocol.wire.tasks import MAX_SET_TASKS, Amendment
 
 GIVEN = re.compile(r"\.given-\d{1,10}\.new")
@@ -17,11 +17,11 @@ NAME = re.compile(r"[\x20-\x7e]{1,64}")
 ID = re.compile(r"[0-9a-f]{6,64}")
 
 
-class Peer(Protocol):
+class TaskPeer(Protocol):
     """The daemon, on which the commands act."""
 
     @property
-    def tasks(self) -> TaskDesk | None: ...
+    def tasks(self) -> TaskSetCommands | None: ...
 
     def status(self) -> PeerStatus: ...
 
@@ -29,7 +29,7 @@ class Peer(Protocol):
 class TaskControls:
     """Task commands of one peer."""
 
-    def __init__(self, peer: Peer) -> None:
+    def __init__(self, peer: TaskPeer) -> None:
         self._peer = peer
 
     def commands(self) -> dict[str, Command]:
@@ -81,7 +81,7 @@ class TaskControls:
         except CannotAmend as error:
             raise ControlError(str(error)) from error
 
-    def _desk(self) -> TaskDesk:
+    def _desk(self) -> TaskSetCommands:
         desk = self._peer.tasks
         if desk is None:
             raise ControlError("the peer is not in a run with rollouts, or is still starting; only such runs have tasks")

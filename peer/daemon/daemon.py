@@ -31,7 +31,7 @@ from peer.discovery.contacts import Contacts
 from peer.errors import ExitCode, PeerError
 from peer.formatting import duration
 from peer.paths import run_dir
-from peer.rests.pause import Pause, keep_pause, kept_pause
+from peer.rests.pause import TimedPause, keep_pause, kept_pause
 from peer.settings.file import write_setting
 from peer.settings.live import as_map, read_change
 from peer.settings.preferences import SETTINGS
@@ -39,9 +39,9 @@ from protocol.chain.store import Store
 from protocol.events.events import Left, Notice, Started
 from protocol.events.status import PeerStatus
 from protocol.node.extensions import Extensions
-from protocol.node.line_probe import Lines
+from protocol.node.line_probe import ProbedLines
 from protocol.node.node import Node
-from protocol.tasks.desk import TaskDesk
+from protocol.tasks.desk import TaskSetCommands
 from protocol.version import version
 from protocol.versions.weight_versions import WeightVersions
 from protocol.wire.identity import Identity
@@ -50,7 +50,7 @@ from protocol.wire.identity import Identity
 # Outside requests to leave: a signal, the end of standard input, a reader that went away.
 
 
-class Peer(Protocol):
+class LeavingPeer(Protocol):
     """The daemon, which is told to leave."""
 
     def notice(self, level: str, text: str) -> None: ...
@@ -68,7 +68,7 @@ def open_signals() -> AbstractContextManager[AsyncIterator[int]]:
     return trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, *([] if ignored else [signal.SIGHUP]))
 
 
-async def obey_signals(peer: Peer, signals: AsyncIterator[int]) -> None:
+async def obey_signals(peer: LeavingPeer, signals: AsyncIterator[int]) -> None:
     """Leave gracefully on the first signal, at once on each further one."""
     async for _ in signals:
         peer.notice("info", "leaving; once more leaves at once")
@@ -78,14 +78,14 @@ async def obey_signals(peer: Peer, signals: AsyncIterator[int]) -> None:
         peer.leave_at_once()
 
 
-async def leave_at_eof(peer: Peer) -> None:
+async def leave_at_eof(peer: LeavingPeer) -> None:
     """Leave when standard input ends: the process that started us held its other end, and is gone."""
     wait = partial(trio.to_thread.run_sync, wait_for_eof, sys.stdin.fileno())
     await wait(abandon_on_cancel=True)  # type: ignore[call-arg]  # libp2p brings stale stubs of trio
     peer.leave()
 
 
-async def leave_with_the_view(peer: Peer) -> None:
+async def leave_with_the_view(peer: LeavingPeer) -> None:
     """Leave when the interface's end of standard input closes; go on alone when the interface writes there."""
     wait = partial(trio.to_thread.run_sync, wait_for_a_word, sys.stdin.fileno())
     if await wait(abandon_on_cancel=True):  # type: ignore[call-arg]  # libp2p brings stale stubs of trio
@@ -95,7 +95,7 @@ async def leave_with_the_view(peer: Peer) -> None:
         peer.leave()
 
 
-async def leave_with_the_reader(peer: Peer, output: Output, ignore: bool) -> None:
+async def leave_with_the_reader(peer: LeavingPeer, output: Output, ignore: bool) -> None:
     """Leave when standard output loses its reader: an unwatched peer would train for ever, unless told to (`ignore`)."""
     await output.until_gone()
     if ignore:
@@ -191,7 +191,7 @@ class Daemon:
         self.notice("info", f"stopping when this round is complete, in {duration(within_s)} at most")
         return within_s
 
-    async def pause(self, pause: Pause) -> None:
+    async def pause(self, pause: TimedPause) -> None:
         """Compute nothing until `resume`, also after a restart.  Raises ControlError if the pause cannot be stored."""
         await self._keep(pause)
         self._lives.pause(pause)
@@ -201,7 +201,7 @@ class Daemon:
         await self._keep(None)
         self._lives.resume()
 
-    async def _keep(self, pause: Pause | None) -> None:
+    async def _keep(self, pause: TimedPause | None) -> None:
         try:
             await trio.to_thread.run_sync(keep_pause, self._settings.data_dir, pause)
         except OSError as error:
@@ -229,7 +229,7 @@ class Daemon:
         self.notice("info", f"{name} is {shown or 'not set'} from now on")
         return str(live.path) if keep and live.path is not None else None
 
-    async def measure_lines(self) -> Lines:
+    async def measure_lines(self) -> ProbedLines:
         """Measure the lines to some peers; takes seconds.  Raises NotNow."""
         return await self._node().line_probe.measure()
 
@@ -277,7 +277,7 @@ class Daemon:
         return node.versions if node is not None else None
 
     @property
-    def tasks(self) -> TaskDesk | None:
+    def tasks(self) -> TaskSetCommands | None:
         """The tasks of the crowd, once the node of a run with rollouts runs."""
         node = self._lives.node
         return node.tasks if node is not None else None

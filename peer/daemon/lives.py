@@ -14,16 +14,16 @@ import trio
 from peer.daemon.participation import Participation
 from peer.daemon.settings import DaemonSettings, RunChoice
 from peer.paths import run_dir
-from peer.resources.room import Room
+from peer.resources.room import DiskRoom
 from peer.rests.keeper import Rest, in_a_thread
-from peer.rests.pause import Pause
+from peer.rests.pause import TimedPause
 from peer.rests.quota import MonthlyQuota, MonthTraffic
 from peer.rests.sensors import Sensors
 from protocol.chain.disk import StoreFull
 from protocol.events.events import Event, PhaseChanged
 from protocol.events.status import NodeStatus
 from protocol.node.node import Node
-from protocol.transport.nat.dial_back import Verdict
+from protocol.transport.nat.dial_back import AddressVerdict
 from protocol.wire.identity import Identity
 from protocol.wire.presence import Phase, WhyIdle
 
@@ -56,7 +56,7 @@ def full_disk(error: BaseException) -> Rest | None:
 class Away:
     """Decision when to join again.  state: (folder of the run, bytes of a state, or 0 while unknown)."""
 
-    def __init__(self, quota: MonthlyQuota, room: Room, state: Callable[[], tuple[Path, int]]) -> None:
+    def __init__(self, quota: MonthlyQuota, room: DiskRoom, state: Callable[[], tuple[Path, int]]) -> None:
         self._quota, self._room, self._state = quota, room, state
         self._changed = trio.Event()
         self._short_stays = 0
@@ -108,14 +108,14 @@ class Lives:
         self._folder = run_dir(settings.data_dir, choice.run)
         live = settings.live
         live.on_change = self._apply
-        self._room = Room(settings.data_dir, lambda: live.now.max_disk)
+        self._room = DiskRoom(settings.data_dir, lambda: live.now.max_disk)
         self.traffic = MonthTraffic(settings.data_dir)
         self._quota = MonthlyQuota(self.traffic, in_a_thread(Sensors().now), lambda: live.now.monthly_quota)
         self._away = Away(self._quota, self._room, self._state)
         self._rest: Rest | None = None
         """Reason to stay away or to leave."""
         self._is_away, self._leaving = False, False
-        self._paused: Pause | None = None
+        self._paused: TimedPause | None = None
         self._moved = (0, 0)
         """Bytes up and down in earlier stays."""
         self.part = self._participation(choice)
@@ -190,7 +190,7 @@ class Lives:
         """True once `leave` was called."""
         return self._leaving
 
-    def pause(self, pause: Pause) -> None:
+    def pause(self, pause: TimedPause) -> None:
         """Compute nothing until `resume`, also in later stays."""
         self._paused = pause
         self.part.pause(pause.detail(time.time()))
@@ -238,7 +238,7 @@ class Lives:
 
     def reachability(self) -> tuple[str, dict[str, str]]:
         """Return the verdict on our reachability, and a verdict for each address."""
-        return (Verdict.UNKNOWN.value, {}) if self._is_away else self.part.reachability()
+        return (AddressVerdict.UNKNOWN.value, {}) if self._is_away else self.part.reachability()
 
     def _state(self) -> tuple[Path, int]:
         signed = self.part.choice.signed

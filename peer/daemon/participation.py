@@ -38,8 +38,8 @@ from peer.paths import run_dir
 from peer.resources.check import check_generator, check_memory, chosen_role
 from peer.resources.computer import raise_open_files, seconds_since_boot
 from peer.resources.core_share import chosen_threads, keep_share
-from peer.resources.room import MARGIN_BYTES, STATES_ON_DISK, STATES_TO_GO_ON, CappedDisk, Room
-from peer.rests.keeper import Judge, Limits, RestKeeper, in_a_thread
+from peer.resources.room import MARGIN_BYTES, STATES_ON_DISK, STATES_TO_GO_ON, CappedDisk, DiskRoom
+from peer.rests.keeper import RestJudge, RestKeeper, RestLimits, in_a_thread
 from peer.rests.sensors import Sensors
 from peer.settings.preferences import Preferences
 from peer.settings.provider import mapped_addresses
@@ -58,11 +58,11 @@ from protocol.sync.run_files import paths_of
 from protocol.transport.dialer import peer_of
 from protocol.transport.inbound_policy import InboundLimits
 from protocol.transport.interface import Network, Session
-from protocol.transport.nat.dial_back import Verdict
+from protocol.transport.nat.dial_back import AddressVerdict
 from protocol.transport.network import Libp2pNetwork, open_network
 from protocol.transport.settings import NetworkSettings
 from protocol.version import version
-from protocol.wire.body import spare_what_is_loaded
+from protocol.wire.body import freeze_gc
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.presence import Phase, Role, WhyIdle
 from trainer.generate.choice import GeneratorName
@@ -87,7 +87,7 @@ class Participation:
         settings: DaemonSettings,
         identity: Identity,
         choice: RunChoice,
-        room: Room,
+        room: DiskRoom,
         emit: Callable[[Event], None],
     ) -> None:
         self._settings, self._identity, self._room, self._emit = settings, identity, room, emit
@@ -203,9 +203,9 @@ class Participation:
     def reachability(self) -> tuple[str, dict[str, str]]:
         """Return the verdict on our reachability, and a verdict for each address."""
         if self.network is None:
-            return Verdict.UNKNOWN.value, {}
+            return AddressVerdict.UNKNOWN.value, {}
         found = self.network.reachability()
-        announced = {address.rpartition("/p2p/")[0]: Verdict.UNKNOWN.value for address in self.network.addresses()}
+        announced = {address.rpartition("/p2p/")[0]: AddressVerdict.UNKNOWN.value for address in self.network.addresses()}
         return found.overall.value, announced | {address: verdict.value for address, verdict in found.verdicts.items()}
 
     def invitation(self) -> str:
@@ -337,14 +337,14 @@ class Participation:
         self.node = node
         if trainer is not None:
             nursery.start_soon(self._keep_trainer, trainer, node)
-            self._keeper = RestKeeper(Judge(_limits(settings.live.now)), in_a_thread(Sensors().read), node)
+            self._keeper = RestKeeper(RestJudge(_limits(settings.live.now)), in_a_thread(Sensors().read), node)
             nursery.start_soon(self._keeper.run)
         if self._paused:
             self.pause(self._paused)
         if signed.manifest.organiser == self._identity.peer_id and not replica.history.length:
             nursery.start_soon(tell_of_twins, founded(signed), self._mdns, self._emit, lambda: replica.history.length > 0)
         self._lobby.admit(node.dispatcher)
-        spare_what_is_loaded()
+        freeze_gc()
         await node.run()
 
     async def _find_out_whether_copied(self, store: Store) -> bool:
@@ -412,5 +412,5 @@ class Participation:
             self.leave()
 
 
-def _limits(now: Preferences) -> Limits:
-    return Limits(now.schedule, now.max_temperature, now.on_battery, now.yield_gpu)
+def _limits(now: Preferences) -> RestLimits:
+    return RestLimits(now.schedule, now.max_temperature, now.on_battery, now.yield_gpu)

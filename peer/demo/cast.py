@@ -26,7 +26,7 @@ class Cheat(str, Enum):
 
 
 @dataclass(frozen=True)
-class Part:
+class DemoPart:
     """Part of one peer of a demo.  name: of the peer and its folder.  cheat: its way of cheating; None for an honest one."""
 
     name: str
@@ -39,20 +39,20 @@ class Part:
         return ("peer",) if self.cheat is None else ("peer.demo.cheats", self.cheat.value)
 
 
-def only_trainers(count: int) -> tuple[Part, ...]:
+def only_trainers(count: int) -> tuple[DemoPart, ...]:
     """Return the cast of a demo without rollouts."""
-    return tuple(Part(f"peer-{number}", Role.TRAINER) for number in range(1, count + 1))
+    return tuple(DemoPart(f"peer-{number}", Role.TRAINER) for number in range(1, count + 1))
 
 
-def with_rollouts(cheat: Cheat | None) -> tuple[Part, ...]:
+def with_rollouts(cheat: Cheat | None) -> tuple[DemoPart, ...]:
     """Return a trainer, rollout peers and a validator.  The last rollout peer may cheat; a lying validator is added."""
-    writers = [Part(f"rollout-{number}", Role.ROLLOUT) for number in range(1, ROLLOUT_PEERS + 1)]
-    judges = [Part("validator-1", Role.VALIDATOR)]
+    writers = [DemoPart(f"rollout-{number}", Role.ROLLOUT) for number in range(1, ROLLOUT_PEERS + 1)]
+    judges = [DemoPart("validator-1", Role.VALIDATOR)]
     if cheat is Cheat.ROLLOUT:
-        writers[-1] = Part(writers[-1].name, Role.ROLLOUT, cheat)
+        writers[-1] = DemoPart(writers[-1].name, Role.ROLLOUT, cheat)
     elif cheat is Cheat.VALIDATOR:
-        judges.append(Part("validator-2", Role.VALIDATOR, cheat))
-    return (Part("trainer", Role.TRAINER), *writers, *judges)
+        judges.append(DemoPart("validator-2", Role.VALIDATOR, cheat))
+    return (DemoPart("trainer", Role.TRAINER), *writers, *judges)
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -73,7 +73,7 @@ class Bar:
 
 
 @dataclass
-class Progress:
+class DemoProgress:
     """Progress of one peer.  status: None before the first one.  bar: None while the activity has no measure."""
 
     status: PeerStatus | None = None
@@ -111,13 +111,13 @@ class Progress:
 
 
 @dataclass
-class Member:
+class DemoMember:
     """Part of the cast with its process.  peer: its ID, empty until known.  silent: its events have ended."""
 
-    part: Part
+    part: DemoPart
     folder: Path
     process: subprocess.Popen[bytes]
-    progress: Progress = field(default_factory=Progress)
+    progress: DemoProgress = field(default_factory=DemoProgress)
     committed: int = 0
     furthest: tuple[int, ...] = ()
     """Rounds committed, steps of the running one, parts of an evaluation: grows as long as the peer makes progress."""
@@ -168,7 +168,7 @@ class Aim(Protocol):
         """Sentences to print once, in order; only ever appended to."""
         ...
 
-    def apply(self, member: Member, event: Event) -> None:
+    def apply(self, member: DemoMember, event: Event) -> None:
         """Take note of an event of this peer."""
         ...
 

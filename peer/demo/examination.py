@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from peer.demo.learning import Comparison, Learning, Measured, Sample
+from peer.demo.learning import Comparison, Learning, MeasuredState, SampleAnswer
 from peer.errors import ExitCode, PeerError
 from protocol.chain.disk import Disk
 from protocol.chain.stored_run import NotStored, StoredRun, StoredState
@@ -51,7 +51,7 @@ class Examiner:
         self._problems: Sequence[int] = [number * self._environment.size // count for number in range(count)]
         self._sampling = Sampling(SAMPLES, rl.max_tokens, rl.temperature)
 
-    def measure(self, rounds: int, theta: F32) -> Measured:
+    def measure(self, rounds: int, theta: F32) -> MeasuredState:
         """Let the parameters `theta` (n), the state after `rounds` rounds, answer.  Raises SandboxUnavailable.
 
         The sample is the first answer to a problem of median length.
@@ -64,7 +64,9 @@ class Examiner:
         prompts = {problem: self._environment.problem(problem).prompt for problem in self._problems}
         shown = sorted(self._problems, key=lambda problem: (len(prompts[problem]), problem))[len(self._problems) // 2]
         answer = answers[shown, 0]
-        return Measured(rounds, tuple(scores), len(answers), Sample(prompts[shown], answer.turns[-1], answer.score))
+        return MeasuredState(
+            rounds, tuple(scores), len(answers), SampleAnswer(prompts[shown], answer.turns[-1], answer.score)
+        )
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ def _seeded(manifest: RunManifest, stored: StoredState) -> F32 | None:
     return values
 
 
-class Examination:
+class StateExamination:
     """Comparison of the state after the warm-up, kept until the demo is over, with the final state.
 
     folder: of the run, at the trainer.  aim: knows the end of the warm-up, and takes the result.

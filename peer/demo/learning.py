@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
-from peer.demo.cast import REPORT, Member, Part
+from peer.demo.cast import REPORT, DemoMember, DemoPart
 from peer.drawing import sparkline
 from peer.formatting import clean, duration, number, visible
 from protocol.events import events as ev
@@ -24,7 +24,7 @@ from protocol.wire.presence import Role
 
 
 @dataclass(frozen=True)
-class Sample:
+class SampleAnswer:
     """Answer to show.  prompt, answer: texts of a model or a stranger, with any characters.  score: 0 to 1."""
 
     prompt: str
@@ -38,13 +38,13 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredState:
     """Answers of one state.  rounds: of the run that led to it.  scores: mean of each problem.  rollouts: their number."""
 
     rounds: int
     scores: tuple[float, ...]
     rollouts: int
-    sample: Sample
+    sample: SampleAnswer
 
     @property
     def mean(self) -> float:
@@ -56,8 +56,8 @@ class Measured:
 class Comparison:
     """Comparison of two states that have answered the same problems."""
 
-    start: Measured
-    end: Measured
+    start: MeasuredState
+    end: MeasuredState
 
     @property
     def gain(self) -> float:
@@ -91,7 +91,7 @@ class Learning:
     versions: number that are to learn from rollouts.  More follow while a cheat is not set aside yet, up to `MOST_VERSIONS`.
     """
 
-    def __init__(self, cast: Sequence[Part], versions: int, manifest: RunManifest) -> None:
+    def __init__(self, cast: Sequence[DemoPart], versions: int, manifest: RunManifest) -> None:
         assert manifest.rl is not None, "no run with rollouts"
         self._cast, self._versions = {part.name: part for part in cast}, versions
         self._environment, self._warm = manifest.rl.environment, manifest.rl.warm_rounds
@@ -129,7 +129,7 @@ class Learning:
         """Take the comparison of the states at the start and at the end."""
         self._comparison = comparison
 
-    def apply(self, member: Member, event: ev.Event) -> None:
+    def apply(self, member: DemoMember, event: ev.Event) -> None:
         """See `Aim.apply`."""
         self._peers[member.peer] = member.name
         if self._is_over:
@@ -230,10 +230,10 @@ class Learning:
             f"at the end      {_sample(end)}",
         ]
 
-    def _told(self, measured: Measured) -> str:
+    def _told(self, measured: MeasuredState) -> str:
         return f"{number(measured.mean)} at version {self._version(measured)} ({measured.rollouts} rollouts)"
 
-    def _version(self, measured: Measured) -> int:
+    def _version(self, measured: MeasuredState) -> int:
         """Return the number of rounds that learned from rollouts; 0 after the warm-up."""
         return max(0, measured.rounds - self._warm)
 
@@ -264,7 +264,7 @@ class Learning:
             "ejected": self._ejected(),
         }
 
-    def _measured_fields(self, measured: Measured) -> dict[str, Any]:
+    def _measured_fields(self, measured: MeasuredState) -> dict[str, Any]:
         sample = measured.sample
         return {
             "version": self._version(measured),
@@ -305,7 +305,7 @@ class Learning:
         return f"{len(self._accepted)} accepted, {len(self._rejected)} rejected"
 
 
-def _sample(measured: Measured) -> str:
+def _sample(measured: MeasuredState) -> str:
     sample = measured.sample
     return f"{_shown(sample.prompt)} -> {_shown(sample.answer) or 'nothing'}: {sample.verdict}"
 

@@ -8,7 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from peer.demo.cast import Aim, Cheat, Part, only_trainers, with_rollouts
+from peer.demo.cast import Aim, Cheat, DemoPart, only_trainers, with_rollouts
 from peer.demo.learning import LEAST_VERSIONS, Learning
 from peer.demo.training import Training
 from peer.errors import ExitCode, PeerError
@@ -31,7 +31,7 @@ class Play:
 
     signed: SignedManifest
     begins_with: Brought | None
-    cast: tuple[Part, ...]
+    cast: tuple[DemoPart, ...]
     aim: Aim
 
 

@@ -23,7 +23,7 @@ from typing import Self
 
 from peer.console.standard_streams import draws
 from peer.control.client import ControlClient, ControlError, NotRunning, Stamped
-from peer.demo.cast import Member, Part
+from peer.demo.cast import DemoMember, DemoPart
 from peer.demo.plays import Play
 from peer.drawing import bar, fit
 from peer.errors import ExitCode, PeerError
@@ -41,7 +41,7 @@ LOG_TAIL_LINES = 8
 LOG = "output.log"
 
 
-def start_member(part: Part, folder: Path, manifest: Path, stop_after: int | None) -> Member:
+def start_member(part: DemoPart, folder: Path, manifest: Path, stop_after: int | None) -> DemoMember:
     """Start the peer of a part in its existing `folder`."""
     command = [sys.executable, "-m", *part.program, "join", str(manifest)]
     command += ["--headless", "--log-format", "json", "--local", "--data-dir", str(folder), "--port", "0"]
@@ -57,10 +57,10 @@ def start_member(part: Part, folder: Path, manifest: Path, stop_after: int | Non
             env=without_settings(child_environment(os.environ)),
             start_new_session=True,
         )  # Ctrl-C is ours to pass on
-    return Member(part, folder, process)
+    return DemoMember(part, folder, process)
 
 
-def wait_for_all(members: Sequence[Member]) -> None:
+def wait_for_all(members: Sequence[DemoMember]) -> None:
     """Wait until the members that were asked to leave have left; raises PeerError if one does not end well."""
     deadline = time.monotonic() + LEAVE_DEADLINE_S
     for member in members:
@@ -72,7 +72,7 @@ def wait_for_all(members: Sequence[Member]) -> None:
             raise failure(member, f"ended with exit code {code}")
 
 
-def end_all(members: Sequence[Member]) -> None:
+def end_all(members: Sequence[DemoMember]) -> None:
     """End every process that still runs, and reap them all."""
     for member in members:
         if member.process.poll() is None:
@@ -86,7 +86,7 @@ def end_all(members: Sequence[Member]) -> None:
             member.process.wait()
 
 
-def failure(member: Member, what: str) -> PeerError:
+def failure(member: DemoMember, what: str) -> PeerError:
     """Return the error for a peer's failure, with the end of its log."""
     output = (member.folder / LOG).read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
     tail = "".join(f"\n    {line[:300]}" for line in output)
@@ -113,8 +113,8 @@ class Demo:
     def __init__(self, play: Play, *, keep: bool, patience_s: float = STALL_DEADLINE_S) -> None:
         self.play, self._keep, self._patience_s = play, keep, patience_s
         self.folder = Path(tempfile.mkdtemp(prefix="manyhands-demo-"))
-        self.members: list[Member] = []
-        self._happened: queue.SimpleQueue[tuple[Member, Stamped | None]] = queue.SimpleQueue()
+        self.members: list[DemoMember] = []
+        self._happened: queue.SimpleQueue[tuple[DemoMember, Stamped | None]] = queue.SimpleQueue()
         self._closing = False
         self._started = time.monotonic()
         self._moved = self._started
@@ -176,14 +176,14 @@ class Demo:
 
     # -- events -------------------------------------------------------------------------------------------------------
 
-    def _listen(self, member: Member) -> None:
+    def _listen(self, member: DemoMember) -> None:
         """Pass a peer's events on, and None at their end; runs in a thread for each peer."""
         try:
             self._hand_on(member)
         finally:
             self._happened.put((member, None))
 
-    def _hand_on(self, member: Member) -> None:
+    def _hand_on(self, member: DemoMember) -> None:
         client = ControlClient(member.folder)
         while not self._closing and member.process.poll() is None:
             try:
@@ -225,7 +225,7 @@ class Demo:
             except ControlError:
                 continue  # not there yet, or gone: `_check` tells
 
-    def _has_arrived(self, member: Member) -> bool:
+    def _has_arrived(self, member: DemoMember) -> bool:
         return self.play.aim.has_arrived(member.name)
 
     def _check(self) -> None:
@@ -296,7 +296,7 @@ def progress_lines(demo: Demo, width: int, *, unicode: bool) -> list[str]:
     return [fit(line, width - 1) for line in lines]
 
 
-def member_line(member: Member, remark: str, *, unicode: bool) -> str:
+def member_line(member: DemoMember, remark: str, *, unicode: bool) -> str:
     """Return a peer's present activity and the remark on it."""
     status, shown = member.progress.status, member.progress.bar
     said = f"{remark}  " if remark else ""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from peer.demo.cast import REPORT, Member, Part
+from peer.demo.cast import REPORT, DemoMember, DemoPart
 from peer.drawing import bar
 from peer.formatting import duration, number
 from protocol.events import events as ev
@@ -27,7 +27,7 @@ class _Told:
 class Training:
     """An `Aim` for a cast of trainers."""
 
-    def __init__(self, cast: Sequence[Part], rounds: int, manifest: RunManifest) -> None:
+    def __init__(self, cast: Sequence[DemoPart], rounds: int, manifest: RunManifest) -> None:
         self._rounds, self._parameters = rounds, manifest.parameters
         self._told = {part.name: _Told() for part in cast}
         self.news: list[str] = []
@@ -37,7 +37,7 @@ class Training:
         """See `Aim.stop_after`."""
         return self._rounds
 
-    def apply(self, member: Member, event: ev.Event) -> None:
+    def apply(self, member: DemoMember, event: ev.Event) -> None:
         """See `Aim.apply`."""
         told, before = self._told[member.name], self._committed
         told.peer = member.peer

@@ -43,7 +43,7 @@ ELSEWHERE = (
 OTHERWISE = "ask who invited you for a newer invitation"
 
 
-class Dialling(Protocol):
+class DiallingNetwork(Protocol):
     """The network, as far as the search needs it."""
 
     def connected(self) -> Sequence[PeerId]:
@@ -82,7 +82,7 @@ class Search:
     """Search for the peers at the addresses `wanted`.  met: True once a peer of the run has been heard, which ends it."""
 
     def __init__(
-        self, network: Dialling, wanted: Sequence[str], emit: Callable[[Event], None], met: Callable[[], bool]
+        self, network: DiallingNetwork, wanted: Sequence[str], emit: Callable[[Event], None], met: Callable[[], bool]
     ) -> None:
         self._network, self._wanted, self._emit, self._met = network, tuple(wanted), emit, met
         self._peers = {peer for address in wanted if (peer := peer_of(address)) is not None}

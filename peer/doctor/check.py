@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any
 
 
-class Verdict(Enum):
+class CheckResult(Enum):
     """Verdict of a check.  WARN: takes part, but worse than it could; FAIL: cannot take part; UNKNOWN: no answer."""
 
     OK = "ok"
@@ -22,7 +22,7 @@ class Check:
     """One check.  value: the finding.  limit: compared with it; empty if there is none.  remedy: empty if all is well."""
 
     name: str
-    verdict: Verdict
+    verdict: CheckResult
     value: str
     limit: str = ""
     remedy: str = ""
@@ -34,10 +34,12 @@ class Check:
 
 def ok(name: str, value: str, limit: str = "") -> Check:
     """Return a check that found nothing wrong."""
-    return Check(name, Verdict.OK, value, limit)
+    return Check(name, CheckResult.OK, value, limit)
 
 
-def at_least(name: str, found: float, least: float, show: Callable[[float], str], remedy: str, verdict: Verdict) -> Check:
+def at_least(
+    name: str, found: float, least: float, show: Callable[[float], str], remedy: str, verdict: CheckResult
+) -> Check:
     """Return OK if `found` is at least `least`, else `verdict`."""
     limit = f"at least {show(least)}"
     return ok(name, show(found), limit) if found >= least else Check(name, verdict, show(found), limit, remedy)

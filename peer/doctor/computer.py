@@ -13,7 +13,7 @@ from importlib.metadata import version as version_of
 from pathlib import Path
 
 from peer.bench.disk import measure_disk
-from peer.doctor.check import Check, Verdict, at_least, ok
+from peer.doctor.check import Check, CheckResult, at_least, ok
 from peer.errors import PeerError
 from peer.formatting import size
 from peer.resources.computer import available_memory, usable_cores
@@ -45,7 +45,7 @@ def python() -> Check:
     limit = ".".join(map(str, LEAST_PYTHON))
     if sys.version_info >= LEAST_PYTHON:
         return ok("python", f"{found}, {platform.system()} {platform.machine()}", f"at least {limit}")
-    return Check("python", Verdict.FAIL, found, f"at least {limit}", f"install manyhands with Python {limit} or later")
+    return Check("python", CheckResult.FAIL, found, f"at least {limit}", f"install manyhands with Python {limit} or later")
 
 
 def torch() -> Check:
@@ -53,7 +53,7 @@ def torch() -> Check:
     try:
         return ok("torch", version_of("torch"))
     except PackageNotFoundError:
-        return Check("torch", Verdict.FAIL, "not installed", "", "install manyhands again, in an environment of its own")
+        return Check("torch", CheckResult.FAIL, "not installed", "", "install manyhands again, in an environment of its own")
 
 
 def gpu(free: int | None = None) -> list[Check]:
@@ -63,13 +63,13 @@ def gpu(free: int | None = None) -> list[Check]:
         remedy = (
             "nothing to do without an NVIDIA GPU; with one, install a CUDA build of torch and see that `nvidia-smi` works"
         )
-        return [Check("gpu", Verdict.WARN, "none that torch could use; the trainer computes on the CPU", "", remedy)]
+        return [Check("gpu", CheckResult.WARN, "none that torch could use; the trainer computes on the CPU", "", remedy)]
     name, driver = _gpu_name()
     checks = [ok("gpu", f"{name}, driver {driver}, {size(free)} free")]
     try:
         checks.append(ok("triton", version_of("triton")))
     except PackageNotFoundError:
-        checks.append(Check("triton", Verdict.WARN, "not installed", "", "pip install triton, for faster kernels"))
+        checks.append(Check("triton", CheckResult.WARN, "not installed", "", "pip install triton, for faster kernels"))
     return checks
 
 
@@ -99,15 +99,15 @@ def clock(now: float | None = None) -> Check:
     now = time.time() if now is None else now
     shown = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(now))
     if now < EARLIEST:
-        return Check("clock", Verdict.FAIL, shown, "not before this software was made", SET_CLOCK)
+        return Check("clock", CheckResult.FAIL, shown, "not before this software was made", SET_CLOCK)
     if not _is_synchronised():
-        return Check("clock", Verdict.WARN, f"{shown}, not synchronised", "kept by NTP", "switch network time on")
+        return Check("clock", CheckResult.WARN, f"{shown}, not synchronised", "kept by NTP", "switch network time on")
     return ok("clock", shown, "kept by NTP")
 
 
 def skewed(skew: str) -> Check:
     """Return the check of a clock that differs from other peers' clocks, as `skew` says."""
-    return Check("clock", Verdict.WARN, skew, f"within {TOLERANCE_S:.0f} s of them", SET_CLOCK)
+    return Check("clock", CheckResult.WARN, skew, f"within {TOLERANCE_S:.0f} s of them", SET_CLOCK)
 
 
 def _is_synchronised() -> bool:
@@ -123,14 +123,14 @@ def disk(folder: Path, manifest: RunManifest) -> list[Check]:
     """Check the room for the run, and the speed of writing."""
     remedy = "make room or choose another --data-dir"
     free = shutil.disk_usage(folder).free
-    room = at_least("disk space", free, STATES_ON_DISK * manifest.stored_bytes, size, remedy, Verdict.FAIL)
+    room = at_least("disk space", free, STATES_ON_DISK * manifest.stored_bytes, size, remedy, CheckResult.FAIL)
     try:
         speed = measure_disk(folder)
     except (PeerError, OSError) as error:
         said = error.text if isinstance(error, PeerError) else f"{error.strerror or error}"
-        return [room, Check("disk speed", Verdict.FAIL, said, "", remedy)]
+        return [room, Check("disk speed", CheckResult.FAIL, said, "", remedy)]
     slow = "put --data-dir on a faster disk"
-    return [room, at_least("disk speed", speed.write_bytes_per_s, LEAST_DISK_RATE, _rate, slow, Verdict.WARN)]
+    return [room, at_least("disk speed", speed.write_bytes_per_s, LEAST_DISK_RATE, _rate, slow, CheckResult.WARN)]
 
 
 def memory(manifest: RunManifest, role: Role, gpu_free: int | None) -> list[Check]:
@@ -139,9 +139,9 @@ def memory(manifest: RunManifest, role: Role, gpu_free: int | None) -> list[Chec
     seed = memory_need(manifest, Role.SEED).host
     serve = f", join as a seed (--role seed, {size(seed)})" if role is not Role.SEED and seed <= available_memory() else ""
     remedy = f"close other programs{serve}, or join a smaller run"
-    found = [at_least("memory", available_memory(), need.host, size, remedy, Verdict.FAIL)]
+    found = [at_least("memory", available_memory(), need.host, size, remedy, CheckResult.FAIL)]
     if gpu_free is not None and role is not Role.SEED:
-        found.append(at_least("gpu memory", gpu_free, need.gpu, size, remedy, Verdict.FAIL))
+        found.append(at_least("gpu memory", gpu_free, need.gpu, size, remedy, CheckResult.FAIL))
     return found
 
 
@@ -150,11 +150,11 @@ def tasks(environment: str) -> Check:
     try:
         check_packages(environment)
     except PackageMissing as error:
-        return Check("tasks", Verdict.FAIL, error.what, "", error.remedy)
+        return Check("tasks", CheckResult.FAIL, error.what, "", error.remedy)
     except SandboxUnavailable as error:
-        return Check("tasks", Verdict.FAIL, str(error), "", "join as a seed (--role seed), which solves no tasks")
+        return Check("tasks", CheckResult.FAIL, str(error), "", "join as a seed (--role seed), which solves no tasks")
     except ValueError as error:
-        return Check("tasks", Verdict.FAIL, str(error), "", "install the version of manyhands that the organiser has")
+        return Check("tasks", CheckResult.FAIL, str(error), "", "install the version of manyhands that the organiser has")
     return ok("tasks", environment)
 
 
@@ -163,7 +163,7 @@ def generator(wanted: GeneratorName, gpu_free: int | None) -> Check:
     try:
         chosen, why = choose_generator(wanted, gpu_free is not None)
     except ImportError as error:
-        return Check("generator", Verdict.FAIL, "vLLM is set, and not installed", "", str(error))
+        return Check("generator", CheckResult.FAIL, "vLLM is set, and not installed", "", str(error))
     return ok("generator", f"{chosen.value}: {why}")
 
 
@@ -176,7 +176,7 @@ def memory_speed() -> Check:
         memoryview(target)[:] = source
         rates.append(COPIED_BYTES / max(time.perf_counter() - begun, 1e-9))
     remedy = "stop what else keeps this computer busy"
-    return at_least("memory speed", max(rates), LEAST_COPY_RATE, _rate, remedy, Verdict.WARN)
+    return at_least("memory speed", max(rates), LEAST_COPY_RATE, _rate, remedy, CheckResult.WARN)
 
 
 def cores() -> Check:

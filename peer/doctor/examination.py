@@ -21,7 +21,7 @@ from peer.bench.training import measure_training
 from peer.control.client import ControlClient, ControlError
 from peer.daemon.settings import RunChoice
 from peer.doctor import computer, running
-from peer.doctor.check import Check, Verdict, ok
+from peer.doctor.check import Check, CheckResult, ok
 from peer.doctor.visit import Findings, Visit, visit
 from peer.errors import PeerError
 from peer.files.atomic import write_atomically
@@ -54,7 +54,7 @@ async def training(folder: Path, *, anew: bool) -> tuple[Check, TrainingSpeed | 
         speed = kept or await measure_training()
     except PeerError as error:
         remedy = "look into trainer.log, or run `peer bench --only training --debug`"
-        return Check("training", Verdict.FAIL, error.text, "", remedy), None
+        return Check("training", CheckResult.FAIL, error.text, "", remedy), None
     if kept is None:
         _keep(folder, speed)
     where = speed.device if speed.device != "cpu" else f"{speed.threads} threads"
@@ -94,7 +94,7 @@ VISIT_S = 90.0
 TRAINING_S = 90.0
 NOT_MEASURED = Check(
     "lines",
-    Verdict.UNKNOWN,
+    CheckResult.UNKNOWN,
     "not measured while no peer runs here",
     "",
     "join, then run this again, or `peer bench --only lines`",
@@ -164,7 +164,7 @@ class Examination:
             self.checks.append(ok("identity", f"{identity.peer_id}, held by the peer that runs here ({status.pid})"))
             if self.named and status.run != choice.run.hex():
                 remedy = "stop it with `peer leave`, or give this one its own folder with --data-dir"
-                self.checks.append(Check("run", Verdict.FAIL, "the peer here takes part in another run", "", remedy))
+                self.checks.append(Check("run", CheckResult.FAIL, "the peer here takes part in another run", "", remedy))
                 return found
             found = await trio.to_thread.run_sync(running.ask_the_peer, status, self.folder)
             self.checks += [*_run(found), *found.checks]
@@ -187,7 +187,7 @@ class Examination:
         self.on_begin("the swarm")
         with trio.move_on_after(VISIT_S):
             return await visit(how)
-        return Findings([Check("peers", Verdict.FAIL, f"no end within {VISIT_S:.0f} s", "", "try again")], choice.signed)
+        return Findings([Check("peers", CheckResult.FAIL, f"no end within {VISIT_S:.0f} s", "", "try again")], choice.signed)
 
     async def _estimate(self, manifest: RunManifest, rates: Mapping[PeerId, float]) -> None:
         speed: TrainingSpeed | None = None
@@ -197,7 +197,7 @@ class Examination:
             self.checks.append(check)
         if scope.cancelled_caught:
             remedy = "stop what else keeps this computer busy, and try again"
-            self.checks.append(Check("training", Verdict.WARN, f"no result within {TRAINING_S:.0f} s", "", remedy))
+            self.checks.append(Check("training", CheckResult.WARN, f"no result within {TRAINING_S:.0f} s", "", remedy))
         if speed is not None:
             self.checks.append(estimate(speed, manifest, rates))
 
@@ -218,7 +218,7 @@ class Examination:
     def _failed(self, name: str, error: Exception) -> None:
         text = error.text if isinstance(error, PeerError) else str(error)
         value, _, remedy = text.partition("; ")
-        self.checks.append(Check(name, Verdict.FAIL, value, "", remedy or "see `peer join --help`"))
+        self.checks.append(Check(name, CheckResult.FAIL, value, "", remedy or "see `peer join --help`"))
 
 
 async def _guarded(name: str, look: Callable[[], Awaitable[Check | list[Check]]]) -> list[Check]:
@@ -228,12 +228,18 @@ async def _guarded(name: str, look: Callable[[], Awaitable[Check | list[Check]]]
     except trio.TooSlowError:
         return [
             Check(
-                name, Verdict.UNKNOWN, f"no answer within {CHECK_S:.0f} s", "", "try again when this computer is less busy"
+                name,
+                CheckResult.UNKNOWN,
+                f"no answer within {CHECK_S:.0f} s",
+                "",
+                "try again when this computer is less busy",
             )
         ]
     except Exception as error:  # noqa: BLE001 - a check that fails in an unforeseen way must not hide the others
         return [
-            Check(name, Verdict.UNKNOWN, f"{type(error).__name__}: {error}", "", "run it again with --debug, and report it")
+            Check(
+                name, CheckResult.UNKNOWN, f"{type(error).__name__}: {error}", "", "run it again with --debug, and report it"
+            )
         ]
     return found if isinstance(found, list) else [found]
 

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from peer.console.standard_streams import draws
-from peer.doctor.check import Check, Verdict
+from peer.doctor.check import Check, CheckResult
 from peer.formatting import clean
 
-MARKS = {Verdict.OK: "ok", Verdict.WARN: "WARN", Verdict.FAIL: "FAIL", Verdict.UNKNOWN: "?"}
+MARKS = {CheckResult.OK: "ok", CheckResult.WARN: "WARN", CheckResult.FAIL: "FAIL", CheckResult.UNKNOWN: "?"}
 
 
 def may_take_part(checks: Sequence[Check]) -> bool:
     """Return True if no check failed."""
-    return all(check.verdict is not Verdict.FAIL for check in checks)
+    return all(check.verdict is not CheckResult.FAIL for check in checks)
 
 
 def fields(checks: Sequence[Check]) -> dict[str, Any]:
@@ -32,12 +32,12 @@ def lines(checks: Sequence[Check]) -> list[str]:
         found.append(f"{MARKS[check.verdict]:<5}{check.name:<{width}}  {clean(check.value, 300)}{limit}")
         if check.remedy:
             found.append(f"     {'':<{width}}  -> {clean(check.remedy, 300)}")
-    failing = [check.name for check in checks if check.verdict is Verdict.FAIL]
+    failing = [check.name for check in checks if check.verdict is CheckResult.FAIL]
     result = f"This computer cannot take part yet: {', '.join(failing)}." if failing else "This computer can take part."
     return [*found, "", result]
 
 
-class Progress:
+class DoctorProgress:
     """Report of the running check on the terminal; silent if standard error is no terminal."""
 
     def __init__(self) -> None:

@@ -8,9 +8,9 @@ import trio
 
 from peer.discovery.port_mapping import NatPmp, PortMapping
 from peer.discovery.upnp import Upnp
-from peer.doctor.check import Check, Verdict, ok
+from peer.doctor.check import Check, CheckResult, ok
 from protocol.events.events import Event, PortMapped
-from protocol.transport.nat.dial_back import Verdict as Reached
+from protocol.transport.nat.dial_back import AddressVerdict as Reached
 from protocol.transport.nat.reachability import Reachability, is_public
 from protocol.transport.network import Libp2pNetwork
 
@@ -77,10 +77,10 @@ def reachable(found: Reachability, announced: Sequence[str] = (), opened_by: str
             remedy = "forward this TCP port in your router; peers that can be reached work with you all the same"
             if opened_by:
                 remedy = "another router stands before yours: ask the provider for a public address, or for IPv6"
-            return [Check("reachable", Verdict.WARN, value, "", remedy), router]
+            return [Check("reachable", CheckResult.WARN, value, "", remedy), router]
         case _:
             remedy = "nothing to do; `peer status` tells once the peer has run for a while"
-            return [Check("reachable", Verdict.UNKNOWN, "no peer could tell", "", remedy)]
+            return [Check("reachable", CheckResult.UNKNOWN, "no peer could tell", "", remedy)]
 
 
 def _translates(found: Reachability) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from peer.bench.lines import measure_lines
-from peer.doctor.check import Check, Verdict, ok
+from peer.doctor.check import Check, CheckResult, ok
 from peer.doctor.computer import skewed
 from peer.doctor.router import reachable
 from peer.doctor.visit import Findings
@@ -13,7 +13,7 @@ from peer.errors import PeerError
 from peer.formatting import clean
 from peer.joining.run_source import stored_manifest
 from protocol.events.status import PeerStatus
-from protocol.transport.nat.dial_back import Verdict as Reached
+from protocol.transport.nat.dial_back import AddressVerdict as Reached
 from protocol.transport.nat.reachability import Reachability
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
@@ -32,7 +32,7 @@ def ask_the_peer(status: PeerStatus, folder: Path) -> Findings:
         found.checks.append(ok("peers", f"{len(others)} live"))
     else:
         remedy = "nothing to do when you are the first; else see that the others run"
-        found.checks.append(Check("peers", Verdict.WARN, "nobody else is here", "at least 1", remedy))
+        found.checks.append(Check("peers", CheckResult.WARN, "nobody else is here", "at least 1", remedy))
     if status.clock_skew:
         found.checks.append(skewed(status.clock_skew))
     verdicts = {address: Reached(told) for address, told in status.reachability.items()}
@@ -47,13 +47,17 @@ def lines(status: PeerStatus, folder: Path) -> Check:
         speed = measure_lines(folder, status.run)
     except PeerError as error:
         value, _, remedy = error.text.partition("; ")
-        return Check("lines", Verdict.UNKNOWN, clean(value, 200), "", remedy or "ask again when the round has begun")
+        return Check("lines", CheckResult.UNKNOWN, clean(value, 200), "", remedy or "ask again when the round has begun")
     down, up = speed.down_bytes_per_s, speed.up_bytes_per_s
     shown = f"down {_line(down)}, up {_line(up) if up else 'not known yet'}"
     known = [rate for rate in (down, up) if rate]
     if known and min(known) < LEAST_LINE:
         return Check(
-            "lines", Verdict.WARN, shown, f"at least {_line(LEAST_LINE)}", "stop what else uses the line, or raise the caps"
+            "lines",
+            CheckResult.WARN,
+            shown,
+            f"at least {_line(LEAST_LINE)}",
+            "stop what else uses the line, or raise the caps",
         )
     return ok("lines", shown, f"at least {_line(LEAST_LINE)}")
 

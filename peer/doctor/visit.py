@@ -16,7 +16,7 @@ from peer.daemon.ports import chosen_port
 from peer.daemon.settings import RunChoice
 from peer.discovery.mdns import Mdns
 from peer.discovery.search import Search
-from peer.doctor.check import Check, Verdict, ok
+from peer.doctor.check import Check, CheckResult, ok
 from peer.doctor.computer import skewed
 from peer.doctor.router import OpenedPort, port_keeping, reachable
 from peer.errors import PeerError
@@ -29,7 +29,7 @@ from protocol.membership.handshake import ClockOffsets, note_clock
 from protocol.run.greeting import make_hello
 from protocol.run.manifest import SignedManifest
 from protocol.transport.interface import Acceptance, NetworkError, Refused
-from protocol.transport.nat.dial_back import Verdict as Reached
+from protocol.transport.nat.dial_back import AddressVerdict as Reached
 from protocol.transport.network import Libp2pNetwork, open_network
 from protocol.transport.settings import NetworkSettings
 from protocol.version import version
@@ -105,7 +105,7 @@ async def visit(how: Visit) -> Findings:
                 await _stay(how, network, found)
     except NetworkError as error:
         remedy = "stop the other program, or choose another port with --port or `peer config port`"
-        found.checks.append(Check("port", Verdict.FAIL, str(error).partition(";")[0], "free", remedy))
+        found.checks.append(Check("port", CheckResult.FAIL, str(error).partition(";")[0], "free", remedy))
     return found
 
 
@@ -158,9 +158,9 @@ async def _ask_reachability(network: Libp2pNetwork) -> None:
 def _nobody(how: Visit, search: Search) -> Check:
     if not how.choice.addresses:
         remedy = "nothing to do when you are the first; else join with an invitation of somebody who takes part"
-        return Check("peers", Verdict.WARN, "nobody of this run on this computer or network", "at least 1", remedy)
+        return Check("peers", CheckResult.WARN, "nobody of this run on this computer or network", "at least 1", remedy)
     said, _, remedy = search.failure(MEET_S).partition("; ")
-    return Check("peers", Verdict.FAIL, said, "at least 1", remedy)
+    return Check("peers", CheckResult.FAIL, said, "at least 1", remedy)
 
 
 async def _admission(how: Visit, signed: SignedManifest) -> Check | None:
@@ -182,7 +182,7 @@ async def _admission(how: Visit, signed: SignedManifest) -> Check | None:
         )
         return None
     value, _, remedy = standing.problem.partition("; ")
-    return Check("admission", Verdict.FAIL, value, "", remedy or "ask the run's organiser")
+    return Check("admission", CheckResult.FAIL, value, "", remedy or "ask the run's organiser")
 
 
 async def _greet(how: Visit, signed: SignedManifest, network: Libp2pNetwork) -> list[Check]:
@@ -205,4 +205,6 @@ async def _greet(how: Visit, signed: SignedManifest, network: Libp2pNetwork) -> 
         admitted = ok("admission", f"{welcomes} of {welcomes + len(refusals)} peers have us, version {version()}")
         return [admitted, *skew]
     value, _, remedy = (refusals or ["nobody answered"])[0].partition("; ")
-    return [Check("admission", Verdict.FAIL, value, "at least 1 peer", remedy or "try again, or ask the run's organiser")]
+    return [
+        Check("admission", CheckResult.FAIL, value, "at least 1 peer", remedy or "try again, or ask the run's organiser")
+    ]

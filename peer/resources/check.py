@@ -38,23 +38,23 @@ WORDS = {
 }
 
 
-class Choice(NamedTuple):
+class RoleChoice(NamedTuple):
     """A role, and the reason in one sentence."""
 
     role: Role
     reason: str
 
 
-def choose_role(manifest: RunManifest, run: Hash, peer: PeerId, available: int, gpu: int | None) -> Choice:
+def choose_role(manifest: RunManifest, run: Hash, peer: PeerId, available: int, gpu: int | None) -> RoleChoice:
     """Choose a peer's role.  available: bytes of free memory.  gpu: free bytes of the GPU's, None without one."""
     if manifest.rl is None:
-        return Choice(Role.TRAINER, "the run has no rollouts, so its peers train")
+        return RoleChoice(Role.TRAINER, "the run has no rollouts, so its peers train")
     wanted, why = _wanted(manifest, run, peer, gpu)
     for role in (wanted, Role.ROLLOUT, Role.VALIDATOR):
         if memory_problem(manifest, role, available, gpu) is None:
             lacks = "" if role is wanted else f", and memory does not suffice for {WORDS[wanted]}"
-            return Choice(role, f"{why}{lacks}; {WORDS[role]} takes {_needed(manifest, role, gpu)}")
-    return Choice(Role.SEED, f"memory suffices neither for training nor for rollouts ({size(available)} are free)")
+            return RoleChoice(role, f"{why}{lacks}; {WORDS[role]} takes {_needed(manifest, role, gpu)}")
+    return RoleChoice(Role.SEED, f"memory suffices neither for training nor for rollouts ({size(available)} are free)")
 
 
 def _wanted(manifest: RunManifest, run: Hash, peer: PeerId, gpu: int | None) -> tuple[Role, str]:

@@ -17,7 +17,7 @@ from protocol.allreduce.buffers import PART_BUFFERS
 from protocol.run.manifest import RunManifest
 from protocol.wire.presence import Role
 from trainer.config import TrainingConfig
-from trainer.memory import Work, trainer_memory
+from trainer.memory import TrainerWork, trainer_memory
 
 # ------------------------------------------------------------------------------------------------------------------------
 # The GPU on which a trainer would compute, found without loading torch.
@@ -52,7 +52,7 @@ def free_gpu_memory() -> int | None:
 
 PROCESS_BYTES = 130 << 20
 """Bytes for Python, the network and its connections."""
-WORK = {Role.TRAINER: Work.TRAIN, Role.ROLLOUT: Work.GENERATE, Role.VALIDATOR: Work.VERIFY}
+WORK = {Role.TRAINER: TrainerWork.TRAIN, Role.ROLLOUT: TrainerWork.GENERATE, Role.VALIDATOR: TrainerWork.VERIFY}
 MEMORY_OF_FILES = 6
 """Bytes in the trainer process for each byte of a tokenizer or of chats."""
 CHUNKS_AT_WORK = 16

@@ -52,7 +52,7 @@ def _stats(folder: Path) -> Iterator[os.stat_result]:
 
 
 @dataclass(frozen=True)
-class Room:
+class DiskRoom:
     """Room of a data directory.  cap: bytes that all files below `folder` may take up; None for no cap."""
 
     folder: Path
@@ -95,7 +95,7 @@ class Room:
 class CappedDisk(Disk):
     """Disk that takes no more than `room` has.  Safe to call in several threads."""
 
-    def __init__(self, room: Room, *, durable: bool = True) -> None:
+    def __init__(self, room: DiskRoom, *, durable: bool = True) -> None:
         super().__init__(durable=durable)
         self._room = room
         self._used: int | None = None

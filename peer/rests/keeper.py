@@ -16,7 +16,7 @@ from protocol.wire.presence import WhyIdle
 # ------------------------------------------------------------------------------------------------------------------------
 # Decision to rest, with the reason: a person's limits against the sensors' readings.
 #
-# Pure.  At most one reason holds at a time, the first in the order of `Judge.judge`, each with a sentence that says what
+# Pure.  At most one reason holds at a time, the first in the order of `RestJudge.judge`, each with a sentence that says what
 # ends it.  Measured values have two limits, and a rest has a least length, so that a value near the limit does not switch
 # back and forth.
 
@@ -29,7 +29,7 @@ BUSY_PERCENT, FREE_PERCENT = 20.0, 5.0
 
 
 @dataclass(frozen=True)
-class Limits:
+class RestLimits:
     """Limits that a person set; None for those not set.  max_temperature: Celsius."""
 
     schedule: Schedule | None = None
@@ -39,7 +39,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Reading:
+class SensorReading:
     """Reading of the sensors; None for a missing sensor.
 
     now: local time.  at: seconds on a clock that never jumps.  temperature: of the hottest GPU.  plugged: there is power
@@ -79,15 +79,15 @@ class _Threshold:
         return self._since is not None
 
 
-class Judge:
+class RestJudge:
     """Judge of readings, with a memory for the second limits."""
 
-    def __init__(self, limits: Limits) -> None:
-        self.limits = Limits()
+    def __init__(self, limits: RestLimits) -> None:
+        self.limits = RestLimits()
         self._heat, self._others = _Threshold(None, None), _Threshold(None, None)
         self.change(limits)
 
-    def change(self, limits: Limits) -> None:
+    def change(self, limits: RestLimits) -> None:
         """Judge by these limits from now on."""
         most = limits.max_temperature
         if most != self.limits.max_temperature:
@@ -96,30 +96,30 @@ class Judge:
             self._others = _Threshold(BUSY_PERCENT, FREE_PERCENT) if limits.yield_gpu else _Threshold(None, None)
         self.limits = limits
 
-    def judge(self, reading: Reading) -> Rest | None:
+    def judge(self, reading: SensorReading) -> Rest | None:
         """Return the reason to rest now; None to compute."""
         heat, others = self._by_heat(reading), self._by_others(reading)  # both are asked, because they remember
         return self._by_the_clock(reading) or self._by_battery(reading) or heat or others
 
-    def _by_the_clock(self, reading: Reading) -> Rest | None:
+    def _by_the_clock(self, reading: SensorReading) -> Rest | None:
         schedule = self.limits.schedule
         if schedule is None or schedule.allows(reading.now):
             return None
         until = schedule.next_change(reading.now).strftime("%A %H:%M")
         return Rest(WhyIdle.OUTSIDE_HOURS, f"rests until {until}: these are not its hours ({schedule.text})")
 
-    def _by_battery(self, reading: Reading) -> Rest | None:
+    def _by_battery(self, reading: SensorReading) -> Rest | None:
         if reading.plugged is not False or self.limits.on_battery:
             return None
         return Rest(WhyIdle.ON_BATTERY, "on battery: goes on when it is plugged in, or with `peer config on_battery yes`")
 
-    def _by_heat(self, reading: Reading) -> Rest | None:
+    def _by_heat(self, reading: SensorReading) -> Rest | None:
         heat = self._heat
         if not heat.is_passed(reading.temperature, reading.at):
             return None
         return Rest(WhyIdle.TOO_HOT, f"a GPU was hotter than {heat.most:.0f} °C: goes on at {heat.enough:.0f} °C")
 
-    def _by_others(self, reading: Reading) -> Rest | None:
+    def _by_others(self, reading: SensorReading) -> Rest | None:
         if not self._others.is_passed(reading.gpu_used_by_others, reading.at):
             return None
         return Rest(
@@ -136,7 +136,7 @@ READ_TIMEOUT_S = 10.0
 """Seconds for a reading, because a driver may hang."""
 
 T = TypeVar("T")
-Ask = Callable[[], Awaitable[Reading | None]]
+Ask = Callable[[], Awaitable[SensorReading | None]]
 
 
 class Resting(Protocol):
@@ -166,11 +166,11 @@ def in_a_thread(read: Callable[[], T]) -> Callable[[], Awaitable[T | None]]:
 class RestKeeper:
     """Keeper of one peer's rests, in `run`.  ask: returns the present reading, or None, which is no reason to rest."""
 
-    def __init__(self, judge: Judge, ask: Ask, peer: Resting) -> None:
+    def __init__(self, judge: RestJudge, ask: Ask, peer: Resting) -> None:
         self._judge, self._ask, self._peer = judge, ask, peer
         self._changed = trio.Event()
 
-    def change(self, limits: Limits) -> None:
+    def change(self, limits: RestLimits) -> None:
         """Judge by these limits, at once."""
         self._judge.change(limits)
         self._changed.set()

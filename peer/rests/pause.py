@@ -20,7 +20,7 @@ MAX_PAUSE_S = 366 * 86_400.0
 
 
 @dataclass(frozen=True)
-class Pause:
+class TimedPause:
     """A pause.  until: unix seconds, infinite for a pause that only `peer resume` ends."""
 
     until: float = math.inf
@@ -44,7 +44,7 @@ class Pause:
         return f"paused by you {self.end(now).partition(' (')[0]}; `peer resume` goes on before"
 
 
-def keep_pause(folder: Path, pause: Pause | None) -> None:
+def keep_pause(folder: Path, pause: TimedPause | None) -> None:
     """Write the pause into the data directory; None removes it.  Blocking.  Raises OSError."""
     if pause is None:
         (folder / FILE_NAME).unlink(missing_ok=True)
@@ -53,12 +53,12 @@ def keep_pause(folder: Path, pause: Pause | None) -> None:
         write_atomically(folder / FILE_NAME, json.dumps({"until": until}).encode())
 
 
-def kept_pause(folder: Path, now: float) -> Pause | None:
+def kept_pause(folder: Path, now: float) -> TimedPause | None:
     """Return the pause that an earlier life left; None if there is none, it is over, or the file is damaged.  Blocking."""
     try:
         with (folder / FILE_NAME).open("rb") as file:
             until = json.loads(file.read(MAX_FILE_BYTES))["until"]
-        pause = Pause(math.inf if until is None else float(until))
+        pause = TimedPause(math.inf if until is None else float(until))
         if until is not None and not math.isfinite(pause.until):
             return None
     except (OSError, ValueError, TypeError, KeyError, RecursionError):

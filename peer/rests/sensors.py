@@ -16,7 +16,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from peer.rests.keeper import Reading
+from peer.rests.keeper import SensorReading
 
 # ------------------------------------------------------------------------------------------------------------------------
 # The NVIDIA GPUs of this computer: their temperature, and the load by other programs on GPUs where peers compute.
@@ -118,12 +118,14 @@ class Sensors:
         self._file, self._supplies = environment.get("PEER_SENSORS"), supplies
         self._gpus = Gpus()
 
-    def read(self) -> Reading:
+    def read(self) -> SensorReading:
         """Return the present reading."""
         if self._file:
             return _from_file(Path(self._file))
         gpus = self._gpus
-        return Reading(datetime.now(), time.monotonic(), gpus.hottest(), plugged(self._supplies), gpus.used_by_others())
+        return SensorReading(
+            datetime.now(), time.monotonic(), gpus.hottest(), plugged(self._supplies), gpus.used_by_others()
+        )
 
     def now(self) -> datetime:
         """Return only local time; blocks if a file stands for the sensors."""
@@ -156,7 +158,7 @@ def _supply(folder: Path) -> dict[str, str]:
     return told
 
 
-def _from_file(path: Path) -> Reading:
+def _from_file(path: Path) -> SensorReading:
     """Read a file that stands for the sensors; an unreadable file, or a special one, gives no values."""
     told: Any = None
     try:
@@ -167,7 +169,7 @@ def _from_file(path: Path) -> Reading:
         pass
     told = told if isinstance(told, dict) else {}
     is_plugged = told.get("plugged")
-    return Reading(
+    return SensorReading(
         _time(told.get("now")),
         time.monotonic() if (uptime := _number(told.get("uptime"))) is None else uptime,
         _number(told.get("temperature")),

@@ -18,7 +18,7 @@ from protocol.sync.run_files import paths_of
 from protocol.wire.tasks import MAX_SET_BYTES, MAX_SET_TASKS
 from trainer.config import TrainingConfig
 from trainer.data.templates import TemplatedTokenizer
-from trainer.environments.records import Task
+from trainer.environments.records import TaskRecord
 from trainer.environments.solve_rates import SolveRates, told
 from trainer.environments.task_set import read_task_set
 from trainer.reading import tokenizer_of
@@ -33,7 +33,7 @@ class Checked:
     counts.  told: how many stay, for a person.  file: its name in the run's folder of tasks.
     """
 
-    tasks: tuple[Task, ...]
+    tasks: tuple[TaskRecord, ...]
     kinds: dict[str, int]
     told: str
     file: str = ""

@@ -111,7 +111,7 @@ def _json(text: str) -> Any:
 # ------------------------------------------------------------------------------------------------------------------------
 
 
-__all__ = ["Answering", "AsInRun", "Measured", "OnProgress", "Sampling", "measure", "survey"]
+__all__ = ["Answering", "AsInRun", "MeasuredRates", "OnProgress", "Sampling", "measure", "survey"]
 
 TOKENIZER = "tokenizer.json"
 LONGEST = sys.float_info.min
@@ -162,7 +162,7 @@ class Answering:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredRates:
     """Rates measured, in the order of the tasks.  digest: of the written file, as a run file names it; else empty."""
 
     rates: tuple[float, ...]
@@ -180,7 +180,7 @@ class Measured:
         return lines
 
 
-def measure(source: Path, target: Path, how: Answering, on_progress: OnProgress = lambda done, total: None) -> Measured:
+def measure(source: Path, target: Path, how: Answering, on_progress: OnProgress = lambda done, total: None) -> MeasuredRates:
     """Measure the tasks of a file, or resume measuring, and write the records with their rates to a new file.
 
     Measured rates outlive an interruption, in a file beside the new one.  Raises `PeerError`.
@@ -201,7 +201,7 @@ def measure(source: Path, target: Path, how: Answering, on_progress: OnProgress 
         written = _rated(records, rates, how.sampling.samples)
         _write(target, written)
         kept.path.unlink(missing_ok=True)
-    return Measured(rates, digest_of(written))
+    return MeasuredRates(rates, digest_of(written))
 
 
 def _check_target(source: Path, target: Path) -> None:
@@ -213,7 +213,7 @@ def _check_target(source: Path, target: Path) -> None:
         raise PeerError(f"there is no folder {target.parent}; make it, or give another --out", ExitCode.INPUT)
 
 
-def survey(name: str, count: int, how: Answering, on_progress: OnProgress = lambda done, total: None) -> Measured:
+def survey(name: str, count: int, how: Answering, on_progress: OnProgress = lambda done, total: None) -> MeasuredRates:
     """Measure `count` problems, spread over an environment that is named as in a run file.  Raises `PeerError`."""
     with _naming_errors():
         if read_name(name)[0] == FILE or files_of(name):
@@ -227,7 +227,7 @@ def survey(name: str, count: int, how: Answering, on_progress: OnProgress = lamb
         for problem, rate in rater.rates(environment, problems):
             rates[problem] = rate
             on_progress(len(rates), count)
-    return Measured(tuple(rates[problem] for problem in problems))
+    return MeasuredRates(tuple(rates[problem] for problem in problems))
 
 
 def _tasks(source: Path, data: bytes) -> tuple[RecordedTasks, list[dict[str, Any]]]:

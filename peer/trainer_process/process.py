@@ -38,7 +38,7 @@ from protocol.trainer_link import (
     NotMeasured,
     Progress,
     RolloutVerdict,
-    TaskFile,
+    SharedTaskFile,
     TrainerDied,
     TrainerGaveUp,
     Tried,
@@ -558,7 +558,7 @@ class RolloutProcess(TrainerProcess):
         self._check_theta(theta)
         await self._ask_alone("keep_version", version=version)
 
-    async def use_tasks(self, sets: Sequence[TaskFile]) -> Mapping[int, str]:
+    async def use_tasks(self, sets: Sequence[SharedTaskFile]) -> Mapping[int, str]:
         """Use tasks as `RolloutLink.use_tasks`."""
         answer = await self._ask_alone("use_tasks", sets=[{**vars(each), "path": str(each.path)} for each in sets])
         return dict(answer["unusable"])

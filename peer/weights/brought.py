@@ -36,7 +36,7 @@ from trainer.data.templates import TEMPLATES, TemplatedTokenizer
 from trainer.data.tokens import ByteTokenizer, special_in
 from trainer.environments.jsonl import digest_of, read_file
 from trainer.environments.packages import PackageMissing
-from trainer.environments.records import Task, read_tasks
+from trainer.environments.records import TaskRecord, read_tasks
 from trainer.environments.registry import check_named, files_of, problems_of, with_digests
 from trainer.environments.sandbox import SandboxUnavailable
 from trainer.environments.solve_rates import SolveRates, told
@@ -311,7 +311,7 @@ class Brought:
                 _keep(files, file, self._data[name])
 
 
-def _check_prompts(tasks: Sequence[Task], rl: RlSection, tokenizer: TemplatedTokenizer) -> None:
+def _check_prompts(tasks: Sequence[TaskRecord], rl: RlSection, tokenizer: TemplatedTokenizer) -> None:
     """Raise ValueError for a prompt that nobody can answer and learn from."""
     for task in tasks:
         if flaw := prompt_flaw(task.prompt, tokenizer, rl.row_tokens, rl.max_tokens, rl.length_targets):

@@ -35,7 +35,7 @@ class OwnParts:
         return [*self._proofs[chunk]]
 
 
-class Results:
+class AverageBuffer:
     """Averages that we hold, each at its place in the result buffer, with the statement of the owner that signed it.
 
     buffer: writable, as long as a contribution.  After `release` it belongs to the caller and is not touched any more.

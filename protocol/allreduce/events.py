@@ -51,18 +51,18 @@ class Lost:
 
 
 @dataclass(frozen=True)
-class Done:
+class AllReduceDone:
     """Report that all results are here."""
 
 
-ExchangeEffect = SendPart | SendResult | Reduce | Ask | Lost | Done
+ExchangeEffect = SendPart | SendResult | Reduce | Ask | Lost | AllReduceDone
 
 
 # ------------------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Started:
+class ContributionReady:
     """Start of the exchange: our own contribution may be sent."""
 
 
@@ -142,10 +142,20 @@ class PeerBack:
 
 
 @dataclass(frozen=True)
-class Tick:
+class ExchangeTick:
     """Passage of time."""
 
 
 ExchangeEvent = (
-    Started | Heard | Moving | PartArrived | ResultArrived | SignedEarly | Averaged | Asked | PeerDead | PeerBack | Tick
+    ContributionReady
+    | Heard
+    | Moving
+    | PartArrived
+    | ResultArrived
+    | SignedEarly
+    | Averaged
+    | Asked
+    | PeerDead
+    | PeerBack
+    | ExchangeTick
 )

@@ -10,7 +10,7 @@ Policy
 * A member is lost when it is reported dead.  It is also lost when it owes us a part and nothing came from it for `stall_s`
   plus `PACES` times the pace of the others, or when it owes us a result and nothing came from it for twice that (an owner
   may itself be waiting for another member).  The time is not doubled if the owners of most chunks went on without it.
-  `Debts` says which bytes count.
+  `SilenceTracker` says which bytes count.
 * A successor may have given up an owner before we do.  Its result is not taken until we give up that owner as well, but is
   then requested at once.
 * A member that is never lost may still be late each time.  The time for which it keeps us waiting for its parts is counted
@@ -31,12 +31,14 @@ from math import inf
 from protocol.allreduce.assignment import plan_hash, takeover_order
 from protocol.allreduce.buffers import share_of_buffers
 from protocol.allreduce.events import (
+    AllReduceDone,
     Ask,
     Asked,
     Averaged,
-    Done,
+    ContributionReady,
     ExchangeEffect,
     ExchangeEvent,
+    ExchangeTick,
     Heard,
     Lost,
     Moving,
@@ -48,8 +50,6 @@ from protocol.allreduce.events import (
     SendPart,
     SendResult,
     SignedEarly,
-    Started,
-    Tick,
 )
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import ChunkEntry, Plan, members_in
@@ -62,7 +62,7 @@ from protocol.wire.messages import ChunkEntry, Plan, members_in
 # has to wait for a buffer here does not owe us the parts that it could not send.
 
 
-class Debts:
+class SilenceTracker:
     """Debts of other members, and the last sign of life of each.
 
     `now` is trio time.  chunk_s: seconds for which the bytes of one chunk count.
@@ -121,7 +121,7 @@ class Debts:
 # Members that the owners of an exchange leave out of their averages: a member that gives nobody its parts gives us none.
 
 
-class Omissions:
+class ExclusionCounts:
     """Counter of the members left out, read from the masks of the averages that are here.
 
     chunks: number of chunks of a contribution.
@@ -164,7 +164,7 @@ are long.  The fraction is clearly larger than the difference in bandwidth that 
 """
 
 
-class Due:
+class PartDeadline:
     """Deadline for the debts of others: the time in which most of us gave theirs, or would have, plus `SPREAD` of it.
 
     Most members are held up if there is room for only a share of their debts.  The time in which they gave that share tells
@@ -279,7 +279,7 @@ class Ownership:
 # Succession to a chunk: its owner, and the member that averages it when the owner is lost.
 
 
-class Succession:
+class OwnerFailover:
     """Present owner of each chunk: the first member in its takeover order that is waited for, or we if none is left."""
 
     def __init__(self, me: PeerId, plan: Plan, members: Sequence[PeerId]) -> None:
@@ -361,19 +361,19 @@ class ExchangeMachine:
         self.entries: dict[int, ChunkEntry] = {}
         self._stall_s = stall_s
         self._index = {peer: index for index, peer in enumerate(self.members)}
-        self.succession = Succession(me, plan, self.members)
+        self.succession = OwnerFailover(me, plan, self.members)
         self.stalled: dict[PeerId, None] = {}
         """Members that were given up because they owed something for too long."""
         self.delays, self.jury = Delays(now), self.members
         """jury: the members by which we judge lateness: others are late once more than half of these gave theirs."""
-        self.lateness, self._parts_due = Delays(now), Due(now)
+        self.lateness, self._parts_due = Delays(now), PartDeadline(now)
         self._ownership = Ownership([self.members[owner] for owner in plan.owners], len(self.members), now)
         self.wait_s, self.owner_s = inf, dict[PeerId, float]()
         """wait_s: how long our averages may wait for late parts.  owner_s: how late the averages of others may be."""
         self.left_out: dict[PeerId, None] = {}
         """Members for whose parts we do not wait any more."""
-        self._debts = Debts(self.members, now, CHUNK_TIMES * stall_s)
-        self._omissions = Omissions(self.members, self.chunks)
+        self._debts = SilenceTracker(self.members, now, CHUNK_TIMES * stall_s)
+        self._omissions = ExclusionCounts(self.members, self.chunks)
         self._signed_early: dict[int, dict[PeerId, None]] = {}
         """Members that signed a result out of turn, by chunk.
 
@@ -432,7 +432,7 @@ class ExchangeMachine:
     def handle(self, event: ExchangeEvent, now: float) -> list[ExchangeEffect]:
         """Take an event and return the effects that follow from it, in the order in which they are to be performed."""
         match event:
-            case Started():
+            case ContributionReady():
                 return [effect for chunk in range(self.chunks) for effect in self._turn_to_owner(chunk)]
             case Heard(peer):
                 self._debts.announced(peer, now)
@@ -459,7 +459,7 @@ class ExchangeMachine:
                 return self._lose(peer)
             case PeerBack(peer):
                 return [SendResult(peer, chunk) for chunk in self._mine] if peer in self.lost else []
-            case Tick():
+            case ExchangeTick():
                 return self._tick(now)
 
     def _part_arrived(self, peer: PeerId, chunk: int, now: float) -> list[ExchangeEffect]:
@@ -606,7 +606,7 @@ class ExchangeMachine:
             self._mine.append(chunk)
         wishes = [peer for peer in self._wanted_by.pop(chunk, []) if peer not in to]
         effects: list[ExchangeEffect] = [SendResult(peer, chunk) for peer in [*to, *wishes]]
-        return [*effects, Done()] if len(self.entries) == self.chunks else effects
+        return [*effects, AllReduceDone()] if len(self.entries) == self.chunks else effects
 
     def _want(self, peer: PeerId, chunk: int) -> None:
         wishes = self._wanted_by.setdefault(chunk, [])

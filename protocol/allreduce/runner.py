@@ -18,14 +18,16 @@ import trio
 from kernels.aggregate import Rule, aggregate
 from kernels.codec import is_sane
 from kernels.layout import Layout
-from protocol.allreduce.buffers import BufferPool, OwnParts, Results, WaitingParts, share_of_buffers
+from protocol.allreduce.buffers import AverageBuffer, BufferPool, OwnParts, WaitingParts, share_of_buffers
 from protocol.allreduce.events import (
+    AllReduceDone,
     Ask,
     Asked,
     Averaged,
-    Done,
+    ContributionReady,
     ExchangeEffect,
     ExchangeEvent,
+    ExchangeTick,
     Heard,
     Lost,
     Moving,
@@ -37,8 +39,6 @@ from protocol.allreduce.events import (
     SendPart,
     SendResult,
     SignedEarly,
-    Started,
-    Tick,
 )
 from protocol.allreduce.machine import ExchangeMachine
 from protocol.allreduce.messages import ExchangeAsk, PushHeader, read_header
@@ -106,7 +106,7 @@ REFUSALS = 6
 class Sender:
     """Sender of parts and results, in the order of its queues.  up_bytes: headers and chunks delivered so far."""
 
-    def __init__(self, machine: ExchangeMachine, own: OwnParts, results: Results, network: Network) -> None:
+    def __init__(self, machine: ExchangeMachine, own: OwnParts, results: AverageBuffer, network: Network) -> None:
         self.up_bytes = 0
         self.refusing: dict[PeerId, None] = {}
         """Peers that did not take a push of ours."""
@@ -194,7 +194,7 @@ class Averager:
         layout: Layout,
         own: OwnParts,
         parts: WaitingParts,
-        results: Results,
+        results: AverageBuffer,
         pool: BufferPool,
         offload: Offload,
         rule: Rule,
@@ -255,7 +255,7 @@ class Receiver:
         layout: Layout,
         run: Hash,
         parts: WaitingParts,
-        results: Results,
+        results: AverageBuffer,
         pool: BufferPool,
         emit: Callable[[Event], None],
     ) -> None:
@@ -402,7 +402,7 @@ class ExchangeRunner:
         self.machine = ExchangeMachine(session.me, plan, stall_s, trio.current_time())
         self.done = trio.Event()
         self._session = session
-        self._results = Results(result, layout)
+        self._results = AverageBuffer(result, layout)
         own, pool = OwnParts(contribution, leaves, layout), BufferPool()
         self._parts = WaitingParts(self.machine.others, pool)
         self._sender = Sender(self.machine, own, self._results, session.network)
@@ -420,11 +420,11 @@ class ExchangeRunner:
                 self._nursery = nursery
                 for peer in self.machine.others:
                     nursery.start_soon(self._sender.serve, peer)
-                self._handle(Started())
+                self._handle(ContributionReady())
                 while True:
                     for moving in self._receiver.moving():
                         self._handle(moving)
-                    self._handle(Tick())
+                    self._handle(ExchangeTick())
                     await trio.sleep(TICK_S)
         finally:
             self._nursery = None  # chunks still on their way here start nothing any more
@@ -507,7 +507,7 @@ class ExchangeRunner:
         elif isinstance(effect, Lost):
             self._session.emit(MemberLost(self.machine.plan.round, effect.peer))
             self._parts.wake_senders()
-        elif isinstance(effect, Done):
+        elif isinstance(effect, AllReduceDone):
             self.done.set()
             self._progress.complete()
 

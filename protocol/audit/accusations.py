@@ -49,7 +49,7 @@ def deadline_s(size: int) -> float:
     return FETCH_S + size / SLOWEST_BYTES_PER_S
 
 
-class Heard(Enum):
+class AccusationOutcome(Enum):
     """Outcome of hearing an accusation."""
 
     UNWANTED = "unwanted"
@@ -60,7 +60,7 @@ class Heard(Enum):
 
 
 @dataclass
-class Lane:
+class FetchLane:
     """Room for a number of fetches and bytes at a time; first come, first served."""
 
     places: int
@@ -120,22 +120,22 @@ class Accusations:
     def __init__(self) -> None:
         self._cases: dict[Accusation, Case] = {}
         self._of: dict[PeerId, Accusation] = {}
-        self._lanes = {True: Lane(MEMBER_PLACES, MEMBER_BYTES), False: Lane(STRANGER_PLACES, STRANGER_BYTES)}
+        self._lanes = {True: FetchLane(MEMBER_PLACES, MEMBER_BYTES), False: FetchLane(STRANGER_PLACES, STRANGER_BYTES)}
         self._budget, self._budget_at = float(STRANGER_BYTES), -math.inf
         self._disbelieved: dict[PeerId, None] = {}
         self._set_back: dict[PeerId, tuple[float, float]] = {}
 
-    def hear(self, accuser: PeerId, accusation: Accusation, *, is_member: bool) -> Heard:
+    def hear(self, accuser: PeerId, accusation: Accusation, *, is_member: bool) -> AccusationOutcome:
         """Take note of an accusation; if it is new, the caller examines its case."""
         if accuser in self._disbelieved or accuser in self._of:
-            return Heard.UNWANTED
+            return AccusationOutcome.UNWANTED
         if trio.current_time() < self._set_back.get(accuser, (0.0, 0.0))[0]:
-            return Heard.UNWANTED
+            return AccusationOutcome.UNWANTED
         case = self._cases.get(accusation)
         if not is_member and not self._admits_stranger(accusation.size, is_new=case is None):
-            return Heard.UNWANTED
+            return AccusationOutcome.UNWANTED
         self._of[accuser] = accusation
-        heard = Heard.NEW if case is None else Heard.JOINED
+        heard = AccusationOutcome.NEW if case is None else AccusationOutcome.JOINED
         case = case or Case(accusation)
         self._cases[accusation] = case
         case.add(accuser, is_member)

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 import trio
 
 from protocol.agreement.contradictions import Tip
-from protocol.audit.accusations import FETCH_S, Accusations, Case, Heard, deadline_s
+from protocol.audit.accusations import FETCH_S, AccusationOutcome, Accusations, Case, deadline_s
 from protocol.audit.evidence import (
     Evidence,
     Law,
+    ProvenLie,
     UnknownTip,
-    Verdict,
     decode_evidence,
     encode_evidence,
     evidence_hash,
@@ -168,7 +168,7 @@ class Ejections:
         self._session, self._store, self._membership, self._offload = session, replica.store, membership, offload
         self._history, manifest = replica.history, replica.manifest
         self._law = Law(session.run, manifest.fragments, replica.layout, manifest.aggregation, manifest.rounds.max_members)
-        self._verdicts: dict[PeerId, tuple[Verdict, Hash]] = {}
+        self._verdicts: dict[PeerId, tuple[ProvenLie, Hash]] = {}
         """Verdict and name of the proof for each liar, the oldest first."""
         self._accusations, self._announcements = Accusations(), Announcements()
         self._postponed = Postponed()
@@ -195,7 +195,7 @@ class Ejections:
             except Malformed as error:
                 self._session.emit(Notice("warning", f"a proof on disk proves nothing: {error}"))
 
-    async def convict(self, evidence: Evidence) -> Verdict | None:
+    async def convict(self, evidence: Evidence) -> ProvenLie | None:
         """Persist and announce a proof that we found ourselves, and return its verdict.
 
         Return None if its author was ejected before, or if it proves nothing: it is made of statements that others sent.
@@ -218,15 +218,15 @@ class Ejections:
 
     # -- rumours ------------------------------------------------------------------------------------------------------
 
-    def hear(self, accuser: PeerId, accusation: Accusation) -> Heard:
+    def hear(self, accuser: PeerId, accusation: Accusation) -> AccusationOutcome:
         """Take note of an accusation.  `UNWANTED` means that it is ignored, `NEW` that the caller is to examine it."""
         if accusation.accused in (self._session.me, accuser) or accusation.accused in self or accuser in self:
-            return Heard.UNWANTED
+            return AccusationOutcome.UNWANTED
         if accusation.evidence in self._postponed:
-            return Heard.UNWANTED
+            return AccusationOutcome.UNWANTED
         return self._accusations.hear(accuser, accusation, is_member=self._history.has_member(accuser))
 
-    async def look_into(self, accusation: Accusation) -> Verdict | None:
+    async def look_into(self, accusation: Accusation) -> ProvenLie | None:
         """Fetch the proof from its accusers, one after another, and judge it.  accusation: heard as new.
 
         Return None if nobody delivers a proof, or the proof is not new.  Nothing that a peer sent makes this raise.
@@ -258,7 +258,7 @@ class Ejections:
             self._session.emit(Dropped(accuser, "accusation", str(error)))
         return None
 
-    async def _judge_case(self, case: Case, accuser: PeerId, raw: bytes) -> Verdict | None:
+    async def _judge_case(self, case: Case, accuser: PeerId, raw: bytes) -> ProvenLie | None:
         """Judge a proof.  If it proves nothing, all its accusers have lied."""
         accused = case.accusation.accused
         try:
@@ -305,13 +305,13 @@ class Ejections:
 
     # -- verdicts -----------------------------------------------------------------------------------------------------
 
-    async def _judge(self, raw: bytes) -> Verdict:
+    async def _judge(self, raw: bytes) -> ProvenLie:
         """Judge a proof; raise `Malformed` if it proves nothing, and `UnknownTip` if it cannot be judged yet."""
         async with self._judging:
             evidence = await self._offload(decode_evidence, raw)
             needed = await self._offload(tip_needed, self._law, evidence)
             base = self._history.base_at(*needed[1]) if needed is not None else None
-            verdict: Verdict = await self._offload(judge, self._law, evidence, base)
+            verdict: ProvenLie = await self._offload(judge, self._law, evidence, base)
             return verdict
 
     def _postpone(self, raw: bytes, error: UnknownTip) -> None:
@@ -320,7 +320,7 @@ class Ejections:
         if self._postponed.add(evidence_hash(raw), raw, error.tip, is_known=is_known):
             self._session.emit(Notice("debug", f"evidence about a tip that we do not know yet: {error}"))
 
-    async def _eject(self, raw: bytes, verdict: Verdict) -> Verdict | None:
+    async def _eject(self, raw: bytes, verdict: ProvenLie) -> ProvenLie | None:
         """Persist the proof, and eject its author.  Return None if the author was ejected before."""
         if verdict.peer in self or not await self._make_room(verdict.peer):
             return None
@@ -345,7 +345,7 @@ class Ejections:
             await self._offload(self._store.evidence.remove, name)
         return bool(strangers) or self._history.has_member(liar)
 
-    def _take(self, raw: bytes, verdict: Verdict) -> None:
+    def _take(self, raw: bytes, verdict: ProvenLie) -> None:
         name, peer = evidence_hash(raw), verdict.peer
         self._verdicts[peer] = verdict, name
         envelope = self._session.seal(Accusation(accused=peer, evidence=name, size=len(raw)))

@@ -101,7 +101,7 @@ class UnknownTip(Exception):
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ProvenLie:
     """A liar, and its lie as a sentence.
 
     false_chunks: (chunk, hash) of averages for which no peer is to vote.  They are an average that is proven wrong, or both
@@ -170,7 +170,7 @@ def tip_needed(law: Law, evidence: Evidence) -> tuple[PeerId, Tip] | None:
     return (signer, tip) if tip is not None else None
 
 
-def judge(law: Law, evidence: Evidence, base: Base | None = None) -> Verdict:
+def judge(law: Law, evidence: Evidence, base: Base | None = None) -> ProvenLie:
     """Return the verdict that the evidence proves; raise `Malformed` if it proves nothing.
 
     base: the tip that `tip_needed` names, with its electors; raise `UnknownTip` if it is needed and not given.
@@ -191,7 +191,7 @@ def judge(law: Law, evidence: Evidence, base: Base | None = None) -> Verdict:
             return _contrary_motion(law, evidence, base)
 
 
-def _wrong_average(law: Law, case: WrongAverage) -> Verdict:
+def _wrong_average(law: Law, case: WrongAverage) -> ProvenLie:
     signer, body, _ = unpack(case.statement, law.run)
     plan, chunk = case.plan, -1
     if isinstance(body, ChunkResult):
@@ -211,7 +211,9 @@ def _wrong_average(law: Law, case: WrongAverage) -> Verdict:
         root = Hash(plan.members[part.member].root)
         if len(part.data) != span.size or not verify_proof(root, len(law.layout), chunk, chunk_hash(part.data), proof):
             raise Malformed("a part that its member did not commit to")
-    verdict = Verdict(signer, f"signed a wrong average of chunk {chunk} in round {plan.round}", ((chunk, body.entry.hash),))
+    verdict = ProvenLie(
+        signer, f"signed a wrong average of chunk {chunk} in round {plan.round}", ((chunk, body.entry.hash),)
+    )
     if not all(is_sane(part.data, span.count) for part in case.parts):
         return verdict  # it had to refuse that part
     tokens = [plan.members[index].tokens for index in averaged]
@@ -227,28 +229,28 @@ def right_hash(rule: Rule, span: ChunkSpan, parts: Sequence[bytes | memoryview],
     return chunk_hash(mean)
 
 
-def _one_statement(law: Law, case: OneStatement, base: Base | None) -> Verdict:
+def _one_statement(law: Law, case: OneStatement, base: Base | None) -> ProvenLie:
     sender, body, _ = unpack(case.statement, law.run)
     lie = lie_of(law.run, sender, body, base, law.max_members)
     if lie is None:
         raise Malformed("a statement that an honest peer may sign")
-    return Verdict(sender, lie)
+    return ProvenLie(sender, lie)
 
 
-def _two_statements(law: Law, case: TwoStatements, base: Base | None) -> Verdict:
+def _two_statements(law: Law, case: TwoStatements, base: Base | None) -> ProvenLie:
     sender, first, _ = unpack(case.first, law.run)
     other, second, _ = unpack(case.second, law.run)
     if sender != other or not contradict(sender, first, second, base):
         raise Malformed("two statements that do not contradict each other")
     if isinstance(first, ChunkResult) and isinstance(second, ChunkResult):
         averages = ((first.chunk, first.entry.hash), (second.chunk, second.entry.hash))
-        return Verdict(sender, f"signed two averages of chunk {first.chunk}", averages)
+        return ProvenLie(sender, f"signed two averages of chunk {first.chunk}", averages)
     if first.KIND == second.KIND:
-        return Verdict(sender, f"signed two {first.KIND} statements that contradict each other")
-    return Verdict(sender, f"signed a {first.KIND} and a {second.KIND} that contradict each other")
+        return ProvenLie(sender, f"signed two {first.KIND} statements that contradict each other")
+    return ProvenLie(sender, f"signed a {first.KIND} and a {second.KIND} that contradict each other")
 
 
-def _contrary_motion(law: Law, case: ContraryMotion, base: Base) -> Verdict:
+def _contrary_motion(law: Law, case: ContraryMotion, base: Base) -> ProvenLie:
     sender, motion, _ = unpack(case.motion, law.run)
     certificate = case.certificate
     if not isinstance(motion, Motion) or certificate.attempt != motion.attempt or certificate.absent or motion.absent:
@@ -260,4 +262,4 @@ def _contrary_motion(law: Law, case: ContraryMotion, base: Base) -> Verdict:
         raise Malformed("a motion of another peer than the proposer")
     vote = vote_in(certificate, case.step, (base.round, base.tip), case.record_hash)
     verify_quorum(law.run, base, ballot.voters, vote, certificate.votes)
-    return Verdict(sender, f"put two records to the vote in attempt {motion.attempt} of round {base.round}")
+    return ProvenLie(sender, f"put two records to the vote in attempt {motion.attempt} of round {base.round}")

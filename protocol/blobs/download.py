@@ -375,11 +375,11 @@ class Unanswered:
 
 
 @dataclass(frozen=True)
-class Tick:
+class DownloadTick:
     """Passage of some time."""
 
 
-DownloadEvent = SourceHas | SourceGot | SourceGone | Came | Wrong | TurnedDown | Busy | Unanswered | Tick
+DownloadEvent = SourceHas | SourceGot | SourceGone | Came | Wrong | TurnedDown | Busy | Unanswered | DownloadTick
 
 
 @dataclass(frozen=True)
@@ -483,7 +483,7 @@ class Download:
             case Unanswered(peer, chunks):
                 if self._settle(peer, chunks):
                     self._sources.failed(peer, now)
-            case Tick():
+            case DownloadTick():
                 self._note_overdue(now)
         return self._wants(now)
 

@@ -17,10 +17,10 @@ from protocol.blobs.download import (
     Came,
     Download,
     DownloadEvent,
+    DownloadTick,
     SourceGone,
     SourceGot,
     SourceHas,
-    Tick,
     TurnedDown,
     Unanswered,
     Want,
@@ -124,7 +124,7 @@ class Fetch:
                 while self._download.missing and not self._is_hopeless():
                     with trio.move_on_after(TICK_S):
                         await self._over.wait()
-                    self._handle(Tick())
+                    self._handle(DownloadTick())
                     self.transfer.update(self.here, self._download.sources, trio.current_time())
                     self._ask_again()
                 nursery.cancel_scope.cancel()

@@ -60,7 +60,7 @@ def quorum_size(electors: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class ElectorStanding:
     """State of one peer that votes or is earning a vote.  Records are numbered from 1.
 
     first: the record that began the unbroken series with which the vote is earned.
@@ -103,7 +103,7 @@ class Electorate:
     height: int
     electors: tuple[PeerId, ...]
     is_founding: bool
-    standings: tuple[Standing, ...]
+    standings: tuple[ElectorStanding, ...]
     former: tuple[Former, ...]
 
     @classmethod
@@ -132,10 +132,10 @@ class Electorate:
             electors = self.settings.founders or _earliest(members, standings)
         return Electorate(self.settings, height, electors, is_founding, tuple(standings), former)
 
-    def _updated(self, height: int, members: frozenset[PeerId], contributing: frozenset[PeerId]) -> list[Standing]:
+    def _updated(self, height: int, members: frozenset[PeerId], contributing: frozenset[PeerId]) -> list[ElectorStanding]:
         """Return the standings after the record `height`, before seats are lost and given; sorted by peer."""
         new = contributing.difference(standing.peer for standing in self.standings)
-        updated = [Standing(peer, height, self.settings.seasoning_rounds == 1) for peer in new]
+        updated = [ElectorStanding(peer, height, self.settings.seasoning_rounds == 1) for peer in new]
         for standing in self.standings:
             if standing.is_seasoned:
                 missed = 0 if standing.peer in members else standing.missed + 1
@@ -145,7 +145,7 @@ class Electorate:
                 updated.append(replace(standing, is_seasoned=True) if is_seasoned else standing)
         return sorted(updated, key=lambda standing: standing.peer)
 
-    def _gone(self, height: int, standings: Sequence[Standing]) -> frozenset[PeerId]:
+    def _gone(self, height: int, standings: Sequence[ElectorStanding]) -> frozenset[PeerId]:
         """Return the peers that missed too many records: all without a vote, and as many electors as may go at once."""
         missing = [standing for standing in standings if standing.missed >= MISSES]
         if self.is_founding:
@@ -155,7 +155,7 @@ class Electorate:
         staying = due[self._removable(height, _by_seniority(standings), due) :]
         return frozenset(standing.peer for standing in missing).difference(standing.peer for standing in staying)
 
-    def _removable(self, height: int, seats: Sequence[Standing], due: Sequence[Standing]) -> int:
+    def _removable(self, height: int, seats: Sequence[ElectorStanding], due: Sequence[ElectorStanding]) -> int:
         """Return how many of `due`, in this order, may lose their seats, counting the young who lose theirs as well."""
         most = min(tolerated(len(seats)), len(seats) - FEWEST_SEATED)
         young = sum(self._is_young(height, standing) for standing in seats)
@@ -167,7 +167,7 @@ class Electorate:
                 return count
         return len(due)
 
-    def _seated(self, height: int, standings: Sequence[Standing]) -> list[Standing]:
+    def _seated(self, height: int, standings: Sequence[ElectorStanding]) -> list[ElectorStanding]:
         """Return the standings with seats given: to seniors first, then to others up to the seats of the young.
 
         Young electors above their share, because seniors have gone, wait for the next free seat.
@@ -183,7 +183,7 @@ class Electorate:
         changed |= {standing.peer: replace(standing, since=None) for standing in young[share:]}
         return [changed.get(standing.peer, standing) for standing in standings]
 
-    def _waiting(self, height: int, standings: Sequence[Standing]) -> list[Standing]:
+    def _waiting(self, height: int, standings: Sequence[ElectorStanding]) -> list[ElectorStanding]:
         """Return the seasoned members of the record `height` that have no seat, as they would be with one, by seniority."""
         ages = {former.peer: former.age for former in self.former if not former.is_forgotten(height)}
         least = self.settings.tenure_rounds if self.is_founding and self.settings.founders is None else 0
@@ -193,7 +193,7 @@ class Electorate:
             if standing.is_seasoned and standing.since is None and not standing.missed
         )
 
-    def _former(self, height: int, before: Sequence[Standing], seated: frozenset[PeerId]) -> tuple[Former, ...]:
+    def _former(self, height: int, before: Sequence[ElectorStanding], seated: frozenset[PeerId]) -> tuple[Former, ...]:
         """Return the former electors after the record `height`.  before: the standings before it takes and gives seats."""
         remembered = [each for each in self.former if each.peer not in seated and not each.is_forgotten(height)]
         left = [
@@ -203,14 +203,14 @@ class Electorate:
         ]
         return tuple(sorted([*remembered, *left], key=lambda former: former.peer)) if left else tuple(remembered)
 
-    def _is_young(self, height: int, standing: Standing) -> bool:
+    def _is_young(self, height: int, standing: ElectorStanding) -> bool:
         """Return True if the seat is one of the young: open admission, no named founder, an age below `tenure_rounds`."""
         if standing.since is None or not self.settings.is_open or standing.peer in (self.settings.founders or ()):
             return False
         return height - standing.since < self.settings.tenure_rounds
 
 
-def _by_seniority(standings: Iterable[Standing]) -> list[Standing]:
+def _by_seniority(standings: Iterable[ElectorStanding]) -> list[ElectorStanding]:
     """Return the standings with a seat, oldest first: by age, then by the first record of their series, then by peer ID."""
     seats = [
         (standing.since, standing.first, standing.peer, standing) for standing in standings if standing.since is not None
@@ -231,7 +231,7 @@ def contributors(members: Sequence[PeerId], masks: Sequence[bytes]) -> frozenset
     return frozenset(members[index] for index in np.flatnonzero(counts > len(masks) // 2).tolist())
 
 
-def _earliest(members: Sequence[PeerId], standings: Sequence[Standing]) -> tuple[PeerId, ...]:
+def _earliest(members: Sequence[PeerId], standings: Sequence[ElectorStanding]) -> tuple[PeerId, ...]:
     """Return the members of the last record; if they are too many, those whose series began earliest."""
     first = {standing.peer: standing.first for standing in standings}
     ranked = sorted(members, key=lambda peer: (first.get(peer, math.inf), peer))

@@ -27,7 +27,7 @@ ROSTERS_KEPT = 256
 
 
 @dataclass(frozen=True)
-class Link:
+class ChainLink:
     """One more record of a chain.  tip, roster: after the record."""
 
     commit: Commit
@@ -73,11 +73,11 @@ class ChainMemory:
         provisional = [round for round in self.provisional if round < rounds]
         return ChainMemory(self.tips[: rounds + 1], self.electors[: rounds + 1], provisional, kept, last)
 
-    def link(self, commit: Commit) -> Link:
+    def link(self, commit: Commit) -> ChainLink:
         """Return the link that one more record, which has been verified, adds; this may take a moment."""
-        return Link(commit, record_hash(commit.record), self.rosters[self.length].after(commit))
+        return ChainLink(commit, record_hash(commit.record), self.rosters[self.length].after(commit))
 
-    def add(self, link: Link) -> None:
+    def add(self, link: ChainLink) -> None:
         """Add a link to the chain."""
         record, electors, rounds = link.commit.record, link.roster.electorate.electors, self.length + 1
         self.last = record

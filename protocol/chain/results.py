@@ -18,7 +18,7 @@ from protocol.wire.hashes import HASH_BYTES, Hash, chunk_hash, hash_bytes
 
 
 @dataclass(frozen=True)
-class Part:
+class ResultPart:
     """A file of its full size, some of whose bytes are right."""
 
     path: Path
@@ -34,7 +34,7 @@ class Parts:
         self._lock = threading.Lock()
         """Guards `_in_use`: without it, a thread could remove a file that another thread is just beginning."""
 
-    def begin(self, name: str, size: int) -> Part:
+    def begin(self, name: str, size: int) -> ResultPart:
         """Begin or continue a file of `size` bytes, until its `end`.  Raises `StoreFull`."""
         path = self._folder / f"part-{name}"
         with self._lock:
@@ -43,13 +43,13 @@ class Parts:
                 if other != path and other not in self._in_use:
                     self._disk.remove(other)
             if size_of(path) == size:
-                part = Part(path, self._disk.resume(path, size))
+                part = ResultPart(path, self._disk.resume(path, size))
             else:
-                part = Part(path, self._disk.allocate(path, size))
+                part = ResultPart(path, self._disk.allocate(path, size))
             self._in_use.add(path)
         return part
 
-    def end(self, part: Part) -> None:
+    def end(self, part: ResultPart) -> None:
         """Stop work on a file, complete or not; a later `begin` finds its bytes again."""
         with self._lock:
             self._in_use.discard(part.path)
@@ -67,7 +67,7 @@ _CHECKPOINT_NAME = re.compile(r"(\d{8})-([0-9a-f]{64})")
 class CheckpointDownload:
     """A checkpoint being fetched into place; survives a restart, since every piece is checked against its hash."""
 
-    def __init__(self, checkpoints: Checkpoints, mark: Mark, leaves: Sequence[Hash], part: Part, piece: int) -> None:
+    def __init__(self, checkpoints: Checkpoints, mark: Mark, leaves: Sequence[Hash], part: ResultPart, piece: int) -> None:
         self._checkpoints, self._mark, self._leaves = checkpoints, mark, list(leaves)
         self._part, self._piece = part, piece
         self.view = memoryview(part.mapping)
@@ -195,7 +195,7 @@ class ResultFile:
 class ResultDownload:
     """A certified result being fetched into place; survives a restart, since every chunk is checked against its hash."""
 
-    def __init__(self, results: Results, target: Path, part: Part) -> None:
+    def __init__(self, results: Results, target: Path, part: ResultPart) -> None:
         self._results, self._target, self._part = results, target, part
         self.view = memoryview(part.mapping)
 

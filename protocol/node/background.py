@@ -12,7 +12,7 @@ import trio
 # Deliveries that a round starts and that outlive it.  A leaving peer waits for them before it says goodbye.
 
 
-class Outlasting:
+class PendingDeliveries:
     """Deliveries under way in one life of a node.  nursery: outlives the rounds."""
 
     def __init__(self, nursery: trio.Nursery) -> None:

@@ -29,7 +29,7 @@ from protocol.membership.heartbeats import Pace
 from protocol.node.work import Work
 from protocol.offload import Offload
 from protocol.rollouts.selection import Selection
-from protocol.rollouts.work import Occupation
+from protocol.rollouts.work import WorkStatus
 from protocol.run.settings import NodeSettings
 from protocol.trainer_link import ComputeTask, Contribution, Progress, TrainerDied, TrainerGaveUp, TrainerLink
 from protocol.transport.interface import Session
@@ -63,7 +63,7 @@ class Contributor:
         pace: Pace,
         activity: Activity,
         selection: Selection | None = None,
-        occupation: Occupation | None = None,
+        occupation: WorkStatus | None = None,
         against: Callable[[TasksInForce], int | None] = lambda tasks: None,
         progress: Callable[[Base], RunProgress] = lambda base: base.progress,
     ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from protocol.audit.evidence import Verdict
+from protocol.audit.evidence import ProvenLie
 from protocol.node.exchanges import Exchanges
 from protocol.node.round_runner import RoundRunner
 from protocol.node.work import Work
@@ -78,7 +78,7 @@ class CurrentRound:
         if self._runner is not None:
             self._runner.exchanges.peer_alive(peer)
 
-    def on_verdict(self, verdict: Verdict) -> None:
+    def on_verdict(self, verdict: ProvenLie) -> None:
         """Tell the round that a peer is proven to have lied."""
         if self._runner is not None:
             self._runner.on_verdict(verdict)

@@ -51,7 +51,7 @@ def whose_turn(order: Sequence[PeerId], able: Able) -> PeerId | None:
 
 
 @dataclass(frozen=True)
-class State:
+class CommittedState:
     """A committed state.  members: the members of the record that made it; none at genesis."""
 
     rounds: int
@@ -60,7 +60,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredLoss:
     """A held-out loss (nats a token) and the peer that states it."""
 
     rounds: int
@@ -68,7 +68,7 @@ class Measured:
     by: PeerId
 
 
-def refusal(claim: Measurement, sender: PeerId, state: State, order: Sequence[PeerId], able: Able) -> str:
+def refusal(claim: Measurement, sender: PeerId, state: CommittedState, order: Sequence[PeerId], able: Able) -> str:
     """Return the reason not to believe `sender` about `state`, "" if there is none.  order: peers that may measure it."""
     if claim.rounds != state.rounds:
         return f"it names round {claim.rounds} with the tip of {state.rounds}"
@@ -83,10 +83,10 @@ class Measurements:
     """The newest committed states and their measurements."""
 
     def __init__(self) -> None:
-        self._states: dict[Hash, State] = {}
-        self._measured: dict[Hash, Measured] = {}
+        self._states: dict[Hash, CommittedState] = {}
+        self._measured: dict[Hash, MeasuredLoss] = {}
 
-    def open(self, state: State) -> None:
+    def open(self, state: CommittedState) -> None:
         """Allow this state to be measured; forget the oldest one beyond `RECENT_ROUNDS`."""
         self._states.pop(state.tip, None)
         self._states[state.tip] = state
@@ -95,22 +95,22 @@ class Measurements:
             del self._states[oldest]
             self._measured.pop(oldest, None)
 
-    def state(self, tip: Hash) -> State | None:
+    def state(self, tip: Hash) -> CommittedState | None:
         """Return the state with this tip; None if we do not know it, or no longer do."""
         return self._states.get(tip)
 
-    def of(self, tip: Hash) -> Measured | None:
+    def of(self, tip: Hash) -> MeasuredLoss | None:
         """Return the measurement of the state with this tip; None if there is none."""
         return self._measured.get(tip)
 
-    def take(self, state: State, loss: float, by: PeerId) -> bool:
+    def take(self, state: CommittedState, loss: float, by: PeerId) -> bool:
         """Note the measurement of an open state.  Return False if one is known already: the first one stands."""
         if state.tip in self._measured or state.tip not in self._states:
             return False
-        self._measured[state.tip] = Measured(state.rounds, loss, by)
+        self._measured[state.tip] = MeasuredLoss(state.rounds, loss, by)
         return True
 
-    def newest(self, on_chain: Callable[[State], bool]) -> Measured | None:
+    def newest(self, on_chain: Callable[[CommittedState], bool]) -> MeasuredLoss | None:
         """Return the measurement of the latest measured state on our chain; a measured fork may have lost since."""
         known = [self._measured[tip] for tip, state in self._states.items() if tip in self._measured and on_chain(state)]
         return max(known, key=lambda measured: measured.rounds, default=None)
@@ -141,7 +141,7 @@ class Evaluator:
         self._trainer, self._activity = trainer, activity
         self._known = Measurements()
         self._progress: tuple[int, int] | None = None
-        self._measuring: tuple[State, trio.CancelScope] | None = None
+        self._measuring: tuple[CommittedState, trio.CancelScope] | None = None
         self._ending = trio.CancelScope()
         self._news = trio.Event()
         self._dropped: dict[PeerId, Measurement] = {}
@@ -176,17 +176,17 @@ class Evaluator:
         """Leave the last state unmeasured: the person wants to leave."""
         self._ending.cancel()
 
-    def _open(self) -> State:
+    def _open(self) -> CommittedState:
         """Open the newest committed state for measurement and return it."""
         history, last = self._replica.history, self._replica.history.last
         members = tuple(PeerId(member.peer) for member in last.members) if last is not None else ()
-        state = State(history.length, history.tip, members)
+        state = CommittedState(history.length, history.tip, members)
         self._known.open(state)
         if self._activity.measured is not None and self._known.state(Hash(self._activity.measured.tip)) is None:
             self._activity.measured = None
         return state
 
-    async def _take_turns(self, state: State, show: Show, patience_s: float) -> None:
+    async def _take_turns(self, state: CommittedState, show: Show, patience_s: float) -> None:
         """Wait until `state` is measured, or we cannot measure it; we measure in our turn, or after `patience_s`."""
         deadline = trio.current_time() + patience_s
         while self._known.of(state.tip) is None:
@@ -201,7 +201,7 @@ class Evaluator:
             with trio.move_on_after(LOOK_S):
                 await self._news.wait()
 
-    async def _measure(self, state: State) -> bool:
+    async def _measure(self, state: CommittedState) -> bool:
         """Measure the state and tell the others.  Return False if another try is pointless."""
         trainer = self._trainer
         assert trainer is not None
@@ -230,11 +230,11 @@ class Evaluator:
         self._activity.tell_now()
         return True
 
-    def _on_progress(self, state: State, done: int, total: int) -> None:
+    def _on_progress(self, state: CommittedState, done: int, total: int) -> None:
         self._progress = done, total
         self._session.emit(EvalProgress(state.rounds, done, total))
 
-    def _take(self, state: State, loss: float, by: PeerId) -> None:
+    def _take(self, state: CommittedState, loss: float, by: PeerId) -> None:
         if self._known.take(state, loss, by):
             self._session.emit(EvalLoss(state.rounds, loss, by))
             self._news.set()
@@ -264,13 +264,13 @@ class Evaluator:
         percent = 100 * self._progress[0] // self._progress[1] if self._progress else None
         return HeldOutStatus(newest.loss, newest.rounds, newest.by, percent) if newest else HeldOutStatus(percent=percent)
 
-    def _newest(self) -> Measured | None:
+    def _newest(self) -> MeasuredLoss | None:
         history = self._replica.history
         return self._known.newest(lambda state: state.rounds <= history.length and history.tip_at(state.rounds) == state.tip)
 
     # -- able peers ---------------------------------------------------------------------------------------------------
 
-    def _order(self, state: State) -> list[PeerId]:
+    def _order(self, state: CommittedState) -> list[PeerId]:
         return drawn_order(state.tip, state.members or self._trainers())
 
     def _trainers(self) -> list[PeerId]:

@@ -5,7 +5,7 @@ that raises instead shows a mistake of ours, which a peer may have found.  The e
 its connection, but never a nursery: every `Exception` ends here.  A failure of our own computer (a file, memory) is not
 held against the sender.
 
-`Thinned` keeps a flood of drops from becoming a flood of events.
+`RateLimitedEmitter` keeps a flood of drops from becoming a flood of events.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ class Guard:
         self._session = session
         self.failures = 0
 
-    def watch(self, sender: PeerId, what: str, *, passing: tuple[type[Exception], ...] = ()) -> Watch:
+    def watch(self, sender: PeerId, what: str, *, passing: tuple[type[Exception], ...] = ()) -> HandlerScope:
         """Return a context in which to handle a statement of `sender`; what: its kind.
 
         An error ends it early.  Cancellation, refusals and `passing` go through.
         """
-        return Watch(self, sender, what, (Refused, *passing))
+        return HandlerScope(self, sender, what, (Refused, *passing))
 
     def failed(self, sender: PeerId, what: str, error: Exception) -> None:
         """Count a failure, tell of it, and drop the connection of its sender."""
@@ -62,7 +62,7 @@ class Guard:
 
 
 @dataclass(frozen=True)
-class Watch:
+class HandlerScope:
     """One statement being handled."""
 
     guard: Guard
@@ -108,7 +108,7 @@ def _sentence(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"[:REASON_CHARS] + where
 
 
-class Thinned:
+class RateLimitedEmitter:
     """Hands events on, but drops and failures of one kind from one peer only once in `TELL_EVERY_S`, with their number."""
 
     def __init__(self, emit: Callable[[Event], None]) -> None:

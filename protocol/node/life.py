@@ -16,15 +16,15 @@ from protocol.events.events import Notice, RunEnded
 from protocol.membership.activity import Activity
 from protocol.membership.heartbeats import Heartbeats
 from protocol.membership.liveness import Membership, beat_interval_s
-from protocol.node.background import Outlasting
+from protocol.node.background import PendingDeliveries
 from protocol.node.dispatcher import Dispatcher
 from protocol.node.evaluator import Evaluator
 from protocol.node.extensions import Extensions
 from protocol.node.ratifier import Ratifier
-from protocol.node.round_runner import Outcome, Wrong
+from protocol.node.round_runner import Outcome, StateDisagreement
 from protocol.node.rounds import Rounds
 from protocol.node.state_keeper import StateKeeper
-from protocol.node.watch import Watch
+from protocol.node.watch import LivenessTicker
 from protocol.rollouts.rollouts import Rollouts
 from protocol.run.settings import NodeSettings
 from protocol.sync.claims import Claims
@@ -50,7 +50,7 @@ LINGER_S = 20.0
 """Seconds that a finished peer stays for the others at most."""
 
 
-class Gathering:
+class StartupBarrier:
     """The gathering of peers before and after the rounds: waits for them, and shows the reason of the wait."""
 
     def __init__(
@@ -310,13 +310,13 @@ class Life:
         dispatcher: Dispatcher,
         heartbeats: Heartbeats,
         ejections: Ejections,
-        watch: Watch,
+        watch: LivenessTicker,
         keeper: StateKeeper,
         ratifier: Ratifier,
         swarm: Swarm,
         versions: WeightVersions,
         files: RunFiles,
-        gathering: Gathering,
+        gathering: StartupBarrier,
         rounds: Rounds,
         evaluator: Evaluator,
         extensions: Extensions,
@@ -357,7 +357,7 @@ class Life:
             if self._rollouts is not None:
                 nursery.start_soon(self._rollouts.run)
             nursery.start_soon(self._depart)
-            outlasting = Outlasting(nursery)
+            outlasting = PendingDeliveries(nursery)
             nursery.start_soon(self._live, outlasting)
             for peer in self._session.network.connected():
                 self._dispatcher.on_peer_connected(peer)
@@ -383,7 +383,7 @@ class Life:
             self._session.emit(Notice("warning", f"leaving without round {self._history.length}: {reason}"[:300]))
             self.leave()
 
-    async def _live(self, outlasting: Outlasting) -> None:
+    async def _live(self, outlasting: PendingDeliveries) -> None:
         if not self._files.are_here:
             await self._files.until_here(partial(self._activity.show, Phase.SYNCING, WhyIdle.FETCHING_STATE))
         self._activity.show(Phase.SYNCING, WhyIdle.STARTING, "reading the state from disk")
@@ -420,5 +420,5 @@ class Life:
             self.pace.note(counted_tokens(outcome), trio.current_time())
             if await self._keeper.advance(outcome):
                 nursery.start_soon(self._keeper.checkpoint)
-        elif isinstance(outcome, Wrong):
+        elif isinstance(outcome, StateDisagreement):
             await self._keeper.repair(outcome.digest)

@@ -27,7 +27,7 @@ class NotNow(Exception):
 
 
 @dataclass(frozen=True)
-class Lines:
+class ProbedLines:
     """Measured lines.  peers: name and sample of each peer that was asked.
 
     up_bytes_per_s: rate that our pushes reached, within our cap; the cap while no rate is known; 0 if neither is known.
@@ -44,7 +44,7 @@ class LineProbe:
         self._session, self._replica, self._membership, self._swarm = session, replica, membership, swarm
         self._measuring = False
 
-    async def measure(self) -> Lines:
+    async def measure(self) -> ProbedLines:
         """Measure the lines, one measurement at a time.  Raises `NotNow`."""
         if self._measuring:
             raise NotNow("the lines are being measured already; ask again in a few seconds")
@@ -52,7 +52,7 @@ class LineProbe:
         try:
             blob, network = self._known_blob(), self._session.network
             found = [(self._membership.name(peer), await self._swarm.sample(blob, peer)) for peer in self._asked()]
-            return Lines(found, network.bandwidth().up_bytes_per_s)
+            return ProbedLines(found, network.bandwidth().up_bytes_per_s)
         finally:
             self._measuring = False
 

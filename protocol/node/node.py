@@ -27,27 +27,27 @@ from protocol.node.current_round import CurrentRound
 from protocol.node.dispatcher import Dispatcher
 from protocol.node.evaluator import Evaluator
 from protocol.node.extensions import Extensions
-from protocol.node.guard import Guard, Thinned
-from protocol.node.life import Departure, Gathering, Life, RunEnd
+from protocol.node.guard import Guard, RateLimitedEmitter
+from protocol.node.life import Departure, Life, RunEnd, StartupBarrier
 from protocol.node.line_probe import LineProbe
 from protocol.node.ratifier import Ratifier
 from protocol.node.rounds import Rounds
 from protocol.node.state_keeper import StateKeeper
-from protocol.node.statements import Readys, Statements
-from protocol.node.watch import Watch
+from protocol.node.statements import EarlyReadyBuffer, Statements
+from protocol.node.watch import LivenessTicker
 from protocol.node.work import Work
 from protocol.offload import Offload
-from protocol.rollouts.counting import Counting
+from protocol.rollouts.counting import RolloutCounter
 from protocol.rollouts.rollouts import Rollouts
 from protocol.run.sections import FILE_CHUNK_BYTES
 from protocol.run.settings import NodeSettings, WeightSettings
 from protocol.sync.catch_up import CatchUp
 from protocol.sync.claims import Claims
 from protocol.sync.following import Following
-from protocol.sync.fork_choice import YOUNG_ROUNDS, Standpoints
+from protocol.sync.fork_choice import YOUNG_ROUNDS, ElectorTips
 from protocol.sync.run_files import RunFiles
-from protocol.sync.supplies import Supplies
-from protocol.tasks.desk import TaskDesk
+from protocol.sync.supplies import StateFetcher
+from protocol.tasks.desk import TaskSetCommands
 from protocol.tasks.library import FolderShelf
 from protocol.tasks.task_sets import TaskSets
 from protocol.trainer_link import RolloutLink, StateMark, TrainerLink
@@ -77,7 +77,7 @@ class Node:
         settings: NodeSettings,
         offload: Offload = trio.to_thread.run_sync,
     ) -> None:
-        self._counting = counting = Counting(session.me, Thinned(session.emit))
+        self._counting = counting = RolloutCounter(session.me, RateLimitedEmitter(session.emit))
         session = replace(session, emit=counting)
         self._guard = guard = Guard(session)
         self._session, self._replica, self._settings = session, replica, settings
@@ -93,7 +93,7 @@ class Node:
             session, settings, self._history, membership, self._pace, activity, self._round, self._generating
         )
         self._evaluator = Evaluator(session, replica, membership, self._trainer, activity)
-        standpoints = Standpoints(session.me, self._history, membership, activity, replica.rounds.listen_s)
+        standpoints = ElectorTips(session.me, self._history, membership, activity, replica.rounds.listen_s)
         initialise = trainer.initialise if trainer is not None and replica.manifest.genesis is None else None
         self._claims = claims = Claims(replica, membership)
         catalogue = Catalogue(replica.manifest)
@@ -105,15 +105,15 @@ class Node:
             session, guard, self._background, replica, catalogue, offload, self._swarm, settings.weights
         )
         self.line_probe = LineProbe(session, replica, membership, self._swarm)
-        supplies = Supplies(session, replica, offload, self._swarm)
+        supplies = StateFetcher(session, replica, offload, self._swarm)
         self._catch_up = CatchUp(session, replica, offload, supplies, initialise)
         anchor = settings.anchor or replica.store.chosen()
         self._following = Following.of(session, guard, self._catch_up, standpoints, claims, anchor)
         self._ejections = Ejections(session, replica, membership, offload)
-        self._readys = Readys(self._history, replica.rounds.max_members)
+        self._readys = EarlyReadyBuffer(self._history, replica.rounds.max_members)
         self._keeper = StateKeeper(session, replica, offload, activity, self._catch_up, self._following, claims)
         self._tasks = TaskSets(session, guard, replica, offload, self._swarm) if replica.manifest.rl is not None else None
-        self.tasks = TaskDesk(session, self._tasks) if self._tasks is not None else None
+        self.tasks = TaskSetCommands(session, self._tasks) if self._tasks is not None else None
         self.extensions = Extensions(session, guard, replica, offload)
         self._rollouts = self._make_rollouts(trainer)
         self._contributor = self._make_contributor()
@@ -247,7 +247,7 @@ class Node:
             dispatcher=self.dispatcher,
             heartbeats=self._heartbeats,
             ejections=self._ejections,
-            watch=Watch(session, replica.rounds, membership, activity, following, current, settings.boot_clock),
+            watch=LivenessTicker(session, replica.rounds, membership, activity, following, current, settings.boot_clock),
             keeper=self._keeper,
             ratifier=self._ratifier,
             swarm=self._swarm,
@@ -255,7 +255,7 @@ class Node:
             files=self.files,
             rollouts=self._rollouts,
             tasks=self._tasks,
-            gathering=Gathering(session, replica, settings, membership, self._claims, activity),
+            gathering=StartupBarrier(session, replica, settings, membership, self._claims, activity),
             rounds=rounds,
             evaluator=self._evaluator,
             activity=activity,

@@ -44,7 +44,7 @@ from protocol.agreement.validation import plan_of
 from protocol.allreduce.assignment import plan_hash
 from protocol.audit.auditor import Auditor, Unaccountable
 from protocol.audit.ejection import Ejections
-from protocol.audit.evidence import Evidence, TwoStatements, Verdict
+from protocol.audit.evidence import Evidence, ProvenLie, TwoStatements
 from protocol.chain.base import Base
 from protocol.chain.disk import StoreFailed
 from protocol.chain.electorate import tolerated
@@ -53,7 +53,7 @@ from protocol.chain.results import ResultFile
 from protocol.events.events import Dropped, Notice, ReadySent, RoundProposed, RoundVoted
 from protocol.membership.activity import Activity
 from protocol.membership.liveness import Liveness, Membership, Neighbour
-from protocol.node.background import Outlasting
+from protocol.node.background import PendingDeliveries
 from protocol.node.contributor import Contributor
 from protocol.node.exchanges import Exchanges, RunningExchange
 from protocol.node.guard import Guard
@@ -83,7 +83,7 @@ class Delivery:
     outlasting: a commit is delivered there, for it ends the round here before it has reached the others.
     """
 
-    def __init__(self, session: Session, membership: Membership, inbox: Inbox, outlasting: Outlasting) -> None:
+    def __init__(self, session: Session, membership: Membership, inbox: Inbox, outlasting: PendingDeliveries) -> None:
         self._session, self._membership, self._inbox, self._outlasting = session, membership, inbox, outlasting
 
     def send(self, effect: Send, nursery: trio.Nursery) -> None:
@@ -400,13 +400,13 @@ class Behind:
 
 
 @dataclass(frozen=True)
-class Wrong:
+class StateDisagreement:
     """Our state is not the swarm's.  digest: the digest of the swarm's state."""
 
     digest: Hash
 
 
-Outcome = Commit | Behind | Wrong
+Outcome = Commit | Behind | StateDisagreement
 
 
 class RoundRunner:
@@ -435,7 +435,7 @@ class RoundRunner:
         abstains: bool,
         patience: Patience,
         state_verified: bool,
-        outlasting: Outlasting,
+        outlasting: PendingDeliveries,
         amendment: Callable[[], bytes | None],
     ) -> None:
         self.session, self.base, self._guard, self._amendment = session, base, guard, amendment
@@ -491,7 +491,7 @@ class RoundRunner:
             else:
                 self._delivery.forward(effect, nursery)
 
-    def on_verdict(self, verdict: Verdict) -> None:
+    def on_verdict(self, verdict: ProvenLie) -> None:
         """Act on the proof that a peer has lied."""
         self.exchanges.peer_dead(verdict.peer)
         for chunk, hash in verdict.false_chunks:
@@ -562,7 +562,7 @@ class RoundRunner:
         elif isinstance(effect, Reject):
             self._report.rejected(effect)
         elif isinstance(effect, Repair) and not self._state_verified:
-            self.end(Wrong(effect.digest))
+            self.end(StateDisagreement(effect.digest))
 
     async def _begin_exchange(self, plan: Plan, nursery: trio.Nursery) -> None:
         self._computed_s = self._computed_s or trio.current_time() - self._begun

@@ -14,13 +14,13 @@ from protocol.chain.replica import Replica
 from protocol.events.events import Notice
 from protocol.membership.activity import Activity
 from protocol.membership.liveness import Membership
-from protocol.node.background import Outlasting
+from protocol.node.background import PendingDeliveries
 from protocol.node.contributor import Contributor
 from protocol.node.current_round import CurrentRound
 from protocol.node.evaluator import Evaluator
 from protocol.node.guard import Guard
 from protocol.node.round_runner import Outcome, RoundRunner
-from protocol.node.statements import Readys
+from protocol.node.statements import EarlyReadyBuffer
 from protocol.offload import Offload
 from protocol.sync.catch_up import CatchUp
 from protocol.transport.interface import Session
@@ -55,7 +55,7 @@ class Rounds:
         ejections: Ejections,
         contributor: Contributor,
         evaluator: Evaluator,
-        readys: Readys,
+        readys: EarlyReadyBuffer,
         current: CurrentRound,
         *,
         is_copy: bool,
@@ -68,7 +68,7 @@ class Rounds:
         self._patience = Patience()
         self._abstentions = ABSTENTIONS if is_copy else 0
 
-    async def run_next(self, *, state_verified: bool, outlasting: Outlasting) -> Outcome:
+    async def run_next(self, *, state_verified: bool, outlasting: PendingDeliveries) -> Outcome:
         """Run the round on our tip and return its outcome.  Raises `StoreFull`.
 
         state_verified: the state was just rebuilt from certified data.  outlasting: deliveries that outlive the round.
@@ -123,7 +123,7 @@ class Rounds:
             if not self._abstentions:
                 self._session.emit(Notice("info", f"votes again, from round {rounds} on"))
 
-    async def hand_over(self, outlasting: Outlasting) -> None:
+    async def hand_over(self, outlasting: PendingDeliveries) -> None:
         """Pass on statements that only we may know, before a goodbye, and wait until none of our deliveries is under way."""
         if self._current.runner is not None:
             self._current.runner.hand_over(outlasting.nursery)

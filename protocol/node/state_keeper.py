@@ -32,7 +32,7 @@ MAX_DISTANCE = 4096
 """Rounds between two rechecks at most."""
 
 
-class SecondThoughts:
+class StateRecheckBackoff:
     """Backoff for rechecks of our own state, in rounds of our chain."""
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class StateKeeper:
         self.changing = trio.Lock()
         """Lock that is held while the chain or the state changes, or must not change."""
         self._digest = b""
-        self._second_thoughts = SecondThoughts()
+        self._second_thoughts = StateRecheckBackoff()
 
     @property
     def mark(self) -> StateMark:

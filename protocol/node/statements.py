@@ -12,7 +12,7 @@ import trio
 
 from protocol.agreement.contradictions import slot
 from protocol.agreement.relay import RELAYED
-from protocol.audit.accusations import Heard
+from protocol.audit.accusations import AccusationOutcome
 from protocol.audit.ejection import Ejections
 from protocol.audit.evidence import Evidence, TwoStatements
 from protocol.audit.witness import Witness
@@ -59,7 +59,7 @@ class _Heard:
     was_live: bool
 
 
-class Readys:
+class EarlyReadyBuffer:
     """Remembers READYs between rounds, and detects two different ones for one slot.
 
     members: tells members from strangers.  round_members: the most members that a round may have.
@@ -140,7 +140,7 @@ class Statements:
         ejections: Ejections,
         witness: Witness,
         evaluator: Evaluator,
-        readys: Readys,
+        readys: EarlyReadyBuffer,
         versions: WeightVersions,
         rollouts: Rollouts | None,
         tasks: TaskSets | None,
@@ -242,9 +242,9 @@ class Statements:
 
     def _on_accusation(self, accuser: PeerId, accusation: Accusation) -> bool:
         heard = self._ejections.hear(accuser, accusation)
-        if heard is Heard.NEW:
+        if heard is AccusationOutcome.NEW:
             self._background.start(self._look_into, accuser, accusation)
-        return heard is not Heard.UNWANTED
+        return heard is not AccusationOutcome.UNWANTED
 
     # -- brought to us alone ------------------------------------------------------------------------------------------
 

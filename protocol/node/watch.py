@@ -24,7 +24,7 @@ LAG_S = 0.5
 """The same in seconds if we take part in no exchange, so that no commit message is on its way to us."""
 
 
-class Watch:
+class LivenessTicker:
     """Ticks four times a second.  boot_clock: runs on while the computer is suspended."""
 
     def __init__(

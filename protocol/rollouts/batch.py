@@ -69,7 +69,7 @@ class Dealt:
 
 
 @dataclass(frozen=True)
-class Found:
+class JudgementResult:
     """Summary of a judgement.  reason: the most frequent one among its rejections.  scores: as in `Judgement`."""
 
     opinion: Opinion
@@ -78,7 +78,7 @@ class Found:
 
 
 @dataclass
-class Batch:
+class PooledBatch:
     """Batch of rollouts as one peer knows it.
 
     at: when we heard of it.  deals: by trainer.  judgements: by validator.  own: the verdicts of our own check.  used: we
@@ -90,7 +90,7 @@ class Batch:
     raw: bytes
     at: float = 0.0
     deals: dict[PeerId, Dealt] = field(default_factory=dict)
-    judgements: dict[PeerId, Found] = field(default_factory=dict)
+    judgements: dict[PeerId, JudgementResult] = field(default_factory=dict)
     own: bytes | None = None
     scores: bytes | None = None
     """Scores that our own check gave the rollouts, as in `Judgement`."""
@@ -163,9 +163,9 @@ def reason_of(codes: bytes) -> Reason:
     return reasons.most_common(1)[0][0] if reasons else Reason.NONE
 
 
-def found_in(codes: bytes, scores: bytes | None = None) -> Found:
+def found_in(codes: bytes, scores: bytes | None = None) -> JudgementResult:
     """Return the summary of these verdicts."""
-    return Found(opinion_of(codes), reason_of(codes), scores)
+    return JudgementResult(opinion_of(codes), reason_of(codes), scores)
 
 
 def is_well_formed(codes: bytes, scores: bytes | None, body: RolloutBatch) -> bool:

@@ -9,10 +9,10 @@ import trio
 from protocol.chain.tasks_in_force import TasksInForce
 from protocol.chain.weight_files import WeightFiles
 from protocol.events.events import Notice
-from protocol.rollouts.batch import Batch
+from protocol.rollouts.batch import PooledBatch
 from protocol.rollouts.dealing import problems_of
-from protocol.rollouts.happenings import Checked
-from protocol.rollouts.work import Turn
+from protocol.rollouts.happenings import BatchVerified
+from protocol.rollouts.work import TrainerLock
 from protocol.run.rl_section import RlSection
 from protocol.tasks.task_sets import TaskSets
 from protocol.trainer_link import RolloutLink, RolloutVerdict, TrainerDied, TrainerGaveUp, VerifyTask
@@ -30,20 +30,20 @@ OVERSTATED = CODES.index((Verdict.REJECT, Reason.MALFORMED))
 class Checking:
     """Verification of batches at one peer.  files: the batches.  tasks: the sets of tasks that rollouts are about."""
 
-    def __init__(self, session: Session, rl: RlSection, files: WeightFiles, turn: Turn, tasks: TaskSets) -> None:
+    def __init__(self, session: Session, rl: RlSection, files: WeightFiles, turn: TrainerLock, tasks: TaskSets) -> None:
         self._session, self._rl, self._files, self._turn, self._tasks = session, rl, files, turn, tasks
 
-    def problems(self, batch: Batch) -> list[int]:
+    def problems(self, batch: PooledBatch) -> list[int]:
         """Return the problem of each rollout of a batch, in order."""
         drawn = self._drawn(batch, self._tasks.at(batch.body.version))
         return [problem for problem in drawn for _ in range(self._rl.group_size)]
 
-    def _drawn(self, batch: Batch, tasks: TasksInForce) -> tuple[int, ...]:
+    def _drawn(self, batch: PooledBatch, tasks: TasksInForce) -> tuple[int, ...]:
         body, rl = batch.body, self._rl
         run, tip = self._session.run, Hash(body.tip)
         return problems_of(run, tip, batch.author, body.number, rl.prompts_per_batch, rl.problems, tasks)
 
-    async def check(self, link: RolloutLink, batch: Batch, held: Callable[[], Mapping[int, Hash]]) -> Checked:
+    async def check(self, link: RolloutLink, batch: PooledBatch, held: Callable[[], Mapping[int, Hash]]) -> BatchVerified:
         """Have the trainer process verify a batch; `codes` is None in the result if it found nothing.
 
         The result has scores if the batch's version has sets of tasks in force.  held: returns the tips of the versions that
@@ -58,7 +58,7 @@ class Checking:
                     lent.about(body.version, Hash(body.tip))
                     sets = self._tasks.on(body.version, Hash(body.tip))
                     if sets is None or held().get(body.version) != body.tip:
-                        return Checked(batch.author, batch.root, None)
+                        return BatchVerified(batch.author, batch.root, None)
                     drawn = self._drawn(batch, sets)
                     task = VerifyTask(self._session.run, body.version, batch.author, drawn, self._rl.group_size)
                     verdicts = await link.verify(task, self._files.path(batch.root))
@@ -67,15 +67,15 @@ class Checking:
         except TrainerDied as death:
             self._session.emit(Notice("warning", f"the trainer stopped while it verified rollouts: {death}"))
             await trio.sleep(RETRY_S)
-            return Checked(batch.author, batch.root, None, died=True)
+            return BatchVerified(batch.author, batch.root, None, died=True)
         if verdicts is None or sets is None:
-            return Checked(batch.author, batch.root, None)  # the check was given up
+            return BatchVerified(batch.author, batch.root, None)  # the check was given up
         scores = bytes(map(score_of, verdicts)) if sets.live else None
         codes = bytes(map(code_of, verdicts))
         if not any(codes) and sum(each.tokens for each in verdicts) != body.tokens:
             codes = bytes([OVERSTATED]) * len(verdicts)  # tokens are credited, so their number has to be right
         exact = frozenset(place for place, each in enumerate(verdicts) if each.exact)
-        return Checked(batch.author, batch.root, codes, scores, exact, is_sure(verdicts))
+        return BatchVerified(batch.author, batch.root, codes, scores, exact, is_sure(verdicts))
 
 
 def code_of(verdict: RolloutVerdict) -> int:

@@ -19,7 +19,7 @@ LAST_BATCHES = 8
 """Batches made last, over which the rate of generation is taken."""
 
 
-class Counting:
+class RolloutCounter:
     """Counter of one peer's events about rollouts.  emit: gets every event after it was counted."""
 
     def __init__(self, me: PeerId, emit: Callable[[Event], None]) -> None:

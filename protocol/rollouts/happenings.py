@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from protocol.events.events import Event
-from protocol.rollouts.batch import Batch
+from protocol.rollouts.batch import PooledBatch
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.rollouts import Judgement, RolloutBatch
@@ -15,7 +15,7 @@ from protocol.wire.rollouts import Judgement, RolloutBatch
 
 
 @dataclass(frozen=True)
-class Heard:
+class BatchHeard:
     """Statement of a batch.  raw: the statement as it travelled."""
 
     author: PeerId
@@ -42,12 +42,12 @@ class JudgementHeard:
 
 
 @dataclass(frozen=True)
-class Moved:
+class TipChanged:
     """Change to another state.
 
     tips: the newest versions' tips, by number.  trainers: the trainers in their records, likewise.  electors: the tip's.
-    makers: rollout peers that we know by now.  before: our chain's present tip at the version of the last `Moved`; None if
-    the chain is shorter or there was no such version.
+    makers: rollout peers that we know by now.  before: our chain's present tip at the version of the last `TipChanged`; None
+    if the chain is shorter or there was no such version.
     """
 
     version: int
@@ -59,7 +59,7 @@ class Moved:
 
 
 @dataclass(frozen=True)
-class Tick:
+class PoolTick:
     """Passage of time.
 
     validators: live ones, including us if we are one.  kept: the tips of the versions that our trainer process holds, by
@@ -81,7 +81,7 @@ class Fetched:
 
 
 @dataclass(frozen=True)
-class Checked:
+class BatchVerified:
     """Verification of a batch by our trainer process.
 
     codes: None if it found nothing.  scores: as in `Judgement`.  exact: places of the rollouts that every computer gives the
@@ -100,7 +100,7 @@ class Checked:
 
 @dataclass(frozen=True)
 class Idle:
-    """Readiness of our trainer process to verify a batch: answered with at most one `Check`."""
+    """Readiness of our trainer process to verify a batch: answered with at most one `VerifyBatch`."""
 
 
 @dataclass(frozen=True)
@@ -111,13 +111,13 @@ class Ejected:
     reason: str
 
 
-PoolEvent = Heard | DealHeard | JudgementHeard | Moved | Tick | Fetched | Checked | Idle | Ejected
+PoolEvent = BatchHeard | DealHeard | JudgementHeard | TipChanged | PoolTick | Fetched | BatchVerified | Idle | Ejected
 
 # -- effects --------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Forward:
+class ForwardBatch:
     """Request to hand the heard message on, because it is news."""
 
 
@@ -130,28 +130,28 @@ class Contrary:
 
 
 @dataclass(frozen=True)
-class Deal:
+class GossipDeal:
     """Request to sign and gossip the deal of a batch, and then to tell the pool of it as `DealHeard`."""
 
-    batch: Batch
+    batch: PooledBatch
 
 
 @dataclass(frozen=True)
-class Fetch:
+class FetchBatch:
     """Request to get the bytes of a batch."""
 
-    batch: Batch
+    batch: PooledBatch
 
 
 @dataclass(frozen=True)
-class Check:
+class VerifyBatch:
     """Request to have a batch verified."""
 
-    batch: Batch
+    batch: PooledBatch
 
 
 @dataclass(frozen=True)
-class Judge:
+class GossipVerdicts:
     """Request to sign and gossip our verdicts."""
 
     body: Judgement
@@ -168,7 +168,7 @@ class Discard:
 class Compare:
     """Our scores and another peer's for the rollouts of one batch: one byte a rollout."""
 
-    batch: Batch
+    batch: PooledBatch
     ours: bytes
     theirs: bytes
 
@@ -180,4 +180,4 @@ class Tell:
     event: Event
 
 
-PoolEffect = Forward | Contrary | Deal | Fetch | Check | Judge | Discard | Compare | Tell
+PoolEffect = ForwardBatch | Contrary | GossipDeal | FetchBatch | VerifyBatch | GossipVerdicts | Discard | Compare | Tell

@@ -8,7 +8,7 @@ from typing import Protocol
 import trio
 
 from protocol.chain.replica import Replica
-from protocol.rollouts.work import Turn
+from protocol.rollouts.work import TrainerLock
 from protocol.trainer_link import RolloutLink, StateMark
 from protocol.wire.hashes import Hash
 
@@ -33,7 +33,7 @@ class KeptVersions:
     A version that came and went while the process was busy is never held, and so not verified here.
     """
 
-    def __init__(self, replica: Replica, keeping: Keeping, link: RolloutLink, turn: Turn, max_async: int) -> None:
+    def __init__(self, replica: Replica, keeping: Keeping, link: RolloutLink, turn: TrainerLock, max_async: int) -> None:
         self._replica, self._keeping, self._link, self._turn = replica, keeping, link, turn
         self._most = max_async + SPARE
         self._tips: dict[int, Hash] = {}

@@ -15,11 +15,11 @@ from protocol.rollouts.batch import (
     MOST_DEATHS,
     UNSURE,
     WITHHELD,
-    Batch,
     Bytes,
     Dealt,
     Decision,
     Opinion,
+    PooledBatch,
     Slot,
     found_in,
     is_well_formed,
@@ -28,28 +28,28 @@ from protocol.rollouts.batch import (
 )
 from protocol.rollouts.dealing import lot_of, places_of
 from protocol.rollouts.happenings import (
-    Check,
-    Checked,
+    BatchHeard,
+    BatchVerified,
     Compare,
     Contrary,
-    Deal,
     DealHeard,
     Discard,
     Ejected,
-    Fetch,
+    FetchBatch,
     Fetched,
-    Forward,
-    Heard,
+    ForwardBatch,
+    GossipDeal,
     Idle,
     JudgementHeard,
-    Moved,
     PoolEffect,
     PoolEvent,
+    PoolTick,
     Tell,
-    Tick,
+    TipChanged,
+    VerifyBatch,
 )
-from protocol.rollouts.room import MOST_BATCHES, Room
-from protocol.rollouts.scene import PATIENCE, Scene, discard, judged, opinion_in
+from protocol.rollouts.room import MOST_BATCHES, PoolLimits
+from protocol.rollouts.scene import PATIENCE, PoolContext, discard, judged, opinion_in
 from protocol.run.rl_section import RlSection
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
@@ -81,7 +81,7 @@ MOST_SEQUENCES = 4096
 
 
 @dataclass
-class _Sequence:
+class _MakerSequence:
     """Progress of a maker at a version.  next: the number that we wait for.  held_since: when it began to hold up later
     ones."""
 
@@ -92,16 +92,16 @@ class _Sequence:
 class Intake:
     """Intake of one trainer.  slots: the known batches."""
 
-    def __init__(self, scene: Scene, slots: Mapping[Slot, Batch]) -> None:
+    def __init__(self, scene: PoolContext, slots: Mapping[Slot, PooledBatch]) -> None:
         self._scene, self._slots = scene, slots
-        self._sequences: OrderedDict[tuple[PeerId, Hash], _Sequence] = OrderedDict()
+        self._sequences: OrderedDict[tuple[PeerId, Hash], _MakerSequence] = OrderedDict()
         self._known: dict[Hash, frozenset[PeerId]] = {}
         """Makers that we knew, if any, when a version came to us after the one before it; by the version's tip."""
         self._followed: frozenset[Hash] = frozenset()
         self._came_at = 0.0
         """Time at which the newest version came."""
 
-    def move(self, before: Moved, after: Moved, now: float) -> None:
+    def move(self, before: TipChanged, after: TipChanged, now: float) -> None:
         """Take in another state."""
         same = after.before or after.tips.get(before.version)
         follows = before.version in before.tips and same == before.tips[before.version]
@@ -113,11 +113,11 @@ class Intake:
         if new:
             self._came_at = now
 
-    def admits(self, batch: Batch, now: float) -> bool:
+    def admits(self, batch: PooledBatch, now: float) -> bool:
         """Return True if the turn of a batch that is for us has come."""
         return self._is_known(batch, now) and self._is_next(batch, now)
 
-    def _is_known(self, batch: Batch, now: float) -> bool:
+    def _is_known(self, batch: PooledBatch, now: float) -> bool:
         known = self._known.get(Hash(batch.body.tip))
         if known is None or batch.author in known:
             return True
@@ -126,11 +126,11 @@ class Intake:
         del self._known[Hash(batch.body.tip)]
         return True
 
-    def _is_next(self, batch: Batch, now: float) -> bool:
+    def _is_next(self, batch: PooledBatch, now: float) -> bool:
         author, tip, number = batch.slot
         sequence = self._sequences.get((author, tip))
         if sequence is None:
-            sequence = _Sequence(self._ours(batch, 0) if tip in self._followed else number)
+            sequence = _MakerSequence(self._ours(batch, 0) if tip in self._followed else number)
             self._sequences[author, tip] = sequence
             if len(self._sequences) > MOST_SEQUENCES:
                 self._sequences.popitem(last=False)
@@ -141,7 +141,7 @@ class Intake:
             self._sequences.move_to_end((author, tip))
         return sequence.next == number
 
-    def _passes(self, first: Batch | None, sequence: _Sequence, author: PeerId, now: float) -> bool:
+    def _passes(self, first: PooledBatch | None, sequence: _MakerSequence, author: PeerId, now: float) -> bool:
         """Return True if later numbers need not wait for this one any more."""
         if first is not None and first.is_delivered:
             return True
@@ -154,7 +154,7 @@ class Intake:
         self._scene.standing.anomaly(author)
         return True
 
-    def _ours(self, batch: Batch, start: int) -> int:
+    def _ours(self, batch: PooledBatch, start: int) -> int:
         """Return the first number from `start` on that is for us at the version of `batch`, whose own number is for us."""
         author, tip, _ = batch.slot
         numbers = range(start, MAX_BATCHES)
@@ -181,23 +181,23 @@ SURE = (Opinion.GOOD, Opinion.BAD)
 class Duty(Protocol):
     """Treatment of another peer's batch before it is decided."""
 
-    def look(self, batch: Batch, now: float) -> list[PoolEffect]:
+    def look(self, batch: PooledBatch, now: float) -> list[PoolEffect]:
         """Return the effects that are due now; set `batch.wanted` if we are to check the batch."""
         ...
 
-    def needs_bytes(self, batch: Batch) -> bool:
+    def needs_bytes(self, batch: PooledBatch) -> bool:
         """Return True if the bytes are to be fetched."""
         ...
 
-    def unavailable(self, batch: Batch) -> list[PoolEffect]:
+    def unavailable(self, batch: PooledBatch) -> list[PoolEffect]:
         """Return the effects of bytes that nobody has."""
         ...
 
-    def checked(self, batch: Batch, codes: bytes) -> list[PoolEffect]:
+    def checked(self, batch: PooledBatch, codes: bytes) -> list[PoolEffect]:
         """Return the effects of our own verdicts."""
         ...
 
-    def compare(self, batch: Batch, validator: PeerId) -> list[PoolEffect]:
+    def compare(self, batch: PooledBatch, validator: PeerId) -> list[PoolEffect]:
         """Return the effects of another peer's verdicts beside our own."""
         ...
 
@@ -205,23 +205,23 @@ class Duty(Protocol):
 class Onlooker:
     """Duty of peers that only hand messages on."""
 
-    def look(self, batch: Batch, now: float) -> list[PoolEffect]:
+    def look(self, batch: PooledBatch, now: float) -> list[PoolEffect]:
         """As `Duty.look`."""
         return []
 
-    def needs_bytes(self, batch: Batch) -> bool:
+    def needs_bytes(self, batch: PooledBatch) -> bool:
         """As `Duty.needs_bytes`."""
         return False
 
-    def unavailable(self, batch: Batch) -> list[PoolEffect]:
+    def unavailable(self, batch: PooledBatch) -> list[PoolEffect]:
         """As `Duty.unavailable`."""
         return []
 
-    def checked(self, batch: Batch, codes: bytes) -> list[PoolEffect]:
+    def checked(self, batch: PooledBatch, codes: bytes) -> list[PoolEffect]:
         """As `Duty.checked`."""
         return []
 
-    def compare(self, batch: Batch, validator: PeerId) -> list[PoolEffect]:
+    def compare(self, batch: PooledBatch, validator: PeerId) -> list[PoolEffect]:
         """As `Duty.compare`."""
         return []
 
@@ -229,15 +229,15 @@ class Onlooker:
 class Validating(Onlooker):
     """Duty of a validator: it verifies the batches that are dealt to it, and states its verdicts."""
 
-    def __init__(self, scene: Scene) -> None:
+    def __init__(self, scene: PoolContext) -> None:
         self._scene = scene
 
-    def look(self, batch: Batch, now: float) -> list[PoolEffect]:
+    def look(self, batch: PooledBatch, now: float) -> list[PoolEffect]:
         """As `Duty.look`."""
         batch.wanted = batch.own is None and (batch.wanted or self._is_dealt_to_me(batch, now))
         return []
 
-    def _is_dealt_to_me(self, batch: Batch, now: float) -> bool:
+    def _is_dealt_to_me(self, batch: PooledBatch, now: float) -> bool:
         for dealt in batch.deals.values():
             turn, _ = self._scene.turn(batch, dealt, now)
             said = [peer for peer in turn if opinion_in(batch, peer) in SURE]
@@ -245,33 +245,33 @@ class Validating(Onlooker):
                 return True
         return False
 
-    def needs_bytes(self, batch: Batch) -> bool:
+    def needs_bytes(self, batch: PooledBatch) -> bool:
         """As `Duty.needs_bytes`."""
         return batch.wanted
 
-    def unavailable(self, batch: Batch) -> list[PoolEffect]:
+    def unavailable(self, batch: PooledBatch) -> list[PoolEffect]:
         """As `Duty.unavailable`."""
         return self._scene.say(batch, bytes([WITHHELD]) * batch.body.rollouts)
 
-    def checked(self, batch: Batch, codes: bytes) -> list[PoolEffect]:
+    def checked(self, batch: PooledBatch, codes: bytes) -> list[PoolEffect]:
         """As `Duty.checked`."""
         return self._scene.say(batch, codes)
 
 
-class Leading(Onlooker):
+class TrainerPolicy(Onlooker):
     """Duty of a trainer: it deals the batches that are for it, hears the verdicts, checks, and decides.
 
     draw: gives each name a number from 0 to 1 that nobody else can foresee.
     """
 
-    def __init__(self, scene: Scene, intake: Intake, draw: Callable[[Hash], float]) -> None:
+    def __init__(self, scene: PoolContext, intake: Intake, draw: Callable[[Hash], float]) -> None:
         self._scene, self._intake, self._draw = scene, intake, draw
 
-    def needs_bytes(self, batch: Batch) -> bool:
+    def needs_bytes(self, batch: PooledBatch) -> bool:
         """As `Duty.needs_bytes`."""
         return batch.is_due and self._scene.is_mine(batch)
 
-    def look(self, batch: Batch, now: float) -> list[PoolEffect]:
+    def look(self, batch: PooledBatch, now: float) -> list[PoolEffect]:
         """As `Duty.look`."""
         scene = self._scene
         if not scene.is_mine(batch) or batch.own is not None:
@@ -283,7 +283,9 @@ class Leading(Onlooker):
         dealt = batch.deals.get(scene.me)
         if dealt is None:
             if scene.validators - {batch.author} and scene.trainer_of(batch) == scene.me:
-                return [Deal(batch)] if batch.bytes_ is Bytes.HERE else []  # a withheld batch costs nobody else anything
+                return (
+                    [GossipDeal(batch)] if batch.bytes_ is Bytes.HERE else []
+                )  # a withheld batch costs nobody else anything
             batch.wanted = True  # no validator works for us yet, or none lives
             return []
         turn, more = scene.turn(batch, dealt, now)
@@ -300,14 +302,14 @@ class Leading(Onlooker):
             batch.wanted = True  # enough have been asked
         return []
 
-    def unavailable(self, batch: Batch) -> list[PoolEffect]:
+    def unavailable(self, batch: PooledBatch) -> list[PoolEffect]:
         """As `Duty.unavailable`."""
         batch.is_withheld = True
         self._scene.standing.anomaly(batch.author)
         said = self._scene.say(batch, bytes([WITHHELD]) * batch.body.rollouts)  # for the maker: we have not dealt the batch
         return [*said, *self._scene.decide(batch, Decision.REJECTED, Reason.WITHHELD)]
 
-    def checked(self, batch: Batch, codes: bytes) -> list[PoolEffect]:
+    def checked(self, batch: PooledBatch, codes: bytes) -> list[PoolEffect]:
         """As `Duty.checked`."""
         scene, opinion, reason = self._scene, opinion_of(codes), reason_of(codes)
         effects = scene.say(batch, codes)
@@ -325,7 +327,7 @@ class Leading(Onlooker):
         scene.standing.anomaly(batch.author)
         return [*effects, *scene.decide(batch, Decision.REJECTED, reason)]
 
-    def compare(self, batch: Batch, validator: PeerId) -> list[PoolEffect]:
+    def compare(self, batch: PooledBatch, validator: PeerId) -> list[PoolEffect]:
         """As `Duty.compare`: set a validator aside if our check contradicts its verdict, or a score that all computers come
         to.
 
@@ -352,7 +354,7 @@ class Leading(Onlooker):
         is_asked = dealt is not None and validator in dealt.order[: places_of(dealt.beacon)]
         return [Compare(batch, batch.scores, scores)] if is_asked else []  # else a crowd of keys outvotes the peers asked
 
-    def _note_agreement(self, batch: Batch, ours: Opinion) -> None:
+    def _note_agreement(self, batch: PooledBatch, ours: Opinion) -> None:
         """Note that each validator asked was right if it had said the same before us.  Others may only repeat what they
         heard."""
         standing, dealt = self._scene.standing, batch.deals.get(self._scene.me)
@@ -373,21 +375,21 @@ AHEAD_ROUNDS = 2
 
 
 class Pool:
-    """Batches that one peer knows.  draw: as for `Leading`."""
+    """Batches that one peer knows.  draw: as for `TrainerPolicy`."""
 
     def __init__(self, me: PeerId, role: Role, rl: RlSection, draw: Callable[[Hash], float]) -> None:
-        self._scene = scene = Scene(me, role, rl)
-        self._slots: dict[Slot, Batch] = {}
+        self._scene = scene = PoolContext(me, role, rl)
+        self._slots: dict[Slot, PooledBatch] = {}
         self._intake = Intake(scene, self._slots)
         self._duty: Duty = Onlooker()
         if role is Role.TRAINER:
-            self._duty = Leading(scene, self._intake, draw)
+            self._duty = TrainerPolicy(scene, self._intake, draw)
         elif role is Role.VALIDATOR:
             self._duty = Validating(scene)
         self.standing = scene.standing
-        self._room = Room(scene.standing, AHEAD_ROUNDS * rl.batches_per_round)
-        self._batches: dict[tuple[PeerId, Hash], Batch] = {}
-        self._lacking: dict[tuple[PeerId, Hash], Batch] = {}
+        self._room = PoolLimits(scene.standing, AHEAD_ROUNDS * rl.batches_per_round)
+        self._batches: dict[tuple[PeerId, Hash], PooledBatch] = {}
+        self._lacking: dict[tuple[PeerId, Hash], PooledBatch] = {}
         """Batches whose bytes are to be fetched."""
         self.before: frozenset[tuple[PeerId, Hash]] = frozenset()
         """Batches that our places in the last records name: an earlier life may have learned from them, and their makers
@@ -401,14 +403,14 @@ class Pool:
 
     # -- looking ------------------------------------------------------------------------------------------------------
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[PooledBatch]:
         return iter([*self._batches.values()])
 
-    def find(self, author: PeerId, root: Hash) -> Batch | None:
+    def find(self, author: PeerId, root: Hash) -> PooledBatch | None:
         """Return a batch if it is known."""
         return self._batches.get((author, root))
 
-    def lacks(self, batch: Batch) -> bool:
+    def lacks(self, batch: PooledBatch) -> bool:
         """Return True if the bytes of a batch are on their way and still of use."""
         return self._batches.get(batch.key) is batch and batch.bytes_ is Bytes.COMING and batch.decision is None
 
@@ -425,11 +427,11 @@ class Pool:
         young = now - PATIENCE * self._scene.rl.judge_s
         return sum(batch.author == self._scene.me and not batch.judgements and batch.at > young for batch in self)
 
-    def unanswered(self) -> list[Batch]:
+    def unanswered(self) -> list[PooledBatch]:
         """Return our batches that nobody has dealt or judged."""
         return [batch for batch in self if batch.author == self._scene.me and not batch.deals and not batch.judgements]
 
-    def usable(self, version: int) -> list[Batch]:
+    def usable(self, version: int) -> list[PooledBatch]:
         """Return the batches that a trainer may learn from at this version and has not yet; the oldest version first."""
         oldest = version - self._scene.rl.max_async
         found = [
@@ -444,7 +446,7 @@ class Pool:
         ]
         return sorted(found, key=lambda batch: (batch.body.version, batch.root))
 
-    def note_death(self, batches: Sequence[Batch]) -> None:
+    def note_death(self, batches: Sequence[PooledBatch]) -> None:
         """Note that our trainer process died while it learned from these batches; after a second death a batch is not
         learned from.
 
@@ -462,7 +464,7 @@ class Pool:
     def handle(self, event: PoolEvent, now: float) -> list[PoolEffect]:
         """Return the effects of `event`."""
         effects = self._take(event, now)
-        is_strangers = isinstance(event, Heard | DealHeard) and not self.standing.clean(event.author)
+        is_strangers = isinstance(event, BatchHeard | DealHeard) and not self.standing.clean(event.author)
         while self._lacking and not (self._stuck and (is_strangers or isinstance(event, JudgementHeard))):
             batch = self._room.next_fetch(self._lacking.values(), self._batches.values(), self._will_be_decided)
             self._stuck = batch is None
@@ -470,25 +472,25 @@ class Pool:
                 break
             del self._lacking[batch.key]
             batch.bytes_ = Bytes.COMING
-            effects.append(Fetch(batch))
+            effects.append(FetchBatch(batch))
         return effects
 
     def _take(self, event: PoolEvent, now: float) -> list[PoolEffect]:
         match event:
-            case Heard():
+            case BatchHeard():
                 return self._hear(event, now)
             case DealHeard():
                 return self._hear_deal(event, now)
             case JudgementHeard():
                 return self._hear_judgement(event, now)
-            case Moved():
+            case TipChanged():
                 return self._move(event, now)
-            case Tick():
+            case PoolTick():
                 self._scene.tick(event.validators, event.kept, now)
                 return [effect for batch in self for effect in self._look(batch, now)]
             case Fetched():
                 return self._fetched(event, now)
-            case Checked():
+            case BatchVerified():
                 return self._checked(event)
             case Idle():
                 return self._next_check()
@@ -497,7 +499,7 @@ class Pool:
 
     # -- statements ---------------------------------------------------------------------------------------------------
 
-    def _hear(self, event: Heard, now: float) -> list[PoolEffect]:
+    def _hear(self, event: BatchHeard, now: float) -> list[PoolEffect]:
         author, body = event.author, event.body
         if self.standing.aside(author) or not self._is_possible(body):
             return []
@@ -505,11 +507,11 @@ class Pool:
         if known is not None:
             return self._hear_again(known, event)
         is_ours = author == self._scene.me
-        batch = Batch(author, body, event.raw, now, bytes_=Bytes.HERE if is_ours else Bytes.ABSENT)
+        batch = PooledBatch(author, body, event.raw, now, bytes_=Bytes.HERE if is_ours else Bytes.ABSENT)
         if batch.key in self._batches:
             return []
         batch.decision = self._past.get(batch.place)
-        effects: list[PoolEffect] = [Forward()]
+        effects: list[PoolEffect] = [ForwardBatch()]
         if not is_ours:
             loser = self._room.make(batch, self._batches.values())
             if loser is batch:
@@ -519,7 +521,7 @@ class Pool:
         self._batches[batch.key] = self._slots[batch.slot] = batch
         return [*effects, *self._look(batch, now)]
 
-    def _hear_again(self, known: Batch, event: Heard) -> list[PoolEffect]:
+    def _hear_again(self, known: PooledBatch, event: BatchHeard) -> list[PoolEffect]:
         """Take in another statement for a number.
 
         Two statements of different lives prove nothing: their maker may have lost its disk.  But it may also have stated one
@@ -533,7 +535,7 @@ class Pool:
             return []
         known.is_restated = True
         self.standing.anomaly(known.author)
-        return [Forward(), *self._drop(known, Decision.STALE)]
+        return [ForwardBatch(), *self._drop(known, Decision.STALE)]
 
     def _is_possible(self, body: RolloutBatch) -> bool:
         """Return True if an honest peer may have stated this lately."""
@@ -552,7 +554,7 @@ class Pool:
         if batch is None or event.trainer in batch.deals or event.trainer != self._scene.trainer_of(batch):
             return []
         batch.deals[event.trainer] = Dealt(event.beacon, now)
-        return [Forward(), *self._look(batch, now)]
+        return [ForwardBatch(), *self._look(batch, now)]
 
     def _hear_judgement(self, event: JudgementHeard, now: float) -> list[PoolEffect]:
         scene, validator, codes, scores = self._scene, event.validator, event.body.codes, event.body.scores
@@ -561,14 +563,14 @@ class Pool:
             return []
         batch.judgements[validator] = found_in(codes, scores)
         scene.note_voice(validator)
-        effects: list[PoolEffect] = [Forward()]
+        effects: list[PoolEffect] = [ForwardBatch()]
         if batch.author == scene.me:
             effects.append(Tell(judged(batch, validator, codes)))
         effects += self._duty.compare(batch, validator)
         effects += scene.accuse(batch)
         return [*effects, *self._drop_all_of(batch.author), *self._look(batch, now)]
 
-    def _move(self, moved: Moved, now: float) -> list[PoolEffect]:
+    def _move(self, moved: TipChanged, now: float) -> list[PoolEffect]:
         self._intake.move(self._scene.moved, moved, now)
         self._scene.move(moved)
         effects: list[PoolEffect] = []
@@ -581,7 +583,7 @@ class Pool:
 
     # -- fate of a batch ----------------------------------------------------------------------------------------------
 
-    def _look(self, batch: Batch, now: float) -> list[PoolEffect]:
+    def _look(self, batch: PooledBatch, now: float) -> list[PoolEffect]:
         """Return the effects that are due for a batch now."""
         batch.is_named = batch.key in self.before
         if batch.used or batch.is_named:
@@ -611,7 +613,7 @@ class Pool:
         self._room.note_withheld(batch.author)
         return [Discard(event.root), *self._duty.unavailable(batch)]
 
-    def _will_be_decided(self, batch: Batch) -> bool:
+    def _will_be_decided(self, batch: PooledBatch) -> bool:
         """Return False for a batch that is another trainer's by now, or of a version that cannot be checked here now."""
         return self._duty.needs_bytes(batch) and self._scene.is_checkable(batch)
 
@@ -634,9 +636,9 @@ class Pool:
         self._turns += 1
         batch = self._room.first(waiting, strangers_first=bool(self._turns % 2))
         batch.checking = True
-        return [Check(batch)]
+        return [VerifyBatch(batch)]
 
-    def _checked(self, event: Checked) -> list[PoolEffect]:
+    def _checked(self, event: BatchVerified) -> list[PoolEffect]:
         batch = self.find(event.author, event.root)
         if batch is None:
             return []
@@ -662,14 +664,14 @@ class Pool:
                 effects += self._drop(batch, Decision.REJECTED)
         return effects
 
-    def _drop(self, batch: Batch, decision: Decision) -> list[PoolEffect]:
+    def _drop(self, batch: PooledBatch, decision: Decision) -> list[PoolEffect]:
         """Give a batch up with this decision, unless we have learned from it already."""
         if batch.used:
             return []
         self._lacking.pop(batch.key, None)
         return [*self._scene.decide(batch, decision), *discard(batch)]
 
-    def _end(self, batch: Batch) -> list[PoolEffect]:
+    def _end(self, batch: PooledBatch) -> list[PoolEffect]:
         """Forget a batch; an undecided one becomes stale."""
         del self._batches[batch.key]
         self._lacking.pop(batch.key, None)

@@ -18,27 +18,27 @@ from protocol.events.events import Notice
 from protocol.membership.activity import Activity, Pause
 from protocol.membership.liveness import Liveness, Membership
 from protocol.offload import Offload
-from protocol.rollouts.batch import Batch
+from protocol.rollouts.batch import PooledBatch
 from protocol.rollouts.checking import Checking
 from protocol.rollouts.dealing import beacon_of
 from protocol.rollouts.happenings import (
-    Check,
+    BatchHeard,
     Compare,
     Contrary,
-    Deal,
     DealHeard,
     Discard,
     Ejected,
-    Fetch,
-    Forward,
-    Heard,
+    FetchBatch,
+    ForwardBatch,
+    GossipDeal,
+    GossipVerdicts,
     Idle,
-    Judge,
     JudgementHeard,
-    Moved,
     PoolEvent,
+    PoolTick,
     Tell,
-    Tick,
+    TipChanged,
+    VerifyBatch,
 )
 from protocol.rollouts.kept_versions import Keeping, KeptVersions
 from protocol.rollouts.pool import Pool
@@ -46,14 +46,14 @@ from protocol.rollouts.reference import reference_of
 from protocol.rollouts.room import PLACES
 from protocol.rollouts.selection import GivenTasks, Selection
 from protocol.rollouts.standing import KeptStanding
-from protocol.rollouts.work import WORK, Occupation, Turn
-from protocol.rollouts.worker import RETRY_S, Fetching, Repeating, Worker
+from protocol.rollouts.work import WORK, TrainerLock, WorkStatus
+from protocol.rollouts.worker import RETRY_S, Fetching, Repeating, RolloutMaker
 from protocol.run.settings import NodeSettings
 from protocol.tasks.library import Library
 from protocol.tasks.task_sets import TaskSets
 from protocol.trainer_link import RolloutLink, TrainerDied, TrainerGaveUp
 from protocol.transport.interface import Session
-from protocol.versions.weight_versions import Watching
+from protocol.versions.weight_versions import VersionHandlers
 from protocol.wire.body import Body
 from protocol.wire.envelope import Envelope
 from protocol.wire.hashes import Hash, hash_bytes
@@ -87,7 +87,7 @@ class Rollouts:
     def __init__(
         self,
         session: Session,
-        guard: Watching,
+        guard: VersionHandlers,
         replica: Replica,
         offload: Offload,
         swarm: Swarm,
@@ -115,21 +115,21 @@ class Rollouts:
         self._length = 0
         self._reminded_at, self._reminded = trio.current_time(), 0
         self._nursery: trio.Nursery | None = None
-        self._turn = Turn()
+        self._turn = TrainerLock()
         self._checking = Checking(session, rl, self._files, self._turn, tasks)
         self.selection = Selection(session, self._pool, self._files, self._turn, rl.batches_per_round, tasks)
         self.selection.reference = reference_of(session, replica, offload, swarm, membership, keeping, settings.role)
         self._kept: KeptVersions | None = None
         self._given: GivenTasks | None = None
-        self._worker: Worker | None = None
+        self._worker: RolloutMaker | None = None
         self._pause, self._rests, self._ended = Pause(), False, False
-        self.occupation = Occupation(activity, settings.role) if settings.role in WORK and link is not None else None
+        self.occupation = WorkStatus(activity, settings.role) if settings.role in WORK and link is not None else None
         """Work shown of a rollout peer or a validator; None at other peers."""
         if link is not None:
             self._given = self.selection.given = given = GivenTasks(session, tasks, link, self._turn)
             self._kept = kept = KeptVersions(replica, keeping, link, self._turn, rl.max_async)
             incarnation = settings.incarnation
-            self._worker = Worker(
+            self._worker = RolloutMaker(
                 session, rl, self._files, swarm, offload, link, self._turn, kept, given, tasks, incarnation
             )
 
@@ -175,7 +175,7 @@ class Rollouts:
         self._move()
         own: set[Hash] = set()
         for body, envelope in await self._worker.recall() if self._worker is not None else []:
-            if self._handle(Heard(self._session.me, body, envelope.raw)):
+            if self._handle(BatchHeard(self._session.me, body, envelope.raw)):
                 own.add(Hash(body.root))
                 self._repeating.say(envelope.raw)
         for root in {*self._files.sizes(), *self._files.parts()} - own:
@@ -196,7 +196,7 @@ class Rollouts:
             for peer in {batch.author for batch in self._pool}:
                 if peer in self._liars and not self._pool.standing.aside(peer):
                     self._handle(Ejected(peer, self._liars.reason(peer)))
-            self._handle(Tick(self._validators(), self._ready_tips()))
+            self._handle(PoolTick(self._validators(), self._ready_tips()))
             self._fetching.end_useless()
             await self._standing.keep(trio.current_time())
             self._remind(trio.current_time())
@@ -250,7 +250,7 @@ class Rollouts:
         tips = {oldest + at: tip for at, tip in enumerate(history.tips(oldest, length + 1 - oldest))}
         self._turn.moved(tips)
         trainers = {version: history.roster_at(version).contributors for version in tips}
-        self._handle(Moved(length, tips, trainers, history.roster.electorate.electors, self._makers(), before))
+        self._handle(TipChanged(length, tips, trainers, history.roster.electorate.electors, self._makers(), before))
 
     def rest(self, on: bool) -> None:
         """Rest, or go on, because the owner or the computer says so; the batches made so far are served all the same."""
@@ -280,7 +280,7 @@ class Rollouts:
             return False
         match body:
             case RolloutBatch():
-                return self._handle(Heard(sender, body, envelope.raw))
+                return self._handle(BatchHeard(sender, body, envelope.raw))
             case DealBody():
                 beacon = beacon_of(envelope.signature)
                 return self._handle(DealHeard(sender, PeerId(body.author), Hash(body.root), beacon))
@@ -293,28 +293,28 @@ class Rollouts:
         answer: bool | Contrary = False
         for effect in self._pool.handle(event, trio.current_time()):
             match effect:
-                case Forward():
+                case ForwardBatch():
                     answer = True
                 case Contrary():
                     answer = effect
                 case Tell():
                     self._session.emit(effect.event)
-                case Judge():
+                case GossipVerdicts():
                     self._repeating.say(self._session.seal(effect.body).raw)
                 case Compare():
                     self._tasks.note_scores(self._checking.problems(effect.batch), effect.ours, effect.theirs)
                 case Discard():
                     self._fetching.unwanted.append(effect.root)
-                case Deal():
+                case GossipDeal():
                     self._deal(effect.batch)
-                case Fetch():
+                case FetchBatch():
                     if self._nursery is not None:
                         self._nursery.start_soon(self._fetching.fetch, effect.batch)
-                case Check():
+                case VerifyBatch():
                     raise AssertionError("a check that nobody asked for")
         return answer
 
-    def _deal(self, batch: Batch) -> None:
+    def _deal(self, batch: PooledBatch) -> None:
         envelope = self._session.seal(DealBody(author=batch.author, root=batch.root))
         self._repeating.say(envelope.raw)
         self._handle(DealHeard(self._session.me, batch.author, batch.root, beacon_of(envelope.signature)))
@@ -337,7 +337,7 @@ class Rollouts:
         while True:
             await self._pause.wait()
             found = self._pool.handle(Idle(), trio.current_time())
-            checks = [effect.batch for effect in found if isinstance(effect, Check)]
+            checks = [effect.batch for effect in found if isinstance(effect, VerifyBatch)]
             for batch in checks:
                 self._show_work()
                 self._handle(await self._checking.check(link, batch, self._ready_tips))
@@ -378,7 +378,7 @@ class Rollouts:
                 await trio.sleep(LOOK_S)
                 continue
             body, envelope = made
-            if self._handle(Heard(self._session.me, body, envelope.raw)):
+            if self._handle(BatchHeard(self._session.me, body, envelope.raw)):
                 self._repeating.say(envelope.raw)
             else:
                 self._fetching.unwanted.append(Hash(body.root))  # the batch is too old by now
@@ -386,7 +386,7 @@ class Rollouts:
                 forgotten = body.version
                 await self._worker.forget_before(forgotten - self._rl.max_async)
 
-    async def _make(self, worker: Worker) -> tuple[RolloutBatch, Envelope] | None:
+    async def _make(self, worker: RolloutMaker) -> tuple[RolloutBatch, Envelope] | None:
         try:
             return await worker.make(lambda done, total: None)
         except TrainerGaveUp:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-from protocol.rollouts.batch import Batch, Bytes, Decision
-from protocol.rollouts.standing import Standing
+from protocol.rollouts.batch import Bytes, Decision, PooledBatch
+from protocol.rollouts.standing import TrustScores
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 
@@ -26,13 +26,13 @@ WITHHELD_COSTS = 8
 PEERS_REMEMBERED = 4096
 
 
-class Room:
+class PoolLimits:
     """Room for the batches of one pool.
 
     enough: most batches fetched ahead of their check, for peers with a clean history and again for others.
     """
 
-    def __init__(self, standing: Standing, enough: int) -> None:
+    def __init__(self, standing: TrustScores, enough: int) -> None:
         self._standing, self._enough = standing, enough
         self._checks: Counter[PeerId] = Counter()
         self._fetches: Counter[PeerId] = Counter()
@@ -40,7 +40,7 @@ class Room:
         """Last rank in the table while all places are taken: nobody ranks behind it, for it only falls until a place is free
         again."""
 
-    def make(self, newcomer: Batch, others: Collection[Batch]) -> Batch | None:
+    def make(self, newcomer: PooledBatch, others: Collection[PooledBatch]) -> PooledBatch | None:
         """Return the batch that has to make room for `newcomer`: itself if it finds none, None if nobody has to.
 
         Batches that were not accepted make room as well: otherwise keys that are set aside could fill the table.  Nobody
@@ -63,7 +63,9 @@ class Room:
         self._most_held = ranks.get(last.author, rank)
         return last if self._most_held > rank else newcomer
 
-    def next_fetch(self, lacking: Iterable[Batch], others: Iterable[Batch], counts: Callable[[Batch], bool]) -> Batch | None:
+    def next_fetch(
+        self, lacking: Iterable[PooledBatch], others: Iterable[PooledBatch], counts: Callable[[PooledBatch], bool]
+    ) -> PooledBatch | None:
         """Return the batch in `lacking` to be fetched now; None if there is no place or no room for one.
 
         others: all batches.  counts: returns True if an undecided batch waits for a verdict that will come.  Peers with a
@@ -100,10 +102,10 @@ class Room:
         """Note that the bytes of a batch of this peer could not be got."""
         self._note(self._fetches, author, WITHHELD_COSTS)
 
-    def _is_known(self, batch: Batch) -> bool:
+    def _is_known(self, batch: PooledBatch) -> bool:
         return bool(self._standing.clean(batch.author))
 
-    def first(self, waiting: Sequence[Batch], *, strangers_first: bool) -> Batch:
+    def first(self, waiting: Sequence[PooledBatch], *, strangers_first: bool) -> PooledBatch:
         """Return the batch to be checked first.
 
         Makers without a clean history come first if `strangers_first`, and last otherwise.  Then the maker with the fewest

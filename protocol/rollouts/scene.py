@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from protocol.events.events import BatchDecided, BatchJudged, Event, RolloutPeerSetAside, ValidatorSetAside
-from protocol.rollouts.batch import Batch, Bytes, Dealt, Decision, Opinion, found_in
+from protocol.rollouts.batch import Bytes, Dealt, Decision, Opinion, PooledBatch, found_in
 from protocol.rollouts.dealing import is_for, order_of, places_of, some_of, trainer_of
-from protocol.rollouts.happenings import Discard, Judge, Moved, PoolEffect, Tell
-from protocol.rollouts.standing import Standing
+from protocol.rollouts.happenings import Discard, GossipVerdicts, PoolEffect, Tell, TipChanged
+from protocol.rollouts.standing import TrustScores
 from protocol.run.rl_section import RlSection
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
@@ -19,7 +19,7 @@ from protocol.wire.rollouts import CODES, Judgement, Reason, Verdict
 # Batches, verdicts and decisions as events.
 
 
-def judged(batch: Batch, validator: PeerId, codes: bytes) -> BatchJudged:
+def judged(batch: PooledBatch, validator: PeerId, codes: bytes) -> BatchJudged:
     """Return the event that a validator has judged a batch."""
     verdicts = [CODES[code][0] for code in codes]
     reasons = sorted({CODES[code][1].value for code in codes} - {Reason.NONE.value})
@@ -36,7 +36,7 @@ def judged(batch: Batch, validator: PeerId, codes: bytes) -> BatchJudged:
     )
 
 
-def decided(batch: Batch, reason: Reason) -> BatchDecided:
+def decided(batch: PooledBatch, reason: Reason) -> BatchDecided:
     """Return the event that a batch was decided."""
     assert batch.decision is not None
     body = batch.body
@@ -75,7 +75,7 @@ MOST_OTHERS = 16
 ours."""
 
 
-class Scene:
+class PoolContext:
     """Context of one peer's batches.
 
     moved: the newest state.  validators: live ones that batches are dealt among.  kept: tips of the versions that our
@@ -84,8 +84,8 @@ class Scene:
 
     def __init__(self, me: PeerId, role: Role, rl: RlSection) -> None:
         self.me, self.role, self.rl = me, role, rl
-        self.standing = Standing()
-        self.moved = Moved(0, {}, {}, ())
+        self.standing = TrustScores()
+        self.moved = TipChanged(0, {}, {}, ())
         self.validators: frozenset[PeerId] = frozenset()
         self._live: frozenset[PeerId] = frozenset()
         """All live validators."""
@@ -99,7 +99,7 @@ class Scene:
         self._mute: set[PeerId] = set()
         """Validators that let a turn pass and have said nothing since: a turn of theirs is also the next one's."""
 
-    def move(self, moved: Moved) -> None:
+    def move(self, moved: TipChanged) -> None:
         """Take in another state."""
         self._early = self._live if self.moved.tips else None
         self.moved = moved
@@ -117,7 +117,7 @@ class Scene:
 
     # -- looking ------------------------------------------------------------------------------------------------------
 
-    def is_mine(self, batch: Batch) -> bool:
+    def is_mine(self, batch: PooledBatch) -> bool:
         """Return True if we are a trainer that the batch is for."""
         return self.role is Role.TRAINER and self.is_ours(batch.body.version, batch.lot)
 
@@ -126,12 +126,12 @@ class Scene:
         trainers = self.moved.trainers.get(version)
         return trainers is not None and is_for(lot, self.me, trainers)
 
-    def trainer_of(self, batch: Batch) -> PeerId | None:
+    def trainer_of(self, batch: PooledBatch) -> PeerId | None:
         """Return the trainer in the version's record that a batch is for; None if there is none, or the record is not known
         here."""
         return trainer_of(batch.lot, self.moved.trainers.get(batch.body.version, ()))
 
-    def turn(self, batch: Batch, dealt: Dealt, now: float) -> tuple[list[PeerId], bool]:
+    def turn(self, batch: PooledBatch, dealt: Dealt, now: float) -> tuple[list[PeerId], bool]:
         """Return the validators whose turn has come, in order, and True if we still wait for validators after them."""
         order, waited = self._order(batch, dealt), int((now - dealt.at) // self.rl.judge_s)
         passed = places_of(dealt.beacon) + waited - 1 if waited else 0
@@ -146,12 +146,12 @@ class Scene:
         dealt.turn = tuple(turn)
         return turn, len(turn) < len(order) and waited < PATIENCE
 
-    def _is_no_help(self, batch: Batch, peer: PeerId) -> bool:
+    def _is_no_help(self, batch: PooledBatch, peer: PeerId) -> bool:
         if peer in batch.judgements:
             return opinion_in(batch, peer) is Opinion.UNSURE
         return peer in self._mute
 
-    def _order(self, batch: Batch, dealt: Dealt) -> tuple[PeerId, ...]:
+    def _order(self, batch: PooledBatch, dealt: Dealt) -> tuple[PeerId, ...]:
         """Return the validators of a deal that may be asked; draw them anew if others live now."""
         if dealt.among is None or (dealt.among is not self.validators and self._redraws > 0):
             self._redraws -= dealt.among is not None
@@ -166,7 +166,7 @@ class Scene:
         """Note that a validator said something about a batch."""
         self._mute.discard(validator)
 
-    def is_heard(self, batch: Batch, judge: PeerId) -> bool:
+    def is_heard(self, batch: PooledBatch, judge: PeerId) -> bool:
         """Return True if there is room for this peer's verdicts on a batch.
 
         Electors, and the validators that the batch is dealt to, always find some.
@@ -181,11 +181,11 @@ class Scene:
             return True
         return others < MOST_OTHERS and (judge in self.validators or batch.author == self.me)
 
-    def lacks_tip(self, batch: Batch) -> bool:
+    def lacks_tip(self, batch: PooledBatch) -> bool:
         """Return True if the batch's version is ahead of our state."""
         return batch.body.version not in self.moved.tips
 
-    def is_checkable(self, batch: Batch) -> bool:
+    def is_checkable(self, batch: PooledBatch) -> bool:
         """Return True if both our trainer process and our chain, which may have gone back for now, have the batch's
         version."""
         version, tip = batch.body.version, batch.body.tip
@@ -193,7 +193,7 @@ class Scene:
 
     # -- consequences of a verdict ------------------------------------------------------------------------------------
 
-    def decide(self, batch: Batch, decision: Decision, reason: Reason = Reason.NONE) -> list[PoolEffect]:
+    def decide(self, batch: PooledBatch, decision: Decision, reason: Reason = Reason.NONE) -> list[PoolEffect]:
         """Decide on a batch, once: a later decision changes nothing.  The bytes of an accepted batch stay."""
         if batch.decision is not None:
             return []
@@ -204,14 +204,14 @@ class Scene:
         told: list[PoolEffect] = [Tell(decided(batch, reason))] if is_for_us else []
         return told if decision is Decision.ACCEPTED else [*told, *discard(batch)]
 
-    def say(self, batch: Batch, codes: bytes) -> list[PoolEffect]:
+    def say(self, batch: PooledBatch, codes: bytes) -> list[PoolEffect]:
         """State our verdicts to everybody."""
         batch.own, batch.wanted = codes, False
         batch.judgements[self.me] = found_in(codes, batch.scores)
         said = Judgement(author=batch.author, root=batch.root, codes=codes, scores=batch.scores)
-        return [Judge(said), Tell(judged(batch, self.me, codes)), *self.accuse(batch)]
+        return [GossipVerdicts(said), Tell(judged(batch, self.me, codes)), *self.accuse(batch)]
 
-    def accuse(self, batch: Batch) -> list[PoolEffect]:
+    def accuse(self, batch: PooledBatch) -> list[PoolEffect]:
         """Set the batch's maker aside if enough electors have come to the same rejection as other peers."""
         bad = [peer for peer in batch.judgements if opinion_in(batch, peer) is Opinion.BAD]
         if batch.author == self.me or len(bad) < 2:
@@ -225,13 +225,13 @@ class Scene:
         return [Tell(set_aside(peer, reason, role))] if self.standing.set_aside(peer, reason) else []
 
 
-def opinion_in(batch: Batch, validator: PeerId) -> Opinion | None:
+def opinion_in(batch: PooledBatch, validator: PeerId) -> Opinion | None:
     """Return a validator's opinion of a batch; None if it has given none."""
     found = batch.judgements.get(validator)
     return found.opinion if found is not None else None
 
 
-def discard(batch: Batch) -> list[PoolEffect]:
+def discard(batch: PooledBatch) -> list[PoolEffect]:
     """Give up the bytes of a batch; if they are on their way, their fetch frees its place at once."""
     if batch.bytes_ not in (Bytes.COMING, Bytes.HERE):
         return []

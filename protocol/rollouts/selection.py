@@ -12,13 +12,13 @@ import trio
 
 from protocol.chain.weight_files import WeightFiles
 from protocol.events.events import Notice, RolloutsUsed
-from protocol.rollouts.batch import Batch
+from protocol.rollouts.batch import PooledBatch
 from protocol.rollouts.pool import Pool
 from protocol.rollouts.reference import Reference
-from protocol.rollouts.work import Turn
+from protocol.rollouts.work import TrainerLock
 from protocol.tasks.counting import LEAST_CLEAN
 from protocol.tasks.task_sets import TaskSets
-from protocol.trainer_link import Contribution, RolloutLink, TaskFile
+from protocol.trainer_link import Contribution, RolloutLink, SharedTaskFile
 from protocol.transport.interface import Session
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
@@ -40,9 +40,9 @@ class GivenTasks:
     A version whose sets it lacks is not generated with, judged or learned from.
     """
 
-    def __init__(self, session: Session, tasks: TaskSets, link: RolloutLink, turn: Turn) -> None:
+    def __init__(self, session: Session, tasks: TaskSets, link: RolloutLink, turn: TrainerLock) -> None:
         self._session, self._tasks, self._link, self._turn = session, tasks, link, turn
-        self._given: Mapping[Place, TaskFile] = {}
+        self._given: Mapping[Place, SharedTaskFile] = {}
         self._held: frozenset[Place] = frozenset()
         self._pid: int | None = None
         self._again_at, self._told = inf, ""
@@ -107,7 +107,7 @@ class Chosen:
     against: if there are no batches, the sets of tasks that READY is against, some of them lost.
     """
 
-    batches: Sequence[Batch]
+    batches: Sequence[PooledBatch]
     paths: tuple[Path, ...]
     reference: Path | None
     against: int | None = None
@@ -130,7 +130,9 @@ class Selection:
     given: GivenTasks | None = None
     reference: Reference | None = None
 
-    def __init__(self, session: Session, pool: Pool, files: WeightFiles, turn: Turn, wanted: int, tasks: TaskSets) -> None:
+    def __init__(
+        self, session: Session, pool: Pool, files: WeightFiles, turn: TrainerLock, wanted: int, tasks: TaskSets
+    ) -> None:
         self._session, self._pool, self._files, self._turn, self.wanted = session, pool, files, turn, wanted
         self._tasks = tasks
         self._hurried, self._begun = False, 0.0
@@ -193,7 +195,7 @@ class Selection:
             return 0
         return 1 if self._hurried else self.wanted
 
-    def _usable(self, round: int) -> list[Batch]:
+    def _usable(self, round: int) -> list[PooledBatch]:
         """Return the batches that we have not learned from and whose tasks the trainer process has."""
         given = self.given
         return [batch for batch in self._pool.usable(round) if given is None or given.holds(batch.body.version)]

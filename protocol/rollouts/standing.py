@@ -40,7 +40,7 @@ MAX_KNOWN = 2048
 
 
 @dataclass
-class _Known:
+class _KnownPeer:
     clean: int = 0
     aside: str = ""
     accusers: set[PeerId] = field(default_factory=set)
@@ -49,11 +49,11 @@ class _Known:
     """Electors that rejected a batch of this peer which another peer also rejected."""
 
 
-class Standing:
+class TrustScores:
     """Trust of one peer in all rollout peers and validators."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[PeerId, _Known] = OrderedDict()
+        self._known: OrderedDict[PeerId, _KnownPeer] = OrderedDict()
         self.raised = 0
         """Number of times that a peer was found to be right."""
         self.lowered = 0
@@ -120,8 +120,8 @@ class Standing:
         enough = max(FEWEST_ACCUSERS, tolerated(len(electors)) + 1)
         return len(known.accusers) >= FEWEST_ACCUSERS and len(known.electors) >= enough
 
-    def _of(self, peer: PeerId) -> _Known:
-        known = self._known.setdefault(peer, _Known())
+    def _of(self, peer: PeerId) -> _KnownPeer:
+        known = self._known.setdefault(peer, _KnownPeer())
         self._known.move_to_end(peer)
         if len(self._known) > MAX_KNOWN:
             del self._known[self._least(peer)]
@@ -171,7 +171,7 @@ class KnownPeers(Body):
 class KeptStanding:
     """Storage of `standing` in the store of a run."""
 
-    def __init__(self, session: Session, standing: Standing, store: Store, offload: Offload) -> None:
+    def __init__(self, session: Session, standing: TrustScores, store: Store, offload: Offload) -> None:
         self._session, self._standing, self._store, self._offload = session, standing, store, offload
         self._raised = self._lowered = 0
         """Counts of the standing that is on disk."""

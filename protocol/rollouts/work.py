@@ -20,7 +20,7 @@ LASTS_S = 2.0
 WORK = {Role.ROLLOUT: Phase.GENERATING, Role.VALIDATOR: Phase.VERIFYING}
 
 
-class Occupation:
+class WorkStatus:
     """Work status of one peer, shown while it is not busy with a round's state, and beneath a pause."""
 
     def __init__(self, activity: Activity, role: Role) -> None:
@@ -58,7 +58,7 @@ REST_S = 60.0
 """Seconds of rest after which a peer gives up its batch: otherwise it would miss the versions that come meanwhile."""
 
 
-class Lent:
+class TrainerLease:
     """Loan of the trainer process for work on a batch.  `about` sets the batch's version, once that is known."""
 
     def __init__(self, scope: trio.CancelScope) -> None:
@@ -70,14 +70,14 @@ class Lent:
         self.mark = version, tip
 
 
-class Turn:
+class TrainerLock:
     """Lock on one trainer process, taken in the order of requests.  Call `look` now and then."""
 
     def __init__(self) -> None:
         self._lock = trio.Lock()
         self._tips: Mapping[int, Hash] = {}
         self._rests_since: float | None = None
-        self._lent: Lent | None = None
+        self._lent: TrainerLease | None = None
 
     @asynccontextmanager
     async def taken(self) -> AsyncIterator[None]:
@@ -86,14 +86,14 @@ class Turn:
             yield
 
     @asynccontextmanager
-    async def lent(self) -> AsyncIterator[Lent]:
+    async def lent(self) -> AsyncIterator[TrainerLease]:
         """Hold the process as in `taken`, for work on a batch.
 
         The work is cancelled when the batch is of no use any more, or when the peer rests for longer than `REST_S`.
         """
         async with self._lock:
             with trio.CancelScope() as scope:
-                self._lent = Lent(scope)
+                self._lent = TrainerLease(scope)
                 try:
                     yield self._lent
                 finally:

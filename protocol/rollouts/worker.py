@@ -13,19 +13,19 @@ from protocol.chain.disk import StoreFailed, map_file
 from protocol.chain.weight_files import WeightFiles, leaves_of
 from protocol.events.events import Notice, RolloutsGenerated
 from protocol.offload import Offload
-from protocol.rollouts.batch import Batch
+from protocol.rollouts.batch import PooledBatch
 from protocol.rollouts.dealing import problems_of
 from protocol.rollouts.happenings import Fetched
 from protocol.rollouts.kept_versions import KeptVersions
 from protocol.rollouts.pool import Pool
 from protocol.rollouts.selection import GivenTasks
-from protocol.rollouts.work import Turn
+from protocol.rollouts.work import TrainerLock
 from protocol.run.rl_section import RlSection
 from protocol.tasks.library import Library
 from protocol.tasks.task_sets import TaskSets
 from protocol.trainer_link import Generated, GenerateTask, RolloutLink, TrainerDied
 from protocol.transport.interface import NetworkError, Session
-from protocol.versions.weight_versions import Watching
+from protocol.versions.weight_versions import VersionHandlers
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import Envelope
 from protocol.wire.hashes import Hash, tree_root
@@ -88,7 +88,7 @@ class Fetching:
     def __init__(
         self,
         session: Session,
-        guard: Watching,
+        guard: VersionHandlers,
         library: Library,
         pool: Pool,
         within_s: float,
@@ -96,11 +96,11 @@ class Fetching:
     ) -> None:
         self._session, self._guard, self._library, self._pool = session, guard, library, pool
         self._within_s, self._told = within_s, told
-        self._under_way: dict[trio.CancelScope, Batch] = {}
+        self._under_way: dict[trio.CancelScope, PooledBatch] = {}
         self.unwanted: deque[Hash] = deque()
         self._trouble = ""
 
-    async def fetch(self, batch: Batch) -> None:
+    async def fetch(self, batch: PooledBatch) -> None:
         """Fetch the bytes of a batch, within the time limit, and tell the outcome."""
         here: bool | None = None
         scope = trio.CancelScope()
@@ -149,7 +149,7 @@ VERSIONS_REMEMBERED = 4096
 """Most versions whose next numbers are remembered; no chain gives up so many records, as they are settled long before."""
 
 
-class Worker:
+class RolloutMaker:
     """Work of one rollout peer.  incarnation: of this life."""
 
     def __init__(
@@ -160,7 +160,7 @@ class Worker:
         swarm: Swarm,
         offload: Offload,
         link: RolloutLink,
-        turn: Turn,
+        turn: TrainerLock,
         versions: KeptVersions,
         given: GivenTasks,
         tasks: TaskSets,

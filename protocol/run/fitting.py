@@ -32,7 +32,7 @@ LEAST_CHECKPOINT_CHUNK_BYTES = 1 << 18
 
 
 @dataclass(frozen=True)
-class Problem:
+class ManifestProblem:
     """Numbers that do not fit.  fields: dotted names of the fields involved.  text: one sentence with a value that fits."""
 
     fields: tuple[str, ...]
@@ -42,12 +42,12 @@ class Problem:
 class Misfit(ValueError):
     """Numbers that are allowed one by one, but not together."""
 
-    def __init__(self, problems: Sequence[Problem]) -> None:
+    def __init__(self, problems: Sequence[ManifestProblem]) -> None:
         super().__init__("; ".join(problem.text for problem in problems))
         self.problems = tuple(problems)
 
 
-def refuse(problems: Iterator[Problem]) -> None:
+def refuse(problems: Iterator[ManifestProblem]) -> None:
     """Raise `Misfit` with all of these problems, if there are any."""
     if found := list(problems):
         raise Misfit(found)
@@ -122,41 +122,41 @@ def checkpoint_chunk_size(state_bytes: int) -> int:
     return size
 
 
-def model_problems(shape: ModelShape) -> Iterator[Problem]:
+def model_problems(shape: ModelShape) -> Iterator[ManifestProblem]:
     """Yield a problem for each misfit in the model's numbers."""
     dim, heads, kv_heads = shape.dim, shape.heads, shape.kv_heads
     if shape.head_dim and dim % heads:
         above = -(-dim // heads) * heads
-        yield Problem(("dim", "heads"), f"dim ({dim}) must be a multiple of heads ({heads}); dim = {above} would do")
+        yield ManifestProblem(("dim", "heads"), f"dim ({dim}) must be a multiple of heads ({heads}); dim = {above} would do")
     elif not shape.head_dim and dim % (2 * heads):
         below = dim // (2 * heads) * 2 * heads
         fitting = [f"dim = {value}" for value in (below, below + 2 * heads) if value >= 8]
         fitting += [f"heads = {count}"] if (count := head_count(dim)) else []
-        yield Problem(
+        yield ManifestProblem(
             ("dim", "heads"), f"dim ({dim}) must be heads ({heads}) times an even number; {' or '.join(fitting)} would do"
         )
     if heads % kv_heads:
-        yield Problem(
+        yield ManifestProblem(
             ("heads", "kv_heads"),
             f"heads ({heads}) must be a multiple of kv_heads ({kv_heads}); kv_heads = {kv_head_count(heads)} would do",
         )
     if shape.qkv_bias and shape.qk_norm:
-        yield Problem(
+        yield ManifestProblem(
             ("qkv_bias", "qk_norm"),
             "qkv_bias and qk_norm are both true, which no family of models has; qkv_bias = false would do",
         )
     if shape.parameters > MAX_PARAMETERS:
-        yield Problem(
+        yield ManifestProblem(
             ("vocab", "dim", "layers", "heads", "kv_heads", "ffn", "tied", "head_dim"),
             f"the model has {_giga(shape.parameters)} parameters, and at most {_giga(MAX_PARAMETERS)} are "
             f"allowed; {_smaller(shape)}",
         )
 
 
-def rope_problems(low: float, high: float) -> Iterator[Problem]:
+def rope_problems(low: float, high: float) -> Iterator[ManifestProblem]:
     """Yield a problem if the numbers of stretched positions do not fit."""
     if not low < high:
-        yield Problem(
+        yield ManifestProblem(
             ("rope_low_freq_factor", "rope_high_freq_factor"),
             f"rope_low_freq_factor ({low:g}) must be less than rope_high_freq_factor ({high:g}); 1 and 4 would do",
         )
@@ -174,17 +174,17 @@ def _smaller(shape: ModelShape) -> str:
     return "make vocab, ffn and layers smaller"
 
 
-def chunk_problems(parameters: int, chunk: int, state_bytes: int, checkpoint_chunk: int) -> Iterator[Problem]:
+def chunk_problems(parameters: int, chunk: int, state_bytes: int, checkpoint_chunk: int) -> Iterator[ManifestProblem]:
     """Yield a problem for each misfit in the chunks of a model whose parameters are within the limit."""
     chunks, pieces = chunk_count(parameters, chunk), -(-state_bytes // checkpoint_chunk)
     if chunks > MAX_CHUNKS:
-        yield Problem(
+        yield ManifestProblem(
             ("chunk_parameters", "model"),
             f"chunk_parameters ({chunk}) makes {chunks} chunks of {parameters} parameters, and at most "
             f"{MAX_CHUNKS} are allowed; chunk_parameters = {chunk_size(parameters)} would do",
         )
     if pieces > MAX_CHECKPOINT_CHUNKS:
-        yield Problem(
+        yield ManifestProblem(
             ("checkpoint_chunk_bytes", "model"),
             f"checkpoint_chunk_bytes ({checkpoint_chunk}) makes {pieces} chunks of a state of {state_bytes} "
             f"bytes, and at most {MAX_CHECKPOINT_CHUNKS} are allowed; checkpoint_chunk_bytes = "
@@ -192,64 +192,64 @@ def chunk_problems(parameters: int, chunk: int, state_bytes: int, checkpoint_chu
         )
 
 
-def fragment_problems(fragments: int) -> Iterator[Problem]:
+def fragment_problems(fragments: int) -> Iterator[ManifestProblem]:
     """Yield a problem for several fragments: messages carry their numbers, but nothing exchanges one alone yet."""
     if fragments != 1:
-        yield Problem(
+        yield ManifestProblem(
             ("fragments",), f"fragments is {fragments}, and this version exchanges whole states; fragments = 1 would do"
         )
 
 
-def data_problems(sequence_length: int, sequences_per_step: int) -> Iterator[Problem]:
+def data_problems(sequence_length: int, sequences_per_step: int) -> Iterator[ManifestProblem]:
     """Yield a problem if the numbers of the data do not fit."""
     if sequence_length * sequences_per_step > MAX_STEP_TOKENS:
-        yield Problem(
+        yield ManifestProblem(
             ("sequence_length", "sequences_per_step"),
             f"sequence_length ({sequence_length}) times sequences_per_step ({sequences_per_step}) may be at most "
             f"{MAX_STEP_TOKENS} tokens a step; sequences_per_step = {MAX_STEP_TOKENS // sequence_length} would do",
         )
 
 
-def total_problems(tokens: int | None, rounds: int | None) -> Iterator[Problem]:
+def total_problems(tokens: int | None, rounds: int | None) -> Iterator[ManifestProblem]:
     """Yield a problem if the run has not exactly one total."""
     if tokens is None and rounds is None:
-        yield Problem(
+        yield ManifestProblem(
             ("total_tokens", "total_rounds"),
             "total_tokens or total_rounds is missing, which says when the run ends; total_rounds = 100 would do",
         )
     if tokens is not None and rounds is not None:
-        yield Problem(
+        yield ManifestProblem(
             ("total_tokens", "total_rounds"),
             f"total_tokens ({tokens}) and total_rounds ({rounds}) both say when the run ends; remove one of them",
         )
 
 
-def member_problems(min_members: int, max_members: int) -> Iterator[Problem]:
+def member_problems(min_members: int, max_members: int) -> Iterator[ManifestProblem]:
     """Yield a problem if the numbers of members do not fit."""
     if min_members > max_members:
-        yield Problem(
+        yield ManifestProblem(
             ("min_members", "max_members"),
             f"min_members ({min_members}) is more than max_members ({max_members}); max_members = {min_members} would do",
         )
 
 
-def used_problems(max_members: int, batches_per_round: int) -> Iterator[Problem]:
+def used_problems(max_members: int, batches_per_round: int) -> Iterator[ManifestProblem]:
     """Yield a problem if a record has no room for the batches that all members learn from."""
     if max_members * batches_per_round > MAX_USED_BY_ALL:
-        yield Problem(
+        yield ManifestProblem(
             ("rl.batches_per_round", "rounds.max_members"),
             f"a record names the batches that its members learn from, {MAX_USED_BY_ALL} at most, and {max_members} members "
             f"with {batches_per_round} each have more; max_members = {MAX_USED_BY_ALL // batches_per_round} would do",
         )
 
 
-def founder_problems(founders: Sequence[str], admitted: Sequence[str] | None) -> Iterator[Problem]:
+def founder_problems(founders: Sequence[str], admitted: Sequence[str] | None) -> Iterator[ManifestProblem]:
     """Yield a problem for each misfit in named founders.  admitted: peers admitted by an allowlist; None without one."""
     if list(founders) != sorted(set(founders)):
-        yield Problem(("founders",), "founders must be sorted and without repetition; sort it")
+        yield ManifestProblem(("founders",), "founders must be sorted and without repetition; sort it")
     strangers = [] if admitted is None else sorted(set(founders).difference(admitted))
     if strangers:
-        yield Problem(
+        yield ManifestProblem(
             ("founders", "allowlist", "admission"),
             f"founders names {strangers[0]}, which the allowlist does not; add it to the allowlist",
         )

@@ -31,7 +31,7 @@ from protocol.wire.identity import KEY_BYTES, Identity, PeerId, public_key_of
 MAX_ROUNDS = 1 << 53
 
 
-class Chain(Protocol):
+class AnchorChain(Protocol):
     """Our chain, or a branch of it."""
 
     @property
@@ -50,7 +50,7 @@ class Anchor(Body):
     rounds: Annotated[int, Field(ge=1, le=MAX_ROUNDS)]
     tip: HashField
 
-    def holds(self, chain: Chain) -> bool:
+    def holds(self, chain: AnchorChain) -> bool:
         """Return True if the chain goes through this record."""
         return chain.length >= self.rounds and chain.tip_at(self.rounds) == self.tip
 

@@ -23,7 +23,7 @@ from kernels.outer_step import MEAN, OuterStep, automatic
 from protocol.run.fitting import (
     MAX_CHECKPOINT_CHUNK_BYTES,
     MAX_CHUNK_PARAMETERS,
-    Problem,
+    ManifestProblem,
     chunk_problems,
     founder_problems,
     fragment_problems,
@@ -237,21 +237,21 @@ class RunManifest(Section):
         refuse(self._problems())
         return self
 
-    def _problems(self) -> Iterator[Problem]:
+    def _problems(self) -> Iterator[ManifestProblem]:
         if self.protocol_min > self.protocol_max:
-            yield Problem(
+            yield ManifestProblem(
                 ("protocol_min", "protocol_max"),
                 f"protocol_min ({self.protocol_min}) is more than protocol_max "
                 f"({self.protocol_max}); protocol_max = {self.protocol_min} would do",
             )
         if self.data.corpus == "examples" and self.rl is None:
-            yield Problem(
+            yield ManifestProblem(
                 ("data.corpus",),
                 'data.corpus is "examples", the solved problems of an environment, and no section [rl] names one; add it or '
                 'take "stdlib"',
             )
         if self.tokenizer is not None and max(self.tokenizer.ends) >= self.model.vocab:
-            yield Problem(
+            yield ManifestProblem(
                 ("tokenizer.ends", "model.vocab"),
                 f"a token that ends a turn has the number {max(self.tokenizer.ends)}, and the model has {self.model.vocab} "
                 "tokens; take the tokenizer of the model",
@@ -262,14 +262,14 @@ class RunManifest(Section):
         yield from fragment_problems(self.fragments)
         yield from chunk_problems(self.parameters, self.chunk_parameters, self.state_bytes, self.checkpoint_chunk_bytes)
         if self.allowlist != sorted(set(self.allowlist)):
-            yield Problem(("allowlist",), "allowlist must be sorted and without repetition; sort it")
+            yield ManifestProblem(("allowlist",), "allowlist must be sorted and without repetition; sort it")
         if self.publishers != sorted(set(self.publishers)):
-            yield Problem(("publishers",), "publishers must be sorted and without repetition; sort it")
+            yield ManifestProblem(("publishers",), "publishers must be sorted and without repetition; sort it")
         if self.founders != "anyone":
             listed = [self.organiser, *self.allowlist] if self.admission is Admission.ALLOWLIST else None
             yield from founder_problems(self.founders, listed)
         if self.admission is Admission.ALLOWLIST and not self.allowlist:
-            yield Problem(
+            yield ManifestProblem(
                 ("allowlist", "admission"),
                 'admission is "allowlist" but the allowlist is empty; put peer IDs into it, or admit by "invite"',
             )

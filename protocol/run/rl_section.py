@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from protocol.run.fitting import Problem, refuse
+from protocol.run.fitting import ManifestProblem, refuse
 from protocol.run.sections import MAX_TASKS_FILES, Section, TasksSection
 from protocol.wire.ready import MAX_USED
 from protocol.wire.rollouts import MAX_BATCH_BYTES, MAX_ROLLOUTS
@@ -120,43 +120,43 @@ class RlSection(Section):
         refuse(self._problems())
         return self
 
-    def _problems(self) -> Iterator[Problem]:
+    def _problems(self) -> Iterator[ManifestProblem]:
         paths = [file.path for file in self.files]
         if paths != sorted(set(paths)):
-            yield Problem(("files",), "files must be sorted by path and without repetition; sort them")
+            yield ManifestProblem(("files",), "files must be sorted by path and without repetition; sort them")
         if self.rollouts_per_batch > MAX_ROLLOUTS:
             would_do = max(1, MAX_ROLLOUTS // self.group_size)
-            yield Problem(
+            yield ManifestProblem(
                 ("prompts_per_batch", "group_size"),
                 f"a batch of {self.prompts_per_batch} prompts with {self.group_size} completions each has more than "
                 f"{MAX_ROLLOUTS} rollouts; prompts_per_batch = {would_do} would do",
             )
         if self.problems < self.prompts_per_batch:
-            yield Problem(
+            yield ManifestProblem(
                 ("problems", "prompts_per_batch"),
                 f"a batch has {self.prompts_per_batch} different problems, and there are {self.problems}; "
                 f"prompts_per_batch = {self.problems} would do",
             )
         if self.min_solve_rate > self.max_solve_rate:
-            yield Problem(
+            yield ManifestProblem(
                 ("min_solve_rate", "max_solve_rate"),
                 f"min_solve_rate ({self.min_solve_rate:g}) is more than max_solve_rate ({self.max_solve_rate:g}); "
                 "exchange them",
             )
         if self.row_tokens < self.max_tokens:
-            yield Problem(
+            yield ManifestProblem(
                 ("row_tokens", "max_tokens"),
                 f"row_tokens ({self.row_tokens}) is less than max_tokens ({self.max_tokens}), and a sequence is never cut; "
                 f"row_tokens = {self.max_tokens + self.max_tokens // 4} would do",
             )
         if self.shortfall_ceiling < self.max_shortfall:
-            yield Problem(
+            yield ManifestProblem(
                 ("shortfall_ceiling", "max_shortfall"),
                 f"shortfall_ceiling ({self.shortfall_ceiling:g}) is less than max_shortfall ({self.max_shortfall:g}); "
                 f"shortfall_ceiling = {2 * self.max_shortfall:g} would do",
             )
         if self.delta < 1 + self.eps:
-            yield Problem(("delta", "eps"), f"delta ({self.delta:g}) is less than 1 + eps; delta = 4.0 would do")
+            yield ManifestProblem(("delta", "eps"), f"delta ({self.delta:g}) is less than 1 + eps; delta = 4.0 would do")
 
     @property
     def rollouts_per_batch(self) -> int:

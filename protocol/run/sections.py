@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from protocol.run.fitting import ModelShape, Problem, data_problems, model_problems, refuse, rope_problems
+from protocol.run.fitting import ManifestProblem, ModelShape, data_problems, model_problems, refuse, rope_problems
 from protocol.wire.body import Body
 from protocol.wire.hashes import Hash
 
@@ -211,11 +211,11 @@ class DataSection(Section):
         refuse(self._chat_problems())
         return self
 
-    def _chat_problems(self) -> Iterator[Problem]:
+    def _chat_problems(self) -> Iterator[ManifestProblem]:
         if self.format == "chat" and self.chats is None:
-            yield Problem(("format", "chats"), 'format is "chat", and no chats are named; add from = "chats.jsonl"')
+            yield ManifestProblem(("format", "chats"), 'format is "chat", and no chats are named; add from = "chats.jsonl"')
         if self.format == "text" and self.chats is not None:
-            yield Problem(("format", "chats"), 'chats are named, and format is "text"; format = "chat" would do')
+            yield ManifestProblem(("format", "chats"), 'chats are named, and format is "text"; format = "chat" would do')
 
 
 class TokenizerSection(Section):

@@ -19,7 +19,7 @@ from protocol.chain.outer_state import certified_digest
 from protocol.chain.replica import Replica
 from protocol.events.events import Desynced, RolledBack, StateApplied, StateLoaded
 from protocol.offload import Offload
-from protocol.sync.supplies import Supplies
+from protocol.sync.supplies import StateFetcher
 from protocol.transport.interface import Session
 from protocol.wire.hashes import Hash, tree_root
 from protocol.wire.identity import PeerId
@@ -44,7 +44,7 @@ class CatchUp:
     session: Session
     replica: Replica
     offload: Offload
-    supplies: Supplies
+    supplies: StateFetcher
     initialise: Callable[[memoryview], Awaitable[None]] | None
     _begun: bool = field(default=False, init=False)
     """True if the state after 0 rounds was loaded from a checkpoint."""

@@ -23,8 +23,8 @@ from protocol.run.invitation import Anchor
 from protocol.short_id import short_id
 from protocol.sync.catch_up import CatchUp, WrongState
 from protocol.sync.claims import Claims, Settled
-from protocol.sync.fork_choice import Choice, ForkChoice, Standpoints
-from protocol.sync.remote_chains import Budget, Look, OverBudget, RemoteChains
+from protocol.sync.fork_choice import Choice, ElectorTips, ForkChoice
+from protocol.sync.remote_chains import Budget, LookCost, OverBudget, RemoteChains
 from protocol.trainer_link import TrainerDied, TrainerGaveUp
 from protocol.transport.interface import NetworkError, Session
 from protocol.wire.canonical import Malformed
@@ -47,7 +47,7 @@ STRANGERS_BRANCHES = 16
 MEMBERS, STRANGER = "members", "stranger"
 
 
-class Held:
+class BranchCache:
     """Held `Branch`es by slot, the last used at the end."""
 
     def __init__(self, replica: Replica, offload: Offload) -> None:
@@ -153,7 +153,7 @@ class Following:
         chains: RemoteChains,
         choice: ForkChoice,
         catch_up: CatchUp,
-        held: Held,
+        held: BranchCache,
         settled: Settled,
     ) -> None:
         self._session, self._guard, self._replica, self._offload = session, guard, replica, offload
@@ -175,7 +175,7 @@ class Following:
         session: Session,
         guard: Watching,
         catch_up: CatchUp,
-        standpoints: Standpoints,
+        standpoints: ElectorTips,
         claims: Claims,
         anchor: Anchor | None,
     ) -> Following:
@@ -184,7 +184,9 @@ class Following:
         chains = RemoteChains(session, replica, offload, Budget(trio.current_time()), anchor)
         settled = Settled(replica.rounds)
         choice = ForkChoice(replica, standpoints, settled, anchor)
-        return cls(session, guard, replica, offload, claims, chains, choice, catch_up, Held(replica, offload), settled)
+        return cls(
+            session, guard, replica, offload, claims, chains, choice, catch_up, BranchCache(replica, offload), settled
+        )
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
@@ -245,7 +247,7 @@ class Following:
             for peer in self._claims.ahead(known=known)[:FOLLOW_AT_ONCE]:
                 if self._moving or self.move is not None:
                     return
-                await self._look_at(Look(peer, known))
+                await self._look_at(LookCost(peer, known))
         finally:
             del self._busy[known]
 
@@ -260,7 +262,7 @@ class Following:
         if reached == rounds and branch.is_rooted:
             self._move = Move(branch, rounds, self._session.me, history.tip)
 
-    async def _look_at(self, look: Look) -> None:
+    async def _look_at(self, look: LookCost) -> None:
         peer, claims = look.peer, self._claims
         with self._guard.watch(peer, "chain", passing=OURS):
             try:
@@ -277,7 +279,7 @@ class Following:
                 self._session.emit(Dropped(peer, "chain", str(error)))
         claims.disbelieve(peer)
 
-    async def _follow(self, look: Look) -> None:
+    async def _follow(self, look: LookCost) -> None:
         """Fetch records, make the fork choice, then fetch the state."""
         common, length = await self._chains.common(look)
         if common == length:
@@ -290,7 +292,7 @@ class Following:
         finally:
             self._slots.pop(branch.slot, None)
 
-    async def _branch(self, look: Look, common: int, length: int) -> Branch:
+    async def _branch(self, look: LookCost, common: int, length: int) -> Branch:
         """Return their branch: one that we hold if their chain goes through it, else a new one.
 
         A held branch that loses is not used: for the same record they may have a certificate with which it wins.
@@ -323,7 +325,7 @@ class Following:
         """Return the slots of branches that are worked on, or about to be taken over."""
         return [*self._slots, *([self._move.branch.slot] if self._move is not None else [])]
 
-    async def _follow_branch(self, look: Look, branch: Branch, length: int) -> None:
+    async def _follow_branch(self, look: LookCost, branch: Branch, length: int) -> None:
         peer, claims = look.peer, self._claims
         await self._chains.begin(look, branch, length)
         choice = await self._judge(branch, peer)

@@ -22,7 +22,7 @@ from protocol.chain.replica import Replica
 from protocol.events.events import Event, Notice, SecondHistory
 from protocol.membership.activity import Activity
 from protocol.membership.liveness import Membership
-from protocol.run.invitation import Anchor, Chain
+from protocol.run.invitation import Anchor, AnchorChain
 from protocol.sync.claims import Settled
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
@@ -76,7 +76,7 @@ class Standpoint:
 
 
 @dataclass(frozen=True)
-class Count:
+class ElectorCount:
     """Numbers of electors of one tip that are heard now.
 
     on: electors on the branch, or on their way to it.  off: electors on the tip itself.  present_on, present_off: the
@@ -113,7 +113,7 @@ class Candidate:
         return self.first is not None and self.first < other
 
 
-def count(electors: Collection[PeerId], heard: Mapping[PeerId, Standpoint], branch: Candidate) -> Count:
+def count(electors: Collection[PeerId], heard: Mapping[PeerId, Standpoint], branch: Candidate) -> ElectorCount:
     """Count the electors by their positions.
 
     Electors elsewhere (behind, unknown, or on a branch that wins over this one) are not counted.
@@ -121,10 +121,10 @@ def count(electors: Collection[PeerId], heard: Mapping[PeerId, Standpoint], bran
     there = [heard[peer] for peer in electors if peer in heard]
     on = [each for each in there if branch.gains(each)]
     off = [each for each in there if each.tip == branch.fork]
-    return Count(len(on), len(off), sum(not each.was_away for each in on), sum(not each.was_away for each in off))
+    return ElectorCount(len(on), len(off), sum(not each.was_away for each in on), sum(not each.was_away for each in off))
 
 
-def follows(electors: Sequence[PeerId], counted: Count, *, was_away: bool) -> bool:
+def follows(electors: Sequence[PeerId], counted: ElectorCount, *, was_away: bool) -> bool:
     """Return True if a peer before a provisional record, or on no branch at all, takes the record over.
 
     counted: includes the peer itself if it is an elector.  was_away: the peer was away.
@@ -134,7 +134,7 @@ def follows(electors: Sequence[PeerId], counted: Count, *, was_away: bool) -> bo
     return counted.on >= counted.off
 
 
-def returns(electors: Sequence[PeerId], counted: Count) -> bool:
+def returns(electors: Sequence[PeerId], counted: ElectorCount) -> bool:
     """Return True if a peer on a provisional record goes back to the tip before it.  counted: includes the peer itself."""
     if len(electors) < FEWEST_SEATED:
         return counted.present_off > counted.on
@@ -151,7 +151,7 @@ MAX_SIDES = 1024
 """Most electors whose `Side` is remembered."""
 
 
-class Standpoints:
+class ElectorTips:
     """Positions of the electors: `membership` has those of the others; we stand on our own tip."""
 
     def __init__(self, me: PeerId, history: History, membership: Membership, activity: Activity, listen_s: float) -> None:
@@ -248,7 +248,7 @@ class ForkChoice:
     def __init__(
         self,
         replica: Replica,
-        standpoints: Standpoints,
+        standpoints: ElectorTips,
         settled: Settled,
         anchor: Anchor | None = None,
     ) -> None:
@@ -304,7 +304,7 @@ class ForkChoice:
         """Return True if two peers began a run that anybody may begin, and ours is young enough to yield to the other."""
         return common == 0 and self._replica.rounds.founders is None and self._replica.history.length < YOUNG_ROUNDS
 
-    def _chosen(self, chain: Chain) -> int:
+    def _chosen(self, chain: AnchorChain) -> int:
         """Return the rounds up to the record that our invitation names; 0 if the chain lacks it, or none is named."""
         return self._anchor.rounds if self._anchor is not None and self._anchor.holds(chain) else 0
 

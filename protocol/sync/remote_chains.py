@@ -90,7 +90,7 @@ R = TypeVar("R", bound=Body)
 
 
 @dataclass
-class Look:
+class LookCost:
     """Cost so far of looking at one peer's chain.  known: the peer is an elector or a member of our chain."""
 
     peer: PeerId
@@ -112,7 +112,7 @@ class RemoteChains:
         self.anchor = anchor
         self.progressed_at = -1e9
 
-    async def common(self, look: Look) -> tuple[int, int]:
+    async def common(self, look: LookCost) -> tuple[int, int]:
         """Return (rounds both chains share, length of theirs).  Looks back in windows that double."""
         window = 64
         while True:
@@ -132,16 +132,16 @@ class RemoteChains:
                 return start + shared - 1, reply.length
             window *= 2
 
-    async def shares(self, look: Look, branch: Branch, length: int) -> bool:
+    async def shares(self, look: LookCost, branch: Branch, length: int) -> bool:
         """Return True if their chain, of this length, goes through the tip of `branch`, or ends on it."""
         rounds = min(branch.length, length)
         reply = await self._tips(look, rounds, 1)
         return reply.tips == [branch.tip_at(rounds)]
 
-    async def _tips(self, look: Look, start: int, count: int) -> TipsReply:
+    async def _tips(self, look: LookCost, start: int, count: int) -> TipsReply:
         return await self._ask(look, "tips", TipsRequest(start=start, count=count), TipsReply)
 
-    async def begin(self, look: Look, branch: Branch, length: int) -> None:
+    async def begin(self, look: LookCost, branch: Branch, length: int) -> None:
         """Append the records that the fork choice needs."""
         await self.extend(look, branch, self._needed(branch, length))
 
@@ -155,7 +155,7 @@ class RemoteChains:
         named = anchor.rounds if anchor is not None and not anchor.holds(self._replica.history) else 0
         return min(max(branch.common + 1, named), length)
 
-    async def extend(self, look: Look, branch: Branch, length: int) -> None:
+    async def extend(self, look: LookCost, branch: Branch, length: int) -> None:
         """Append their records up to `length` to the branch, which their chain goes through."""
         self._check_anchor(branch)
         while branch.length < length:
@@ -180,26 +180,26 @@ class RemoteChains:
         is_anyones = branch.start == 0 and self._replica.rounds.founders is None
         return BEGINNING_BYTES if is_anyones else float("inf")
 
-    async def _commits(self, look: Look, start: int, count: int) -> list[Commit]:
+    async def _commits(self, look: LookCost, start: int, count: int) -> list[Commit]:
         question = CommitsRequest(start=start, count=min(count, MAX_COMMITS))
         reply = await self._ask(look, "commits", question, CommitsReply)
         if not reply.commits:
             raise Malformed("a peer without the records it announced")
         return [await self._offload(decode_body, Commit, raw) for raw in reply.commits[:count]]
 
-    async def _ask(self, look: Look, kind: str, question: Body, reply: type[R]) -> R:
+    async def _ask(self, look: LookCost, kind: str, question: Body, reply: type[R]) -> R:
         if not self._budget.allows(trio.current_time(), known=look.known):
             raise OverBudget("claims have cost enough for now")
         answer = await self._session.network.request(look.peer, kind, question.encode(), timeout_s=ASK_TIMEOUT_S)
         self._pay(look, len(answer), 0)
         return decode_body(reply, answer, max_bytes=MAX_REQUEST_BYTES)
 
-    def _pay(self, look: Look, size_bytes: int, checks: int) -> None:
+    def _pay(self, look: LookCost, size_bytes: int, checks: int) -> None:
         look.size_bytes += size_bytes
         look.checks += checks
         self._budget.pay(size_bytes, checks)
 
-    def repay(self, look: Look) -> None:
+    def repay(self, look: LookCost) -> None:
         """Pay back the cost of a look so far: the fork choice accepts its branch."""
         self._budget.repay(look.size_bytes, look.checks)
         look.size_bytes = look.checks = 0

@@ -37,7 +37,7 @@ CHECKPOINT_WORTH_ROUNDS = 8
 R = TypeVar("R", bound=Body)
 
 
-class Supplies:
+class StateFetcher:
     """Fetcher from peers into the store of `replica`.  progressed_at: when checked data arrived last, in trio time."""
 
     def __init__(self, session: Session, replica: Replica, offload: Offload, swarm: Swarm) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from protocol.chain.disk import StoreFailed
 from protocol.chain.tasks_in_force import TasksInForce
 from protocol.short_id import short_id
-from protocol.tasks.offers import MOST_OF_ONE, Offer
+from protocol.tasks.offers import MOST_OF_ONE, SignedOffer
 from protocol.tasks.task_sets import REPEAT_S, TaskSets
 from protocol.transport.interface import Session
 from protocol.wire.hashes import Hash
@@ -27,7 +27,7 @@ class CannotAmend(Exception):
     """Refusal of a command; the text is one sentence with the remedy."""
 
 
-def admitting(tasks: TasksInForce, pending: Amendment | None, offer: Offer, percent: int | None) -> Amendment:
+def admitting(tasks: TasksInForce, pending: Amendment | None, offer: SignedOffer, percent: int | None) -> Amendment:
     """Return an amendment with one set more, in a slot that was never given.
 
     percent: None to leave it as it is.  Raises `CannotAmend`.
@@ -69,7 +69,7 @@ def _newest(tasks: TasksInForce, pending: Amendment | None) -> tuple[int, list[A
 # ------------------------------------------------------------------------------------------------------------------------
 
 
-class TaskDesk:
+class TaskSetCommands:
     """Commands about sets of tasks at one node."""
 
     def __init__(self, session: Session, sets: TaskSets) -> None:
@@ -105,7 +105,7 @@ class TaskDesk:
         await sets.say(raw)
         return body
 
-    async def obtain(self, name: str) -> tuple[Offer, Path]:
+    async def obtain(self, name: str) -> tuple[SignedOffer, Path]:
         """Fetch an offered set, named by the beginning of its ID.  Raises `CannotAmend`."""
         nursery = self._must_run()
         found = [offer for offer in self._sets.offers if offer.root.hex().startswith(name)]

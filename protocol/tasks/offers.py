@@ -19,7 +19,7 @@ MOST_OF_ONE = 8
 
 
 @dataclass(frozen=True)
-class Offer:
+class SignedOffer:
     """Signed offer of a set.  raw: the statement as it travels.  is_member: True if a record names the publisher."""
 
     body: TaskSet
@@ -41,16 +41,16 @@ class Offers:
     """
 
     def __init__(self) -> None:
-        self._known: dict[Hash, Offer] = {}
+        self._known: dict[Hash, SignedOffer] = {}
 
-    def __iter__(self) -> Iterator[Offer]:
+    def __iter__(self) -> Iterator[SignedOffer]:
         return iter([*self._known.values()])
 
-    def find(self, root: Hash) -> Offer | None:
+    def find(self, root: Hash) -> SignedOffer | None:
         """Return the offer of this set, if there is one."""
         return self._known.get(root)
 
-    def hear(self, offer: Offer) -> bool:
+    def hear(self, offer: SignedOffer) -> bool:
         """Take in an offer; return True if it is news and there is room for it."""
         known = self._known.get(offer.root)
         if known is not None and (known.is_member or not offer.is_member):

@@ -21,10 +21,10 @@ from protocol.events.events import Notice, TasksAmended, TaskSetFellOut, TaskSet
 from protocol.offload import Offload
 from protocol.tasks.counting import Counting
 from protocol.tasks.library import SetFiles
-from protocol.tasks.offers import Offer, Offers
-from protocol.trainer_link import TaskFile, Tried
+from protocol.tasks.offers import Offers, SignedOffer
+from protocol.trainer_link import SharedTaskFile, Tried
 from protocol.transport.interface import Acceptance, NetworkError, Session
-from protocol.versions.weight_versions import Watching
+from protocol.versions.weight_versions import VersionHandlers
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
@@ -154,7 +154,7 @@ class TaskSets:
     not be fetched or used for long.
     """
 
-    def __init__(self, session: Session, guard: Watching, replica: Replica, offload: Offload, swarm: Swarm) -> None:
+    def __init__(self, session: Session, guard: VersionHandlers, replica: Replica, offload: Offload, swarm: Swarm) -> None:
         self._session, self._guard, self._replica, self._offload = session, guard, replica, offload
         self._max_async = replica.manifest.rl.max_async if replica.manifest.rl is not None else 0
         self.organiser = PeerId(replica.manifest.organiser)
@@ -195,7 +195,7 @@ class TaskSets:
                 continue
             if isinstance(body, TaskSet) and sender == self._session.me and body.root in self.files.digests:
                 self.own[Hash(body.root)] = raw
-                self.offers.hear(Offer(body, sender, raw, is_member=True))
+                self.offers.hear(SignedOffer(body, sender, raw, is_member=True))
             elif isinstance(body, Amendment) and sender == self.organiser:
                 self._newest.recall(body, raw)
         counts = await self._offload(read_guarded, self._statements.disk, self._counts_path)
@@ -273,7 +273,7 @@ class TaskSets:
         sets += pending[0].sets if pending is not None else []
         return {Hash(each.root): (each.size, PeerId(each.publisher)) for each in sets}
 
-    def usable_files(self) -> dict[Place, TaskFile]:
+    def usable_files(self) -> dict[Place, SharedTaskFile]:
         """Return the sets that the trainer process should have, as far as they are here.
 
         These are the sets of all versions that rollouts may be of, and of an amendment that no record has yet, which takes
@@ -283,7 +283,7 @@ class TaskSets:
         sets = {each.slot: each for each in (pending[0].sets if pending is not None else ())}
         sets |= {each.slot: each for version in self._versions() for each in self.at(version).live}
         return {
-            each.place: TaskFile(first_problem(slot), each.count, self.files.path(root), self.files.digests[root])
+            each.place: SharedTaskFile(first_problem(slot), each.count, self.files.path(root), self.files.digests[root])
             for slot, each in sorted(sets.items())
             if (root := Hash(each.root)) in self.files.digests
         }
@@ -330,7 +330,7 @@ class TaskSets:
     def hear_offer(self, publisher: PeerId, body: TaskSet, raw: bytes) -> bool:
         """Take in an offer, ours or another's; return True if it is news."""
         is_member = publisher == self._session.me or self._replica.history.has_member(publisher)
-        offer = Offer(body, publisher, raw, is_member)
+        offer = SignedOffer(body, publisher, raw, is_member)
         if not self.offers.hear(offer):
             return False
         self._told += not is_member

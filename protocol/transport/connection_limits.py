@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 import trio
 
-from protocol.transport.library import LibraryId, Swarm, peer_id_of
+from protocol.transport.library import HostConnections, LibraryId, peer_id_of
 from protocol.transport.reputation import ABUSE, EXCESS, Channel, Reputation
 from protocol.wire.identity import PeerId
 
@@ -27,7 +27,7 @@ MAX_FRAME_BYTES = 1 << 20
 """Largest frame of yamux; every honest peer sends at most 64 KiB."""
 
 
-def limit_connections(swarm: Swarm, reputation: Reputation) -> None:
+def limit_connections(swarm: HostConnections, reputation: Reputation) -> None:
     """Limit the frames and the unread bytes of every connection of `swarm` from now on.  All of them use yamux."""
     muxers, limited = swarm.upgrader.muxer_multistream, _limited_yamux(reputation)
 
@@ -90,7 +90,7 @@ def _limited_yamux(reputation: Reputation) -> type[Yamux]:
     return LimitedYamux
 
 
-class _Direction(Protocol):
+class _StreamDirection(Protocol):
     """A value of the library's enum of stream directions."""
 
     @property
@@ -119,7 +119,7 @@ class ResourceLimits:
             return None
         return SimpleNamespace(close=lambda: None)
 
-    def acquire_stream(self, peer_id: str, direction: _Direction) -> bool:
+    def acquire_stream(self, peer_id: str, direction: _StreamDirection) -> bool:
         """Count a stream and return True if it may be opened.  Only inbound streams are counted and limited."""
         if direction.name != "INBOUND":
             return True
@@ -129,7 +129,7 @@ class ResourceLimits:
         self._streams[peer_id] += 1
         return True
 
-    def release_stream(self, peer_id: str, direction: _Direction) -> None:
+    def release_stream(self, peer_id: str, direction: _StreamDirection) -> None:
         """Free the place of a stream that `acquire_stream` allowed and that has closed."""
         if direction.name == "INBOUND" and self._streams[peer_id] > 1:
             self._streams[peer_id] -= 1

@@ -14,7 +14,7 @@ import trio
 
 from protocol.transport.ends import remote_end
 from protocol.transport.inbound import RELAYED_BY, InboundConnections, address_group, relayed_group
-from protocol.transport.library import Connection, Swarm, is_outbound, library_id
+from protocol.transport.library import Connection, HostConnections, is_outbound, library_id
 from protocol.transport.reputation import Reputation
 from protocol.transport.way import way_of
 from protocol.wire.identity import PeerId
@@ -54,7 +54,7 @@ Change = Gone | Banned | Connected | Disconnected
 class Connections:
     """The connected peers of one swarm."""
 
-    def __init__(self, swarm: Swarm, reputation: Reputation, inbound: InboundConnections) -> None:
+    def __init__(self, swarm: HostConnections, reputation: Reputation, inbound: InboundConnections) -> None:
         self._swarm, self._reputation, self._inbound = swarm, reputation, inbound
         self._since: dict[PeerId, float] = {}
 
@@ -117,7 +117,7 @@ async def close(connection: Connection) -> None:
         log.debug("closing a connection: %r", error)
 
 
-def watch(swarm: Swarm, opened: Callable[[Connection], None], closed: Callable[[Connection], None]) -> None:
+def watch(swarm: HostConnections, opened: Callable[[Connection], None], closed: Callable[[Connection], None]) -> None:
     """Call `opened` and `closed` for each connection of `swarm` from now on."""
     from libp2p.abc import INotifee
 

@@ -49,7 +49,7 @@ CLAIM_S = 600.0
 FIRST_PAUSE_S = 1.0
 
 
-class Standing(IntEnum):
+class AddressStanding(IntEnum):
     """Our evidence for an address, weakest first."""
 
     CLAIMED = 0
@@ -69,7 +69,7 @@ class Entry:
     since: float
     given: bool = False
     met: bool = False
-    addresses: dict[str, Standing] = field(default_factory=dict)
+    addresses: dict[str, AddressStanding] = field(default_factory=dict)
     pause_s: float = FIRST_PAUSE_S
     due_at: float = 0.0
     dialling: bool = False
@@ -80,9 +80,9 @@ class Entry:
         """Note that the peer was there just now, at `address` if we dialled it."""
         self.met, self.since = True, now
         if address in self.addresses:
-            self.addresses[address] = Standing.REACHED
+            self.addresses[address] = AddressStanding.REACHED
 
-    def add(self, address: str, standing: Standing) -> None:
+    def add(self, address: str, standing: AddressStanding) -> None:
         """Put a new address first.  If there are too many, the one with the weakest evidence makes room."""
         others = sorted(self.addresses, key=lambda other: -self.addresses[other])[: MAX_ADDRESSES_PER_PEER - 1]
         self.addresses = {address: standing} | {other: self.addresses[other] for other in others}
@@ -118,7 +118,7 @@ class Book:
 
     def add(self, peer: PeerId, address: str, *, claimed: bool, now: float) -> Entry | None:
         """Enter an address.  Return the entry of its peer if the address is new there, else None."""
-        standing = Standing.CLAIMED if claimed else Standing.GIVEN
+        standing = AddressStanding.CLAIMED if claimed else AddressStanding.GIVEN
         entry = self._entries.get(peer)
         if entry is None:
             if not self._make_room(self._members.has_member(peer) or not claimed, now):
@@ -145,11 +145,11 @@ class Book:
     def worth_keeping(self) -> list[str]:
         """Return the reached addresses, then given ones and ones of members; none that only strangers claim."""
         found = [
-            (standing is not Standing.REACHED, not kept, -standing, address)
+            (standing is not AddressStanding.REACHED, not kept, -standing, address)
             for peer, entry in reversed(self._entries.items())
             for kept in [self._is_kept(peer, entry)]
             for address, standing in entry.addresses.items()
-            if standing is not Standing.CLAIMED or kept
+            if standing is not AddressStanding.CLAIMED or kept
         ]
         return [address for *_, address in sorted(found, key=lambda item: item[:3])]
 
@@ -324,7 +324,7 @@ class Dialer:
         entry.pause_s = min(MAX_PAUSE_S, entry.pause_s * 2)
         for address in self._in_order(entry):
             async with lane.places:  # for one address: other peers have their turn before the next one
-                if entry.addresses.get(address, Standing.CLAIMED) is Standing.CLAIMED:
+                if entry.addresses.get(address, AddressStanding.CLAIMED) is AddressStanding.CLAIMED:
                     await lane.wait()
                 if self._leave_alone(peer) or peer in self._forgotten:
                     break

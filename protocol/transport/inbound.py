@@ -22,7 +22,7 @@ from protocol.events.events import StrangersClosed
 from protocol.transport.ends import remote_end_of
 from protocol.transport.inbound_policy import CloseReason, InboundLimits, InboundPolicy, Stage
 from protocol.transport.interface import Members
-from protocol.transport.library import AcceptedStream, Address, Swarm, peer_id_of
+from protocol.transport.library import AcceptedStream, Address, HostConnections, peer_id_of
 from protocol.transport.reputation import Reputation
 from protocol.transport.way import Way, marked_stream, raw_connection, way_of
 from protocol.wire.identity import PeerId
@@ -118,9 +118,9 @@ class InboundConnections:
         self._accepted: dict[int, _Accepted] = {}
         self._numbers = itertools.count()
         self._changed = trio.Event()
-        self._swarm: Swarm | None = None
+        self._swarm: HostConnections | None = None
 
-    def attach(self, swarm: Swarm) -> None:
+    def attach(self, swarm: HostConnections) -> None:
         """Handle the connections that `swarm` accepts from now on."""
         self._swarm = swarm
         swarm._handle_inbound_connection = self._serve

@@ -144,7 +144,7 @@ class CloseReason(Enum):
 
 
 @dataclass
-class Decision:
+class InboundDecision:
     """The actions due now: handshakes to begin and connections to close, by number.  again_at: time of the next step."""
 
     handshake: list[int] = field(default_factory=list)
@@ -232,12 +232,12 @@ class InboundPolicy:
 
     # -- decisions ----------------------------------------------------------------------------------------------------
 
-    def step(self, now: float, overloaded: bool = False) -> Decision:
+    def step(self, now: float, overloaded: bool = False) -> InboundDecision:
         """Return the actions due by `now`.  Connections to be closed are forgotten here at once.
 
         overloaded: this process gets less of the processor than it needs.
         """
-        decision = Decision()
+        decision = InboundDecision()
         self._close_overdue(now, decision)
         self._close_surplus(decision)
         self._shorten_queue(decision)
@@ -251,7 +251,7 @@ class InboundPolicy:
         )
         return decision
 
-    def _close_overdue(self, now: float, decision: Decision) -> None:
+    def _close_overdue(self, now: float, decision: InboundDecision) -> None:
         for connection in list(self._connections.values()):
             if self._due(connection) <= now:
                 reason = CloseReason.CROWDED if connection.stage is Stage.QUEUED else CloseReason.SILENT
@@ -269,7 +269,7 @@ class InboundPolicy:
             case Stage.GREETED:
                 return math.inf
 
-    def _close_surplus(self, decision: Decision) -> None:
+    def _close_surplus(self, decision: InboundDecision) -> None:
         """Close the oldest connections of a peer over its limit, and the newest greeted ones from the busiest address.
 
         Members' connections are closed last.
@@ -287,7 +287,7 @@ class InboundPolicy:
             addresses[newest.address] -= 1
             self._close(newest, CloseReason.CROWDED, decision)
 
-    def _shorten_queue(self, decision: Decision) -> None:
+    def _shorten_queue(self, decision: InboundDecision) -> None:
         """Close silent connections, oldest first, then queued ones, newest first, each from the busiest address."""
         too_many = self.count(Stage.OPENED, Stage.QUEUED) - self._limits.queue
         if too_many <= 0:
@@ -305,7 +305,7 @@ class InboundPolicy:
             if not queue[address]:
                 del queue[address]
 
-    def _begin_handshakes(self, now: float, price: float, decision: Decision) -> None:
+    def _begin_handshakes(self, now: float, price: float, decision: InboundDecision) -> None:
         """Begin as many handshakes as the allowance and the places permit."""
         while self._handshakes.holds(self._limits.handshakes, now, price):
             found = self._next(now)
@@ -364,7 +364,7 @@ class InboundPolicy:
         connection.stage = Stage.GREETED
         self._trusted.note(peer, connection.address)
 
-    def _close(self, connection: _Connection, reason: CloseReason, decision: Decision) -> None:
+    def _close(self, connection: _Connection, reason: CloseReason, decision: InboundDecision) -> None:
         del self._connections[connection.number]
         decision.close[connection.number] = reason
         self._on_closed(connection.address, reason)

@@ -127,7 +127,7 @@ class AutoConnector(Protocol):
     record_disconnect: Callable[[LibraryId], None]
 
 
-class Swarm(Protocol):
+class HostConnections(Protocol):
     """All connections of a host."""
 
     connections: Mapping[LibraryId, Sequence[Connection]]
@@ -193,7 +193,7 @@ class Host(Protocol):
 
     def get_id(self) -> LibraryId: ...
 
-    def get_network(self) -> Swarm: ...
+    def get_network(self) -> HostConnections: ...
 
     def get_peerstore(self) -> PeerStore: ...
 

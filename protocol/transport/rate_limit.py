@@ -99,7 +99,7 @@ class Turn(Enum):
 
 
 @dataclass(order=True)
-class _Waiting:
+class _WaitingPiece:
     at: float
     number: int
     woken: trio.Event = field(default_factory=trio.Event, compare=False)
@@ -117,7 +117,7 @@ class RateLimit:
         self._control_bytes = control_bytes
         self._control_paid = 0
         self._paid_at = -BURST_S
-        self._waiting: list[_Waiting] = []
+        self._waiting: list[_WaitingPiece] = []
         self._numbers = count()
 
     @classmethod
@@ -171,7 +171,7 @@ class RateLimit:
             self._paid_at += size / self.bytes_per_s
 
     async def _come_first(self, turn: Turn) -> None:
-        mine = _Waiting(trio.current_time() + turn.value, next(self._numbers))
+        mine = _WaitingPiece(trio.current_time() + turn.value, next(self._numbers))
         heapq.heappush(self._waiting, mine)
         try:
             await trio.lowlevel.checkpoint()  # so that tasks that come now queue up as well

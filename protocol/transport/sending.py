@@ -48,7 +48,7 @@ def rtt_of(link: Link) -> float:
     return state.rtt_s if state is not None else 0.0
 
 
-class _Push:
+class _OutgoingPush:
     """One push under way.  over: set once it has ended or was refused.  outcome: its error, None for success."""
 
     def __init__(self, header: bytes, data: memoryview, on_sent: Callable[[], None]) -> None:
@@ -87,7 +87,7 @@ class Sending:
         on_sent: Callable[[], None] = nothing,
     ) -> None:
         """Push `data` to `peer`.  Raises `Refused` or `Unreachable`.  Cancelling a push half-way breaks its socket."""
-        push = _Push(header, data, on_sent)
+        push = _OutgoingPush(header, data, on_sent)
         self._choose(nursery, peer).take(push)
         try:
             await push.over.wait()
@@ -220,10 +220,10 @@ class Lane:
         self.share = inf
         self._sending, self._peer = sending, peer
         self._was_busy = True
-        self._waiting: deque[_Push] = deque()
+        self._waiting: deque[_OutgoingPush] = deque()
         self._wake = trio.Event()
-        self._current: _Push | None = None
-        self._unanswered: dict[int, _Push] = {}
+        self._current: _OutgoingPush | None = None
+        self._unanswered: dict[int, _OutgoingPush] = {}
         self._answered = trio.Event()
         self._next, self._moved_at = 0, 0.0
 
@@ -254,7 +254,7 @@ class Lane:
         if self.link is not None:
             self.link.pace(pace)
 
-    def take(self, push: _Push) -> None:
+    def take(self, push: _OutgoingPush) -> None:
         """Queue a push behind the pushes that wait already."""
         rested, push.lane = not self.busy, self
         if rested:
@@ -264,7 +264,7 @@ class Lane:
         if rested:
             self._sending.turned()
 
-    def drop(self, push: _Push) -> None:
+    def drop(self, push: _OutgoingPush) -> None:
         """Stop reading the data of a push: take it out of the queue, or break the socket that is sending it."""
         if push in self._waiting:
             self._waiting.remove(push)
@@ -326,7 +326,7 @@ class Lane:
     def _under_way(self) -> int:
         return sum(len(push.data) for push in self._unanswered.values())
 
-    async def _send(self, link: Link, push: _Push) -> None:
+    async def _send(self, link: Link, push: _OutgoingPush) -> None:
         """Send all of a push, or less if the peer refuses it half-way."""
         push.number, self._next = self._next, self._next + 1
         self._unanswered[push.number] = push
@@ -362,7 +362,7 @@ class Lane:
             link.abort(str(error))
             scope.cancel()
 
-    def _lose(self, pushes: deque[_Push], why: str) -> None:
+    def _lose(self, pushes: deque[_OutgoingPush], why: str) -> None:
         while pushes:
             pushes.popleft().end(Unreachable(why))
         self._sending.turned()

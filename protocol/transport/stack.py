@@ -24,7 +24,7 @@ from protocol.transport.gossip import Gossip
 from protocol.transport.host import at_interfaces, forget, identify, listening_hosts, new_host, transport_address
 from protocol.transport.inbound import InboundConnections
 from protocol.transport.interface import Bandwidth, Handlers, Traffic, Unreachable
-from protocol.transport.library import Connection, LibraryId, Swarm, TaskStatus, library_id, peer_id_of
+from protocol.transport.library import Connection, HostConnections, LibraryId, TaskStatus, library_id, peer_id_of
 from protocol.transport.nat.dead_ends import DeadEnds
 from protocol.transport.nat.dial_back import DialBack
 from protocol.transport.nat.reachability import Inquiry
@@ -54,7 +54,7 @@ class Meter:
         self.up_bytes = 0
         self.down_bytes = 0
 
-    def watch(self, swarm: Swarm) -> None:
+    def watch(self, swarm: HostConnections) -> None:
         """Count the bytes of every new connection of `swarm` from now on, its handshake included."""
         upgrade = swarm.upgrader.upgrade_security
 

@@ -14,7 +14,7 @@ import trio
 
 from protocol.short_id import short_id
 from protocol.transport.interface import NetworkError, Unreachable
-from protocol.transport.library import Host, MuxedConnection, Stream, Swarm, library_id, peer_id_of
+from protocol.transport.library import Host, HostConnections, MuxedConnection, Stream, library_id, peer_id_of
 from protocol.transport.rate_limit import RateLimit
 from protocol.wire.identity import PeerId
 
@@ -40,7 +40,7 @@ class BadFrame(NetworkError):
     """The other end sent something that is not a frame, or not the expected content of one."""
 
 
-def guard_streams(swarm: Swarm) -> None:
+def guard_streams(swarm: HostConnections) -> None:
     """Make sure that bad data on a stream of `swarm` ends that stream and nothing else.
 
     The library agrees on the protocol before our handlers begin, and does not catch every exception there, as for a protocol

@@ -24,7 +24,7 @@ HEADER_BYTES = 4 << 20
 """Most bytes of a file's header."""
 
 
-class Heard(Enum):
+class StatementOutcome(Enum):
     """Outcome of hearing a statement."""
 
     NEW = "new"
@@ -72,19 +72,19 @@ class Catalogue:
             return "its weights are larger than the run's model"
         return ""
 
-    def hear(self, signed: Signed) -> Heard:
+    def hear(self, signed: Signed) -> StatementOutcome:
         """Take in a statement that is not refused."""
         number = signed.body.version
         if number <= self.highest - KEPT:
-            return Heard.OLD
+            return StatementOutcome.OLD
         known = self._heard.get(number, [])
         if any(each.body == signed.body for each in known) or len(known) > 1:
-            return Heard.KNOWN
+            return StatementOutcome.KNOWN
         heard = {**self._heard, number: [*known, signed]}
         self.changes += 1
         least = max(heard) - KEPT
         self._heard = {each: heard[each] for each in sorted(heard) if each > least}  # others may be reading the old one
-        return Heard.VOID if known else Heard.NEW
+        return StatementOutcome.VOID if known else StatementOutcome.NEW
 
     @property
     def highest(self) -> int:

@@ -366,7 +366,7 @@ def _whose_fault(files: WeightFiles, blobs: Collection[BlobName]) -> Made:
 
 
 @dataclass(frozen=True)
-class Base:
+class BaseVersion:
     """Version that a new one follows."""
 
     number: int
@@ -374,7 +374,7 @@ class Base:
 
 
 def make_version(
-    files: WeightFiles, source: Path, number: int, chunk_bytes: int, most_bytes: int, base: Base | None, anchor: bool
+    files: WeightFiles, source: Path, number: int, chunk_bytes: int, most_bytes: int, base: BaseVersion | None, anchor: bool
 ) -> Version:
     """Take in the file `source`, which lies in the folder of `files`, as the version `number`, with a patch from `base`.
 
@@ -397,7 +397,9 @@ def make_version(
     return Version(version=number, weights=weights, tensors=tensors, anchor=anchor or patch is None, patch=patch)
 
 
-def _make_patch(files: WeightFiles, before: memoryview, after: memoryview, chunk_bytes: int, base: Base) -> PatchName | None:
+def _make_patch(
+    files: WeightFiles, before: memoryview, after: memoryview, chunk_bytes: int, base: BaseVersion
+) -> PatchName | None:
     """Make a patch from the version `base`; return None if the whole file is no larger."""
     path = files.folder / MADE
     with path.open("wb") as file:

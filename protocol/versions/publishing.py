@@ -12,9 +12,9 @@ from protocol.chain.disk import StoreFailed
 from protocol.chain.weight_files import WeightFiles
 from protocol.offload import Offload
 from protocol.transport.interface import Session
-from protocol.versions.catalogue import Catalogue, Heard, Signed
+from protocol.versions.catalogue import Catalogue, Signed, StatementOutcome
 from protocol.versions.following import Follower
-from protocol.versions.making import Base, make_version
+from protocol.versions.making import BaseVersion, make_version
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash
 from protocol.wire.versions import Version
@@ -71,7 +71,7 @@ class Publisher:
                 raise CannotPublish(f"the version cannot be kept: {error}") from error
             signed = Signed(body, self._session.me, envelope.raw)
             heard = self._catalogue.hear(signed)
-            assert heard is Heard.NEW, heard
+            assert heard is StatementOutcome.NEW, heard
             self._offer(body)
         return signed
 
@@ -80,7 +80,7 @@ class Publisher:
         usable = self._follower.usable()
         newest = next(reversed(usable), 0)
         anchors = [each for each, version in usable.items() if version.anchor]
-        base = Base(newest, usable[newest].weights) if newest else None
+        base = BaseVersion(newest, usable[newest].weights) if newest else None
         is_anchor = not anchors or number - anchors[-1] >= min(anchor_every, MOST_ANCHOR_EVERY)
         made = await self._offload(
             make_version, self._files, source, number, self._chunk_bytes, catalogue.most_bytes, base, is_anchor

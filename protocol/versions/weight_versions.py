@@ -19,7 +19,7 @@ from protocol.events.events import Dropped, VersionPublished, VersionRefused
 from protocol.offload import Offload
 from protocol.run.settings import WeightSettings
 from protocol.transport.interface import MALFORMED, MAX_REQUEST_BYTES, Acceptance, NetworkError, Offence, Refused, Session
-from protocol.versions.catalogue import Catalogue, Heard, Signed
+from protocol.versions.catalogue import Catalogue, Signed, StatementOutcome
 from protocol.versions.following import Follower
 from protocol.versions.publishing import ANCHOR_EVERY, CannotPublish, Publisher
 from protocol.wire.body import decode_body
@@ -39,7 +39,7 @@ FIRST_SEEK_S, LONGEST_SEEK_S = 5.0, 320.0
 nothing new comes of it."""
 
 
-class Watching(Protocol):
+class VersionHandlers(Protocol):
     """Guard that catches failures while a remote statement is handled (`protocol.node.guard`)."""
 
     def watch(self, sender: PeerId, what: str) -> AbstractContextManager[Any]:
@@ -66,7 +66,7 @@ class WeightVersions:
     def __init__(
         self,
         session: Session,
-        guard: Watching,
+        guard: VersionHandlers,
         background: Starting,
         replica: Replica,
         catalogue: Catalogue,
@@ -170,12 +170,12 @@ class WeightVersions:
             return Acceptance.REJECT  # the peer that hands it on could know that
         heard = self._catalogue.hear(Signed(body, sender, raw))
         self._heard.set()
-        if heard is Heard.OLD:
+        if heard is StatementOutcome.OLD:
             return Acceptance.IGNORE
         self.follower.told_by(body, bringer)
-        if heard is Heard.KNOWN:
+        if heard is StatementOutcome.KNOWN:
             return Acceptance.IGNORE
-        if heard is Heard.NEW:
+        if heard is StatementOutcome.NEW:
             self._tell_user(body, sender)
         else:
             self._session.emit(VersionRefused(body.version, "two different statements were signed for it"))
@@ -228,7 +228,7 @@ class WeightVersions:
         reason = self._catalogue.refusal(signed.publisher, signed.body)
         if reason:
             self._session.emit(Dropped(peer, "version", reason))
-        elif self._catalogue.hear(signed) is not Heard.OLD:
+        elif self._catalogue.hear(signed) is not StatementOutcome.OLD:
             self.follower.told_by(signed.body, peer)
 
     # -- telling ------------------------------------------------------------------------------------------------------

@@ -151,7 +151,7 @@ def collector_at_rest() -> Iterator[None]:
         gc.enable()
 
 
-def spare_what_is_loaded() -> None:
+def freeze_gc() -> None:
     """Exempt all present objects, modules above all, from collection until the next call.  Call it when all is loaded.
 
     Objects that were exempt before and are garbage by now are freed: otherwise a peer that leaves its run and comes back,

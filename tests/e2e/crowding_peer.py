@@ -10,7 +10,7 @@ from contextlib import suppress
 import trio
 
 from peer.cli import main
-from protocol.rollouts.batch import Batch
+from protocol.rollouts.batch import PooledBatch
 from protocol.rollouts.rollouts import Rollouts
 from protocol.transport.interface import NetworkError, Session
 from protocol.wire.hashes import Hash
@@ -24,7 +24,7 @@ MADE_UP = 0.25
 honest = Rollouts.run
 
 
-async def _state(session: Session, like: Batch, root: Hash, size: int) -> None:
+async def _state(session: Session, like: PooledBatch, root: Hash, size: int) -> None:
     """A batch like this one, of a peer that nobody has ever heard of."""
     body = like.body.model_copy(update={"root": root, "size": size, "number": 0, "incarnation": 1})
     with suppress(NetworkError):  # the next one may get through

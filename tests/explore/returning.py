@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from protocol.chain.electorate import FEWEST_SEATED, quorum_size
 from protocol.chain.records import Rank, rank
-from protocol.sync.fork_choice import Candidate, Count, Side, Standpoint, count, follows, returns
+from protocol.sync.fork_choice import Candidate, ElectorCount, Side, Standpoint, count, follows, returns
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import Certificate, Commit, Signature
@@ -171,7 +171,7 @@ class _Settling:
         back = [TIP] if returns(self._electors, self._count(heard, place.branch)) else []
         return back + [branch for branch in served if self._ranks[branch] < self._ranks[place.branch]]
 
-    def _count(self, heard: dict[PeerId, Standpoint], branch: Branch) -> Count:
+    def _count(self, heard: dict[PeerId, Standpoint], branch: Branch) -> ElectorCount:
         return count(self._electors, heard, Candidate(self._tip(TIP), {self._tip(branch)}, self._ranks[branch]))
 
     def _tip(self, branch: Branch) -> Hash:

@@ -22,7 +22,7 @@ import trio
 
 from kernels.layout import chunk_layout
 from peer.control.client import MAX_REQUEST_BYTES as MAX_CONTROL_BYTES
-from peer.control.client import BadFrame as BadControlFrame
+from peer.control.client import BadControlFrame as BadControlFrame
 from peer.control.client import Stamped, pack_frame, take_frame
 from peer.discovery import contacts, rendezvous
 from protocol.allreduce.messages import PushHeader, push_plan

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from kernels.galois import PRIME
-from kernels.toploc import Malformed, Mismatch, Thresholds, check_form, compare_all, prove
+from kernels.toploc import MalformedProof, Mismatch, Thresholds, check_form, compare_all, prove
 from tests.fuzz.mutations import mutated
 from tests.fuzz.tally import Tally
 from tests.trainer.rl.honest import CPU, FAMILIES, TOKENIZER, Letters, decoder, generate, parameters
 from trainer.rl.config import RlConfig
 from trainer.rl.rollout import Rollout
 from trainer.rl.verification import Assignment, Judged, Verifier
-from trainer.rl.worker import RolloutWorker, Tasks, decode_batch, encode_batch
+from trainer.rl.worker import RolloutTasks, RolloutWorker, decode_batch, encode_batch
 
 SHAPES = ((96, 128), (40, 64), (33, 16), (7, 8), (1, 4))
 """Tokens and width of the hidden states whose proofs are changed; the last ones have fewer than 128 values a chunk."""
@@ -55,7 +55,7 @@ class ProofCases:
         proofs = self._changed(which)
         try:
             check_form(proofs, *SHAPES[which])
-        except Malformed:
+        except MalformedProof:
             self._tally.count("proofs", "malformed")
             return
         self._lot.append((which, proofs))
@@ -196,7 +196,7 @@ class BatchCases:
     def __init__(self, random: Random, tally: Tally) -> None:
         self._random, self._tally = random, tally
         theta = parameters(MODEL)
-        self._worker = RolloutWorker(RL, MODEL, Tasks(Letters(), TOKENIZER), CPU)
+        self._worker = RolloutWorker(RL, MODEL, RolloutTasks(Letters(), TOKENIZER), CPU)
         self._worker.keep_version(FEW.version, theta)
         self._good = generate(decoder(MODEL, theta), Letters(), FEW, RL)
         self._bytes = encode_batch(self._good)

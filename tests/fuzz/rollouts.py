@@ -15,20 +15,20 @@ from typing import Any, Protocol
 
 from protocol.rollouts.dealing import beacon_of
 from protocol.rollouts.happenings import (
-    Check,
-    Checked,
+    BatchHeard,
+    BatchVerified,
     DealHeard,
     Fetched,
-    Forward,
-    Heard,
+    ForwardBatch,
     Idle,
     JudgementHeard,
-    Moved,
     PoolEffect,
     PoolEvent,
-    Tick,
+    PoolTick,
+    TipChanged,
+    VerifyBatch,
 )
-from protocol.rollouts.happenings import Deal as DealIt
+from protocol.rollouts.happenings import GossipDeal as DealIt
 from protocol.rollouts.pool import AHEAD, Pool
 from protocol.rollouts.room import MOST_BATCHES, MOST_OF_ONE
 from protocol.run.rl_section import RlSection
@@ -169,14 +169,14 @@ class StatementCases:
         """Whether it was news."""
         match body:
             case RolloutBatch():
-                event: PoolEvent = Heard(sender, body, envelope.raw)
+                event: PoolEvent = BatchHeard(sender, body, envelope.raw)
             case Deal():
                 event = DealHeard(sender, PeerId(body.author), _root(body), beacon_of(envelope.signature))
             case Judgement():
                 event = JudgementHeard(sender, body)
             case _:
                 return False
-        news = any(isinstance(effect, Forward) for effect in self._handle(pool, event))
+        news = any(isinstance(effect, ForwardBatch) for effect in self._handle(pool, event))
         if news and not self._is_sensible(pool, body):
             self._tally.failures.append(f"a pool passes on {body}")
         return news
@@ -222,21 +222,21 @@ class StatementCases:
             batches = list(pool)
             what = random.randrange(4)
             if what == 0 or not batches:
-                self._handle(pool, Tick(self._validators, TIPS))
+                self._handle(pool, PoolTick(self._validators, TIPS))
             elif what == 1:
                 batch = random.choice(batches)
                 self._handle(pool, Fetched(batch.author, batch.root, random.random() < 0.8))
             else:
                 for effect in self._handle(pool, Idle()):
-                    if isinstance(effect, Check):
+                    if isinstance(effect, VerifyBatch):
                         codes = random.choice((None, b"", bytes(2), bytes([0, 5]), bytes([0, 255]), bytes(3)))
-                        self._handle(pool, Checked(effect.batch.author, effect.batch.root, codes))
+                        self._handle(pool, BatchVerified(effect.batch.author, effect.batch.root, codes))
 
     def _move(self) -> None:
         tips = {version: TIPS[version] for version in range(self._version - RL.max_async, self._version + 1)}
         for pool in self._pools:
-            self._handle(pool, Moved(self._version, tips, dict.fromkeys(tips, self._trainers), self._trainers))
-            self._handle(pool, Tick(self._validators, TIPS))
+            self._handle(pool, TipChanged(self._version, tips, dict.fromkeys(tips, self._trainers), self._trainers))
+            self._handle(pool, PoolTick(self._validators, TIPS))
 
 
 def _root(body: Any) -> Any:

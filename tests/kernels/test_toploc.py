@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kernels import toploc
 from kernels.galois import PRIME, evaluate, interpolate
-from kernels.toploc import Malformed, Mismatch, Thresholds, check_form, compare, compare_all, prove, prove_all
+from kernels.toploc import MalformedProof, Mismatch, Thresholds, check_form, compare, compare_all, prove, prove_all
 
 GOLDEN: list[dict[str, Any]] = json.loads((Path(__file__).parent / "golden" / "toploc.json").read_text())
 """Made with toploc 0.1.6.  exact: whether the largest values are without equals, so that the bytes are determined."""
@@ -145,7 +145,7 @@ def test_states_that_are_not_numbers_are_proved_and_compared_without_an_error() 
 )
 def test_what_nobody_can_have_proved_is_malformed(spoil: Any, why: str) -> None:
     hidden = states(40, 128)
-    with pytest.raises(Malformed, match=why):
+    with pytest.raises(MalformedProof, match=why):
         compare(hidden, spoil(prove(hidden)))
 
 
@@ -155,6 +155,6 @@ def test_any_bytes_are_malformed_or_a_mismatch(proofs: list[bytes], tokens: int)
     hidden = states(tokens, 128)
     try:
         check_form(proofs, tokens, 128)
-    except Malformed:
+    except MalformedProof:
         return
     assert len(compare(hidden, proofs)) == len(proofs)

@@ -13,7 +13,7 @@ import trio.testing
 from protocol.events.events import PhaseChanged
 from protocol.events.why_idle import REMEDIES, WhyIdle
 from protocol.membership.activity import Activity
-from protocol.node.life import Gathering
+from protocol.node.life import StartupBarrier
 from protocol.node.round_runner import RoundReport
 from protocol.run.invitation import Anchor
 from protocol.run.settings import NodeSettings
@@ -35,7 +35,7 @@ class Stage:
         session: Any = SimpleNamespace(network=SimpleNamespace(connected=lambda: [str(n) for n in range(connected)]))
         claims: Any = None
         activity = Activity(self.note)
-        self.gathering = Gathering(session, replica, settings, membership, claims, activity)
+        self.gathering = StartupBarrier(session, replica, settings, membership, claims, activity)
 
     def note(self, event: object) -> None:
         assert isinstance(event, PhaseChanged)

@@ -24,7 +24,7 @@ from protocol.trainer_link import (
     GenerateTask,
     Progress,
     RolloutVerdict,
-    TaskFile,
+    SharedTaskFile,
     Tried,
     VerifyTask,
 )
@@ -72,7 +72,7 @@ class RolloutTrainer(ArithmeticTrainer):
             del self._weights[old]
         self._busy = False
 
-    async def use_tasks(self, sets: Sequence[TaskFile]) -> Mapping[int, str]:
+    async def use_tasks(self, sets: Sequence[SharedTaskFile]) -> Mapping[int, str]:
         await trio.lowlevel.checkpoint()
         self._alone()
         self.tasks = {each.first: (each.count, each.path.read_bytes().splitlines()) for each in sets}

@@ -6,7 +6,7 @@ import pytest
 import trio
 
 from protocol.blobs.sampling import SAMPLE_BYTES, SAMPLE_S
-from protocol.node.line_probe import MOST_PEERS, ROUNDS_AGO, Lines, NotNow
+from protocol.node.line_probe import MOST_PEERS, ROUNDS_AGO, NotNow, ProbedLines
 from tests.simulation.runs import holds, simulate
 from tests.simulation.world import World
 
@@ -37,7 +37,7 @@ def test_lines_are_measured_one_at_a_time_and_not_before_there_is_something_to_f
         with pytest.raises(NotNow, match=f"after {ROUNDS_AGO} of them"):
             await node.line_probe.measure()
         await world.until_round(3, within_s=60)
-        found: list[Lines | NotNow] = []
+        found: list[ProbedLines | NotNow] = []
 
         async def measure() -> None:
             try:
@@ -49,6 +49,6 @@ def test_lines_are_measured_one_at_a_time_and_not_before_there_is_something_to_f
             nursery.start_soon(measure)
             nursery.start_soon(measure)
         refused, measured = found
-        assert isinstance(measured, Lines) and "already" in str(refused)
+        assert isinstance(measured, ProbedLines) and "already" in str(refused)
 
     holds(simulate(2, scenario))

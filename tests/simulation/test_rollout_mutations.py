@@ -11,12 +11,12 @@ import pytest
 
 from protocol.node.contributor import Contributor
 from protocol.rollouts import pool
-from protocol.rollouts.batch import Batch, Bytes, Decision, Opinion
+from protocol.rollouts.batch import Bytes, Decision, Opinion, PooledBatch
 from protocol.rollouts.happenings import PoolEffect
-from protocol.rollouts.pool import Leading, Pool
-from protocol.rollouts.scene import Scene
+from protocol.rollouts.pool import Pool, TrainerPolicy
+from protocol.rollouts.scene import PoolContext
 from protocol.rollouts.selection import Chosen, Selection
-from protocol.rollouts.standing import Standing
+from protocol.rollouts.standing import TrustScores
 from protocol.trainer_link import Contribution
 from protocol.wire.hashes import hash_bytes
 from protocol.wire.presence import Role
@@ -42,13 +42,13 @@ LIARS: dict[tuple[Role, int], type[RolloutTrainer]] = {
 def _unverified() -> Any:
     """Whatever is heard is accepted."""
 
-    def look(self: Leading, batch: Batch, now: float) -> list[PoolEffect]:
+    def look(self: TrainerPolicy, batch: PooledBatch, now: float) -> list[PoolEffect]:
         batch.is_due = True
         batch.led = self.needs_bytes(batch)
         ready = batch.led and batch.bytes_ is Bytes.HERE
         return self._scene.decide(batch, Decision.ACCEPTED) if ready else []
 
-    return patch.object(Leading, "look", look)
+    return patch.object(TrainerPolicy, "look", look)
 
 
 def _own_check_ignored() -> Any:
@@ -59,7 +59,7 @@ def _own_check_ignored() -> Any:
 def _undecided_used() -> Any:
     """Learns from whatever is here."""
 
-    def usable(self: Pool, version: int) -> list[Batch]:
+    def usable(self: Pool, version: int) -> list[PooledBatch]:
         return [batch for batch in self if batch.bytes_ is Bytes.HERE and not batch.used and batch.body.version <= version]
 
     return patch.object(Pool, "usable", usable)
@@ -67,13 +67,13 @@ def _undecided_used() -> Any:
 
 def _second_verdict() -> Any:
     """What was decided is decided again."""
-    decide = Scene.decide
+    decide = PoolContext.decide
 
-    def again(self: Scene, batch: Batch, decision: Decision, reason: Reason = Reason.NONE) -> list[PoolEffect]:
+    def again(self: PoolContext, batch: PooledBatch, decision: Decision, reason: Reason = Reason.NONE) -> list[PoolEffect]:
         batch.decision = None
         return decide(self, batch, decision, reason)
 
-    return patch.object(Scene, "decide", again)
+    return patch.object(PoolContext, "decide", again)
 
 
 @contextmanager
@@ -93,15 +93,15 @@ def _used_again() -> Iterator[None]:
 
 def _one_accuser() -> Any:
     """One elector's word is enough to set a peer aside."""
-    return patch.object(Standing, "reproduced", lambda self, author, rejecting, electors: True)
+    return patch.object(TrustScores, "reproduced", lambda self, author, rejecting, electors: True)
 
 
 def _validators_believed() -> Any:
     """What a validator rejects is held against its maker."""
-    return patch.object(Scene, "accuse", _accused)
+    return patch.object(PoolContext, "accuse", _accused)
 
 
-def _accused(scene: Scene, batch: Batch) -> list[PoolEffect]:
+def _accused(scene: PoolContext, batch: PooledBatch) -> list[PoolEffect]:
     bad = any(found.opinion is Opinion.BAD for found in batch.judgements.values())
     return scene.set_aside(batch.author, "somebody says so") if bad else []
 

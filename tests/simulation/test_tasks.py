@@ -14,7 +14,7 @@ from protocol.events.events import Event, Notice, TasksAmended, TaskSetFellOut, 
 from protocol.run.manifest import sign
 from protocol.short_id import short_id
 from protocol.tasks.counting import LEAST_SCORED_TWICE
-from protocol.tasks.desk import CannotAmend, TaskDesk
+from protocol.tasks.desk import CannotAmend, TaskSetCommands
 from protocol.tasks.library import SetFiles
 from protocol.tasks.offers import MOST, MOST_OF_ONE
 from protocol.tasks.task_sets import MOST_TOLD, REPEAT_S
@@ -53,7 +53,7 @@ def some_tasks(answer: str, count: int = 3) -> bytes:
     return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
 
 
-def desk_of(seat: Seat) -> TaskDesk:
+def desk_of(seat: Seat) -> TaskSetCommands:
     assert seat.node is not None and seat.node.tasks is not None
     return seat.node.tasks
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.trainer.service.test_inbox import inbox, running
-from trainer.power import LOOK_S, MOST_TIMES, Pace, meter_of
+from trainer.power import LOOK_S, MOST_TIMES, PowerPace, meter_of
 
 
 class Card:
@@ -27,8 +27,8 @@ class Card:
         self.pass_(seconds, self.idle)
         return False
 
-    def run(self, watts: float, step_s: float, until_s: float) -> Pace:
-        pace = Pace(lambda: self.told, lambda: self.now)
+    def run(self, watts: float, step_s: float, until_s: float) -> PowerPace:
+        pace = PowerPace(lambda: self.told, lambda: self.now)
         pace.watts = watts
         while self.now < until_s:
             pace.begin()
@@ -60,7 +60,7 @@ def test_a_limit_below_the_draw_of_an_idle_card_stops_nothing() -> None:
 
 def test_no_limit_and_no_counter_are_no_wait() -> None:
     for watts, joules in ((0.0, 1e9), (200.0, None)):
-        pace = Pace(lambda told=joules: told)  # type: ignore[misc]
+        pace = PowerPace(lambda told=joules: told)  # type: ignore[misc]
         pace.watts = watts
         pace.keep(lambda seconds: pytest.fail("it waits"))
         assert pace.measures == (joules is not None)

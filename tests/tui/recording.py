@@ -12,7 +12,7 @@ from pathlib import Path
 
 from peer.control.client import ControlError, Stamped
 from protocol.events.status import PeerStatus
-from tui.feed import Feed, Found, Stopped, Told
+from tui.feed import Feed, PeerFound, Stopped, Told
 
 STATUS_EVERY = 3
 
@@ -23,7 +23,7 @@ def read(path: Path) -> list[Told]:
     for line in path.read_text().splitlines():
         match json.loads(line):
             case {"found": _}:
-                told.append(Found())
+                told.append(PeerFound())
             case {"status": fields}:
                 told.append(PeerStatus.from_fields(fields))
             case {"event": fields}:
@@ -65,7 +65,7 @@ class Recorded:
 def line_of(told: Told) -> str:
     """As it is kept."""
     match told:
-        case Found():
+        case PeerFound():
             return json.dumps({"found": True})
         case Stopped(reason):
             return json.dumps({"stopped": reason})

@@ -16,7 +16,7 @@ from protocol.events import events as ev
 from protocol.events.status import PeerStatus
 from tests.e2e.swarm import ROLLOUT_RUN, Peer, Swarm
 from tests.tui.recording import STATUS_EVERY, line_of
-from tui.feed import Feed, Found, Told
+from tui.feed import Feed, PeerFound, Told
 
 VERSIONS = 14
 EASY = (
@@ -35,7 +35,7 @@ def record(folder: Path, path: Path, end: threading.Event) -> None:
     with path.open("w") as file:
         while not end.wait(0.2):
             for told in feed.take():
-                begun = begun or isinstance(told, Found)
+                begun = begun or isinstance(told, PeerFound)
                 statuses += isinstance(told, PeerStatus)
                 wanted = not isinstance(told, PeerStatus) or statuses % STATUS_EVERY == 1
                 if begun and wanted and not is_progress(told):

@@ -13,8 +13,8 @@ from peer.settings.live import LiveSettings, as_map
 from tests.tui.recording import Recorded, read
 from tests.tui.test_keys import asked, ready, view_of, with_textual
 from tests.tui.test_snapshots import NEWCOMER, Compare
-from tui.app import PeerView
-from tui.controls import Controls
+from tui.app import PeerApp
+from tui.controls import ControlsDialog
 
 
 class Answering(Recorded):
@@ -32,17 +32,17 @@ class Answering(Recorded):
         return {"month": month, "written": str(self.live.path), **as_map(self.live.gathered())}
 
 
-def answering() -> tuple[PeerView, Answering]:
+def answering() -> tuple[PeerApp, Answering]:
     source = Answering(view_of()[1])
-    return PeerView(source), source
+    return PeerApp(source), source
 
 
-def rows(view: PeerView) -> list[str]:
+def rows(view: PeerApp) -> list[str]:
     options = view.screen.query_one(OptionList)
     return [str(options.get_option_at_index(place).prompt) for place in range(options.option_count)]
 
 
-def text_of(view: PeerView, name: str) -> str:
+def text_of(view: PeerApp, name: str) -> str:
     return str(view.screen.query_one(f"#{name}", Static).render())
 
 
@@ -57,7 +57,7 @@ async def test_it_shows_what_may_change_with_its_value_and_source() -> None:
     view, _ = answering()
     async with view.run_test(size=(80, 24)) as pilot:
         await opened(pilot)
-        assert isinstance(view.screen, Controls)
+        assert isinstance(view.screen, ControlsDialog)
         found = {row.split()[0]: row.split()[1:] for row in rows(view)}
         assert found["max_up"] == ["40Mbit", "--max-up"] and found["max_down"] == ["-", "default"]
         assert found["schedule"] == ["mon-fri", "PEER_SCHEDULE"] and "port" not in found
@@ -93,9 +93,9 @@ async def test_escape_leaves_a_value_as_it_is_and_then_the_dialog() -> None:
         await pilot.press("enter", *"cqp")
         assert view.screen.query_one(Input).value == "cqp", "keys of the interface are letters here"
         await pilot.press("escape")
-        assert isinstance(view.screen, Controls) and view.screen.query_one(OptionList).has_focus
+        assert isinstance(view.screen, ControlsDialog) and view.screen.query_one(OptionList).has_focus
         await pilot.press("escape")
-        assert not isinstance(view.screen, Controls) and [command for command, _ in source.asked] == ["settings"]
+        assert not isinstance(view.screen, ControlsDialog) and [command for command, _ in source.asked] == ["settings"]
 
 
 @pytest.mark.parametrize("key", ["c", "q"])
@@ -105,7 +105,7 @@ async def test_it_is_closed_by_the_key_that_opened_it_and_by_q(key: str) -> None
     async with view.run_test(size=(80, 24)) as pilot:
         await opened(pilot)
         await pilot.press(key)
-        assert not isinstance(view.screen, Controls) and view.is_running
+        assert not isinstance(view.screen, ControlsDialog) and view.is_running
 
 
 @with_textual
@@ -126,7 +126,7 @@ async def test_a_peer_that_does_not_answer_is_told() -> None:
         await opened(pilot)
         assert rows(view) == [] and "no peer runs here" in text_of(view, "said")
         await pilot.press("enter", "escape")
-        assert not isinstance(view.screen, Controls)
+        assert not isinstance(view.screen, ControlsDialog)
 
 
 def test_how_it_looks(snap_compare: Compare) -> None:
@@ -135,4 +135,4 @@ def test_how_it_looks(snap_compare: Compare) -> None:
         await pilot.press("down", "enter")
         await pilot.pause()
 
-    assert snap_compare(PeerView(Answering(Recorded(read(NEWCOMER)))), terminal_size=(80, 24), run_before=prepare)
+    assert snap_compare(PeerApp(Answering(Recorded(read(NEWCOMER)))), terminal_size=(80, 24), run_before=prepare)

@@ -18,7 +18,7 @@ from protocol.events import events as ev
 from protocol.events.status import PeerStatus
 from tests.protocol.example_status import status
 from tui import feed as feeds
-from tui.feed import Feed, Found, Stopped, Told
+from tui.feed import Feed, PeerFound, Stopped, Told
 
 PATIENCE_S = 30.0
 
@@ -77,13 +77,13 @@ def test_a_feed_follows_a_peer_through_its_lives_and_tells_nothing_twice(
         log = EventLog()
         log.emit(ev.Notice("info", "before"))
         with served(tmp_path, log) as emit:
-            until(feed, told, Found, 1)
+            until(feed, told, PeerFound, 1)
             emit(ev.Notice("info", "while"))
             until(feed, told, Stamped, 2)
             until(feed, told, PeerStatus, 3)
         until(feed, told, Stopped, sum(isinstance(each, Stopped) for each in told) + 1)
         with served(tmp_path, log) as emit:  # the same log: its last events are in the snapshot again
-            until(feed, told, Found, 2)
+            until(feed, told, PeerFound, 2)
             emit(ev.Notice("info", "after"))
             until(feed, told, Stamped, 3)
         assert texts(told) == ["before", "while", "after"]

@@ -16,9 +16,9 @@ from protocol.events import events as ev
 from protocol.events.status import PeerStatus, SwarmPeer
 from tests.protocol.example_status import OTHER, status
 from tests.tui.recording import Recorded
-from tui.app import PANELS, PeerView
+from tui.app import PANELS, PeerApp
 from tui.dialogs import KEYS, OF_A_VIEW, OF_OWN, Confirm, Help
-from tui.feed import Found, Stopped, Told
+from tui.feed import PeerFound, Stopped, Told
 from tui.panel import Panel
 
 Test = Callable[..., Coroutine[Any, Any, None]]
@@ -34,14 +34,14 @@ def with_textual(test: Test) -> Callable[..., None]:
     return run
 
 
-def view_of(*told: Told, refusal: str = "", **changes: object) -> tuple[PeerView, Recorded]:
-    source = Recorded([Found(), status(**changes), *told], refusal)
-    return PeerView(source), source
+def view_of(*told: Told, refusal: str = "", **changes: object) -> tuple[PeerApp, Recorded]:
+    source = Recorded([PeerFound(), status(**changes), *told], refusal)
+    return PeerApp(source), source
 
 
 async def ready(pilot: Pilot[None]) -> None:
     view = pilot.app
-    assert isinstance(view, PeerView)
+    assert isinstance(view, PeerApp)
     view.take()
     await pilot.pause()
 
@@ -52,7 +52,7 @@ async def asked(pilot: Pilot[None]) -> None:
     await pilot.pause()
 
 
-def shown(view: PeerView) -> list[str]:
+def shown(view: PeerApp) -> list[str]:
     return [str(panel.id) for panel in view.query(Panel) if panel.display]
 
 
@@ -235,7 +235,7 @@ async def test_a_peer_that_stops_is_told_and_found_again() -> None:
         source.told = [Stopped("the peer is gone")]
         await ready(pilot)
         assert "the peer stopped: the peer is gone" in _head(view)
-        source.told = [Found(), status(round=13)]
+        source.told = [PeerFound(), status(round=13)]
         await ready(pilot)
         assert "stopped" not in _head(view) and "round 13" in _head(view)
 
@@ -261,7 +261,7 @@ async def test_t_switches_between_light_and_dark() -> None:
         assert view.theme == before
 
 
-def _head(view: PeerView) -> str:
+def _head(view: PeerApp) -> str:
     from textual.widgets import Static
 
     return str(view.query_one("#head", Static).render())

@@ -9,7 +9,7 @@ import pytest
 from textual.pilot import Pilot
 
 from tests.tui.recording import Recorded, read
-from tui.app import PANELS, ROLLOUTS, PeerView
+from tui.app import PANELS, ROLLOUTS, PeerApp
 
 RECORDED = Path(__file__).parent / "recorded"
 NEWCOMER = RECORDED / "newcomer.jsonl"
@@ -21,13 +21,13 @@ SIZES = ((80, 24), (120, 40))
 class Compare(Protocol):
     """pytest-textual-snapshot's fixture."""
 
-    def __call__(self, app: PeerView, *, terminal_size: tuple[int, int], run_before: Any) -> bool: ...
+    def __call__(self, app: PeerApp, *, terminal_size: tuple[int, int], run_before: Any) -> bool: ...
 
 
 def drawn(keys: str) -> Any:
     async def prepare(pilot: Pilot[None]) -> None:
         view = pilot.app
-        assert isinstance(view, PeerView)
+        assert isinstance(view, PeerApp)
         view.take()
         await pilot.press(*keys)
         await pilot.pause()
@@ -35,10 +35,10 @@ def drawn(keys: str) -> Any:
     return prepare
 
 
-def watched(lines: int | None = None) -> PeerView:
+def watched(lines: int | None = None) -> PeerApp:
     """A view of the newcomer after the first `lines` of its recording, while it still runs."""
     told = read(NEWCOMER)
-    return PeerView(Recorded(told[: lines or len(told)]))
+    return PeerApp(Recorded(told[: lines or len(told)]))
 
 
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
@@ -66,9 +66,9 @@ def test_the_help(snap_compare: Compare) -> None:
     assert snap_compare(watched(), terminal_size=(80, 24), run_before=drawn("?"))
 
 
-def of_rollouts(role: str, *, unicode: bool = True) -> PeerView:
+def of_rollouts(role: str, *, unicode: bool = True) -> PeerApp:
     """A view of a peer of a run with rollouts, at the end of its recording."""
-    return PeerView(Recorded(read(RECORDED / f"rl_{role}.jsonl")), unicode=unicode)
+    return PeerApp(Recorded(read(RECORDED / f"rl_{role}.jsonl")), unicode=unicode)
 
 
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")

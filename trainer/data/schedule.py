@@ -48,7 +48,7 @@ class Permutation:
 
 
 @dataclass(frozen=True)
-class Schedule:
+class LaneSchedule:
     """Assignment of windows to lanes.  windows: training windows in the corpus.  lanes: streams in a round."""
 
     seed: int

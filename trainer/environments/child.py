@@ -25,7 +25,7 @@ READ_BYTES = 1 << 16
 
 
 @dataclass
-class Ended:
+class ChildExit:
     """End of a child process.  failed: the step of confinement that failed, and why.  late: True if its time ran out."""
 
     failed: tuple[str, str] | None = None
@@ -68,11 +68,11 @@ class Child:
                 stream.close()
         os.close(self.status)
 
-    def watch(self, wall_s: float, output_bytes: int) -> Ended:
+    def watch(self, wall_s: float, output_bytes: int) -> ChildExit:
         """Read until the launcher is done, and return its end."""
         assert self.process.stdout and self.process.stderr
         last = time.monotonic() + wall_s + GRACE_S
-        ended = Ended()
+        ended = ChildExit()
         with selectors.DefaultSelector() as selector:
             streams = {"output": self.process.stdout.fileno(), "errors": self.process.stderr.fileno(), "status": self.status}
             for name, descriptor in streams.items():
@@ -107,7 +107,7 @@ class Child:
     def _overflowed(self, output_bytes: int) -> bool:
         return len(self._read["output"]) + len(self._read["errors"]) > output_bytes
 
-    def _told(self, ended: Ended, output_bytes: int) -> Ended:
+    def _told(self, ended: ChildExit, output_bytes: int) -> ChildExit:
         """Complete `ended` with the launcher's status and the program's output."""
         for line in bytes(self._read["status"]).splitlines():
             try:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from trainer.environments.environment import Environment, Problem
 from trainer.environments.packages import PackageMissing
-from trainer.environments.records import CodeTests, ExactAnswer, MathsAnswer, NumericAnswer, Task, read_tasks
+from trainer.environments.records import CodeTests, ExactAnswer, MathsAnswer, NumericAnswer, TaskRecord, read_tasks
 from trainer.environments.solve_rates import ALL, SolveRates
 from trainer.environments.verification import Verifier
 
@@ -19,7 +19,7 @@ MAX_FILE_BYTES = 512 << 20
 class RecordedTasks(Environment):
     """Single-turn tasks in order.  digest: equal for two peers that have the same tasks."""
 
-    def __init__(self, tasks: Sequence[Task], digest: str) -> None:
+    def __init__(self, tasks: Sequence[TaskRecord], digest: str) -> None:
         """Take tasks; raises ValueError or SandboxUnavailable if this computer cannot score tasks of one of their kinds."""
         kinds = {type(task.verification) for task in tasks}
         self._tasks = tuple(tasks)

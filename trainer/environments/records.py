@@ -115,7 +115,7 @@ Verification = ExactAnswer | NumericAnswer | MathsAnswer | CodeTests
 
 
 @dataclass(frozen=True)
-class Task:
+class TaskRecord:
     """Task of one line.  solution: a good answer, if the line or its ground truth gives one.
 
     solve_rate: the mean score of a model's answers, 0 to 1, as the line says; None if it was not measured.
@@ -128,12 +128,12 @@ class Task:
     solve_rate: float | None = None
 
 
-def read_tasks(lines: Iterable[bytes]) -> tuple[Task, ...]:
+def read_tasks(lines: Iterable[bytes]) -> tuple[TaskRecord, ...]:
     """Return the tasks of these lines; blank lines are skipped.
 
     Raises ValueError with one sentence and the line's number for any flaw.
     """
-    tasks: list[Task] = []
+    tasks: list[TaskRecord] = []
     numbers: dict[str, int] = {}
     for number, line in enumerate(lines, start=1):
         if not line.removeprefix(BYTE_ORDER_MARK).strip():
@@ -153,7 +153,7 @@ def read_tasks(lines: Iterable[bytes]) -> tuple[Task, ...]:
     return tuple(tasks)
 
 
-def read_task(line: bytes, number: int = 1) -> Task:
+def read_task(line: bytes, number: int = 1) -> TaskRecord:
     """Return the task of one line.  Raises ValueError with one sentence."""
     line = line.removeprefix(BYTE_ORDER_MARK)
     if len(line) > MAX_LINE_BYTES:
@@ -179,7 +179,7 @@ def read_task(line: bytes, number: int = 1) -> Task:
         solution = verification.text
     if solution is None and isinstance(verification, NumericAnswer):
         solution = str(verification.value)
-    return Task(_problem_id(record, number), prompt, verification, solution, _solve_rate(record))
+    return TaskRecord(_problem_id(record, number), prompt, verification, solution, _solve_rate(record))
 
 
 def _problem_id(record: Mapping[str, Any], number: int) -> str:

@@ -29,7 +29,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from trainer.environments.child import Child, Ended, order_file
+from trainer.environments.child import Child, ChildExit, order_file
 from trainer.environments.folder import remove_folder
 
 BOOT = (
@@ -103,7 +103,7 @@ class Limits:
     processes: int = 16
 
 
-class Verdict(StrEnum):
+class RunOutcome(StrEnum):
     """End of a run.  FINISHED says nothing about the exit code."""
 
     FINISHED = "finished"
@@ -116,7 +116,7 @@ class Verdict(StrEnum):
 class Outcome:
     """Outcome of one run.  exit_code: None unless FINISHED.  output, errors: bytes of the two streams, within the limit."""
 
-    verdict: Verdict
+    verdict: RunOutcome
     exit_code: int | None
     output: bytes
     errors: bytes
@@ -124,7 +124,7 @@ class Outcome:
     @property
     def succeeded(self) -> bool:
         """True if the program ended by itself with exit code 0."""
-        return self.verdict is Verdict.FINISHED and self.exit_code == 0
+        return self.verdict is RunOutcome.FINISHED and self.exit_code == 0
 
 
 class SandboxUnavailable(RuntimeError):
@@ -199,7 +199,7 @@ def _tried() -> Protections:
     return Protections(frozenset(wanted), missing)
 
 
-def _run(text: str, given: bytes, limits: Limits, mechanisms: frozenset[Mechanism], packages: list[str]) -> Ended:
+def _run(text: str, given: bytes, limits: Limits, mechanisms: frozenset[Mechanism], packages: list[str]) -> ChildExit:
     """Run one child process, from its start to the removal of its folder."""
     folder = tempfile.mkdtemp(prefix="manyhands-sandbox-")
     user = FIRST_UNUSED_USER + random.SystemRandom().randrange(1 << 24)
@@ -231,16 +231,16 @@ def _run(text: str, given: bytes, limits: Limits, mechanisms: frozenset[Mechanis
         remove_folder(folder)
 
 
-def _outcome(child: Ended) -> Outcome:
+def _outcome(child: ChildExit) -> Outcome:
     if child.overflowed:
-        verdict = Verdict.TOO_MUCH_OUTPUT
+        verdict = RunOutcome.TOO_MUCH_OUTPUT
     elif child.late:
-        verdict = Verdict.OUT_OF_TIME
+        verdict = RunOutcome.OUT_OF_TIME
     elif child.exit_code is None:
-        verdict = Verdict.KILLED
+        verdict = RunOutcome.KILLED
     else:
-        verdict = Verdict.FINISHED
-    return Outcome(verdict, child.exit_code if verdict is Verdict.FINISHED else None, child.output, child.errors)
+        verdict = RunOutcome.FINISHED
+    return Outcome(verdict, child.exit_code if verdict is RunOutcome.FINISHED else None, child.output, child.errors)
 
 
 def _python() -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainer.environments.records import Task
+from trainer.environments.records import TaskRecord
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class SolveRates:
         """Return True if a task with this rate stays; a task without a measured rate (None) stays."""
         return rate is None or self.low <= rate <= self.high
 
-    def left(self, tasks: Sequence[Task]) -> tuple[Task, ...]:
+    def left(self, tasks: Sequence[TaskRecord]) -> tuple[TaskRecord, ...]:
         """Return the tasks that stay, in their order.  Raises ValueError if none stays."""
         kept = tuple(task for task in tasks if self.have(task.solve_rate))
         if not kept:

@@ -9,7 +9,7 @@ import io
 from dataclasses import dataclass
 
 from trainer.environments.jsonl import digest_of
-from trainer.environments.records import Task, read_tasks
+from trainer.environments.records import TaskRecord, read_tasks
 
 MAX_SET_BYTES = 16 << 20
 """Largest set, after decompression."""
@@ -18,15 +18,15 @@ ZSTANDARD = b"\x28\xb5\x2f\xfd"
 
 
 @dataclass(frozen=True)
-class TaskSet:
+class TaskBundle:
     """Contributed set of tasks.  plain: its bytes after decompression.  digest: of these bytes, the name of the set."""
 
     digest: str
-    tasks: tuple[Task, ...]
+    tasks: tuple[TaskRecord, ...]
     plain: bytes
 
 
-def read_task_set(data: bytes) -> TaskSet:
+def read_task_set(data: bytes) -> TaskBundle:
     """Read a set from bytes: lines of JSON, plain or compressed by Zstandard.
 
     Raises ValueError with one sentence for anything else; never decompresses more than `MAX_SET_BYTES`.
@@ -34,7 +34,7 @@ def read_task_set(data: bytes) -> TaskSet:
     plain = _decompressed(data) if data.startswith(ZSTANDARD) else data
     if len(plain) > MAX_SET_BYTES:
         raise ValueError(f"a set has at most {MAX_SET_BYTES >> 20} MiB")
-    return TaskSet(digest_of(plain), read_tasks(io.BytesIO(plain)), plain)
+    return TaskBundle(digest_of(plain), read_tasks(io.BytesIO(plain)), plain)
 
 
 def _decompressed(data: bytes) -> bytes:

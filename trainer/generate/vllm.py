@@ -55,7 +55,7 @@ class NotReloaded(RuntimeError):
 
 
 @dataclass
-class _Sequence:
+class _VllmSequence:
     """Request in vLLM, with the output of its earlier turns."""
 
     request: Request
@@ -88,8 +88,8 @@ class VllmEngine:
         self._config, self._temperature = config, temperature
         self._slots, self._proving, self._reply = slots, Proving(prove, prove_all), reply
         self._line = Line(config.vocab, length, config.parameters)
-        self._sequences: dict[str, _Sequence] = {}
-        self._turns: deque[tuple[_Sequence, tuple[int, ...]]] = deque()  # written, and not yet continued or ended
+        self._sequences: dict[str, _VllmSequence] = {}
+        self._turns: deque[tuple[_VllmSequence, tuple[int, ...]]] = deque()  # written, and not yet continued or ended
         self._begun, self._length = 0, length
         self._loaded = False
         self._reference = Batch(config, device, torch.bfloat16, 1, length)
@@ -167,7 +167,7 @@ class VllmEngine:
     def _admit(self) -> None:
         while (entry := self._line.take(self._slots, self._running)) is not None:
             if isinstance(entry, Request):
-                self._begin(_Sequence(entry))
+                self._begin(_VllmSequence(entry))
                 continue
             self._vllm.collective_rpc("reload_weights", kwargs={"weights_iterator": self._named(entry)})
             if not self._vllm.reset_prefix_cache():
@@ -201,7 +201,7 @@ class VllmEngine:
         for place in parameter_layout(self._config):
             yield place.name, flat[place.offset : place.offset + place.count].view(place.shape).bfloat16()
 
-    def _begin(self, sequence: _Sequence) -> None:
+    def _begin(self, sequence: _VllmSequence) -> None:
         """Let vLLM write the next turn.  Its prompt is the conversation so far, which is in vLLM's cache of prefixes."""
         vllm, request = _vllm(), sequence.request
         noise = {"key": request.key, "temperature": self._temperature} if self._temperature else None
@@ -218,7 +218,7 @@ class VllmEngine:
         prompt = {"type": "token", "prompt_token_ids": [*request.prompt, *sequence.output]}  # as `vllm.inputs.tokens_input`
         self._vllm.add_request(str(self._begun), prompt, parameters)
 
-    def _turn(self, sequence: _Sequence, tokens: tuple[int, ...]) -> None:
+    def _turn(self, sequence: _VllmSequence, tokens: tuple[int, ...]) -> None:
         """Continue or end a sequence after a turn of the model."""
         request = sequence.request
         output, made = sequence.output + tokens, sequence.made + (True,) * len(tokens)
@@ -227,7 +227,7 @@ class VllmEngine:
             hidden = self._hidden(request.prompt + output)[len(request.prompt) - 1 :]
             self._proving.hold(request, output, made, hidden)
         else:
-            self._begin(_Sequence(request, output + tuple(said), made + (False,) * len(said)))
+            self._begin(_VllmSequence(request, output + tuple(said), made + (False,) * len(said)))
 
     def _hidden(self, tokens: Sequence[int]) -> Tensor:
         """Return the final hidden states of all tokens but the last, bf16."""

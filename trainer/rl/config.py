@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from trainer.environments.solve_rates import SolveRates
-from trainer.section import Section
+from trainer.section import SectionFields
 
 SLOTS = 32
 """Default number of sequences generated at a time."""
@@ -23,7 +23,7 @@ SPARE_VERSIONS = 2
 
 
 @dataclass(frozen=True)
-class RlConfig(Section):
+class RlConfig(SectionFields):
     """Section on rollouts, rewards, filters, the loss, the optimiser and proofs.  Raises ValueError for invalid values."""
 
     # -- rollouts --

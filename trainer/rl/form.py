@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from kernels.toploc import Malformed, check_form, proof_sizes
+from kernels.toploc import MalformedProof, check_form, proof_sizes
 from trainer.data.tokens import Tokenizer
 from trainer.environments.conversation import read_turns
 from trainer.environments.environment import Environment, Problem
@@ -13,7 +13,7 @@ from trainer.rl.config import RlConfig
 from trainer.rl.rollout import Rollout
 
 
-class Reason(StrEnum):
+class RejectionReason(StrEnum):
     """Reason why a rollout is rejected."""
 
     MALFORMED = "malformed"
@@ -24,10 +24,10 @@ class Reason(StrEnum):
     BAD_SAMPLING = "bad sampling"
 
 
-class Refused(ValueError):
+class RolloutRefused(ValueError):
     """Error for a rollout that no honest peer makes; the text says why."""
 
-    def __init__(self, reason: Reason, detail: str) -> None:
+    def __init__(self, reason: RejectionReason, detail: str) -> None:
         super().__init__(detail)
         self.reason, self.detail = reason, detail
 
@@ -41,16 +41,16 @@ class Forms:
     def read(self, rollout: Rollout) -> tuple[Problem, tuple[str, ...]]:
         """Check a rollout; return its problem and the model's turns.
 
-        Raises `Refused`, and ValueError if there is no such problem.
+        Raises `RolloutRefused`, and ValueError if there is no such problem.
         """
         problem = self._environment.problem(rollout.problem)
         if list(rollout.prompt) != self._tokenizer.prompt(problem.prompt):
-            raise Refused(Reason.WRONG_PROMPT, f"the prompt is not that of problem {rollout.problem}")
+            raise RolloutRefused(RejectionReason.WRONG_PROMPT, f"the prompt is not that of problem {rollout.problem}")
         self._check_bounds(rollout)
         try:
             return problem, read_turns(self._environment, problem, rollout.output, rollout.made, self._tokenizer)
         except ValueError as error:
-            raise Refused(Reason.WRONG_REPLY, str(error)) from error
+            raise RolloutRefused(RejectionReason.WRONG_REPLY, str(error)) from error
 
     def proofs(self, rollout: Rollout) -> list[bytes]:
         """Return the proofs of a rollout's chunks, and any bytes left over as one more."""
@@ -63,10 +63,12 @@ class Forms:
     def _check_bounds(self, rollout: Rollout) -> None:
         config, count = self._config, len(rollout.output)
         if count > config.max_tokens:
-            raise Refused(Reason.MALFORMED, f"the output has {count} tokens, more than {config.max_tokens}")
+            raise RolloutRefused(RejectionReason.MALFORMED, f"the output has {count} tokens, more than {config.max_tokens}")
         if max(rollout.output) >= self._model.vocab:
-            raise Refused(Reason.MALFORMED, f"the output has a token {max(rollout.output)}, which there is not")
+            raise RolloutRefused(
+                RejectionReason.MALFORMED, f"the output has a token {max(rollout.output)}, which there is not"
+            )
         try:
             check_form(self.proofs(rollout), count, self._model.dim, config.top_k, config.chunk_tokens)
-        except Malformed as error:
-            raise Refused(Reason.MALFORMED, str(error)) from error
+        except MalformedProof as error:
+            raise RolloutRefused(RejectionReason.MALFORMED, str(error)) from error

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from kernels.toploc import Mismatch, Thresholds
 from trainer.rl.config import RlConfig
-from trainer.rl.form import Reason
+from trainer.rl.form import RejectionReason
 
 MOST_BEYOND = 2
 """Most tokens of a rollout of any length that may fall short by more than the run's `max_shortfall`."""
@@ -155,22 +155,24 @@ class BatchBounds:
             self._stretch(choices, 0.0)[0],
         )
 
-    def flaw(self, measured: Measured, choices: Choices, values: Sequence[int], stop: str) -> tuple[Reason, str] | None:
+    def flaw(
+        self, measured: Measured, choices: Choices, values: Sequence[int], stop: str
+    ) -> tuple[RejectionReason, str] | None:
         """Return why the batch's next rollout is rejected, or None; an accepted rollout counts in the CUSUM of later ones.
 
         values: number of values that each chunk's proof commits to.  stop: the flaw in the output's end, empty for none.
         """
         far = [number for number, each in enumerate(measured.mismatches) if not self._accepts(each, values[number])]
         if far:
-            return Reason.WRONG_COMPUTATION, _told(far[0], measured.mismatches[far[0]])
+            return RejectionReason.WRONG_COMPUTATION, _told(far[0], measured.mismatches[far[0]])
         if stop:
-            return Reason.BAD_TERMINATION, stop
+            return RejectionReason.BAD_TERMINATION, stop
         if not measured.end_probability >= self.tolerances.end_probability:
             detail = f"a turn ends with a token of probability {measured.end_probability:.2g}"
-            return Reason.BAD_TERMINATION, f"{detail}, which the sampling does not choose"
+            return RejectionReason.BAD_TERMINATION, f"{detail}, which the sampling does not choose"
         worst, level = self._stretch(choices, self._level)
         if detail := self._sampling(measured, len(choices.tokens), worst):
-            return Reason.BAD_SAMPLING, detail
+            return RejectionReason.BAD_SAMPLING, detail
         self._level = level
         return None
 

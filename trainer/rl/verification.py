@@ -31,7 +31,7 @@ from trainer.environments.environment import Environment, Problem
 from trainer.generate.sampling import near_ties, probability, shortfall, stream_key
 from trainer.models.llama.model import Decoder
 from trainer.rl.config import RlConfig
-from trainer.rl.form import Forms, Reason, Refused
+from trainer.rl.form import Forms, RejectionReason, RolloutRefused
 from trainer.rl.rollout import Rollout
 from trainer.rl.tolerances import DEVICES_APART, BatchBounds, Choices, Measured, Tolerances
 
@@ -61,7 +61,7 @@ class Judged:
     computer gives this reward.  sure: True if all honest devices accept this rollout, or all reject it.
     """
 
-    reason: Reason | None
+    reason: RejectionReason | None
     detail: str = ""
     reward: float | None = None
     measured: Measured | None = None
@@ -91,7 +91,7 @@ class Verifier:
         for index, rollout in enumerate(rollouts):
             try:
                 turns[index] = self._check_form(assignment, rollout, seen)
-            except Refused as refusal:
+            except RolloutRefused as refusal:
                 verdicts[index] = Judged(refusal.reason, refusal.detail)
         own, narrow, wide = (self._bounds(1 + sign * DEVICES_APART) for sign in (0, -1, 1))
         for indices in self._micro_batches(rollouts, list(turns)):
@@ -110,11 +110,14 @@ class Verifier:
     ) -> tuple[Problem, tuple[str, ...]]:
         place = (rollout.problem, rollout.copy)
         if rollout.problem not in assignment.problems or rollout.copy >= assignment.copies:
-            raise Refused(
-                Reason.WRONG_PROMPT, f"copy {rollout.copy} of problem {rollout.problem} was not assigned to this peer"
+            raise RolloutRefused(
+                RejectionReason.WRONG_PROMPT,
+                f"copy {rollout.copy} of problem {rollout.problem} was not assigned to this peer",
             )
         if place in seen:
-            raise Refused(Reason.MALFORMED, f"copy {rollout.copy} of problem {rollout.problem} is there twice")
+            raise RolloutRefused(
+                RejectionReason.MALFORMED, f"copy {rollout.copy} of problem {rollout.problem} is there twice"
+            )
         seen.add(place)
         return self._forms.read(rollout)
 
@@ -189,7 +192,7 @@ class Verifier:
 
     def _flaw(
         self, bounds: BatchBounds, rollout: Rollout, mismatches: Sequence[Mismatch], choices: Choices, stop: str
-    ) -> tuple[Reason, str] | None:
+    ) -> tuple[RejectionReason, str] | None:
         """Return why a rollout is rejected within these bounds, or None."""
         config = self._config
         sizes = proof_sizes(len(rollout.output), self._model.config.dim, config.top_k, config.chunk_tokens)
@@ -199,7 +202,7 @@ class Verifier:
     def _judge(
         self,
         rollout: Rollout,
-        flaw: tuple[Reason, str] | None,
+        flaw: tuple[RejectionReason, str] | None,
         measured: Measured,
         problem: Problem,
         turns: tuple[str, ...],

@@ -30,7 +30,7 @@ from trainer.generate.sampling import stream_key
 from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.model import Decoder
 from trainer.rl.config import SLOTS, SPARE_VERSIONS, RlConfig
-from trainer.rl.form import Forms, Reason
+from trainer.rl.form import Forms, RejectionReason
 from trainer.rl.groups import Group, Scored, grouped, scored
 from trainer.rl.packing import check_lengths
 from trainer.rl.rollout import MAX_BYTES, Rollout
@@ -92,7 +92,7 @@ Between = Callable[[], None]
 
 
 @dataclass(frozen=True)
-class Tasks:
+class RolloutTasks:
     """Environment and tokenizer of rollouts.  seed: for drawing the lengths that prompts name."""
 
     environment: Environment
@@ -107,7 +107,7 @@ class RolloutWorker:
         self,
         config: RlConfig,
         model: ModelConfig,
-        tasks: Tasks,
+        tasks: RolloutTasks,
         device: torch.device,
         slots: int = SLOTS,
         generator: GeneratorName = GeneratorName.BUILTIN,
@@ -176,9 +176,9 @@ class RolloutWorker:
         try:
             rollouts = decode_batch(path.read_bytes())
         except ValueError as error:
-            return [Judged(Reason.MALFORMED, str(error))] * len(places)
+            return [Judged(RejectionReason.MALFORMED, str(error))] * len(places)
         if [(rollout.problem, rollout.copy) for rollout in rollouts] != places:
-            return [Judged(Reason.WRONG_PROMPT, "the batch has not the rollouts that were assigned")] * len(places)
+            return [Judged(RejectionReason.WRONG_PROMPT, "the batch has not the rollouts that were assigned")] * len(places)
         verifier = Verifier(model, self._environment, self._tokenizer, self.config)
         return verifier.verify(assignment, rollouts, between)
 

@@ -35,7 +35,7 @@ class Job:
         self.abandon = False
 
 
-class Inbox:
+class CommandInbox:
     """Inbox of the peer's commands: jobs in order, at most one evaluation beside them, and settings that apply at once."""
 
     def __init__(self) -> None:

@@ -18,7 +18,7 @@ from trainer.rl.groups import Group
 from trainer.rl.learner import AfterStep, Learner, LearnTask
 from trainer.rl.targets import most_prompt_bytes, prompt_flaw
 from trainer.rl.verification import Assignment, Judged
-from trainer.rl.worker import F32, Between, OnProgress, RolloutWorker, Tasks
+from trainer.rl.worker import F32, Between, OnProgress, RolloutTasks, RolloutWorker
 from trainer.worker import Done, Task, Worker
 
 VERDICTS_AT_ONCE = 32
@@ -49,7 +49,7 @@ class RolloutJobs:
         self._config, self._rl, self._worker, self._moments = config, rl, worker, moments
         self._environment = Extended(environment_of(config), rl.solve_rates)
         self._tokenizer = worker.tokenizer if worker is not None else tokenizer_of(config)
-        tasks = Tasks(self._environment, self._tokenizer, config.seed)
+        tasks = RolloutTasks(self._environment, self._tokenizer, config.seed)
         self._rollouts = RolloutWorker(rl, config.model, tasks, device, generator=generator)
         self._learner: Learner | None = None
 

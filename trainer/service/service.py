@@ -27,9 +27,9 @@ from trainer.evaluation import Evaluation
 from trainer.generate.choice import GeneratorName
 from trainer.models.llama.initial import initial_parameters
 from trainer.optim.moments import ROLLOUTS, TEXT, MomentsFile
-from trainer.power import Pace, meter_of
+from trainer.power import PowerPace, meter_of
 from trainer.service import frames
-from trainer.service.inbox import EXIT_PEER_GONE, Abandoned, Inbox, Job
+from trainer.service.inbox import EXIT_PEER_GONE, Abandoned, CommandInbox, Job
 from trainer.service.rollout_jobs import RolloutJobs
 from trainer.worker import Task, Worker, pick_device
 
@@ -47,15 +47,15 @@ class Service:
         self._connection = connection
         self._theta_fd = theta_fd
         self._contribution_fd = contribution_fd
-        self._inbox = Inbox()
+        self._inbox = CommandInbox()
         self._config: TrainingConfig | None = None
         self._worker: Worker | None = None
-        self._pace = Pace(lambda: None)
+        self._pace = PowerPace(lambda: None)
         self._jobs: RolloutJobs | None = None
         self._evaluation: tuple[Job, Evaluation] | None = None
 
     def run(self) -> int:
-        """Run jobs until one fails; return the exit status.  The end of the peer ends the process in `Inbox`."""
+        """Run jobs until one fails; return the exit status.  The end of the peer ends the process in `CommandInbox`."""
         self._inbox.listen(self._connection)
         while True:
             job = self._inbox.next_job()
@@ -114,7 +114,7 @@ class Service:
         self._jobs = (
             RolloutJobs(config, config.rl, self._worker, device, rollouts, generator) if config.rl is not None else None
         )
-        self._pace = Pace(meter_of(device))
+        self._pace = PowerPace(meter_of(device))
         if self._worker is not None:
             self._contribution = memoryview(mmap.mmap(self._contribution_fd, payload_bytes(self._worker.layout)))
         return {

@@ -9,10 +9,10 @@ from rich.text import Text
 
 from peer.drawing import fit
 from tui.panels.look import FAINT, LEVEL_STYLES, Look, line
-from tui.picture import Line, Picture
+from tui.picture import LogLine, Picture
 
 TITLE = "Log"
-FILTERS: tuple[tuple[str, Callable[[Line], bool]], ...] = (
+FILTERS: tuple[tuple[str, Callable[[LogLine], bool]], ...] = (
     ("what matters", lambda each: each.level != "debug"),
     ("warnings", lambda each: each.level in ("warning", "error")),
     ("everything", lambda each: True),
@@ -22,7 +22,7 @@ FILTERS: tuple[tuple[str, Callable[[Line], bool]], ...] = (
 def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
     """Draw the last lines that pass the filter, or earlier ones if scrolled."""
     _, wanted = FILTERS[look.filter % len(FILTERS)]
-    found = list[Line]()
+    found = list[LogLine]()
     for each in reversed(picture.lines):
         if wanted(each):
             found.append(each)
@@ -33,7 +33,7 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
     return [_line(each, width) for each in reversed(shown)]
 
 
-def _line(each: Line, width: int) -> Text:
+def _line(each: LogLine, width: int) -> Text:
     clock = time.strftime("%H:%M:%S ", time.localtime(each.at))
     mark = "! " if each.level in ("warning", "error") else ""
     return line((clock, FAINT), (fit(mark + each.text, width - len(clock)), LEVEL_STYLES.get(each.level, "")))

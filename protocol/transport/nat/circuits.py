@@ -17,7 +17,7 @@ from protocol.transport.inbound import relayed_group
 from protocol.transport.interface import Members, Unreachable
 from protocol.transport.library import Host, MuxedConnection
 from protocol.transport.nat.circuit_address import CircuitAddress
-from protocol.transport.nat.dial_back import Verdict
+from protocol.transport.nat.dial_back import AddressVerdict
 from protocol.transport.nat.reachability import is_public
 from protocol.transport.nat.relay import (
     ANSWER,
@@ -70,7 +70,7 @@ class Circuits:
         run: Hash,
         members: Members,
         dialled: Callable[[], dict[PeerId, End]],
-        reached: Callable[[], Verdict],
+        reached: Callable[[], AddressVerdict],
         take: Take,
     ) -> None:
         self._host, self._members, self._dialled, self._reached, self._take = host, members, dialled, reached, take
@@ -91,7 +91,7 @@ class Circuits:
             self._nursery = nursery
             nursery.start_soon(self._keep)
             while True:
-                if self._reached() is Verdict.REACHABLE:
+                if self._reached() is AddressVerdict.REACHABLE:
                     self._places.clear()
                 else:
                     await self._look_for_places()
@@ -134,7 +134,7 @@ class Circuits:
         dialled, now = self._dialled(), trio.current_time()
         for relay in self._places.keys() - dialled.keys():
             del self._places[relay]  # we no longer announce a place there
-        in_vain = self._reached() is Verdict.UNREACHABLE
+        in_vain = self._reached() is AddressVerdict.UNREACHABLE
         due = [
             relay
             for relay, end in dialled.items()

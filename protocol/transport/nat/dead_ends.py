@@ -15,7 +15,7 @@ from contextlib import suppress
 import trio
 
 from protocol.transport.ends import Socket, local_end_of, socket_of
-from protocol.transport.library import Connection, Swarm, peer_id_of
+from protocol.transport.library import Connection, HostConnections, peer_id_of
 from protocol.transport.link import socket_state
 from protocol.wire.identity import PeerId
 
@@ -78,7 +78,7 @@ class DeadEnds:
 
     def __init__(
         self,
-        swarm: Swarm,
+        swarm: HostConnections,
         renew: Callable[[PeerId], Awaitable[bool]],
         close: Callable[[Connection], Awaitable[None]],
         on_renewed: Callable[[PeerId, bool], None],

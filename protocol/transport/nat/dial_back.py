@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 _QUESTION, _ANSWER = struct.Struct(">H"), struct.Struct(">B16s")
 
 
-class Verdict(Enum):
+class AddressVerdict(Enum):
     """The reachability of an address, as far as known."""
 
     REACHABLE = "reachable"
@@ -51,16 +51,16 @@ class Verdict(Enum):
     UNKNOWN = "unknown"
 
 
-_CODES = {Verdict.UNKNOWN: 0, Verdict.REACHABLE: 1, Verdict.UNREACHABLE: 2}
+_CODES = {AddressVerdict.UNKNOWN: 0, AddressVerdict.REACHABLE: 1, AddressVerdict.UNREACHABLE: 2}
 _VERDICTS = {code: verdict for verdict, code in _CODES.items()}
 
 
 @dataclass(frozen=True)
-class Answer:
+class DialBackAnswer:
     """The answer of a peer: the IP address at which it sees us, and the result of dialling back there."""
 
     ip: str
-    verdict: Verdict
+    verdict: AddressVerdict
 
 
 class _Share:
@@ -97,7 +97,7 @@ class DialBack:
         self._shares: dict[bool, _Share] = {}
         answer_with(host, self._protocol, _QUESTION.size, self._answer, QUESTION_S)
 
-    async def ask(self, peer: PeerId, port: int) -> Answer | None:
+    async def ask(self, peer: PeerId, port: int) -> DialBackAnswer | None:
         """Ask a connected peer to dial our `port`; return None if it gives no valid answer."""
         try:
             answer, _ = await ask(self._host, peer, self._protocol, _QUESTION.pack(port), _ANSWER.size, ANSWER_S)
@@ -110,36 +110,36 @@ class DialBack:
         (port,) = _QUESTION.unpack(question)
         return write_answer(await self._find_out(peer, remote_end(connection), port))
 
-    async def _find_out(self, peer: PeerId, end: tuple[str, int] | None, port: int) -> Answer:
+    async def _find_out(self, peer: PeerId, end: tuple[str, int] | None, port: int) -> DialBackAnswer:
         ip = address_of(end[0]) if end is not None else None
         if ip is None:
-            return Answer("0.0.0.0", Verdict.UNKNOWN)  # noqa: S104 - no address at all
+            return DialBackAnswer("0.0.0.0", AddressVerdict.UNKNOWN)  # noqa: S104 - no address at all
         if port < LEAST_PORT or ip.is_link_local or not self._connected(peer):
-            return Answer(str(ip), Verdict.UNKNOWN)
+            return DialBackAnswer(str(ip), AddressVerdict.UNKNOWN)
         share = self._shares.setdefault(self._members.has_member(peer), _Share(trio.current_time()))
         if not self._reputation.spend(peer, Channel.DIAL_BACK) or not share.take(trio.current_time()):
-            return Answer(str(ip), Verdict.UNKNOWN)
+            return DialBackAnswer(str(ip), AddressVerdict.UNKNOWN)
         share.running += 1
         try:
             with trio.move_on_after(DIAL_S):
                 if await self._answers(f"{transport_address(str(ip), port)}/p2p/{peer}"):
-                    return Answer(str(ip), Verdict.REACHABLE)
+                    return DialBackAnswer(str(ip), AddressVerdict.REACHABLE)
         finally:
             share.running -= 1
-        return Answer(str(ip), Verdict.UNREACHABLE)
+        return DialBackAnswer(str(ip), AddressVerdict.UNREACHABLE)
 
 
-def write_answer(answer: Answer) -> bytes:
+def write_answer(answer: DialBackAnswer) -> bytes:
     """Encode an answer for the wire: a byte for the verdict, and the address, IPv4 as mapped to IPv6."""
     ip = ipaddress.ip_address(answer.ip)
     packed = ip.packed if ip.version == 6 else bytes(10) + b"\xff\xff" + ip.packed
     return _ANSWER.pack(_CODES[answer.verdict], packed)
 
 
-def read_answer(data: bytes) -> Answer:
+def read_answer(data: bytes) -> DialBackAnswer:
     """Decode an answer.  Raises `BadFrame`."""
     code, packed = _ANSWER.unpack(data)
     ip = address_of(str(ipaddress.IPv6Address(packed)))
     if code not in _VERDICTS or ip is None:
         raise BadFrame("an answer that is none")
-    return Answer(str(ip), _VERDICTS[code])
+    return DialBackAnswer(str(ip), _VERDICTS[code])

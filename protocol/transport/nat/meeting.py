@@ -34,7 +34,7 @@ from protocol.transport.nat.race import (
     LEADS,
     MAX_CANDIDATES,
     TOKEN_BYTES,
-    Candidate,
+    DialCandidate,
     Race,
     read_candidates,
     write_candidates,
@@ -164,9 +164,9 @@ class Meetings:
     def _offer(self, outside: Outside | None) -> bytes:
         return os.urandom(NONCE_BYTES) + write_candidates(self._candidates(outside))
 
-    def _candidates(self, outside: Outside | None) -> list[Candidate]:
-        punched = [Candidate(outside.seen, True)] if outside is not None else []
-        return [*punched, *map(Candidate, self._listening())][:MAX_CANDIDATES]
+    def _candidates(self, outside: Outside | None) -> list[DialCandidate]:
+        punched = [DialCandidate(outside.seen, True)] if outside is not None else []
+        return [*punched, *map(DialCandidate, self._listening())][:MAX_CANDIDATES]
 
     async def _outside(self, held: ExitStack) -> Outside | None:
         """Find out where our router shows a port from which we shall dial; return None if no mirror tells.

@@ -39,26 +39,26 @@ HELLO_BYTES = 1 + TOKEN_BYTES + 1
 
 
 @dataclass(frozen=True)
-class Candidate:
+class DialCandidate:
     """An end at which a peer may be dialled.  punched: it dials from there at the same moment; else it listens there."""
 
     end: End
     punched: bool = False
 
 
-def write_candidates(candidates: Sequence[Candidate]) -> bytes:
+def write_candidates(candidates: Sequence[DialCandidate]) -> bytes:
     """Encode candidates for the wire, in a fixed size."""
     found = b"".join(_FLAG.pack(2 if each.punched else 1) + write_end(each.end) for each in candidates[:MAX_CANDIDATES])
     return found.ljust(CANDIDATES_BYTES, b"\0")
 
 
-def read_candidates(data: bytes) -> list[Candidate]:
+def read_candidates(data: bytes) -> list[DialCandidate]:
     """Decode candidates from any bytes of that size; invalid ones are left out."""
     found = []
     for at in range(0, CANDIDATES_BYTES, CANDIDATE_BYTES):
         flag = data[at]
         if flag in (1, 2):
-            found.append(Candidate(read_end(data[at + 1 : at + CANDIDATE_BYTES]), flag == 2))
+            found.append(DialCandidate(read_end(data[at + 1 : at + CANDIDATE_BYTES]), flag == 2))
     return found
 
 
@@ -82,7 +82,7 @@ class Race:
         self._looked_at += 1
         return True
 
-    async def run(self, theirs: Sequence[Candidate]) -> tuple[trio.socket.SocketType, LinkKind] | None:
+    async def run(self, theirs: Sequence[DialCandidate]) -> tuple[trio.socket.SocketType, LinkKind] | None:
         """Return the socket that won and its kind; None if none won in time.  All others are closed."""
         try:
             with trio.move_on_after(RACE_S):
@@ -107,7 +107,7 @@ class Race:
             while True:
                 self._arrived.receive_nowait().close()
 
-    async def _dial(self, candidate: Candidate, scope: trio.CancelScope) -> None:
+    async def _dial(self, candidate: DialCandidate, scope: trio.CancelScope) -> None:
         """Dial a candidate again and again until cancelled, and check each socket."""
         kind = LinkKind.PUNCHED if candidate.punched else LinkKind.DIRECT if self._leads else LinkKind.REVERSED
         while True:
@@ -121,7 +121,7 @@ class Race:
                 await self._check(sock, kind, scope, False)
             await trio.sleep(PAUSE_S)
 
-    def _new_socket(self, candidate: Candidate) -> trio.socket.SocketType:
+    def _new_socket(self, candidate: DialCandidate) -> trio.socket.SocketType:
         """Return a socket for dialling a candidate.  Raises OSError."""
         if candidate.punched:
             if self._local_port is None:

@@ -22,7 +22,7 @@ from protocol.events.events import Event, ReachabilityChanged
 from protocol.transport.host import transport_address
 from protocol.transport.interface import Members
 from protocol.transport.named_ends import LEAST_PORT, is_an_address
-from protocol.transport.nat.dial_back import Answer, Verdict
+from protocol.transport.nat.dial_back import AddressVerdict, DialBackAnswer
 from protocol.wire.identity import PeerId
 
 ASKED = 3
@@ -39,46 +39,49 @@ LEAST_GAP_S = 15.0
 class Reachability:
     """The verdicts by address, like /ip4/192.0.2.1/tcp/4001, without a peer ID."""
 
-    verdicts: Mapping[str, Verdict]
+    verdicts: Mapping[str, AddressVerdict]
 
     @property
     def reached(self) -> list[str]:
         """The reachable addresses, public ones first."""
-        found = [address for address, verdict in self.verdicts.items() if verdict is Verdict.REACHABLE]
+        found = [address for address, verdict in self.verdicts.items() if verdict is AddressVerdict.REACHABLE]
         return sorted(found, key=lambda address: not is_public(address))
 
     @property
-    def overall(self) -> Verdict:
+    def overall(self) -> AddressVerdict:
         """The verdict on all our addresses together."""
-        told = {address: verdict for address, verdict in self.verdicts.items() if verdict is not Verdict.UNKNOWN}
+        told = {address: verdict for address, verdict in self.verdicts.items() if verdict is not AddressVerdict.UNKNOWN}
         public = {verdict for address, verdict in told.items() if is_public(address)} or set(told.values())
-        return next((each for each in (Verdict.REACHABLE, Verdict.UNREACHABLE) if each in public), Verdict.UNKNOWN)
+        return next(
+            (each for each in (AddressVerdict.REACHABLE, AddressVerdict.UNREACHABLE) if each in public),
+            AddressVerdict.UNKNOWN,
+        )
 
     @property
-    def by_ipv4(self) -> Verdict:
+    def by_ipv4(self) -> AddressVerdict:
         """The verdict on our IPv4 addresses together, for peers without IPv6."""
         verdicts = {address: verdict for address, verdict in self.verdicts.items() if address.startswith("/ip4/")}
         return Reachability(verdicts).overall
 
 
 @dataclass(frozen=True)
-class Report:
+class ReachabilityReport:
     """One peer's answer about one address."""
 
     peer: PeerId
     address: str
-    verdict: Verdict
+    verdict: AddressVerdict
 
 
-def judge(reports: Sequence[Report], members: Members) -> Reachability:
+def judge(reports: Sequence[ReachabilityReport], members: Members) -> Reachability:
     """Return the verdicts that follow from these answers."""
-    known = [each for each in reports if each.verdict is not Verdict.UNKNOWN]
+    known = [each for each in reports if each.verdict is not AddressVerdict.UNKNOWN]
     told = [each for each in known if members.has_member(each.peer)] or known
-    verdicts = dict.fromkeys((report.address for report in reports), Verdict.UNKNOWN)
+    verdicts = dict.fromkeys((report.address for report in reports), AddressVerdict.UNKNOWN)
     for address in {each.address for each in told}:
         here = [each for each in told if each.address == address]
         alike = [each for each in told if _kind(each.address) == _kind(address)]
-        verdicts[address] = Verdict.REACHABLE if _reached(here) and _reached(alike) else Verdict.UNREACHABLE
+        verdicts[address] = AddressVerdict.REACHABLE if _reached(here) and _reached(alike) else AddressVerdict.UNREACHABLE
     return Reachability(verdicts)
 
 
@@ -88,8 +91,8 @@ def _kind(address: str) -> tuple[bool, bool, str]:
     return version == "ip6", is_public(address), port
 
 
-def _reached(told: Sequence[Report]) -> bool:
-    return 2 * sum(each.verdict is Verdict.REACHABLE for each in told) >= len(told)
+def _reached(told: Sequence[ReachabilityReport]) -> bool:
+    return 2 * sum(each.verdict is AddressVerdict.REACHABLE for each in told) >= len(told)
 
 
 class Inquiry:
@@ -101,7 +104,7 @@ class Inquiry:
 
     def __init__(
         self,
-        ask: Callable[[PeerId, int], Awaitable[Answer | None]],
+        ask: Callable[[PeerId, int], Awaitable[DialBackAnswer | None]],
         connected: Callable[[], Mapping[PeerId, str]],
         ports: Callable[[], Sequence[int]],
         members: Members,
@@ -114,7 +117,7 @@ class Inquiry:
 
     def met_somebody(self) -> None:
         """Note that there is another peer to ask."""
-        if self.now.overall is Verdict.UNKNOWN:
+        if self.now.overall is AddressVerdict.UNKNOWN:
             self._changed.set()
 
     def look_again(self) -> None:
@@ -124,7 +127,7 @@ class Inquiry:
     async def run(self) -> None:
         """Ask some peers now and then, until cancelled."""
         while True:
-            known = self.now.overall is not Verdict.UNKNOWN
+            known = self.now.overall is not AddressVerdict.UNKNOWN
             with trio.move_on_after(EVERY_S if known else UNKNOWN_S):
                 await self._changed.wait()
             await trio.sleep(SETTLE_S)
@@ -134,12 +137,12 @@ class Inquiry:
 
     async def inquire(self) -> None:
         """Ask some peers once.  The present verdicts stay if the answers decide nothing."""
-        reports: list[Report] = []
+        reports: list[ReachabilityReport] = []
 
         async def ask(peer: PeerId, port: int) -> None:
             answer = await self._ask(peer, port)
             if answer is not None and is_an_address(answer.ip):
-                reports.append(Report(peer, transport_address(answer.ip, port), answer.verdict))
+                reports.append(ReachabilityReport(peer, transport_address(answer.ip, port), answer.verdict))
 
         ports = [port for port in dict.fromkeys(self._ports()) if port >= LEAST_PORT][:MAX_PORTS]
         async with trio.open_nursery() as nursery:
@@ -147,7 +150,7 @@ class Inquiry:
                 for port in ports:
                     nursery.start_soon(ask, peer, port)
         found = judge(reports, self._members)
-        if found.overall is not Verdict.UNKNOWN and found != self.now:
+        if found.overall is not AddressVerdict.UNKNOWN and found != self.now:
             self.now = found
             verdicts = {address: verdict.value for address, verdict in found.verdicts.items()}
             self._emit(ReachabilityChanged(found.overall.value, verdicts))

@@ -90,7 +90,7 @@ class _Circuit:
     over: trio.Event = field(default_factory=trio.Event)
 
 
-class Relay:
+class RelayService:
     """Our peer as a relay.  `run` it.
 
     members: tells members from strangers.  connected: returns True if we have reached a peer or it has greeted us.

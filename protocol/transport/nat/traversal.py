@@ -13,15 +13,23 @@ from protocol.short_id import short_id
 from protocol.transport.doorstep import Doorstep
 from protocol.transport.ends import End, remote_end
 from protocol.transport.interface import Handlers, Unreachable
-from protocol.transport.library import Connection, Host, MuxedConnection, Swarm, is_outbound, library_id, peer_id_of
+from protocol.transport.library import (
+    Connection,
+    Host,
+    HostConnections,
+    MuxedConnection,
+    is_outbound,
+    library_id,
+    peer_id_of,
+)
 from protocol.transport.link import LinkBroken
 from protocol.transport.nat import mirror, race, relay
 from protocol.transport.nat.circuit_address import CircuitAddress
 from protocol.transport.nat.circuits import Circuits, Take, dial
-from protocol.transport.nat.dial_back import Verdict
+from protocol.transport.nat.dial_back import AddressVerdict
 from protocol.transport.nat.meeting import Meetings
 from protocol.transport.nat.mirror import Mirror
-from protocol.transport.nat.relay import Relay
+from protocol.transport.nat.relay import RelayService
 from protocol.transport.rate_limit import RateLimit, guarded
 from protocol.transport.reputation import Reputation
 from protocol.transport.way import DIRECT, Way, is_dialled, raw_connection, way_of
@@ -50,7 +58,7 @@ class Improving:
 
     def __init__(
         self,
-        swarm: Swarm,
+        swarm: HostConnections,
         meet: Callable[[PeerId], Awaitable[tuple[trio.socket.SocketType, Way]]],
         close: Callable[[Connection], Awaitable[None]],
         on_improved: Callable[[PeerId], None],
@@ -133,7 +141,7 @@ class Traversal:
         doorstep: Doorstep,
         *,
         connected: Callable[[PeerId], bool],
-        reached: Callable[[], Verdict],
+        reached: Callable[[], AddressVerdict],
         listening: Callable[[], Sequence[End]],
         relays: Callable[[PeerId], Sequence[PeerId]],
         take: Take,
@@ -144,7 +152,7 @@ class Traversal:
     ) -> None:
         self._swarm, self._relays = host.get_network(), relays
         up, down = limits
-        self.relay = Relay(host, run, handlers, reputation, connected, doorstep, relay_rate, up, down)
+        self.relay = RelayService(host, run, handlers, reputation, connected, doorstep, relay_rate, up, down)
         self.circuits = Circuits(host, run, handlers, self._dialled, reached, take)
         self._meetings = Meetings(host, run, handlers, reputation, connected, doorstep, listening, self._mirrors, take)
         self._improving = Improving(self._swarm, self._meetings.meet, close, on_improved)

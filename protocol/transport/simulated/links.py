@@ -79,14 +79,14 @@ class Pipe:
     def __init__(self, agenda: Agenda, bytes_per_s: float) -> None:
         self._agenda = agenda
         self.bytes_per_s = bytes_per_s
-        self._flows: dict[object, deque[tuple[int, Transfer, Action]]] = {}
+        self._flows: dict[object, deque[tuple[int, SimulatedTransfer, Action]]] = {}
         self._busy = self._stopped = False
 
     def slice_bytes(self) -> int:
         """Return the most bytes that one flow sends in its turn."""
         return max(LEAST_SLICE, int(self.bytes_per_s * TURN_S))
 
-    def put(self, transfer: Transfer, size: int, through: Action) -> None:
+    def put(self, transfer: SimulatedTransfer, size: int, through: Action) -> None:
         """Queue a slice of `size` bytes; `through` is called when it has passed."""
         self._flows.setdefault((transfer.flow, transfer.spare), deque()).append((size, transfer, through))
         self._next()
@@ -117,7 +117,7 @@ class Pipe:
         self._next()
 
 
-class Transfer:
+class SimulatedTransfer:
     """A transfer of `size` bytes between two access links, in slices that each take `delay_s` from one to the other."""
 
     def __init__(
@@ -163,7 +163,7 @@ class Transfer:
 # One peer's end of the simulated network, as the wire uses it, and the calls between two ends.
 
 
-class Call:
+class SimulatedCall:
     """A question or a push under way.  It belongs to its caller; the receiver serves it.
 
     delivered: set when a push's data has arrived, or never will (`broken`).
@@ -175,7 +175,7 @@ class Call:
         self.broken = False
         self.answer = b""
         self.error: NetworkError | None = None
-        self.transfers: list[Transfer] = []
+        self.transfers: list[SimulatedTransfer] = []
 
     def finish(self, answer: bytes) -> None:
         """End the call with an answer that has arrived."""
@@ -212,9 +212,9 @@ class Endpoint:
     def __init__(self, peer_id: PeerId) -> None:
         self._peer_id = peer_id
         self.up_bytes = self.down_bytes = 0
-        self.calls: dict[Call, None] = {}
+        self.calls: dict[SimulatedCall, None] = {}
         """Calls of this peer to others."""
-        self.served: dict[Call, None] = {}
+        self.served: dict[SimulatedCall, None] = {}
         """Calls of others that this peer handles."""
         self._post, self._inbox = trio.open_memory_channel[Callable[[], object]](math.inf)
         self._nursery: trio.Nursery | None = None

@@ -26,7 +26,7 @@ from protocol.transport.interface import (
     Unreachable,
     nothing,
 )
-from protocol.transport.simulated.links import Call, Endpoint
+from protocol.transport.simulated.links import Endpoint, SimulatedCall
 from protocol.transport.simulated.wire import MemoryWire
 from protocol.wire.identity import PeerId
 
@@ -120,7 +120,7 @@ class MemoryNetwork(Endpoint):
             await call.ended.wait()
         self._outcome(call)
 
-    def _begin(self, call: Call, end: Endpoint, size: int, kind: str, handle: Callable[[], None]) -> None:
+    def _begin(self, call: SimulatedCall, end: Endpoint, size: int, kind: str, handle: Callable[[], None]) -> None:
         def arrive() -> None:
             if kind:
                 self._wire.arrivals["request", end.peer_id] += 1
@@ -131,12 +131,12 @@ class MemoryNetwork(Endpoint):
             call.transfers.append(self._wire.send(self, end, size, arrive))
 
     @contextmanager
-    def _calling(self, peer: PeerId, timeout_s: float) -> Iterator[tuple[Call, Endpoint]]:
+    def _calling(self, peer: PeerId, timeout_s: float) -> Iterator[tuple[SimulatedCall, Endpoint]]:
         """Make a call to `peer`; yield the call and the peer's end.  That end learns when we give up or are cancelled."""
         end = self._wire.end(peer)
         if end is None or self._wire.end(self._peer_id) is not self:
             raise Unreachable(f"{peer} is gone")
-        call = Call(self._peer_id, peer)
+        call = SimulatedCall(self._peer_id, peer)
         self.calls[call] = None
         try:
             with trio.move_on_after(timeout_s) as scope:
@@ -149,14 +149,14 @@ class MemoryNetwork(Endpoint):
             if not call.ended.is_set() and self._wire.end(peer) is end and self._wire.end(self._peer_id) is self:
                 self._wire.send(self, end, 0, call.break_off)
 
-    def _outcome(self, call: Call) -> bytes:
+    def _outcome(self, call: SimulatedCall) -> bytes:
         if call.error is not None:
             raise call.error
         return call.answer
 
     # -- tasks of the other end, which serve a call of ours -----------------------------------------------------------
 
-    async def _answer(self, call: Call, end: Endpoint, kind: str, data: bytes) -> None:
+    async def _answer(self, call: SimulatedCall, end: Endpoint, kind: str, data: bytes) -> None:
         end.served[call] = None
         try:
             answer = await end.handlers.on_request(call.caller, kind, data)
@@ -169,7 +169,7 @@ class MemoryNetwork(Endpoint):
         finally:
             end.served.pop(call, None)
 
-    async def _receive(self, call: Call, end: Endpoint, header: bytes, data: memoryview, spare: bool) -> None:
+    async def _receive(self, call: SimulatedCall, end: Endpoint, header: bytes, data: memoryview, spare: bool) -> None:
         end.served[call] = None
         try:
             landing = await end.handlers.open_push(call.caller, header, len(data))
@@ -198,6 +198,6 @@ class MemoryNetwork(Endpoint):
         finally:
             end.served.pop(call, None)
 
-    def _reply(self, call: Call, end: Endpoint, size: int, arrived: Callable[[], None]) -> None:
+    def _reply(self, call: SimulatedCall, end: Endpoint, size: int, arrived: Callable[[], None]) -> None:
         if not self._wire.loses(end.peer_id) and self._wire.end(self.peer_id) is self:
             call.transfers.append(self._wire.send(end, self, size, arrived))

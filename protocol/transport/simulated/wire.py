@@ -14,7 +14,7 @@ from random import Random
 
 import trio
 
-from protocol.transport.simulated.links import SMALL_BYTES, Access, Agenda, Endpoint, Pipe, Transfer
+from protocol.transport.simulated.links import SMALL_BYTES, Access, Agenda, Endpoint, Pipe, SimulatedTransfer
 from protocol.wire.identity import PeerId
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -199,7 +199,7 @@ class MemoryWire:
         *,
         delay_s: float | None = None,
         spare: bool = False,
-    ) -> Transfer:
+    ) -> SimulatedTransfer:
         """Send one message of `size` bytes.  `arrived` is called, unless the link no longer carries it at that time.
 
         delay_s: the time under way, without the time that the links take for its bytes; None for the weather's.
@@ -214,7 +214,7 @@ class MemoryWire:
         sender.up_bytes += size
         delay_s = self.delay_s() if delay_s is None else delay_s
         flow = (sender.peer_id, receiver.peer_id)
-        transfer = Transfer(self.agenda, flow, size, delay_s, arrive, spare=spare)
+        transfer = SimulatedTransfer(self.agenda, flow, size, delay_s, arrive, spare=spare)
         if size > SMALL_BYTES:
             transfer.begin(sender.access, receiver.access)
         else:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from peer.bench.figures import CodecSpeed, DiskSpeed, ExchangeSpeed, Figures, LineSpeed, PeerLine, TrainingSpeed
-from peer.bench.report import Progress, RunSize, fields, line_rate, rows, table
+from peer.bench.report import BenchProgress, RunSize, fields, line_rate, rows, table
 from protocol.run.manifest import demo_manifest
 
 RUN = RunSize("ours", 1_000_000, 1_020_000, members=4, round_tokens=50_000)
@@ -84,7 +84,7 @@ def test_progress_is_a_line_each_for_files_and_one_line_on_a_terminal() -> None:
         (io.StringIO(), "measuring this …\nmeasuring that …\n"),
         (Terminal(), "\r\x1b[Kmeasuring this …\r\x1b[Kmeasuring that …\r\x1b[K"),
     ):
-        progress = Progress(stream)
+        progress = BenchProgress(stream)
         progress.say("this")
         progress.say("that")
         progress.end()

@@ -14,7 +14,7 @@ from peer.control.client import ControlError
 from peer.control.tasks import TaskControls
 from peer.errors import ExitCode
 from protocol.events.status import PeerStatus
-from protocol.tasks.desk import TaskDesk
+from protocol.tasks.desk import TaskSetCommands
 from tests.protocol.peers import ANN
 
 SET: dict[str, Any] = {
@@ -62,7 +62,7 @@ def test_without_a_peer_the_remedy_is_told(tmp_path: Path, capsys: pytest.Captur
 class Nothing:
     """A peer in a run without rollouts."""
 
-    tasks: TaskDesk | None = None
+    tasks: TaskSetCommands | None = None
 
     def status(self) -> PeerStatus:
         raise AssertionError("not asked")

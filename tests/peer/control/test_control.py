@@ -15,7 +15,7 @@ import trio
 from peer.control.client import (
     MAX_REQUEST_BYTES,
     SOCKET_NAME,
-    BadFrame,
+    BadControlFrame,
     ControlClient,
     ControlError,
     EventStream,
@@ -147,11 +147,11 @@ def test_a_malformed_frame_ends_its_connection_only(tmp_path: Path, sent: bytes)
 
 def test_an_oversize_question_is_refused_before_it_is_sent(tmp_path: Path) -> None:
     async def body(log: EventLog) -> None:
-        with pytest.raises(BadFrame, match="over the limit"):
+        with pytest.raises(BadControlFrame, match="over the limit"):
             await trio.to_thread.run_sync(lambda: ControlClient(tmp_path).request("echo", much="x" * 70_000))
 
     with_server(tmp_path, body)
-    with pytest.raises(BadFrame):
+    with pytest.raises(BadControlFrame):
         pack_frame({"a": "x" * 100}, max_bytes=50)
 
 

@@ -14,7 +14,7 @@ import trio
 import trio.testing
 
 from peer.daemon.lives import FIRST_WAIT_S, LONGEST_WAIT_S, LOOK_S, SHORT_S, Away, full_disk
-from peer.resources.room import Room
+from peer.resources.room import DiskRoom
 from peer.rests.keeper import Rest
 from peer.rests.quota import MonthlyQuota, MonthTraffic
 from protocol.chain.disk import StoreFailed, StoreFull
@@ -51,7 +51,7 @@ class Table:
         monkeypatch.setattr("trio.to_thread.run_sync", at_once)  # virtual time would go on beside a slow thread
         self.traffic = MonthTraffic(folder)
         quota = MonthlyQuota(self.traffic, self.clock, lambda: self.limit)
-        self.away = Away(quota, Room(folder), lambda: (folder / "run", STATE_BYTES))
+        self.away = Away(quota, DiskRoom(folder), lambda: (folder / "run", STATE_BYTES))
 
     async def clock(self) -> datetime:
         await trio.lowlevel.checkpoint()

@@ -14,7 +14,7 @@ from peer.console.display import Style
 from peer.daemon import participation
 from peer.daemon.participation import Participation
 from peer.daemon.settings import DaemonSettings, RunChoice
-from peer.resources.room import Room
+from peer.resources.room import DiskRoom
 from peer.settings.file import gather
 from peer.settings.live import LiveSettings
 from protocol.events.events import Event, Notice, PhaseChanged
@@ -30,7 +30,7 @@ class Table:
         self.signed, self.told = demo_manifest(), list[Event]()
         choice = RunChoice(self.signed.run, PeerId(self.signed.manifest.organiser), None)
         settings = DaemonSettings(folder, "me", Role.SEED, Style.SILENT, LiveSettings(gather({}, {"PEER_CONFIG": ""})))
-        self.part = Participation(settings, Identity.generate(), choice, Room(folder), self.told.append)
+        self.part = Participation(settings, Identity.generate(), choice, DiskRoom(folder), self.told.append)
 
     @property
     def why(self) -> tuple[str, str]:

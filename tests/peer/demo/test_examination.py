@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from peer.demo.examination import Examination, Examiner, newest_state
+from peer.demo.examination import Examiner, StateExamination, newest_state
 from peer.demo.learning import Comparison
 from peer.demo.plays import learning_play
 from peer.errors import PeerError
@@ -52,7 +52,7 @@ def test_before_the_first_round_the_newest_state_is_that_of_the_seed(tmp_path: P
 def test_a_demo_without_a_start_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "tiny.toml").write_text(ROLLOUT_RUN)
     play = learning_play(2, None, tmp_path / "tiny.toml")
-    examination = Examination(play.signed, tmp_path / "run", play.aim)  # type: ignore[arg-type]
+    examination = StateExamination(play.signed, tmp_path / "run", play.aim)  # type: ignore[arg-type]
     examination.look()
     with pytest.raises(PeerError, match="no state down after the warm-up"):
         examination.conclude()

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from peer.commands.demo import RL_ROUNDS
-from peer.demo.cast import Cheat, Member, with_rollouts
-from peer.demo.learning import LEAST_VERSIONS, MOST_VERSIONS, Comparison, Learning, Measured, Sample
+from peer.demo.cast import Cheat, DemoMember, with_rollouts
+from peer.demo.learning import LEAST_VERSIONS, MOST_VERSIONS, Comparison, Learning, MeasuredState, SampleAnswer
 from peer.demo.plays import learning_manifest, learning_play
 from peer.errors import ExitCode, PeerError
 from protocol.events import events as ev
@@ -24,7 +24,7 @@ class Stage:
         manifest = learning_manifest(Identity.generate())
         assert manifest.rl is not None
         self.warm, cast = manifest.rl.warm_rounds, with_rollouts(cheat)
-        self.members = {part.name: Member(part, Path(), None, peer=f"{part.name}!") for part in cast}  # type: ignore[arg-type]
+        self.members = {part.name: DemoMember(part, Path(), None, peer=f"{part.name}!") for part in cast}  # type: ignore[arg-type]
         self.aim = Learning(cast, versions, manifest)
         for name in self.members:
             self.says(name, ev.PhaseChanged("starting", "", ""))
@@ -75,8 +75,8 @@ def test_versions_are_rounds_that_learned_and_were_committed() -> None:
     assert stage.aim.rewards == [0.3, 0.5], "what comes while they leave is not told"
 
 
-def measured(rounds: int, *scores: float, prompt: str = "sort 21\n", answer: str = "12") -> Measured:
-    return Measured(rounds, scores, 2 * len(scores), Sample(prompt, answer, scores[0]))
+def measured(rounds: int, *scores: float, prompt: str = "sort 21\n", answer: str = "12") -> MeasuredState:
+    return MeasuredState(rounds, scores, 2 * len(scores), SampleAnswer(prompt, answer, scores[0]))
 
 
 def test_the_end_is_compared_with_the_start_on_the_same_problems() -> None:

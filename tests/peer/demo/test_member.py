@@ -6,13 +6,13 @@ import math
 from pathlib import Path
 
 from peer.control.client import Stamped
-from peer.demo.cast import Member, Part
+from peer.demo.cast import DemoMember, DemoPart
 from protocol.events import events as ev
 from protocol.wire.presence import Role
 
 
 def test_steps_evaluations_and_rounds_get_a_peer_on_and_repetitions_do_not() -> None:
-    member = Member(Part("peer-1", Role.TRAINER), Path(), None)  # type: ignore[arg-type]
+    member = DemoMember(DemoPart("peer-1", Role.TRAINER), Path(), None)  # type: ignore[arg-type]
 
     def gets_on(event: ev.Event) -> bool:
         before = member.furthest

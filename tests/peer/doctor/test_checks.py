@@ -11,14 +11,14 @@ import trio
 
 from peer.bench.figures import TrainingSpeed
 from peer.doctor import computer, examination
-from peer.doctor.check import Check, Verdict
+from peer.doctor.check import Check, CheckResult
 from peer.doctor.examination import Examination, estimate
 from peer.doctor.report import fields, lines, may_take_part
 from peer.doctor.router import reachable
 from peer.errors import PeerError
 from peer.settings.preferences import Preferences
 from protocol.run.manifest import demo_manifest
-from protocol.transport.nat.dial_back import Verdict as Reached
+from protocol.transport.nat.dial_back import AddressVerdict as Reached
 from protocol.transport.nat.reachability import Reachability
 from protocol.wire.identity import PeerId
 from protocol.wire.presence import Role
@@ -31,28 +31,30 @@ SPEED = TrainingSpeed(1000.0, "cpu", 2, DEMO.parameters, 10)
 FAR = "/ip4/93.184.216.34/tcp/4001"
 
 
-def verdicts(checks: list[Check]) -> dict[str, Verdict]:
+def verdicts(checks: list[Check]) -> dict[str, CheckResult]:
     return {check.name: check.verdict for check in checks}
 
 
 def test_a_computer_without_a_gpu_is_told_and_takes_part(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(computer, "free_gpu_memory", lambda: None)
     (check,) = computer.gpu()
-    assert check.verdict is Verdict.WARN and "CPU" in check.value and check.remedy
+    assert check.verdict is CheckResult.WARN and "CPU" in check.value and check.remedy
 
 
 def test_memory_that_does_not_suffice_names_what_the_run_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(computer, "available_memory", lambda: 1 << 20)
     (memory,) = computer.memory(DEMO, Role.TRAINER, None)
-    assert memory.verdict is Verdict.FAIL and memory.limit.startswith("at least") and "smaller run" in memory.remedy
-    assert verdicts(computer.memory(DEMO, Role.TRAINER, 1))["gpu memory"] is Verdict.FAIL
+    assert memory.verdict is CheckResult.FAIL and memory.limit.startswith("at least") and "smaller run" in memory.remedy
+    assert verdicts(computer.memory(DEMO, Role.TRAINER, 1))["gpu memory"] is CheckResult.FAIL
 
 
 def test_tasks_whose_package_is_missing_are_told_with_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert computer.tasks("mixture(add, sort)") == Check("tasks", Verdict.OK, "mixture(add, sort)")
+    assert computer.tasks("mixture(add, sort)") == Check("tasks", CheckResult.OK, "mixture(add, sort)")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     missing = computer.tasks('mixture(add, reasoning-gym(task="chain_sum"))')
-    assert missing.verdict is Verdict.FAIL and missing.value.endswith("the package reasoning-gym, which is not installed")
+    assert missing.verdict is CheckResult.FAIL and missing.value.endswith(
+        "the package reasoning-gym, which is not installed"
+    )
     assert missing.remedy == "pip install 'manyhands[rl]'"
     assert "organiser" in computer.tasks("no-such-tasks").remedy
 
@@ -66,9 +68,9 @@ def test_a_package_that_does_not_work_is_told_with_the_reason(monkeypatch: pytes
     named = f'jsonl(path="tasks.jsonl", digest="{"0" * 32}")'
     for environment in (named, f"mixture(add, {named})"):
         check = computer.tasks(environment)
-        assert check.verdict is Verdict.FAIL and check.remedy == "pip install it"
+        assert check.verdict is CheckResult.FAIL and check.remedy == "pip install it"
         assert check.value == "math-verify 0.9.0 is installed and does not work; ImportError: antlr4"
-    assert computer.tasks("add").verdict is Verdict.OK
+    assert computer.tasks("add").verdict is CheckResult.OK
 
 
 def test_programs_that_cannot_be_confined_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +79,7 @@ def test_programs_that_cannot_be_confined_are_told(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(computer, "check_packages", unavailable)
     check = computer.tasks('verifiers(taskset="x")')
-    assert check.verdict is Verdict.FAIL and "safely" in check.value and "--role seed" in check.remedy
+    assert check.verdict is CheckResult.FAIL and "safely" in check.value and "--role seed" in check.remedy
 
 
 def test_a_full_disk_fails_both_of_its_checks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -87,32 +89,32 @@ def test_a_full_disk_fails_both_of_its_checks(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setattr(computer, "measure_disk", full)
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: type("Usage", (), {"free": 1000}))
     found = computer.disk(tmp_path, DEMO)
-    assert verdicts(found) == {"disk space": Verdict.FAIL, "disk speed": Verdict.FAIL}
+    assert verdicts(found) == {"disk space": CheckResult.FAIL, "disk speed": CheckResult.FAIL}
     assert all("make room" in check.remedy for check in found)
 
 
 def test_a_clock_that_differs_from_others_is_named_with_the_remedy() -> None:
     check = computer.skewed("2 h 3 min behind the clocks of 5 peers")
-    assert (check.name, check.verdict, check.value) == ("clock", Verdict.WARN, "2 h 3 min behind the clocks of 5 peers")
+    assert (check.name, check.verdict, check.value) == ("clock", CheckResult.WARN, "2 h 3 min behind the clocks of 5 peers")
     assert check.remedy == "set this computer's clock; invitations end by it"
 
 
 def test_a_clock_that_was_never_set_fails() -> None:
-    assert computer.clock(0.0).verdict is Verdict.FAIL
+    assert computer.clock(0.0).verdict is CheckResult.FAIL
 
 
 @pytest.mark.parametrize(
     ("verdict", "expected", "kind"),
-    [(Reached.REACHABLE, Verdict.OK, "forwards the port"), (Reached.UNREACHABLE, Verdict.WARN, "lets nobody in")],
+    [(Reached.REACHABLE, CheckResult.OK, "forwards the port"), (Reached.UNREACHABLE, CheckResult.WARN, "lets nobody in")],
 )
-def test_what_peers_say_tells_the_router(verdict: Reached, expected: Verdict, kind: str) -> None:
+def test_what_peers_say_tells_the_router(verdict: Reached, expected: CheckResult, kind: str) -> None:
     first, router = reachable(Reachability({FAR: verdict}))
     assert first.verdict is expected and kind in router.value
-    assert bool(first.remedy) == (expected is Verdict.WARN)
+    assert bool(first.remedy) == (expected is CheckResult.WARN)
 
 
 def test_without_an_answer_it_is_unknown() -> None:
-    assert [check.verdict for check in reachable(Reachability({}))] == [Verdict.UNKNOWN]
+    assert [check.verdict for check in reachable(Reachability({}))] == [CheckResult.UNKNOWN]
 
 
 def test_the_estimate_is_this_computers_part_of_all_tokens() -> None:
@@ -132,7 +134,7 @@ def test_training_is_measured_once_and_whatever_is_kept_is_checked(monkeypatch: 
     monkeypatch.setattr(examination, "measure_training", measure)
     for _ in range(2):
         check, speed = trio.run(lambda: examination.training(tmp_path, anew=False))
-        assert check.verdict is Verdict.OK and speed == SPEED
+        assert check.verdict is CheckResult.OK and speed == SPEED
     assert len(measured) == 1
     trio.run(lambda: examination.training(tmp_path, anew=True))
     for damage in (b"", b"[" * 4000, b'{"speed": {"tokens_per_s": "x"}}', b'{"what": 1}'):
@@ -160,9 +162,9 @@ def test_a_wrong_invitation_and_a_check_that_raises_leave_the_others(
     carried_out = Examination(tmp_path, Preferences(), wrong, told.append)  # type: ignore[arg-type]
     found = trio.run(carried_out.run)
     by_name = {check.name: check for check in found}
-    assert by_name["run"].verdict is Verdict.FAIL and by_name["run"].remedy == "ask for it again"
-    assert by_name["cores"].verdict is Verdict.UNKNOWN and "nobody foresaw" in by_name["cores"].value
-    assert by_name["estimate"].verdict is Verdict.OK
+    assert by_name["run"].verdict is CheckResult.FAIL and by_name["run"].remedy == "ask for it again"
+    assert by_name["cores"].verdict is CheckResult.UNKNOWN and "nobody foresaw" in by_name["cores"].value
+    assert by_name["estimate"].verdict is CheckResult.OK
     assert "the swarm" not in told, "without a run nobody is visited"
     assert not may_take_part(found) and fields(found)["ok"] is False
     assert lines(found)[-1].startswith("This computer cannot take part yet: run")

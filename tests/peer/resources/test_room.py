@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from peer.resources.room import MARGIN_BYTES, CappedDisk, Room, used_bytes
+from peer.resources.room import MARGIN_BYTES, CappedDisk, DiskRoom, used_bytes
 from protocol.chain.disk import StoreFull
 
 MB = 10**6
@@ -34,7 +34,7 @@ def test_what_lies_below_a_folder_is_counted_once_and_links_lead_nowhere(tmp_pat
 
 
 def test_a_run_needs_three_states_and_what_is_there_already_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    room, run = Room(tmp_path), tmp_path / "runs" / "a"
+    room, run = DiskRoom(tmp_path), tmp_path / "runs" / "a"
     free(monkeypatch, 30 * MB + MARGIN_BYTES)
     assert room.problem(run, 10 * MB) == ""
     assert "the run needs about 34.0 MB more on disk" in room.problem(run, 11 * MB)
@@ -48,7 +48,7 @@ def test_a_run_needs_three_states_and_what_is_there_already_counts(tmp_path: Pat
 
 
 def test_a_cap_below_what_is_free_is_the_one_that_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    room, run = Room(tmp_path, lambda: 25 * MB), tmp_path / "runs" / "a"
+    room, run = DiskRoom(tmp_path, lambda: 25 * MB), tmp_path / "runs" / "a"
     free(monkeypatch, 100 * GB)
     write(tmp_path / "runs" / "b" / "checkpoint", 5 * MB)
     assert "max_disk (25.0 MB) leaves 20.0 MB" in room.problem(run, 10 * MB)
@@ -60,7 +60,7 @@ def test_a_cap_below_what_is_free_is_the_one_that_is_named(tmp_path: Path, monke
 
 def test_nothing_is_written_above_the_cap_and_room_that_was_made_counts(tmp_path: Path) -> None:
     cap: list[int | None] = [4 * MB]
-    disk = CappedDisk(Room(tmp_path, lambda: cap[0]), durable=False)
+    disk = CappedDisk(DiskRoom(tmp_path, lambda: cap[0]), durable=False)
     disk.write_file(tmp_path / "first", bytes(os.urandom(2 * MB)))
     disk.allocate(tmp_path / "second", MB).close()
     for _ in range(2):

@@ -8,7 +8,7 @@ from dataclasses import replace
 import trio
 import trio.testing
 
-from peer.rests.keeper import LOOK_S, READ_TIMEOUT_S, Judge, Limits, Reading, RestKeeper, in_a_thread
+from peer.rests.keeper import LOOK_S, READ_TIMEOUT_S, RestJudge, RestKeeper, RestLimits, SensorReading, in_a_thread
 from protocol.wire.presence import WhyIdle
 from tests.peer.rests.test_judge import CALM, EVERYTHING, NOON
 
@@ -30,13 +30,13 @@ def test_changes_alone_are_told_and_the_new_reason_before_the_end_of_the_old() -
     readings = iter([CALM, unplugged, unplugged, night, None, *[CALM] * 100])
     node = Node()
 
-    async def ask() -> Reading | None:
+    async def ask() -> SensorReading | None:
         await trio.lowlevel.checkpoint()
         return next(readings)
 
     async def main() -> None:
         with trio.move_on_after(7 * LOOK_S):
-            await RestKeeper(Judge(EVERYTHING), ask, node).run()
+            await RestKeeper(RestJudge(EVERYTHING), ask, node).run()
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
     assert node.told == [
@@ -50,16 +50,16 @@ def test_changes_alone_are_told_and_the_new_reason_before_the_end_of_the_old() -
 def test_a_setting_that_changes_is_judged_by_at_once() -> None:
     node = Node()
 
-    async def ask() -> Reading | None:
+    async def ask() -> SensorReading | None:
         await trio.lowlevel.checkpoint()
         return replace(CALM, plugged=False, temperature=81.0)
 
     async def main() -> None:
-        keeper, told = RestKeeper(Judge(Limits()), ask, node), list[int]()
+        keeper, told = RestKeeper(RestJudge(RestLimits()), ask, node), list[int]()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(keeper.run)
             await trio.sleep(LOOK_S / 2)
-            for limits in (Limits(on_battery=True), Limits(None, 80.0, True), Limits(None, 90.0, True)):
+            for limits in (RestLimits(on_battery=True), RestLimits(None, 80.0, True), RestLimits(None, 90.0, True)):
                 keeper.change(limits)
                 await trio.sleep(LOOK_S / 20)
                 told.append(len(node.told))
@@ -78,7 +78,7 @@ def test_a_setting_that_changes_is_judged_by_at_once() -> None:
 def test_a_driver_that_hangs_is_asked_once_and_keeps_nobody_waiting() -> None:
     answered, asked = threading.Event(), list[None]()
 
-    def read() -> Reading:
+    def read() -> SensorReading:
         asked.append(None)
         answered.wait()
         return CALM

@@ -12,7 +12,7 @@ import trio
 import trio.testing
 
 from peer.control.requests import Controls
-from peer.rests.pause import FILE_NAME, MAX_PAUSE_S, Pause, keep_pause, kept_pause
+from peer.rests.pause import FILE_NAME, MAX_PAUSE_S, TimedPause, keep_pause, kept_pause
 from tests.protocol.example_status import status
 
 NOW = 1_700_000_000.0
@@ -20,20 +20,20 @@ NOW = 1_700_000_000.0
 
 def test_a_pause_says_when_it_ends() -> None:
     clock = time.strftime("%H:%M", time.localtime(NOW + 1500))
-    assert Pause(NOW + 1500).end(NOW) == f"until {clock} (in 25 min)"
-    assert Pause(NOW + 1500).detail(NOW) == f"paused by you until {clock}; `peer resume` goes on before"
-    assert Pause().end(NOW) == "until `peer resume`"
-    assert Pause().detail(NOW) == "paused by you; `peer resume` goes on"
+    assert TimedPause(NOW + 1500).end(NOW) == f"until {clock} (in 25 min)"
+    assert TimedPause(NOW + 1500).detail(NOW) == f"paused by you until {clock}; `peer resume` goes on before"
+    assert TimedPause().end(NOW) == "until `peer resume`"
+    assert TimedPause().detail(NOW) == "paused by you; `peer resume` goes on"
     day = time.strftime("%A", time.localtime(NOW + 3 * 86_400))
-    assert Pause(NOW + 3 * 86_400).end(NOW).startswith(f"until {day} ")
+    assert TimedPause(NOW + 3 * 86_400).end(NOW).startswith(f"until {day} ")
 
 
 def test_a_pause_is_kept_until_it_is_over_or_taken_back(tmp_path: Path) -> None:
-    keep_pause(tmp_path, Pause(NOW + 60))
-    assert kept_pause(tmp_path, NOW) == Pause(NOW + 60)
+    keep_pause(tmp_path, TimedPause(NOW + 60))
+    assert kept_pause(tmp_path, NOW) == TimedPause(NOW + 60)
     assert kept_pause(tmp_path, NOW + 61) is None
-    keep_pause(tmp_path, Pause())
-    assert kept_pause(tmp_path, NOW + 1e9) == Pause(math.inf)
+    keep_pause(tmp_path, TimedPause())
+    assert kept_pause(tmp_path, NOW + 1e9) == TimedPause(math.inf)
     keep_pause(tmp_path, None)
     keep_pause(tmp_path, None)
     assert kept_pause(tmp_path, NOW) is None
@@ -46,7 +46,7 @@ def test_a_damaged_file_is_no_pause(tmp_path: Path, text: str) -> None:
 
 
 def test_a_clock_that_was_set_back_makes_no_pause_endless(tmp_path: Path) -> None:
-    assert Pause(NOW + 1e12).left_s(NOW) == MAX_PAUSE_S
+    assert TimedPause(NOW + 1e12).left_s(NOW) == MAX_PAUSE_S
 
 
 class Peer:
@@ -55,7 +55,7 @@ class Peer:
     def __init__(self) -> None:
         self.done: list[object] = []
 
-    async def pause(self, pause: Pause) -> None:
+    async def pause(self, pause: TimedPause) -> None:
         await trio.lowlevel.checkpoint()
         self.done.append(pause)
 
@@ -74,7 +74,7 @@ def test_a_pause_that_an_earlier_life_left_ends_at_its_hour() -> None:
     peer: Any = Peer()
 
     async def main() -> None:
-        controls = Controls(peer, Pause(time.time() + 0.0))
+        controls = Controls(peer, TimedPause(time.time() + 0.0))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(controls.run)
             await trio.testing.wait_all_tasks_blocked()

@@ -13,7 +13,7 @@ import pytest
 from peer.cli import main
 from peer.errors import ExitCode, PeerError
 from peer.tasks import rating
-from peer.tasks.rating import Answering, AsInRun, Measured, OnProgress, Sampling, measure, survey
+from peer.tasks.rating import Answering, AsInRun, MeasuredRates, OnProgress, Sampling, measure, survey
 from protocol.run.manifest import demo_manifest
 from protocol.run.sections import TokenizerSection
 from protocol.sync.run_files import file_section
@@ -49,7 +49,7 @@ class Place:
     target: Path
     how: Answering
 
-    def measure(self, on_progress: OnProgress = lambda done, total: None, **changes: Any) -> Measured:
+    def measure(self, on_progress: OnProgress = lambda done, total: None, **changes: Any) -> MeasuredRates:
         return measure(self.source, self.target, replace(self.how, **changes), on_progress)
 
     @property
@@ -291,10 +291,10 @@ def test_tasks_in_a_file_are_no_environment_to_look_at(digest: str, place: Place
 
 def test_a_person_is_told_what_a_run_would_leave_out() -> None:
     rates, bounds = (0.0, 1.0, 0.25, 0.75), SolveRates(0.1, 0.7)
-    lines = Measured(rates, "of a file").told(bounds)
+    lines = MeasuredRates(rates, "of a file").told(bounds)
     assert "0.500 on average; 1 of 4 tasks never solved, 1 always" in lines[0]
     assert "1 of 4, 3 left out by a solve_rate outside 0.1 to 0.7" in lines[1]
-    assert "1 of 4, 0.1 to 0.7; a run has the others, too" in Measured(rates).told(bounds)[1]
+    assert "1 of 4, 0.1 to 0.7; a run has the others, too" in MeasuredRates(rates).told(bounds)[1]
 
 
 def test_answers_are_made_as_in_a_run() -> None:
@@ -326,7 +326,7 @@ def test_the_command_says_what_it_did_and_what_a_run_file_has(place: Place, caps
 def test_an_interruption_is_told_with_the_way_on(
     place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def interrupted(what: Any, other: Any, how: Answering, on_progress: OnProgress) -> Measured:
+    def interrupted(what: Any, other: Any, how: Answering, on_progress: OnProgress) -> MeasuredRates:
         on_progress(3, 5)
         raise KeyboardInterrupt
 

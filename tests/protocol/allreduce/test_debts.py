@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protocol.allreduce.machine import Debts
+from protocol.allreduce.machine import SilenceTracker
 from protocol.wire.identity import PeerId
 
 A, B, C, D = PEERS = [PeerId(letter) for letter in "abcd"]
@@ -10,8 +10,8 @@ OWING = dict.fromkeys((B, C, D), 10.0)
 CHUNK_S = 60.0
 
 
-def debts() -> Debts:
-    made = Debts(PEERS, 0.0, CHUNK_S)
+def debts() -> SilenceTracker:
+    made = SilenceTracker(PEERS, 0.0, CHUNK_S)
     assert made.overdue(OWING, 0.0) == []
     return made
 

@@ -15,8 +15,10 @@ from protocol.allreduce.events import (
     Ask,
     Asked,
     Averaged,
+    ContributionReady,
     ExchangeEffect,
     ExchangeEvent,
+    ExchangeTick,
     Lost,
     PartArrived,
     Reduce,
@@ -24,8 +26,6 @@ from protocol.allreduce.events import (
     SendPart,
     SendResult,
     SignedEarly,
-    Started,
-    Tick,
 )
 from protocol.allreduce.machine import ExchangeMachine
 from protocol.allreduce.runner import entry_of
@@ -79,7 +79,7 @@ class Swarm:
             allowed = self.patience[peer].allow(peer, machine.others, base, STALL_S, FAIR_S)
             machine.wait_s, machine.owner_s = allowed.wait_s, {**allowed.owner_s}
         for peer in PEERS:
-            self._handle(peer, Started(), 0.0)
+            self._handle(peer, ContributionReady(), 0.0)
         honest = [self.machines[peer] for peer in PEERS if peer not in LIARS]
         while any(len(machine.entries) < machine.chunks for machine in honest) and now < 100.0:
             ripe = [each for each in self._due if each[0] <= now]
@@ -89,7 +89,7 @@ class Swarm:
             if not ripe:
                 now += TICK_S
                 for peer in PEERS:
-                    self._handle(peer, Tick(), now)
+                    self._handle(peer, ExchangeTick(), now)
         self.stalled.append({})
         for peer, machine in self.machines.items():
             delays = {each: s for each, s in machine.delays.seconds.items() if each not in machine.lost}
@@ -206,10 +206,10 @@ def test_an_owner_is_lost_when_its_averages_are_later_than_it_may_be() -> None:
 def test_an_owner_averages_without_those_that_it_waited_for_long_enough() -> None:
     machine = ExchangeMachine(VICTIM, PLAN, STALL_S, 0.0)
     machine.wait_s = 2.0
-    assert machine.handle(Started(), 0.0)
+    assert machine.handle(ContributionReady(), 0.0)
     for peer in PEERS[3:]:
         machine.handle(PartArrived(peer, 2), 0.0)
-    effects = {at / 4: machine.handle(Tick(), at / 4) for at in range(1, 12)}
+    effects = {at / 4: machine.handle(ExchangeTick(), at / 4) for at in range(1, 12)}
     reduced = [(at, effect) for at, each in effects.items() for effect in each if isinstance(effect, Reduce)]
     assert reduced == [(2.5, Reduce(2, (2, 3, 4, 5, 6)))]
     assert not any(isinstance(effect, Lost) for each in effects.values() for effect in each), "they may give averages"

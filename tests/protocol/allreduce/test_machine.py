@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 
 from protocol.allreduce.events import (
+    AllReduceDone,
     Ask,
     Asked,
     Averaged,
-    Done,
+    ContributionReady,
     ExchangeEffect,
     ExchangeEvent,
+    ExchangeTick,
     Heard,
     Lost,
     Moving,
@@ -22,8 +24,6 @@ from protocol.allreduce.events import (
     SendPart,
     SendResult,
     SignedEarly,
-    Started,
-    Tick,
 )
 from protocol.allreduce.machine import ExchangeMachine
 from protocol.allreduce.runner import entry_of
@@ -50,7 +50,7 @@ def finish(exchange: ExchangeMachine, chunk: int, now: float) -> None:
 
 def lost_at(exchange: ExchangeMachine, now: float) -> list[PeerId]:
     """Who is given up at this tick."""
-    return [effect.peer for effect in exchange.handle(Tick(), now) if isinstance(effect, Lost)]
+    return [effect.peer for effect in exchange.handle(ExchangeTick(), now) if isinstance(effect, Lost)]
 
 
 def lines_are_quick(exchange: ExchangeMachine, chunk: int, *senders: PeerId) -> None:
@@ -62,10 +62,10 @@ def lines_are_quick(exchange: ExchangeMachine, chunk: int, *senders: PeerId) -> 
 def test_until_somebody_has_delivered_anything_lines_may_be_slow() -> None:
     """Of members that all are silent, nobody is given up for four times `stall_s`, and no owner for twice that."""
     exchange = machine(PEERS[0], bytes([0, 3]))
-    exchange.handle(Started(), 0.0)
+    exchange.handle(ContributionReady(), 0.0)
     assert [lost_at(exchange, at * STALL_S) for at in (0.1, 1.1, 3.9, 4.2)] == [[], [], [], PEERS[1:]]
     exchange = machine(PEERS[0], bytes([3, 3]))
-    exchange.handle(Started(), 0.0)
+    exchange.handle(ContributionReady(), 0.0)
     assert [lost_at(exchange, at * STALL_S) for at in (0.1, 4.2, 7.9, 8.2)] == [[], [], [], [PEERS[3]]]
 
 
@@ -74,12 +74,12 @@ def test_the_patience_with_a_debt_begins_when_the_debt_does() -> None:
     me = PEERS[0]
     for chunk in range(8):
         exchange = machine(me, bytes([3] * 8))
-        exchange.handle(Started(), 0.0)
+        exchange.handle(ContributionReady(), 0.0)
         for other in range(8):
             if other != chunk:
                 finish(exchange, other, 0.0)
         exchange.handle(Heard(PEERS[3]), 50.0)
-        exchange.handle(Tick(), 50.0)
+        exchange.handle(ExchangeTick(), 50.0)
         exchange.handle(PeerDead(PEERS[3]), 50.0)
         if exchange.owner(chunk) == me:
             break
@@ -94,20 +94,20 @@ def test_everybody_else_dead_before_the_start_leaves_an_average_of_our_own() -> 
     exchange = machine(PEERS[0], bytes([0]))
     for peer in PEERS[1:]:
         assert exchange.handle(PeerDead(peer), 0.0) == [Lost(peer)], "nothing is averaged without our own part"
-    assert Reduce(0, (0,)) in exchange.handle(Started(), 0.0)
+    assert Reduce(0, (0,)) in exchange.handle(ContributionReady(), 0.0)
 
 
 def test_parts_that_come_before_the_start_wait_for_our_own() -> None:
     exchange = machine(PEERS[0], bytes([0]))
     for peer in PEERS[1:]:
         assert exchange.handle(PartArrived(peer, 0), 1.0) == []
-    assert exchange.handle(Started(), 0.0) == [Reduce(0, (0, 1, 2, 3))]
+    assert exchange.handle(ContributionReady(), 0.0) == [Reduce(0, (0, 1, 2, 3))]
 
 
 def test_a_successor_asks_for_what_it_misses_and_is_sent_it() -> None:
     exchanges = {peer: machine(peer, bytes([3])) for peer in PEERS[:3]}
     for exchange in exchanges.values():
-        assert exchange.handle(Started(), 0.0) == [SendPart(PEERS[3], 0)]
+        assert exchange.handle(ContributionReady(), 0.0) == [SendPart(PEERS[3], 0)]
     effects = {peer: exchange.handle(PeerDead(PEERS[3]), 0.0) for peer, exchange in exchanges.items()}
     (successor,) = {exchange.owner(0) for exchange in exchanges.values()}
     others = [peer for peer in exchanges if peer != successor]
@@ -121,7 +121,7 @@ def test_a_successor_that_is_sent_the_dead_owners_average_hands_it_on() -> None:
     """The owner died when it had served one member only: that one has no part to send, the other waits for an average."""
     exchanges = {peer: machine(peer, bytes([3])) for peer in PEERS[:3]}
     for exchange in exchanges.values():
-        exchange.handle(Started(), 0.0)
+        exchange.handle(ContributionReady(), 0.0)
         exchange.handle(PeerDead(PEERS[3]), 0.0)
     (successor,) = {exchange.owner(0) for exchange in exchanges.values()}
     served, waiting = [peer for peer in exchanges if peer != successor]
@@ -151,20 +151,20 @@ STRANGER = Identity.from_seed(b"\xff" * 32).peer_id
         (PeerBack(PEERS[3]), []),
         (Averaged(0, ENTRY), [SendResult(peer, 0) for peer in PEERS[1:]]),
         (ResultArrived(PEERS[1], 1, ENTRY, PEERS[1]), []),
-        (Tick(), []),
+        (ExchangeTick(), []),
     ],
     ids=str,
 )
 def test_events_after_the_start(event: ExchangeEvent, effects: list[ExchangeEffect]) -> None:
     """We own the first of two chunks, the second peer owns the other one."""
     exchange = machine(PEERS[0], bytes([0, 1]))
-    assert exchange.handle(Started(), 0.0) == [SendPart(PEERS[1], 1)]
+    assert exchange.handle(ContributionReady(), 0.0) == [SendPart(PEERS[1], 1)]
     assert exchange.handle(event, 1.0) == effects
 
 
 def test_a_lost_member_that_is_back_is_sent_what_we_averaged() -> None:
     exchange = machine(PEERS[0], bytes([0, 1]))
-    for event in (Started(), PeerDead(PEERS[3])):
+    for event in (ContributionReady(), PeerDead(PEERS[3])):
         exchange.handle(event, 0.0)
     assert exchange.handle(Averaged(0, ENTRY), 1.0) == [SendResult(PEERS[1], 0), SendResult(PEERS[2], 0)]
     assert exchange.handle(PeerBack(PEERS[3]), 2.0) == [SendResult(PEERS[3], 0)]
@@ -174,7 +174,7 @@ def test_a_lost_member_that_is_back_is_sent_what_we_averaged() -> None:
 def test_the_last_result_ends_the_exchange_and_later_ones_change_nothing() -> None:
     exchange = machine(PEERS[0], bytes([1, 1]))
     assert exchange.handle(ResultArrived(PEERS[1], 0, ENTRY, PEERS[1]), 0.0) == []
-    assert exchange.handle(ResultArrived(PEERS[1], 1, ENTRY, PEERS[1]), 0.0) == [Done()]
+    assert exchange.handle(ResultArrived(PEERS[1], 1, ENTRY, PEERS[1]), 0.0) == [AllReduceDone()]
     other = entry_of(chunk_hash(b"another"), range(4), 4)
     assert exchange.handle(ResultArrived(PEERS[2], 1, other, PEERS[1]), 0.0) == []
     assert exchange.adopt([ENTRY, other]) == [1] and exchange.adopt([ENTRY, ENTRY]) == []
@@ -182,7 +182,7 @@ def test_the_last_result_ends_the_exchange_and_later_ones_change_nothing() -> No
 
 def test_only_the_owner_signs_an_average_and_its_successor_once_it_is_lost() -> None:
     exchange = machine(PEERS[0], bytes([3, 0]))
-    exchange.handle(Started(), 0.0)
+    exchange.handle(ContributionReady(), 0.0)
     assert [peer for peer in PEERS if exchange.succession.may_sign(peer, 0)] == [PEERS[3]]
     assert [peer for peer in PEERS if exchange.succession.may_sign(peer, 1)] == [PEERS[0]]
     exchange.handle(PeerDead(PEERS[3]), 1.0)
@@ -191,20 +191,20 @@ def test_only_the_owner_signs_an_average_and_its_successor_once_it_is_lost() -> 
 
 def test_what_a_successor_signed_before_its_turn_is_asked_for_when_its_turn_comes() -> None:
     exchange = machine(PEERS[0], bytes([3, 0]))
-    exchange.handle(Started(), 0.0)
+    exchange.handle(ContributionReady(), 0.0)
     lines_are_quick(exchange, 1, PEERS[1], PEERS[3])
     assert all(exchange.handle(SignedEarly(peer, 0), 1.0) == [] for peer in PEERS[1:3])
     effects = exchange.handle(PeerDead(PEERS[3]), 2.0)
     owner = exchange.owner(0)
     assert owner in PEERS[1:3], "one of the others comes first"
     assert effects == [Lost(PEERS[3]), Ask(owner, 0)], "no part is sent for what is averaged"
-    assert exchange.handle(Tick(), 5.0) == [Ask(owner, 0)], "until it comes, or its signer is given up"
-    assert Lost(owner) in exchange.handle(Tick(), 5.5 + 2 * STALL_S)
+    assert exchange.handle(ExchangeTick(), 5.0) == [Ask(owner, 0)], "until it comes, or its signer is given up"
+    assert Lost(owner) in exchange.handle(ExchangeTick(), 5.5 + 2 * STALL_S)
 
 
 def test_bytes_of_a_push_are_a_sign_of_life() -> None:
     exchange = machine(PEERS[0], bytes([0, 0]))
-    exchange.handle(Started(), 0.0)
+    exchange.handle(ContributionReady(), 0.0)
     lines_are_quick(exchange, 1, *PEERS[2:])
     exchange.handle(Heard(PEERS[1]), 0.0)
     assert lost_at(exchange, 1.0) == []
@@ -216,7 +216,7 @@ def test_bytes_of_a_push_are_a_sign_of_life() -> None:
 def test_who_waits_for_room_is_not_silent_if_it_gave_what_is_averaged_next() -> None:
     """Two members gave a part each, and wait for room; that of the first chunk waits for the third."""
     exchange = machine(PEERS[0], bytes([0, 0, 0]))
-    exchange.handle(Started(), 0.0)
+    exchange.handle(ContributionReady(), 0.0)
     for peer, chunk in ((PEERS[1], 0), (PEERS[2], 1)):
         exchange.handle(PartArrived(peer, chunk), 0.0)
         exchange.handle(Moving(peer, held=True), STALL_S)
@@ -231,13 +231,13 @@ def test_an_owner_may_wait_for_late_parts_for_as_long_as_we_would() -> None:
     """The parts of our two chunks took 100 s; half of that later the others are due, and averages may be late by 5 s."""
     exchange = machine(PEERS[0], bytes([0, 0, 1]))
     exchange.owner_s[PEERS[1]] = 5.0
-    exchange.handle(Started(), 0.0)
+    exchange.handle(ContributionReady(), 0.0)
     for chunk, at in ((0, 1.0), (1, 100.0)):
         for peer in PEERS[1:]:
             exchange.succession.shares[peer] = 100.0
             exchange.handle(PartArrived(peer, chunk), at)
         exchange.handle(Averaged(chunk, ENTRY), at)
-        exchange.handle(Tick(), at)
+        exchange.handle(ExchangeTick(), at)
     exchange.succession.shares.clear()
     assert [lost_at(exchange, at) for at in (100.1, 140.0, 154.9, 155.1)] == [[], [], [], [PEERS[1]]]
 
@@ -248,7 +248,7 @@ def test_an_owner_without_which_others_average_gets_no_more_time_than_for_a_part
 
     def given_up(signers: list[PeerId]) -> bool:
         exchange = machine(PEERS[0], bytes([1, 3, 3, 2]))
-        exchange.handle(Started(), 0.0)
+        exchange.handle(ContributionReady(), 0.0)
         for chunk, signer in enumerate(signers):
             exchange.handle(ResultArrived(signer, chunk, without, signer), 0.0)
         assert not lost_at(exchange, 0.1)
@@ -262,7 +262,7 @@ def test_an_owner_without_which_others_average_gets_no_more_time_than_for_a_part
 def test_a_member_that_does_not_count_is_not_waited_for_and_counts_when_it_is_in_time() -> None:
     exchange = machine(PEERS[0], bytes([0, 0]))
     exchange.succession.shares[PEERS[3]] = 0.0
-    exchange.handle(Started(), 0.0)
+    exchange.handle(ContributionReady(), 0.0)
     exchange.handle(PartArrived(PEERS[3], 0), 0.5)
     reductions = []
     for chunk in (0, 1):
@@ -274,7 +274,7 @@ def test_a_member_that_does_not_count_is_not_waited_for_and_counts_when_it_is_in
 def test_who_is_on_probation_gets_its_part_of_the_time_and_an_owner_always_some() -> None:
     exchange = machine(PEERS[0], bytes([0, 3, 2, 0]))
     exchange.succession.shares |= {PEERS[1]: 0.5, PEERS[3]: 0.0}
-    exchange.handle(Started(), 0.0)
+    exchange.handle(ContributionReady(), 0.0)
     lines_are_quick(exchange, 3, *PEERS[2:])
     given_up = {now: lost_at(exchange, now) for now in (0.1, 0.3 * STALL_S, 0.45 * STALL_S, 0.55 * STALL_S, 1.1 * STALL_S)}
     assert [*given_up.values()] == [[], [], [PEERS[3]], [PEERS[1]], [PEERS[2]]]
@@ -286,14 +286,14 @@ def delayed(exchange: ExchangeMachine, parts: dict[PeerId, float], seconds: int)
         for peer, at in parts.items():
             if at == second:
                 exchange.handle(PartArrived(peer, 0), float(second))
-        exchange.handle(Tick(), float(second))
+        exchange.handle(ExchangeTick(), float(second))
     return exchange.delays.seconds
 
 
 def test_who_comes_last_delays_an_owner_that_has_the_parts_of_more_than_half() -> None:
     """Half of the time that these took is nobody's fault."""
     exchange = machine(PEERS[0], bytes([0]))
-    exchange.handle(Started(), 0.0)
+    exchange.handle(ContributionReady(), 0.0)
     assert delayed(exchange, {PEERS[1]: 3.0, PEERS[2]: 4.0, PEERS[3]: 9.0}, 20) == {PEERS[3]: 3.0}
 
 
@@ -301,7 +301,7 @@ def test_who_comes_last_delays_an_owner_that_has_the_parts_of_more_than_half() -
 def test_a_slower_line_costs_only_what_it_makes_the_exchange_longer(times: float, least_s: float, most_s: float) -> None:
     """One part a second from each, for 20 chunks of ours; one gives so many times slower.  Half is nobody's fault."""
     exchange = machine(PEERS[0], bytes(20))
-    exchange.handle(Started(), 0.0)
+    exchange.handle(ContributionReady(), 0.0)
     for second in range(40):
         for peer in PEERS[1:]:
             given = int(second / times) if peer == PEERS[3] else second
@@ -309,48 +309,48 @@ def test_a_slower_line_costs_only_what_it_makes_the_exchange_longer(times: float
                 exchange.handle(PartArrived(peer, given), float(second))
                 for chunk in range(given):
                     exchange.handle(PartArrived(peer, chunk), float(second))
-        exchange.handle(Tick(), float(second))
+        exchange.handle(ExchangeTick(), float(second))
     assert least_s <= exchange.delays.seconds.pop(PEERS[3], 0.0) <= most_s and not exchange.delays.seconds
 
 
 def test_who_gives_other_parts_than_those_that_are_averaged_next_is_late() -> None:
     """There is room for 21 parts of each, of 30: two give the first ones, and the third member the last ones."""
     exchange = machine(PEERS[0], bytes(30))
-    exchange.handle(Started(), 0.0)
+    exchange.handle(ContributionReady(), 0.0)
     for number in range(21):
         for peer in PEERS[1:3]:
             exchange.handle(PartArrived(peer, number), 20.0)
         exchange.handle(PartArrived(PEERS[3], 29 - number), 20.0)
     for second in range(21, 60):
-        exchange.handle(Tick(), float(second))
+        exchange.handle(ExchangeTick(), float(second))
     assert set(exchange.delays.seconds) == {PEERS[3]}
 
 
 def test_parts_for_which_there_is_no_room_yet_are_not_due_before_they_could_have_come() -> None:
     """Two members gave 21 of 42 parts in 20 s; the others may be late by half of the 40 s that all would take them."""
     exchange = machine(PEERS[0], bytes(42))
-    exchange.handle(Started(), 0.0)
-    exchange.handle(Tick(), 20.0)
+    exchange.handle(ContributionReady(), 0.0)
+    exchange.handle(ExchangeTick(), 20.0)
     for number in range(21):
         for peer in PEERS[1:3]:
             exchange.handle(PartArrived(peer, number), 20.0)
     for second in range(20, 65):
-        exchange.handle(Tick(), float(second))
+        exchange.handle(ExchangeTick(), float(second))
         assert set(exchange.delays.seconds) == ({PEERS[3]} if second >= 60 else set())
 
 
 def test_who_waits_for_half_of_the_members_cannot_say_who_is_late() -> None:
     exchange = machine(PEERS[0], bytes([0]))
-    exchange.handle(Started(), 0.0)
+    exchange.handle(ContributionReady(), 0.0)
     assert delayed(exchange, {PEERS[1]: 3.0}, 9) == {}
 
 
 def test_nobody_delays_an_average_of_others_or_while_we_sleep() -> None:
     exchange = machine(PEERS[0], bytes([1]))
-    exchange.handle(Started(), 0.0)
+    exchange.handle(ContributionReady(), 0.0)
     assert delayed(exchange, {PEERS[2]: 3.0}, 9) == {}
     exchange = machine(PEERS[0], bytes([0]))
-    exchange.handle(Started(), 0.0)
+    exchange.handle(ContributionReady(), 0.0)
     delayed(exchange, {PEERS[1]: 0.0, PEERS[2]: 0.0}, 2)
-    exchange.handle(Tick(), 3600.0)
+    exchange.handle(ExchangeTick(), 3600.0)
     assert exchange.delays.seconds == {PEERS[3]: 2.0}

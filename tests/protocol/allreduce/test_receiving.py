@@ -10,7 +10,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from kernels.layout import chunk_layout, payload_bytes
 from protocol.allreduce.assignment import plan_hash
-from protocol.allreduce.buffers import PART_BUFFERS, BufferPool, Results, WaitingParts
+from protocol.allreduce.buffers import PART_BUFFERS, AverageBuffer, BufferPool, WaitingParts
 from protocol.allreduce.events import Moving
 from protocol.allreduce.machine import ExchangeMachine
 from protocol.allreduce.messages import PushHeader
@@ -37,7 +37,7 @@ PLAN = Plan(
 
 def receiver(told: list[Event] | None = None, plan: Plan = PLAN) -> Receiver:
     machine, pool = ExchangeMachine(ME, plan, 10.0, now=0.0), BufferPool()
-    results = Results(memoryview(bytearray(payload_bytes(LAYOUT))), LAYOUT)
+    results = AverageBuffer(memoryview(bytearray(payload_bytes(LAYOUT))), LAYOUT)
     emit = (told if told is not None else []).append
     return Receiver(machine, LAYOUT, Hash(ZERO_HASH), WaitingParts(machine.others, pool), results, pool, emit)
 

@@ -10,8 +10,8 @@ from protocol.audit.accusations import (
     STRANGER_BYTES,
     STRANGER_PLACES,
     STRANGERS_BYTES_PER_S,
+    AccusationOutcome,
     Accusations,
-    Heard,
 )
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import Accusation
@@ -36,12 +36,12 @@ def test_one_accuser_has_one_accusation_pending() -> None:
     async def check() -> None:
         await trio.lowlevel.checkpoint()
         accusations = Accusations()
-        assert accusations.hear(ANN.peer_id, accusation(1), is_member=False) is Heard.NEW
-        assert accusations.hear(ANN.peer_id, accusation(2), is_member=False) is Heard.UNWANTED
-        assert accusations.hear(ANN.peer_id, accusation(1), is_member=False) is Heard.UNWANTED
+        assert accusations.hear(ANN.peer_id, accusation(1), is_member=False) is AccusationOutcome.NEW
+        assert accusations.hear(ANN.peer_id, accusation(2), is_member=False) is AccusationOutcome.UNWANTED
+        assert accusations.hear(ANN.peer_id, accusation(1), is_member=False) is AccusationOutcome.UNWANTED
         with accusations.open(accusation(1)):
             pass
-        assert accusations.hear(ANN.peer_id, accusation(2), is_member=False) is Heard.NEW
+        assert accusations.hear(ANN.peer_id, accusation(2), is_member=False) is AccusationOutcome.NEW
 
     in_virtual_time(check)
 
@@ -50,9 +50,9 @@ def test_strangers_that_fill_their_places_keep_no_member_out() -> None:
     async def check() -> None:
         accusations = Accusations()
         for number in range(MAX_PENDING):
-            assert accusations.hear(stranger(number), accusation(number), is_member=False) is Heard.NEW
-        assert accusations.hear(ANN.peer_id, accusation(200), is_member=False) is Heard.UNWANTED
-        assert accusations.hear(MEMBER, accusation(200), is_member=True) is Heard.NEW
+            assert accusations.hear(stranger(number), accusation(number), is_member=False) is AccusationOutcome.NEW
+        assert accusations.hear(ANN.peer_id, accusation(200), is_member=False) is AccusationOutcome.UNWANTED
+        assert accusations.hear(MEMBER, accusation(200), is_member=True) is AccusationOutcome.NEW
         async with trio.open_nursery() as nursery:
             for _ in range(STRANGER_PLACES + 3):
                 nursery.start_soon(_hold, accusations)
@@ -73,13 +73,17 @@ async def _hold(accusations: Accusations) -> None:
 def test_all_strangers_together_have_a_budget_of_bytes() -> None:
     async def check() -> None:
         accusations, size = Accusations(), STRANGER_BYTES // 4
-        assert accusations.hear(stranger(0), accusation(0, STRANGER_BYTES + 1), is_member=False) is Heard.UNWANTED
+        assert (
+            accusations.hear(stranger(0), accusation(0, STRANGER_BYTES + 1), is_member=False) is AccusationOutcome.UNWANTED
+        )
         heard = [accusations.hear(stranger(number), accusation(number, size), is_member=False) for number in range(8)]
-        assert heard == [Heard.NEW] * 4 + [Heard.UNWANTED] * 4
-        assert accusations.hear(stranger(9), accusation(0, size), is_member=False) is Heard.JOINED, "it is fetched once"
-        assert accusations.hear(MEMBER, accusation(10, 64 << 20), is_member=True) is Heard.NEW
+        assert heard == [AccusationOutcome.NEW] * 4 + [AccusationOutcome.UNWANTED] * 4
+        assert accusations.hear(stranger(9), accusation(0, size), is_member=False) is AccusationOutcome.JOINED, (
+            "it is fetched once"
+        )
+        assert accusations.hear(MEMBER, accusation(10, 64 << 20), is_member=True) is AccusationOutcome.NEW
         await trio.sleep(size / STRANGERS_BYTES_PER_S)
-        assert accusations.hear(stranger(11), accusation(11, size), is_member=False) is Heard.NEW
+        assert accusations.hear(stranger(11), accusation(11, size), is_member=False) is AccusationOutcome.NEW
 
     in_virtual_time(check)
 
@@ -104,12 +108,12 @@ def test_who_fails_again_waits_twice_as_long() -> None:
     async def check() -> None:
         accusations, waits = Accusations(), []
         for _ in range(3):
-            assert accusations.hear(ANN.peer_id, accusation(1), is_member=False) is Heard.NEW
+            assert accusations.hear(ANN.peer_id, accusation(1), is_member=False) is AccusationOutcome.NEW
             with accusations.open(accusation(1)) as case, case.turn() as turn:
                 assert turn == (ANN.peer_id, False)
                 accusations.failed(case, ANN.peer_id)
             began = trio.current_time()
-            while accusations.hear(ANN.peer_id, accusation(1), is_member=False) is not Heard.NEW:
+            while accusations.hear(ANN.peer_id, accusation(1), is_member=False) is not AccusationOutcome.NEW:
                 await trio.sleep(1)
             with accusations.open(accusation(1)):
                 pass

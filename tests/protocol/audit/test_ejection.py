@@ -10,11 +10,11 @@ import pytest
 import trio
 import trio.testing
 
-from protocol.audit.accusations import SET_BACK_S, Heard, deadline_s
+from protocol.audit.accusations import SET_BACK_S, AccusationOutcome, deadline_s
 from protocol.audit.ejection import AGAIN_S, MAX_EJECTED, SPACING_S, Ejections
 from protocol.audit.evidence import (
+    ProvenLie,
     TwoStatements,
-    Verdict,
     encode_evidence,
     evidence_hash,
 )
@@ -67,9 +67,9 @@ class Table:
         self.asked: list[PeerId] = []
         self.network.answers[ACCUSER] = partial(self.answer, ACCUSER)
 
-    async def look_into(self, told: Accusation) -> Verdict | None:
+    async def look_into(self, told: Accusation) -> ProvenLie | None:
         """As when `ACCUSER` has said it."""
-        assert self.ejections.hear(ACCUSER, told) is Heard.NEW
+        assert self.ejections.hear(ACCUSER, told) is AccusationOutcome.NEW
         return await self.ejections.look_into(told)
 
     async def answer(self, peer: PeerId, kind: str, data: bytes) -> bytes:
@@ -146,7 +146,7 @@ def test_an_accusation_with_proof_ejects(tmp_path: Path) -> None:
     async def check(table: Table) -> None:
         verdict = await table.look_into(accusation())
         assert verdict is not None and table.has_ejected()
-        assert table.ejections.hear(ACCUSER, accusation()) is Heard.UNWANTED, "it is known"
+        assert table.ejections.hear(ACCUSER, accusation()) is AccusationOutcome.UNWANTED, "it is known"
 
     on_table(tmp_path, check)
 
@@ -169,7 +169,7 @@ def test_an_accuser_without_proof_is_not_believed_again(tmp_path: Path, held: by
         assert not table.has_ejected()
         assert [event.peer for event in table.events if isinstance(event, Dropped)] == [ACCUSER]
         await trio.sleep(86_400)
-        assert table.ejections.hear(ACCUSER, accusation()) is Heard.UNWANTED
+        assert table.ejections.hear(ACCUSER, accusation()) is AccusationOutcome.UNWANTED
 
     on_table(tmp_path, check)
 
@@ -178,9 +178,9 @@ def test_an_accuser_that_is_gone_may_accuse_again_after_a_while(tmp_path: Path) 
     async def check(table: Table) -> None:
         del table.network.answers[ACCUSER]
         assert await table.look_into(accusation()) is None
-        assert not table.has_ejected() and table.ejections.hear(ACCUSER, accusation()) is Heard.UNWANTED
+        assert not table.has_ejected() and table.ejections.hear(ACCUSER, accusation()) is AccusationOutcome.UNWANTED
         await trio.sleep(SET_BACK_S)
-        assert table.ejections.hear(ACCUSER, accusation()) is Heard.NEW
+        assert table.ejections.hear(ACCUSER, accusation()) is AccusationOutcome.NEW
 
     on_table(tmp_path, check)
 
@@ -188,8 +188,8 @@ def test_an_accuser_that_is_gone_may_accuse_again_after_a_while(tmp_path: Path) 
 def test_accusations_of_ourselves_or_of_the_accuser_are_not_looked_into(tmp_path: Path) -> None:
     async def check(table: Table) -> None:
         await trio.lowlevel.checkpoint()
-        assert table.ejections.hear(ACCUSER, accusation(accused=ME.peer_id)) is Heard.UNWANTED
-        assert table.ejections.hear(LIAR, accusation()) is Heard.UNWANTED
+        assert table.ejections.hear(ACCUSER, accusation(accused=ME.peer_id)) is AccusationOutcome.UNWANTED
+        assert table.ejections.hear(LIAR, accusation()) is AccusationOutcome.UNWANTED
 
     on_table(tmp_path, check)
 
@@ -198,8 +198,8 @@ def test_two_accusations_of_one_proof_at_one_moment_are_one_case(tmp_path: Path)
     """Honest accusers cause it: both heard of the lie, and both say so."""
 
     async def check(table: Table) -> None:
-        assert table.ejections.hear(ACCUSER, accusation()) is Heard.NEW
-        assert table.ejections.hear(OTHER, accusation()) is Heard.JOINED
+        assert table.ejections.hear(ACCUSER, accusation()) is AccusationOutcome.NEW
+        assert table.ejections.hear(OTHER, accusation()) is AccusationOutcome.JOINED
         assert await table.ejections.look_into(accusation()) is not None
         assert table.has_ejected() and table.asked == [ACCUSER]
 
@@ -228,7 +228,7 @@ def test_an_accuser_that_trickles_loses_its_place_at_the_deadline(tmp_path: Path
         began = trio.current_time()
         assert await table.look_into(told) is None
         assert trio.current_time() - began == pytest.approx(deadline_s(8 << 20))
-        assert table.ejections.hear(ACCUSER, accusation()) is Heard.UNWANTED
+        assert table.ejections.hear(ACCUSER, accusation()) is AccusationOutcome.UNWANTED
 
     on_table(tmp_path, check)
 
@@ -244,11 +244,11 @@ def test_a_member_takes_the_turn_of_a_stranger_that_delays_its_proof(
         table.network.answers[OTHER] = never
         monkeypatch.setattr(table.replica.history, "has_member", lambda peer: peer == ACCUSER)
         began = trio.current_time()
-        assert table.ejections.hear(OTHER, accusation()) is Heard.NEW
+        assert table.ejections.hear(OTHER, accusation()) is AccusationOutcome.NEW
         async with trio.open_nursery() as nursery:
             nursery.start_soon(table.ejections.look_into, accusation())
             await trio.testing.wait_all_tasks_blocked()
-            assert table.ejections.hear(ACCUSER, accusation()) is Heard.JOINED
+            assert table.ejections.hear(ACCUSER, accusation()) is AccusationOutcome.JOINED
         assert table.has_ejected() and trio.current_time() == began
 
     on_table(tmp_path, check)

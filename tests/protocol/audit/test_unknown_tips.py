@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from protocol.audit.accusations import Heard
+from protocol.audit.accusations import AccusationOutcome
 from protocol.audit.evidence import (
     ContraryMotion,
     OneStatement,
@@ -41,8 +41,8 @@ def test_evidence_about_an_unknown_tip_is_judged_when_we_know_it(tmp_path: Path,
         assert await table.look_into(told) is None and not table.has_ejected()
         assert not any(isinstance(event, Dropped) for event in table.events), "the accuser is not to blame"
         assert any("do not know yet" in event.text for event in table.events if isinstance(event, Notice))
-        assert table.ejections.hear(ACCUSER, told) is Heard.UNWANTED, "it is here"
-        assert table.ejections.hear(ACCUSER, accusation()) is Heard.NEW
+        assert table.ejections.hear(ACCUSER, told) is AccusationOutcome.UNWANTED, "it is here"
+        assert table.ejections.hear(ACCUSER, accusation()) is AccusationOutcome.NEW
         await table.ejections.look_again()
         assert not table.has_ejected()
         learn_tip(table, monkeypatch)

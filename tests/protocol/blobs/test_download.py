@@ -18,10 +18,10 @@ from protocol.blobs.download import (
     Came,
     Download,
     DownloadEvent,
+    DownloadTick,
     SourceGone,
     SourceGot,
     SourceHas,
-    Tick,
     TurnedDown,
     Unanswered,
     Want,
@@ -70,7 +70,7 @@ def test_an_overdue_chunk_is_asked_of_others_and_taken_all_the_same() -> None:
     assert asked(download.handle(SourceHas(ANN, 0b01), 0.0)) == {ANN: [0]}
     assert not download.handle(SourceHas(BOB, 0b01), FIRST_DEADLINE_S - 0.1)
     assert not download.expects(BOB, 0)
-    assert asked(download.handle(Tick(), FIRST_DEADLINE_S + 0.1)) == {BOB: [0]}, "its score is better now"
+    assert asked(download.handle(DownloadTick(), FIRST_DEADLINE_S + 0.1)) == {BOB: [0]}, "its score is better now"
     assert download.expects(ANN, 0) and download.expects(BOB, 0)
     download.handle(Came(ANN, 0), FIRST_DEADLINE_S + 1)
     assert download.missing == 0b10 and download.owed_bytes == 0
@@ -83,9 +83,9 @@ def test_who_does_not_keep_a_deadline_twice_is_left_alone() -> None:
     for _ in range(2):
         assert asked(wants) == {ANN: [0]}
         now += FIRST_DEADLINE_S + 0.1
-        wants = download.handle(Tick(), now)
+        wants = download.handle(DownloadTick(), now)
     assert not wants and not download.handle(SourceGot(ANN, 1), now), "to say again what one has does not help"
-    assert asked(download.handle(Tick(), now + 10)) == {ANN: [0]}
+    assert asked(download.handle(DownloadTick(), now + 10)) == {ANN: [0]}
 
 
 def test_in_the_endgame_a_chunk_of_a_slow_source_is_asked_of_a_quick_one_and_settled_with_both() -> None:
@@ -122,7 +122,7 @@ def test_a_busy_source_keeps_what_it_has_and_another_is_asked() -> None:
     assert asked(download.handle(Busy(ANN, (0,)), 0.1)) == {BOB: [0]}
     assert download.has_use_of(ANN) and download.owed_bytes == 1000
     download.handle(SourceGone(BOB), 0.2)
-    assert asked(download.handle(Tick(), 3.0)) == {ANN: [0]}
+    assert asked(download.handle(DownloadTick(), 3.0)) == {ANN: [0]}
 
 
 def test_wrong_bytes_bar_a_source_and_free_what_it_owes() -> None:
@@ -138,7 +138,7 @@ def test_who_is_gone_owes_nothing_and_nothing_of_it_is_remembered() -> None:
     download = a_download(4)
     for peer in PEERS[3:]:
         download.handle(SourceHas(peer, 0b1), 0.0)
-        download.handle(Tick(), 100.0)
+        download.handle(DownloadTick(), 100.0)
         download.handle(SourceGone(peer), 100.0)
     assert download.owed_bytes == 0 and not download.has_hope()
     assert not download._debts and not download._late
@@ -209,7 +209,7 @@ class Crowd:
                 self.happens(peer, chunk)
         if self.random.random() < 0.1:
             self.tell(self.random.choice((SourceHas, SourceGot))(*self.says(self.random.choice(self.sources))))
-        self.tell(Tick())
+        self.tell(DownloadTick())
 
     def says(self, peer: PeerId) -> tuple[PeerId, ChunkSet]:
         lies = self.kind[peer] in ("silent", "refusing", "wrong")

@@ -27,7 +27,7 @@ from protocol.node.evaluator import Evaluator
 from protocol.node.extensions import Extensions
 from protocol.node.guard import Guard
 from protocol.node.ratifier import Ratifier
-from protocol.node.statements import Readys, Statements
+from protocol.node.statements import EarlyReadyBuffer, Statements
 from protocol.run.manifest import SignedManifest
 from protocol.run.settings import NodeSettings
 from protocol.sync.claims import Settled
@@ -86,7 +86,7 @@ class Stage:
         swarm = Swarm(session, self.membership, shelves, at_once)
         self.versions = WeightVersions(session, guard, self.background, replica, catalogue, at_once, swarm, settings.weights)
         self.ejections = Ejections(session, replica, self.membership, at_once)
-        self.readys = Readys(history, replica.rounds.max_members)
+        self.readys = EarlyReadyBuffer(history, replica.rounds.max_members)
         self.extensions = Extensions(session, guard, replica, at_once)
         self.statements = Statements(
             session,

@@ -5,14 +5,14 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.node.evaluator import RECENT_ROUNDS, Measurements, State, drawn_order, refusal, whose_turn
+from protocol.node.evaluator import RECENT_ROUNDS, CommittedState, Measurements, drawn_order, refusal, whose_turn
 from protocol.wire.hashes import hash_bytes
 from protocol.wire.identity import Identity
 from protocol.wire.presence import Measurement
 
 PEERS = [Identity.from_seed(bytes([number]) * 32).peer_id for number in range(6)]
 TIP = hash_bytes("record", b"tip")
-STATE = State(5, TIP, tuple(PEERS[:5]))
+STATE = CommittedState(5, TIP, tuple(PEERS[:5]))
 ORDER = drawn_order(TIP, STATE.members)
 CLAIM = Measurement(rounds=5, tip=TIP, loss=1.5)
 
@@ -65,7 +65,7 @@ def test_the_first_word_on_a_state_stands() -> None:
 
 def test_only_recent_states_are_kept_and_only_those_of_our_chain_shown() -> None:
     known = Measurements()
-    states = [State(n, hash_bytes("record", bytes([n])), ()) for n in range(RECENT_ROUNDS + 2)]
+    states = [CommittedState(n, hash_bytes("record", bytes([n])), ()) for n in range(RECENT_ROUNDS + 2)]
     for state in states:
         known.open(state)
         known.take(state, float(state.rounds), PEERS[0])

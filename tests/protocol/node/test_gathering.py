@@ -10,7 +10,7 @@ import trio
 import trio.testing
 
 from protocol.membership.activity import Activity
-from protocol.node.life import Gathering
+from protocol.node.life import StartupBarrier
 from protocol.run.invitation import Anchor
 from protocol.run.settings import NodeSettings
 from protocol.wire.presence import Role, WhyIdle
@@ -29,7 +29,7 @@ def test_a_round_begins_when_the_record_of_the_invitation_is_here(length: int, t
     session: Any = SimpleNamespace(network=SimpleNamespace(connected=list))
     claims: Any = None
     activity = Activity(lambda event: None)
-    gathering = Gathering(session, replica, settings, membership, claims, activity)
+    gathering = StartupBarrier(session, replica, settings, membership, claims, activity)
 
     async def main() -> None:
         assert await gathering.may_begin() is begins

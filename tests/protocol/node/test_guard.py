@@ -9,7 +9,7 @@ import trio
 import trio.testing
 
 from protocol.events.events import Dropped, Event, HandlerFailed, Notice
-from protocol.node.guard import MAX_TOLD, TELL_EVERY_S, Guard, Thinned
+from protocol.node.guard import MAX_TOLD, TELL_EVERY_S, Guard, RateLimitedEmitter
 from protocol.transport.interface import Offence, Refused
 from protocol.wire.hashes import Hash
 from tests.protocol.peers import ANN, BOB, ME, TableNetwork, a_session
@@ -91,7 +91,7 @@ def test_of_a_group_the_failure_is_caught_and_the_cancellation_goes_through() ->
 def test_a_flood_of_drops_is_told_once_in_a_while_with_its_number() -> None:
     async def main() -> None:
         told: list[Event] = []
-        thinned = Thinned(told.append)
+        thinned = RateLimitedEmitter(told.append)
         for _ in range(1000):
             thinned(Dropped("ann", "gossip", "malformed"))
         thinned(Dropped("ann", "chunk", "another kind"))
@@ -112,7 +112,7 @@ def test_drops_of_many_peers_are_told_of_some() -> None:
     async def main() -> None:
         await trio.lowlevel.checkpoint()
         told: list[Event] = []
-        thinned = Thinned(told.append)
+        thinned = RateLimitedEmitter(told.append)
         for number in range(5000):
             thinned(Dropped(f"peer {number}", "gossip", "malformed"))
         assert len(told) == MAX_TOLD

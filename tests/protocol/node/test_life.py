@@ -12,9 +12,9 @@ import trio.testing
 from protocol.events.events import Event, PhaseChanged
 from protocol.membership.activity import Activity
 from protocol.membership.liveness import Membership
-from protocol.node.background import Background, Outlasting
+from protocol.node.background import Background, PendingDeliveries
 from protocol.node.life import HAND_OVER_S, Departure, Life
-from protocol.node.round_runner import Behind, Outcome, Wrong
+from protocol.node.round_runner import Behind, Outcome, StateDisagreement
 from protocol.run.settings import NodeSettings
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
@@ -24,7 +24,7 @@ from tests.protocol.agreement.examples import INDEX, PEERS, RECORD, votes_for
 from tests.protocol.peers import ANN, BOB
 
 COMMIT = Commit(record=RECORD, index=INDEX, certificate=votes_for(RECORD, PEERS[:4], 0))
-WRONG = Wrong(Hash(b"\x04" * 32))
+WRONG = StateDisagreement(Hash(b"\x04" * 32))
 HEARD_BY = 3
 BEGIN = ["ejections.load", "keeper.load", "ratifier.load", "extensions.load", "keeper.restore", "gathering.listen"]
 GOODBYE = ["rounds.hand_over", "heartbeats.say_goodbye"]
@@ -98,7 +98,7 @@ class Stage:
         self.refusals -= 1
         return self.refusals < 0
 
-    async def _run_next(self, *, state_verified: bool, outlasting: Outlasting) -> Outcome:
+    async def _run_next(self, *, state_verified: bool, outlasting: PendingDeliveries) -> Outcome:
         self.log.append("rounds.run_next")
         await trio.sleep(10)
         if not self.outcomes:
@@ -115,7 +115,7 @@ class Stage:
         on_wait("fetching the run's file tasks.jsonl from its peers")
         await self._files.wait()
 
-    async def _hand_over(self, outlasting: Outlasting) -> None:
+    async def _hand_over(self, outlasting: PendingDeliveries) -> None:
         self.log.append("rounds.hand_over")
         await trio.sleep(self.hand_over_s)
 

@@ -6,18 +6,18 @@ import pytest
 import trio
 import trio.testing
 
-from protocol.node.background import Outlasting
+from protocol.node.background import PendingDeliveries
 
 
 @pytest.mark.parametrize("durations", [[], [1.0], [1.0, 3.0, 2.0]])
 def test_it_is_over_when_the_last_delivery_is(durations: list[float]) -> None:
-    async def deliver(outlasting: Outlasting, seconds: float) -> None:
+    async def deliver(outlasting: PendingDeliveries, seconds: float) -> None:
         with outlasting.delivery():
             await trio.sleep(seconds)
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            outlasting, began = Outlasting(nursery), trio.current_time()
+            outlasting, began = PendingDeliveries(nursery), trio.current_time()
             for seconds in durations:
                 nursery.start_soon(deliver, outlasting, seconds)
             await trio.testing.wait_all_tasks_blocked()

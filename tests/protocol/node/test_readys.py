@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from protocol.audit.evidence import TwoStatements
-from protocol.node.statements import STRANGERS_PER_MEMBER, Readys
+from protocol.node.statements import STRANGERS_PER_MEMBER, EarlyReadyBuffer
 from protocol.wire.envelope import Envelope
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
@@ -27,11 +27,11 @@ ROUND_MEMBERS = 4
 ROOM = STRANGERS_PER_MEMBER * ROUND_MEMBERS
 
 
-def a_table(*members: PeerId) -> Readys:
-    return Readys(TheseMembers(*members), ROUND_MEMBERS)
+def a_table(*members: PeerId) -> EarlyReadyBuffer:
+    return EarlyReadyBuffer(TheseMembers(*members), ROUND_MEMBERS)
 
 
-def crowd(readys: Readys, count: int, *, is_live: bool) -> int:
+def crowd(readys: EarlyReadyBuffer, count: int, *, is_live: bool) -> int:
     """READYs of so many new keys; how many were news."""
     ready, before = sealed(), len(readys)
     news = [readys.add(PeerId(f"key {before}, {number}"), *ready, is_live=is_live) for number in range(count)]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from protocol.node.state_keeper import FIRST_DISTANCE, MAX_DISTANCE, SecondThoughts
+from protocol.node.state_keeper import FIRST_DISTANCE, MAX_DISTANCE, StateRecheckBackoff
 
 
 def test_each_time_that_ours_was_right_the_next_look_is_twice_as_far() -> None:
-    thoughts, looks, rounds = SecondThoughts(), list[int](), 0
+    thoughts, looks, rounds = StateRecheckBackoff(), list[int](), 0
     while rounds < 16 * FIRST_DISTANCE:
         if thoughts.are_due(rounds):
             looks.append(rounds)
@@ -19,7 +19,7 @@ def test_each_time_that_ours_was_right_the_next_look_is_twice_as_far() -> None:
 
 
 def test_a_state_that_was_wrong_is_looked_at_again_on_the_next_tip() -> None:
-    thoughts = SecondThoughts()
+    thoughts = StateRecheckBackoff()
     thoughts.had(5, ours_was_right=True)
     thoughts.had(6, ours_was_right=False)
     assert not thoughts.are_due(6) and thoughts.are_due(7)

@@ -10,7 +10,7 @@ import trio.testing
 
 from protocol.events.events import Event, PeerSuspected
 from protocol.membership.liveness import BEAT_S, SUSPECT_BEATS, Membership
-from protocol.node.watch import TICK_S, Watch
+from protocol.node.watch import TICK_S, LivenessTicker
 from protocol.wire.hashes import Hash, chunk_hash
 from protocol.wire.identity import PeerId
 from tests.protocol.peers import ANN, ME, TableNetwork, TheseMembers, a_heartbeat, a_session
@@ -43,7 +43,7 @@ def suspected_at(network: TableNetwork) -> float:
         current: Any = SimpleNamespace(runner=None, peer_dead=peer_dead)
         activity: Any = SimpleNamespace(was_away=False)
         session = a_session(RUN, network, events)
-        watch = Watch(session, rounds, membership, activity, nobody_else, current, trio.current_time)
+        watch = LivenessTicker(session, rounds, membership, activity, nobody_else, current, trio.current_time)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(watch.run, nursery)
             await trio.sleep(MOVING_S * 2)

@@ -12,11 +12,11 @@ import trio
 import trio.testing
 
 from protocol.chain.tasks_in_force import TasksInForce
-from protocol.rollouts.batch import Batch
+from protocol.rollouts.batch import PooledBatch
 from protocol.rollouts.checking import Checking, is_sure
 from protocol.rollouts.dealing import problems_of
-from protocol.rollouts.happenings import Check, Checked, DealHeard, Fetched, Idle
-from protocol.rollouts.work import Turn
+from protocol.rollouts.happenings import BatchVerified, DealHeard, Fetched, Idle, VerifyBatch
+from protocol.rollouts.work import TrainerLock
 from protocol.tasks.task_sets import TaskSets
 from protocol.trainer_link import RolloutVerdict, VerifyTask
 from protocol.wire.hashes import Hash
@@ -49,7 +49,7 @@ class Stage:
         tasks.at = lambda version: self.roster_at(min(version, self.length)).tasks
         tasks.on = lambda version, tip: TaskSets.on(tasks, version, tip)
         others: Any = SimpleNamespace(run=RUN, me=ME, using=lambda root: nullcontext(), path=lambda root: Path("b"))
-        self.turn = Turn()
+        self.turn = TrainerLock()
         self.checking = Checking(others, RL, others, self.turn, tasks)
 
     def tip_at(self, rounds: int) -> Hash:
@@ -63,9 +63,9 @@ class Stage:
         self.asked.append(task)
         return (RolloutVerdict(Verdict.ACCEPT, Reason.NONE, "", 1.0, 1),) * BODY.rollouts
 
-    async def check(self) -> Checked:
+    async def check(self) -> BatchVerified:
         link: Any = self
-        return await self.checking.check(link, Batch(WORKER, BODY, b""), lambda: {3: TIPS[3]})
+        return await self.checking.check(link, PooledBatch(WORKER, BODY, b""), lambda: {3: TIPS[3]})
 
 
 def test_a_batch_is_held_against_the_tasks_of_its_own_version() -> None:
@@ -120,9 +120,9 @@ def test_what_our_chain_went_back_before_waits_until_it_comes_again() -> None:
     table.tell(DealHeard(WORKER, WORKER, ROOT, ONE_PLACE))
     table.tell(Fetched(WORKER, ROOT, True))
     for _ in range(2):
-        assert [type(effect) for effect in table.tell(Idle())] == [Check]
+        assert [type(effect) for effect in table.tell(Idle())] == [VerifyBatch]
         table.move(2)
-        table.tell(Checked(WORKER, ROOT, None))
+        table.tell(BatchVerified(WORKER, ROOT, None))
         assert table.tell(Idle()) == []
         table.move(3)
     table.check(GOOD)

@@ -14,7 +14,7 @@ from protocol.events.events import (
     RolloutsGenerated,
 )
 from protocol.events.status import RolloutStatus
-from protocol.rollouts.counting import RATE_S, Counting
+from protocol.rollouts.counting import RATE_S, RolloutCounter
 from protocol.wire.identity import PeerId
 
 ME, ANN = PeerId("me"), PeerId("ann")
@@ -26,7 +26,7 @@ def told(*events: Event, wait_s: float = 0.0) -> tuple[RolloutStatus, list[Event
     found: list[RolloutStatus] = []
 
     async def main() -> None:
-        counting = Counting(ME, emitted.append)
+        counting = RolloutCounter(ME, emitted.append)
         await trio.sleep(RATE_S)
         for event in events:
             counting(event)

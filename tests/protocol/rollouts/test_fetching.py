@@ -16,9 +16,9 @@ from protocol.chain.disk import Disk, StoreFull
 from protocol.chain.tasks_in_force import TasksInForce
 from protocol.chain.weight_files import WeightFiles, leaves_of
 from protocol.events.events import Event, Notice
-from protocol.rollouts.happenings import Ejected, Fetch, Fetched
-from protocol.rollouts.work import Turn
-from protocol.rollouts.worker import RETRY_S, Fetching, Worker
+from protocol.rollouts.happenings import Ejected, FetchBatch, Fetched
+from protocol.rollouts.work import TrainerLock
+from protocol.rollouts.worker import RETRY_S, Fetching, RolloutMaker
 from protocol.tasks.library import Library
 from protocol.trainer_link import Generated
 from protocol.wire.hashes import Hash, tree_root
@@ -89,7 +89,7 @@ def play(scenario: Any) -> None:
 
 
 def stated(stage: Stage, root: Hash = ROOT, number: int = 0) -> Any:
-    (effect,) = [each for each in stage.table.hear(root=root, number=number, size=len(DATA)) if isinstance(each, Fetch)]
+    (effect,) = [each for each in stage.table.hear(root=root, number=number, size=len(DATA)) if isinstance(each, FetchBatch)]
     return effect.batch
 
 
@@ -155,7 +155,7 @@ def test_a_batch_of_ours_that_cannot_be_stated_for_want_of_room_takes_none(tmp_p
             missing=lambda version: "",
             at=lambda version: TasksInForce(),
         )
-        worker = Worker(others, RL, files, others, inline, others, Turn(), others, others, others, 1)
+        worker = RolloutMaker(others, RL, files, others, inline, others, TrainerLock(), others, others, others, 1)
         for _ in range(3):
             with pytest.raises(StoreFull):
                 await worker.make(lambda done, total: None)

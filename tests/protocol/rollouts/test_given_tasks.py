@@ -12,9 +12,9 @@ import trio.testing
 
 from protocol.chain.tasks_in_force import TasksInForce, first_problem
 from protocol.rollouts.selection import AGAIN_S, GivenTasks
-from protocol.rollouts.work import Turn
+from protocol.rollouts.work import TrainerLock
 from protocol.tasks.task_sets import TaskSets
-from protocol.trainer_link import TaskFile
+from protocol.trainer_link import SharedTaskFile
 from protocol.wire.hashes import Hash
 from protocol.wire.tasks import AdmittedSet, Amendment
 from tests.protocol.peers import ANN
@@ -40,7 +40,7 @@ class Stage:
         self.sets: Any = SimpleNamespace(files=files, unusable={}, at=lambda version: self.tasks, _versions=lambda: [3])
         self.sets.usable_files = self.usable_files
         others: Any = self
-        self.held = GivenTasks(others, others.sets, others, Turn())
+        self.held = GivenTasks(others, others.sets, others, TrainerLock())
 
     def emit(self, event: object) -> None:
         """Told to nobody."""
@@ -53,7 +53,7 @@ class Stage:
         await trio.lowlevel.checkpoint()
         self.looked.append([*roots])
 
-    async def use_tasks(self, files: Sequence[TaskFile]) -> dict[int, str]:
+    async def use_tasks(self, files: Sequence[SharedTaskFile]) -> dict[int, str]:
         await trio.lowlevel.checkpoint()
         self.given.append([file.digest for file in files])
         return {file.first: self.refused[file.digest] for file in files if file.digest in self.refused}

@@ -6,11 +6,20 @@ from typing import Any
 
 import pytest
 
-from protocol.rollouts.batch import Batch, Decision
+from protocol.rollouts.batch import Decision, PooledBatch
 from protocol.rollouts.dealing import is_for, lot_of, trainer_of
-from protocol.rollouts.happenings import Checked, Deal, DealHeard, Fetch, Fetched, Forward, Idle, Moved
+from protocol.rollouts.happenings import (
+    BatchVerified,
+    DealHeard,
+    FetchBatch,
+    Fetched,
+    ForwardBatch,
+    GossipDeal,
+    Idle,
+    TipChanged,
+)
 from protocol.rollouts.pool import HOLD_S, NEWCOMERS_S, Intake
-from protocol.rollouts.scene import Scene
+from protocol.rollouts.scene import PoolContext
 from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import PeerId
 from protocol.wire.presence import Role
@@ -52,7 +61,7 @@ class Stall(Table):
 
     @staticmethod
     def fetched_numbers(effects: Any) -> list[Any]:
-        return [effect.batch.body.number for effect in effects if isinstance(effect, Fetch)]
+        return [effect.batch.body.number for effect in effects if isinstance(effect, FetchBatch)]
 
 
 def test_a_trainer_takes_the_numbers_of_its_share_in_order_whatever_order_they_come_in() -> None:
@@ -129,7 +138,7 @@ def test_newcomers_are_taken_where_the_others_are_gone() -> None:
     [batch] = [batch for batch in stall.pool if batch.author == WORKER]
     assert batch.wanted
     stall.tell(Idle())
-    stall.tell(Checked(WORKER, batch.root, GOOD))
+    stall.tell(BatchVerified(WORKER, batch.root, GOOD))
     assert batch.decision is Decision.ACCEPTED
     assert stall.wait(NEWCOMERS_S - 1) == [], "an accepted batch shows that others are there"
     assert stall.wait(2) == [number]
@@ -146,13 +155,13 @@ def test_where_no_maker_was_known_all_are_taken() -> None:
 def test_in_a_version_that_we_came_into_the_first_number_heard_is_the_first() -> None:
     """What was said before nobody says again, and without accepted batches no next version comes."""
     stall = Table(Role.TRAINER)
-    assert kinds(stall.hear(number=17)) == [Forward, Fetch]
+    assert kinds(stall.hear(number=17)) == [ForwardBatch, FetchBatch]
     stall.tell(Fetched(WORKER, hash_bytes("root", b"0"), True))
-    assert kinds(stall.hear(number=19, root=root_of(19))) == [Forward]
-    assert kinds(stall.hear(number=18, root=root_of(18))) == [Forward, Fetch]
+    assert kinds(stall.hear(number=19, root=root_of(19))) == [ForwardBatch]
+    assert kinds(stall.hear(number=18, root=root_of(18))) == [ForwardBatch, FetchBatch]
     branch = {version: hash_bytes("branch", bytes([version])) for version in (2, 3, 4)}
     stall.tell(stall.state(4, branch))
-    assert kinds(stall.hear(version=4, tip=branch[4], number=9, root=root_of(9))) == [Forward, Fetch]
+    assert kinds(stall.hear(version=4, tip=branch[4], number=9, root=root_of(9))) == [ForwardBatch, FetchBatch]
 
 
 # -- what whoever profits may try to vary -----------------------------------------------------------------------------------
@@ -187,7 +196,7 @@ HONEST: dict[str, Any] = {
     ids=lambda changes: "-".join(changes),
 )
 def test_nothing_in_a_statement_but_tip_maker_and_number_draws(changes: dict[str, Any]) -> None:
-    honest, varied = (Batch(WORKER, RolloutBatch(**fields), b"") for fields in (HONEST, HONEST | changes))
+    honest, varied = (PooledBatch(WORKER, RolloutBatch(**fields), b"") for fields in (HONEST, HONEST | changes))
     assert varied.lot == honest.lot and varied.slot == honest.slot
     assert is_for(varied.lot, ME, TRAINERS) and not is_for(varied.lot, OTHER, TRAINERS)
 
@@ -215,7 +224,7 @@ def test_what_is_out_of_order_or_does_not_fit_is_not_taken(what: str, changes: d
     stall, fields = Stall(), HONEST | changes
     author = fields.pop("author", WORKER)
     effects = stall.hear(author, **fields)
-    assert not {Fetch, Deal} & {*kinds(effects)} and stall.wait(HOLD_S - 1) == [], what
+    assert not {FetchBatch, GossipDeal} & {*kinds(effects)} and stall.wait(HOLD_S - 1) == [], what
 
 
 def test_the_bytes_of_one_batch_under_another_number_are_no_second_batch() -> None:
@@ -229,8 +238,8 @@ def test_of_65536_numbers_1000_roots_and_1000_new_keys_a_grinder_has_no_choice()
     stall = Stall()
     intake = stall.pool._intake
 
-    def batch(author: PeerId, number: int, root: Hash) -> Batch:
-        return Batch(author, RolloutBatch.model_construct(**HONEST | {"number": number, "root": root}), b"")
+    def batch(author: PeerId, number: int, root: Hash) -> PooledBatch:
+        return PooledBatch(author, RolloutBatch.model_construct(**HONEST | {"number": number, "root": root}), b"")
 
     def admitted(author: PeerId, number: int) -> bool:
         return intake.admits(batch(author, number, root_of(0)), 0.0)
@@ -245,15 +254,15 @@ def test_of_65536_numbers_1000_roots_and_1000_new_keys_a_grinder_has_no_choice()
 @pytest.mark.parametrize("max_async", [0, 1, 2])
 @pytest.mark.parametrize("number", [0, 1, 60_000])
 def test_keys_made_for_a_tip_draw_nothing_however_few_versions_are_kept(max_async: int, number: int) -> None:
-    scene = Scene(ME, Role.TRAINER, RL.model_copy(update={"max_async": max_async}))
+    scene = PoolContext(ME, Role.TRAINER, RL.model_copy(update={"max_async": max_async}))
     intake, tips = Intake(scene, {}), [hash_bytes("tip", bytes([version])) for version in range(6)]
     for version, tip in enumerate(tips):
         kept = {each: tips[each] for each in range(max(0, version - max_async), version)} | {version: tip}
         before = tips[version - 1] if version else None
-        moved = Moved(version, kept, dict.fromkeys(kept, (ME,)), (ME,), frozenset({WORKER}), before)
+        moved = TipChanged(version, kept, dict.fromkeys(kept, (ME,)), (ME,), frozenset({WORKER}), before)
         intake.move(scene.moved, moved, 0.0)
         scene.move(moved)
     body = RolloutBatch(
         version=5, tip=tips[5], number=number, incarnation=1, rollouts=8, tokens=8, size=1000, root=root_of(number)
     )
-    assert not intake.admits(Batch(STRANGER, body, b""), 1.0)
+    assert not intake.admits(PooledBatch(STRANGER, body, b""), 1.0)

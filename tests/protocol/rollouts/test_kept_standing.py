@@ -12,7 +12,7 @@ import trio
 from protocol.chain.disk import StoreFailed
 from protocol.chain.store import Store
 from protocol.events.events import Notice
-from protocol.rollouts.standing import MAX_KNOWN, WRITE_S, KeptStanding, Standing
+from protocol.rollouts.standing import MAX_KNOWN, WRITE_S, KeptStanding, TrustScores
 from protocol.wire.identity import Identity, PeerId
 
 ANN, BOB, CID = (Identity.from_seed(bytes([number]) * 32).peer_id for number in range(3))
@@ -28,7 +28,7 @@ class Life:
 
     def __init__(self, folder: Path) -> None:
         self.events: list[Any] = []
-        self.standing, self.store = Standing(), Store(folder)
+        self.standing, self.store = TrustScores(), Store(folder)
         session: Any = SimpleNamespace(emit=self.events.append)
         self.kept = KeptStanding(session, self.standing, self.store, inline)
         self.writes = 0

@@ -8,7 +8,7 @@ from typing import Any
 import trio
 
 from protocol.rollouts.kept_versions import KeptVersions
-from protocol.rollouts.work import Turn
+from protocol.rollouts.work import TrainerLock
 from protocol.wire.hashes import Hash, hash_bytes
 
 TIP: Hash = hash_bytes("tip", b"")
@@ -28,7 +28,7 @@ def test_nothing_is_held_while_there_is_no_process() -> None:
     keeping: Any = SimpleNamespace(changing=trio.Lock(), mark=SimpleNamespace(rounds=0, digest="x"))
     history = SimpleNamespace(length=0, tip_at=lambda rounds: TIP)
     replica: Any = SimpleNamespace(history=history, state=SimpleNamespace(rounds=0, theta=memoryview(b"")))
-    kept = KeptVersions(replica, keeping, link, Turn(), 2)
+    kept = KeptVersions(replica, keeping, link, TrainerLock(), 2)
     trio.run(kept.follow)
     link.pid = None  # it ended
     assert kept.tips == {} and kept.newest is None

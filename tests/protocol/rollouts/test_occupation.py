@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from protocol.events.events import Event, PhaseChanged
 from protocol.membership.activity import Activity
-from protocol.rollouts.work import LASTS_S, Occupation
+from protocol.rollouts.work import LASTS_S, WorkStatus
 from protocol.wire.presence import Phase, Role, WhyIdle
 
 
@@ -12,7 +12,7 @@ class Shown:
     def __init__(self) -> None:
         self.events: list[Event] = []
         self.activity = Activity(self.events.append)
-        self.occupation = Occupation(self.activity, Role.VALIDATOR)
+        self.occupation = WorkStatus(self.activity, Role.VALIDATOR)
 
     @property
     def now(self) -> tuple[Phase, WhyIdle]:

@@ -10,23 +10,23 @@ from protocol.events.events import BatchDecided, BatchJudged, RolloutPeerSetAsid
 from protocol.rollouts.batch import Decision
 from protocol.rollouts.dealing import order_of, places_of
 from protocol.rollouts.happenings import (
-    Check,
-    Checked,
+    BatchHeard,
+    BatchVerified,
     Contrary,
-    Deal,
     DealHeard,
     Discard,
-    Fetch,
+    FetchBatch,
     Fetched,
-    Forward,
-    Heard,
+    ForwardBatch,
+    GossipDeal,
+    GossipVerdicts,
     Idle,
-    Judge,
     JudgementHeard,
-    Moved,
     PoolEffect,
+    PoolTick,
     Tell,
-    Tick,
+    TipChanged,
+    VerifyBatch,
 )
 from protocol.rollouts.pool import HOLD_S, Pool
 from protocol.run.rl_section import RlSection
@@ -66,12 +66,12 @@ class Table:
         tips = {each: TIPS[each] for each in range(max(0, version - RL.max_async), version + 1)}
         return self.tell(self.state(version, tips))
 
-    def state(self, version: int, tips: dict[int, Hash]) -> Moved:
+    def state(self, version: int, tips: dict[int, Hash]) -> TipChanged:
         """On a chain with these tips."""
-        return Moved(version, tips, dict.fromkeys(tips, self.trainers), self.trainers, self.makers)
+        return TipChanged(version, tips, dict.fromkeys(tips, self.trainers), self.trainers, self.makers)
 
     def tick(self) -> list[PoolEffect]:
-        return self.tell(Tick(self.validators, TIPS))
+        return self.tell(PoolTick(self.validators, TIPS))
 
     def hear(self, author: PeerId = WORKER, root: Hash = ROOT, **changes: Any) -> list[PoolEffect]:
         fields: dict[str, Any] = {
@@ -85,7 +85,7 @@ class Table:
         }
         fields |= changes
         body = RolloutBatch(**{"tip": TIPS[fields["version"]], **fields})
-        return self.tell(Heard(author, body, repr((author, body)).encode()))
+        return self.tell(BatchHeard(author, body, repr((author, body)).encode()))
 
     def deal(self, trainer: PeerId = ME) -> list[PoolEffect]:
         return self.tell(DealHeard(trainer, WORKER, ROOT, ONE_PLACE))
@@ -97,8 +97,8 @@ class Table:
         return self.tell(JudgementHeard(validator, Judgement(author=WORKER, root=ROOT, codes=codes)))
 
     def check(self, codes: bytes) -> list[PoolEffect]:
-        assert [type(effect) for effect in self.tell(Idle())] == [Check]
-        return self.tell(Checked(WORKER, ROOT, codes))
+        assert [type(effect) for effect in self.tell(Idle())] == [VerifyBatch]
+        return self.tell(BatchVerified(WORKER, ROOT, codes))
 
     @property
     def decision(self) -> Decision | None:
@@ -120,9 +120,9 @@ def dealt() -> Table:
     for peer in (WORKER, *VALIDATORS):
         for _ in range(99):
             table.pool.standing.right(peer)
-    assert kinds(table.hear()) == [Forward, Fetch]
-    assert kinds(table.fetched()) == [Deal]
-    assert kinds(table.deal()) == [Forward]
+    assert kinds(table.hear()) == [ForwardBatch, FetchBatch]
+    assert kinds(table.fetched()) == [GossipDeal]
+    assert kinds(table.deal()) == [ForwardBatch]
     return table
 
 
@@ -220,8 +220,8 @@ def test_all_batches_of_a_peer_that_is_set_aside_are_dropped_and_no_more_are_hea
     table.tell(JudgementHeard(table.order[0], Judgement(author=WORKER, root=other, codes=BAD)))
     for peer in order_of(ONE_PLACE, other, VALIDATORS):
         table.tell(JudgementHeard(peer, Judgement(author=WORKER, root=other, codes=BAD)))
-    assert [type(effect) for effect in table.tell(Idle())] == [Check]
-    table.tell(Checked(WORKER, other, BAD))
+    assert [type(effect) for effect in table.tell(Idle())] == [VerifyBatch]
+    table.tell(BatchVerified(WORKER, other, BAD))
     assert table.pool.usable(3) == [] and table.hear(number=2, root=hash_bytes("root", b"2")) == []
 
 
@@ -230,7 +230,7 @@ def test_what_nobody_serves_is_rejected_without_blame() -> None:
     table.pool.standing.right(WORKER)
     table.hear()
     effects = table.fetched(here=False)
-    assert Discard in kinds(effects) and Judge in kinds(effects), "its maker hears why"
+    assert Discard in kinds(effects) and GossipVerdicts in kinds(effects), "its maker hears why"
     [told] = [e.event for e in effects if isinstance(e, Tell) and isinstance(e.event, BatchDecided)]
     assert isinstance(told, BatchDecided) and (told.verdict, told.reason) == ("rejected", "withheld")
     assert not table.pool.standing.aside(WORKER) and table.pool.standing.chance(WORKER) == 1.0
@@ -238,7 +238,7 @@ def test_what_nobody_serves_is_rejected_without_blame() -> None:
 
 def test_a_trainer_that_was_not_in_the_last_record_checks_itself() -> None:
     table = Table(Role.TRAINER, trainers=())
-    assert kinds(table.hear()) == [Forward, Fetch]
+    assert kinds(table.hear()) == [ForwardBatch, FetchBatch]
     table.fetched()
     table.check(GOOD)
     assert table.decision is Decision.ACCEPTED
@@ -290,9 +290,9 @@ def test_a_batch_that_comes_again_when_the_chain_goes_back_is_not_decided_on_aga
     told = kinds(table.tell(table.state(4, other)))
     assert (BatchDecided in told) is not accepted
     table.move(4)
-    assert kinds(table.hear()) == [Forward], "others may know nothing of it"
+    assert kinds(table.hear()) == [ForwardBatch], "others may know nothing of it"
     assert table.decision is (Decision.ACCEPTED if accepted else Decision.STALE) and table.pool.usable(4) == []
-    assert kinds(table.hear(number=1, root=hash_bytes("root", b"1"))) == [Forward, Fetch], "another one is"
+    assert kinds(table.hear(number=1, root=hash_bytes("root", b"1"))) == [ForwardBatch, FetchBatch], "another one is"
     assert BatchDecided not in kinds(table.deal() + table.judge(table.order[0], GOOD))
 
 
@@ -321,17 +321,17 @@ def test_a_validator_verifies_what_it_is_dealt_and_nothing_else() -> None:
 def test_a_validator_steps_in_when_those_before_it_are_silent() -> None:
     table = validating(first=False)
     table.now = RL.judge_s * 5
-    assert Fetch in kinds(table.tick())
+    assert FetchBatch in kinds(table.tick())
 
 
 def test_a_validator_says_what_it_found_or_that_the_bytes_are_withheld() -> None:
     table = validating(first=True)
     table.tell(Fetched(VALIDATORS[0], ROOT, True))
-    assert [type(effect) for effect in table.tell(Idle())] == [Check]
-    [said] = [effect for effect in table.tell(Checked(VALIDATORS[0], ROOT, BAD)) if isinstance(effect, Judge)]
+    assert [type(effect) for effect in table.tell(Idle())] == [VerifyBatch]
+    [said] = [effect for effect in table.tell(BatchVerified(VALIDATORS[0], ROOT, BAD)) if isinstance(effect, GossipVerdicts)]
     assert said.body.codes == BAD
     table = validating(first=True)
-    [said] = [effect for effect in table.tell(Fetched(VALIDATORS[0], ROOT, False)) if isinstance(effect, Judge)]
+    [said] = [effect for effect in table.tell(Fetched(VALIDATORS[0], ROOT, False)) if isinstance(effect, GossipVerdicts)]
     assert {CODES[code] for code in said.body.codes} == {(Verdict.REJECT, Reason.WITHHELD)}
 
 
@@ -344,7 +344,7 @@ def test_a_deal_of_somebody_else_than_the_batchs_trainer_is_not_followed() -> No
 def test_a_version_that_our_trainer_does_not_hold_is_not_verified() -> None:
     table = validating(first=True)
     table.tell(Fetched(VALIDATORS[0], ROOT, True))
-    table.tell(Tick(table.validators, {3: hash_bytes("other", b"")}))
+    table.tell(PoolTick(table.validators, {3: hash_bytes("other", b"")}))
     assert table.tell(Idle()) == []
 
 
@@ -355,7 +355,7 @@ def test_what_no_honest_peer_states_now_is_not_heard() -> None:
     table = Table(Role.TRAINER)
     assert table.hear(rollouts=3) == [] and table.hear(tokens=99) == [] and table.hear(tip=ROOT) == []
     assert table.hear(version=0) == [] and table.hear(version=6) == []
-    assert kinds(table.hear(version=4, tip=ROOT)) == [Forward], "we may be behind"
+    assert kinds(table.hear(version=4, tip=ROOT)) == [ForwardBatch], "we may be behind"
 
 
 def test_two_batches_of_one_number_contradict_each_other_in_one_life() -> None:
@@ -372,13 +372,13 @@ def test_of_a_number_that_is_stated_in_several_lives_nobody_learns(accepted: boo
     if accepted:
         table.judge(table.order[0], GOOD)
     told = kinds(table.hear(root=others[0], incarnation=2))
-    assert told == ([Forward, Discard] if accepted else [Forward, BatchDecided, Discard]), "all have to hear of it"
+    assert told == ([ForwardBatch, Discard] if accepted else [ForwardBatch, BatchDecided, Discard]), "all have to hear of it"
     assert table.hear(root=others[1], incarnation=3) == [], "once is enough"
     table.judge(table.order[0], GOOD)
     assert table.pool.usable(3) == [] and not table.pool.standing.aside(WORKER), "it may have lost its disk"
-    assert kinds(table.hear(root=others[1], number=1, incarnation=3)) == [Forward], "nor was that number delivered"
+    assert kinds(table.hear(root=others[1], number=1, incarnation=3)) == [ForwardBatch], "nor was that number delivered"
     table.now += HOLD_S
-    assert kinds(table.tick()) == [Fetch]
+    assert kinds(table.tick()) == [FetchBatch]
 
 
 def test_a_verdict_counts_once_and_not_on_ones_own_batch() -> None:

@@ -10,24 +10,24 @@ from protocol.rollouts import scene as scenes
 from protocol.rollouts.batch import Decision
 from protocol.rollouts.dealing import order_of
 from protocol.rollouts.happenings import (
-    Check,
-    Checked,
-    Deal,
+    BatchVerified,
     DealHeard,
     Discard,
     Ejected,
-    Fetch,
+    FetchBatch,
     Fetched,
-    Forward,
+    ForwardBatch,
+    GossipDeal,
+    GossipVerdicts,
     Idle,
-    Judge,
     JudgementHeard,
     PoolEffect,
-    Tick,
+    PoolTick,
+    VerifyBatch,
 )
 from protocol.rollouts.pool import HOLD_S
 from protocol.rollouts.room import PLACES
-from protocol.rollouts.standing import Standing
+from protocol.rollouts.standing import TrustScores
 from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import PeerId
 from protocol.wire.presence import Role
@@ -43,7 +43,7 @@ def root_of(number: int) -> Hash:
 
 
 def fetched_in(effects: list[PoolEffect]) -> list[PeerId]:
-    return [effect.batch.author for effect in effects if isinstance(effect, Fetch)]
+    return [effect.batch.author for effect in effects if isinstance(effect, FetchBatch)]
 
 
 # -- copies ---------------------------------------------------------------------------------------------------------------
@@ -58,9 +58,9 @@ def test_a_copy_that_is_rejected_does_not_take_the_bytes_from_who_made_them() ->
     table.tell(Idle())
     table.tell(Idle())
     bad = bytes([CODES.index(next(code for code in CODES if code[0] is Verdict.REJECT))]) * 2
-    assert Discard in kinds(table.tell(Checked(COPIER, ROOT, bad)))
+    assert Discard in kinds(table.tell(BatchVerified(COPIER, ROOT, bad)))
     assert table.pool.needs(ROOT), "the maker's batch is still to be learned from"
-    table.tell(Checked(WORKER, ROOT, GOOD))
+    table.tell(BatchVerified(WORKER, ROOT, GOOD))
     assert table.decision is Decision.ACCEPTED and table.pool.needs(ROOT)
 
 
@@ -96,7 +96,7 @@ def test_bytes_that_nobody_needs_are_discarded_after_a_fetch() -> None:
 def test_a_batch_larger_than_an_honest_one_can_be_is_not_heard() -> None:
     table = Table(Role.TRAINER)
     assert table.hear(size=RL.bytes_per_batch + 1) == []
-    assert Forward in kinds(table.hear(size=RL.bytes_per_batch))
+    assert ForwardBatch in kinds(table.hear(size=RL.bytes_per_batch))
 
 
 def test_bytes_over_which_the_trainer_process_dies_are_not_tried_for_ever() -> None:
@@ -104,8 +104,8 @@ def test_bytes_over_which_the_trainer_process_dies_are_not_tried_for_ever() -> N
     table.hear()
     table.fetched()
     for _ in range(2):
-        assert kinds(table.tell(Idle())) == [Check]
-        table.tell(Checked(WORKER, ROOT, None, died=True))
+        assert kinds(table.tell(Idle())) == [VerifyBatch]
+        table.tell(BatchVerified(WORKER, ROOT, None, died=True))
     assert table.decision is Decision.STALE and table.tell(Idle()) == []
 
 
@@ -117,9 +117,9 @@ def test_a_validator_says_that_it_cannot_tell_of_bytes_that_end_its_trainer_proc
     table.tell(DealHeard(WORKER, COPIER, ROOT, ONE_PLACE))
     table.tell(Fetched(COPIER, ROOT, True))
     table.tell(Idle())
-    assert table.tell(Checked(COPIER, ROOT, None, died=True)) == []
+    assert table.tell(BatchVerified(COPIER, ROOT, None, died=True)) == []
     table.tell(Idle())
-    [said] = [e for e in table.tell(Checked(COPIER, ROOT, None, died=True)) if isinstance(e, Judge)]
+    [said] = [e for e in table.tell(BatchVerified(COPIER, ROOT, None, died=True)) if isinstance(e, GossipVerdicts)]
     assert {CODES[code][0] for code in said.body.codes} == {Verdict.INCONCLUSIVE}
 
 
@@ -167,7 +167,7 @@ def test_only_what_will_be_decided_keeps_others_from_being_fetched() -> None:
         table.hear(CROWD[number], root_of(number))
         table.tell(Fetched(CROWD[number], root_of(number), True))
     assert fetched_in(table.hear(CROWD[2], root_of(2))) == [], "enough are ahead of their check"
-    fetched = fetched_in(table.tell(Tick(table.validators, {})))
+    fetched = fetched_in(table.tell(PoolTick(table.validators, {})))
     assert fetched == [CROWD[2]], "those before it can never be checked here: our trainer process started anew"
 
 
@@ -192,8 +192,8 @@ def test_who_is_set_aside_while_its_bytes_are_coming_holds_no_place_among_the_fe
 
 def test_a_withheld_batch_is_dealt_to_nobody() -> None:
     table = Table(Role.TRAINER)
-    assert Deal not in kinds(table.hear()) and Deal not in kinds(table.tick())
-    assert Deal not in kinds(table.fetched(here=False))
+    assert GossipDeal not in kinds(table.hear()) and GossipDeal not in kinds(table.tick())
+    assert GossipDeal not in kinds(table.fetched(here=False))
 
 
 def test_a_crowd_of_silent_validators_is_waited_for_once() -> None:
@@ -270,19 +270,19 @@ def test_a_flood_of_keys_does_not_push_out_its_equals(monkeypatch: Any) -> None:
     for number in range(8):
         table.hear(CROWD[0], root_of(number), number=number)
     heard = [table.hear(key, root_of(100 + number)) for number, key in enumerate(CROWD[1:])]
-    assert sum(Forward in kinds(effects) for effects in heard) == 7, "until each has one"
+    assert sum(ForwardBatch in kinds(effects) for effects in heard) == 7, "until each has one"
     assert len({batch.author for batch in table.pool}) == 8
     table.pool.standing.right(WORKER)
     for number in range(8):
-        assert Forward in kinds(table.hear(root=root_of(number), number=number))
+        assert ForwardBatch in kinds(table.hear(root=root_of(number), number=number))
     table.move(3 + RL.max_async + 1)
-    assert Forward in kinds(table.hear(CROWD[0], version=5))
+    assert ForwardBatch in kinds(table.hear(CROWD[0], version=5))
 
 
 def test_electors_and_keys_that_reject_together_cost_one_look_for_each_verdict(monkeypatch: Any) -> None:
     """Each pair of them was looked at, for each verdict: those of a third of 64 electors held everybody up."""
     looks: list[int] = []
-    monkeypatch.setattr(Standing, "reproduced", lambda self, author, rejecting, electors: looks.append(len(rejecting)))
+    monkeypatch.setattr(TrustScores, "reproduced", lambda self, author, rejecting, electors: looks.append(len(rejecting)))
     table = Table(Role.SEED, trainers=tuple(CROWD[:64]))
     table.validators = frozenset(CROWD[64:80])
     table.tick()

@@ -9,8 +9,18 @@ from typing import Any
 
 import pytest
 
-from protocol.rollouts.batch import Batch, Bytes, Decision
-from protocol.rollouts.happenings import Check, Checked, Deal, DealHeard, Ejected, Fetch, Fetched, Idle, JudgementHeard
+from protocol.rollouts.batch import Bytes, Decision, PooledBatch
+from protocol.rollouts.happenings import (
+    BatchVerified,
+    DealHeard,
+    Ejected,
+    FetchBatch,
+    Fetched,
+    GossipDeal,
+    Idle,
+    JudgementHeard,
+    VerifyBatch,
+)
 from protocol.rollouts.pool import HOLD_S
 from protocol.wire.hashes import hash_bytes
 from protocol.wire.identity import Identity, PeerId
@@ -27,32 +37,32 @@ class Played:
 
     def __init__(self, role: Role, seed: int) -> None:
         self.random, self.table = Random(seed), Table(role, draw=0.0)
-        self.coming: list[Batch] = []
-        self.check: Batch | None = None
+        self.coming: list[PooledBatch] = []
+        self.check: PooledBatch | None = None
         self.version, self.numbers = 3, Counter[tuple[PeerId, int]]()
 
     def take(self, effects: Iterable[object]) -> None:
         for effect in effects:
-            if isinstance(effect, Fetch):
+            if isinstance(effect, FetchBatch):
                 assert effect.batch.decision is None and effect.batch not in self.coming, "fetched for nothing"
                 self.coming.append(effect.batch)
-            elif isinstance(effect, Check):
+            elif isinstance(effect, VerifyBatch):
                 assert self.check is None and effect.batch.decision is None and effect.batch.bytes_ is Bytes.HERE
                 self.check = effect.batch
-            elif isinstance(effect, Deal):
+            elif isinstance(effect, GossipDeal):
                 self.tell(DealHeard(ME, effect.batch.author, effect.batch.root, ONE_PLACE))
 
     def tell(self, event: Any) -> None:
         self.take(self.table.tell(event))
 
-    def end_fetch(self, batch: Batch, here: bool | None) -> None:
+    def end_fetch(self, batch: PooledBatch, here: bool | None) -> None:
         self.coming = [each for each in self.coming if each is not batch]
         self.tell(Fetched(batch.author, batch.root, here))
 
     def end_check(self, codes: bytes | None, *, died: bool = False) -> None:
         batch, self.check = self.check, None
         assert batch is not None
-        self.tell(Checked(batch.author, batch.root, codes, died=died))
+        self.tell(BatchVerified(batch.author, batch.root, codes, died=died))
 
     def look(self) -> None:
         """As the shell's, four times a second."""

@@ -8,7 +8,17 @@ import pytest
 
 from protocol.rollouts import room
 from protocol.rollouts.batch import Decision
-from protocol.rollouts.happenings import Check, Checked, Discard, Ejected, Fetch, Fetched, Forward, Idle, Tick
+from protocol.rollouts.happenings import (
+    BatchVerified,
+    Discard,
+    Ejected,
+    FetchBatch,
+    Fetched,
+    ForwardBatch,
+    Idle,
+    PoolTick,
+    VerifyBatch,
+)
 from protocol.wire.hashes import hash_bytes
 from protocol.wire.identity import PeerId
 from protocol.wire.presence import Role
@@ -22,7 +32,7 @@ def test_peers_with_a_clean_history_find_room_among_a_crowd(monkeypatch: Any) ->
         table.hear(PeerId(f"key {number}"), hash_bytes("root", bytes([number])))
     assert len([*table.pool]) == 8
     table.pool.standing.right(WORKER)
-    assert Forward in kinds(table.hear(root=hash_bytes("root", b"mine")))
+    assert ForwardBatch in kinds(table.hear(root=hash_bytes("root", b"mine")))
     assert len([*table.pool]) == 8
 
 
@@ -37,26 +47,26 @@ def test_one_peer_has_its_share_and_no_more(monkeypatch: Any) -> None:
 def test_what_waits_of_a_peer_that_is_set_aside_takes_no_places() -> None:
     """They were fetched all the same, and nobody gave the places back: the trainer waited for ever."""
     table, roots = Table(Role.TRAINER, trainers=()), [hash_bytes("root", bytes([number])) for number in range(16)]
-    begun = [root for number, root in enumerate(roots) if Fetch in kinds(table.hear(root=root, number=number))]
+    begun = [root for number, root in enumerate(roots) if FetchBatch in kinds(table.hear(root=root, number=number))]
     assert 0 < len(begun) < len(roots)
     for root in begun:
         table.tell(Fetched(WORKER, root, True))
     table.tell(Idle())
-    rejected = table.tell(Checked(WORKER, begun[0], BAD))
-    assert Fetch not in kinds([*rejected, *table.tick()])
+    rejected = table.tell(BatchVerified(WORKER, begun[0], BAD))
+    assert FetchBatch not in kinds([*rejected, *table.tick()])
     for batch in table.pool:
         table.tell(Fetched(WORKER, batch.root, None))  # those that were on their way are given up
-    assert Fetch in kinds([*table.hear(VALIDATORS[0], hash_bytes("root", b"mine")), *table.tick()])
+    assert FetchBatch in kinds([*table.hear(VALIDATORS[0], hash_bytes("root", b"mine")), *table.tick()])
 
 
 def test_bytes_are_bounded_for_all_and_for_each(monkeypatch: Any) -> None:
     monkeypatch.setattr(room, "MOST_BYTES", 500)
     monkeypatch.setattr(room, "MOST_BYTES_OF_ONE", 150)
     table = Table(Role.TRAINER, trainers=())
-    assert Fetch in kinds(table.hear())
-    assert Fetch not in kinds(table.hear(number=1, root=hash_bytes("root", b"1")))
-    assert Fetch in kinds([*table.hear(VALIDATORS[0], hash_bytes("root", b"2")), *table.tick()])
-    assert Fetch not in kinds([*table.hear(VALIDATORS[1], hash_bytes("root", b"3")), *table.tick()])
+    assert FetchBatch in kinds(table.hear())
+    assert FetchBatch not in kinds(table.hear(number=1, root=hash_bytes("root", b"1")))
+    assert FetchBatch in kinds([*table.hear(VALIDATORS[0], hash_bytes("root", b"2")), *table.tick()])
+    assert FetchBatch not in kinds([*table.hear(VALIDATORS[1], hash_bytes("root", b"3")), *table.tick()])
 
 
 def test_what_was_learned_from_leaves_its_room_to_others(monkeypatch: Any) -> None:
@@ -67,19 +77,19 @@ def test_what_was_learned_from_leaves_its_room_to_others(monkeypatch: Any) -> No
     table.fetched()
     table.check(GOOD)
     other = hash_bytes("root", b"1")
-    assert Fetch not in kinds([*table.hear(number=1, root=other), *table.tick()])
+    assert FetchBatch not in kinds([*table.hear(number=1, root=other), *table.tick()])
     [batch] = table.pool.usable(3)
     batch.used = True
-    assert kinds(table.tick()) == [Discard, Fetch]
+    assert kinds(table.tick()) == [Discard, FetchBatch]
     assert Discard not in kinds(table.tick())
 
 
 def test_nothing_is_done_again_for_what_an_earlier_life_learned_from() -> None:
     table = Table(Role.TRAINER, trainers=())
     table.pool.before = frozenset([(WORKER, hash_bytes("root", b"0")), (WORKER, hash_bytes("root", b"1"))])
-    assert kinds(table.hear() + table.tick()) == [Forward], "others may know nothing of it"
+    assert kinds(table.hear() + table.tick()) == [ForwardBatch], "others may know nothing of it"
     table.pool.before = frozenset()
-    assert Fetch in kinds(table.tick())
+    assert FetchBatch in kinds(table.tick())
     table.pool.before = frozenset([(WORKER, hash_bytes("root", b"0"))])
     assert kinds(table.tick()) == [Discard], "it was heard before its record was here"
     assert kinds(table.fetched()) == [Discard], "its fetch was just at its end"
@@ -96,7 +106,7 @@ def test_checks_go_by_turns_to_known_peers_and_to_strangers() -> None:
         table.tell(Fetched(author, root, True))
     checked = []
     for _ in range(4):
-        [check] = [effect for effect in table.tell(Idle()) if isinstance(effect, Check)]
+        [check] = [effect for effect in table.tell(Idle()) if isinstance(effect, VerifyBatch)]
         checked.append(check.batch.author == WORKER)
     assert checked == [False, True, False, True]
 
@@ -114,17 +124,17 @@ def test_what_cannot_be_learned_from_keeps_no_other_batch_from_its_check(why: st
         table.tell(Fetched(WORKER, roots[number], True))
         found = table.tell(Idle())
         if found:
-            table.tell(Checked(WORKER, roots[number], GOOD))
+            table.tell(BatchVerified(WORKER, roots[number], GOOD))
         return kinds(found)
 
-    assert [checked(2, 0), checked(2, 1)] == [[Check], [Check]]
+    assert [checked(2, 0), checked(2, 1)] == [[VerifyBatch], [VerifyBatch]]
     assert checked(3, 2) == [], "there is enough for two rounds"
     if why == "learned from":
         table.pool.before = frozenset((WORKER, root) for root in roots[:2])
         assert table.pool.usable(3) == []
     else:
-        table.tell(Tick(table.validators, {3: TIPS[3]}))
-    assert kinds(table.tell(Idle())) == [Check]
+        table.tell(PoolTick(table.validators, {3: TIPS[3]}))
+    assert kinds(table.tell(Idle())) == [VerifyBatch]
 
 
 def test_batches_that_were_decided_against_make_room(monkeypatch: Any) -> None:
@@ -137,6 +147,6 @@ def test_batches_that_were_decided_against_make_room(monkeypatch: Any) -> None:
             table.hear(liar, hash_bytes("root", f"{liar} {number}".encode()), number=number)
         table.pool.handle(Ejected(liar, "it lied"), 0.0)
     assert {batch.decision for batch in table.pool} == {Decision.REJECTED} and len([*table.pool]) == 8
-    assert Forward in kinds(table.hear())
+    assert ForwardBatch in kinds(table.hear())
     assert len([*table.pool]) == 8
     assert table.hear(liars[0], hash_bytes("root", f"{liars[0]} 0".encode())) == [], "and comes not again"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from protocol.events.events import ValidatorSetAside
-from protocol.rollouts.happenings import Checked, Compare, Idle, Judge, JudgementHeard, PoolEffect, Tell
+from protocol.rollouts.happenings import BatchVerified, Compare, GossipVerdicts, Idle, JudgementHeard, PoolEffect, Tell
 from protocol.wire.presence import Role
 from protocol.wire.rollouts import Judgement
 from tests.protocol.rollouts.test_pool import BAD, GOOD, ROOT, WORKER, Table
@@ -22,11 +22,11 @@ def judged(
     table.deal()
     table.fetched()
     said = JudgementHeard(table.order[0], Judgement(author=WORKER, root=ROOT, codes=codes, scores=scores))
-    checked = Checked(WORKER, ROOT, GOOD, ours, exact)
+    checked = BatchVerified(WORKER, ROOT, GOOD, ours, exact)
     effects = []
     for event in (checked, said) if ours_first else (said, Idle(), checked):
         effects += table.tell(event)
-    assert all(effect.body.scores == ours for effect in effects if isinstance(effect, Judge)), "our own are told"
+    assert all(effect.body.scores == ours for effect in effects if isinstance(effect, GossipVerdicts)), "our own are told"
     return table, effects
 
 
@@ -90,7 +90,7 @@ def test_a_verdict_that_another_device_may_not_come_to_sets_no_validator_aside(
     table.deal()
     table.fetched()
     said = JudgementHeard(validator, Judgement(author=WORKER, root=ROOT, codes=theirs))
-    checked = Checked(WORKER, ROOT, ours, sure=sure)
+    checked = BatchVerified(WORKER, ROOT, ours, sure=sure)
     for event in (checked, said) if ours_first else (said, Idle(), checked):
         table.tell(event)
     standing = table.pool.standing

@@ -14,9 +14,9 @@ import trio.testing
 from protocol.chain.disk import Disk
 from protocol.chain.tasks_in_force import TasksInForce
 from protocol.chain.weight_files import WeightFiles
-from protocol.rollouts.batch import Batch
+from protocol.rollouts.batch import PooledBatch
 from protocol.rollouts.selection import Selection
-from protocol.rollouts.work import Turn
+from protocol.rollouts.work import TrainerLock
 from protocol.tasks.task_sets import LOST_S, VOTE_S, LostSets
 from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import Identity, PeerId
@@ -36,22 +36,22 @@ def lost(*slots: int, voters: Sequence[PeerId] = ()) -> LostSets:
     return made
 
 
-def a_batch(number: int) -> Batch:
+def a_batch(number: int) -> PooledBatch:
     root = hash_bytes("batch", bytes([number]))
     body = RolloutBatch(version=3, tip=bytes(32), number=number, incarnation=1, rollouts=8, tokens=64, size=9, root=root)
-    return Batch(BOB.peer_id, body, b"raw")
+    return PooledBatch(BOB.peer_id, body, b"raw")
 
 
 def test_what_is_dropped_while_the_trainer_process_still_verifies_is_not_learned_from(tmp_path: Path) -> None:
     """What that check finds may set the maker of the others aside."""
-    first, second, usable = a_batch(0), a_batch(1), list[Batch]()
+    first, second, usable = a_batch(0), a_batch(1), list[PooledBatch]()
     session: Any = SimpleNamespace(me=ANN.peer_id)
     pool: Any = SimpleNamespace(usable=lambda version: usable)
     tasks: Any = SimpleNamespace(lost=lost(), at=lambda version: TasksInForce())
-    learned = list[Batch]()
+    learned = list[PooledBatch]()
 
     async def main() -> None:
-        files, turn = WeightFiles(Disk(), tmp_path), Turn()
+        files, turn = WeightFiles(Disk(), tmp_path), TrainerLock()
         selection = Selection(session, pool, files, turn, 1, tasks)
 
         async def learn() -> None:
@@ -83,7 +83,7 @@ def test_a_round_waits_for_the_weights_that_its_loss_compares_with(tmp_path: Pat
     told = list[tuple[WhyIdle, str]]()
 
     async def main() -> None:
-        selection = Selection(session, pool, WeightFiles(Disk(), tmp_path), Turn(), 2, tasks)
+        selection = Selection(session, pool, WeightFiles(Disk(), tmp_path), TrainerLock(), 2, tasks)
         selection.reference = reference
 
         def on_wait(why: WhyIdle, detail: str) -> None:
@@ -107,7 +107,7 @@ def test_where_a_set_is_lost_a_round_begins_with_nothing_and_says_against_which(
     tasks: Any = SimpleNamespace(lost=lost(7), at=lambda version: in_force[version % 2], against=lambda at: 1)
 
     async def main() -> None:
-        selection = Selection(session, pool, WeightFiles(Disk(), tmp_path), Turn(), 2, tasks)
+        selection = Selection(session, pool, WeightFiles(Disk(), tmp_path), TrainerLock(), 2, tasks)
         async with selection.chosen(5, lambda have, missing: None) as chosen:
             tasks.lost = lost()  # it came after all, while the trainer process was busy
             assert (chosen.batches, chosen.against, chosen.learned(None)) == ([], 1, None)
@@ -135,7 +135,7 @@ def test_rounds_of_nothing_leave_those_that_have_the_set_time_and_come_one_by_on
     tasks: Any = SimpleNamespace(lost=gone, at=lambda version: TasksInForce(1, 50, (one,)), against=lambda at: 1)
 
     async def main() -> None:
-        selection = Selection(session, pool, WeightFiles(Disk(), tmp_path), Turn(), 2, tasks)
+        selection = Selection(session, pool, WeightFiles(Disk(), tmp_path), TrainerLock(), 2, tasks)
         for round in (4, 5):
             begun = trio.current_time()
             async with trio.open_nursery() as nursery:

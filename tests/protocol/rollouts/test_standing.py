@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protocol.rollouts.standing import FADES, MAX_KNOWN, MOST_ACCUSERS, RARELY, Standing
+from protocol.rollouts.standing import FADES, MAX_KNOWN, MOST_ACCUSERS, RARELY, TrustScores
 from protocol.wire.identity import PeerId
 
 ANN, BOB, CID, DOT = map(PeerId, ("ann", "bob", "cid", "dot"))
@@ -10,7 +10,7 @@ PLAIN = [PeerId(f"peer {number}") for number in range(7)]
 
 
 def test_all_of_a_stranger_is_checked_and_a_clean_history_makes_checks_rare() -> None:
-    standing = Standing()
+    standing = TrustScores()
     assert standing.chance(ANN) == 1.0
     standing.right(ANN)
     assert standing.chance(ANN) == FADES
@@ -20,7 +20,7 @@ def test_all_of_a_stranger_is_checked_and_a_clean_history_makes_checks_rare() ->
 
 
 def test_one_anomaly_and_all_is_checked_again() -> None:
-    standing = Standing()
+    standing = TrustScores()
     for _ in range(100):
         standing.right(ANN)
     standing.anomaly(ANN)
@@ -28,18 +28,18 @@ def test_one_anomaly_and_all_is_checked_again() -> None:
 
 
 def test_who_is_set_aside_stays_so_for_the_first_reason() -> None:
-    standing = Standing()
+    standing = TrustScores()
     assert standing.set_aside(ANN, "one") and not standing.set_aside(ANN, "two")
     assert standing.aside(ANN) == "one" and standing.chance(ANN) == 1.0
 
 
 def test_two_accusers_and_more_electors_than_can_be_liars_are_needed() -> None:
     of_four, of_seven = frozenset([CID, DOT, *PLAIN[:2]]), frozenset([CID, DOT, *PLAIN[:5]])
-    standing = Standing()
+    standing = TrustScores()
     assert not standing.reproduced(ANN, [BOB, CID], of_four)
     assert not standing.reproduced(ANN, [BOB, DOT], of_four), "one accuser"
     assert standing.reproduced(ANN, [CID, DOT], of_four)
-    other = Standing()
+    other = TrustScores()
     assert not other.reproduced(ANN, [BOB, PLAIN[6]], of_four), "no elector"
     assert not other.reproduced(ANN, [BOB, PLAIN[6], DOT], of_four), "one elector, which may lie"
     assert not other.reproduced(ANN, [CID, BOB], of_seven), "two of them, which may lie"
@@ -48,13 +48,13 @@ def test_two_accusers_and_more_electors_than_can_be_liars_are_needed() -> None:
 
 def test_who_is_no_elector_any_more_counts_as_none() -> None:
     """Else liars that vote one after the other were as good as many."""
-    standing = Standing()
+    standing = TrustScores()
     assert not standing.reproduced(ANN, [BOB, PLAIN[6], CID], frozenset([CID, *PLAIN[:3]]))
     assert not standing.reproduced(ANN, [BOB, PLAIN[6], DOT], frozenset([DOT, *PLAIN[:3]]))
 
 
 def test_what_is_remembered_is_bounded_and_who_was_set_aside_is_forgotten_last() -> None:
-    standing = Standing()
+    standing = TrustScores()
     standing.set_aside(ANN, "why")
     for number in range(2 * MAX_KNOWN):
         standing.right(PeerId(f"stranger {number}"))
@@ -64,7 +64,7 @@ def test_what_is_remembered_is_bounded_and_who_was_set_aside_is_forgotten_last()
 
 def test_a_crowd_that_is_set_aside_takes_nobodys_clean_history() -> None:
     """Two batches of one number set a key aside, and keys are free."""
-    standing = Standing()
+    standing = TrustScores()
     for _ in range(3):
         standing.right(ANN)
     for number in range(2 * MAX_KNOWN):
@@ -74,7 +74,7 @@ def test_a_crowd_that_is_set_aside_takes_nobodys_clean_history() -> None:
 
 def test_a_crowd_that_was_right_once_takes_no_longer_history() -> None:
     """To agree with a verdict is free for a validator."""
-    standing = Standing()
+    standing = TrustScores()
     for _ in range(3):
         standing.right(ANN)
     for number in range(2 * MAX_KNOWN):
@@ -86,7 +86,7 @@ def test_a_crowd_that_was_right_once_takes_no_longer_history() -> None:
 
 
 def test_accusers_are_bounded_for_keys_are_free() -> None:
-    standing, electors = Standing(), frozenset([BOB, CID, *PLAIN[:2]])
+    standing, electors = TrustScores(), frozenset([BOB, CID, *PLAIN[:2]])
     for number in range(1000):
         assert not standing.reproduced(ANN, [PeerId(f"key {number}"), BOB], electors)
     assert standing.reproduced(ANN, [PeerId("one more"), CID], electors)

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 import trio
 import trio.testing
 
-from protocol.rollouts.work import REST_S, Turn
+from protocol.rollouts.work import REST_S, TrainerLock
 from protocol.wire.hashes import hash_bytes
 
 OLD, NEW, OTHER = (hash_bytes("tip", bytes([number])) for number in range(3))
@@ -21,7 +21,7 @@ def in_time(main: Callable[[], Awaitable[None]]) -> None:
     trio.run(run, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
-async def work(turn: Turn, done: list[str], seconds: float) -> None:
+async def work(turn: TrainerLock, done: list[str], seconds: float) -> None:
     """A batch of version 3."""
     with_it = "given up"
     async with turn.lent() as lent:
@@ -31,19 +31,19 @@ async def work(turn: Turn, done: list[str], seconds: float) -> None:
     done.append(with_it)
 
 
-async def looks(turn: Turn) -> None:
+async def looks(turn: TrainerLock) -> None:
     while True:
         turn.look()
         await trio.sleep(0.25)
 
 
-def tried(change: Callable[[Turn], None], seconds: float = 500.0) -> tuple[str, float]:
+def tried(change: Callable[[TrainerLock], None], seconds: float = 500.0) -> tuple[str, float]:
     """What becomes of a batch that takes so long and a change in the midst of it, and when somebody else has the turn."""
     done: list[str] = []
     waited: list[float] = []
 
     async def main() -> None:
-        turn = Turn()
+        turn = TrainerLock()
         turn.moved({3: OLD, 2: OTHER})
         async with trio.open_nursery() as nursery:
             nursery.start_soon(looks, turn)
@@ -71,7 +71,7 @@ def test_a_short_rest_keeps_what_is_being_made_and_a_long_one_gives_the_turn_bac
     became, waited_s = tried(lambda turn: turn.rest(True))
     assert became == "given up" and REST_S <= waited_s <= REST_S + 0.5
 
-    def rests_and_goes_on(turn: Turn) -> None:
+    def rests_and_goes_on(turn: TrainerLock) -> None:
         turn.rest(True)
         turn.rest(False)
 
@@ -81,7 +81,7 @@ def test_a_short_rest_keeps_what_is_being_made_and_a_long_one_gives_the_turn_bac
 
 def test_what_takes_the_process_but_for_a_moment_is_never_given_up() -> None:
     async def main() -> None:
-        turn = Turn()
+        turn = TrainerLock()
         turn.rest(True)
         async with turn.taken():
             await trio.sleep(2 * REST_S)

@@ -14,8 +14,8 @@ from protocol.chain.tasks_in_force import TasksInForce
 from protocol.chain.weight_files import WeightFiles
 from protocol.rollouts import worker as worker_module
 from protocol.rollouts.dealing import problems_of
-from protocol.rollouts.work import Turn
-from protocol.rollouts.worker import Worker
+from protocol.rollouts.work import TrainerLock
+from protocol.rollouts.worker import RolloutMaker
 from protocol.trainer_link import Generated, GenerateTask, TrainerDied
 from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.rollouts import RolloutBatch
@@ -46,7 +46,7 @@ class Stage:
             originate=lambda root, count: None,
             emit=lambda event: None,
         )
-        self.worker = Worker(others, RL, self.files, others, inline, others, Turn(), self, others, others, 1)  # type: ignore[arg-type]
+        self.worker = RolloutMaker(others, RL, self.files, others, inline, others, TrainerLock(), self, others, others, 1)  # type: ignore[arg-type]
 
     async def generate(self, task: GenerateTask, path: Path, on_progress: object) -> Generated:
         await trio.lowlevel.checkpoint()

@@ -23,10 +23,10 @@ from protocol.run.invitation import Anchor
 from protocol.run.manifest import SignedManifest
 from protocol.sync.catch_up import CatchUp
 from protocol.sync.claims import Claims, Settled
-from protocol.sync.following import Following, Held
-from protocol.sync.fork_choice import ForkChoice, Standpoints
+from protocol.sync.following import BranchCache, Following
+from protocol.sync.fork_choice import ElectorTips, ForkChoice
 from protocol.sync.remote_chains import Budget, RemoteChains
-from protocol.sync.supplies import Supplies
+from protocol.sync.supplies import StateFetcher
 from protocol.transport.interface import Refused, nothing
 from protocol.wire.identity import Identity, PeerId
 from tests.protocol.chains import a_replica, a_run, grow, initialise
@@ -91,16 +91,16 @@ class Table:
         self.session = session = a_session(self.signed.run, self.network, self.events)
         self.membership = Membership(ME.peer_id, trio.current_time(), self.ours.history)
         self.activity = Activity(self.events.append)
-        standpoints = Standpoints(ME.peer_id, self.ours.history, self.membership, self.activity, 0.0)
+        standpoints = ElectorTips(ME.peer_id, self.ours.history, self.membership, self.activity, 0.0)
         self.swarm = Swarm(session, self.membership, ReplicaShelf(self.ours), at_once)
-        self.supplies = Supplies(session, self.ours, at_once, self.swarm)
+        self.supplies = StateFetcher(session, self.ours, at_once, self.swarm)
         self.catch_up = CatchUp(session, self.ours, at_once, self.supplies, initialise)
         self.claims = Claims(self.ours, self.membership)
         self.budget, self.settled = Budget(trio.current_time()), Settled(self.ours.rounds)
         self.chains = RemoteChains(session, self.ours, at_once, self.budget)
         self.standpoints = standpoints
         self.choice = ForkChoice(self.ours, standpoints, self.settled)
-        self.held = Held(self.ours, at_once)
+        self.held = BranchCache(self.ours, at_once)
         self.following = Following(
             session,
             Unguarded(),

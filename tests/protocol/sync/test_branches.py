@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from protocol.chain.records import Rank
-from protocol.sync.fork_choice import Candidate, Count, Side, Standpoint, count, follows, returns
+from protocol.sync.fork_choice import Candidate, ElectorCount, Side, Standpoint, count, follows, returns
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity
 
@@ -57,7 +57,7 @@ def test_only_electors_that_are_heard_count_and_those_that_were_away_apart() -> 
         ELECTORS[2]: Standpoint(FORK, was_away=True),
         ELECTORS[3]: Standpoint(FORK, was_away=False),
     }
-    assert count(ELECTORS[:3], heard, BRANCH) == Count(on=2, off=1, present_on=1, present_off=0)
+    assert count(ELECTORS[:3], heard, BRANCH) == ElectorCount(on=2, off=1, present_on=1, present_off=0)
 
 
 def test_nobody_returns_from_a_branch_that_enough_are_coming_over_to() -> None:
@@ -75,11 +75,11 @@ def test_nobody_returns_from_a_branch_that_enough_are_coming_over_to() -> None:
 def test_who_stands_before_a_branch_follows_it_or_those_on_it_return(electors: int) -> None:
     for on in range(1, electors + 1):
         for off in range(1, electors + 1 - on):
-            counted = Count(on, off, on, off)
+            counted = ElectorCount(on, off, on, off)
             assert follows(ELECTORS[:electors], counted, was_away=False) is not returns(ELECTORS[:electors], counted)
 
 
 def test_below_four_electors_who_was_away_follows_who_was_not() -> None:
-    one_stayed = Count(on=1, off=2, present_on=1, present_off=0)
+    one_stayed = ElectorCount(on=1, off=2, present_on=1, present_off=0)
     assert follows(ELECTORS[:3], one_stayed, was_away=True) and not returns(ELECTORS[:3], one_stayed)
     assert not follows(ELECTORS[:4], one_stayed, was_away=True) and returns(ELECTORS[:4], one_stayed)

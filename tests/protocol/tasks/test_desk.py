@@ -12,9 +12,9 @@ import trio
 from protocol.chain.disk import Disk
 from protocol.chain.tasks_in_force import TasksInForce
 from protocol.chain.weight_files import WeightFiles
-from protocol.tasks.desk import TaskDesk
+from protocol.tasks.desk import TaskSetCommands
 from protocol.tasks.library import SetFiles
-from protocol.tasks.offers import Offer, Offers
+from protocol.tasks.offers import Offers, SignedOffer
 from protocol.wire.tasks import Amendment, TaskSet
 from tests.protocol.peers import ANN, BOB, ME
 from tests.simulation.determinism import inline
@@ -41,8 +41,8 @@ def admitted(folder: Path, data: bytes, count: int, *said: Mapping[str, Any]) ->
         root, _ = await sets.files.adopt(folder / ".given-1.new")
         for at, each in enumerate(said):
             body = TaskSet(**{"name": "s", "count": count, "size": len(data), "root": root, **each})
-            assert sets.offers.hear(Offer(body, [BOB, ME][at].peer_id, b"raw", is_member=at > 0))
-        return await TaskDesk(session, sets).admit(root.hex()[:12], None, count)
+            assert sets.offers.hear(SignedOffer(body, [BOB, ME][at].peer_id, b"raw", is_member=at > 0))
+        return await TaskSetCommands(session, sets).admit(root.hex()[:12], None, count)
 
     return trio.run(main)
 

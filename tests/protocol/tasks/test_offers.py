@@ -6,7 +6,7 @@ import pytest
 
 from protocol.chain.tasks_in_force import TasksInForce
 from protocol.tasks.desk import CannotAmend, admitting, removing
-from protocol.tasks.offers import MOST, MOST_OF_ONE, Offer, Offers
+from protocol.tasks.offers import MOST, MOST_OF_ONE, Offers, SignedOffer
 from protocol.wire.hashes import hash_bytes
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.tasks import MAX_SET_BYTES, MAX_SETS, Amendment, TaskSet
@@ -14,12 +14,12 @@ from protocol.wire.tasks import MAX_SET_BYTES, MAX_SETS, Amendment, TaskSet
 PEERS = [Identity.from_seed(number.to_bytes(32, "big")).peer_id for number in range(MOST // MOST_OF_ONE + 1)]
 
 
-def an_offer(peer: PeerId, number: int, *, is_member: bool = False, size: int = 9) -> Offer:
+def an_offer(peer: PeerId, number: int, *, is_member: bool = False, size: int = 9) -> SignedOffer:
     body = TaskSet(name="s", count=1, size=size, root=hash_bytes("root", f"{peer} {number}".encode()))
-    return Offer(body, peer, b"raw", is_member)
+    return SignedOffer(body, peer, b"raw", is_member)
 
 
-def full(*, of_members: bool = False) -> tuple[Offers, list[Offer]]:
+def full(*, of_members: bool = False) -> tuple[Offers, list[SignedOffer]]:
     offers = Offers()
     made = [an_offer(peer, number, is_member=of_members) for peer in PEERS[:-1] for number in range(MOST_OF_ONE)]
     assert all(map(offers.hear, made)) and len(made) == MOST
@@ -45,7 +45,7 @@ def test_a_strangers_offer_of_a_members_set_gives_way_also_where_there_is_no_roo
     """A size that is not so kept the set from everybody."""
     for offers, victim in ((Offers(), an_offer(PEERS[0], 0, size=7)), (full()[0], an_offer(PEERS[0], 3))):
         offers.hear(victim)
-        of_member = Offer(victim.body.model_copy(update={"size": 9}), PEERS[-1], b"raw", is_member=True)
+        of_member = SignedOffer(victim.body.model_copy(update={"size": 9}), PEERS[-1], b"raw", is_member=True)
         assert offers.hear(of_member) and offers.find(victim.root) == of_member
         assert not offers.hear(victim) and not offers.hear(of_member)
         assert len([*offers]) in (1, MOST)

@@ -10,7 +10,7 @@ import trio
 
 from protocol.transport.doorstep import receive, send
 from protocol.transport.nat import race
-from protocol.transport.nat.race import Candidate, Race
+from protocol.transport.nat.race import DialCandidate, Race
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +34,7 @@ def test_a_race_that_is_given_up_when_it_is_won_closes_its_socket(monkeypatch: p
                     nursery.cancel_scope.cancel()
 
             monkeypatch.setattr("protocol.transport.nat.race.send", send_and_give_up)
-            nursery.start_soon(lead.run, [Candidate(listener.socket.getsockname())])
+            nursery.start_soon(lead.run, [DialCandidate(listener.socket.getsockname())])
             with trio.CancelScope(shield=True), trio.fail_after(60):
                 async with await listener.accept() as there:
                     await receive(there.socket, race.HELLO_BYTES)

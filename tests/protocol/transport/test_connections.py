@@ -11,7 +11,7 @@ from trio.testing import MockClock
 from protocol.transport.connections import Banned, Connected, Connections, Disconnected, Gone
 from protocol.transport.inbound import InboundConnections
 from protocol.transport.inbound_policy import InboundLimits
-from protocol.transport.library import LibraryId, Swarm, library_id
+from protocol.transport.library import HostConnections, LibraryId, library_id
 from protocol.transport.reputation import ABUSE, Reputation
 from protocol.wire.identity import Identity
 from tests.protocol.peers import TheseMembers
@@ -50,7 +50,7 @@ class OnePeer:
         self.connections: dict[LibraryId, list[OneConnection]] = {library_id(PEER): []}
         self.reputation = Reputation(trio.current_time, lambda peer, why: None)
         self.inbound = InboundConnections(self.reputation, InboundLimits(), TheseMembers(), lambda event: None, {})
-        self.book = Connections(cast(Swarm, self), self.reputation, self.inbound)
+        self.book = Connections(cast(HostConnections, self), self.reputation, self.inbound)
 
     def open(self, direction: str) -> OneConnection:
         connection = OneConnection(direction)

@@ -12,8 +12,16 @@ import trio
 from protocol.events.events import Event, ReachabilityChanged
 from protocol.transport.interface import nothing
 from protocol.transport.named_ends import LEAST_PORT
-from protocol.transport.nat.dial_back import FOR_ALL, MAX_AT_ONCE, Answer, DialBack, Verdict, read_answer, write_answer
-from protocol.transport.nat.reachability import ASKED, Inquiry, Reachability, Report, chosen, is_public, judge
+from protocol.transport.nat.dial_back import (
+    FOR_ALL,
+    MAX_AT_ONCE,
+    AddressVerdict,
+    DialBack,
+    DialBackAnswer,
+    read_answer,
+    write_answer,
+)
+from protocol.transport.nat.reachability import ASKED, Inquiry, Reachability, ReachabilityReport, chosen, is_public, judge
 from protocol.transport.network import Libp2pNetwork
 from protocol.transport.reputation import Channel
 from protocol.transport.streams import BadFrame, discard, open_stream
@@ -23,7 +31,7 @@ from tests.protocol.transport.recorder import Recorder, network, pair, stack
 
 A, B, C, D = (Identity.generate().peer_id for _ in range(4))
 HERE, THERE, PRIVATE = "/ip4/11.1.1.1/tcp/4001", "/ip4/11.1.1.1/tcp/5001", "/ip4/192.168.1.2/tcp/4001"
-YES, NO, PERHAPS = Verdict.REACHABLE, Verdict.UNREACHABLE, Verdict.UNKNOWN
+YES, NO, PERHAPS = AddressVerdict.REACHABLE, AddressVerdict.UNREACHABLE, AddressVerdict.UNKNOWN
 
 
 def back(end: Libp2pNetwork) -> DialBack:
@@ -66,12 +74,14 @@ async def counted() -> AsyncIterator[tuple[Libp2pNetwork, Libp2pNetwork, list[st
 def test_a_peer_that_listens_is_reached_and_at_another_port_it_is_not() -> None:
     async def main() -> None:
         async with pair(Recorder(), Recorder()) as (one, two):
-            assert await back(one).ask(two.peer_id, port_of(one)) == Answer("127.0.0.1", YES)
-            assert await back(two).ask(one.peer_id, port_of(two)) == Answer("127.0.0.1", YES)
+            assert await back(one).ask(two.peer_id, port_of(one)) == DialBackAnswer("127.0.0.1", YES)
+            assert await back(two).ask(one.peer_id, port_of(two)) == DialBackAnswer("127.0.0.1", YES)
             with socket.socket() as bound:
                 bound.bind(("127.0.0.1", 0))  # nobody listens there, and nobody else can
-                assert await back(one).ask(two.peer_id, bound.getsockname()[1]) == Answer("127.0.0.1", NO)
-            assert await back(one).ask(two.peer_id, port_of(two)) == Answer("127.0.0.1", NO), "somebody else listens there"
+                assert await back(one).ask(two.peer_id, bound.getsockname()[1]) == DialBackAnswer("127.0.0.1", NO)
+            assert await back(one).ask(two.peer_id, port_of(two)) == DialBackAnswer("127.0.0.1", NO), (
+                "somebody else listens there"
+            )
             assert await back(one).ask(A, port_of(one)) is None, "not connected"
 
     trio.run(main)
@@ -96,11 +106,11 @@ def test_only_the_address_that_the_question_comes_from_is_dialled() -> None:
     async def main() -> None:
         async with counted() as (one, two, dialled, go_on):
             go_on.set()
-            assert await back(one).ask(two.peer_id, 5000) == Answer("127.0.0.1", NO)
+            assert await back(one).ask(two.peer_id, 5000) == DialBackAnswer("127.0.0.1", NO)
             assert dialled == [f"/ip4/127.0.0.1/tcp/5000/p2p/{one.peer_id}"]
-            assert await back(one).ask(two.peer_id, LEAST_PORT - 1) == Answer("127.0.0.1", PERHAPS)
+            assert await back(one).ask(two.peer_id, LEAST_PORT - 1) == DialBackAnswer("127.0.0.1", PERHAPS)
             back(two)._connected = lambda peer: False
-            assert await back(one).ask(two.peer_id, 5000) == Answer("127.0.0.1", PERHAPS)
+            assert await back(one).ask(two.peer_id, 5000) == DialBackAnswer("127.0.0.1", PERHAPS)
             assert len(dialled) == 1
 
     trio.run(main)
@@ -109,7 +119,7 @@ def test_only_the_address_that_the_question_comes_from_is_dialled() -> None:
 def test_so_many_dials_run_at_once_for_all_strangers_and_members_have_their_own() -> None:
     async def main() -> None:
         async with counted() as (one, two, dialled, go_on), trio.open_nursery() as nursery:
-            answers: list[Answer | None] = []
+            answers: list[DialBackAnswer | None] = []
 
             async def ask(port: int) -> None:
                 answers.append(await back(one).ask(two.peer_id, port))
@@ -119,7 +129,7 @@ def test_so_many_dials_run_at_once_for_all_strangers_and_members_have_their_own(
             with trio.fail_after(60):
                 while len(dialled) < MAX_AT_ONCE:
                     await trio.sleep(0.01)
-            assert await back(one).ask(two.peer_id, 6000) == Answer("127.0.0.1", PERHAPS)
+            assert await back(one).ask(two.peer_id, 6000) == DialBackAnswer("127.0.0.1", PERHAPS)
             recorder = stack(two)._handlers
             assert isinstance(recorder, Recorder)
             recorder.members.add(one.peer_id)
@@ -159,7 +169,7 @@ def test_a_broken_question_ends_its_stream_and_nothing_else() -> None:
             host = stack(one).host
             stream = await open_stream(host, two.peer_id, back(one)._protocol, b"\x13")
             await discard(stream)
-            assert await back(one).ask(two.peer_id, port_of(one)) == Answer("127.0.0.1", YES)
+            assert await back(one).ask(two.peer_id, port_of(one)) == DialBackAnswer("127.0.0.1", YES)
 
     trio.run(main)
 
@@ -170,8 +180,10 @@ def test_an_answer_that_is_none_is_refused(data: bytes) -> None:
         read_answer(data)
 
 
-@pytest.mark.parametrize("answer", [Answer("192.0.2.1", YES), Answer("2001:db8::1", NO), Answer("127.0.0.1", PERHAPS)])
-def test_an_answer_survives_the_wire(answer: Answer) -> None:
+@pytest.mark.parametrize(
+    "answer", [DialBackAnswer("192.0.2.1", YES), DialBackAnswer("2001:db8::1", NO), DialBackAnswer("127.0.0.1", PERHAPS)]
+)
+def test_an_answer_survives_the_wire(answer: DialBackAnswer) -> None:
     assert read_answer(write_answer(answer)) == answer
 
 
@@ -179,18 +191,18 @@ def test_an_answer_survives_the_wire(answer: Answer) -> None:
     ("reports", "verdict"),
     [
         ([], PERHAPS),
-        ([Report(A, HERE, PERHAPS)], PERHAPS),
-        ([Report(A, HERE, NO), Report(B, HERE, PERHAPS)], NO),
-        ([Report(A, HERE, NO), Report(B, HERE, YES)], YES),
-        ([Report(A, HERE, NO), Report(B, HERE, NO), Report(C, HERE, YES)], NO),
-        ([Report(A, HERE, NO), Report(B, HERE, NO), Report(D, HERE, YES)], YES),
-        ([Report(A, HERE, YES), Report(B, HERE, YES), Report(D, HERE, NO)], NO),
-        ([Report(A, PRIVATE, YES)], YES),
-        ([Report(A, PRIVATE, YES), Report(B, HERE, NO)], NO),
-        ([Report(A, HERE, NO), Report(A, THERE, YES)], YES),
+        ([ReachabilityReport(A, HERE, PERHAPS)], PERHAPS),
+        ([ReachabilityReport(A, HERE, NO), ReachabilityReport(B, HERE, PERHAPS)], NO),
+        ([ReachabilityReport(A, HERE, NO), ReachabilityReport(B, HERE, YES)], YES),
+        ([ReachabilityReport(A, HERE, NO), ReachabilityReport(B, HERE, NO), ReachabilityReport(C, HERE, YES)], NO),
+        ([ReachabilityReport(A, HERE, NO), ReachabilityReport(B, HERE, NO), ReachabilityReport(D, HERE, YES)], YES),
+        ([ReachabilityReport(A, HERE, YES), ReachabilityReport(B, HERE, YES), ReachabilityReport(D, HERE, NO)], NO),
+        ([ReachabilityReport(A, PRIVATE, YES)], YES),
+        ([ReachabilityReport(A, PRIVATE, YES), ReachabilityReport(B, HERE, NO)], NO),
+        ([ReachabilityReport(A, HERE, NO), ReachabilityReport(A, THERE, YES)], YES),
     ],
 )
-def test_what_follows_from_answers(reports: list[Report], verdict: Verdict) -> None:
+def test_what_follows_from_answers(reports: list[ReachabilityReport], verdict: AddressVerdict) -> None:
     assert judge(reports, TheseMembers(D)).overall is verdict
 
 
@@ -200,27 +212,36 @@ ELSEWHERE, IPV6, OTHER_IPV6 = "/ip4/8.8.8.8/tcp/4001", "/ip6/2a0e::1/tcp/4001", 
 @pytest.mark.parametrize(
     ("reports", "reached"),
     [
-        ([Report(D, HERE, NO), Report(A, ELSEWHERE, YES), Report(B, ELSEWHERE, YES)], []),
-        ([Report(D, HERE, YES), Report(A, ELSEWHERE, YES)], [HERE]),
-        ([Report(D, HERE, PERHAPS), Report(A, ELSEWHERE, YES)], [ELSEWHERE]),
-        ([Report(A, HERE, NO), Report(B, HERE, NO), Report(C, ELSEWHERE, YES)], []),
-        ([Report(A, IPV6, YES), Report(B, OTHER_IPV6, YES), Report(C, HERE, NO)], [IPV6, OTHER_IPV6]),
+        (
+            [ReachabilityReport(D, HERE, NO), ReachabilityReport(A, ELSEWHERE, YES), ReachabilityReport(B, ELSEWHERE, YES)],
+            [],
+        ),
+        ([ReachabilityReport(D, HERE, YES), ReachabilityReport(A, ELSEWHERE, YES)], [HERE]),
+        ([ReachabilityReport(D, HERE, PERHAPS), ReachabilityReport(A, ELSEWHERE, YES)], [ELSEWHERE]),
+        ([ReachabilityReport(A, HERE, NO), ReachabilityReport(B, HERE, NO), ReachabilityReport(C, ELSEWHERE, YES)], []),
+        (
+            [ReachabilityReport(A, IPV6, YES), ReachabilityReport(B, OTHER_IPV6, YES), ReachabilityReport(C, HERE, NO)],
+            [IPV6, OTHER_IPV6],
+        ),
     ],
 )
-def test_an_address_that_one_liar_alone_sees_is_not_believed(reports: list[Report], reached: list[str]) -> None:
+def test_an_address_that_one_liar_alone_sees_is_not_believed(reports: list[ReachabilityReport], reached: list[str]) -> None:
     """D is the member."""
     assert judge(reports, TheseMembers(D)).reached == reached
 
 
 def test_a_peer_that_is_reached_at_an_ipv6_address_alone_is_not_reached_by_everybody() -> None:
     at_ipv6 = "/ip6/2a0e::1/tcp/4001"
-    assert judge([Report(A, HERE, NO), Report(B, at_ipv6, YES)], TheseMembers()).by_ipv4 is NO
-    assert judge([Report(A, HERE, YES), Report(B, at_ipv6, NO)], TheseMembers()).by_ipv4 is YES
-    assert judge([Report(B, at_ipv6, YES)], TheseMembers()).by_ipv4 is PERHAPS
+    assert judge([ReachabilityReport(A, HERE, NO), ReachabilityReport(B, at_ipv6, YES)], TheseMembers()).by_ipv4 is NO
+    assert judge([ReachabilityReport(A, HERE, YES), ReachabilityReport(B, at_ipv6, NO)], TheseMembers()).by_ipv4 is YES
+    assert judge([ReachabilityReport(B, at_ipv6, YES)], TheseMembers()).by_ipv4 is PERHAPS
 
 
 def test_public_addresses_come_first() -> None:
-    assert judge([Report(A, PRIVATE, YES), Report(B, HERE, YES)], TheseMembers()).reached == [HERE, PRIVATE]
+    assert judge([ReachabilityReport(A, PRIVATE, YES), ReachabilityReport(B, HERE, YES)], TheseMembers()).reached == [
+        HERE,
+        PRIVATE,
+    ]
     assert is_public("/ip6/2a0e::1/tcp/4001") and not is_public("/ip4/100.64.0.1/tcp/4001")
 
 
@@ -235,8 +256,8 @@ def test_few_are_asked_and_a_crowd_behind_one_address_is_one() -> None:
 
 def test_an_answer_that_names_no_computer_does_not_count() -> None:
     async def main() -> None:
-        async def ask(peer: PeerId, port: int) -> Answer | None:
-            return None if peer == A else Answer({B: "0.0.0.0", C: "224.0.0.1"}.get(peer, "11.1.1.1"), YES)
+        async def ask(peer: PeerId, port: int) -> DialBackAnswer | None:
+            return None if peer == A else DialBackAnswer({B: "0.0.0.0", C: "224.0.0.1"}.get(peer, "11.1.1.1"), YES)
 
         connected = {A: "11.1.1.1", B: "11.1.1.2", C: "11.1.1.3"}
         inquiry = Inquiry(ask, lambda: connected, lambda: [80, 4001, 4001], TheseMembers(), lambda event: None)

@@ -12,7 +12,7 @@ from protocol.transport.inbound_policy import (
     MAX_PEERS,
     MAX_REMEMBERED,
     CloseReason,
-    Decision,
+    InboundDecision,
     InboundLimits,
     InboundPolicy,
     Stage,
@@ -37,7 +37,7 @@ class Driver:
         self.again_at = math.inf
         self._next = 0
 
-    def step(self, passed_s: float = 0.0) -> Decision:
+    def step(self, passed_s: float = 0.0) -> InboundDecision:
         self.now += passed_s
         decision = self.policy.step(self.now)
         self.inside |= set(decision.handshake)

@@ -15,7 +15,7 @@ from protocol.transport.interface import Unreachable
 from protocol.transport.nat import circuits as traversal_circuits
 from protocol.transport.nat import relay
 from protocol.transport.nat.circuits import KEEP_S, LOOK_S, WANTED, Circuits
-from protocol.transport.nat.dial_back import Verdict
+from protocol.transport.nat.dial_back import AddressVerdict
 from protocol.wire.identity import PeerId
 from tests.protocol.transport.recorder import RUN
 
@@ -33,7 +33,7 @@ class Relays:
         host: Any = SimpleNamespace(set_stream_handler=lambda *arguments: None)
         members: Any = SimpleNamespace(has_member=lambda peer: peer in MEMBERS)
         take: Any = None
-        self.circuits = Circuits(host, RUN, members, lambda: self.ends, lambda: Verdict.UNREACHABLE, take)
+        self.circuits = Circuits(host, RUN, members, lambda: self.ends, lambda: AddressVerdict.UNREACHABLE, take)
         patch.setattr(traversal_circuits, "ask", self._ask)
 
     async def _ask(self, host: object, peer: PeerId, *question: object) -> tuple[bytes, None]:

@@ -14,7 +14,7 @@ from protocol.transport.flows import FORGET_S, FREE_GROWTH, GROWTH, KEPT, PACED_
 from protocol.transport.interface import nothing
 from protocol.transport.link import FRAME_BYTES, Link, SocketState
 from protocol.transport.rate_limit import SMALLEST_FRAME_BYTES, RateLimit
-from protocol.transport.sending import TRICKLE_SHARE, WAY_S, Lane, Sending, _Push
+from protocol.transport.sending import TRICKLE_SHARE, WAY_S, Lane, Sending, _OutgoingPush
 from protocol.wire.identity import PeerId
 
 
@@ -130,7 +130,7 @@ def test_what_is_not_urgent_gives_way_but_not_for_long() -> None:
         assert await waits(spare) == 0 and await waits(urgent) == 0
         lane = Lane(urgent, PeerId("somebody"))
         urgent._lanes[PeerId("somebody")] = [lane]
-        lane.take(_Push(b"", memoryview(b"urgent"), nothing))
+        lane.take(_OutgoingPush(b"", memoryview(b"urgent"), nothing))
         assert await waits(spare) == WAY_S and await waits(urgent) == 0
         lane._waiting.clear()
         urgent.turned()
@@ -153,7 +153,7 @@ def test_what_gives_way_takes_a_small_part_of_the_line_however_many_sockets_it_h
             lanes = [Lane(spare, PeerId("somebody")) for _ in range(sockets)]
             spare._lanes[PeerId("somebody")] = lanes
             for lane in lanes:
-                lane._waiting.append(_Push(b"", memoryview(b"spare"), nothing))
+                lane._waiting.append(_OutgoingPush(b"", memoryview(b"spare"), nothing))
             taken = sockets * spare.frame(has_waited=True) / WAY_S
             assert taken == pytest.approx(TRICKLE_SHARE * 5e6, rel=0.01)
         spare.measure(inf, 1e9, 0.0)

@@ -21,9 +21,9 @@ from protocol.transport.named_ends import may_be_dialled
 from protocol.transport.nat import circuits as traversal_circuits
 from protocol.transport.nat import mirror, race, relay
 from protocol.transport.nat.circuit_address import CircuitAddress, circuit_address, direct_address
-from protocol.transport.nat.dial_back import Verdict
+from protocol.transport.nat.dial_back import AddressVerdict
 from protocol.transport.nat.meeting import NONCE_BYTES, OFFER_BYTES, token_of
-from protocol.transport.nat.race import CANDIDATES_BYTES, Candidate, Race, read_candidates, write_candidates
+from protocol.transport.nat.race import CANDIDATES_BYTES, DialCandidate, Race, read_candidates, write_candidates
 from protocol.transport.nat.reachability import Reachability
 from protocol.transport.network import Libp2pNetwork
 from protocol.transport.streams import ask
@@ -43,7 +43,7 @@ async def through_a_relay() -> AsyncIterator[tuple[Libp2pNetwork, Libp2pNetwork,
         for end in (one, two):
             end.remember(between.addresses())
         await r.until(lambda: len(set(r.connected)) == 2)
-        stack(two).traversal.circuits._reached = lambda: Verdict.UNREACHABLE
+        stack(two).traversal.circuits._reached = lambda: AddressVerdict.UNREACHABLE
         with trio.fail_after(10):
             while not stack(two).traversal.circuits.addresses(two.peer_id):
                 await trio.sleep(0.01)
@@ -61,7 +61,11 @@ def test_addresses_behind_a_relay_are_read_as_they_are_written() -> None:
 
 
 def test_candidates_are_read_as_they_are_written_and_anything_else_is_survived() -> None:
-    found = [Candidate(("192.0.2.1", 4001)), Candidate(("2001:db8::1", 65535)), Candidate(("198.51.100.7", 30000), True)]
+    found = [
+        DialCandidate(("192.0.2.1", 4001)),
+        DialCandidate(("2001:db8::1", 65535)),
+        DialCandidate(("198.51.100.7", 30000), True),
+    ]
     written = write_candidates(found)
     assert len(written) == CANDIDATES_BYTES and read_candidates(written) == found
     generator = random.Random(1)
@@ -195,11 +199,11 @@ def test_a_peer_that_is_reached_at_an_ipv6_address_alone_keeps_its_places_at_rel
         async with network(Recorder()) as end:
             parts, verdicts = (
                 stack(end),
-                {"/ip4/11.1.1.1/tcp/1": Verdict.UNREACHABLE, "/ip6/2a0e::1/tcp/1": Verdict.REACHABLE},
+                {"/ip4/11.1.1.1/tcp/1": AddressVerdict.UNREACHABLE, "/ip6/2a0e::1/tcp/1": AddressVerdict.REACHABLE},
             )
             parts.inquiry.now = Reachability(verdicts)
-            assert parts.inquiry.now.overall is Verdict.REACHABLE
-            assert parts.traversal.circuits._reached() is Verdict.UNREACHABLE
+            assert parts.inquiry.now.overall is AddressVerdict.REACHABLE
+            assert parts.traversal.circuits._reached() is AddressVerdict.UNREACHABLE
 
     trio.run(main)
 
@@ -248,7 +252,7 @@ def test_a_race_is_won_by_one_socket_and_the_others_are_closed() -> None:
                 assert follow.has_come(sock)
                 came.append(sock)
 
-        async def run(name: str, one: Race, theirs: list[Candidate]) -> None:
+        async def run(name: str, one: Race, theirs: list[DialCandidate]) -> None:
             won[name] = await one.run(theirs)
 
         async with trio.open_nursery() as nursery:
@@ -256,7 +260,7 @@ def test_a_race_is_won_by_one_socket_and_the_others_are_closed() -> None:
             for listener in listeners:
                 nursery.start_soon(accept, listener)
             async with trio.open_nursery() as racing:
-                racing.start_soon(run, "lead", lead, [Candidate(each.socket.getsockname()) for each in listeners])
+                racing.start_soon(run, "lead", lead, [DialCandidate(each.socket.getsockname()) for each in listeners])
                 racing.start_soon(run, "follow", follow, [])
             nursery.cancel_scope.cancel()
         for listener in listeners:
@@ -287,7 +291,7 @@ def test_a_socket_that_is_reset_as_soon_as_it_has_won_ends_nothing_else() -> Non
             meetings = stack(two).traversal._meetings
             over = trio.Event()
 
-            async def won_and_reset(self: Race, theirs: Sequence[Candidate]) -> tuple[trio.socket.SocketType, LinkKind]:
+            async def won_and_reset(self: Race, theirs: Sequence[DialCandidate]) -> tuple[trio.socket.SocketType, LinkKind]:
                 ours, other = await connected_sockets()
                 other.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 other.close()
@@ -324,7 +328,7 @@ def test_what_we_say_to_those_whom_another_peer_has_us_dial_is_not_of_its_choice
         a, b = Recorder(), Recorder()
         (database,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
         async with database, pair(a, b) as (one, two):
-            ours = command + write_candidates([Candidate(database.socket.getsockname())])
+            ours = command + write_candidates([DialCandidate(database.socket.getsockname())])
             where = stack(two).traversal._meetings._protocol
             theirs, _ = await ask(stack(one).host, two.peer_id, where, ours, OFFER_BYTES, 60)
             async with await database.accept() as dialled:
@@ -393,7 +397,7 @@ def test_places_are_asked_of_members_before_strangers(monkeypatch: pytest.Monkey
 
             monkeypatch.setattr(traversal_circuits, "ask", grant)
             ends = dict.fromkeys((A, B, member), ("192.0.2.1", 4001))
-            circuits._dialled, circuits._reached = lambda: ends, lambda: Verdict.UNREACHABLE
+            circuits._dialled, circuits._reached = lambda: ends, lambda: AddressVerdict.UNREACHABLE
             await circuits._look_for_places()
         assert asked == [member, A]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from protocol.run.manifest import demo_manifest
-from protocol.versions.catalogue import KEPT, Catalogue, Heard, Signed
+from protocol.versions.catalogue import KEPT, Catalogue, Signed, StatementOutcome
 from protocol.wire.identity import PeerId
 from protocol.wire.versions import Version
 from tests.protocol.chains import a_run
@@ -18,7 +18,7 @@ def a_catalogue() -> Catalogue:
     return Catalogue(MANIFEST.model_copy(update={"publishers": [BOB.peer_id]}))
 
 
-def hear(catalogue: Catalogue, body: Version, publisher: PeerId = ORGANISER) -> Heard:
+def hear(catalogue: Catalogue, body: Version, publisher: PeerId = ORGANISER) -> StatementOutcome:
     return catalogue.hear(Signed(body, publisher, b"raw"))
 
 
@@ -40,14 +40,14 @@ def test_weights_that_are_larger_than_the_model_are_refused() -> None:
 def test_a_number_with_two_statements_is_void_for_good() -> None:
     catalogue = a_catalogue()
     first, second = a_version(2, anchor=True), a_version(2)
-    assert hear(catalogue, a_version(1, anchor=True, patch=None)) is Heard.NEW
-    assert (hear(catalogue, first), hear(catalogue, first)) == (Heard.NEW, Heard.KNOWN)
-    assert hear(catalogue, second, BOB.peer_id) is Heard.VOID, "whoever signed it"
+    assert hear(catalogue, a_version(1, anchor=True, patch=None)) is StatementOutcome.NEW
+    assert (hear(catalogue, first), hear(catalogue, first)) == (StatementOutcome.NEW, StatementOutcome.KNOWN)
+    assert hear(catalogue, second, BOB.peer_id) is StatementOutcome.VOID, "whoever signed it"
     assert catalogue.void == [2] and catalogue.newest is not None and catalogue.newest.body.version == 1
     third = a_version(2, patch=7)
-    assert {hear(catalogue, each) for each in (first, second, third)} == {Heard.KNOWN}
+    assert {hear(catalogue, each) for each in (first, second, third)} == {StatementOutcome.KNOWN}
     assert len([*catalogue.all()]) == 3, "both statements are remembered as proof, and no third"
-    assert hear(catalogue, a_version(3, anchor=True)) is Heard.NEW
+    assert hear(catalogue, a_version(3, anchor=True)) is StatementOutcome.NEW
     assert catalogue.newest.body.version == 3
 
 
@@ -57,8 +57,8 @@ def test_a_flood_of_numbers_is_forgotten_but_for_the_newest() -> None:
         hear(catalogue, a_version(number, anchor=True, patch=None))
         hear(catalogue, a_version(number, anchor=True, patch=None).model_copy(update={"tensors": bytes(32)}))
     assert len([*catalogue.all()]) == 2 * KEPT and catalogue.newest is None
-    assert hear(catalogue, a_version(1, anchor=True, patch=None)) is Heard.OLD
-    assert hear(catalogue, a_version(1 << 40, anchor=True, patch=None), ME.peer_id) is Heard.NEW
+    assert hear(catalogue, a_version(1, anchor=True, patch=None)) is StatementOutcome.OLD
+    assert hear(catalogue, a_version(1 << 40, anchor=True, patch=None), ME.peer_id) is StatementOutcome.NEW
     assert [*catalogue.usable] == [1 << 40]
 
 

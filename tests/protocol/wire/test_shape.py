@@ -12,7 +12,7 @@ import pytest
 from pydantic import Field, ValidationError
 
 from protocol.wire import canonical
-from protocol.wire.body import NUMBER_BYTES, Body, Shape, collector_at_rest, largest, spare_what_is_loaded
+from protocol.wire.body import NUMBER_BYTES, Body, Shape, collector_at_rest, freeze_gc, largest
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import MAX_ENVELOPE_BYTES, seal
 from protocol.wire.messages import STATEMENTS, Finish, Motion, unpack
@@ -118,7 +118,7 @@ def test_the_collector_rests_within_and_works_afterwards() -> None:
 
 def test_what_is_loaded_is_not_collected_again() -> None:
     try:
-        spare_what_is_loaded()
+        freeze_gc()
         assert gc.get_freeze_count() > 10_000
     finally:
         gc.unfreeze()
@@ -132,9 +132,9 @@ def test_what_was_spared_and_is_garbage_goes_the_next_time() -> None:
     node = Node()
     left = weakref.ref(node)
     try:
-        spare_what_is_loaded()
+        freeze_gc()
         del node
-        spare_what_is_loaded()
+        freeze_gc()
         assert left() is None
     finally:
         gc.unfreeze()

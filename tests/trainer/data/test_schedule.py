@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.data.schedule import Permutation, Schedule
+from trainer.data.schedule import LaneSchedule, Permutation
 
 
 @given(seed=st.integers(0, 2**64 - 1), epoch=st.integers(0, 1000), size=st.integers(1, 700))
@@ -23,7 +23,7 @@ def test_permutation_is_a_bijection(seed: int, epoch: int, size: int) -> None:
 def test_no_two_lanes_share_a_window_within_an_epoch_and_none_is_left_out(
     seed: int, lanes: int, windows_per_round: int, windows: int
 ) -> None:
-    schedule = Schedule(seed, windows, lanes, windows_per_round)
+    schedule = LaneSchedule(seed, windows, lanes, windows_per_round)
     rounds = -(-windows // (lanes * windows_per_round))
     read = [
         schedule.window(round_number, lane, position)
@@ -40,5 +40,5 @@ def test_epochs_have_different_orders() -> None:
 
 
 def test_assignment_never_changes() -> None:
-    schedule = Schedule(seed=5, windows=19_000, lanes=128, windows_per_round=80)
+    schedule = LaneSchedule(seed=5, windows=19_000, lanes=128, windows_per_round=80)
     assert [schedule.window(3, 17, position) for position in range(4)] == [9074, 754, 15177, 2643]

@@ -21,7 +21,7 @@ from tests.tiers import first_fast
 from tests.trainer.environments import attacks
 from tests.trainer.environments.test_seccomp import numbers_named
 from trainer.environments import sandbox as sandboxes
-from trainer.environments.child import Child, Ended
+from trainer.environments.child import Child, ChildExit
 from trainer.environments.confinement import system
 from trainer.environments.sandbox import (
     REQUIRED,
@@ -30,9 +30,9 @@ from trainer.environments.sandbox import (
     Outcome,
     Protection,
     Protections,
+    RunOutcome,
     Sandbox,
     SandboxUnavailable,
-    Verdict,
     protections,
 )
 
@@ -93,31 +93,31 @@ def test_harmless_program_runs_to_its_end(kind: str, room: Path) -> None:
     program = "import json, sys, threading\nt = threading.Thread(target=print, args=(sys.stdin.read(),))\n"
     threads = "t.start()\nt.join()\n" if os.geteuid() or kind == "everything" else "t.run()\n"
     outcome = sandbox(kind).run(program + threads + "open('own', 'w').write('x')", b"given")
-    assert outcome == Outcome(Verdict.FINISHED, 0, b"given\n", b"")
+    assert outcome == Outcome(RunOutcome.FINISHED, 0, b"given\n", b"")
 
 
 @every_kind
 def test_exit_code_and_errors_are_told(kind: str, room: Path) -> None:
     outcome = run(kind, "import sys\nprint('said')\nsys.stderr.write('oh')\nsys.exit(3)")
-    assert outcome == Outcome(Verdict.FINISHED, 3, b"said\n", b"oh")
+    assert outcome == Outcome(RunOutcome.FINISHED, 3, b"said\n", b"oh")
     assert not outcome.succeeded
 
 
 @every_kind_slowly
 def test_endless_loop_runs_out_of_time(kind: str, room: Path) -> None:
-    assert run(kind, attacks.LOOP).verdict is Verdict.OUT_OF_TIME
+    assert run(kind, attacks.LOOP).verdict is RunOutcome.OUT_OF_TIME
 
 
 @every_kind
 @pytest.mark.parametrize("program", [attacks.SLEEP, attacks.SILENT], ids=["sleeping", "without descriptors"])
 def test_program_that_waits_for_nothing_meets_the_deadline(kind: str, program: str, room: Path) -> None:
-    assert run(kind, program, Limits(cpu_s=1, wall_s=0.5)).verdict is Verdict.OUT_OF_TIME
+    assert run(kind, program, Limits(cpu_s=1, wall_s=0.5)).verdict is RunOutcome.OUT_OF_TIME
 
 
 @every_kind_slowly
 @pytest.mark.parametrize("program", [attacks.STOP_ITSELF, attacks.IGNORE_SIGNALS], ids=["stopped", "ignoring"])
 def test_signals_change_nothing_about_time(kind: str, program: str, room: Path) -> None:
-    assert run(kind, program).verdict is Verdict.OUT_OF_TIME
+    assert run(kind, program).verdict is RunOutcome.OUT_OF_TIME
 
 
 @every_kind_slowly
@@ -211,7 +211,7 @@ def test_calls_that_are_not_listed_fail_on_the_running_kernel(kind: str, room: P
     known = numbers_named((system.X86_64, system.AARCH64).index(system.machine()))
     known += PAST_EVERY_FILTER.get(system.machine(), [])
     outcome = run(kind, attacks.CALL_ALL_BUT.format(most=601, known=known))
-    assert outcome == Outcome(Verdict.FINISHED, 0, b"{}\n", b"")
+    assert outcome == Outcome(RunOutcome.FINISHED, 0, b"{}\n", b"")
 
 
 @with_seccomp
@@ -220,7 +220,7 @@ def test_a_lock_on_a_library_holds_up_nobody(kind: str, room: Path, monkeypatch:
     program = attacks.LOCK_LIBRARY + "import time\ntime.sleep(10_000)"
     tried: list[bool] = []
 
-    def lock(self: Child, wall_s: float, output_bytes: int) -> Ended:
+    def lock(self: Child, wall_s: float, output_bytes: int) -> ChildExit:
         assert self.process.stdout
         assert select.select([self.process.stdout], [], [], 60)[0], "the program says that it has locked"
         with open(json.__file__, "r+b") as library:
@@ -232,7 +232,7 @@ def test_a_lock_on_a_library_holds_up_nobody(kind: str, room: Path, monkeypatch:
     made = sandbox(kind)
     watch = Child.watch
     monkeypatch.setattr(Child, "watch", lock)
-    assert made.run(program).verdict is Verdict.OUT_OF_TIME
+    assert made.run(program).verdict is RunOutcome.OUT_OF_TIME
     assert tried == [True]
 
 
@@ -243,7 +243,7 @@ def test_databases_in_the_own_folder_work(kind: str, room: Path) -> None:
         "import sqlite3\nd = sqlite3.connect('d')\nd.execute('create table t(a)')\nd.execute('insert into t values (7)')\n"
     )
     outcome = run(kind, program + "d.commit()\nprint(sqlite3.connect('d').execute('select a from t').fetchall())")
-    assert outcome == Outcome(Verdict.FINISHED, 0, b"[(7,)]\n", b"")
+    assert outcome == Outcome(RunOutcome.FINISHED, 0, b"[(7,)]\n", b"")
 
 
 @every_kind
@@ -273,7 +273,7 @@ def test_nobody_is_killed(kind: str, room: Path) -> None:
 @pytest.mark.parametrize("program", [attacks.SHOUT, attacks.COMPLAIN], ids=["output", "errors"])
 def test_output_is_bounded(kind: str, program: str, room: Path) -> None:
     outcome = run(kind, program)
-    assert outcome.verdict is Verdict.TOO_MUCH_OUTPUT
+    assert outcome.verdict is RunOutcome.TOO_MUCH_OUTPUT
     assert len(outcome.output) + len(outcome.errors) <= 2 * QUICK.output_bytes
 
 
@@ -309,7 +309,7 @@ def test_other_programs_are_not_run(kind: str, room: Path) -> None:
 
 @every_kind
 def test_crash_is_the_programs_own(kind: str, room: Path) -> None:
-    assert run(kind, attacks.CRASH).verdict is Verdict.KILLED
+    assert run(kind, attacks.CRASH).verdict is RunOutcome.KILLED
 
 
 @every_kind
@@ -335,9 +335,9 @@ def test_sandbox_without_a_required_protection_does_not_exist() -> None:
 def test_bare_limits_hold_what_they_can(room: Path) -> None:
     bare = Sandbox(QUICK, required=(), mechanisms=())
     assert bare.run("print('well')").succeeded
-    assert bare.run(attacks.LOOP).verdict is Verdict.OUT_OF_TIME
+    assert bare.run(attacks.LOOP).verdict is RunOutcome.OUT_OF_TIME
     assert b"MemoryError" in bare.run(attacks.ALLOCATE).errors
-    assert bare.run(attacks.SHOUT).verdict is Verdict.TOO_MUCH_OUTPUT
+    assert bare.run(attacks.SHOUT).verdict is RunOutcome.TOO_MUCH_OUTPUT
     bare.run(attacks.OUTLIVE)
 
 

@@ -20,7 +20,7 @@ from trainer.generate.choice import GeneratorName
 from trainer.generate.vllm import NotReloaded
 from trainer.rl.config import RlConfig
 from trainer.rl.verification import Assignment
-from trainer.rl.worker import RolloutWorker, Tasks
+from trainer.rl.worker import RolloutTasks, RolloutWorker
 
 RL = RlConfig(max_tokens=40, row_tokens=128, micro_batch_tokens=256)
 PROBLEMS, COPIES = (4, 7), 4
@@ -32,7 +32,7 @@ def judged(family: str) -> dict[str, int | str]:
     """Verdicts on what vLLM generated, each by its reason, over two versions whose weights have nothing in common."""
     config, tasks = (
         replace(FAMILIES[family], heads=2, kv_heads=1, head_dim=HEAD_DIM),
-        Tasks(Letters(again="more"), TemplatedTokenizer(TOKENIZER, "raw")),
+        RolloutTasks(Letters(again="more"), TemplatedTokenizer(TOKENIZER, "raw")),
     )
     peer, validator = (
         RolloutWorker(RL, config, tasks, CPU, slots=4, generator=generator)

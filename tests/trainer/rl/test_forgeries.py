@@ -14,7 +14,7 @@ from benchmarks.detection_peers import SHAPE, TOKENIZER, Choice, Peer, Run, para
 from trainer.models.llama.config import ModelConfig
 from trainer.rl.calibration import proposed
 from trainer.rl.config import RlConfig
-from trainer.rl.form import Reason
+from trainer.rl.form import RejectionReason
 from trainer.rl.rollout import Rollout
 
 LENGTH, COUNT = 256, 4
@@ -76,14 +76,14 @@ def test_long_outputs_of_honest_peers_of_any_precision_and_batch_are_accepted() 
 def test_an_answer_written_into_a_long_output_is_refused(where: str) -> None:
     for dtype in PRECISIONS:
         judged = judge(RUN, forgeries()[where], dtype=dtype)
-        assert [(each.reason, each.sure) for each in judged] == [(Reason.BAD_SAMPLING, True)] * COUNT
+        assert [(each.reason, each.sure) for each in judged] == [(RejectionReason.BAD_SAMPLING, True)] * COUNT
 
 
 @pytest.mark.parametrize("kind", CHOICES)
 def test_another_choice_is_refused_within_a_few_long_outputs(kind: str) -> None:
     judged = judge(RUN, forgeries()[kind])
-    assert Reason.BAD_SAMPLING in {each.reason for each in judged}
-    assert {each.reason for each in judged} <= {None, Reason.BAD_SAMPLING}
+    assert RejectionReason.BAD_SAMPLING in {each.reason for each in judged}
+    assert {each.reason for each in judged} <= {None, RejectionReason.BAD_SAMPLING}
 
 
 def test_weights_in_four_bits_are_refused() -> None:
@@ -104,4 +104,4 @@ def test_what_is_proposed_for_honest_peers_refuses_finer_steering() -> None:
     rl = RlConfig(**{**vars(RUN.rl), **proposed(found).fields()})
     assert {each.reason for each in judge(RUN, honest(torch.bfloat16), rl)} == {None}
     steered = judge(RUN, forgeries()["steered within 0.1"], rl)
-    assert Reason.BAD_SAMPLING in {each.reason for each in steered}
+    assert RejectionReason.BAD_SAMPLING in {each.reason for each in steered}

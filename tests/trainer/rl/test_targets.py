@@ -11,10 +11,10 @@ from tests.trainer.rl.honest import CPU, FAMILIES, TOKENIZER, Letters, parameter
 from trainer.data.templates import TemplatedTokenizer
 from trainer.data.tokens import ByteTokenizer
 from trainer.rl.config import RlConfig
-from trainer.rl.form import Reason
+from trainer.rl.form import RejectionReason
 from trainer.rl.targets import Targeted, most_prompt_bytes, prompt_flaw, target_length, with_target
 from trainer.rl.verification import Assignment
-from trainer.rl.worker import RolloutWorker, Tasks, decode_batch
+from trainer.rl.worker import RolloutTasks, RolloutWorker, decode_batch
 
 ASSIGNED = Assignment(b"run", 5, "12D3KooWworker", (7, 4), 3)
 RL = RlConfig(
@@ -30,7 +30,7 @@ RL = RlConfig(
 
 def worker(rl: RlConfig, seed: int = 1) -> RolloutWorker:
     model = FAMILIES["llama"]
-    made = RolloutWorker(rl, model, Tasks(Letters(), TOKENIZER, seed), CPU)
+    made = RolloutWorker(rl, model, RolloutTasks(Letters(), TOKENIZER, seed), CPU)
     made.keep_version(ASSIGNED.version, parameters(model, seed=ASSIGNED.version))
     return made
 
@@ -53,7 +53,7 @@ def test_a_runs_rollouts_answer_prompts_with_lengths_and_are_rewarded_by_them(tm
     assert [TOKENIZER.decode(each.prompt) for each in rollouts[::3]] == [targeted.problem(each).prompt for each in (7, 4)]
     assert [each.reason for each in worker(RL).verify(ASSIGNED, path)] == [None] * 6
     plain = worker(replace(RL, length_targets=())).verify(ASSIGNED, path)
-    assert {each.reason for each in plain} == {Reason.WRONG_PROMPT}
+    assert {each.reason for each in plain} == {RejectionReason.WRONG_PROMPT}
     for group in worker(RL).groups([path]):
         for member in group.members:
             target = targeted.target(member.rollout.problem)

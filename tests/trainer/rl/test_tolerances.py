@@ -13,7 +13,7 @@ import torch
 from kernels.toploc import Mismatch
 from trainer.generate.sampling import choose, near_ties, shortfall
 from trainer.rl.config import RlConfig
-from trainer.rl.form import Reason
+from trainer.rl.form import RejectionReason
 from trainer.rl.tolerances import DEVICES_APART, MOST_BEYOND, RATE_FACTOR, SLACK, BatchBounds, Choices, Tolerances
 
 USUAL = Tolerances.of(RlConfig())
@@ -32,7 +32,7 @@ def bounds(tolerances: Tolerances = USUAL) -> BatchBounds:
 
 def is_refused(within: BatchBounds, chosen: Choices) -> bool:
     flaw = within.flaw(within.measured([], chosen), chosen, [], "")
-    assert flaw is None or flaw[0] is Reason.BAD_SAMPLING
+    assert flaw is None or flaw[0] is RejectionReason.BAD_SAMPLING
     return flaw is not None
 
 

@@ -15,7 +15,7 @@ from kernels.toploc import prove
 from tests.trainer.rl.honest import FAMILIES, TOKENIZER, Letters, decoder, fond_of_ending, generate, parameters
 from trainer.models.llama.config import ModelConfig
 from trainer.rl.config import RlConfig
-from trainer.rl.form import Reason
+from trainer.rl.form import RejectionReason
 from trainer.rl.rollout import Rollout
 from trainer.rl.verification import Assignment, Judged, Verifier
 
@@ -35,11 +35,11 @@ def honest(config: ModelConfig = QWEN3, assigned: Assignment = ASSIGNED) -> list
     return generate(decoder(config, parameters(config)), Letters(), assigned, RL)
 
 
-def reasons(judged: list[Judged]) -> set[Reason | None]:
+def reasons(judged: list[Judged]) -> set[RejectionReason | None]:
     return {each.reason for each in judged}
 
 
-def spoiled(rollout: Rollout, **changes: object) -> Reason | None:
+def spoiled(rollout: Rollout, **changes: object) -> RejectionReason | None:
     """The reason for which a rollout of the assignment is rejected after these changes."""
     (judged,) = verifier().verify(ASSIGNED, [replace(rollout, **changes)])  # type: ignore[arg-type]
     assert judged.reward is None and judged.detail
@@ -66,13 +66,13 @@ def test_a_run_says_how_far_a_proof_may_be_off() -> None:
     assert reasons(Verifier(near, Letters(), TOKENIZER, wide).verify(ASSIGNED, honest())) == {None}
     for tight in ({"max_exponent_mismatches": 0}, {"max_mantissa_mean": 0.0}, {"max_mantissa_median": 0.0}):
         judged = Verifier(near, Letters(), TOKENIZER, replace(wide, **tight)).verify(ASSIGNED, honest())
-        assert Reason.WRONG_COMPUTATION in reasons(judged), tight
+        assert RejectionReason.WRONG_COMPUTATION in reasons(judged), tight
 
 
 def test_a_run_says_how_far_a_token_may_be_off() -> None:
     key = replace(ASSIGNED, run=b"another run")
     tolerant = replace(RL, min_end_probability=0.0, **ANY_TOKEN)
-    assert reasons(verifier().verify(key, honest())) <= {Reason.BAD_SAMPLING, Reason.BAD_TERMINATION}
+    assert reasons(verifier().verify(key, honest())) <= {RejectionReason.BAD_SAMPLING, RejectionReason.BAD_TERMINATION}
     model = decoder(QWEN3, parameters(QWEN3))
     assert reasons(Verifier(model, Letters(), TOKENIZER, tolerant).verify(key, honest())) == {None}
 
@@ -120,27 +120,27 @@ def test_a_conversation_of_two_turns_is_accepted_and_its_replies_are_the_environ
     assert all(each.reason is None for each in judged)
     spoken = next(each for each in rollouts if not all(each.made))
     other = Verifier(model, Letters("less? "), TOKENIZER, RL).verify(ASSIGNED, [spoken])
-    assert reasons(other) == {Reason.WRONG_REPLY}
+    assert reasons(other) == {RejectionReason.WRONG_REPLY}
     claimed = replace(spoken, made=tuple(True for _ in spoken.made))
-    assert reasons(Verifier(model, environment, TOKENIZER, RL).verify(ASSIGNED, [claimed])) == {Reason.WRONG_REPLY}
+    assert reasons(Verifier(model, environment, TOKENIZER, RL).verify(ASSIGNED, [claimed])) == {RejectionReason.WRONG_REPLY}
 
 
 def test_other_weights_are_a_wrong_computation() -> None:
-    assert reasons(verifier(seed=4).verify(ASSIGNED, honest())) == {Reason.WRONG_COMPUTATION}
+    assert reasons(verifier(seed=4).verify(ASSIGNED, honest())) == {RejectionReason.WRONG_COMPUTATION}
 
 
 def test_a_prompt_that_was_not_assigned_is_rejected() -> None:
     rollout = honest()[0]
-    assert spoiled(rollout, problem=5) is Reason.WRONG_PROMPT
-    assert spoiled(rollout, problem=7) is Reason.WRONG_PROMPT
-    assert spoiled(rollout, copy=3) is Reason.WRONG_PROMPT
-    assert spoiled(rollout, prompt=(*rollout.prompt[:-1], 33)) is Reason.WRONG_PROMPT
+    assert spoiled(rollout, problem=5) is RejectionReason.WRONG_PROMPT
+    assert spoiled(rollout, problem=7) is RejectionReason.WRONG_PROMPT
+    assert spoiled(rollout, copy=3) is RejectionReason.WRONG_PROMPT
+    assert spoiled(rollout, prompt=(*rollout.prompt[:-1], 33)) is RejectionReason.WRONG_PROMPT
 
 
 def test_a_rollout_that_is_there_twice_counts_once() -> None:
     rollout = honest()[0]
     first, second = verifier().verify(ASSIGNED, [rollout, rollout])
-    assert (first.reason, second.reason) == (None, Reason.MALFORMED)
+    assert (first.reason, second.reason) == (None, RejectionReason.MALFORMED)
 
 
 def test_a_truncated_output_is_rejected() -> None:
@@ -148,7 +148,7 @@ def test_a_truncated_output_is_rejected() -> None:
     count = 16
     assert len(rollout.output) > count
     short = {"output": rollout.output[:count], "made": rollout.made[:count], "proofs": rollout.proofs[: 2 * 66]}
-    assert spoiled(rollout, **short) is Reason.BAD_TERMINATION
+    assert spoiled(rollout, **short) is RejectionReason.BAD_TERMINATION
 
 
 def test_an_end_token_put_early_is_rejected() -> None:
@@ -157,24 +157,27 @@ def test_an_end_token_put_early_is_rejected() -> None:
     model = decoder(QWEN3, parameters(QWEN3))
     hidden = model(torch.tensor([[*rollout.prompt, *output[:-1]]]))[0, len(rollout.prompt) - 1 :]
     proofs = b"".join(prove(hidden.bfloat16(), RL.top_k, RL.chunk_tokens))
-    assert spoiled(rollout, output=output, made=rollout.made[:8], proofs=proofs) is Reason.BAD_TERMINATION
+    assert spoiled(rollout, output=output, made=rollout.made[:8], proofs=proofs) is RejectionReason.BAD_TERMINATION
 
 
 def test_text_of_another_model_with_proofs_of_the_right_one_is_bad_sampling() -> None:
     small = ModelConfig(**{**vars(QWEN3), "layers": 1})
     model, writer = decoder(QWEN3, parameters(QWEN3)), decoder(small, parameters(small))
     rollouts = generate(model, Letters(), ASSIGNED, RL, writer=writer)
-    assert reasons(verifier().verify(ASSIGNED, rollouts)) <= {Reason.BAD_SAMPLING, Reason.BAD_TERMINATION}
+    assert reasons(verifier().verify(ASSIGNED, rollouts)) <= {RejectionReason.BAD_SAMPLING, RejectionReason.BAD_TERMINATION}
 
 
 def test_a_rollout_of_another_peer_or_version_is_bad_sampling() -> None:
     for other in (replace(ASSIGNED, peer="12D3KooWother"), replace(ASSIGNED, version=4), replace(ASSIGNED, run=b"other")):
-        assert reasons(verifier().verify(ASSIGNED, honest(assigned=other))) <= {Reason.BAD_SAMPLING, Reason.BAD_TERMINATION}
+        assert reasons(verifier().verify(ASSIGNED, honest(assigned=other))) <= {
+            RejectionReason.BAD_SAMPLING,
+            RejectionReason.BAD_TERMINATION,
+        }
 
 
 def test_proofs_of_another_rollout_are_a_wrong_computation() -> None:
     first, second = (each for each in honest() if len(each.output) == RL.max_tokens and each.copy < 2 and each.problem == 4)
-    assert spoiled(first, proofs=second.proofs) is Reason.WRONG_COMPUTATION
+    assert spoiled(first, proofs=second.proofs) is RejectionReason.WRONG_COMPUTATION
 
 
 @pytest.mark.parametrize(
@@ -182,14 +185,14 @@ def test_proofs_of_another_rollout_are_a_wrong_computation() -> None:
 )
 def test_proofs_of_another_size_or_form_are_malformed(proofs: object) -> None:
     rollout = honest()[0]
-    assert spoiled(rollout, proofs=proofs(rollout.proofs)) is Reason.MALFORMED  # type: ignore[operator]
+    assert spoiled(rollout, proofs=proofs(rollout.proofs)) is RejectionReason.MALFORMED  # type: ignore[operator]
 
 
 def test_outputs_out_of_bounds_are_malformed() -> None:
     rollout = honest()[0]
     long = RL.max_tokens + 1
-    assert spoiled(rollout, output=(65,) * long, made=(True,) * long) is Reason.MALFORMED
-    assert spoiled(rollout, output=(*rollout.output[:-1], 256)) is Reason.MALFORMED
+    assert spoiled(rollout, output=(65,) * long, made=(True,) * long) is RejectionReason.MALFORMED
+    assert spoiled(rollout, output=(*rollout.output[:-1], 256)) is RejectionReason.MALFORMED
 
 
 def test_a_verdict_on_an_honest_rollout_depends_on_no_other_one() -> None:

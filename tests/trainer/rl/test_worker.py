@@ -18,9 +18,9 @@ from trainer.generate.choice import GeneratorName
 from trainer.generate.vllm import NotReloaded
 from trainer.models.llama.config import ModelConfig
 from trainer.rl.config import SPARE_VERSIONS, RlConfig
-from trainer.rl.form import Reason
+from trainer.rl.form import RejectionReason
 from trainer.rl.verification import Assignment
-from trainer.rl.worker import RolloutWorker, Tasks, decode_batch, encode_batch
+from trainer.rl.worker import RolloutTasks, RolloutWorker, decode_batch, encode_batch
 
 RL = RlConfig(max_tokens=24, row_tokens=64, micro_batch_tokens=256, top_k=32, chunk_tokens=8)
 ASSIGNED = Assignment(b"run", 5, "12D3KooWworker", (7, 4), 3)
@@ -29,7 +29,7 @@ LLAMA = FAMILIES["llama"]
 
 def worker(model: ModelConfig = LLAMA, *versions: int) -> RolloutWorker:
     """Keeps these versions, each of its own seed."""
-    made = RolloutWorker(RL, model, Tasks(Letters(), TOKENIZER), CPU)
+    made = RolloutWorker(RL, model, RolloutTasks(Letters(), TOKENIZER), CPU)
     for version in versions or (ASSIGNED.version,):
         made.keep_version(version, parameters(model, seed=version))
     return made
@@ -91,7 +91,7 @@ class Fragile(Letters):
 def test_what_cannot_be_scored_here_is_no_lie_of_its_maker(tmp_path: Path) -> None:
     path = tmp_path / "batch"
     worker().generate(ASSIGNED, path)
-    fragile = RolloutWorker(RL, LLAMA, Tasks(Fragile(), TOKENIZER), CPU)
+    fragile = RolloutWorker(RL, LLAMA, RolloutTasks(Fragile(), TOKENIZER), CPU)
     fragile.keep_version(ASSIGNED.version, parameters(LLAMA, seed=ASSIGNED.version))
     assert {(each.reason, each.reward) for each in fragile.verify(ASSIGNED, path)} == {(None, None)}
     assert fragile.groups([path]) == []
@@ -103,7 +103,7 @@ def test_the_newest_versions_are_kept_and_rollouts_are_judged_with_theirs(tmp_pa
     path = tmp_path / "batch"
     made.generate(ASSIGNED, path)
     assert {each.reason for each in made.verify(ASSIGNED, path)} == {None}
-    assert {each.reason for each in made.verify(replace(ASSIGNED, version=6), path)} == {Reason.WRONG_COMPUTATION}
+    assert {each.reason for each in made.verify(replace(ASSIGNED, version=6), path)} == {RejectionReason.WRONG_COMPUTATION}
     with pytest.raises(ValueError, match="version 3"):
         made.verify(replace(ASSIGNED, version=3), path)
 
@@ -138,11 +138,11 @@ def test_bytes_that_are_no_batch_and_batches_in_another_order_are_rejected_whole
     worker().generate(ASSIGNED, path)
     rollouts = decode_batch(path.read_bytes())
     for data, reason in (
-        (b"", Reason.MALFORMED),
-        (path.read_bytes()[:-1], Reason.MALFORMED),
-        (encode_batch(rollouts[:-1]), Reason.WRONG_PROMPT),
-        (encode_batch([*rollouts, rollouts[0]]), Reason.WRONG_PROMPT),
-        (encode_batch(rollouts[::-1]), Reason.WRONG_PROMPT),
+        (b"", RejectionReason.MALFORMED),
+        (path.read_bytes()[:-1], RejectionReason.MALFORMED),
+        (encode_batch(rollouts[:-1]), RejectionReason.WRONG_PROMPT),
+        (encode_batch([*rollouts, rollouts[0]]), RejectionReason.WRONG_PROMPT),
+        (encode_batch(rollouts[::-1]), RejectionReason.WRONG_PROMPT),
     ):
         path.write_bytes(data)
         judged = worker().verify(ASSIGNED, path)
@@ -177,7 +177,7 @@ def with_vllm(monkeypatch: pytest.MonkeyPatch, generator: GeneratorName, stale: 
     vllm_stand_in.install(monkeypatch)
     monkeypatch.setattr(sys.modules["vllm"], "EngineArgs", partial(vllm_stand_in.EngineArgs, stale=stale))
     monkeypatch.setattr("trainer.rl.worker.choose_generator", lambda wanted, has_gpu: (wanted_or_vllm(wanted), "in a test"))
-    made = RolloutWorker(RL, LLAMA, Tasks(Letters(), TOKENIZER), CPU, generator=generator)
+    made = RolloutWorker(RL, LLAMA, RolloutTasks(Letters(), TOKENIZER), CPU, generator=generator)
     made.keep_version(1, parameters(LLAMA, seed=1))
     return made
 

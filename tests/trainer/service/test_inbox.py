@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from trainer.service.inbox import Abandoned, Inbox, Job
+from trainer.service.inbox import Abandoned, CommandInbox, Job
 
 
-def inbox(*commands: str) -> Inbox:
+def inbox(*commands: str) -> CommandInbox:
     """One to which these commands came, with the IDs 1, 2, ..."""
-    made = Inbox()
+    made = CommandInbox()
     for number, command in enumerate(commands):
         made.take({"do": command, "id": number + 1, "watts": 200.0})
     return made
 
 
-def running(box: Inbox) -> Job:
+def running(box: CommandInbox) -> Job:
     job = box.next_job()
     assert job is not None
     return job

@@ -11,11 +11,11 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from trainer.section import Section
+from trainer.section import SectionFields
 
 
 @dataclass(frozen=True)
-class ModelConfig(Section):
+class ModelConfig(SectionFields):
     """Shape of a Llama-style decoder: the manifest's model section.  Fields with defaults are newer than the first runs.
 
     ffn: width of the SwiGLU layer.  tied: output weights are the embedding's.  head_dim: width of an attention head, 0 for
