@@ -32,11 +32,11 @@ class ControlsDialog(ModalScreen[None]):
 
     BINDINGS = [Binding("escape", "back", "back"), Binding("q,c", "close", "close")]
     DEFAULT_CSS = """
-    Controls { align: center middle; }
-    Controls Vertical { width: 78; height: auto; border: solid $primary; background: $surface; padding: 0 1; }
-    Controls OptionList { height: auto; max-height: 14; border: none; padding: 0; }
-    Controls Input, Controls Input:focus { border: none; height: 1; padding: 0; display: none; }
-    Controls.typing Input, Controls.typing Input:focus { display: block; }
+    ControlsDialog { align: center middle; }
+    ControlsDialog Vertical { width: 78; height: auto; border: solid $primary; background: $surface; padding: 0 1; }
+    ControlsDialog OptionList { height: auto; max-height: 14; border: none; padding: 0; }
+    ControlsDialog Input, ControlsDialog Input:focus { border: none; height: 1; padding: 0; display: none; }
+    ControlsDialog.typing Input, ControlsDialog.typing Input:focus { display: block; }
     """
 
     def __init__(self, ask: Ask) -> None:

@@ -46,7 +46,7 @@ ROUND_EFFECTS = (
     "ObtainResult",
     "Committed",
 )
-EXCHANGE_EFFECTS = ("SendPart", "SendResult", "Reduce", "Ask", "Lost", "Done", "push")
+EXCHANGE_EFFECTS = ("SendPart", "SendResult", "Reduce", "Ask", "Lost", "AllReduceDone", "push")
 SHELL_ACTS = ("say ready", "append", "apply", "checkpoint")
 RESTART_S = 3.0
 REACHED_WITHIN_S = 45.0
