@@ -79,7 +79,8 @@ def _flaw_of(folder: Path, found: os.stat_result) -> str | None:
     is_root = os.getuid() == 0  # root may write everywhere, and owns others' folders in containers, with sudo and on volumes
     if found.st_uid != os.getuid() and not is_root:
         return f"the folder {folder} belongs to another user; choose one of your own with --data-dir"
-    others = stat.S_IWOTH if _is_private_group(found.st_gid) else WRITABLE_BY_OTHERS
+    is_ours_alone = _is_private_group(found.st_gid) and not _has_access_list(folder)
+    others = stat.S_IWOTH if is_ours_alone else WRITABLE_BY_OTHERS
     if found.st_mode & others:
         return f"other users can write in the folder {folder}; run: chmod go-w {folder}"
     if is_root:
@@ -99,7 +100,16 @@ def _is_private_group(gid: int) -> bool:
         user, group = pwd.getpwuid(os.getuid()), grp.getgrgid(gid)
     except KeyError:
         return False
-    return gid == user.pw_gid and group.gr_name == user.pw_name and {*group.gr_mem} <= {user.pw_name}
+    others = {each.pw_name for each in pwd.getpwall() if each.pw_gid == gid} | {*group.gr_mem}
+    return gid == user.pw_gid and group.gr_name == user.pw_name and others <= {user.pw_name}
+
+
+def _has_access_list(folder: Path) -> bool:
+    """Return True if the folder has an access list (POSIX ACL): what it allows at most shows as what the group may do."""
+    try:
+        return "system.posix_acl_access" in os.listxattr(folder)
+    except (AttributeError, OSError):  # macOS has no such call, some file systems have no attributes
+        return False
 
 
 def owner_of(path: str) -> int:

@@ -6,11 +6,10 @@ import argparse
 import ast
 import json
 from collections import Counter
-from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tests.house_rules import PRODUCT
+from tests.house_rules import PRODUCT, ROOT
 
 SHORT = 60
 """Lines below which a file counts as short."""
@@ -19,7 +18,7 @@ MOST_PARAMETERS = 7
 
 def figures(folder: str) -> dict[str, Any]:
     """Return the figures of one folder; files named `__init__.py` do not count."""
-    paths = [path for path in Path(folder).rglob("*.py") if path.name != "__init__.py"]
+    paths = [path for path in (ROOT / folder).rglob("*.py") if path.name != "__init__.py"]
     lines = {path: len(path.read_text().splitlines()) for path in paths}
     trees = [ast.parse(path.read_text()) for path in paths]
     functions = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]

@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
+ROOT = Path(__file__).parents[1]
 PRODUCT = ("kernels", "protocol", "trainer", "peer", "tui")
 CLAUSE = re.compile(r"(What|How|Whether|Who|Whom|Whose|Of|That|Those)\b")
 TWO_OF_A_KIND = {"Verifier"}
@@ -47,8 +48,9 @@ def faults(files: dict[str, ast.Module]) -> list[str]:
 
 
 def main() -> int:
-    paths = sorted(path for folder in PRODUCT for path in Path(folder).rglob("*.py"))
-    found = faults({str(path): ast.parse(path.read_text()) for path in paths})
+    paths = sorted(path for folder in PRODUCT for path in (ROOT / folder).rglob("*.py"))
+    assert paths, f"no Python files under {ROOT}"
+    found = faults({str(path.relative_to(ROOT)): ast.parse(path.read_text()) for path in paths})
     print("\n".join(found) or f"{len(paths)} files keep the rules about names and docstrings.")
     return bool(found)
 

@@ -106,12 +106,14 @@ class RoundMachine:
         self._calls, self._voter = RollCall(self._state), Voter(self._state)
         self._proposer, self._relay = Proposer(self._state, self._calls), Relay(self._state)
         self._closing = self._state.kept.lock is not None
-        """True once the round is being closed: we or others have seen that it may be.
+        """The round is being closed: we have seen that it may be, or others have.
 
-        A roll names the electors whose READY we hold, and a restarted elector holds none.  So a restarted elector rolls at
-        once only if it has a lock, which decides the plan.  Else, after a power cut of all electors, the READYs of strangers
-        alone would make the next plan.
+        A roll names the electors whose READY we hold, and a restarted elector holds none: only with a lock, which decides
+        the plan, does it roll at once, else when others call (`_was_in`).  After a power cut of all electors, the READYs of
+        strangers alone would make the next plan.
         """
+        self._was_in = self._state.entered >= 0
+        """An earlier life of ours took part in closing this round."""
         self._certified: Commit | None = None
 
     # -- reading ------------------------------------------------------------------------------------------------------
@@ -330,7 +332,8 @@ class RoundMachine:
         if not self._closing:
             asks, closable = state.closing.gather(view, now)
             effects += asks
-            self._closing = closable or (self._calls.are_calling() and state.closing.has_quorum(view))
+            calls = self._calls.are_calling() and (self._was_in or state.closing.has_quorum(view))
+            self._closing = closable or calls
             if not self._closing:
                 return effects
             state.move(now)

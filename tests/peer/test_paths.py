@@ -31,6 +31,7 @@ def has_group(monkeypatch: pytest.MonkeyPatch, name: str, members: list[str]) ->
     """Let our user's group, and the one of new folders, have this name and these members besides the user."""
     user = pwd.struct_passwd(("me", "x", os.getuid(), os.getgid(), "", "/", "/bin/sh"))
     monkeypatch.setattr(pwd, "getpwuid", lambda uid: user)
+    monkeypatch.setattr(pwd, "getpwall", lambda: [user])
     monkeypatch.setattr(grp, "getgrgid", lambda gid: grp.struct_group((name, "x", gid, members)))
 
 
@@ -54,6 +55,23 @@ def test_a_folder_that_its_group_writes_in_is_taken_if_the_group_is_its_user_alo
     folder.chmod(0o777)
     with pytest.raises(PeerError, match="other users can write in the folder"):
         make_private(folder)
+
+
+def test_a_group_that_is_another_users_own_or_an_access_list_is_not_the_user_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_group(monkeypatch, "me", [])
+    tmp_path.chmod(0o775)
+    os.chown(tmp_path, -1, os.getgid())
+    assert make_private(tmp_path) == tmp_path
+    monkeypatch.setattr(os, "listxattr", lambda path: ["system.posix_acl_access"], raising=False)
+    with pytest.raises(PeerError, match="other users can write"):
+        make_private(tmp_path)
+    monkeypatch.setattr(os, "listxattr", lambda path: [], raising=False)
+    you = pwd.struct_passwd(("you", "x", os.getuid() + 1, os.getgid(), "", "/", "/bin/sh"))
+    monkeypatch.setattr(pwd, "getpwall", lambda: [you])
+    with pytest.raises(PeerError, match="other users can write"):
+        make_private(tmp_path)
 
 
 @pytest.mark.parametrize("mode", [0o700, 0o755, 0o750, 0o711])

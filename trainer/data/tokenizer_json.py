@@ -65,7 +65,7 @@ COMPUTE_S, READ_S = 60, 300.0
 """CPU seconds and clock seconds of the child process; 23 MB take 4 CPU seconds."""
 MAX_PARTS = 16
 """Normalizers, pre-tokenizers or decoders in a row."""
-MAX_TOKEN_BYTES = 256
+MAX_TOKEN_BYTES = 256  # the longest token of GPT-2 and Llama 3
 """Longest text of a token, which bounds the text of a sequence of tokens."""
 MAX_TOKENS = 1 << 20
 MAX_MERGES = 1 << 21

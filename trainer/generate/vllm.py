@@ -249,16 +249,21 @@ def _vllm() -> Any:
 
 
 def _memory(device: torch.device, config: ModelConfig, slots: int, length: int) -> dict[str, Any]:
-    """Return the settings of vLLM's memory: room for the keys and values of `slots` sequences, as in the built-in engine.
+    """Return the settings of vLLM's memory: keys and values of `slots` sequences, in bytes, as the built-in engine has them.
 
-    By default vLLM takes nearly all memory, and leaves none for the versions of weights that verification needs.
+    Left to itself vLLM takes nearly all memory, and nothing remains for the versions that batches are verified with.  On a
+    GPU with less room the cache is smaller, but has one sequence at least: vLLM then runs fewer sequences at a time.
     """
-    tokens = slots * (math.ceil(length / BLOCK_TOKENS) + 1) * BLOCK_TOKENS
-    memory: dict[str, Any] = {"kv_cache_memory_bytes": 2 * BF16_BYTES * tokens * config.layers * config.kv_width}
-    if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        memory["gpu_memory_utilization"] = SHARE * free / total
-    return memory
+    tokens = (math.ceil(length / BLOCK_TOKENS) + 1) * BLOCK_TOKENS
+    sequence_bytes = 2 * BF16_BYTES * tokens * config.layers * config.kv_width
+    if device.type != "cuda":
+        return {"kv_cache_memory_bytes": slots * sequence_bytes}
+    free, total = torch.cuda.mem_get_info(device)
+    room = int(SHARE * free) - BF16_BYTES * config.parameters
+    return {
+        "kv_cache_memory_bytes": max(sequence_bytes, min(slots * sequence_bytes, room)),
+        "gpu_memory_utilization": SHARE * free / total,
+    }
 
 
 def noise_of_v1() -> type:

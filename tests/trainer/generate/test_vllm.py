@@ -147,13 +147,16 @@ def test_keys_and_values_of_the_weights_before_are_not_gone_on_with() -> None:
         generator.load(rounded())
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_vllm_takes_the_memory_that_the_sequences_need_and_not_all(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (6, 24))
+@pytest.mark.parametrize(("device", "free"), [("cpu", 0), ("cuda", 1 << 30), ("cuda", 1 << 10)])
+def test_vllm_takes_the_memory_that_the_sequences_need_and_not_all(
+    device: str, free: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 4 << 30))
+    sequence = LENGTH * CONFIG.layers * 2 * CONFIG.kv_width * 2
     memory = _memory(torch.device(device), CONFIG, 2, LENGTH)
-    needed = 2 * LENGTH * CONFIG.layers * 2 * CONFIG.kv_width * 2
-    assert needed < memory.pop("kv_cache_memory_bytes") < 4 * needed
-    assert memory == ({"gpu_memory_utilization": pytest.approx(0.23)} if device == "cuda" else {})
+    sequences = 1 if free == 1 << 10 else 2
+    assert sequences * sequence < memory.pop("kv_cache_memory_bytes") < 4 * sequences * sequence
+    assert memory == ({"gpu_memory_utilization": pytest.approx(0.92 * free / (4 << 30))} if device == "cuda" else {})
 
 
 def test_a_turn_is_not_lost_when_the_environment_fails() -> None:
