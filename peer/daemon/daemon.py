@@ -96,7 +96,7 @@ async def leave_with_the_view(peer: LeavingPeer) -> None:
 
 
 async def leave_with_the_reader(peer: LeavingPeer, output: Output, ignore: bool) -> None:
-    """Leave when standard output loses its reader: an unwatched peer would train for ever, unless told to (`ignore`)."""
+    """Leave when standard output loses its reader: an unwatched peer would train for ever.  ignore: go on all the same."""
     await output.until_gone()
     if ignore:
         peer.notice("warning", "nobody reads standard output any more; going on all the same")

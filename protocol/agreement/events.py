@@ -101,8 +101,9 @@ RoundEffect = Send | Forward | Persist | BeginExchange | FinishCompute | ObtainR
 class PeerView:
     """View of one peer at this moment.
 
-    on_tip: a live trainer at work on our tip.  near: a live trainer on its way to our tip, a round or two behind.  left: the
-    peer said goodbye.  silent_s: seconds since it was heard, 0 while it is live.  bytes_per_s: bandwidth; 0 if not known.
+    on_tip: a live trainer at work on our tip.  near: a live trainer on our tip or a round or two behind; never ourselves.
+    left: the peer said goodbye.  silent_s: seconds since it was heard, 0 while it is live.  bytes_per_s: bandwidth; 0 if not
+    known.
     """
 
     live: bool

@@ -74,7 +74,7 @@ class RoundProgress(Protocol):
 
 
 class Heartbeats:
-    """Speaker for this peer.  generating: returns tokens a second of a rollout peer, which does not train."""
+    """Sender of our heartbeats and goodbye.  generating: returns tokens a second of a rollout peer, which does not train."""
 
     def __init__(
         self,

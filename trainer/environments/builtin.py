@@ -61,7 +61,7 @@ class Reverse(ProceduralTask):
 
 
 class SortDigits(ProceduralTask):
-    """Task to write digits in ascending order: `sort 41732` -> `12347`.  digits: the longest number."""
+    """Task to write digits in ascending order: `sort 41732` -> `12347`.  digits: the most digits."""
 
     name = "sort"
 

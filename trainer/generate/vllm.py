@@ -271,7 +271,7 @@ def noise_of_v1() -> type:
     from vllm.v1.sample.logits_processor import LogitsProcessor, MoveDirectionality
 
     class NoiseOfV1(LogitsProcessor):  # type: ignore[misc]
-        """Processor to logits / temperature + the noise of each row's request.  Rows move within vLLM's batch."""
+        """Logits processor: logits / temperature + the noise of each row's request.  Rows move within vLLM's batch."""
 
         def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
             self.rows: dict[int, tuple[dict[str, Any], int, list[int]]] = {}
@@ -310,7 +310,7 @@ def noise_of_v2() -> type:
     from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor
 
     class NoiseOfV2(LogitsProcessor):  # type: ignore[misc]
-        """Processor to logits / temperature + the noise of each row's request.  State is in the slots that vLLM numbers."""
+        """Logits processor: logits / temperature + each row's noise.  State is in the slots that vLLM numbers."""
 
         def __init__(self, vllm_config: Any, req_states: Any) -> None:
             self.keys = torch.zeros(req_states.max_num_reqs, dtype=torch.int64)
