@@ -197,6 +197,21 @@ def test_strangers_alone_make_no_plan_while_all_electors_come_back_from_a_power_
     assert {*electors} <= {member.peer for member in parliament.commits()[0].record.members}
 
 
+def test_an_elector_killed_while_the_round_was_closed_rolls_when_others_call() -> None:
+    """It has lost its own READY and knows nobody else's.  Another elector is dead, so there is no quorum without it."""
+    parliament = Parliament(4)
+    killed, dead, *_ = parliament.base.electors
+    parliament.ready()
+    parliament.pass_on(Roll)
+    parliament.queue.clear()
+    parliament.crash(killed)
+    parliament.forget_readys()
+    parliament.restart(killed)
+    parliament.crash(dead)
+    parliament.run(60)
+    assert killed in {vote.peer for vote in parliament.commits()[0].certificate.votes}
+
+
 def test_a_ready_elector_that_the_proposer_did_not_hear_is_not_left_out() -> None:
     """The others' rolls say that they hold its READY: the proposer waits until it has it, too."""
     parliament = Parliament(4)

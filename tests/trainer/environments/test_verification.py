@@ -276,7 +276,7 @@ def test_tasks_of_maths_say_which_package_they_need(tmp_path: Path, monkeypatch:
     path = tmp_path / "tasks.jsonl"
     path.write_bytes(line("verifiable_math"))
     monkeypatch.setattr("importlib.util.find_spec", lambda module: None)
-    with pytest.raises(ValueError, match=r"tasks of maths need the package math-verify.*pip install 'manyhands\[rl\]'"):
+    with pytest.raises(PackageMissing, match=r"tasks of maths need the package math-verify.*pip install 'manyhands\[rl\]'"):
         open_file(str(path))
 
 
