@@ -1,6 +1,6 @@
 """Errors of the command line: one sentence with the remedy, and an exit code.
 
-The codes are part of the interface (docs/commands.md lists them): scripts and service managers read them.
+The codes are part of the interface (docs/reference/commands.md lists them): scripts and service managers read them.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ def register(subparsers: Subparsers) -> None:
     group = add_group(parser)
 
     create = add_command(group, "create", "check and sign a run file, and print the run's invitation", run_create)
-    create.add_argument("file", metavar="RUN.toml", help="the run file; docs/commands.md lists its fields")
+    create.add_argument("file", metavar="RUN.toml", help="the run file; docs/reference/commands.md lists its fields")
     create.add_argument("--out", metavar="FILE", help="also write the signed manifest to a file")
     _add_addresses(create)
 

@@ -51,7 +51,9 @@ def register(subparsers: Subparsers) -> None:
         run_publish,
         epilog="The peer has to run; it serves the file until the other peers have it.",
     )
-    publish.add_argument("source", metavar="FILE", help="JSON lines, plain or compressed by zstd (docs/environments.md)")
+    publish.add_argument(
+        "source", metavar="FILE", help="JSON lines, plain or compressed by zstd (docs/guides/environments.md)"
+    )
     publish.add_argument("--name", help="what people see, up to 64 plain characters (default: the file's name)")
     show = add_command(group, "show", "fetch a set that is offered, check it, and show some of its tasks", run_show)
     show.add_argument("id", metavar="ID", help="the beginning of the set's ID, 6 digits or more")
@@ -82,7 +84,7 @@ def _register_rate(group: Subparsers) -> None:
         epilog="Tasks with a solve_rate outside a run's min_solve_rate and max_solve_rate are left out of it.  No peer has "
         "to run.  Interrupted, the same command goes on where it was.",
     )
-    rate.add_argument("source", metavar="FILE", nargs="?", help="JSON lines (docs/environments.md)")
+    rate.add_argument("source", metavar="FILE", nargs="?", help="JSON lines (docs/guides/environments.md)")
     rate.add_argument(
         "--environment",
         metavar="NAME",

@@ -75,7 +75,7 @@ class Comparison:
 
 
 LEAST_VERSIONS = 16
-"""Versions over which the built-in run's reward rises by many standard errors (docs/performance.md)."""
+"""Versions over which the built-in run's reward rises by many standard errors (docs/results/demo.md)."""
 MOST_VERSIONS = 40
 """Limit of versions, after which the demo is over even if a cheat has not been found out."""
 SHOWN = 80

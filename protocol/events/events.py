@@ -2,8 +2,8 @@
 
 Small frozen dataclasses that import nothing heavy, so that the terminal interface and the tests can read them.
 `Event.to_fields` and `from_fields` define the form on the control socket and in the event log: a flat map with the class's
-name under "event"; docs/events.md is its schema.  Peers are peer IDs, hashes are hexadecimal, sizes are bytes, times are
-seconds, losses are nats a token.
+name under "event"; docs/reference/events.md is its schema.  Peers are peer IDs, hashes are hexadecimal, sizes are bytes,
+times are seconds, losses are nats a token.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The content of `peer status --json`, defined once for the node, the daemon, the commands, the interface and the demo.
 
 Frozen dataclasses that import nothing heavy.  `to_fields` is the form on the control socket and in JSON: the fields' names
-are its keys, in this order; docs/commands.md explains each.  Peers are peer IDs, hashes are hexadecimal, sizes are bytes,
-times are seconds.  A field that is added later has a default, so that the status of an older peer can still be read.
+are its keys, in this order; docs/reference/commands.md explains each.  Peers are peer IDs, hashes are hexadecimal, sizes are
+bytes, times are seconds.  A field that is added later has a default, so that the status of an older peer can still be read.
 """
 
 from __future__ import annotations

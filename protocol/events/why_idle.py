@@ -62,7 +62,7 @@ REMEDIES = {
     WhyIdle.NOT_A_TRAINER: "nothing; or join with `--role trainer`",
     WhyIdle.RUN_ENDED: "`peer export FOLDER` writes the model; `peer leave` ends the peer",
 }
-"""Remedy for each reason; docs/troubleshooting.md says the same.  Each fits on a line of a small terminal.
+"""Remedy for each reason; docs/guides/troubleshooting.md says the same.  Each fits on a line of a small terminal.
 
 A remedy holds wherever its reason is shown: to a founder, to a peer that is alone, and to one that nobody invited.
 """

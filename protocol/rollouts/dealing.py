@@ -3,7 +3,7 @@
 Pure.  Nobody who would profit from a draw can vary its inputs.  The tip of a version, the maker and the number of a batch
 draw its problems and the trainer that it is for; the contents of the batch and of its statement play no part.  That
 trainer's signature, made after it has heard the root, draws the validators.  A trainer that chose its validators itself
-would deceive only itself.  docs/security.md lists all draws of the protocol.
+would deceive only itself.  docs/internals/draws.md lists all draws of the protocol.
 """
 
 from __future__ import annotations

@@ -18,7 +18,9 @@ from tests.e2e.swarm import Swarm
 from tests.e2e.terminal import unwrapped, why_not
 
 ROOT = Path(__file__).parents[2]
-README, VOLUNTEER, ORGANISER = (ROOT / name for name in ("README.md", "docs/volunteer.md", "docs/organiser.md"))
+README, VOLUNTEER, ORGANISER = (
+    ROOT / name for name in ("README.md", "docs/guides/volunteer.md", "docs/guides/organiser.md")
+)
 ORGANISING = "An organiser's first five minutes"
 WHY_NOT = why_not()
 

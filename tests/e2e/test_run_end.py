@@ -51,7 +51,7 @@ def test_a_run_ends_says_so_and_is_exported(tmp_path: Path) -> None:
 def run_files() -> dict[str, str]:
     """The run files of the documents and of the examples that one peer can carry to their end."""
     found = {name: (ROOT / "examples" / name).read_text() for name in ("tiny.toml", "chat.toml")}
-    for name in ("README.md", "docs/organiser.md"):
+    for name in ("README.md", "docs/guides/organiser.md"):
         (found[name],) = re.findall(
             r"^```toml\n(name = \"our first run\".*?)^```", (ROOT / name).read_text(), re.DOTALL | re.M
         )

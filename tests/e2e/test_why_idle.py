@@ -19,7 +19,7 @@ from tests.e2e.swarm import Peer, Swarm
 
 pytestmark = pytest.mark.slow
 
-TROUBLESHOOTING = Path(__file__).parents[2] / "docs" / "troubleshooting.md"
+TROUBLESHOOTING = Path(__file__).parents[2] / "docs" / "guides" / "troubleshooting.md"
 SENTENCES = {
     "starting": r"reading the (records|state) from disk|listening for other peers of the run|connected to .+",
     "waiting for peers": r"waiting for more peers \(1 of 2\)",

@@ -1,4 +1,4 @@
-"""The schema of the events: what docs/events.md says, and what survives the flat form."""
+"""The schema of the events: what docs/reference/events.md says, and what survives the flat form."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from protocol.events.events import EVENTS, PROGRESS, Event, Notice, from_fields
 
-DOCUMENT = (Path(__file__).parents[2] / "docs" / "events.md").read_text()
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "reference" / "events.md").read_text()
 ROWS = dict(re.findall(r"^\| `(\w+)` \| (.*?) \| .+ \|$", DOCUMENT, re.MULTILINE))
 
 

@@ -18,8 +18,8 @@ from tui.panels import round
 from tui.panels.look import Look
 from tui.picture import Picture
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "commands.md"
-TROUBLE = DOCUMENT.parent / "troubleshooting.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "reference" / "commands.md"
+TROUBLE = DOCUMENT.parents[1] / "guides" / "troubleshooting.md"
 
 
 def documented(heading: str) -> list[str]:
