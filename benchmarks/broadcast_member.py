@@ -17,12 +17,11 @@ import trio
 from benchmarks.json_lines import hear, say
 from protocol.blobs.blob import Blob, ChunkSet, set_of
 from protocol.blobs.messages import QUESTIONS, LeavesRequest, read_chunk_header
-from protocol.blobs.shelf import Held
+from protocol.blobs.store import BlobStore, Held
 from protocol.blobs.swarm import Swarm
 from protocol.blobs.transfer import Purpose
-from protocol.chain.disk import Disk
 from protocol.chain.serving import WholeBlob
-from protocol.chain.weight_files import WeightFiles
+from protocol.disk import Disk
 from protocol.events.events import Dropped, Event
 from protocol.transport.interface import Acceptance, Landing, Refused, Session
 from protocol.transport.network import Libp2pNetwork
@@ -37,7 +36,7 @@ RUN = Hash(b"\x06" * 32)
 
 @dataclass
 class Blobs:
-    """A `protocol.blobs.shelf.Shelf` in memory."""
+    """A `protocol.blobs.store.Shelf` in memory."""
 
     held: dict[Hash, WholeBlob]
 
@@ -161,7 +160,7 @@ class Peer:
 
 def _resume(folder: str, blob: Blob) -> tuple[memoryview, ChunkSet]:
     """A file for the blob, and which chunks of it are there."""
-    files = WeightFiles(Disk(), Path(folder))
+    files = BlobStore(Disk(), Path(folder))
     files.load()
     part = files.begin(blob.name, sum(blob.sizes))
     return part.view, blob.all & ~set_of(part.missing(blob.leaves, blob.sizes[0]))

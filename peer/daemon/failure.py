@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from peer.errors import ExitCode, PeerError
-from protocol.chain.disk import StoreFailed
+from protocol.disk import StoreFailed
 from protocol.transport.interface import NetworkError
 
 CRASH_LOG = "crash.log"

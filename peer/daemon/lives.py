@@ -19,7 +19,7 @@ from peer.rests.keeper import Rest, in_a_thread
 from peer.rests.pause import TimedPause
 from peer.rests.quota import MonthlyQuota, MonthTraffic
 from peer.rests.sensors import Sensors
-from protocol.chain.disk import StoreFull
+from protocol.disk import StoreFull
 from protocol.events.events import Event, PhaseChanged
 from protocol.events.status import NodeStatus
 from protocol.node.node import Node

@@ -44,10 +44,10 @@ from peer.rests.sensors import Sensors
 from peer.settings.preferences import Preferences
 from peer.settings.provider import mapped_addresses
 from peer.trainer_process.process import RolloutProcess, TrainerProcess, TrainerSettings
-from protocol.chain.disk import StoreFull
 from protocol.chain.outer_state import OuterState
 from protocol.chain.replica import Replica
 from protocol.chain.store import Store
+from protocol.disk import StoreFull
 from protocol.events.events import Event, Notice, PhaseChanged, RecordRatified, RoundVoted
 from protocol.events.status import NodeStatus
 from protocol.node.node import Node

@@ -13,9 +13,9 @@ import torch
 
 from peer.demo.learning import Comparison, Learning, MeasuredState, SampleAnswer
 from peer.errors import ExitCode, PeerError
-from protocol.chain.disk import Disk
+from protocol.blobs.store import BlobStore
 from protocol.chain.stored_run import NotStored, StoredRun, StoredState
-from protocol.chain.weight_files import WeightFiles
+from protocol.disk import Disk
 from protocol.run.manifest import RunManifest, SignedManifest
 from protocol.sync.run_files import paths_of
 from trainer.config import TrainingConfig
@@ -121,7 +121,7 @@ class StateExamination:
             if self._start is None:
                 raise NotStored("the trainer has written no state down after the warm-up")
             end = newest_state(self._signed, self._folder)
-            files = paths_of(self._signed.manifest, WeightFiles(Disk(), self._folder / "files"))
+            files = paths_of(self._signed.manifest, BlobStore(Disk(), self._folder / "files"))
             examiner = Examiner(self._signed.manifest, files)
             start = examiner.measure(self._start.rounds, self._start.theta)
             self._aim.conclude(Comparison(start, examiner.measure(end.rounds, end.theta)))

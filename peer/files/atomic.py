@@ -2,7 +2,7 @@
 
 No library is used: `os.replace` is atomic, and only four calls remain.  The packages for this are not maintained, and none
 of them refuses to replace a file that another process makes meanwhile.  The store of a run has writes of its own, because
-tests make each of them fail (`protocol.chain.disk`).
+tests make each of them fail (`protocol.disk`).
 
 A writer that is killed leaves a temporary file, `.<name>.<anything>.new`.  The store of a run removes such files from its
 folder when it is opened; `remove_left_overs` removes them from another folder.

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from peer.formatting import size
-from protocol.chain.disk import Disk, NoRoom
+from protocol.disk import Disk, NoRoom
 
 BLOCK_BYTES = 512
 """Unit of `st_blocks`."""

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from peer.errors import ExitCode, PeerError
 from peer.paths import make_private, run_dir
-from protocol.chain.disk import Disk
-from protocol.chain.weight_files import WeightFiles
+from protocol.blobs.store import BlobStore
+from protocol.disk import Disk
 from protocol.run.manifest import SignedManifest
 from protocol.sync.run_files import paths_of
 from protocol.wire.tasks import MAX_SET_BYTES, MAX_SET_TASKS
@@ -111,7 +111,7 @@ def _read(signed: SignedManifest, source: Path, data: Path) -> tuple[bytes, Chec
 
 def _tokenizer(signed: SignedManifest, data: Path) -> TemplatedTokenizer | None:
     """Return the run's tokenizer; None if its file is missing or damaged: trainers check the prompts in any case."""
-    paths = paths_of(signed.manifest, WeightFiles(Disk(), run_dir(data, signed.run) / "files"))
+    paths = paths_of(signed.manifest, BlobStore(Disk(), run_dir(data, signed.run) / "files"))
     here = {name: str(path) for name, path in paths.items() if path.is_file()}
     try:
         return tokenizer_of(TrainingConfig.from_sections(signed.manifest.trainer_sections() | {"files": here}))

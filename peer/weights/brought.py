@@ -18,11 +18,11 @@ import numpy as np
 from peer.errors import ExitCode, PeerError
 from peer.paths import make_private, run_dir
 from peer.weights.tokenizer_files import check_readable, keep_tokenizer
-from protocol.chain.disk import Disk, StoreFailed
+from protocol.blobs.store import BlobStore
 from protocol.chain.outer_state import genesis_state
 from protocol.chain.records import genesis_tip
 from protocol.chain.results import Checkpoints
-from protocol.chain.weight_files import WeightFiles
+from protocol.disk import Disk, StoreFailed
 from protocol.run.manifest import STATE_BYTES_PER_PARAMETER, RunManifest, SignedManifest
 from protocol.run.rl_section import RlSection
 from protocol.run.run_file import RunFileError, sections_of
@@ -305,7 +305,7 @@ class Brought:
         """Store all of it in the organiser's data directory.  Raises `PeerError`, also if the folder has changed."""
         if self._folder is not None:
             self._folder.keep(signed, data)
-        files = WeightFiles(Disk(), make_private(make_private(run_dir(data, signed.run)) / "files"))
+        files = BlobStore(Disk(), make_private(make_private(run_dir(data, signed.run)) / "files"))
         for name, file in signed.manifest.files.items():
             if name in self._data:
                 _keep(files, file, self._data[name])
@@ -426,7 +426,7 @@ def _content(path: Path) -> bytes:
     return data
 
 
-def _keep(files: WeightFiles, file: FileSection, data: bytes) -> None:
+def _keep(files: BlobStore, file: FileSection, data: bytes) -> None:
     try:
         keep_file(files, file, data)
     except StoreFailed as error:

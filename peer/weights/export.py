@@ -18,9 +18,9 @@ from peer.errors import ExitCode, PeerError
 from peer.paths import run_dir
 from peer.weights.new_folder import check_room, check_target, published_as, told
 from peer.weights.tokenizer_files import copy_tokenizer, generation_in
-from protocol.chain.disk import Disk
+from protocol.blobs.store import BlobStore
 from protocol.chain.stored_run import F32, NotStored, StoredRun, StoredState
-from protocol.chain.weight_files import WeightFiles
+from protocol.disk import Disk
 from protocol.run.manifest import RunManifest, SignedManifest
 from protocol.run.sections import TOKENIZER
 from protocol.sync.run_files import paths_of
@@ -75,7 +75,7 @@ def export(
             else:
                 check_room(unfinished, form.width * manifest.parameters)
             config = TrainingConfig.from_sections(manifest.trainer_sections()).model
-            fetched = paths_of(manifest, WeightFiles(Disk(), folder / "files")).get(TOKENIZER)
+            fetched = paths_of(manifest, BlobStore(Disk(), folder / "files")).get(TOKENIZER)
             has_tokenizer = copy_tokenizer(folder, unfinished, fetched)
             generation = generation_in(unfinished)
             write_folder(

@@ -27,8 +27,8 @@ from protocol.audit.evidence import (
     judge,
     tip_needed,
 )
-from protocol.chain.disk import StoreFailed
 from protocol.chain.replica import Replica
+from protocol.disk import StoreFailed
 from protocol.events.events import Dropped, Notice, PeerEjected
 from protocol.membership.liveness import Membership
 from protocol.offload import Offload

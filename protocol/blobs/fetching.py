@@ -86,7 +86,7 @@ class Fetch:
         self._over = trio.Event()
         self._nursery: trio.Nursery | None = None
 
-    # -- what is here (`protocol.blobs.shelf.Held`) -----------------------------------------------------------------
+    # -- what is here (`protocol.blobs.store.Held`) -----------------------------------------------------------------
 
     @property
     def count(self) -> int:

@@ -30,7 +30,7 @@ from protocol.blobs.messages import (
 )
 from protocol.blobs.offers import Offer, OriginOffer
 from protocol.blobs.sampling import Sample, Sampled
-from protocol.blobs.shelf import Held, Shelf
+from protocol.blobs.store import Held, Shelf
 from protocol.blobs.transfer import Purpose
 from protocol.blobs.uploads import Uploads
 from protocol.events.events import Event, TransferProgress

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from protocol.chain.disk import Disk, map_file, read_guarded, size_of, write_guarded
 from protocol.chain.records import Chain
+from protocol.disk import Disk, map_file, read_guarded, size_of, write_guarded
 from protocol.wire.hashes import HASH_BYTES, Hash, chunk_hash, hash_bytes
 
 # ------------------------------------------------------------------------------------------------------------------------

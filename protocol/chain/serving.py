@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from protocol.blobs.blob import ChunkSet
-from protocol.blobs.shelf import Held, Holding
+from protocol.blobs.store import Held, Holding
 from protocol.chain.replica import Replica
 from protocol.chain.results import Mark
 from protocol.offload import Offload
@@ -71,7 +71,7 @@ class _Known:
 
 
 class ReplicaShelf:
-    """A `protocol.blobs.shelf.Shelf` over a replica."""
+    """A `protocol.blobs.store.Shelf` over a replica."""
 
     def __init__(self, replica: Replica) -> None:
         self._replica = replica

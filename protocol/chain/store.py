@@ -7,7 +7,7 @@
     checkpoints/00000012-<tip>  outer state after 12 rounds on this tip, and ….leaves with the hashes of its pieces
     votes/00000012-<tip>        the votes that bind this peer in the round on this tip
     evidence/<hash>             proofs that peers lied
-    weights/                    versions of the weights (`protocol.chain.weight_files`), once there is one
+    weights/                    versions of the weights (`protocol.blobs.store`), once there is one
     files/                      the run's files, likewise, in a run that has some
     rollouts/                   batches of rollouts, likewise, in a run of reinforcement learning
     tasks/                      sets of tasks, likewise, with the statements about them and the counts
@@ -25,10 +25,10 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from protocol.chain.disk import Disk, corrupt_name, read_guarded, set_aside, write_guarded
+from protocol.blobs.store import BlobStore
 from protocol.chain.records import Chain
 from protocol.chain.results import Checkpoints, Results
-from protocol.chain.weight_files import WeightFiles
+from protocol.disk import Disk, corrupt_name, read_guarded, set_aside, write_guarded
 from protocol.run.invitation import Anchor
 from protocol.wire import canonical
 from protocol.wire.body import decode_body
@@ -272,11 +272,11 @@ class Store:
         self.checkpoints = Checkpoints(self.disk, checkpoints)
         self.votes = VoteFiles(self.disk, votes)
         self.evidence = EvidenceFiles(self.disk, evidence)
-        self.weights = WeightFiles(self.disk, root / "weights")
-        self.rollouts = WeightFiles(self.disk, root / "rollouts")
-        self.files = WeightFiles(self.disk, root / "files")
-        self.reference = WeightFiles(self.disk, root / "reference")
-        self.tasks = WeightFiles(self.disk, root / "tasks")
+        self.weights = BlobStore(self.disk, root / "weights")
+        self.rollouts = BlobStore(self.disk, root / "rollouts")
+        self.files = BlobStore(self.disk, root / "files")
+        self.reference = BlobStore(self.disk, root / "reference")
+        self.tasks = BlobStore(self.disk, root / "tasks")
         self._records, self._branches, self._journal = records, branches, root / "switch"
         self._chosen, self._standing, self._extension = root / "chosen", root / "standing", root / "extension"
         begun = read_guarded(self.disk, self._journal)

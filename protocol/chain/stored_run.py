@@ -19,12 +19,12 @@ from kernels.layout import Layout, chunk_layout, payload_bytes
 from kernels.outer import apply_result
 from kernels.outer_step import OuterStep
 from protocol.chain.amendment import extension_of
-from protocol.chain.disk import Disk
 from protocol.chain.outer_state import certified_digest
 from protocol.chain.progress import RunProgress
 from protocol.chain.records import genesis_tip, record_hash
 from protocol.chain.results import Checkpoints, Results
 from protocol.chain.store import Records
+from protocol.disk import Disk
 from protocol.run.manifest import SignedManifest
 from protocol.wire.hashes import Hash, chunk_hash, tree_root
 from protocol.wire.messages import Commit

@@ -12,9 +12,9 @@ import trio
 
 from protocol.chain.amendment import open_amendment
 from protocol.chain.base import Base
-from protocol.chain.disk import StoreFailed
 from protocol.chain.progress import RunProgress
 from protocol.chain.replica import Replica
+from protocol.disk import StoreFailed
 from protocol.events.events import Notice, RunExtended
 from protocol.node.guard import Guard
 from protocol.offload import Offload

@@ -46,10 +46,10 @@ from protocol.audit.auditor import Auditor, Unaccountable
 from protocol.audit.ejection import Ejections
 from protocol.audit.evidence import Evidence, ProvenLie, TwoStatements
 from protocol.chain.base import Base
-from protocol.chain.disk import StoreFailed
 from protocol.chain.electorate import tolerated
 from protocol.chain.replica import Replica
 from protocol.chain.results import ResultFile
+from protocol.disk import StoreFailed
 from protocol.events.events import Dropped, Notice, ReadySent, RoundProposed, RoundVoted
 from protocol.membership.activity import Activity
 from protocol.membership.liveness import Liveness, Membership, Neighbour

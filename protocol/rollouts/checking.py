@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import trio
 
+from protocol.blobs.store import BlobStore
 from protocol.chain.tasks_in_force import TasksInForce
-from protocol.chain.weight_files import WeightFiles
 from protocol.events.events import Notice
 from protocol.rollouts.batch import PooledBatch
 from protocol.rollouts.dealing import problems_of
@@ -30,7 +30,7 @@ OVERSTATED = CODES.index((Verdict.REJECT, Reason.MALFORMED))
 class Checking:
     """Verification of batches at one peer.  files: the batches.  tasks: the sets of tasks that rollouts are about."""
 
-    def __init__(self, session: Session, rl: RlSection, files: WeightFiles, turn: TrainerLock, tasks: TaskSets) -> None:
+    def __init__(self, session: Session, rl: RlSection, files: BlobStore, turn: TrainerLock, tasks: TaskSets) -> None:
         self._session, self._rl, self._files, self._turn, self._tasks = session, rl, files, turn, tasks
 
     def problems(self, batch: PooledBatch) -> list[int]:

@@ -1,6 +1,6 @@
 """Reference weights of a run's KL term: its trainers and seeds have them, and serve them to each other.
 
-    reference/<root>.blob       the parameters in bf16, little endian (`protocol.chain.weight_files`)
+    reference/<root>.blob       the parameters in bf16, little endian (`protocol.blobs.store`)
 
 They are the parameters of the state that rollouts began with, after `warm_rounds` rounds.  The record of the round that
 began there names their root.  So every peer with the chain knows it, and every branch has its own.  A peer at that state
@@ -15,10 +15,10 @@ from pathlib import Path
 
 import trio
 
+from protocol.blobs.store import BlobStore, is_whole
 from protocol.blobs.swarm import Swarm
-from protocol.chain.disk import StoreFailed
 from protocol.chain.replica import Replica
-from protocol.chain.weight_files import WeightFiles, is_whole
+from protocol.disk import StoreFailed
 from protocol.events.events import Notice
 from protocol.membership.liveness import Membership
 from protocol.offload import Offload
@@ -201,7 +201,7 @@ class Reference:
             self._right.discard(root)
 
 
-def _by_age(files: WeightFiles, but: Hash | None) -> list[Hash]:
+def _by_age(files: BlobStore, but: Hash | None) -> list[Hash]:
     """Return all files except `but`, the oldest first; incomplete files come before complete ones.  Blocking."""
     files.check()
     whole = [root for root in files.sizes() if root != but]

@@ -12,8 +12,8 @@ from typing import Protocol
 import trio
 
 from protocol.blobs.swarm import Swarm
-from protocol.chain.disk import StoreFailed
 from protocol.chain.replica import Replica
+from protocol.disk import StoreFailed
 from protocol.events.events import Notice
 from protocol.membership.activity import Activity, Pause
 from protocol.membership.liveness import Liveness, Membership

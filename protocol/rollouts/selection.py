@@ -10,7 +10,7 @@ from pathlib import Path
 
 import trio
 
-from protocol.chain.weight_files import WeightFiles
+from protocol.blobs.store import BlobStore
 from protocol.events.events import Notice, RolloutsUsed
 from protocol.rollouts.batch import PooledBatch
 from protocol.rollouts.pool import Pool
@@ -131,7 +131,7 @@ class Selection:
     reference: Reference | None = None
 
     def __init__(
-        self, session: Session, pool: Pool, files: WeightFiles, turn: TrainerLock, wanted: int, tasks: TaskSets
+        self, session: Session, pool: Pool, files: BlobStore, turn: TrainerLock, wanted: int, tasks: TaskSets
     ) -> None:
         self._session, self._pool, self._files, self._turn, self.wanted = session, pool, files, turn, wanted
         self._tasks = tasks

@@ -20,9 +20,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from protocol.chain.disk import StoreFailed
 from protocol.chain.electorate import tolerated
 from protocol.chain.store import Store
+from protocol.disk import StoreFailed
 from protocol.events.events import Notice
 from protocol.offload import Offload
 from protocol.transport.interface import Session

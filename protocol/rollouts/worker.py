@@ -8,9 +8,9 @@ from contextlib import suppress
 
 import trio
 
+from protocol.blobs.store import BlobStore, leaves_of
 from protocol.blobs.swarm import Swarm
-from protocol.chain.disk import StoreFailed, map_file
-from protocol.chain.weight_files import WeightFiles, leaves_of
+from protocol.disk import StoreFailed, map_file
 from protocol.events.events import Notice, RolloutsGenerated
 from protocol.offload import Offload
 from protocol.rollouts.batch import PooledBatch
@@ -156,7 +156,7 @@ class RolloutMaker:
         self,
         session: Session,
         rl: RlSection,
-        files: WeightFiles,
+        files: BlobStore,
         swarm: Swarm,
         offload: Offload,
         link: RolloutLink,

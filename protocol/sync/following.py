@@ -15,8 +15,8 @@ from typing import Protocol
 import trio
 
 from protocol.chain.branch import Branch, Uprooted
-from protocol.chain.disk import StoreFailed
 from protocol.chain.replica import Replica
+from protocol.disk import StoreFailed
 from protocol.events.events import Dropped, Notice
 from protocol.offload import Offload
 from protocol.run.invitation import Anchor

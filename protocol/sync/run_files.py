@@ -1,6 +1,6 @@
 """The files of a run on this peer's disk: fetched from any peer that has them, checked, and offered to others.
 
-    files/<root>.blob           a file, complete (`protocol.chain.weight_files`)
+    files/<root>.blob           a file, complete (`protocol.blobs.store`)
 
 The organiser's peer has them from the beginning.  All others fetch them as soon as they meet a peer, before they read the
 run's state; a trainer process is started when they are here.
@@ -16,9 +16,9 @@ import trio
 
 from protocol.blobs.blob import Blob, set_of
 from protocol.blobs.messages import fetch_leaves
+from protocol.blobs.store import BlobStore, is_whole, leaves_of
 from protocol.blobs.swarm import Swarm
 from protocol.blobs.transfer import Purpose
-from protocol.chain.weight_files import WeightFiles, is_whole, leaves_of
 from protocol.events.events import Notice
 from protocol.offload import Offload
 from protocol.run.manifest import RunManifest
@@ -37,7 +37,7 @@ SHOW_S = 1.0
 class RunFiles:
     """Fetcher of the run's files.  Call `run` once; all other methods only wait."""
 
-    def __init__(self, session: Session, manifest: RunManifest, files: WeightFiles, swarm: Swarm, offload: Offload) -> None:
+    def __init__(self, session: Session, manifest: RunManifest, files: BlobStore, swarm: Swarm, offload: Offload) -> None:
         self._session, self._files, self._swarm, self._offload = session, files, swarm, offload
         self._named, self._random = manifest.files, Random(session.me)
         self._state, self._moved_at = "reading the run's files from disk", 0.0
@@ -108,12 +108,12 @@ class RunFiles:
         return whole
 
 
-def is_right(files: WeightFiles, file: FileSection) -> bool:
+def is_right(files: BlobStore, file: FileSection) -> bool:
     """Return True if a file is here with the bytes that the manifest names; a damaged one is demoted.  Blocking."""
     return is_whole(files, file.name, file.size, FILE_CHUNK_BYTES)
 
 
-def keep_file(files: WeightFiles, file: FileSection, data: bytes) -> None:
+def keep_file(files: BlobStore, file: FileSection, data: bytes) -> None:
     """Store a file of the organiser's in its peer's folder.  Blocking.  Raises `StoreFailed`."""
     files.load()
     if is_right(files, file):
@@ -128,6 +128,6 @@ def file_section(data: bytes) -> FileSection:
     return FileSection(size=len(data), root=tree_root(leaves_of(data, FILE_CHUNK_BYTES)).hex())
 
 
-def paths_of(manifest: RunManifest, files: WeightFiles) -> dict[str, Path]:
+def paths_of(manifest: RunManifest, files: BlobStore) -> dict[str, Path]:
     """Return the paths of the run's files once they are here, by name."""
     return {name: files.path(file.name) for name, file in manifest.files.items()}

@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from protocol.chain.disk import StoreFailed
 from protocol.chain.tasks_in_force import TasksInForce
+from protocol.disk import StoreFailed
 from protocol.short_id import short_id
 from protocol.tasks.offers import MOST_OF_ONE, SignedOffer
 from protocol.tasks.task_sets import REPEAT_S, TaskSets

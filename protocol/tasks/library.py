@@ -13,11 +13,10 @@ import trio
 from protocol.blobs.blob import Blob, set_of
 from protocol.blobs.download import MOST_SOURCES
 from protocol.blobs.messages import fetch_leaves
-from protocol.blobs.shelf import Held, Holding
+from protocol.blobs.store import BlobStore, Held, Holding, leaves_of
 from protocol.blobs.swarm import Swarm
 from protocol.blobs.transfer import Purpose
-from protocol.chain.disk import StoreFailed, map_file
-from protocol.chain.weight_files import WeightFiles, leaves_of
+from protocol.disk import StoreFailed, map_file
 from protocol.events.events import Notice
 from protocol.offload import Offload
 from protocol.transport.interface import Session
@@ -35,10 +34,10 @@ RETRY_S = 2.0
 
 
 class FolderShelf:
-    """A `protocol.blobs.shelf.ListedShelf` of the files in a folder.  what: their kind, in a word.  chunk_bytes: of all
+    """A `protocol.blobs.store.ListedShelf` of the files in a folder.  what: their kind, in a word.  chunk_bytes: of all
     files."""
 
-    def __init__(self, files: WeightFiles, what: str, chunk_bytes: int) -> None:
+    def __init__(self, files: BlobStore, what: str, chunk_bytes: int) -> None:
         self._files, self._what, self._chunk_bytes = files, what, chunk_bytes
 
     def find(self, name: Hash) -> Held | None:
@@ -64,7 +63,7 @@ class Library:
     def __init__(
         self,
         session: Session,
-        files: WeightFiles,
+        files: BlobStore,
         swarm: Swarm,
         offload: Offload,
         what: str,
@@ -161,7 +160,7 @@ class SetFiles:
     files do not count.
     """
 
-    def __init__(self, session: Session, guard: VersionHandlers, files: WeightFiles, offload: Offload, swarm: Swarm) -> None:
+    def __init__(self, session: Session, guard: VersionHandlers, files: BlobStore, offload: Offload, swarm: Swarm) -> None:
         self._session, self._guard, self._files, self._offload, self._swarm = session, guard, files, offload, swarm
         self._library = Library(session, files, swarm, offload, "tasks", TASK_CHUNK_BYTES)
         self.digests: dict[Hash, str] = {}

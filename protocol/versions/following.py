@@ -15,10 +15,10 @@ import trio
 from protocol.blobs.blob import Blob
 from protocol.blobs.download import MOST_SOURCES
 from protocol.blobs.messages import fetch_leaves
+from protocol.blobs.store import BlobStore
 from protocol.blobs.swarm import Swarm
 from protocol.blobs.transfer import Purpose
-from protocol.chain.disk import StoreFailed
-from protocol.chain.weight_files import WeightFiles
+from protocol.disk import StoreFailed
 from protocol.events.events import Notice, VersionComplete, VersionRefused, VersionStarted
 from protocol.offload import Offload
 from protocol.run.settings import WeightSettings
@@ -95,7 +95,7 @@ class Follower:
         self,
         session: Session,
         catalogue: Catalogue,
-        files: WeightFiles,
+        files: BlobStore,
         swarm: Swarm,
         offload: Offload,
         settings: WeightSettings,

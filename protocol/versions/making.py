@@ -19,8 +19,8 @@ import numpy.typing as npt
 import zstandard
 
 from protocol.blobs.blob import ChunkSet, set_of
-from protocol.chain.disk import map_file
-from protocol.chain.weight_files import Part, WeightFiles, leaves_of
+from protocol.blobs.store import BlobStore, Part, leaves_of
+from protocol.disk import map_file
 from protocol.versions.catalogue import HEADER_BYTES, WEIGHT_BYTES
 from protocol.wire import canonical
 from protocol.wire.canonical import Malformed
@@ -291,7 +291,7 @@ class Made(Enum):
 
 
 def begin_fetch(
-    files: WeightFiles, blob: BlobName, leaves: Sequence[Hash], others: Collection[BlobName]
+    files: BlobStore, blob: BlobName, leaves: Sequence[Hash], others: Collection[BlobName]
 ) -> tuple[Part, ChunkSet]:
     """Return a file to fetch `blob` into, and the chunks that it has: from an earlier life, or copied from `others`.
 
@@ -314,7 +314,7 @@ def begin_fetch(
     return part, ((1 << blob.count) - 1) & ~set_of([*missing])
 
 
-def finish(files: WeightFiles, leg: Leg) -> Made:
+def finish(files: BlobStore, leg: Leg) -> Made:
     """Make or check the weights that a leg leads to, whose blob is here.  Raises `StoreFull`."""
     version, root = leg.version, Hash(leg.version.weights.root)
     if leg.base is not None and not files.has(root):
@@ -330,7 +330,7 @@ def finish(files: WeightFiles, leg: Leg) -> Made:
         return _whose_fault(files, [version.weights])
 
 
-def _patch(files: WeightFiles, leg: Leg, base_name: BlobName) -> Made:
+def _patch(files: BlobStore, leg: Leg, base_name: BlobName) -> Made:
     weights = leg.version.weights
     base, patch = files.view(Hash(base_name.root), base_name.size), files.view(Hash(leg.blob.root), leg.blob.size)
     if base is None or patch is None:
@@ -348,7 +348,7 @@ def _patch(files: WeightFiles, leg: Leg, base_name: BlobName) -> Made:
     return _whose_fault(files, [base_name, leg.blob])
 
 
-def _whose_fault(files: WeightFiles, blobs: Collection[BlobName]) -> Made:
+def _whose_fault(files: BlobStore, blobs: Collection[BlobName]) -> Made:
     """Return LOST if one of these complete files is damaged, which is then fetched again; else WRONG."""
     lost = False
     for blob in blobs:
@@ -374,7 +374,7 @@ class BaseVersion:
 
 
 def make_version(
-    files: WeightFiles, source: Path, number: int, chunk_bytes: int, most_bytes: int, base: BaseVersion | None, anchor: bool
+    files: BlobStore, source: Path, number: int, chunk_bytes: int, most_bytes: int, base: BaseVersion | None, anchor: bool
 ) -> Version:
     """Take in the file `source`, which lies in the folder of `files`, as the version `number`, with a patch from `base`.
 
@@ -398,7 +398,7 @@ def make_version(
 
 
 def _make_patch(
-    files: WeightFiles, before: memoryview, after: memoryview, chunk_bytes: int, base: BaseVersion
+    files: BlobStore, before: memoryview, after: memoryview, chunk_bytes: int, base: BaseVersion
 ) -> PatchName | None:
     """Make a patch from the version `base`; return None if the whole file is no larger."""
     path = files.folder / MADE

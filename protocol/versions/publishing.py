@@ -7,9 +7,9 @@ from pathlib import Path
 
 import trio
 
+from protocol.blobs.store import BlobStore
 from protocol.blobs.swarm import Swarm
-from protocol.chain.disk import StoreFailed
-from protocol.chain.weight_files import WeightFiles
+from protocol.disk import StoreFailed
 from protocol.offload import Offload
 from protocol.transport.interface import Session
 from protocol.versions.catalogue import Catalogue, Signed, StatementOutcome
@@ -38,7 +38,7 @@ class Publisher:
         self,
         session: Session,
         catalogue: Catalogue,
-        files: WeightFiles,
+        files: BlobStore,
         swarm: Swarm,
         offload: Offload,
         follower: Follower,

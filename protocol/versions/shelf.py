@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from protocol.blobs.blob import ChunkSet
-from protocol.blobs.shelf import Held, Holding, ListedShelf
-from protocol.chain.weight_files import WeightFiles
+from protocol.blobs.store import BlobStore, Held, Holding, ListedShelf
 from protocol.versions.catalogue import Catalogue
 from protocol.wire.hashes import Hash
 from protocol.wire.versions import BlobName
@@ -22,7 +21,7 @@ REMEMBERED = 4
 class StoredBlob:
     """Complete file; a damaged chunk is found out when it is read."""
 
-    files: WeightFiles
+    files: BlobStore
     blob: BlobName
     hashes: Sequence[Hash]
 
@@ -53,9 +52,9 @@ class StoredBlob:
 
 
 class VersionShelf:
-    """A `protocol.blobs.shelf.Shelf` of the files that the statements in `catalogue` name."""
+    """A `protocol.blobs.store.Shelf` of the files that the statements in `catalogue` name."""
 
-    def __init__(self, catalogue: Catalogue, files: WeightFiles) -> None:
+    def __init__(self, catalogue: Catalogue, files: BlobStore) -> None:
         self._catalogue, self._files = catalogue, files
         self._hashes: OrderedDict[Hash, Sequence[Hash]] = OrderedDict()
         self._lock = threading.Lock()

@@ -14,9 +14,9 @@ from typing import NamedTuple
 from protocol.agreement.events import Persist, RoundEffect, Send, View
 from protocol.agreement.voter import Voter
 from protocol.agreement.voting import blank, objection_to_vote
-from protocol.chain.disk import Disk
 from protocol.chain.records import record_hash
 from protocol.chain.store import VoteFiles
+from protocol.disk import Disk
 from protocol.node.rounds import kept_on_disk
 from protocol.wire.body import Body
 from protocol.wire.messages import Certificate, Kept, Lock, Motion, Proof, Roll, Step, Vote

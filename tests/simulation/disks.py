@@ -15,7 +15,7 @@ from pathlib import Path
 from random import Random
 from typing import BinaryIO
 
-from protocol.chain.disk import Disk
+from protocol.disk import Disk
 from tests.simulation.processes import Killed, Process
 
 DISK_FAULTS = ("dies at a disk operation", "torn write", "failing fsync")

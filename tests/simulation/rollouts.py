@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 
-from protocol.chain.weight_files import leaves_of
+from protocol.blobs.store import leaves_of
 from protocol.events.events import (
     BatchDecided,
     BatchJudged,

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import trio
 
-from protocol.chain.disk import Disk
 from protocol.chain.records import genesis_tip
 from protocol.chain.results import Checkpoints
 from protocol.chain.stored_run import StoredRun
+from protocol.disk import Disk
 from protocol.run.manifest import SignedManifest, sign
 from protocol.wire.hashes import Hash, chunk_hash, tree_root
 from protocol.wire.identity import Identity

@@ -11,8 +11,8 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from protocol.chain.disk import StoreFailed, StoreFull
 from protocol.chain.store import Store
+from protocol.disk import StoreFailed, StoreFull
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from tests.simulation.determinism import deterministic_trio

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from protocol.chain.weight_files import leaves_of
+from protocol.blobs.store import leaves_of
 from protocol.rollouts.reference import LONG_S
 from protocol.transport.simulated.wire import Weather
 from protocol.wire.hashes import Hash, tree_root

@@ -15,11 +15,11 @@ from tempfile import TemporaryDirectory
 
 import trio
 
-from protocol.chain.disk import StoreFailed
 from protocol.chain.electorate import quorum_size
 from protocol.chain.outer_state import OuterState
 from protocol.chain.replica import Replica
 from protocol.chain.store import Store
+from protocol.disk import StoreFailed
 from protocol.events.events import PROGRESS, Event, PhaseChanged
 from protocol.node.node import Node
 from protocol.run.manifest import OuterSection, RoundSection, RunManifest, SignedManifest, sign

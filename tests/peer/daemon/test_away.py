@@ -17,7 +17,7 @@ from peer.daemon.lives import FIRST_WAIT_S, LONGEST_WAIT_S, LOOK_S, SHORT_S, Awa
 from peer.resources.room import DiskRoom
 from peer.rests.keeper import Rest
 from peer.rests.quota import MonthlyQuota, MonthTraffic
-from protocol.chain.disk import StoreFailed, StoreFull
+from protocol.disk import StoreFailed, StoreFull
 from protocol.wire.presence import WhyIdle
 
 NOVEMBER = datetime(2026, 11, 23, 12, 0)

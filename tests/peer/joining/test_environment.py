@@ -12,8 +12,8 @@ from peer.joining.run_source import create_run, find_run
 from peer.joining.standing import find_standing
 from peer.paths import run_dir
 from peer.trainer_process.process import TrainerSettings
-from protocol.chain.disk import Disk
-from protocol.chain.weight_files import WeightFiles
+from protocol.blobs.store import BlobStore
+from protocol.disk import Disk
 from protocol.run.manifest import RunManifest, SignedManifest, run_id
 from protocol.run.run_file import RunFileError, dump, parse_run_file
 from protocol.sync.run_files import is_right, paths_of
@@ -55,7 +55,7 @@ def test_the_tasks_are_files_of_the_run_which_the_organiser_has_and_a_trainer_re
     assert isinstance(find_run(str(path), data), SignedManifest) and not (data / "runs").exists()
     signed = create_run(path, data)
     folder = run_dir(data, signed.run)
-    files = WeightFiles(Disk(), folder / "files")
+    files = BlobStore(Disk(), folder / "files")
     files.load()
     assert [*signed.manifest.files] == ["tasks/tasks.jsonl"]
     assert all(is_right(files, file) for file in signed.manifest.files.values())

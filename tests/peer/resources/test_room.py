@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from peer.resources.room import MARGIN_BYTES, CappedDisk, DiskRoom, used_bytes
-from protocol.chain.disk import StoreFull
+from protocol.disk import StoreFull
 
 MB = 10**6
 GB = 10**9

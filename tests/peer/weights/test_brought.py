@@ -12,8 +12,8 @@ from peer.cli import main
 from peer.errors import ExitCode, PeerError
 from peer.joining.run_source import create_run, find_run
 from peer.paths import run_dir
-from protocol.chain.disk import Disk
-from protocol.chain.weight_files import WeightFiles
+from protocol.blobs.store import BlobStore
+from protocol.disk import Disk
 from protocol.run.manifest import SignedManifest
 from protocol.run.run_file import RunFileError, dump, parse_run_file
 from protocol.sync.run_files import is_right
@@ -53,7 +53,7 @@ def test_the_manifest_names_the_files_and_the_organiser_has_them(tmp_path: Path)
     manifest = signed.manifest
     assert manifest.tokenizer is not None and manifest.data.chats is not None
     assert (manifest.tokenizer.template, manifest.tokenizer.ends) == ("chatml", list(ENDS)), "the end of a turn goes first"
-    files = WeightFiles(Disk(), run_dir(tmp_path / "data", signed.run) / "files")
+    files = BlobStore(Disk(), run_dir(tmp_path / "data", signed.run) / "files")
     files.load()
     assert all(is_right(files, file) for file in manifest.files.values())
     assert files.path(manifest.data.chats.name).read_text() == 40 * CHAT
@@ -63,7 +63,7 @@ def test_the_manifest_names_the_files_and_the_organiser_has_them(tmp_path: Path)
 
 def test_a_damaged_file_counts_as_absent(tmp_path: Path) -> None:
     signed = create_run(a_place(tmp_path), tmp_path / "data")
-    files = WeightFiles(Disk(), run_dir(tmp_path / "data", signed.run) / "files")
+    files = BlobStore(Disk(), run_dir(tmp_path / "data", signed.run) / "files")
     files.load()
     file = signed.manifest.data.chats
     assert file is not None

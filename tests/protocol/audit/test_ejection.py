@@ -18,10 +18,10 @@ from protocol.audit.evidence import (
     encode_evidence,
     evidence_hash,
 )
-from protocol.chain.disk import StoreFull
 from protocol.chain.outer_state import OuterState
 from protocol.chain.replica import Replica
 from protocol.chain.store import Store
+from protocol.disk import StoreFull
 from protocol.events.events import Dropped, Event, Notice, PeerEjected
 from protocol.membership.liveness import Membership
 from protocol.transport.interface import Refused

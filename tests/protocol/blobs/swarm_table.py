@@ -42,7 +42,7 @@ def a_blob(chunks: int, chunk_bytes: int = CHUNK_BYTES) -> tuple[Blob, bytes]:
 
 @dataclass
 class Stored:
-    """A whole blob in memory: a `protocol.blobs.shelf.Held`."""
+    """A whole blob in memory: a `protocol.blobs.store.Held`."""
 
     blob: Blob
     data: bytes
@@ -68,7 +68,7 @@ class Stored:
 
 @dataclass
 class MemoryShelf:
-    """A `protocol.blobs.shelf.Shelf` of what is put onto it."""
+    """A `protocol.blobs.store.Shelf` of what is put onto it."""
 
     blobs: dict[Hash, Stored] = field(default_factory=dict)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from protocol.blobs.shelf import Holding
+from protocol.blobs.store import Holding
 from protocol.chain.replica import Replica
 from protocol.chain.serving import ReplicaShelf, Serving
 from protocol.wire.body import decode_body

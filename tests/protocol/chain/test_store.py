@@ -11,9 +11,9 @@ import pytest
 
 from protocol.chain.base import round_settings
 from protocol.chain.branch import Branch
-from protocol.chain.disk import Disk, StoreFull
 from protocol.chain.history import History
 from protocol.chain.store import NEVER, Store
+from protocol.disk import Disk, StoreFull
 from protocol.wire.hashes import Hash, chunk_hash
 from protocol.wire.messages import Commit
 from tests.protocol.chains import FIVE, a_replica, a_run, grow

@@ -12,9 +12,9 @@ import trio
 from trio.testing import MockClock
 
 from protocol.blobs.blob import Blob
-from protocol.chain.disk import Disk, StoreFull
+from protocol.blobs.store import BlobStore, leaves_of
 from protocol.chain.tasks_in_force import TasksInForce
-from protocol.chain.weight_files import WeightFiles, leaves_of
+from protocol.disk import Disk, StoreFull
 from protocol.events.events import Event, Notice
 from protocol.rollouts.happenings import Ejected, FetchBatch, Fetched
 from protocol.rollouts.work import TrainerLock
@@ -46,7 +46,7 @@ class Stage:
     def __init__(self, folder: Path, disk: Disk, slow: bool = False) -> None:
         self.slow, self.said, self.told = slow, list[Event](), list[Fetched]()
         self.table = Table(Role.TRAINER, trainers=())
-        self.files = WeightFiles(disk, folder / "rollouts")
+        self.files = BlobStore(disk, folder / "rollouts")
         self.files.load()
         session: Any = SimpleNamespace(me=ME, network=self, emit=self.said.append)
         swarm: Any = self
@@ -129,7 +129,7 @@ def test_a_full_disk_is_not_filled_with_pieces_of_batches_and_told_once(tmp_path
     play(main)
 
 
-class NoStatements(WeightFiles):
+class NoStatements(BlobStore):
     """Has room for a batch, and for no statement about it any more."""
 
     def keep(self, number: int, raw: bytes) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import trio
 
-from protocol.chain.disk import StoreFailed
 from protocol.chain.store import Store
+from protocol.disk import StoreFailed
 from protocol.events.events import Notice
 from protocol.rollouts.standing import MAX_KNOWN, WRITE_S, KeptStanding, TrustScores
 from protocol.wire.identity import Identity, PeerId

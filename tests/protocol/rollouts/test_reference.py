@@ -9,9 +9,9 @@ from typing import Any
 import trio
 from trio.testing import MockClock
 
-from protocol.chain.disk import Disk, StoreFull
+from protocol.blobs.store import BlobStore, leaves_of
 from protocol.chain.outer_state import OuterState
-from protocol.chain.weight_files import WeightFiles, leaves_of
+from protocol.disk import Disk, StoreFull
 from protocol.events.events import Event, Notice
 from protocol.rollouts.reference import Reference, reference_of
 from protocol.run.manifest import RunManifest
@@ -49,7 +49,7 @@ class Chain:
 class Others:
     """In place of the library: has the weights in `served`."""
 
-    def __init__(self, files: WeightFiles) -> None:
+    def __init__(self, files: BlobStore) -> None:
         self._files, self.served, self.asked = files, dict[Hash, bytes](), list[Hash]()
         self.removed = list[Hash]()
 
@@ -68,7 +68,7 @@ class Others:
         return True
 
 
-def put(files: WeightFiles, data: bytes) -> Hash:
+def put(files: BlobStore, data: bytes) -> Hash:
     leaves = leaves_of(data, PIECE)
     part = files.begin(tree_root(leaves), len(data))
     part.view[:] = data
@@ -81,7 +81,7 @@ class Stage:
 
     def __init__(self, folder: Path, length: int) -> None:
         self.chain, self.said = Chain(length), list[Event]()
-        self.files = WeightFiles(Disk(durable=False), folder / "reference")
+        self.files = BlobStore(Disk(durable=False), folder / "reference")
         self.files.load()
         self.others, self.state = Others(self.files), OuterState(MANIFEST)
         self.state.reset()

@@ -11,9 +11,9 @@ import pytest
 import trio
 import trio.testing
 
-from protocol.chain.disk import Disk
+from protocol.blobs.store import BlobStore
 from protocol.chain.tasks_in_force import TasksInForce
-from protocol.chain.weight_files import WeightFiles
+from protocol.disk import Disk
 from protocol.rollouts.batch import PooledBatch
 from protocol.rollouts.selection import Selection
 from protocol.rollouts.work import TrainerLock
@@ -51,7 +51,7 @@ def test_what_is_dropped_while_the_trainer_process_still_verifies_is_not_learned
     learned = list[PooledBatch]()
 
     async def main() -> None:
-        files, turn = WeightFiles(Disk(), tmp_path), TrainerLock()
+        files, turn = BlobStore(Disk(), tmp_path), TrainerLock()
         selection = Selection(session, pool, files, turn, 1, tasks)
 
         async def learn() -> None:
@@ -83,7 +83,7 @@ def test_a_round_waits_for_the_weights_that_its_loss_compares_with(tmp_path: Pat
     told = list[tuple[WhyIdle, str]]()
 
     async def main() -> None:
-        selection = Selection(session, pool, WeightFiles(Disk(), tmp_path), TrainerLock(), 2, tasks)
+        selection = Selection(session, pool, BlobStore(Disk(), tmp_path), TrainerLock(), 2, tasks)
         selection.reference = reference
 
         def on_wait(why: WhyIdle, detail: str) -> None:
@@ -107,7 +107,7 @@ def test_where_a_set_is_lost_a_round_begins_with_nothing_and_says_against_which(
     tasks: Any = SimpleNamespace(lost=lost(7), at=lambda version: in_force[version % 2], against=lambda at: 1)
 
     async def main() -> None:
-        selection = Selection(session, pool, WeightFiles(Disk(), tmp_path), TrainerLock(), 2, tasks)
+        selection = Selection(session, pool, BlobStore(Disk(), tmp_path), TrainerLock(), 2, tasks)
         async with selection.chosen(5, lambda have, missing: None) as chosen:
             tasks.lost = lost()  # it came after all, while the trainer process was busy
             assert (chosen.batches, chosen.against, chosen.learned(None)) == ([], 1, None)
@@ -135,7 +135,7 @@ def test_rounds_of_nothing_leave_those_that_have_the_set_time_and_come_one_by_on
     tasks: Any = SimpleNamespace(lost=gone, at=lambda version: TasksInForce(1, 50, (one,)), against=lambda at: 1)
 
     async def main() -> None:
-        selection = Selection(session, pool, WeightFiles(Disk(), tmp_path), TrainerLock(), 2, tasks)
+        selection = Selection(session, pool, BlobStore(Disk(), tmp_path), TrainerLock(), 2, tasks)
         for round in (4, 5):
             begun = trio.current_time()
             async with trio.open_nursery() as nursery:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import trio
 
-from protocol.chain.disk import Disk, StoreFailed
+from protocol.blobs.store import BlobStore
 from protocol.chain.tasks_in_force import TasksInForce
-from protocol.chain.weight_files import WeightFiles
+from protocol.disk import Disk, StoreFailed
 from protocol.rollouts import worker as worker_module
 from protocol.rollouts.dealing import problems_of
 from protocol.rollouts.work import TrainerLock
@@ -34,7 +34,7 @@ class Stage:
         self.newest, self.made, self.tasks = (0, T), 0, list[tuple[int, ...]]()
         self.fatal: set[tuple[int, ...]] = set()
         """Problems over which the process ends."""
-        self.files = WeightFiles(Disk(durable=False), folder / "rollouts")
+        self.files = BlobStore(Disk(durable=False), folder / "rollouts")
         self.files.load()
         others: Any = SimpleNamespace(
             me=ME,

@@ -11,9 +11,9 @@ import pytest
 import trio
 
 from protocol.chain.branch import Branch
-from protocol.chain.disk import Disk
 from protocol.chain.history import History
 from protocol.chain.store import Store
+from protocol.disk import Disk
 from protocol.events.events import RolledBack, SecondHistory
 from protocol.run.manifest import SignedManifest
 from protocol.sync.catch_up import WrongState

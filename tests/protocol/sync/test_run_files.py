@@ -12,8 +12,8 @@ import trio.testing
 
 from protocol.blobs.blob import Blob, ChunkSet, chunks_in
 from protocol.blobs.messages import LeavesRequest
-from protocol.chain.disk import Disk
-from protocol.chain.weight_files import WeightFiles, leaves_of
+from protocol.blobs.store import BlobStore, leaves_of
+from protocol.disk import Disk
 from protocol.events.events import Event, Notice
 from protocol.run.sections import FILE_CHUNK_BYTES
 from protocol.sync.run_files import LEAVES_S, PATIENCE_S, RunFiles, file_section
@@ -39,7 +39,7 @@ class Peers:
         session: Any = SimpleNamespace(me=ANN.peer_id, network=network, emit=self.events.append)
         manifest: Any = SimpleNamespace(files={"tasks.jsonl": SECTION})
         swarm: Any = SimpleNamespace(fetch=self._fetch)
-        self.files = RunFiles(session, manifest, WeightFiles(Disk(), folder / "files"), swarm, self._offload)
+        self.files = RunFiles(session, manifest, BlobStore(Disk(), folder / "files"), swarm, self._offload)
 
     async def _offload(self, function: Callable[..., Any], *arguments: Any) -> Any:
         await trio.lowlevel.checkpoint()

@@ -9,9 +9,9 @@ from typing import Any
 
 import trio
 
-from protocol.chain.disk import Disk
+from protocol.blobs.store import BlobStore
 from protocol.chain.tasks_in_force import TasksInForce
-from protocol.chain.weight_files import WeightFiles
+from protocol.disk import Disk
 from protocol.tasks.desk import TaskSetCommands
 from protocol.tasks.library import SetFiles
 from protocol.tasks.offers import Offers, SignedOffer
@@ -28,7 +28,7 @@ def admitted(folder: Path, data: bytes, count: int, *said: Mapping[str, Any]) ->
     sets: Any = SimpleNamespace(
         offers=Offers(), organiser=ANN.peer_id, nursery=SimpleNamespace(), in_force=TasksInForce(), pending=None
     )
-    sets.files = SetFiles(session, guard, WeightFiles(Disk(durable=False), folder), inline, swarm)
+    sets.files = SetFiles(session, guard, BlobStore(Disk(durable=False), folder), inline, swarm)
 
     async def taken(*arguments: object) -> None: ...
 

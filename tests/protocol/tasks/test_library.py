@@ -12,8 +12,8 @@ from trio.testing import MockClock
 
 from protocol.blobs import messages as asking
 from protocol.blobs.download import MOST_SOURCES
-from protocol.chain.disk import Disk
-from protocol.chain.weight_files import WeightFiles, leaves_of
+from protocol.blobs.store import BlobStore, leaves_of
+from protocol.disk import Disk
 from protocol.tasks.library import RETRY_S, Library
 from protocol.transport.interface import Refused, Unreachable
 from protocol.wire.hashes import tree_root
@@ -60,7 +60,7 @@ class Others:
 
 
 def library(folder: Path, others: Any) -> Library:
-    files = WeightFiles(Disk(durable=False), folder / "files")
+    files = BlobStore(Disk(durable=False), folder / "files")
     files.load()
     session: Any = SimpleNamespace(me=ANN.peer_id, network=others, emit=lambda event: None)
     return Library(session, files, others, inline, "reference", PIECE)

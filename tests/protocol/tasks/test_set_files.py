@@ -8,8 +8,8 @@ from typing import Any
 
 import trio
 
-from protocol.chain.disk import Disk
-from protocol.chain.weight_files import WeightFiles
+from protocol.blobs.store import BlobStore
+from protocol.disk import Disk
 from protocol.tasks.library import SetFiles
 from protocol.wire.hashes import Hash
 from tests.protocol.peers import ME
@@ -20,7 +20,7 @@ def test_a_file_that_somebody_removed_or_altered_is_not_here_any_more(tmp_path: 
     others: Any = SimpleNamespace(me=ME.peer_id, originate=lambda root, count: None)
 
     async def main() -> None:
-        sets = SetFiles(others, others, WeightFiles(Disk(durable=False), tmp_path / "tasks"), inline, others)
+        sets = SetFiles(others, others, BlobStore(Disk(durable=False), tmp_path / "tasks"), inline, others)
         await sets.load()
         roots: list[Hash] = []
         for name in ("kept", "removed", "altered"):

@@ -19,9 +19,74 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
-from protocol.chain.disk import Disk, map_file, read_guarded, write_guarded
+from protocol.blobs.blob import ChunkSet
+from protocol.disk import Disk, map_file, read_guarded, write_guarded
 from protocol.wire.hashes import HASH_BYTES, Hash, chunk_hash, hash_bytes, tree_root
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Shelves of blobs on a peer's disk, from which the bytes of chunks are read.
+
+
+@dataclass(frozen=True)
+class Holding:
+    """A blob that others can get from us, as `peer weights --json` shows it.
+
+    what, number, blob: as in `protocol.events.events.TransferProgress`.
+    """
+
+    what: str
+    number: int
+    blob: str
+    size_bytes: int
+
+
+class Held(Protocol):
+    """A blob, or a part of it, that is here."""
+
+    @property
+    def count(self) -> int:
+        """Chunks of the whole blob."""
+        ...
+
+    @property
+    def here(self) -> ChunkSet:
+        """Chunks that can be read."""
+        ...
+
+    @property
+    def is_urgent(self) -> bool:
+        """True if a round may wait for the blob; other blobs get only the spare capacity of our line."""
+        ...
+
+    def leaves(self) -> Sequence[Hash] | None:
+        """Return the hashes of all chunks, if they are known here.  Blocking."""
+        ...
+
+    def read(self, chunk: int) -> bytes | None:
+        """Return the bytes of a chunk; None if they are not here any more, or were altered.  Blocking."""
+        ...
+
+
+class Shelf(Protocol):
+    """The blobs on a peer's disk."""
+
+    def find(self, name: Hash) -> Held | None:
+        """Return a blob that is here; None for others.  Blocking."""
+        ...
+
+
+class ListedShelf(Shelf, Protocol):
+    """A shelf that lists its blobs."""
+
+    def holdings(self) -> list[Holding]:
+        """Return the complete blobs that are here.  Blocking."""
+        ...
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+
 
 _BLOB = re.compile(r"([0-9a-f]{64})\.(blob|part|leaves)")
 _STATEMENT = re.compile(r"(\d{16})-[0-9a-f]{16}")
@@ -56,7 +121,7 @@ class Part:
         ]
 
 
-class WeightFiles:
+class BlobStore:
     """Files of one folder, complete or being fetched.  Blocking; thread-safe.  Call `load` before anything else."""
 
     def __init__(self, disk: Disk, folder: Path) -> None:
@@ -259,7 +324,7 @@ class WeightFiles:
         return self.folder / f"{root.hex()}.{kind}"
 
 
-def is_whole(files: WeightFiles, root: Hash, size: int, chunk_bytes: int) -> bool:
+def is_whole(files: BlobStore, root: Hash, size: int, chunk_bytes: int) -> bool:
     """Return True if a file is here with the bytes of its name; a damaged one is demoted.  Reads all.  Blocking."""
     view = files.view(root, size)
     if view is None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from protocol.chain.disk import Disk
-from protocol.chain.weight_files import WeightFiles, leaves_of
+from protocol.blobs.store import BlobStore, leaves_of
+from protocol.disk import Disk
 from protocol.wire.hashes import Hash, tree_root
 from tests.protocol.versions.files import weights
 
@@ -17,13 +17,13 @@ LEAVES = leaves_of(memoryview(DATA), CHUNK)
 ROOT = tree_root(LEAVES)
 
 
-def opened(folder: Path) -> WeightFiles:
-    files = WeightFiles(Disk(durable=False), folder / "weights")
+def opened(folder: Path) -> BlobStore:
+    files = BlobStore(Disk(durable=False), folder / "weights")
     files.load()
     return files
 
 
-def complete(folder: Path) -> WeightFiles:
+def complete(folder: Path) -> BlobStore:
     files = opened(folder)
     part = files.begin(ROOT, len(DATA))
     part.view[:] = DATA
@@ -32,7 +32,7 @@ def complete(folder: Path) -> WeightFiles:
 
 
 def test_there_is_no_folder_before_the_first_version(tmp_path: Path) -> None:
-    files = WeightFiles(Disk(durable=False), tmp_path / "weights")
+    files = BlobStore(Disk(durable=False), tmp_path / "weights")
     assert files.is_empty and not (tmp_path / "weights").exists()
     files.load()
     assert not files.is_empty
