@@ -21,7 +21,18 @@ from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import seal
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity
-from protocol.wire.messages import ChunkEntry, Member, Motion, Plan, Proposal, Provenance, Record, Roll, pack, unpack
+from protocol.wire.messages import (
+    ChunkEntry,
+    Member,
+    Plan,
+    Proposal,
+    Provenance,
+    Record,
+    RecordProposal,
+    ViewChange,
+    pack,
+    unpack,
+)
 
 REPEAT = 9
 SECONDS = 2.0
@@ -50,11 +61,11 @@ def members() -> list[Member]:
 
 def rolls() -> list[bytes]:
     """Of as many electors as a run can have."""
-    roll = Roll(round=0, base=bytes(32), attempt=0, absent=[], held=bytes(8), plan=bytes(32), lock=None, reduced=None)
+    roll = ViewChange(round=0, base=bytes(32), attempt=0, absent=[], held=bytes(8), plan=bytes(32), lock=None, reduced=None)
     return [pack(Identity.generate(), RUN, roll).raw for _ in range(MAX_ELECTORS)]
 
 
-def motion(chunks: int) -> Motion:
+def motion(chunks: int) -> RecordProposal:
     """The largest statement of a run with so many chunks."""
     record = Record(
         round=0,
@@ -68,7 +79,7 @@ def motion(chunks: int) -> Motion:
     index = [ChunkEntry(hash=os.urandom(32), mask=bytes(MAX_MEMBERS // 8)) for _ in range(chunks)]
     signatures = [os.urandom(64) for _ in range(chunks)]
     provenance = Provenance(owners=bytes(chunks), signers=bytes(chunks), signatures=signatures)
-    return Motion(attempt=0, absent=[], record=record, index=index, provenance=provenance, rolls=rolls(), proof=None)
+    return RecordProposal(attempt=0, absent=[], record=record, index=index, provenance=provenance, rolls=rolls(), proof=None)
 
 
 def statements() -> dict[str, bytes]:
@@ -77,7 +88,7 @@ def statements() -> dict[str, bytes]:
     fields: dict[str, Any] = msgpack.unpackb(whole.encode())
     plan = Plan(round=0, fragment=0, base=bytes(32), members=members(), owners=bytes(MAX_CHUNKS), state_digest=bytes(32))
 
-    def odd(value: Any, kind: type[Body] = Motion) -> bytes:
+    def odd(value: Any, kind: type[Body] = RecordProposal) -> bytes:
         return seal(ME, RUN, kind.KIND, canonical.encode(value)).raw
 
     return {

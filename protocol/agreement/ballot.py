@@ -11,11 +11,11 @@ from protocol.allreduce.assignment import plan_hash
 from protocol.chain.base import Base
 from protocol.chain.electorate import tolerated
 from protocol.chain.records import quorum_of, record_hash, verify_votes
-from protocol.wire.body import MAX_ROLL_BYTES
+from protocol.wire.body import MAX_VIEW_CHANGE_BYTES
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Certificate, LockName, Plan, Record, Roll, Step, mask_of, unpack
+from protocol.wire.messages import Certificate, LockName, Plan, Record, Step, ViewChange, mask_of, unpack
 
 RATIFYING = 1 << 40
 """Last attempt of every tip, in which electors ratify a record (`protocol.agreement.ratification`), without a ballot."""
@@ -99,7 +99,7 @@ class Justification:
     """Opened rolls of a quorum for one ballot."""
 
     ballot: Ballot
-    rolls: dict[PeerId, Roll]
+    rolls: dict[PeerId, ViewChange]
 
     def highest_locks(self) -> list[LockName]:
         """Return the locks of the highest attempt, one of which is to be carried on; empty if the rolls name none.
@@ -132,7 +132,7 @@ class Justification:
         return not left_out or full or self.takes_up(plan_hash(plan))
 
 
-def demanded(ballot: Ballot, rolls: Iterable[Roll]) -> set[PeerId]:
+def demanded(ballot: Ballot, rolls: Iterable[ViewChange]) -> set[PeerId]:
     """Return the electors whose READY some honest voter holds: more voters name them than can all be liars."""
     named = Counter(peer for roll in rolls for peer in held_in(ballot.base.electors, roll.held) or ())
     return {peer for peer, count in named.items() if count >= ballot.some_honest}
@@ -145,7 +145,7 @@ def highest(locks: Sequence[LockName | None]) -> list[LockName]:
     return [lock for lock in named if lock.attempt == top]
 
 
-def check_roll(ballot: Ballot, roll: Roll) -> str | None:
+def check_view_change(ballot: Ballot, roll: ViewChange) -> str | None:
     """Return the reason why this roll does not count in the ballot; None if it counts."""
     base = ballot.base
     if (roll.round, roll.base, roll.attempt) != (base.round, base.tip, ballot.attempt):
@@ -157,7 +157,7 @@ def check_roll(ballot: Ballot, roll: Roll) -> str | None:
     return flaw_of_locks(roll)
 
 
-def flaw_of_locks(roll: Roll) -> str | None:
+def flaw_of_locks(roll: ViewChange) -> str | None:
     """Return the reason why no honest elector names these locks in a roll; None if one may."""
     locks = [lock for lock in (roll.lock, roll.reduced) if lock is not None]
     if any(lock.attempt >= roll.attempt for lock in locks):
@@ -171,12 +171,12 @@ def justify(run: Hash, ballot: Ballot, rolls: Sequence[bytes]) -> Justification:
     """Open the signed rolls of a proposal or a motion; raise `Malformed` if they are no quorum of this ballot."""
     if len(rolls) > len(ballot.voters):
         raise Malformed("more rolls than voters")
-    opened: dict[PeerId, Roll] = {}
+    opened: dict[PeerId, ViewChange] = {}
     for raw in rolls:
-        sender, body, _ = unpack(raw, run, max_bytes=MAX_ROLL_BYTES)
-        if not isinstance(body, Roll) or sender in opened or sender not in ballot.voters:
+        sender, body, _ = unpack(raw, run, max_bytes=MAX_VIEW_CHANGE_BYTES)
+        if not isinstance(body, ViewChange) or sender in opened or sender not in ballot.voters:
             raise Malformed("a quorum with a roll of somebody who does not vote, or votes twice")
-        flaw = check_roll(ballot, body)
+        flaw = check_view_change(ballot, body)
         if flaw is not None:
             raise Malformed(flaw)
         opened[sender] = body

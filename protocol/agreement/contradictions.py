@@ -32,13 +32,13 @@ from protocol.wire.messages import (
     Commit,
     Lock,
     LockName,
-    Motion,
     Plan,
-    Proof,
+    PrevoteCertificate,
     Proposal,
     Ready,
-    Roll,
+    RecordProposal,
     Step,
+    ViewChange,
     Vote,
 )
 from protocol.wire.rollouts import RolloutBatch
@@ -50,11 +50,11 @@ Tip = tuple[int, bytes]
 def tip_of(body: Body) -> Tip | None:
     """Return the tip on which a statement takes part in the agreement; None for other statements."""
     match body:
-        case Roll() | Vote() | Proof():
+        case ViewChange() | Vote() | PrevoteCertificate():
             return body.round, body.base
         case Proposal():
             return body.plan.round, body.plan.base
-        case Motion() | Lock() | Commit():
+        case RecordProposal() | Lock() | Commit():
             return body.record.round, body.record.previous
     return None
 
@@ -72,7 +72,7 @@ def slot(body: Body) -> tuple[object, ...] | None:
             return ("vote", tip_of(body), body.attempt, body.step)
         case Proposal():
             return ("proposal", tip_of(body), body.attempt)
-        case Motion():
+        case RecordProposal():
             return ("motion", tip_of(body), body.attempt)
     return None
 
@@ -103,21 +103,21 @@ def contradict(sender: PeerId, one: Body, other: Body, base: Base | None) -> boo
 
 def _is_of_another_plan(proposal: Body, motion: Body) -> bool:
     """Return True if both are of one attempt, and the motion's record was made by another plan than the proposal's."""
-    if not isinstance(proposal, Proposal) or not isinstance(motion, Motion) or proposal.attempt != motion.attempt:
+    if not isinstance(proposal, Proposal) or not isinstance(motion, RecordProposal) or proposal.attempt != motion.attempt:
         return False
     return plan_hash(proposal.plan) != plan_hash(plan_of(motion.record, motion.provenance))
 
 
 def hides_lock(earlier: Body, roll: Body) -> bool:
     """Return True if `roll` omits a lock that its signer had by an earlier roll or second vote of the same tip."""
-    if not isinstance(roll, Roll):
+    if not isinstance(roll, ViewChange):
         return False
     if isinstance(earlier, Vote):
         if earlier.step is not Step.SECOND or earlier.attempt >= roll.attempt:
             return False
         made = LockName(attempt=earlier.attempt, absent=earlier.absent, record_hash=earlier.record_hash)
         return _is_lost(made, earlier.attempt + 1, roll.reduced if earlier.absent else roll.lock)
-    if not isinstance(earlier, Roll) or earlier.attempt > roll.attempt:
+    if not isinstance(earlier, ViewChange) or earlier.attempt > roll.attempt:
         return False
     pairs = ((earlier.lock, roll.lock), (earlier.reduced, roll.reduced))
     return any(_is_lost(before, earlier.attempt, after) for before, after in pairs)
@@ -136,18 +136,18 @@ def lie_of(run: Hash, sender: PeerId, body: Body, base: Base | None, max_members
 
     base: the base that its tip names; None if it is not known, in which case fewer lies are found.
     """
-    if isinstance(body, Roll | Vote | Proposal | Motion) and sender in body.absent:
+    if isinstance(body, ViewChange | Vote | Proposal | RecordProposal) and sender in body.absent:
         return f"signed a {body.KIND} that names its own signer absent"
-    if isinstance(body, Roll):
+    if isinstance(body, ViewChange):
         flaw = flaw_of_locks(body)
         return f"signed {flaw}" if flaw is not None else None
-    if isinstance(body, Proposal | Motion) and base is not None and tip_of(body) == (base.round, base.tip):
+    if isinstance(body, Proposal | RecordProposal) and base is not None and tip_of(body) == (base.round, base.tip):
         flaw = _unjustified(run, sender, body, base, max_members)
         return f"signed a {body.KIND} that nothing justifies: {flaw}" if flaw is not None else None
     return None
 
 
-def _unjustified(run: Hash, sender: PeerId, body: Proposal | Motion, base: Base, max_members: int) -> str | None:
+def _unjustified(run: Hash, sender: PeerId, body: Proposal | RecordProposal, base: Base, max_members: int) -> str | None:
     """Return the reason why the rolls in this statement of an elector do not permit it; None if they do."""
     ballot = Ballot(base, body.attempt, tuple(map(PeerId, body.absent)))
     if sender not in base.electors:
@@ -158,7 +158,7 @@ def _unjustified(run: Hash, sender: PeerId, body: Proposal | Motion, base: Base,
         return "it was not its turn"
     try:
         justification = justify(run, ballot, body.rolls)
-        if isinstance(body, Motion) and carries_lock(run, justification, body.record, body.proof):
+        if isinstance(body, RecordProposal) and carries_lock(run, justification, body.record, body.proof):
             return None
     except Malformed as error:
         return str(error)
@@ -174,12 +174,12 @@ def _unjustified(run: Hash, sender: PeerId, body: Proposal | Motion, base: Base,
 def certified(body: Body) -> tuple[Vote, Certificate] | None:
     """Return the certificate in `body`, after the vote that all its signers cast; None if there is no certificate."""
     match body:
-        case Proof():
+        case PrevoteCertificate():
             return vote_in(body.certificate, Step.FIRST, (body.round, body.base), body.record_hash), body.certificate
         case Commit():
             tip, name = (body.record.round, body.record.previous), record_hash(body.record)
             return vote_in(body.certificate, Step.SECOND, tip, name), body.certificate
-        case Lock() | Motion() if body.proof is not None:
+        case Lock() | RecordProposal() if body.proof is not None:
             tip, name = (body.record.round, body.record.previous), record_hash(body.record)
             return vote_in(body.proof, Step.FIRST, tip, name), body.proof
     return None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from protocol.wire.body import Body
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import ChunkEntry, Commit, Kept, Plan, Provenance, Record
+from protocol.wire.messages import ChunkEntry, Commit, Plan, Provenance, Record, VoterState
 
 # ------------------------------------------------------------------------------------------------------------------------
 # The effects of the round machine: actions that `protocol.node.round_runner` performs, in the order of the list.
@@ -35,7 +35,7 @@ class Forward:
 class Persist:
     """Write the voter state that binds us to disk before any later effect is performed."""
 
-    kept: Kept
+    kept: VoterState
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ from protocol.agreement.events import (
 from protocol.agreement.patience import Patience
 from protocol.agreement.proposer import Proposer
 from protocol.agreement.relay import Relay, result_for_planner
-from protocol.agreement.roll_call import RollCall
+from protocol.agreement.roll_call import ViewChangeLog
 from protocol.agreement.round_state import RoundState, is_result_lost
 from protocol.agreement.voter import Voter
 from protocol.allreduce.assignment import plan_hash
@@ -68,16 +68,16 @@ from protocol.wire.identity import PeerId
 from protocol.wire.messages import (
     Commit,
     Finish,
-    Kept,
     Lock,
-    Motion,
     Plan,
-    Proof,
+    PrevoteCertificate,
     Proposal,
     Ready,
+    RecordProposal,
     Report,
-    Roll,
+    ViewChange,
     Vote,
+    VoterState,
     members_in,
 )
 from protocol.wire.ready import digest_in
@@ -96,14 +96,14 @@ class RoundMachine:
         settings: RoundSettings,
         base: Base,
         now: float,
-        kept: Kept | None = None,
+        kept: VoterState | None = None,
         patience: Patience | None = None,
         *,
         abstains: bool = False,
     ) -> None:
         self.me, self.base = me, base
         self._state = RoundState(me, settings, base, now, kept, patience or Patience(), abstains=abstains)
-        self._calls, self._voter = RollCall(self._state), Voter(self._state)
+        self._calls, self._voter = ViewChangeLog(self._state), Voter(self._state)
         self._proposer, self._relay = Proposer(self._state, self._calls), Relay(self._state)
         self._closing = self._state.kept.lock is not None
         """The round is being closed: we have seen that it may be, or others have.
@@ -134,7 +134,7 @@ class RoundMachine:
         return {peer: signed.ready for peer, signed in self._state.closing.readys.items()}
 
     @property
-    def kept(self) -> Kept:
+    def kept(self) -> VoterState:
         """Our voter state in this round, which binds us."""
         return self._state.kept
 
@@ -217,10 +217,10 @@ class RoundMachine:
                 return self._tick(view, now)
             case Finish() as finish:
                 return self._on_finish(sender, finish, view)
-            case Roll() as roll:
-                objection = self._calls.on_roll(sender, roll, arrived.signature, now)
+            case ViewChange() as roll:
+                objection = self._calls.on_view_change(sender, roll, arrived.signature, now)
                 if objection is not None:
-                    return [Reject(sender, Roll.KIND, objection)]
+                    return [Reject(sender, ViewChange.KIND, objection)]
                 help = self._relay.help_voter(sender, roll.attempt) if sender != self.me else []
                 return [*help, *self._tick(view, now)]
             case Report() as report:
@@ -229,10 +229,10 @@ class RoundMachine:
                 self._calls.on_lock(sender, lock)
             case Proposal() as proposal:
                 return self._relayed(arrived, self._voter.on_proposal(sender, proposal, view, now))
-            case Motion() as motion:
-                return self._relayed(arrived, self._voter.on_motion(sender, motion, view, now))
-            case Proof() as proof:
-                return self._relayed(arrived, self._voter.on_proof(sender, proof))
+            case RecordProposal() as motion:
+                return self._relayed(arrived, self._voter.on_record_proposal(sender, motion, view, now))
+            case PrevoteCertificate() as proof:
+                return self._relayed(arrived, self._voter.on_prevote_certificate(sender, proof))
             case Vote() as vote:
                 return self._on_vote(sender, vote, arrived.signature, now)
             case Commit() as commit:
@@ -242,7 +242,7 @@ class RoundMachine:
     def _relayed(self, arrived: Arrived, effects: list[RoundEffect]) -> list[RoundEffect]:
         """Keep a statement that was taken up, with these effects, for other peers, which may have asked for it."""
         body, rejected = arrived.body, any(isinstance(effect, Reject) for effect in effects)
-        is_taken_up = body == self._voter.proof if isinstance(body, Proof) else not rejected
+        is_taken_up = body == self._voter.proof if isinstance(body, PrevoteCertificate) else not rejected
         return [*effects, *self._relay.keep(arrived)] if is_taken_up and arrived.sender != self.me else effects
 
     def _on_finish(self, sender: PeerId, finish: Finish, view: View) -> list[RoundEffect]:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from protocol.agreement.ballot import Ballot, Justification, justify
 from protocol.agreement.events import RoundEffect, Send, View
 from protocol.agreement.policy import CALL_S, RESEND_S
-from protocol.agreement.roll_call import RollCall
+from protocol.agreement.roll_call import ViewChangeLog
 from protocol.agreement.round_state import RoundState
-from protocol.agreement.validation import flaw_of_motion, plan_of
+from protocol.agreement.validation import flaw_of_record_proposal, plan_of
 from protocol.allreduce.assignment import plan_hash
 from protocol.chain.records import index_root, record_hash
 from protocol.wire.body import MAX_ELECTORS, MAX_MEMBERS
@@ -20,12 +20,12 @@ from protocol.wire.messages import (
     Certificate,
     ChunkEntry,
     Commit,
-    Motion,
     Plan,
-    Proof,
+    PrevoteCertificate,
     Proposal,
     Provenance,
     Record,
+    RecordProposal,
     Report,
     Signature,
     Step,
@@ -45,10 +45,10 @@ class OwnAttempt:
     rolls: list[bytes]
     sent: float
     plan: Plan | None = None
-    motion: Motion | None = None
+    motion: RecordProposal | None = None
     first: dict[PeerId, bytes] = field(default_factory=dict)
     second: dict[PeerId, bytes] = field(default_factory=dict)
-    proof: Proof | None = None
+    proof: PrevoteCertificate | None = None
     reporters: set[PeerId] = field(default_factory=set)
 
     def audience(self) -> tuple[PeerId, ...]:
@@ -66,7 +66,7 @@ class OwnAttempt:
 class Proposer:
     """Leader of our own attempts, with the rolls that `calls` has heard."""
 
-    def __init__(self, state: RoundState, calls: RollCall) -> None:
+    def __init__(self, state: RoundState, calls: ViewChangeLog) -> None:
         self._state, self._calls = state, calls
         self._mine: OwnAttempt | None = None
 
@@ -161,7 +161,7 @@ class Proposer:
             return []
         mine.reporters.add(sender)
         record = self._record(mine.plan, report.index)
-        if flaw_of_motion(state.settings, state.base, record, report.index, report.provenance) is not None:
+        if flaw_of_record_proposal(state.settings, state.base, record, report.index, report.provenance) is not None:
             return []
         if plan_of(record, report.provenance) != mine.plan or state.doubts.is_false(report.index):
             return []
@@ -193,7 +193,7 @@ class Proposer:
         now: float,
     ) -> list[RoundEffect]:
         """Put a record to the vote."""
-        mine.motion = Motion(
+        mine.motion = RecordProposal(
             attempt=mine.ballot.attempt,
             absent=list(mine.ballot.absent),
             record=record,
@@ -235,7 +235,7 @@ class Proposer:
         if len(mine.second) >= mine.ballot.quorum:
             return Commit(record=motion.record, index=motion.index, certificate=mine.certificate(mine.second))
         if mine.proof is None and len(mine.first) >= mine.ballot.quorum:
-            mine.proof = Proof(
+            mine.proof = PrevoteCertificate(
                 round=motion.record.round,
                 base=motion.record.previous,
                 record_hash=record_hash(motion.record),

@@ -22,15 +22,15 @@ from protocol.chain.records import quorum_of, record_hash
 from protocol.wire.envelope import is_authentic, rebuild
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Certificate, Kept, Signature, Step, Vote
+from protocol.wire.messages import Certificate, Signature, Step, Vote, VoterState
 
 
-def has_ratified(kept: Kept | None) -> bool:
+def has_ratified(kept: VoterState | None) -> bool:
     """Return True if an elector has ratified a record of this tip, which is its last vote there."""
     return kept is not None and kept.attempt == RATIFYING
 
 
-def objection_to_ratify(kept: Kept | None, record: Hash) -> str | None:
+def objection_to_ratify(kept: VoterState | None, record: Hash) -> str | None:
     """Return the reason why our voter state at a tip forbids us to ratify this record of it; None if it does not.
 
     The same record may be ratified again.
@@ -44,7 +44,7 @@ def objection_to_ratify(kept: Kept | None, record: Hash) -> str | None:
     return None
 
 
-def ratify(kept: Kept | None, base: Base, record: Hash) -> tuple[Kept, Vote]:
+def ratify(kept: VoterState | None, base: Base, record: Hash) -> tuple[VoterState, Vote]:
     """Return our vote to ratify a record on `base`, which nothing forbids, after the new voter state that binds us."""
     assert objection_to_ratify(kept, record) is None
     kept = enter(kept or blank(base), RATIFYING).model_copy(update={"second": record})

@@ -19,9 +19,9 @@ from protocol.wire.body import Body
 from protocol.wire.envelope import rebuild
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Motion, Plan, Proof, Proposal, Report
+from protocol.wire.messages import Plan, PrevoteCertificate, Proposal, RecordProposal, Report
 
-RELAYED = (Proposal, Motion, Proof)
+RELAYED = (Proposal, RecordProposal, PrevoteCertificate)
 
 
 class Relay:
@@ -39,7 +39,7 @@ class Relay:
         """Keep a proposer's statement that was taken up, and pass it on to the peers that have asked for it."""
         body = arrived.body
         assert isinstance(body, RELAYED)
-        attempt = body.certificate.attempt if isinstance(body, Proof) else body.attempt
+        attempt = body.certificate.attempt if isinstance(body, PrevoteCertificate) else body.attempt
         if attempt < self._attempt:
             return []
         if attempt > self._attempt:
@@ -70,7 +70,10 @@ class Relay:
         plan, voters = self._state.plan, self._state.ballot(self._attempt, ()).voters
         members = [PeerId(member.peer) for member in plan.members] if plan is not None else []
         return [
-            effect for peer in voters or members if peer != self._state.me for effect in self._tell(peer, (Motion, Proof))
+            effect
+            for peer in voters or members
+            if peer != self._state.me
+            for effect in self._tell(peer, (RecordProposal, PrevoteCertificate))
         ]
 
     def _pass_on(self, peer: PeerId, circle: Sequence[PeerId], kinds: Sequence[type[Body]]) -> list[Forward]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from protocol.agreement.ballot import RATIFYING, Ballot, Justification, check_lock, check_roll, demanded, held_in
+from protocol.agreement.ballot import RATIFYING, Ballot, Justification, check_lock, check_view_change, demanded, held_in
 from protocol.agreement.round_state import RoundState
-from protocol.agreement.validation import flaw_of_motion
+from protocol.agreement.validation import flaw_of_record_proposal
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import rebuild
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Lock, LockName, Roll
+from protocol.wire.messages import Lock, LockName, ViewChange
 
 MAX_LEAD = 16
 """Attempts by which a single voter may take us ahead."""
@@ -16,7 +16,7 @@ LOCKS_KEPT = 2
 """Locks kept of each voter: one of the whole electorate, and one of a part."""
 
 
-class RollCall:
+class ViewChangeLog:
     """Roll of the highest attempt of each voter, and the locks that each voter proved.
 
     If there are electors, no other peer's statement takes us to an attempt: keys are free.
@@ -24,7 +24,7 @@ class RollCall:
 
     def __init__(self, state: RoundState) -> None:
         self._state = state
-        self._rolls: dict[PeerId, tuple[Roll, bytes]] = {}
+        self._rolls: dict[PeerId, tuple[ViewChange, bytes]] = {}
         """Roll of each voter, opened and as it travelled."""
         self._locks: dict[PeerId, list[Lock]] = {}
         self._pulled: dict[PeerId, None] = {}
@@ -32,7 +32,7 @@ class RollCall:
 
     # -- hearing ------------------------------------------------------------------------------------------------------
 
-    def on_roll(self, sender: PeerId, roll: Roll, signature: bytes, now: float) -> str | None:
+    def on_view_change(self, sender: PeerId, roll: ViewChange, signature: bytes, now: float) -> str | None:
         """Take a roll, and return an objection or None.
 
         An attempt that some honest voter has entered is due for us as well.  Below four electors every voter counts as
@@ -48,7 +48,7 @@ class RollCall:
         known = self._rolls.get(sender)
         if known is not None and known[0].attempt > roll.attempt:
             return None
-        raw = rebuild(state.settings.run, Roll.KIND, sender, roll.encode(), signature).raw
+        raw = rebuild(state.settings.run, ViewChange.KIND, sender, roll.encode(), signature).raw
         self._rolls[sender] = (roll, raw)
         ahead = sorted(self._entered().values(), reverse=True)
         needed = state.ballot(0, ()).some_honest
@@ -66,7 +66,7 @@ class RollCall:
         state = self._state
         if sender not in state.base.electors and sender not in state.closing.readys:
             return
-        if flaw_of_motion(state.settings, state.base, lock.record, lock.index, lock.provenance) is not None:
+        if flaw_of_record_proposal(state.settings, state.base, lock.record, lock.index, lock.provenance) is not None:
             return
         kept = [known for known in self._locks.get(sender, []) if bool(known.proof.absent) != bool(lock.proof.absent)]
         self._locks[sender] = [*kept, lock][-LOCKS_KEPT:]
@@ -110,7 +110,7 @@ class RollCall:
         rolls: dict[PeerId, bytes] = {}
         for peer in sorted(ballot.voters):
             roll, raw = self._rolls.get(peer, (None, b""))
-            if roll is not None and check_roll(ballot, roll) is None and self._has_proofs(ballot, roll):
+            if roll is not None and check_view_change(ballot, roll) is None and self._has_proofs(ballot, roll):
                 rolls[peer] = raw
         return rolls
 
@@ -140,7 +140,7 @@ class RollCall:
                 return lock
         return None
 
-    def _has_proofs(self, ballot: Ballot, roll: Roll) -> bool:
+    def _has_proofs(self, ballot: Ballot, roll: ViewChange) -> bool:
         return all(name is None or self._proven(ballot, name) is not None for name in (roll.lock, roll.reduced))
 
     def _proven(self, ballot: Ballot, name: LockName) -> Lock | None:

@@ -16,7 +16,7 @@ from protocol.chain.base import Base, RoundSettings
 from protocol.chain.records import voters_of
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import ChunkEntry, Commit, Kept, Member, Plan, Provenance
+from protocol.wire.messages import ChunkEntry, Commit, Member, Plan, Provenance, VoterState
 
 PATIENCE_S = 3.0
 """Seconds that a proposer gets for each step; doubled, `MAX_DOUBLINGS` times at most, each time that we lost patience."""
@@ -40,7 +40,7 @@ class RoundState:
         settings: RoundSettings,
         base: Base,
         now: float,
-        kept: Kept | None,
+        kept: VoterState | None,
         patience: Patience,
         *,
         abstains: bool,
@@ -169,7 +169,7 @@ class Doubts:
 # a plan.  The lock or plan is let go then: else their deaths would end a run that has just begun.
 
 
-def carried_lock(state: RoundState, ballot: Ballot, view: View) -> Kept:
+def carried_lock(state: RoundState, ballot: Ballot, view: View) -> VoterState:
     """Return our voter state, without a lock that cannot be carried on."""
     kept = state.kept
     lock = kept.reduced if ballot.absent else kept.lock

@@ -36,7 +36,7 @@ def flaw_of_plan(settings: RoundSettings, base: Base, plan: Plan) -> str | None:
     return None
 
 
-def flaw_of_motion(
+def flaw_of_record_proposal(
     settings: RoundSettings, base: Base, record: Record, index: Sequence[ChunkEntry], provenance: Provenance
 ) -> str | None:
     """Return the reason why this cannot be the next record with its provenance; None if it can.

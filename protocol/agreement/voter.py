@@ -10,14 +10,14 @@ from protocol.agreement.policy import CALL_S, RESEND_S
 from protocol.agreement.relay import reminder, result_for_planner
 from protocol.agreement.roll_call import MAX_LEAD
 from protocol.agreement.round_state import RoundState, carried_lock, carried_plan
-from protocol.agreement.validation import flaw_of_motion, flaw_of_plan, is_in, plan_of
-from protocol.agreement.voting import cast_first, cast_second, enter, objection_of_lock, objection_to_vote, roll_of
+from protocol.agreement.validation import flaw_of_plan, flaw_of_record_proposal, is_in, plan_of
+from protocol.agreement.voting import cast_first, cast_second, enter, objection_of_lock, objection_to_vote, view_change_of
 from protocol.allreduce.assignment import plan_hash
 from protocol.chain.base import RoundSettings
 from protocol.chain.records import record_hash, verify_votes
 from protocol.wire.canonical import Malformed
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Kept, Motion, Plan, Proof, Proposal, Step, Vote
+from protocol.wire.messages import Plan, PrevoteCertificate, Proposal, RecordProposal, Step, Vote, VoterState
 
 
 @dataclass
@@ -47,12 +47,12 @@ class Voter:
         """Plan accepted last, and its attempt."""
         self._spoilt: Ballot | None = None
         """Last ballot whose proposer made a proposal that nobody takes up."""
-        self._motion: Motion | None = None
+        self._motion: RecordProposal | None = None
         self._leader = state.me
         """Peer that put the motion to the vote."""
         self._carried = False
         """True if the motion is justified by a lock: then it is voted for without audits."""
-        self.proof: Proof | None = None
+        self.proof: PrevoteCertificate | None = None
 
     @property
     def is_voting(self) -> bool:
@@ -89,7 +89,7 @@ class Voter:
         if ballot.attempt > state.entered:
             effects.append(self._keep(enter(state.kept, ballot.attempt)))
         binding = carried_lock(state, ballot, view)
-        roll = roll_of(binding, ballot, state.held(view), carried_plan(state, ballot, view))
+        roll = view_change_of(binding, ballot, state.held(view), carried_plan(state, ballot, view))
         if roll is None:
             return effects, ballot
         locks = [lock for lock in (binding.lock, binding.reduced) if lock is not None]
@@ -200,13 +200,13 @@ class Voter:
 
     # -- first votes --------------------------------------------------------------------------------------------------
 
-    def on_motion(self, sender: PeerId, motion: Motion, view: View, now: float) -> list[RoundEffect]:
+    def on_record_proposal(self, sender: PeerId, motion: RecordProposal, view: View, now: float) -> list[RoundEffect]:
         """Obtain the result that is put to the vote, then vote for it; or say why not."""
         state, record = self._state, motion.record
         if self._motion != motion:
             objection = self._objection_to_motion(sender, motion, view)
             if objection is not None:
-                return [Reject(sender, Motion.KIND, objection)]
+                return [Reject(sender, RecordProposal.KIND, objection)]
             self._motion, self._leader, self.proof = motion, sender, None
             self._carried = motion.proof is not None
             state.go_to_attempt(motion.attempt, now)
@@ -219,7 +219,7 @@ class Voter:
         again = state.doubts.has_suspected(record.result_root)
         return [ObtainResult(record, tuple(motion.index), sources, sender, provenance, again)]
 
-    def _objection_to_motion(self, sender: PeerId, motion: Motion, view: View) -> str | None:
+    def _objection_to_motion(self, sender: PeerId, motion: RecordProposal, view: View) -> str | None:
         """Return the first reason not to vote for the motion; None if there is none."""
         state = self._state
         ballot = state.ballot(motion.attempt, motion.absent, motion.record.members)
@@ -231,7 +231,7 @@ class Voter:
         objection = objection or objection_of_lock(state.kept, motion)
         if objection is not None:
             return objection
-        flaw = flaw_of_motion(state.settings, state.base, motion.record, motion.index, motion.provenance)
+        flaw = flaw_of_record_proposal(state.settings, state.base, motion.record, motion.index, motion.provenance)
         if flaw is not None:
             return flaw
         try:
@@ -241,7 +241,7 @@ class Voter:
             return str(error)
         return None if is_carried else self._objection_to_fresh(justification, motion)
 
-    def _objection_to_fresh(self, justification: Justification, motion: Motion) -> str | None:
+    def _objection_to_fresh(self, justification: Justification, motion: RecordProposal) -> str | None:
         """Return the first reason not to vote for a record that nobody is locked on; None if there is none."""
         state, plan = self._state, plan_of(motion.record, motion.provenance)
         if state.doubts.is_false(motion.index):
@@ -252,7 +252,7 @@ class Voter:
             return "its plan leaves out an elector that was ready"
         return None
 
-    def _cast_first(self, motion: Motion) -> list[RoundEffect]:
+    def _cast_first(self, motion: RecordProposal) -> list[RoundEffect]:
         state = self._state
         ballot = state.ballot(motion.attempt, motion.absent, motion.record.members)
         name = record_hash(motion.record)
@@ -265,7 +265,7 @@ class Voter:
 
     # -- second votes -------------------------------------------------------------------------------------------------
 
-    def on_proof(self, sender: PeerId, proof: Proof) -> list[RoundEffect]:
+    def on_prevote_certificate(self, sender: PeerId, proof: PrevoteCertificate) -> list[RoundEffect]:
         """Lock on the motion and cast a second vote: a quorum has cast first votes for it."""
         state, motion = self._state, self._motion
         if state.decided is not None or motion is None or record_hash(motion.record) != proof.record_hash:
@@ -276,11 +276,11 @@ class Voter:
             try:
                 verify_votes(state.settings.run, state.base, motion.record, proof.certificate, Step.FIRST)
             except Malformed as error:
-                return [Reject(sender, Proof.KIND, str(error))]
+                return [Reject(sender, PrevoteCertificate.KIND, str(error))]
             self.proof = proof
         return self._cast_second(motion) if motion.record.result_root in state.obtained else []
 
-    def _cast_second(self, motion: Motion) -> list[RoundEffect]:
+    def _cast_second(self, motion: RecordProposal) -> list[RoundEffect]:
         state, proof = self._state, self.proof
         ballot = state.ballot(motion.attempt, motion.absent, motion.record.members)
         name = record_hash(motion.record)
@@ -291,12 +291,12 @@ class Voter:
         kept, vote = cast_second(state.kept, motion, proof.certificate)
         return self._say(kept, vote)
 
-    def _say(self, kept: Kept, vote: Vote) -> list[RoundEffect]:
+    def _say(self, kept: VoterState, vote: Vote) -> list[RoundEffect]:
         """Cast a vote, which is written to disk first unless it was cast before."""
         keep = [] if kept == self._state.kept else [self._keep(kept)]
         return [*keep, Send((self._leader,), vote)]
 
-    def _keep(self, kept: Kept) -> Persist:
+    def _keep(self, kept: VoterState) -> Persist:
         self._state.kept, self._state.entered = kept, kept.attempt
         return Persist(kept)
 

@@ -1,4 +1,4 @@
-"""Rules that bind an elector at one tip: pure functions over `Kept`, the voter state on disk.
+"""Rules that bind an elector at one tip: pure functions over `VoterState`, the voter state on disk.
 
 * An elector's attempts only grow.  A roll for an attempt, or a vote in it, ends all lower ones.
 * In an attempt it casts one first vote and one second vote, for one record and with one list of absent electors.
@@ -14,15 +14,17 @@ from protocol.chain.base import Base
 from protocol.chain.records import record_hash
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Certificate, Kept, Lock, LockName, Motion, Roll, Step, Vote
+from protocol.wire.messages import Certificate, Lock, LockName, RecordProposal, Step, ViewChange, Vote, VoterState
 
 
-def blank(base: Base) -> Kept:
+def blank(base: Base) -> VoterState:
     """Return the voter state of an elector that has said nothing yet."""
-    return Kept(round=base.round, base=base.tip, attempt=0, absent=[], first=None, second=None, lock=None, reduced=None)
+    return VoterState(
+        round=base.round, base=base.tip, attempt=0, absent=[], first=None, second=None, lock=None, reduced=None
+    )
 
 
-def enter(kept: Kept, attempt: int) -> Kept:
+def enter(kept: VoterState, attempt: int) -> VoterState:
     """Take part in `attempt`, which is no lower than the last one."""
     assert attempt >= kept.attempt, "attempts only grow"
     if attempt == kept.attempt:
@@ -37,13 +39,13 @@ def name_of(lock: Lock | None) -> LockName | None:
     return LockName(attempt=lock.proof.attempt, absent=lock.proof.absent, record_hash=record_hash(lock.record))
 
 
-def roll_of(kept: Kept, ballot: Ballot, held: list[PeerId], plan: Hash | None) -> Roll | None:
+def view_change_of(kept: VoterState, ballot: Ballot, held: list[PeerId], plan: Hash | None) -> ViewChange | None:
     """Return our roll for `ballot`, which has been entered; None if we are locked in it, for it has moved on then."""
     assert ballot.attempt == kept.attempt, "a roll follows what is kept"
     lock, reduced = name_of(kept.lock), name_of(kept.reduced)
     if any(name is not None and name.attempt >= ballot.attempt for name in (lock, reduced)):
         return None
-    return Roll(
+    return ViewChange(
         round=kept.round,
         base=kept.base,
         attempt=ballot.attempt,
@@ -55,7 +57,7 @@ def roll_of(kept: Kept, ballot: Ballot, held: list[PeerId], plan: Hash | None) -
     )
 
 
-def objection_to_vote(kept: Kept, step: Step, attempt: int, absent: list[str], record: Hash) -> str | None:
+def objection_to_vote(kept: VoterState, step: Step, attempt: int, absent: list[str], record: Hash) -> str | None:
     """Return the reason why our earlier statements forbid this vote; None if they do not.
 
     The same vote may be cast again.
@@ -73,7 +75,7 @@ def objection_to_vote(kept: Kept, step: Step, attempt: int, absent: list[str], r
     return None
 
 
-def objection_of_lock(kept: Kept, motion: Motion) -> str | None:
+def objection_of_lock(kept: VoterState, motion: RecordProposal) -> str | None:
     """Return the reason why our lock forbids a first vote for this motion, whose justification holds; None if it does not.
 
     In a ballot of the whole electorate the rolls speak for us: if none names our lock, the lock certified nothing.  A ballot
@@ -84,7 +86,7 @@ def objection_of_lock(kept: Kept, motion: Motion) -> str | None:
     return None
 
 
-def cast_first(kept: Kept, motion: Motion) -> tuple[Kept, Vote]:
+def cast_first(kept: VoterState, motion: RecordProposal) -> tuple[VoterState, Vote]:
     """Cast the first vote for a motion that nothing forbids; return the new voter state and the vote."""
     name = record_hash(motion.record)
     assert objection_to_vote(kept, Step.FIRST, motion.attempt, list(motion.absent), name) is None
@@ -92,7 +94,7 @@ def cast_first(kept: Kept, motion: Motion) -> tuple[Kept, Vote]:
     return kept, _vote(kept, Step.FIRST, name)
 
 
-def cast_second(kept: Kept, motion: Motion, proof: Certificate) -> tuple[Kept, Vote]:
+def cast_second(kept: VoterState, motion: RecordProposal, proof: Certificate) -> tuple[VoterState, Vote]:
     """Cast the second vote for a motion; return the new voter state, which is locked on it, and the vote.
 
     proof: a quorum of first votes for the motion.
@@ -106,5 +108,5 @@ def cast_second(kept: Kept, motion: Motion, proof: Certificate) -> tuple[Kept, V
     return kept, _vote(kept, Step.SECOND, name)
 
 
-def _vote(kept: Kept, step: Step, record: Hash) -> Vote:
+def _vote(kept: VoterState, step: Step, record: Hash) -> Vote:
     return Vote(round=kept.round, base=kept.base, attempt=kept.attempt, step=step, absent=kept.absent, record_hash=record)

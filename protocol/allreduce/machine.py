@@ -361,7 +361,7 @@ class ExchangeMachine:
         self.entries: dict[int, ChunkEntry] = {}
         self._stall_s = stall_s
         self._index = {peer: index for index, peer in enumerate(self.members)}
-        self.succession = OwnerFailover(me, plan, self.members)
+        self.failover = OwnerFailover(me, plan, self.members)
         self.stalled: dict[PeerId, None] = {}
         """Members that were given up because they owed something for too long."""
         self.delays, self.jury = Delays(now), self.members
@@ -372,8 +372,8 @@ class ExchangeMachine:
         """wait_s: how long our averages may wait for late parts.  owner_s: how late the averages of others may be."""
         self.left_out: dict[PeerId, None] = {}
         """Members for whose parts we do not wait any more."""
-        self._debts = SilenceTracker(self.members, now, CHUNK_TIMES * stall_s)
-        self._omissions = ExclusionCounts(self.members, self.chunks)
+        self._silence = SilenceTracker(self.members, now, CHUNK_TIMES * stall_s)
+        self._exclusions = ExclusionCounts(self.members, self.chunks)
         self._signed_early: dict[int, dict[PeerId, None]] = {}
         """Members that signed a result out of turn, by chunk.
 
@@ -397,7 +397,7 @@ class ExchangeMachine:
     @property
     def lost(self) -> Collection[PeerId]:
         """Members for which nobody waits any more."""
-        return self.succession.lost.keys()
+        return self.failover.lost.keys()
 
     def is_reducing(self, chunk: int) -> bool:
         """Return True if the parts of this chunk are being averaged."""
@@ -405,7 +405,7 @@ class ExchangeMachine:
 
     def owner(self, chunk: int) -> PeerId:
         """Return the member that averages this chunk now."""
-        return self.succession.owner(chunk)
+        return self.failover.owner(chunk)
 
     def waiting_for(self) -> list[PeerId]:
         """Return the members that the missing results wait for, sorted: owners, and members that owe us parts."""
@@ -435,18 +435,18 @@ class ExchangeMachine:
             case ContributionReady():
                 return [effect for chunk in range(self.chunks) for effect in self._turn_to_owner(chunk)]
             case Heard(peer):
-                self._debts.announced(peer, now)
+                self._silence.announced(peer, now)
                 return []
             case Moving(peer, held):
                 if not held:
-                    self._debts.moving(peer, now)
+                    self._silence.moving(peer, now)
                 elif self._waits_for_others(peer):
-                    self._debts.held(peer, now)
+                    self._silence.held(peer, now)
                 return []
             case PartArrived(peer, chunk):
                 return self._part_arrived(peer, chunk, now)
             case ResultArrived(peer, chunk, entry, signer):
-                self._omissions.note(signer, chunk, entry)
+                self._exclusions.note(signer, chunk, entry)
                 return self._result_arrived(peer, chunk, entry, now)
             case SignedEarly(signer, chunk):
                 self._signed_early.setdefault(chunk, {})[signer] = None
@@ -466,7 +466,7 @@ class ExchangeMachine:
         if chunk in self.entries:
             return [SendResult(peer, chunk)]
         if self.lacks(PartArrived(peer, chunk)):
-            self._debts.delivered(peer, now)
+            self._silence.delivered(peer, now)
         self._parts.setdefault(chunk, set()).add(self._index[peer])
         if self.owner(chunk) != self.me:
             self._want(peer, chunk)
@@ -476,7 +476,7 @@ class ExchangeMachine:
     def _result_arrived(self, peer: PeerId, chunk: int, entry: ChunkEntry, now: float) -> list[ExchangeEffect]:
         if chunk in self.entries:
             return []
-        self._debts.delivered(peer, now)
+        self._silence.delivered(peer, now)
         waiting = self._parts.get(chunk, set()) if self.owner(chunk) == self.me else set()
         to = [self.members[index] for index in sorted(waiting)]
         return self._hold(chunk, entry, [other for other in to if other not in (self.me, peer, *self.lost)])
@@ -495,12 +495,12 @@ class ExchangeMachine:
     def _lose(self, peer: PeerId) -> list[ExchangeEffect]:
         if peer not in self._index or peer in self.lost or peer == self.me:
             return []
-        self.succession.lost[peer] = None
+        self.failover.lost[peer] = None
         effects: list[ExchangeEffect] = [Lost(peer)]
         for chunk in range(self.chunks):
             if chunk in self.entries:
                 continue
-            if self.succession.is_in_line(peer, chunk):
+            if self.failover.is_in_line(peer, chunk):
                 effects += self._turn_to_owner(chunk)
             if self.owner(chunk) == self.me:
                 effects += self._reduce_if_complete(chunk)
@@ -544,7 +544,7 @@ class ExchangeMachine:
         A successor asks the members whose parts it misses; other members ask a successor that signed early.
         """
         owner = self.owner(chunk)
-        if chunk in self.entries or owner == self.succession.planned(chunk):
+        if chunk in self.entries or owner == self.failover.planned(chunk):
             return []
         if owner == self.me:
             return self._missing(chunk)
@@ -552,15 +552,13 @@ class ExchangeMachine:
 
     def _missing(self, chunk: int) -> list[PeerId]:
         have = self._parts.get(chunk, set())
-        awaited = (peer for peer in self.others if self.succession.is_awaited(peer) and peer not in self.left_out)
+        awaited = (peer for peer in self.others if self.failover.is_awaited(peer) and peer not in self.left_out)
         return [peer for peer in awaited if self._index[peer] not in have]
 
     def _waiting(self) -> list[int]:
         """Return our chunks whose averages are not here, in the order in which their parts are sent to us."""
         missing = [chunk for chunk in range(self.chunks) if chunk not in self.entries] if self.lost else []
-        inherited = [
-            chunk for chunk in missing if self.succession.planned(chunk) != self.me and self.owner(chunk) == self.me
-        ]
+        inherited = [chunk for chunk in missing if self.failover.planned(chunk) != self.me and self.owner(chunk) == self.me]
         return [chunk for chunk in self._planned if chunk not in self.entries] + inherited
 
     def _waits_for_others(self, peer: PeerId) -> bool:
@@ -616,18 +614,18 @@ class ExchangeMachine:
     def _stalled(self, now: float) -> list[PeerId]:
         owners = {self.members[owner] for owner in self.plan.owners}
         senders = {*self.jury} & ({*self.others} if self._planned else owners)  # who owes us something from the beginning
-        silence_s = self._stall_s + PACES * self._debts.pace_s(senders, self._stall_s, now)
+        silence_s = self._stall_s + PACES * self._silence.pace_s(senders, self._stall_s, now)
         parts, averages = dict[PeerId, float](), dict[PeerId, float]()
         for chunk in range(self.chunks):
             owner = self.owner(chunk)
             if chunk in self.entries or chunk in self._reducing:
                 continue
             if owner == self.me:
-                parts |= {peer: silence_s * self.succession.share(peer) for peer in self._missing(chunk)}
+                parts |= {peer: silence_s * self.failover.share(peer) for peer in self._missing(chunk)}
             elif owner not in averages:
-                patience = 1.0 if self._omissions.is_left_out(owner) else RESULT_PATIENCE
-                averages[owner] = patience * silence_s * max(self.succession.share(owner), OWNER_SHARE)
-        overdue = {*self._debts.overdue(averages | parts, now)}
+                patience = 1.0 if self._exclusions.is_left_out(owner) else RESULT_PATIENCE
+                averages[owner] = patience * silence_s * max(self.failover.share(owner), OWNER_SHARE)
+        overdue = {*self._silence.overdue(averages | parts, now)}
         waiting = {owner for owner in averages if now < self._parts_due.at + self.owner_s.get(owner, 0.0)} - {*parts}
         late = [peer for peer, seconds in self.lateness.seconds.items() if seconds > self.owner_s.get(peer, inf)]
         return sorted((overdue - waiting) | {peer for peer in late if peer in averages or peer in parts})

@@ -305,7 +305,7 @@ class Receiver:
         except Malformed as error:
             self._emit(Dropped(peer, "chunk", str(error)))
             return False
-        if not machine.succession.may_sign(signer, header.chunk):
+        if not machine.failover.may_sign(signer, header.chunk):
             machine.handle(SignedEarly(signer, header.chunk), trio.current_time())
             return False
         return True

@@ -36,7 +36,7 @@ from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import MAX_ENVELOPE_BYTES
 from protocol.wire.hashes import Hash, chunk_hash, hash_bytes, verify_proof
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Certificate, ChunkResult, Motion, Plan, Proposal, Step, members_in, unpack
+from protocol.wire.messages import Certificate, ChunkResult, Plan, Proposal, RecordProposal, Step, members_in, unpack
 
 MAX_EVIDENCE_BYTES = 64 << 20
 """Bytes of the largest evidence that is sent: with chunks of 1 MiB, 60 members."""
@@ -159,7 +159,7 @@ def tip_needed(law: Law, evidence: Evidence) -> tuple[PeerId, Tip] | None:
             return None
         case OneStatement():
             signer, body, _ = unpack(evidence.statement, law.run)
-            tip = tip_of(body) if isinstance(body, Proposal | Motion) else None
+            tip = tip_of(body) if isinstance(body, Proposal | RecordProposal) else None
         case TwoStatements():
             signer, body, _ = unpack(evidence.first, law.run)
             _, second, _ = unpack(evidence.second, law.run)
@@ -253,7 +253,12 @@ def _two_statements(law: Law, case: TwoStatements, base: Base | None) -> ProvenL
 def _contrary_motion(law: Law, case: ContraryMotion, base: Base) -> ProvenLie:
     sender, motion, _ = unpack(case.motion, law.run)
     certificate = case.certificate
-    if not isinstance(motion, Motion) or certificate.attempt != motion.attempt or certificate.absent or motion.absent:
+    if (
+        not isinstance(motion, RecordProposal)
+        or certificate.attempt != motion.attempt
+        or certificate.absent
+        or motion.absent
+    ):
         raise Malformed("a certificate of another ballot than the motion's, or of a part of the electorate")
     if record_hash(motion.record) == case.record_hash:
         raise Malformed("a certificate for the record that was put to the vote")

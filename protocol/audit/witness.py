@@ -22,7 +22,7 @@ from protocol.wire.body import Body
 from protocol.wire.envelope import Envelope, is_authentic, rebuild
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Certificate, Motion, Proposal, Roll, Vote, unpack
+from protocol.wire.messages import Certificate, Proposal, RecordProposal, ViewChange, Vote, unpack
 
 TIPS = 2
 """Number of the newest tips watched: the tip of the running round, and the one before, whose last votes may still come."""
@@ -39,7 +39,7 @@ class _Statement:
 
     round: int
     raw: bytes
-    body: Roll | Vote | None
+    body: ViewChange | Vote | None
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Witness:
             return []
         testimony = self._testimonies.setdefault(sender, _Testimony())
         lies: list[Evidence] = []
-        if isinstance(body, Roll | Vote | Proposal | Motion):
+        if isinstance(body, ViewChange | Vote | Proposal | RecordProposal):
             lies += self._on_statement(base, sender, body, envelope.raw, testimony)
         found = certified(body)
         if found is not None and testimony.claim(_Claim(*found)):
@@ -115,7 +115,12 @@ class Witness:
     # -- what electors sign -------------------------------------------------------------------------------------------
 
     def _on_statement(
-        self, base: Base, sender: PeerId, body: Roll | Vote | Proposal | Motion, raw: bytes, testimony: _Testimony
+        self,
+        base: Base,
+        sender: PeerId,
+        body: ViewChange | Vote | Proposal | RecordProposal,
+        raw: bytes,
+        testimony: _Testimony,
     ) -> list[Evidence]:
         key = slot(body) or ("roll", tip_of(body), body.attempt)
         known = testimony.statements.get(key)
@@ -127,17 +132,17 @@ class Witness:
             if contradict(sender, other.body or unpack(other.raw, self._run)[1], body, base):
                 return [TwoStatements(first=other.raw, second=raw)]
         if known is None:
-            testimony.keep(key, _Statement(base.round, raw, body if isinstance(body, Roll | Vote) else None))
+            testimony.keep(key, _Statement(base.round, raw, body if isinstance(body, ViewChange | Vote) else None))
         if isinstance(body, Vote):
             return list(self._votes_against(sender, body, raw))
-        if isinstance(body, Motion):
+        if isinstance(body, RecordProposal):
             cases = [self._against_motion(claim, body, raw) for claim in self._claims(body.attempt)]
             return [case for case in cases if case is not None]
         return []
 
     def _comparable(self, key: tuple[object, ...], body: Body, testimony: _Testimony) -> list[_Statement]:
         """Return earlier statements of the same elector that may contradict this one."""
-        if isinstance(body, Roll | Vote):
+        if isinstance(body, ViewChange | Vote):
             return [each for each in testimony.statements.values() if each.body is not None]
         keys = [key, ("motion" if isinstance(body, Proposal) else "proposal", *key[1:])]
         return [testimony.statements[each] for each in keys if each in testimony.statements]
@@ -184,12 +189,12 @@ class Witness:
         testimony = self._testimonies.get(proposer)
         kept = testimony.statements.get(("motion", tip, claim.vote.attempt)) if testimony is not None else None
         motion = unpack(kept.raw, self._run)[1] if kept is not None else None
-        if kept is None or not isinstance(motion, Motion):
+        if kept is None or not isinstance(motion, RecordProposal):
             return []
         case = self._against_motion(claim, motion, kept.raw)
         return [case] if case is not None else []
 
-    def _against_motion(self, claim: _Claim, motion: Motion, raw: bytes) -> ContraryMotion | None:
+    def _against_motion(self, claim: _Claim, motion: RecordProposal, raw: bytes) -> ContraryMotion | None:
         """Return evidence if the certificate is of the motion's ballot, of the whole electorate, and for another record."""
         vote = claim.vote
         if vote.absent or motion.absent or (vote.attempt, (vote.round, vote.base)) != (motion.attempt, tip_of(motion)):

@@ -80,7 +80,7 @@ _VOTES_NAME = re.compile(r"(\d{8})-[0-9a-f]{64}")
 
 
 class VoteFiles:
-    """Vote files: one encoded `Kept` per tip.  Blocking.
+    """Vote files: one encoded `VoterState` per tip.  Blocking.
 
     A tip's file outlives the branch that the tip is on: a peer that comes back to the tip is bound by its votes there.
     `complete-from` holds the first round from which on the files are complete.

@@ -357,13 +357,13 @@ class Life:
             if self._rollouts is not None:
                 nursery.start_soon(self._rollouts.run)
             nursery.start_soon(self._depart)
-            outlasting = PendingDeliveries(nursery)
-            nursery.start_soon(self._live, outlasting)
+            deliveries = PendingDeliveries(nursery)
+            nursery.start_soon(self._live, deliveries)
             for peer in self._session.network.connected():
                 self._dispatcher.on_peer_connected(peer)
             await self._leaving.wait()
             with trio.move_on_after(HAND_OVER_S):
-                await self._rounds.hand_over(outlasting)
+                await self._rounds.hand_over(deliveries)
             nursery.cancel_scope.cancel()
         return await self._heartbeats.say_goodbye()
 
@@ -383,7 +383,7 @@ class Life:
             self._session.emit(Notice("warning", f"leaving without round {self._history.length}: {reason}"[:300]))
             self.leave()
 
-    async def _live(self, outlasting: PendingDeliveries) -> None:
+    async def _live(self, deliveries: PendingDeliveries) -> None:
         if not self._files.are_here:
             await self._files.until_here(partial(self._activity.show, Phase.SYNCING, WhyIdle.FETCHING_STATE))
         self._activity.show(Phase.SYNCING, WhyIdle.STARTING, "reading the state from disk")
@@ -408,8 +408,8 @@ class Life:
                     self.leave()
                     return
             elif await self._gathering.may_begin():
-                outcome = await self._rounds.run_next(state_verified=self._keeper.is_verified, outlasting=outlasting)
-                await self._conclude(outcome, outlasting.nursery)
+                outcome = await self._rounds.run_next(state_verified=self._keeper.is_verified, deliveries=deliveries)
+                await self._conclude(outcome, deliveries.nursery)
 
     def _is_done(self) -> bool:
         stop_after = self._settings.stop_after

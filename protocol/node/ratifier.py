@@ -20,7 +20,7 @@ from protocol.chain.replica import Replica
 from protocol.chain.store import NEVER
 from protocol.events.events import RecordRatified
 from protocol.node.guard import Guard
-from protocol.node.rounds import kept_on_disk
+from protocol.node.rounds import read_voter_state
 from protocol.offload import Offload
 from protocol.sync.claims import Settled
 from protocol.transport.interface import MALFORMED, NetworkError, Refused, Session
@@ -78,7 +78,7 @@ class Ratifier:
         if self._is_copy:
             await self._offload(votes.set_complete_from, NEVER)
         for round in history.provisional:
-            kept = kept_on_disk(await self._offload(votes.load, round, history.tip_at(round)))
+            kept = read_voter_state(await self._offload(votes.load, round, history.tip_at(round)))
             if kept is not None and has_ratified(kept) and kept.second == history.tip_at(round + 1):
                 self._chain.settled.bind(round + 1)
 
@@ -131,7 +131,7 @@ class Ratifier:
         if tally.has(me):
             settled.bind(base.round + 1)  # our chain may have been another one meanwhile
             return
-        kept = kept_on_disk(await self._offload(votes.load, base.round, base.tip))
+        kept = read_voter_state(await self._offload(votes.load, base.round, base.tip))
         is_bound = kept is not None and has_ratified(kept) and kept.second == tally.record
         if not is_bound and (base.round >= settled.rounds or not self._is_built_upon(base.round)):
             return

@@ -66,7 +66,7 @@ from protocol.transport.interface import NetworkError, Session, Unreachable
 from protocol.wire.body import Body
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import ChunkEntry, Commit, Kept, Plan, Proposal, Ready, Record, Step, Vote
+from protocol.wire.messages import ChunkEntry, Commit, Plan, Proposal, Ready, Record, Step, Vote, VoterState
 from protocol.wire.presence import Heartbeat, Phase, Role, WhyIdle
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -80,11 +80,11 @@ RETRY_S = 0.5
 class Delivery:
     """Delivery of statements in one round.  inbox: takes our statements to ourselves.
 
-    outlasting: a commit is delivered there, for it ends the round here before it has reached the others.
+    deliveries: a commit is delivered there, for it ends the round here before it has reached the others.
     """
 
-    def __init__(self, session: Session, membership: Membership, inbox: Inbox, outlasting: PendingDeliveries) -> None:
-        self._session, self._membership, self._inbox, self._outlasting = session, membership, inbox, outlasting
+    def __init__(self, session: Session, membership: Membership, inbox: Inbox, deliveries: PendingDeliveries) -> None:
+        self._session, self._membership, self._inbox, self._deliveries = session, membership, inbox, deliveries
 
     def send(self, effect: Send, nursery: trio.Nursery) -> None:
         """Sign a statement and begin to deliver it.  nursery: the round's."""
@@ -93,7 +93,7 @@ class Delivery:
             if peer == self._session.me:
                 self._inbox.receive(peer, effect.body, envelope)
             else:
-                within = self._outlasting.nursery if isinstance(effect.body, Commit) else nursery
+                within = self._deliveries.nursery if isinstance(effect.body, Commit) else nursery
                 within.start_soon(self._deliver, peer, envelope.kind, envelope.raw)
 
     def forward(self, effect: Forward, nursery: trio.Nursery) -> None:
@@ -102,7 +102,7 @@ class Delivery:
 
     async def _deliver(self, peer: PeerId, what: str, raw: bytes) -> None:
         """Deliver a statement, best effort: the machine sends important ones again."""
-        with self._outlasting.delivery():
+        with self._deliveries.delivery():
             for attempt in range(2):
                 try:
                     await self._session.network.request(peer, "round", raw, timeout_s=TIMEOUT_S)
@@ -415,7 +415,7 @@ class RoundRunner:
     kept: the votes that bind us at this tip.  abstains: we do not vote, as earlier votes may be lost or a ratification binds
     us.  patience: our memory of earlier rounds.
     state_verified: the state was just rebuilt from certified data: peers that stand on another one are wrong.
-    outlasting: deliveries that outlive the round.  amendment: returns the organiser's signed amendment for our plans.
+    deliveries: deliveries that outlive the round.  amendment: returns the organiser's signed amendment for our plans.
     """
 
     def __init__(
@@ -431,11 +431,11 @@ class RoundRunner:
         ejections: Ejections,
         contributor: Contributor,
         *,
-        kept: Kept | None,
+        kept: VoterState | None,
         abstains: bool,
         patience: Patience,
         state_verified: bool,
-        outlasting: PendingDeliveries,
+        deliveries: PendingDeliveries,
         amendment: Callable[[], bytes | None],
     ) -> None:
         self.session, self.base, self._guard, self._amendment = session, base, guard, amendment
@@ -445,7 +445,7 @@ class RoundRunner:
         self.machine = RoundMachine(session.me, replica.rounds, base, trio.current_time(), kept, patience, abstains=abstains)
         self.work, self.inbox = Work(replica.layout), Inbox(session)
         self.exchanges = Exchanges(session, replica, offload, self.inbox)
-        self._delivery = Delivery(session, membership, self.inbox, outlasting)
+        self._delivery = Delivery(session, membership, self.inbox, deliveries)
         auditor = Auditor(session, replica, offload, membership, self.work)
         self._obtainer = ResultObtainer(replica, offload, catch_up, auditor, self.exchanges)
         self._report = RoundReport(session, membership, activity, abstains=abstains)
@@ -577,7 +577,7 @@ class RoundRunner:
             machine.jury = electors if len(electors) >= FEWEST else machine.members  # keys of strangers cost nothing
             for member in plan.members:
                 peer = PeerId(member.peer)
-                machine.succession.shares[peer] = share_of(self._patience.members, self.base, peer)
+                machine.failover.shares[peer] = share_of(self._patience.members, self.base, peer)
                 if peer in view and not view[peer].live:
                     running.exchange.peer_dead(peer)
             self._report.exchanging(plan)

@@ -28,12 +28,12 @@ from protocol.wire.body import decode_body
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import MAX_ENVELOPE_BYTES
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Commit, Kept
+from protocol.wire.messages import Commit, VoterState
 
 ABSTENTIONS = 2
 """Rounds that must be committed before a peer with a copied or restored data directory votes."""
-MAX_KEPT_BYTES = 3 * MAX_ENVELOPE_BYTES
-"""Size limit of a `Kept`: two locks, each as large as a motion."""
+MAX_VOTER_STATE_BYTES = 3 * MAX_ENVELOPE_BYTES
+"""Size limit of a `VoterState`: two locks, each as large as a motion."""
 
 
 class Rounds:
@@ -68,14 +68,14 @@ class Rounds:
         self._patience = Patience()
         self._abstentions = ABSTENTIONS if is_copy else 0
 
-    async def run_next(self, *, state_verified: bool, outlasting: PendingDeliveries) -> Outcome:
+    async def run_next(self, *, state_verified: bool, deliveries: PendingDeliveries) -> Outcome:
         """Run the round on our tip and return its outcome.  Raises `StoreFull`.
 
-        state_verified: the state was just rebuilt from certified data.  outlasting: deliveries that outlive the round.
+        state_verified: the state was just rebuilt from certified data.  deliveries: deliveries that outlive the round.
         """
         base = self._replica.base
         raw = await self._offload(self._replica.store.votes.load, base.round, base.tip)
-        kept = kept_on_disk(raw)
+        kept = read_voter_state(raw)
         lost = kept is None and await self._offload(self._replica.store.votes.has_lost, base.round, base.tip)
         if lost:
             self._session.emit(Notice("warning", f"what we voted in round {base.round} cannot be read: no vote in it"))
@@ -94,7 +94,7 @@ class Rounds:
             abstains=lost or self._abstentions > 0 or has_ratified(kept),
             patience=self._patience,
             state_verified=state_verified,
-            outlasting=outlasting,
+            deliveries=deliveries,
             amendment=self._amendment,
         )
         with self._current.open(runner):
@@ -123,18 +123,18 @@ class Rounds:
             if not self._abstentions:
                 self._session.emit(Notice("info", f"votes again, from round {rounds} on"))
 
-    async def hand_over(self, outlasting: PendingDeliveries) -> None:
+    async def hand_over(self, deliveries: PendingDeliveries) -> None:
         """Pass on statements that only we may know, before a goodbye, and wait until none of our deliveries is under way."""
         if self._current.runner is not None:
-            self._current.runner.hand_over(outlasting.nursery)
-        await outlasting.delivered()
+            self._current.runner.hand_over(deliveries.nursery)
+        await deliveries.delivered()
 
 
-def kept_on_disk(raw: bytes | None) -> Kept | None:
+def read_voter_state(raw: bytes | None) -> VoterState | None:
     """Return the stored votes that bind us; None if there are none, or if they are unreadable."""
     if raw is None:
         return None
     try:
-        return decode_body(Kept, raw, max_bytes=MAX_KEPT_BYTES)
+        return decode_body(VoterState, raw, max_bytes=MAX_VOTER_STATE_BYTES)
     except Malformed:
         return None

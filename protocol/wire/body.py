@@ -174,7 +174,7 @@ MAX_ADMISSION_BYTES = 512
 MAX_MEMBERS = 256
 MAX_ELECTORS = 64
 """Voters of a ballot; if the members vote, a plan may have no more of them."""
-MAX_ROLL_BYTES = 8192
+MAX_VIEW_CHANGE_BYTES = 8192
 """Bytes of a signed ROLL as it travels."""
 MAX_CHUNKS = 4096
 """Chunks of a contribution; with 1 MiB chunks 4 G parameters a fragment.  A motion names and signs each."""

@@ -17,7 +17,7 @@ from protocol.wire.body import (
     MAX_CHUNKS,
     MAX_ELECTORS,
     MAX_MEMBERS,
-    MAX_ROLL_BYTES,
+    MAX_VIEW_CHANGE_BYTES,
     Absent,
     Body,
     Count,
@@ -109,8 +109,8 @@ class LockName(Body):
     record_hash: HashField
 
 
-class Roll(Body):
-    """An elector takes part in this attempt and in no lower one.
+class ViewChange(Body):
+    """Roll of an elector: it takes part in this attempt and in no lower one.
 
     absent: the electors that it goes on without.  held: the electors whose READY it holds, bit i for the i-th of them.
     plan: the one it has taken up, while its contribution to it is alive.  lock, reduced: its locks, by a quorum of the
@@ -128,8 +128,10 @@ class Roll(Body):
     reduced: LockName | None
 
 
-Rolls = Annotated[list[Annotated[bytes, Field(max_length=MAX_ROLL_BYTES)]], Field(min_length=1, max_length=MAX_ELECTORS)]
-"""Signed ROLLs of different voters for one ballot, as they travelled."""
+ViewChanges = Annotated[
+    list[Annotated[bytes, Field(max_length=MAX_VIEW_CHANGE_BYTES)]], Field(min_length=1, max_length=MAX_ELECTORS)
+]
+"""Signed view changes of different voters for one ballot, as they travelled."""
 
 
 class Proposal(Body):
@@ -139,7 +141,7 @@ class Proposal(Body):
     attempt: Count
     absent: Absent
     plan: Plan
-    rolls: Rolls
+    rolls: ViewChanges
 
 
 class ChunkEntry(Body):
@@ -225,8 +227,8 @@ class Lock(Body):
     proof: Certificate
 
 
-class Motion(Body):
-    """The proposer puts a record to the vote.
+class RecordProposal(Body):
+    """Motion of the proposer: it puts a record to the vote.
 
     rolls: from a quorum, for this ballot.  proof: of the highest lock that they name; None when they name none.
     """
@@ -237,7 +239,7 @@ class Motion(Body):
     record: Record
     index: Annotated[list[ChunkEntry], Field(min_length=1, max_length=MAX_CHUNKS)]
     provenance: Provenance
-    rolls: Rolls
+    rolls: ViewChanges
     proof: Certificate | None
 
 
@@ -263,8 +265,8 @@ class Vote(Body):
     record_hash: HashField
 
 
-class Proof(Body):
-    """A quorum of first votes for the record put to the vote: an elector that holds its result may cast a second vote."""
+class PrevoteCertificate(Body):
+    """Quorum of first votes for the record put to the vote: an elector that holds its result may cast a second vote."""
 
     KIND: ClassVar[str] = "proof"
     round: Count
@@ -273,7 +275,7 @@ class Proof(Body):
     certificate: Certificate
 
 
-class Kept(Body):
+class VoterState(Body):
     """Statements that bind an elector at one tip; on disk before any statement that follows from them is sent.
 
     attempt: of the last roll or vote.  absent, first, second: of the votes in that attempt.
@@ -334,13 +336,13 @@ STATEMENTS: dict[str, type[Body]] = {
         Heartbeat,
         Goodbye,
         Ready,
-        Roll,
+        ViewChange,
         Proposal,
         Report,
         Lock,
-        Motion,
+        RecordProposal,
         Vote,
-        Proof,
+        PrevoteCertificate,
         Commit,
         ChunkResult,
         Finish,

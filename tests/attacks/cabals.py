@@ -7,7 +7,7 @@ from random import Random
 import trio
 
 from protocol.wire.body import Body
-from protocol.wire.messages import Commit, Motion, Proof, Proposal, Roll, Vote
+from protocol.wire.messages import Commit, PrevoteCertificate, Proposal, RecordProposal, ViewChange, Vote
 from tests.attacks.attack import Attack, Conduct
 from tests.attacks.stage import Stage
 from tests.simulation.chaos import cabal
@@ -27,7 +27,7 @@ def say_anything(lies: float, seed: int, *, careful: bool = False) -> Conduct:
 
 async def take_turns(stage: Stage) -> None:
     """Each liar keeps back what the next one shows to a half: proposals, proofs, commits."""
-    kinds: list[type[Body]] = [Proof, Commit, Motion]
+    kinds: list[type[Body]] = [PrevoteCertificate, Commit, RecordProposal]
     forgers = {
         seat.peer: Withholding(kinds[number % 3], favoured=(nobody, half)[number % 2])
         for number, seat in enumerate(stage.liars)
@@ -39,7 +39,7 @@ async def take_turns(stage: Stage) -> None:
 async def delay_most(stage: Stage) -> None:
     """Propose nothing, vote for nothing, and give nothing in the exchange; but train, and say READY."""
     peers = {seat.peer for seat in stage.liars}
-    quiet = Withholding(Proposal, Motion, Proof, Commit, Vote, Roll, favoured=nobody)
+    quiet = Withholding(Proposal, RecordProposal, PrevoteCertificate, Commit, Vote, ViewChange, favoured=nobody)
     with lying(dict.fromkeys(peers, quiet)), exchanging(KeepingBack, peers):
         await trio.sleep_forever()
 

@@ -11,7 +11,7 @@ from protocol.agreement.machine import RoundMachine
 from protocol.chain.base import Base
 from protocol.chain.records import record_hash
 from protocol.wire.identity import Identity
-from protocol.wire.messages import Certificate, Commit, Motion, Signature, Step, Vote, pack
+from protocol.wire.messages import Certificate, Commit, RecordProposal, Signature, Step, Vote, pack
 from tests.attacks.attack import Attack
 from tests.attacks.stage import Impostor, Stage
 from tests.simulation.forgeries import Historian, Invention, certificate, commit, invented, keys, member
@@ -198,11 +198,11 @@ async def first_votes_as_second(stage: Stage) -> None:
     """A proposer shows the first votes for its motion as if they were second ones, and never asks for those."""
     liar = stage.liars[0]
     cast: dict[bytes, dict[str, bytes]] = {}
-    motions: dict[bytes, Motion] = {}
+    motions: dict[bytes, RecordProposal] = {}
 
     def more(machine: RoundMachine, event: RoundEvent, effects: list[RoundEffect]) -> Sequence[RoundEffect]:
         for effect in effects:
-            if isinstance(effect, Send) and isinstance(effect.body, Motion):
+            if isinstance(effect, Send) and isinstance(effect.body, RecordProposal):
                 motions[record_hash(effect.body.record)] = effect.body
         if not isinstance(event, Arrived) or not isinstance(event.body, Vote) or event.body.step is not Step.FIRST:
             return ()

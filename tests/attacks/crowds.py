@@ -6,7 +6,7 @@ import trio
 
 from protocol.wire.hashes import ZERO_HASH
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Finish, Plan, Proposal, Roll, pack
+from protocol.wire.messages import Finish, Plan, Proposal, ViewChange, pack
 from protocol.wire.presence import Goodbye
 from tests.attacks.attack import Attack
 from tests.attacks.proposers import turned_owners
@@ -103,7 +103,9 @@ async def proposals_of_a_stranger(stage: Stage) -> None:
         plan = Plan(
             round=base.round, fragment=base.fragment, base=base.tip, members=[place], owners=owners, state_digest=digest
         )
-        roll = Roll(round=base.round, base=base.tip, attempt=0, absent=[], held=b"\x00", plan=None, lock=None, reduced=None)
+        roll = ViewChange(
+            round=base.round, base=base.tip, attempt=0, absent=[], held=b"\x00", plan=None, lock=None, reduced=None
+        )
         proposal = Proposal(attempt=0, absent=[], plan=plan, rolls=[pack(ghost.identity, stage.run, roll).raw])
         for peer in stage.honest_peers:
             stage.world.spawn(ghost.tell, peer, roll)

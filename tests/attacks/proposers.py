@@ -17,11 +17,11 @@ from protocol.wire.messages import (
     ChunkResult,
     Commit,
     Member,
-    Motion,
     Plan,
-    Proof,
+    PrevoteCertificate,
     Proposal,
     Provenance,
+    RecordProposal,
     mask_of,
     pack,
 )
@@ -42,19 +42,19 @@ async def play(stage: Stage, *forgers: Forger) -> None:
 
 
 async def proposes_nothing(stage: Stage) -> None:
-    await play(stage, Withholding(Proposal, Motion, Proof, Commit, favoured=nobody))
+    await play(stage, Withholding(Proposal, RecordProposal, PrevoteCertificate, Commit, favoured=nobody))
 
 
 async def proposes_to_one(stage: Stage) -> None:
-    await play(stage, Withholding(Proposal, Motion, favoured=one))
+    await play(stage, Withholding(Proposal, RecordProposal, favoured=one))
 
 
 async def proposes_to_half(stage: Stage) -> None:
-    await play(stage, Withholding(Proposal, Motion, favoured=half))
+    await play(stage, Withholding(Proposal, RecordProposal, favoured=half))
 
 
 async def keeps_the_motion(stage: Stage) -> None:
-    await play(stage, Withholding(Motion, favoured=nobody))
+    await play(stage, Withholding(RecordProposal, favoured=nobody))
 
 
 async def keeps_the_motion_and_repeats(stage: Stage) -> None:
@@ -68,15 +68,15 @@ async def keeps_the_motion_and_makes_noise(stage: Stage) -> None:
 
 
 async def motion_to_half(stage: Stage) -> None:
-    await play(stage, Withholding(Motion, favoured=half))
+    await play(stage, Withholding(RecordProposal, favoured=half))
 
 
 async def keeps_the_proof(stage: Stage) -> None:
-    await play(stage, Withholding(Proof, favoured=nobody))
+    await play(stage, Withholding(PrevoteCertificate, favoured=nobody))
 
 
 async def proof_to_one(stage: Stage) -> None:
-    await play(stage, Withholding(Proof, favoured=one))
+    await play(stage, Withholding(PrevoteCertificate, favoured=one))
 
 
 async def keeps_the_commit(stage: Stage) -> None:
@@ -227,14 +227,14 @@ def made_up(stage: Stage, *, signed: bool) -> Altering:
     """Instead of a proposal, at once a motion whose every chunk the proposer averaged itself, as it says."""
     liar = stage.liars[0]
 
-    def motion(machine: RoundMachine, proposal: Proposal) -> Motion:
+    def motion(machine: RoundMachine, proposal: Proposal) -> RecordProposal:
         plan = owned_by_us(machine, proposal).plan
         mask = mask_of(range(len(plan.members)), len(plan.members))
         index = [ChunkEntry(hash=chunk_hash(bytes([chunk % 256])), mask=mask) for chunk in range(len(plan.owners))]
         results = [ChunkResult(plan=plan_hash(plan), chunk=chunk, entry=entry) for chunk, entry in enumerate(index)]
         signatures = [pack(liar.identity, stage.run, each).signature if signed else bytes(64) for each in results]
         provenance = Provenance(owners=plan.owners, signers=plan.owners, signatures=signatures)
-        return Motion(
+        return RecordProposal(
             attempt=proposal.attempt,
             absent=proposal.absent,
             record=record_of(plan, index),
@@ -255,20 +255,20 @@ async def unsigned_motion_before_exchange(stage: Stage) -> None:
     await play(stage, made_up(stage, signed=False))
 
 
-def unsigned(machine: RoundMachine, motion: Motion) -> Motion:
+def unsigned(machine: RoundMachine, motion: RecordProposal) -> RecordProposal:
     """False signatures for all chunks (simJ)."""
     signatures = [bytes(64)] * len(motion.provenance.signatures)
     return motion.model_copy(update={"provenance": motion.provenance.model_copy(update={"signatures": signatures})})
 
 
 async def false_signatures(stage: Stage) -> None:
-    await play(stage, Altering(Motion, unsigned))
+    await play(stage, Altering(RecordProposal, unsigned))
 
 
 async def false_signatures_of_false_averages(stage: Stage) -> None:
     """What it averages as an owner is spoilt as well."""
     expect_ejected(stage)
-    with lying({stage.liars[0].peer: Altering(Motion, unsigned)}):
+    with lying({stage.liars[0].peer: Altering(RecordProposal, unsigned)}):
         await averaging_wrongly(stage, blow_up)
 
 
@@ -283,26 +283,26 @@ async def false_signatures_in_members(stage: Stage) -> None:
 async def two_motions(stage: Stage) -> None:
     """One half hears of the exchange's result, the other of a result that leaves a member out of every mask."""
 
-    def other(machine: RoundMachine, motion: Motion) -> Motion:
+    def other(machine: RoundMachine, motion: RecordProposal) -> RecordProposal:
         count = len(motion.record.members)
         index = [each.model_copy(update={"mask": mask_of(range(count - 1), count)}) for each in motion.index]
         record = motion.record.model_copy(update={"result_root": index_root(index)})
         return motion.model_copy(update={"record": record, "index": index})
 
-    await play(stage, Altering(Motion, other, halves=True))
+    await play(stage, Altering(RecordProposal, other, halves=True))
 
 
 async def two_records_in_turn(stage: Stage) -> None:
     """The same ballot's motion again and again, with another record each time."""
     turn_of = [0]
 
-    def other(machine: RoundMachine, motion: Motion) -> Motion:
+    def other(machine: RoundMachine, motion: RecordProposal) -> RecordProposal:
         turn_of[0] += 1
         index = [ChunkEntry(hash=chunk_hash(bytes([turn_of[0] % 256])), mask=each.mask) for each in motion.index]
         record = motion.record.model_copy(update={"result_root": index_root(index)})
         return motion.model_copy(update={"record": record, "index": index})
 
-    await play(stage, Altering(Motion, other))
+    await play(stage, Altering(RecordProposal, other))
 
 
 async def calls_a_live_elector_absent(stage: Stage) -> None:

@@ -17,7 +17,7 @@ from protocol.transport.interface import MAX_REQUEST_BYTES, NetworkError, Refuse
 from protocol.wire.body import Body, decode_body
 from protocol.wire.hashes import ZERO_HASH
 from protocol.wire.identity import Identity
-from protocol.wire.messages import Accusation, Certificate, Lock, Ready, Roll, Signature, pack
+from protocol.wire.messages import Accusation, Certificate, Lock, Ready, Signature, ViewChange, pack
 from protocol.wire.presence import Heartbeat, Phase, Role, WhyIdle
 from protocol.wire.questions import EvidenceRequest
 from tests.attacks.siege import Conduct, Siege, forward
@@ -241,7 +241,7 @@ async def floods(siege: Siege) -> str:
 
 
 def _roll(siege: Siege, attempt: int) -> Body:
-    return Roll(
+    return ViewChange(
         round=0, base=genesis_tip(siege.run), attempt=attempt, absent=[], held=b"", plan=None, lock=None, reduced=None
     )
 

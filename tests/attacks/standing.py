@@ -23,7 +23,7 @@ from protocol.run.manifest import SignedManifest, sign
 from protocol.transport.interface import Bandwidth, NetworkError, Refused
 from protocol.wire.hashes import chunk_hash
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import ChunkEntry, ChunkResult, Motion, Plan, Proposal, Provenance, Report, mask_of, pack
+from protocol.wire.messages import ChunkEntry, ChunkResult, Plan, Proposal, Provenance, RecordProposal, Report, mask_of, pack
 from tests.attacks.attack import Attack
 from tests.attacks.proposers import owned_by_us
 from tests.attacks.stage import ORGANISER, Stage, identity_of
@@ -199,7 +199,7 @@ def signs_another_average(stage: Stage) -> Altering:
     nobody."""
     names = {seat.peer: seat.identity for seat in stage.liars}
 
-    def change(machine: RoundMachine, motion: Motion) -> Motion | None:
+    def change(machine: RoundMachine, motion: RecordProposal) -> RecordProposal | None:
         record, provenance = motion.record, motion.provenance
         me = [member.peer for member in record.members].index(machine.me)
         chunk = provenance.signers.find(me)
@@ -217,7 +217,7 @@ def signs_another_average(stage: Stage) -> Altering:
             }
         )
 
-    return Altering(Motion, change, to_itself=True)
+    return Altering(RecordProposal, change, to_itself=True)
 
 
 def show_no_parts(stage: Stage, seat: Seat) -> None:

@@ -8,10 +8,10 @@ from functools import lru_cache
 from protocol.wire.body import MAX_CHUNKS
 from protocol.wire.hashes import ZERO_HASH, Hash
 from protocol.wire.identity import Identity, PeerId
-from protocol.wire.messages import ChunkEntry, Member, Motion, Provenance, Record, pack
+from protocol.wire.messages import ChunkEntry, Member, Provenance, Record, RecordProposal, pack
 
 
-def motion(by: PeerId, attempt: int, *, chunks: int, round: int = 1, previous: Hash = ZERO_HASH) -> Motion:
+def motion(by: PeerId, attempt: int, *, chunks: int, round: int = 1, previous: Hash = ZERO_HASH) -> RecordProposal:
     """A motion about a record of one member and so many chunks, none of which exists."""
     place = Member(
         peer=by,
@@ -35,11 +35,13 @@ def motion(by: PeerId, attempt: int, *, chunks: int, round: int = 1, previous: H
     )
     provenance = Provenance(owners=bytes(chunks), signers=bytes(chunks), signatures=[bytes(64)] * chunks)
     index = [ChunkEntry(hash=os.urandom(32), mask=b"\x01") for _ in range(chunks)]
-    return Motion(attempt=attempt, absent=[], record=record, index=index, provenance=provenance, rolls=[b"\x00"], proof=None)
+    return RecordProposal(
+        attempt=attempt, absent=[], record=record, index=index, provenance=provenance, rolls=[b"\x00"], proof=None
+    )
 
 
 @lru_cache(maxsize=64)
-def _largest(by: PeerId) -> Motion:
+def _largest(by: PeerId) -> RecordProposal:
     return motion(by, 0, chunks=MAX_CHUNKS)
 
 

@@ -12,7 +12,19 @@ from protocol.chain.records import record_hash
 from protocol.transport.interface import Acceptance
 from protocol.transport.simulated.links import Endpoint
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Commit, Finish, Lock, LockName, Motion, Provenance, Ready, Roll, Step, Vote, unpack
+from protocol.wire.messages import (
+    Commit,
+    Finish,
+    Lock,
+    LockName,
+    Provenance,
+    Ready,
+    RecordProposal,
+    Step,
+    ViewChange,
+    Vote,
+    unpack,
+)
 from tests.attacks.attack import Attack
 from tests.attacks.certificates import forged
 from tests.attacks.exchanges import expect_ejected
@@ -29,19 +41,19 @@ async def refuses_everything(stage: Stage) -> None:
 
 
 async def no_rolls(stage: Stage) -> None:
-    await play(stage, Withholding(Roll, favoured=nobody))
+    await play(stage, Withholding(ViewChange, favoured=nobody))
 
 
 async def silent(stage: Stage) -> None:
     """It contributes, and takes no part in any ballot."""
-    await play(stage, Withholding(Roll, Vote, favoured=nobody))
+    await play(stage, Withholding(ViewChange, Vote, favoured=nobody))
 
 
-def _answering(answer: Callable[[RoundMachine, PeerId, Motion], Sequence[Vote]]) -> Adding:
+def _answering(answer: Callable[[RoundMachine, PeerId, RecordProposal], Sequence[Vote]]) -> Adding:
     """Votes as soon as a motion is heard."""
 
     def more(machine: RoundMachine, event: RoundEvent, effects: list[RoundEffect]) -> Sequence[RoundEffect]:
-        if not isinstance(event, Arrived) or not isinstance(event.body, Motion) or event.sender == machine.me:
+        if not isinstance(event, Arrived) or not isinstance(event.body, RecordProposal) or event.sender == machine.me:
             return ()
         return [Send((event.sender,), each) for each in answer(machine, event.sender, event.body)]
 
@@ -51,7 +63,7 @@ def _answering(answer: Callable[[RoundMachine, PeerId, Motion], Sequence[Vote]])
 async def second_votes_at_once(stage: Stage) -> None:
     """Without a proof, and in every attempt."""
 
-    def answer(machine: RoundMachine, proposer: PeerId, motion: Motion) -> list[Vote]:
+    def answer(machine: RoundMachine, proposer: PeerId, motion: RecordProposal) -> list[Vote]:
         return [vote(motion.record, Step.SECOND, motion.attempt, motion.absent)]
 
     await play(stage, _answering(answer))
@@ -60,7 +72,7 @@ async def second_votes_at_once(stage: Stage) -> None:
 async def votes_for_everything(stage: Stage) -> None:
     """For each motion, and for a record that was never put to the vote; in both steps; in lower attempts, too."""
 
-    def answer(machine: RoundMachine, proposer: PeerId, motion: Motion) -> list[Vote]:
+    def answer(machine: RoundMachine, proposer: PeerId, motion: RecordProposal) -> list[Vote]:
         _, other = forged(stage, [stage.liars[0].identity])
         return [
             vote(record, step, attempt, motion.absent)
@@ -75,7 +87,7 @@ async def votes_for_everything(stage: Stage) -> None:
 async def two_votes_in_one_step(stage: Stage) -> None:
     """First votes for two records in one ballot, truly signed: whoever sees both can prove it."""
 
-    def answer(machine: RoundMachine, proposer: PeerId, motion: Motion) -> list[Vote]:
+    def answer(machine: RoundMachine, proposer: PeerId, motion: RecordProposal) -> list[Vote]:
         _, other = forged(stage, [stage.liars[0].identity])
         return [vote(record, Step.FIRST, motion.attempt, motion.absent) for record in (other.record, motion.record)]
 
@@ -86,21 +98,21 @@ async def two_votes_in_one_step(stage: Stage) -> None:
 # -- rolls ------------------------------------------------------------------------------------------------------------------
 
 
-def _rolls(change: Callable[[RoundMachine, Roll], Roll]) -> Altering:
-    return Altering(Roll, change)
+def _rolls(change: Callable[[RoundMachine, ViewChange], ViewChange]) -> Altering:
+    return Altering(ViewChange, change)
 
 
-def _to_all(stage: Stage, change: Callable[[RoundMachine, Roll], Roll]) -> Adding:
+def _to_all(stage: Stage, change: Callable[[RoundMachine, ViewChange], ViewChange]) -> Adding:
     """Changed rolls for everybody, beside the true one."""
 
     def more(machine: RoundMachine, event: RoundEvent, effects: list[RoundEffect]) -> Sequence[RoundEffect]:
-        own = [effect.body for effect in effects if isinstance(effect, Send) and isinstance(effect.body, Roll)]
-        return [Send(tuple(stage.honest_peers), change(machine, each)) for each in own if isinstance(each, Roll)]
+        own = [effect.body for effect in effects if isinstance(effect, Send) and isinstance(effect.body, ViewChange)]
+        return [Send(tuple(stage.honest_peers), change(machine, each)) for each in own if isinstance(each, ViewChange)]
 
     return Adding(more)
 
 
-def _ahead(by: int) -> Callable[[RoundMachine, Roll], Roll]:
+def _ahead(by: int) -> Callable[[RoundMachine, ViewChange], ViewChange]:
     return lambda machine, roll: roll.model_copy(update={"attempt": roll.attempt + by})
 
 
@@ -121,7 +133,7 @@ async def climbing(stage: Stage) -> None:
     step = [0]
 
     def more(machine: RoundMachine, event: RoundEvent, effects: list[RoundEffect]) -> Sequence[RoundEffect]:
-        if not isinstance(event, Arrived) or not isinstance(event.body, Roll) or event.sender == machine.me:
+        if not isinstance(event, Arrived) or not isinstance(event.body, ViewChange) or event.sender == machine.me:
             return ()
         step[0] = (step[0] + 1) % 16
         rolled = event.body.model_copy(update={"attempt": event.body.attempt + 1 + step[0], "lock": None, "reduced": None})
@@ -133,7 +145,7 @@ async def climbing(stage: Stage) -> None:
 async def holds_everything(stage: Stage) -> None:
     """Says that it holds the READY of every elector."""
 
-    def change(machine: RoundMachine, roll: Roll) -> Roll:
+    def change(machine: RoundMachine, roll: ViewChange) -> ViewChange:
         electors = len(machine.base.electors)
         return roll.model_copy(update={"held": ((1 << electors) - 1).to_bytes((electors + 7) // 8, "little")})
 
@@ -145,7 +157,7 @@ async def false_plan(stage: Stage) -> None:
     await play(stage, _rolls(lambda machine, roll: roll.model_copy(update={"plan": b"\x55" * 32})))
 
 
-def _locked(machine: RoundMachine, roll: Roll) -> Roll:
+def _locked(machine: RoundMachine, roll: ViewChange) -> ViewChange:
     name = LockName(attempt=max(0, roll.attempt - 1), absent=[], record_hash=b"\x99" * 32)
     later = roll.model_copy(update={"attempt": max(1, roll.attempt)})
     return later.model_copy(update={"lock": name})
@@ -162,7 +174,7 @@ def _with_lock(stage: Stage, signers: str) -> Adding:
     def more(machine: RoundMachine, event: RoundEvent, effects: list[RoundEffect]) -> Sequence[RoundEffect]:
         said: list[RoundEffect] = []
         for effect in effects:
-            if not isinstance(effect, Send) or not isinstance(effect.body, Roll):
+            if not isinstance(effect, Send) or not isinstance(effect.body, ViewChange):
                 continue
             _, made = forged(stage, [stage.liars[0].identity])
             if made.record.previous != machine.base.tip:

@@ -25,19 +25,19 @@ from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import (
     Certificate,
     ChunkEntry,
-    Kept,
     Lock,
     LockName,
     Member,
-    Motion,
     Plan,
     Provenance,
     Ready,
     Record,
-    Roll,
+    RecordProposal,
     Signature,
     Step,
+    ViewChange,
     Vote,
+    VoterState,
     mask_of,
     member_of,
     pack,
@@ -167,7 +167,7 @@ class Council:
         """The hash of a record."""
         return record_hash(self.records[record])
 
-    def state(self, seat: int, kept: Kept | None) -> RoundState:
+    def state(self, seat: int, kept: VoterState | None) -> RoundState:
         """What a peer knows that has begun the round with `kept` on its disk, heard all READYs and holds both results."""
         state = RoundState(self.peers[seat], self.settings, self.base, 0.0, kept, Patience(), abstains=False)
         state.outer = ZERO_HASH
@@ -211,7 +211,7 @@ class Council:
         """The key of a lock that a roll names."""
         return None if name is None else LockKey(name.attempt, self.seats(name.absent), self.names[name.record_hash])
 
-    def key_of_roll(self, roll: Roll) -> RollKey:
+    def key_of_roll(self, roll: ViewChange) -> RollKey:
         """What a roll says, in short."""
         return RollKey(roll.attempt, self.seats(roll.absent), self.lock_key(roll.lock), self.lock_key(roll.reduced))
 
@@ -219,9 +219,9 @@ class Council:
         """What a vote says, in short."""
         return VoteKey(vote.step, vote.attempt, self.seats(vote.absent), self.names[vote.record_hash])
 
-    def roll_body(self, key: RollKey) -> Roll:
+    def roll_body(self, key: RollKey) -> ViewChange:
         """The roll of a peer that holds all READYs."""
-        return Roll(
+        return ViewChange(
             round=ROUND,
             base=TIP,
             attempt=key.attempt,
@@ -272,9 +272,9 @@ class Council:
         """The lock on a record that this proves."""
         return Lock(record=self.records[record], index=self.indices[record], provenance=self.provenance, proof=proof)
 
-    def motion(self, ballot: BallotKey, record: int, rolls: list[bytes], proof: Certificate | None) -> Motion:
+    def motion(self, ballot: BallotKey, record: int, rolls: list[bytes], proof: Certificate | None) -> RecordProposal:
         """A record, put to the vote."""
-        return Motion(
+        return RecordProposal(
             attempt=ballot.attempt,
             absent=self.absent(ballot.absent),
             record=self.records[record],

@@ -17,9 +17,9 @@ from protocol.agreement.voting import blank, objection_to_vote
 from protocol.chain.records import record_hash
 from protocol.chain.store import VoteFiles
 from protocol.disk import Disk
-from protocol.node.rounds import kept_on_disk
+from protocol.node.rounds import read_voter_state
 from protocol.wire.body import Body
-from protocol.wire.messages import Certificate, Kept, Lock, Motion, Proof, Roll, Step, Vote
+from protocol.wire.messages import Certificate, Lock, PrevoteCertificate, RecordProposal, Step, ViewChange, Vote, VoterState
 from tests.explore.council import (
     AT_WORK,
     LEFT,
@@ -68,7 +68,7 @@ class Electors:
         self._files = VoteFiles(Disk(durable=False), folder)
         self._numbers: dict[Elector, int] = {}
         self.known: list[Elector] = []
-        self._kept: dict[int, Kept | None] = {}
+        self._kept: dict[int, VoterState | None] = {}
         self._steps: dict[tuple[object, ...], int] = {}
         self._open: dict[tuple[int, int], list[tuple[BallotKey, int]]] = {}
 
@@ -80,7 +80,7 @@ class Electors:
             self.known.append(elector)
         return number
 
-    def kept(self, number: int) -> Kept | None:
+    def kept(self, number: int) -> VoterState | None:
         """What is on the disk in this state; None before anything is."""
         return self._kept[number]
 
@@ -103,14 +103,14 @@ class Electors:
                 state = self.council.state(seat, self.kept(number))
                 state.go_to_attempt(attempt, 0.0)
                 said, bound = self._perform(self.kept(number), Voter(state).call(view, 0.0)[0])
-                rolls = frozenset(self.council.key_of_roll(body) for body in said if isinstance(body, Roll))
+                rolls = frozenset(self.council.key_of_roll(body) for body in said if isinstance(body, ViewChange))
                 rolls = frozenset(roll for roll in rolls if roll.attempt == attempt and roll.absent in self.absences)
                 if rolls:
                     elector, kept = elector._replace(rolls=elector.rolls | rolls), bound
             self._steps[key] = self.keep(elector, kept)
         return self._steps[key]
 
-    def vote(self, seat: int, number: int, motion: Motion, proof: Certificate | None, name: object) -> int:
+    def vote(self, seat: int, number: int, motion: RecordProposal, proof: Certificate | None, name: object) -> int:
         """It hears a motion, and then a proof; `name` stands for both.  The same state when it says nothing new."""
         key = ("vote", seat, number, name)
         if key not in self._steps:
@@ -119,10 +119,10 @@ class Electors:
             voter, absent = Voter(state), council.seats(motion.absent)
             ballot = state.ballot(motion.attempt, motion.absent, motion.record.members)
             said, kept = self._perform(
-                self.kept(number), voter.on_motion(ballot.proposer, motion, council.view(absent), 0.0)
+                self.kept(number), voter.on_record_proposal(ballot.proposer, motion, council.view(absent), 0.0)
             )
             if proof is not None:
-                more, kept = self._perform(kept, voter.on_proof(ballot.proposer, proof_of(motion, proof)))
+                more, kept = self._perform(kept, voter.on_prevote_certificate(ballot.proposer, proof_of(motion, proof)))
                 said = [*said, *more]
             votes = frozenset(council.key_of_vote(body) for body in said if isinstance(body, Vote))
             elector = self.known[number]
@@ -136,7 +136,7 @@ class Electors:
             kept, base = self.kept(number), self.council.base
             if kept is not None:
                 self._files.save(base.round, base.tip, kept.encode())
-            back = kept_on_disk(self._files.load(base.round, base.tip))
+            back = read_voter_state(self._files.load(base.round, base.tip))
             self._files.drop_before(base.round + 1)
             self._steps[key] = self.keep(self.known[number], back)
         return self._steps[key]
@@ -161,7 +161,7 @@ class Electors:
     # -- what a step leaves -------------------------------------------------------------------------------------------
 
     @staticmethod
-    def _perform(kept: Kept | None, effects: list[RoundEffect]) -> tuple[list[Body], Kept | None]:
+    def _perform(kept: VoterState | None, effects: list[RoundEffect]) -> tuple[list[Body], VoterState | None]:
         """What it says, and what is on its disk then: a crash right after loses the rest."""
         said: list[Body] = []
         for effect in effects:
@@ -172,13 +172,13 @@ class Electors:
                 said.append(effect.body)
         return said, kept
 
-    def keep(self, elector: Elector, kept: Kept | None) -> int:
+    def keep(self, elector: Elector, kept: VoterState | None) -> int:
         """The number of an elector that is bound by `kept` from now on."""
         number = self.number(elector._replace(kept=self.key(kept)))
         self._kept.setdefault(number, kept)
         return number
 
-    def key(self, kept: Kept | None) -> KeptKey:
+    def key(self, kept: VoterState | None) -> KeptKey:
         """What is on a disk, in short."""
         if kept is None:
             return KeptKey(-1, (), None, None, None, None)
@@ -223,7 +223,9 @@ class Electors:
         ]
 
 
-def proof_of(motion: Motion, certificate: Certificate) -> Proof:
+def proof_of(motion: RecordProposal, certificate: Certificate) -> PrevoteCertificate:
     """The statement that shows a quorum of first votes for what this motion put to the vote."""
     record = motion.record
-    return Proof(round=record.round, base=record.previous, record_hash=record_hash(record), certificate=certificate)
+    return PrevoteCertificate(
+        round=record.round, base=record.previous, record_hash=record_hash(record), certificate=certificate
+    )

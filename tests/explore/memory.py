@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from protocol.agreement.events import Persist, RoundEffect, Send
 from protocol.agreement.round_state import RoundState
 from protocol.agreement.voter import Voter
-from protocol.wire.messages import Certificate, Motion, Proof, Roll, Step, Vote
+from protocol.wire.messages import Certificate, PrevoteCertificate, RecordProposal, Step, ViewChange, Vote
 from tests.explore.council import NAMES, BallotKey, Council, LockKey, RollKey, Seats, VoteKey
 from tests.explore.electors import Electors, proof_of
 
@@ -28,7 +28,7 @@ ABSENCES: tuple[Seats, ...] = ((), (3,))
 
 STEPS = 3
 """A voter with a memory does as much at once: it calls an attempt, and casts two votes."""
-Event = Motion | Proof | bytes | BallotKey
+Event = RecordProposal | PrevoteCertificate | bytes | BallotKey
 """A motion or a proof arrives, the result with this root is on the disk, or the voter calls this ballot."""
 
 
@@ -88,7 +88,7 @@ class Memory:
 
     # -- what it hears ------------------------------------------------------------------------------------------------
 
-    def _motions(self, ballot: BallotKey) -> list[tuple[Motion, Proof]]:
+    def _motions(self, ballot: BallotKey) -> list[tuple[RecordProposal, PrevoteCertificate]]:
         """Motions for each record, fresh and carried on from each lock that can be; and the proofs of their first votes."""
         council, shown = self._council, []
         others = [seat for seat in council.voters(ballot.absent) if seat != ME]
@@ -109,11 +109,11 @@ class Memory:
     def _happen(self, life: Life, event: Event) -> list[RoundEffect]:
         council, voter, state = self._council, life.voter, life.state
         match event:
-            case Motion():
+            case RecordProposal():
                 proposer = state.ballot(event.attempt, event.absent, event.record.members).proposer
-                return voter.on_motion(proposer, event, council.view(council.seats(event.absent)), 0.0)
-            case Proof():
-                return voter.on_proof(council.peers[0], event)
+                return voter.on_record_proposal(proposer, event, council.view(council.seats(event.absent)), 0.0)
+            case PrevoteCertificate():
+                return voter.on_prevote_certificate(council.peers[0], event)
             case bytes():
                 state.obtained.add(event)
                 return voter.on_result_obtained(event)
@@ -130,7 +130,7 @@ class Memory:
         council, electors = self._council, self._electors
         bodies = [effect.body for effect in effects if isinstance(effect, Send)]
         votes = {council.key_of_vote(body) for body in bodies if isinstance(body, Vote)}
-        rolls = {council.key_of_roll(body) for body in bodies if isinstance(body, Roll)}
+        rolls = {council.key_of_roll(body) for body in bodies if isinstance(body, ViewChange)}
         kept = electors.known[number].kept
         for effect in effects:
             kept = electors.key(effect.kept) if isinstance(effect, Persist) else kept

@@ -10,14 +10,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations, product
 from typing import NamedTuple
 
-from protocol.agreement.ballot import Ballot, Justification, check_lock, check_roll, justify
+from protocol.agreement.ballot import Ballot, Justification, check_lock, check_view_change, justify
 from protocol.agreement.events import Send
 from protocol.agreement.proposer import Proposer
-from protocol.agreement.roll_call import RollCall
+from protocol.agreement.roll_call import ViewChangeLog
 from protocol.allreduce.assignment import plan_hash
-from protocol.wire.body import MAX_ROLL_BYTES
+from protocol.wire.body import MAX_VIEW_CHANGE_BYTES
 from protocol.wire.canonical import Malformed
-from protocol.wire.messages import Certificate, Motion, Roll, Step, unpack
+from protocol.wire.messages import Certificate, RecordProposal, Step, ViewChange, unpack
 from tests.explore.certificates import Assembled
 from tests.explore.council import NAMES, RUN, BallotKey, Council, LockKey, RollKey, Seats, VoteKey
 
@@ -37,10 +37,10 @@ class MotionKey(NamedTuple):
 class Candidates:
     """Motions that are looked for as they are asked for, and remembered."""
 
-    def __init__(self, search: Iterator[tuple[MotionKey, Motion]]) -> None:
-        self._search, self._found = search, list[tuple[MotionKey, Motion]]()
+    def __init__(self, search: Iterator[tuple[MotionKey, RecordProposal]]) -> None:
+        self._search, self._found = search, list[tuple[MotionKey, RecordProposal]]()
 
-    def __iter__(self) -> Iterator[tuple[MotionKey, Motion]]:
+    def __iter__(self) -> Iterator[tuple[MotionKey, RecordProposal]]:
         yield from self._found
         for each in self._search:
             self._found.append(each)
@@ -83,7 +83,7 @@ class Motions:
 
     def _search(
         self, key: BallotKey, record: int, heard: Sequence[frozenset[RollKey]], proofs: Mapping[LockKey, Certificate]
-    ) -> Iterator[tuple[MotionKey, Motion]]:
+    ) -> Iterator[tuple[MotionKey, RecordProposal]]:
         leader, found = self.leader(key), set[MotionKey]()
         for rolls in self._choices(key, heard):
             for carried, proof in self._carried(key, record, rolls, proofs):
@@ -92,7 +92,7 @@ class Motions:
                     continue
                 if leader in self._liars:
                     signed = [self._council.roll(*roll) for roll in rolls]
-                    motion: Motion | None = self._council.motion(key, record, signed, proof)
+                    motion: RecordProposal | None = self._council.motion(key, record, signed, proof)
                 else:
                     motion = self.proposed(key, record, rolls, proofs)
                 if motion is not None and motion.record == self._council.records[record]:
@@ -135,7 +135,7 @@ class Motions:
         """The locks that a quorum would have to carry on if this were its only roll."""
         if (key, seat, roll) not in self._effects:
             council, ballot, body = self._council, self.ballot(key), self._council.roll_body(roll)
-            assert check_roll(ballot, body) is None
+            assert check_view_change(ballot, body) is None
             alone = Justification(ballot, {council.peers[seat]: body}).highest_locks()
             self._effects[key, seat, roll] = tuple(council.lock_key(name) for name in alone)
         return self._effects[key, seat, roll]
@@ -184,21 +184,21 @@ class Motions:
 
     def proposed(
         self, key: BallotKey, record: int, rolls: Sequence[SignedRoll], proofs: Mapping[LockKey, Certificate]
-    ) -> Motion | None:
+    ) -> RecordProposal | None:
         """The motion that the honest proposer makes which has heard these rolls, and whose exchange gave `record`."""
         council, leader = self._council, self.leader(key)
         state = council.state(leader, None)
         state.go_to_attempt(key.attempt, 0.0)
         state.results[plan_hash(council.plan)] = (tuple(council.indices[record]), council.provenance)
-        calls = RollCall(state)
+        calls = ViewChangeLog(state)
         for seat, roll in rolls:
             for lock in (roll.lock, roll.reduced):
                 if lock is not None:
                     proof = proofs.get(lock) or council.forged(VoteKey(Step.FIRST, *lock))
                     calls.on_lock(council.peers[seat], council.lock(lock.record, proof))
-            sender, body, envelope = unpack(council.roll(seat, roll), RUN, max_bytes=MAX_ROLL_BYTES)
-            assert isinstance(body, Roll)
-            calls.on_roll(sender, body, envelope.signature, 0.0)
+            sender, body, envelope = unpack(council.roll(seat, roll), RUN, max_bytes=MAX_VIEW_CHANGE_BYTES)
+            assert isinstance(body, ViewChange)
+            calls.on_view_change(sender, body, envelope.signature, 0.0)
         effects = Proposer(state, calls).lead(self.ballot(key), council.view(key.absent), 0.0)
         bodies = [effect.body for effect in effects if isinstance(effect, Send)]
-        return next((body for body in bodies if isinstance(body, Motion)), None)
+        return next((body for body in bodies if isinstance(body, RecordProposal)), None)

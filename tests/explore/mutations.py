@@ -18,7 +18,7 @@ from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import is_authentic, rebuild
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Certificate, Kept, LockName, Record, Roll, Step, Vote
+from protocol.wire.messages import Certificate, LockName, Record, Step, ViewChange, Vote, VoterState
 from tests.explore import certificates, motions, returning
 from tests.explore.council import Seats
 from tests.explore.search import WHOLE, Config
@@ -67,12 +67,12 @@ def _proof_check() -> Sequence[Any]:
 
 
 def _monotony() -> Sequence[Any]:
-    real = voting.roll_of
+    real = voting.view_change_of
 
-    def roll_of(kept: Kept, ballot: ballot.Ballot, held: list[PeerId], plan: Hash | None) -> Roll | None:
+    def view_change_of(kept: VoterState, ballot: ballot.Ballot, held: list[PeerId], plan: Hash | None) -> ViewChange | None:
         return real(kept.model_copy(update={"attempt": ballot.attempt}), ballot, held, plan)
 
-    return [patch.object(voter, "enter", lambda kept, attempt: kept), patch.object(voter, "roll_of", roll_of)]
+    return [patch.object(voter, "enter", lambda kept, attempt: kept), patch.object(voter, "view_change_of", view_change_of)]
 
 
 def _absent_lists() -> Sequence[Any]:

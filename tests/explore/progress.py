@@ -9,7 +9,7 @@ from itertools import count
 
 from protocol.chain.electorate import quorum_size
 from protocol.chain.records import record_hash
-from protocol.wire.messages import Lock, Motion, Step
+from protocol.wire.messages import Lock, RecordProposal, Step
 from tests.explore.certificates import Certificates
 from tests.explore.council import SEATS, BallotKey, Council, LockKey, Seats, VoteKey
 from tests.explore.electors import Electors
@@ -75,5 +75,5 @@ class Progress:
         return tuple(votes)
 
 
-def _name(of: Lock | Motion) -> bytes:
+def _name(of: Lock | RecordProposal) -> bytes:
     return record_hash(of.record)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from protocol.wire.body import MAX_ROLL_BYTES
-from protocol.wire.messages import Certificate, LockName, Motion, Roll, unpack
+from protocol.wire.body import MAX_VIEW_CHANGE_BYTES
+from protocol.wire.messages import Certificate, LockName, RecordProposal, ViewChange, unpack
 from tests.explore.council import NAMES, RUN, BallotKey, Council, Seats
 
 
@@ -13,7 +13,7 @@ def read_absent(council: Council, absent: list[str]) -> str:
     return " without " + ", ".join(f"P{seat}" for seat in seats) if seats else ""
 
 
-def read_motion(council: Council, liars: Seats, motion: Motion, *, shown: bool) -> str:
+def read_motion(council: Council, liars: Seats, motion: RecordProposal, *, shown: bool) -> str:
     """The ballot of a motion; with its justification where it is `shown`."""
     ballot = BallotKey(motion.attempt, council.seats(motion.absent))
     text = f"attempt {motion.attempt}{read_absent(council, motion.absent)}"
@@ -27,8 +27,8 @@ def read_motion(council: Council, liars: Seats, motion: Motion, *, shown: bool) 
 
 def read_roll(council: Council, raw: bytes) -> str:
     """Who it is of, and what it names."""
-    sender, roll, _ = unpack(raw, RUN, max_bytes=MAX_ROLL_BYTES)
-    assert isinstance(roll, Roll)
+    sender, roll, _ = unpack(raw, RUN, max_bytes=MAX_VIEW_CHANGE_BYTES)
+    assert isinstance(roll, ViewChange)
     locks = [read_lock(council, lock) for lock in (roll.lock, roll.reduced) if lock is not None]
     return f"P{council.peers.index(sender)} ({' and '.join(locks) or 'no lock'})"
 

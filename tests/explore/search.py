@@ -21,7 +21,7 @@ from typing import NamedTuple
 from protocol.agreement import ratification
 from protocol.chain.electorate import quorum_size
 from protocol.chain.records import is_full, prefer
-from protocol.wire.messages import Certificate, Commit, Motion, Step
+from protocol.wire.messages import Certificate, Commit, RecordProposal, Step
 from tests.explore.certificates import Assembled, Certificates
 from tests.explore.council import NAMES, SEATS, BallotKey, Council, LockKey, RollKey, Seats, VoteKey
 from tests.explore.electors import Electors
@@ -67,7 +67,7 @@ class Move(NamedTuple):
 
     seat: int | None
     what: str
-    motion: Motion | None = None
+    motion: RecordProposal | None = None
     proof: Certificate | None = None
 
 
@@ -190,7 +190,7 @@ class Search:
 
     def _heard(
         self, state: State, place: int, ballot: BallotKey, record: int, assembled: Assembled, proof: Certificate | None
-    ) -> list[tuple[Motion, int]]:
+    ) -> list[tuple[RecordProposal, int]]:
         """The first of the motions for a record in a ballot that the elector votes for, and its state then."""
         for name, motion in self.available(state, ballot, record, assembled):
             after = self.electors.vote(self.honest[place], state[place], motion, proof, (name, proof is not None))

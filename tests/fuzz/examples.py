@@ -28,16 +28,16 @@ from protocol.wire.messages import (
     Finish,
     Lock,
     LockName,
-    Motion,
     Plan,
-    Proof,
+    PrevoteCertificate,
     Proposal,
     Provenance,
     Record,
+    RecordProposal,
     Report,
-    Roll,
     Signature,
     Step,
+    ViewChange,
     Vote,
     pack,
 )
@@ -78,11 +78,11 @@ RECORD = Record(
 PLAN = Plan(round=1, fragment=0, base=TIP, members=[MEMBER], owners=b"\0\0", state_digest=TIP)
 CERTIFICATE = Certificate(attempt=0, absent=[ONE.peer_id], votes=[Signature(peer=ONE.peer_id, signature=bytes(64))])
 NAMED = LockName(attempt=0, absent=[], record_hash=TIP)
-ROLL = Roll(round=1, base=TIP, attempt=1, absent=[], held=b"\1", plan=TIP, lock=NAMED, reduced=None)
+ROLL = ViewChange(round=1, base=TIP, attempt=1, absent=[], held=b"\1", plan=TIP, lock=NAMED, reduced=None)
 PROVENANCE = Provenance(owners=b"\0\0", signers=b"\0\0", signatures=[bytes(64), bytes(64)])
 AVERAGE = ChunkResult(plan=TIP, chunk=0, entry=ENTRY)
 VOTE = Vote(round=1, base=TIP, attempt=0, step=Step.SECOND, absent=[], record_hash=TIP)
-MOTION = Motion(
+MOTION = RecordProposal(
     attempt=1,
     absent=[],
     record=RECORD,
@@ -125,7 +125,7 @@ BODIES: list[Body] = [
     Lock(record=RECORD, index=[ENTRY], provenance=PROVENANCE, proof=CERTIFICATE),
     MOTION.model_copy(update={"absent": [ONE.peer_id]}),
     VOTE,
-    Proof(round=1, base=TIP, record_hash=TIP, certificate=CERTIFICATE),
+    PrevoteCertificate(round=1, base=TIP, record_hash=TIP, certificate=CERTIFICATE),
     Commit(record=RECORD, index=[ENTRY], certificate=CERTIFICATE),
     AVERAGE,
     Finish(round=1, base=TIP),

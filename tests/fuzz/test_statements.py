@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from protocol.agreement.roll_call import RollCall
+from protocol.agreement.roll_call import ViewChangeLog
 from protocol.membership.handshake import Handshake
 from protocol.wire.body import Body
 from protocol.wire.identity import Identity
@@ -42,7 +42,7 @@ def test_every_class_of_message_can_be_made_and_is_within_its_limits() -> None:
     assert set(STATEMENTS.values()) <= set(every_class())
 
 
-@pytest.mark.parametrize(("where", "what"), [(Handshake, "answer_hello"), (RollCall, "on_lock")])
+@pytest.mark.parametrize(("where", "what"), [(Handshake, "answer_hello"), (ViewChangeLog, "on_lock")])
 def test_a_handler_that_can_raise_is_found(monkeypatch: pytest.MonkeyPatch, where: type, what: str) -> None:
     def fail(*arguments: object) -> Body:
         raise KeyError("found")

@@ -21,13 +21,13 @@ from protocol.wire.messages import (
     Commit,
     Lock,
     LockName,
-    Motion,
-    Proof,
+    PrevoteCertificate,
     Proposal,
     Record,
-    Roll,
+    RecordProposal,
     Signature,
     Step,
+    ViewChange,
     Vote,
 )
 from tests.simulation.forgers import Forger, LyingMachine
@@ -43,9 +43,9 @@ class Memory:
     """
 
     tip: bytes = b""
-    motions: list[Motion] = field(default_factory=list)
+    motions: list[RecordProposal] = field(default_factory=list)
     proposals: list[Proposal] = field(default_factory=list)
-    proofs: list[Proof] = field(default_factory=list)
+    proofs: list[PrevoteCertificate] = field(default_factory=list)
     locks: list[Lock] = field(default_factory=list)
     votes: dict[VoteKey, dict[str, bytes]] = field(default_factory=dict)
     records: dict[bytes, tuple[Record, Sequence[ChunkEntry]]] = field(default_factory=dict)
@@ -61,12 +61,12 @@ class Memory:
             self.tip = tip
             for heard in (self.motions, self.proposals, self.proofs, self.locks, self.votes, self.records):
                 heard.clear()  # type: ignore[attr-defined]
-        if isinstance(body, Motion):
+        if isinstance(body, RecordProposal):
             self.motions.append(body)
             self.records[record_hash(body.record)] = body.record, body.index
         elif isinstance(body, Proposal):
             self.proposals.append(body)
-        elif isinstance(body, Proof):
+        elif isinstance(body, PrevoteCertificate):
             self.proofs.append(body)
         elif isinstance(body, Lock):
             self.locks.append(body)
@@ -116,7 +116,7 @@ class Chaos(Forger):
 
     def _instead_of(self, machine: RoundMachine, body: Body) -> Body | None:
         draw = self._random
-        if isinstance(body, Roll):
+        if isinstance(body, ViewChange):
             return self._roll(machine, body)
         if isinstance(body, Vote):
             if self._careful:
@@ -127,12 +127,12 @@ class Chaos(Forger):
         if isinstance(body, Proposal) and len(body.plan.members) > 1:
             owners = bytes(draw.randrange(len(body.plan.members)) for _ in body.plan.owners)
             return body.model_copy(update={"plan": body.plan.model_copy(update={"owners": owners})})
-        if isinstance(body, Motion):
+        if isinstance(body, RecordProposal):
             other = draw.choice([*self._memory.motions, body])
             return other.model_copy(update={"attempt": body.attempt, "rolls": draw.choice([body.rolls, other.rolls])})
         return None
 
-    def _roll(self, machine: RoundMachine, roll: Roll) -> Roll:
+    def _roll(self, machine: RoundMachine, roll: ViewChange) -> ViewChange:
         draw, electors = self._random, len(machine.base.electors)
         lock = None
         if roll.attempt and self._memory.records and draw.random() < 0.5:

@@ -37,7 +37,7 @@ from tests.simulation.runs import Finished, simulate
 from tests.simulation.world import World, simulated_run
 
 ROLES = ("proposer", "owner", "member", "joiner")
-SENT = ("Finish", "Roll", "Proposal", "Motion", "Vote", "Proof", "Commit", "Lock")
+SENT = ("Finish", "ViewChange", "Proposal", "RecordProposal", "Vote", "PrevoteCertificate", "Commit", "Lock")
 ROUND_EFFECTS = (
     *(f"Send {kind}" for kind in SENT),
     "Persist",
@@ -52,7 +52,7 @@ RESTART_S = 3.0
 REACHED_WITHIN_S = 45.0
 SLOW = ("Send Finish", "FinishCompute")
 """Only come to when somebody is slow."""
-PROPOSERS = ("Send Proposal", "Send Motion", "Send Proof", "Send Commit")
+PROPOSERS = ("Send Proposal", "Send RecordProposal", "Send PrevoteCertificate", "Send Commit")
 BEFORE_A_PLAN = (*SLOW, "say ready")
 OWNERS = ("Reduce", "SendResult")
 
@@ -75,7 +75,7 @@ def possible(point: Point) -> bool:
     """Whether a first death can happen here: what only another's death brings about cannot."""
     if point.what in ("Ask", "Lost", "Send Lock"):
         return False
-    if point.what == "Send Roll":
+    if point.what == "Send ViewChange":
         return point.role == "member"
     if point.what in PROPOSERS:
         return point.role == "proposer"

@@ -22,14 +22,14 @@ from protocol.wire.messages import (
     Certificate,
     ChunkEntry,
     ChunkResult,
-    Motion,
     Plan,
     Provenance,
     Ready,
     Record,
-    Roll,
+    RecordProposal,
     Signature,
     Step,
+    ViewChange,
     Vote,
     mask_of,
     member_of,
@@ -101,7 +101,7 @@ class Ghost:
         self.answers: dict[str, bytes] = {"round": b""}
         self.readys: dict[PeerId, tuple[Ready, bytes]] = {}
         """The newest READY that it heard of each peer, and its signature."""
-        self.rolls: dict[PeerId, tuple[Roll, bytes]] = {}
+        self.rolls: dict[PeerId, tuple[ViewChange, bytes]] = {}
         """The newest roll that each peer told it, and the envelope."""
         world.wire.join(self.network)
         world.spawn(self.network.run)
@@ -145,7 +145,7 @@ class Ghost:
         """Of those that others have said."""
         return max((ready for ready, _ in self.readys.values()), key=lambda ready: ready.round)
 
-    def rolls_for(self, example: Roll) -> list[bytes]:
+    def rolls_for(self, example: ViewChange) -> list[bytes]:
         """The rolls of all who called this ballot, and its own, which names nothing."""
         own = example.model_copy(update={"held": bytes(len(example.held)), "plan": None, "lock": None, "reduced": None})
         called = {self.peer: pack(self.identity, self._world.signed.run, own).raw}
@@ -154,13 +154,13 @@ class Ghost:
                 called[sender] = raw
         return [called[peer] for peer in sorted(called)]
 
-    def made_up_motion(self, rolls: list[bytes], signed: bool) -> Motion:
+    def made_up_motion(self, rolls: list[bytes], signed: bool) -> RecordProposal:
         """A record of the running round with all who are ready and the ghost, and averages that nobody made.
 
         signed: whether the ghost signs for having made them.
         """
         _, roll, _ = unpack(rolls[0], self._world.signed.run)
-        assert isinstance(roll, Roll)
+        assert isinstance(roll, ViewChange)
         said = {peer: heard for peer, heard in self.readys.items() if heard[0].base == roll.base}
         example = next(iter(said.values()))[0]
         own = self.ready_for(example)
@@ -176,7 +176,7 @@ class Ghost:
             owners=bytes((sorted(said).index(self.peer) + chunk) % len(members) for chunk in range(chunks)),
             state_digest=example.state_digest,
         )
-        return Motion(
+        return RecordProposal(
             attempt=roll.attempt,
             absent=roll.absent,
             record=record_of(plan, index),
@@ -217,7 +217,7 @@ class Ghost:
         self.asked.append((kind, data))
         if kind == "round":
             sender, body, _ = unpack(data, self._world.signed.run)
-            if isinstance(body, Roll):
+            if isinstance(body, ViewChange):
                 self.rolls[sender] = body, data
         if kind not in self.answers:
             raise Refused("a ghost answers nothing")

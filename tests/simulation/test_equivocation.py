@@ -14,7 +14,7 @@ from protocol.node.round_runner import Delivery
 from protocol.wire.body import Body
 from protocol.wire.hashes import ZERO_HASH
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Motion, Proposal, Roll, Vote
+from protocol.wire.messages import Proposal, RecordProposal, ViewChange, Vote
 from tests.simulation.runs import begin, holds, simulate
 from tests.simulation.world import World
 from tests.tiers import first_fast
@@ -37,7 +37,7 @@ def to_halves(effect: Send, other: Body) -> list[Send]:
 
 def moves_twice(effect: Send) -> list[Send]:
     """One half of the audience is asked to vote for another record."""
-    if not isinstance(effect.body, Motion):
+    if not isinstance(effect.body, RecordProposal):
         return [effect]
     other = effect.body.record.model_copy(update={"result_root": ZERO_HASH})
     return to_halves(effect, effect.body.model_copy(update={"record": other}))
@@ -54,14 +54,14 @@ def proposes_twice(effect: Send) -> list[Send]:
 
 def shows_no_rolls(effect: Send) -> list[Send]:
     """Motions come without the quorum of rolls that they need."""
-    if not isinstance(effect.body, Motion):
+    if not isinstance(effect.body, RecordProposal):
         return [effect]
     return [replace(effect, body=effect.body.model_copy(update={"rolls": effect.body.rolls[:1]}))]
 
 
 def counts_itself_out(effect: Send) -> list[Send]:
     """Rolls take their own sender for absent."""
-    if not isinstance(effect.body, Roll):
+    if not isinstance(effect.body, ViewChange):
         return [effect]
     return [replace(effect, body=effect.body.model_copy(update={"absent": [LIAR[0]]}))]
 

@@ -7,7 +7,19 @@ import trio
 
 from protocol.chain.records import record_hash
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Accusation, Commit, Lock, Plan, Proof, Proposal, Ready, Roll, Step, member_of, pack
+from protocol.wire.messages import (
+    Accusation,
+    Commit,
+    Lock,
+    Plan,
+    PrevoteCertificate,
+    Proposal,
+    Ready,
+    Step,
+    ViewChange,
+    member_of,
+    pack,
+)
 from tests.protocol.peers import a_first_ready
 from tests.simulation.liars import Ghost, blow_up, flip_one, turn
 from tests.simulation.runs import Finished, begin, holds, simulate
@@ -177,7 +189,9 @@ def test_forged_votes_certify_nothing() -> None:
             first = ghost.forged_votes(motion.record, voters, Step.FIRST)
             commit = Commit(record=motion.record, index=motion.index, certificate=second)
             lock = Lock(record=motion.record, index=motion.index, provenance=motion.provenance, proof=first)
-            proof = Proof(round=ready.round, base=ready.base, record_hash=record_hash(motion.record), certificate=first)
+            proof = PrevoteCertificate(
+                round=ready.round, base=ready.base, record_hash=record_hash(motion.record), certificate=first
+            )
             for seat in world.seats:
                 for body in (commit, lock, proof, motion.model_copy(update={"proof": first})):
                     world.spawn(ghost.tell, seat.peer, body)
@@ -190,9 +204,11 @@ def test_forged_votes_certify_nothing() -> None:
     assert lines(run, "a certificate with a false signature")
 
 
-def a_roll(ready: Ready) -> Roll:
+def a_roll(ready: Ready) -> ViewChange:
     """For attempt 0 of the round of this READY, with nothing in it."""
-    return Roll(round=ready.round, base=ready.base, attempt=0, absent=[], held=b"\0", plan=None, lock=None, reduced=None)
+    return ViewChange(
+        round=ready.round, base=ready.base, attempt=0, absent=[], held=b"\0", plan=None, lock=None, reduced=None
+    )
 
 
 def ready_for_newest(world: World, ghost: Ghost) -> Ready | None:

@@ -19,14 +19,14 @@ from protocol.wire.messages import (
     Lock,
     LockName,
     Member,
-    Motion,
     Plan,
     Provenance,
     Ready,
     Record,
-    Roll,
+    RecordProposal,
     Signature,
     Step,
+    ViewChange,
     Vote,
     member_of,
     pack,
@@ -135,7 +135,7 @@ def a_ballot(attempt: int, *absent: PeerId) -> Ballot:
     return Ballot(BASE, attempt, tuple(sorted(absent)))
 
 
-def a_roll(attempt: int, *absent: PeerId, held: Iterable[PeerId] = (), **changes: Any) -> Roll:
+def a_roll(attempt: int, *absent: PeerId, held: Iterable[PeerId] = (), **changes: Any) -> ViewChange:
     """A ROLL of round 5 that names no plan and no lock.  held: the electors whose READY its sender holds."""
     fields: dict[str, Any] = {
         "round": 5,
@@ -147,7 +147,7 @@ def a_roll(attempt: int, *absent: PeerId, held: Iterable[PeerId] = (), **changes
         "lock": None,
         "reduced": None,
     }
-    return Roll(**{**fields, **changes})
+    return ViewChange(**{**fields, **changes})
 
 
 def signed(peer: PeerId, body: Body) -> bytes:
@@ -189,10 +189,10 @@ def a_motion(
     rolls: Iterable[bytes] = (),
     record: Record = RECORD,
     proof: Certificate | None = None,
-) -> Motion:
+) -> RecordProposal:
     """This record is put to the vote.  rolls: without any, those of all who stay, that name nothing."""
     stay = [peer for peer in PEERS[:4] if peer not in absent]
-    return Motion(
+    return RecordProposal(
         attempt=attempt,
         absent=sorted(absent),
         record=record,

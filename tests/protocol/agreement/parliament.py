@@ -43,14 +43,14 @@ from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import (
     ChunkEntry,
     Commit,
-    Kept,
-    Motion,
-    Proof,
+    PrevoteCertificate,
     Proposal,
     Provenance,
     Ready,
-    Roll,
+    RecordProposal,
+    ViewChange,
     Vote,
+    VoterState,
     mask_of,
     pack,
     unpack,
@@ -68,7 +68,7 @@ class Seat:
     identity: Identity
     machine: RoundMachine
     alive: bool = True
-    kept: Kept | None = None
+    kept: VoterState | None = None
     exchanged: set[Hash] = field(default_factory=set)
     committed: Commit | None = None
 
@@ -110,7 +110,7 @@ class Parliament:
         self.silent_since: dict[PeerId, float] = {}
         self.performed: list[RoundEffect] = []
 
-    def _seat(self, identity: Identity, kept: Kept | None) -> Seat:
+    def _seat(self, identity: Identity, kept: VoterState | None) -> Seat:
         machine = RoundMachine(identity.peer_id, settings(), self.base, self.now, kept)
         machine.handle(StateHashed(ZERO_HASH), {}, self.now)
         return Seat(identity, machine, kept=kept)
@@ -191,11 +191,11 @@ class Parliament:
             if self.seats[to].alive:
                 self.hand_over(sender, self.seats[to], body)
 
-    def roll(self, attempt: int, **changes: Any) -> Roll:
+    def roll(self, attempt: int, **changes: Any) -> ViewChange:
         """A roll of the whole electorate that names nothing."""
         fields: dict[str, Any] = {"absent": [], "held": held_mask(self.base.electors, []), "plan": None}
         fields |= {"lock": None, "reduced": None, **changes}
-        return Roll(round=self.base.round, base=self.base.tip, attempt=attempt, **fields)
+        return ViewChange(round=self.base.round, base=self.base.tip, attempt=attempt, **fields)
 
     def pass_on(self, *kinds: type[Body]) -> list[Body]:
         """Deliver the statements of these kinds that are under way, and nothing that follows from them.  Returns them."""
@@ -226,7 +226,7 @@ class Parliament:
             if isinstance(effect, Persist):
                 seat.kept = effect.kept
             elif isinstance(effect, Send):
-                if isinstance(effect.body, Roll | Vote):
+                if isinstance(effect.body, ViewChange | Vote):
                     self.witness.hear(seat.me, effect.body, seat.kept)
                 self.queue.extend((seat.me, to, effect.body) for to in effect.to)
             elif isinstance(effect, Forward):
@@ -286,16 +286,16 @@ class Parliament:
 
 # -- on the way to a record -----------------------------------------------------------------------------------------------
 
-STEPS: list[type[Body]] = [Roll, Proposal, Motion, Vote, Proof, Vote, Commit]
+STEPS: list[type[Body]] = [ViewChange, Proposal, RecordProposal, Vote, PrevoteCertificate, Vote, Commit]
 """What is said in a round that nothing disturbs, after everybody is ready."""
 
 
-def put_to_the_vote(parliament: Parliament) -> tuple[PeerId, Motion]:
+def put_to_the_vote(parliament: Parliament) -> tuple[PeerId, RecordProposal]:
     """Everybody is ready, has called attempt 0 and made the exchange; the motion is under way.  Returns who made it."""
     parliament.ready()
-    parliament.pass_on(Roll)
+    parliament.pass_on(ViewChange)
     parliament.pass_on(Proposal)
-    return next((sender, body) for sender, _, body in parliament.queue if isinstance(body, Motion))
+    return next((sender, body) for sender, _, body in parliament.queue if isinstance(body, RecordProposal))
 
 
 def first_proposer(parliament: Parliament, attempt: int = 0) -> PeerId:

@@ -15,7 +15,7 @@ from protocol.wire.body import Body
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import ZERO_HASH, Hash
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import ChunkResult, Commit, Finish, Motion, Proof, Proposal, Step, Vote
+from protocol.wire.messages import ChunkResult, Commit, Finish, PrevoteCertificate, Proposal, RecordProposal, Step, Vote
 from tests.protocol.agreement.examples import (
     BASE,
     INDEX,
@@ -271,7 +271,7 @@ def test_what_the_rolls_permit(body: Body) -> None:
         "a record without somebody who was ready",
     ],
 )
-def test_what_the_rolls_do_not_permit(body: Proposal | Motion, flaw: str) -> None:
+def test_what_the_rolls_do_not_permit(body: Proposal | RecordProposal, flaw: str) -> None:
     assert flaw in lie(LEADER, body)
     assert lie(LEADER, body, None) == "", "who does not know the tip cannot tell"
     assert lie(LEADER, body, replace(BASE, tip=Hash(ZERO_HASH))) == ""
@@ -292,7 +292,7 @@ def test_proposing_out_of_turn_and_absent_strangers() -> None:
 def test_the_vote_in_a_certificate() -> None:
     first, second = votes_for(RECORD, PEERS[:3], 1), votes_for(RECORD, PEERS[:3], 1, step=Step.SECOND)
     for body, step, certificate in (
-        (Proof(round=5, base=TIP, record_hash=ONE, certificate=first), Step.FIRST, first),
+        (PrevoteCertificate(round=5, base=TIP, record_hash=ONE, certificate=first), Step.FIRST, first),
         (Commit(record=RECORD, index=INDEX, certificate=second), Step.SECOND, second),
         (a_lock(1), Step.FIRST, a_lock(1).proof),
         (a_motion(2, proof=first), Step.FIRST, first),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from protocol.agreement.events import AverageDisproved
-from protocol.wire.messages import Motion, Proof, Vote
+from protocol.wire.messages import PrevoteCertificate, RecordProposal, Vote
 from tests.protocol.agreement.parliament import Parliament, put_to_the_vote
 
 
@@ -16,11 +16,13 @@ def test_what_was_decided_is_carried_though_an_average_of_it_is_proven_wrong(vot
     leader, motion = put_to_the_vote(parliament)
     *voters, last = (peer for peer in parliament.base.electors if peer != leader)
     liar = next(peer for peer in parliament.seats if peer not in parliament.base.electors)
-    parliament.pass_on(Motion)
+    parliament.pass_on(RecordProposal)
     parliament.pass_on(Vote)
     if not voted:
-        parliament.queue = [each for each in parliament.queue if not (isinstance(each[2], Proof) and each[1] == last)]
-    parliament.pass_on(Proof)
+        parliament.queue = [
+            each for each in parliament.queue if not (isinstance(each[2], PrevoteCertificate) and each[1] == last)
+        ]
+    parliament.pass_on(PrevoteCertificate)
     parliament.pass_on(Vote)
     decided = parliament.seats[leader].committed
     assert decided is not None

@@ -9,7 +9,7 @@ from protocol.agreement.machine import RoundMachine
 from protocol.chain.electorate import quorum_size
 from protocol.chain.records import is_full, quorum_of, verify_commit
 from protocol.wire.hashes import ZERO_HASH
-from protocol.wire.messages import Proof, Roll
+from protocol.wire.messages import PrevoteCertificate, ViewChange
 from tests.protocol.agreement.parliament import STEPS, Parliament, first_proposer
 from tests.protocol.agreement.parliament import settings as round_settings
 
@@ -155,7 +155,7 @@ def test_who_returns_finds_its_vote_and_one_full_record_is_made(electors: int) -
         parliament = Parliament(electors, versions=True)
         dead = list(parliament.seats)[: electors - quorum_size(electors) + 1]
         parliament.ready()
-        parliament.pass_on(Roll)
+        parliament.pass_on(ViewChange)
         for peer in dead:
             parliament.crash(peer)
         parliament.run(EVICTION_S + pause_s)
@@ -178,7 +178,7 @@ def test_a_lock_of_the_whole_is_not_released_by_a_part() -> None:
         parliament.pass_on(kind)
     locked, other, third = [peer for peer in parliament.seats if peer != leader]
     parliament.queue = [each for each in parliament.queue if each[1] == locked]
-    parliament.pass_on(Proof)
+    parliament.pass_on(PrevoteCertificate)
     parliament.queue.clear()
     lock = parliament.seats[locked].machine.kept.lock
     assert lock is not None

@@ -12,7 +12,7 @@ from protocol.allreduce.assignment import plan_hash
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import ZERO_HASH, Hash
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Finish, LockName, Roll, Step
+from protocol.wire.messages import Finish, LockName, Step, ViewChange
 from tests.protocol.agreement.examples import (
     BASE,
     OTHER_RECORD,
@@ -34,7 +34,7 @@ ANN, BOB, CAT, DAN, EVE = PEERS
 """Eve is no elector."""
 
 
-def justified(ballot: Ballot, *rolls: Roll) -> Justification:
+def justified(ballot: Ballot, *rolls: ViewChange) -> Justification:
     """By these rolls of the first voters."""
     return justify(RUN, ballot, [signed(peer, roll) for peer, roll in zip(ballot.voters, rolls, strict=False)])
 
@@ -94,7 +94,7 @@ def test_a_quorum_of_voters_calls_a_ballot(signers: list[PeerId], absent: list[P
         "a lock of the whole as one of a part",
     ],
 )
-def test_one_roll_that_does_not_fit_spoils_the_quorum(roll: Roll, flaw: str) -> None:
+def test_one_roll_that_does_not_fit_spoils_the_quorum(roll: ViewChange, flaw: str) -> None:
     rolls = [signed(ANN, a_roll(2)), signed(BOB, a_roll(2)), signed(CAT, a_roll(2)), signed(DAN, roll)]
     with pytest.raises(Malformed, match=flaw):
         justify(RUN, a_ballot(2), rolls)

@@ -12,7 +12,7 @@ from protocol.agreement.roll_call import MAX_LEAD
 from protocol.chain.records import verify_commit
 from protocol.wire.body import Body
 from protocol.wire.hashes import ZERO_HASH, Hash
-from protocol.wire.messages import Finish, Motion, Proposal, Roll, Vote
+from protocol.wire.messages import Finish, Proposal, RecordProposal, ViewChange, Vote
 from tests.protocol.agreement.parliament import (
     Parliament,
     first_proposer,
@@ -182,7 +182,7 @@ def test_strangers_alone_make_no_plan_while_all_electors_come_back_from_a_power_
     electors = [*parliament.base.electors]
     strangers = [peer for peer in parliament.seats if peer not in electors]
     parliament.ready()
-    assert parliament.pass_on(Roll), "the round is being closed"
+    assert parliament.pass_on(ViewChange), "the round is being closed"
     parliament.queue.clear()
     for peer in electors:
         parliament.crash(peer)
@@ -202,7 +202,7 @@ def test_an_elector_killed_while_the_round_was_closed_rolls_when_others_call() -
     parliament = Parliament(4)
     killed, dead, *_ = parliament.base.electors
     parliament.ready()
-    parliament.pass_on(Roll)
+    parliament.pass_on(ViewChange)
     parliament.queue.clear()
     parliament.crash(killed)
     parliament.forget_readys()
@@ -236,7 +236,7 @@ def test_a_proposal_without_the_rolls_of_a_quorum_is_rejected() -> None:
     parliament = Parliament(4)
     leader, voter = leader_and_voter(parliament)
     parliament.ready()
-    parliament.pass_on(Roll)
+    parliament.pass_on(ViewChange)
     [proposal, *_] = [body for _, _, body in parliament.queue if isinstance(body, Proposal)]
     seat = parliament.seats[voter]
     for rolls in (proposal.rolls[:2], [proposal.rolls[0]] * 3, [b"rubbish"] * 3):
@@ -254,7 +254,7 @@ def test_only_the_proposer_of_an_attempt_proposes(lead: int, refused: bool) -> N
     leader, voter = leader_and_voter(parliament)
     rival = next(peer for peer in parliament.seats if peer not in (leader, voter))
     parliament.ready()
-    parliament.pass_on(Roll)
+    parliament.pass_on(ViewChange)
     [proposal, *_] = [body for _, _, body in parliament.queue if isinstance(body, Proposal)]
     [effect] = parliament.hand_over(rival, parliament.seats[voter], proposal)
     assert effect == Reject(rival, "proposal", "it is not its sender's turn to propose")
@@ -285,7 +285,7 @@ def test_rolls_of_strangers_that_say_ready_move_nobody(electors: int) -> None:
     seat, strangers = parliament.seats[peers[0]], [peer for peer in peers if peer not in parliament.base.electors]
     parliament.ready(*strangers)
     for stranger in strangers:
-        roll = Roll(
+        roll = ViewChange(
             round=parliament.base.round,
             base=parliament.base.tip,
             attempt=2**50,
@@ -308,7 +308,7 @@ def test_one_voter_takes_us_ahead_only_where_none_may_lie_and_not_far(electors: 
     parliament = Parliament(electors)
     leader, voter = leader_and_voter(parliament)
     parliament.ready()
-    [roll, *_] = parliament.pass_on(Roll)
+    [roll, *_] = parliament.pass_on(ViewChange)
     parliament.hand_over(voter, parliament.seats[leader], roll.model_copy(update={"attempt": ahead}))
     assert parliament.seats[leader].machine.attempt == attempt
 
@@ -318,7 +318,7 @@ def test_two_voters_take_us_to_the_attempt_that_one_of_four_honest_ones_is_in() 
     leader, one = leader_and_voter(parliament)
     other = next(peer for peer in parliament.seats if peer not in (leader, one))
     parliament.ready()
-    [roll, *_] = parliament.pass_on(Roll)
+    [roll, *_] = parliament.pass_on(ViewChange)
     machine = parliament.seats[leader].machine
     parliament.hand_over(one, parliament.seats[leader], roll.model_copy(update={"attempt": 40}))
     parliament.hand_over(other, parliament.seats[leader], roll.model_copy(update={"attempt": 30}))
@@ -333,7 +333,7 @@ def test_a_far_attempt_of_a_liar_costs_one_attempt_and_no_more() -> None:
     parliament.make_puppet(leader)
     parliament.ready()
     for attempt in (9, 16, 10**6):
-        roll = next(body for _, _, body in parliament.queue if isinstance(body, Roll)).model_copy(
+        roll = next(body for _, _, body in parliament.queue if isinstance(body, ViewChange)).model_copy(
             update={"attempt": attempt}
         )
         parliament.say(leader, roll, *[peer for peer in parliament.seats if peer != leader])
@@ -348,14 +348,14 @@ STRANGE: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize("changes", [changes for _, changes in STRANGE], ids=[name for name, _ in STRANGE])
-@pytest.mark.parametrize("kind", [Roll, Vote])
+@pytest.mark.parametrize("kind", [ViewChange, Vote])
 def test_statements_about_other_rounds_change_nothing(kind: type[Body], changes: dict[str, Any]) -> None:
     parliament = Parliament(4)
     leader, voter = leader_and_voter(parliament)
     parliament.ready()
-    parliament.pass_on(Roll)
+    parliament.pass_on(ViewChange)
     parliament.pass_on(Proposal)
-    parliament.pass_on(Motion)
+    parliament.pass_on(RecordProposal)
     sent = [effect.body for effect in parliament.performed if isinstance(effect, Send)]
     template = next(body for body in sent if isinstance(body, kind))
     parliament.queue.clear()

@@ -17,13 +17,13 @@ from protocol.wire.messages import (
     ChunkEntry,
     Commit,
     Lock,
-    Motion,
     Plan,
-    Proof,
+    PrevoteCertificate,
     Proposal,
-    Roll,
+    RecordProposal,
     Signature,
     Step,
+    ViewChange,
     Vote,
     member_of,
     pack,
@@ -82,11 +82,11 @@ def test_a_lock_is_carried_on_by_the_next_proposer(told: int) -> None:
     """So many voters have cast second votes when the proposer dies; the others have other versions of the chunks."""
     parliament = Parliament(4, versions=True)
     leader, motion = put_to_the_vote(parliament)
-    parliament.pass_on(Motion)
+    parliament.pass_on(RecordProposal)
     parliament.pass_on(Vote)
     heard = [peer for peer in parliament.seats if peer != leader][:told]
     parliament.queue = [each for each in parliament.queue if each[1] in heard]
-    parliament.pass_on(Proof)
+    parliament.pass_on(PrevoteCertificate)
     assert [peer for peer, seat in parliament.seats.items() if seat.machine.kept.lock] == heard
     parliament.queue.clear()
     parliament.crash(leader)
@@ -107,7 +107,7 @@ def test_voters_locked_in_one_attempt_go_on_though_none_hears_that_the_other_is_
     alive = [seat for seat in parliament.seats.values() if seat.alive]
     for seat in alive:
         parliament.tell(seat, Tick())
-    for kind in (Roll, Proposal, Motion, Vote, Proof):
+    for kind in (ViewChange, Proposal, RecordProposal, Vote, PrevoteCertificate):
         assert parliament.pass_on(kind)
     parliament.queue.clear()
     locks = [seat.kept.lock for seat in alive if seat.kept is not None and seat.kept.lock is not None]
@@ -127,7 +127,7 @@ def test_what_nobody_is_locked_on_may_be_followed_by_another_record() -> None:
     """All three survivors voted once for the dead proposer's version; nobody saw a quorum."""
     parliament = Parliament(4, versions=True)
     leader, motion = put_to_the_vote(parliament)
-    parliament.pass_on(Motion)
+    parliament.pass_on(RecordProposal)
     parliament.queue.clear()
     parliament.crash(leader)
     parliament.run(60)
@@ -160,7 +160,7 @@ class Liar:
         self.others = [peer for peer in self.parliament.seats if peer != self.peer]
         self._heard = self.parliament.make_puppet(self.peer)
         self.parliament.ready()
-        self.parliament.pass_on(Roll)
+        self.parliament.pass_on(ViewChange)
         identity = self.parliament.seats[self.peer].identity
         called = {peer: pack(self.parliament.seats[peer].identity, RUN, body).raw for peer, body in self._heard}
         called[self.peer] = pack(identity, RUN, self.parliament.roll(0)).raw
@@ -187,7 +187,7 @@ class Liar:
     def proposal(self, owner: int) -> Proposal:
         return Proposal(attempt=0, absent=[], plan=self.plan(owner), rolls=self.rolls)
 
-    def motion(self, version: bytes) -> Motion:
+    def motion(self, version: bytes) -> RecordProposal:
         """The plan's record with averages of this version."""
         plan = self.plan(0)
         index = [ChunkEntry(hash=chunk_hash(version + bytes([chunk])), mask=b"\x0f") for chunk in range(3)]
@@ -198,7 +198,7 @@ class Liar:
             update={"record": record, "index": index, "rolls": self.rolls, "proof": None, "provenance": provenance}
         )
 
-    def hears(self, step: Step, motion: Motion) -> Certificate:
+    def hears(self, step: Step, motion: RecordProposal) -> Certificate:
         """The votes of this step for this record that it has heard, with its own."""
         name = record_hash(motion.record)
         votes = {
@@ -220,10 +220,12 @@ class Liar:
         self.parliament.pass_on(type(body))
         self.parliament.pass_on(Vote)
 
-    def proof(self, motion: Motion) -> Proof:
+    def proof(self, motion: RecordProposal) -> PrevoteCertificate:
         base = self.parliament.base
         certificate = self.hears(Step.FIRST, motion)
-        return Proof(round=base.round, base=base.tip, record_hash=record_hash(motion.record), certificate=certificate)
+        return PrevoteCertificate(
+            round=base.round, base=base.tip, record_hash=record_hash(motion.record), certificate=certificate
+        )
 
     def is_outlived(self) -> None:
         """The others come to one record."""
@@ -333,7 +335,9 @@ def test_a_false_lock_without_a_proof_takes_its_own_roll_out_of_the_count_and_no
     for attempt in range(6):
         name = {"attempt": max(0, attempt - 1), "absent": [], "record_hash": record_hash(record.record)}
         parliament.say(liar, false, *parliament.seats)
-        parliament.say(liar, Roll.model_validate({**parliament.roll(attempt).model_dump(), "lock": name}), *parliament.seats)
+        parliament.say(
+            liar, ViewChange.model_validate({**parliament.roll(attempt).model_dump(), "lock": name}), *parliament.seats
+        )
     parliament.ready()
     parliament.run(60)
     assert not parliament.undecided() and len(parliament.records()) == 1
@@ -353,7 +357,7 @@ def test_a_proposer_may_not_leave_the_roll_of_a_locked_voter_without_an_answer()
         pack(liar.parliament.seats[peer].identity, RUN, liar.parliament.roll(attempt)).raw
         for peer in sorted([liar.peer, three])
     ]
-    locked = Roll.model_validate({**liar.parliament.roll(attempt).model_dump(), "lock": name})
+    locked = ViewChange.model_validate({**liar.parliament.roll(attempt).model_dump(), "lock": name})
     rolls.append(pack(liar.parliament.seats[one].identity, RUN, locked).raw)
     seat = liar.parliament.seats[three]
     must = "it does not carry on the highest lock that its rolls name"

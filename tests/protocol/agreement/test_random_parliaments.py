@@ -9,7 +9,7 @@ import pytest
 from protocol.chain.electorate import quorum_size
 from protocol.chain.records import is_full
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Roll
+from protocol.wire.messages import ViewChange
 from tests.protocol.agreement.parliament import Parliament
 from tests.tiers import first_fast
 
@@ -69,7 +69,7 @@ def babble(parliament: Parliament, liar: PeerId, luck: Random) -> None:
     heard = parliament.puppets[liar]
     for _ in range(3):
         body = luck.choice(heard)[1] if heard and luck.random() < 0.7 else parliament.roll(luck.randint(0, 20))
-        if isinstance(body, Roll) and luck.random() < 0.5:
+        if isinstance(body, ViewChange) and luck.random() < 0.5:
             body = body.model_copy(
                 update={"plan": luck.randbytes(32), "held": bytes([luck.randrange(1 << len(parliament.base.electors))])}
             )

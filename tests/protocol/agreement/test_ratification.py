@@ -11,7 +11,7 @@ from protocol.chain.records import is_full, record_hash, verify_votes
 from protocol.wire.body import decode_body
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Certificate, Kept, Record, Signature, Step
+from protocol.wire.messages import Certificate, Record, Signature, Step, VoterState
 from tests.protocol.agreement.examples import (
     BASE,
     OTHER_RECORD,
@@ -27,7 +27,7 @@ NAME, OTHER = record_hash(RECORD), record_hash(OTHER_RECORD)
 DAN, STRANGER = PEERS[3:]
 
 
-def locked(record: Record, *absent: PeerId) -> Kept:
+def locked(record: Record, *absent: PeerId) -> VoterState:
     """After a second vote for this record in attempt 2."""
     motion = a_motion(2, *absent, record=record)
     kept, _ = cast_first(blank(BASE), motion)
@@ -47,7 +47,7 @@ def locked(record: Record, *absent: PeerId) -> Kept:
     ],
     ids=["nothing said", "blank", "locked on it", "locked", "a lock of a part", "again", "ratified another"],
 )
-def test_nobody_ratifies_beside_its_lock_of_the_whole_electorate(kept: Kept | None, may: bool) -> None:
+def test_nobody_ratifies_beside_its_lock_of_the_whole_electorate(kept: VoterState | None, may: bool) -> None:
     assert (objection_to_ratify(kept, NAME) is None) is may
 
 
@@ -56,7 +56,7 @@ def test_who_has_ratified_says_nothing_else_on_that_tip() -> None:
     kept, vote = ratify(before, BASE, NAME)
     assert has_ratified(kept) and not has_ratified(before) and not has_ratified(None)
     assert (vote.attempt, vote.step, vote.absent, vote.record_hash) == (RATIFYING, Step.SECOND, [], NAME)
-    assert kept.lock == before.lock and decode_body(Kept, kept.encode(), max_bytes=1 << 20) == kept
+    assert kept.lock == before.lock and decode_body(VoterState, kept.encode(), max_bytes=1 << 20) == kept
     for step in Step:
         for attempt in (0, 2, 3, 1000):
             assert objection_to_vote(kept, step, attempt, [], NAME) is not None

@@ -9,7 +9,7 @@ from protocol.agreement.round_state import RoundState
 from protocol.chain.electorate import tolerated
 from protocol.wire.body import Body
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Proposal, Roll, unpack
+from protocol.wire.messages import Proposal, ViewChange, unpack
 from tests.protocol.agreement.examples import (
     BASE,
     PEERS,
@@ -82,7 +82,7 @@ def test_a_proposal_told_to_one_voter_reaches_all() -> None:
     liar = first_proposer(parliament)
     favoured = next(peer for peer in parliament.seats if peer != liar)
     parliament.ready()
-    parliament.pass_on(Roll)
+    parliament.pass_on(ViewChange)
     parliament.queue = [each for each in parliament.queue if each[1] == favoured]
     parliament.make_puppet(liar)
     parliament.pass_on(Proposal)
@@ -97,7 +97,7 @@ def test_a_refusal_in_the_exchange_has_the_plan_passed_on() -> None:
     parliament = Parliament(4)
     needy = parliament.base.ranked(parliament.seats)[1]
     parliament.ready()
-    parliament.pass_on(Roll)
+    parliament.pass_on(ViewChange)
     parliament.queue = [each for each in parliament.queue if each[1] != needy]
     parliament.pass_on(Proposal)
     for seat in parliament.seats.values():

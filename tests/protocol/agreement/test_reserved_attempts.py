@@ -8,7 +8,7 @@ from protocol.agreement.ballot import RATIFYING, Ballot, held_mask
 from protocol.agreement.roll_call import MAX_LEAD
 from protocol.wire.hashes import ZERO_HASH
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Proposal, Roll, pack
+from protocol.wire.messages import Proposal, ViewChange, pack
 from tests.protocol.agreement.examples import BASE, RUN
 from tests.protocol.agreement.parliament import Parliament
 
@@ -38,7 +38,7 @@ def _propose(parliament: Parliament, honest: PeerId, liars: tuple[PeerId, PeerId
     machine = parliament.seats[honest].machine
     plan = machine._state.closing.make_plan(parliament.view(honest), ZERO_HASH, present)
     assert plan is not None
-    roll = Roll(
+    roll = ViewChange(
         round=parliament.base.round,
         base=parliament.base.tip,
         attempt=ballot.attempt,

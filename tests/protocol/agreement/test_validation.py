@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from protocol.agreement.validation import flaw_of_motion, flaw_of_plan, is_in, plan_of
+from protocol.agreement.validation import flaw_of_plan, flaw_of_record_proposal, is_in, plan_of
 from protocol.allreduce.assignment import plan_hash
 from protocol.chain.base import fragment_of
 from protocol.chain.records import index_root
@@ -75,7 +75,7 @@ def test_plans(changes: dict[str, Any], flaw: str | None) -> None:
     ],
 )
 def test_records_put_to_the_vote(changes: dict[str, Any], flaw: str | None) -> None:
-    assert flaw_of_motion(SETTINGS, BASE, a_record(**changes), INDEX, PROVENANCE) == flaw
+    assert flaw_of_record_proposal(SETTINGS, BASE, a_record(**changes), INDEX, PROVENANCE) == flaw
 
 
 @pytest.mark.parametrize(("fragments", "round", "fragment"), [(1, 0, 0), (1, 5, 0), (4, 3, 3), (4, 5, 1)])
@@ -93,7 +93,10 @@ def test_the_fragments_take_turns(fragments: int, round: int, fragment: int) -> 
 def test_a_record_of_fewer_chunks_than_the_run_has() -> None:
     fewer = INDEX[:2]
     record = a_record(result_root=index_root(fewer))
-    assert flaw_of_motion(SETTINGS, BASE, record, fewer, PROVENANCE) == "a record whose chunks do not match its result root"
+    assert (
+        flaw_of_record_proposal(SETTINGS, BASE, record, fewer, PROVENANCE)
+        == "a record whose chunks do not match its result root"
+    )
 
 
 @pytest.mark.parametrize(
@@ -108,7 +111,7 @@ def test_a_record_of_fewer_chunks_than_the_run_has() -> None:
     ],
 )
 def test_provenances_put_to_the_vote(changes: dict[str, Any], flaw: str | None) -> None:
-    assert flaw_of_motion(SETTINGS, BASE, a_record(), INDEX, PROVENANCE.model_copy(update=changes)) == flaw
+    assert flaw_of_record_proposal(SETTINGS, BASE, a_record(), INDEX, PROVENANCE.model_copy(update=changes)) == flaw
 
 
 def test_the_plan_of_a_record_is_the_one_that_was_exchanged_by() -> None:
@@ -153,7 +156,7 @@ def test_a_member_that_did_not_sign_this_ready_is_in_no_plan_and_no_record(chang
     first, second, third = members(*PEERS[:3])
     forged = [first, second, third.model_copy(update=changes)]
     assert flaw_of_plan(SETTINGS, BASE, a_plan(members=forged)) == f"its plan has {NOT_READY}"
-    assert flaw_of_motion(SETTINGS, BASE, a_record(members=forged), INDEX, PROVENANCE) == NOT_READY
+    assert flaw_of_record_proposal(SETTINGS, BASE, a_record(members=forged), INDEX, PROVENANCE) == NOT_READY
 
 
 @pytest.mark.parametrize("changes", [{"round": 4}, {"base": ZERO_HASH}, {"fragment": 1}, {"state_digest": ZERO_HASH}])

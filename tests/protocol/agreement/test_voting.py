@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.agreement.voting import blank, cast_first, cast_second, enter, objection_of_lock, objection_to_vote, roll_of
+from protocol.agreement.voting import (
+    blank,
+    cast_first,
+    cast_second,
+    enter,
+    objection_of_lock,
+    objection_to_vote,
+    view_change_of,
+)
 from protocol.chain.records import record_hash
 from protocol.wire.body import decode_body
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Kept, Record, Step
+from protocol.wire.messages import Record, Step, VoterState
 from tests.protocol.agreement.examples import (
     BASE,
     OTHER_RECORD,
@@ -27,7 +35,7 @@ ANN, BOB, CAT, DAN, _ = PEERS
 NAME, OTHER = record_hash(RECORD), record_hash(OTHER_RECORD)
 
 
-def voted(attempt: int = 2, *, twice: bool = False) -> Kept:
+def voted(attempt: int = 2, *, twice: bool = False) -> VoterState:
     """Having voted for the record in this attempt, in the first step or in both."""
     motion = a_motion(attempt)
     kept, _ = cast_first(blank(BASE), motion)
@@ -58,7 +66,7 @@ def test_one_vote_a_step_and_none_in_an_earlier_attempt(
 ) -> None:
     kept = voted(twice=True)
     assert objection_to_vote(kept, step, attempt, absent, record) == objection
-    assert objection_to_vote(decode_body(Kept, kept.encode()), step, attempt, absent, record) == objection, "restarted"
+    assert objection_to_vote(decode_body(VoterState, kept.encode()), step, attempt, absent, record) == objection, "restarted"
 
 
 def test_a_roll_ends_all_earlier_attempts() -> None:
@@ -113,17 +121,17 @@ def test_a_lock_of_a_part_takes_the_place_of_none_of_the_whole() -> None:
 
 
 def test_a_lock_is_kept_over_a_restart_and_told_in_every_later_roll() -> None:
-    kept = enter(decode_body(Kept, voted(2, twice=True).encode()), 7)
-    roll = roll_of(kept, a_ballot(7), [ANN, CAT], STATE)
+    kept = enter(decode_body(VoterState, voted(2, twice=True).encode()), 7)
+    roll = view_change_of(kept, a_ballot(7), [ANN, CAT], STATE)
     assert roll is not None
     assert (roll.attempt, roll.held, roll.plan, roll.lock, roll.reduced) == (7, b"\x05", STATE, name_of(2), None)
-    part = roll_of(kept, a_ballot(7, DAN), [], None)
+    part = view_change_of(kept, a_ballot(7, DAN), [], None)
     assert part is not None and (part.absent, part.lock) == ([DAN], name_of(2)), "in ballots of a part, too"
 
 
 def test_who_is_locked_in_an_attempt_does_not_call_it_any_more() -> None:
-    assert roll_of(voted(2), a_ballot(2), [], None) is not None
-    assert roll_of(voted(2, twice=True), a_ballot(2), [], None) is None
+    assert view_change_of(voted(2), a_ballot(2), [], None) is not None
+    assert view_change_of(voted(2, twice=True), a_ballot(2), [], None) is None
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from protocol.chain.records import is_full, record_hash
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Commit, Kept, Roll, Step, Vote
+from protocol.wire.messages import Commit, Step, ViewChange, Vote, VoterState
 
 
 class Witness:
@@ -16,12 +16,12 @@ class Witness:
         self._votes: dict[tuple[PeerId, int, Step], tuple[list[str], bytes]] = {}
         self._full: dict[bytes, None] = {}
 
-    def hear(self, peer: PeerId, body: Roll | Vote, kept: Kept | None) -> None:
+    def hear(self, peer: PeerId, body: ViewChange | Vote, kept: VoterState | None) -> None:
         """`peer` is about to say this.  kept: what is on its disk."""
         assert (kept.attempt if kept is not None else 0) == body.attempt, "what binds a voter is on disk before it is said"
         assert body.attempt >= self._entered.get(peer, 0), "nobody takes part in an earlier attempt"
         self._entered[peer] = body.attempt
-        if isinstance(body, Roll):
+        if isinstance(body, ViewChange):
             votes_alone = not body.held  # members without electors may go on without a lock of the dead
             assert kept is None or kept.lock is None or body.lock is not None or votes_alone, "a lock is told"
             return

@@ -100,7 +100,7 @@ class Swarm:
         return now
 
     def _handle(self, peer: PeerId, event: ExchangeEvent, now: float) -> None:
-        if isinstance(event, ResultArrived) and not self.machines[peer].succession.may_sign(event.signer, event.chunk):
+        if isinstance(event, ResultArrived) and not self.machines[peer].failover.may_sign(event.signer, event.chunk):
             event = SignedEarly(event.signer, event.chunk)
         for effect in self.machines[peer].handle(event, now):
             self._perform(peer, effect, now)

@@ -183,10 +183,10 @@ def test_the_last_result_ends_the_exchange_and_later_ones_change_nothing() -> No
 def test_only_the_owner_signs_an_average_and_its_successor_once_it_is_lost() -> None:
     exchange = machine(PEERS[0], bytes([3, 0]))
     exchange.handle(ContributionReady(), 0.0)
-    assert [peer for peer in PEERS if exchange.succession.may_sign(peer, 0)] == [PEERS[3]]
-    assert [peer for peer in PEERS if exchange.succession.may_sign(peer, 1)] == [PEERS[0]]
+    assert [peer for peer in PEERS if exchange.failover.may_sign(peer, 0)] == [PEERS[3]]
+    assert [peer for peer in PEERS if exchange.failover.may_sign(peer, 1)] == [PEERS[0]]
     exchange.handle(PeerDead(PEERS[3]), 1.0)
-    assert {peer for peer in PEERS if exchange.succession.may_sign(peer, 0)} == {PEERS[3], exchange.owner(0)}
+    assert {peer for peer in PEERS if exchange.failover.may_sign(peer, 0)} == {PEERS[3], exchange.owner(0)}
 
 
 def test_what_a_successor_signed_before_its_turn_is_asked_for_when_its_turn_comes() -> None:
@@ -220,7 +220,7 @@ def test_who_waits_for_room_is_not_silent_if_it_gave_what_is_averaged_next() -> 
     for peer, chunk in ((PEERS[1], 0), (PEERS[2], 1)):
         exchange.handle(PartArrived(peer, chunk), 0.0)
         exchange.handle(Moving(peer, held=True), STALL_S)
-    exchange.succession.shares[PEERS[3]] = 10.0
+    exchange.failover.shares[PEERS[3]] = 10.0
     assert not lost_at(exchange, 1.0)
     for peer in PEERS[1:3]:
         exchange.handle(Moving(peer, held=True), STALL_S)
@@ -234,11 +234,11 @@ def test_an_owner_may_wait_for_late_parts_for_as_long_as_we_would() -> None:
     exchange.handle(ContributionReady(), 0.0)
     for chunk, at in ((0, 1.0), (1, 100.0)):
         for peer in PEERS[1:]:
-            exchange.succession.shares[peer] = 100.0
+            exchange.failover.shares[peer] = 100.0
             exchange.handle(PartArrived(peer, chunk), at)
         exchange.handle(Averaged(chunk, ENTRY), at)
         exchange.handle(ExchangeTick(), at)
-    exchange.succession.shares.clear()
+    exchange.failover.shares.clear()
     assert [lost_at(exchange, at) for at in (100.1, 140.0, 154.9, 155.1)] == [[], [], [], [PEERS[1]]]
 
 
@@ -261,7 +261,7 @@ def test_an_owner_without_which_others_average_gets_no_more_time_than_for_a_part
 
 def test_a_member_that_does_not_count_is_not_waited_for_and_counts_when_it_is_in_time() -> None:
     exchange = machine(PEERS[0], bytes([0, 0]))
-    exchange.succession.shares[PEERS[3]] = 0.0
+    exchange.failover.shares[PEERS[3]] = 0.0
     exchange.handle(ContributionReady(), 0.0)
     exchange.handle(PartArrived(PEERS[3], 0), 0.5)
     reductions = []
@@ -273,7 +273,7 @@ def test_a_member_that_does_not_count_is_not_waited_for_and_counts_when_it_is_in
 
 def test_who_is_on_probation_gets_its_part_of_the_time_and_an_owner_always_some() -> None:
     exchange = machine(PEERS[0], bytes([0, 3, 2, 0]))
-    exchange.succession.shares |= {PEERS[1]: 0.5, PEERS[3]: 0.0}
+    exchange.failover.shares |= {PEERS[1]: 0.5, PEERS[3]: 0.0}
     exchange.handle(ContributionReady(), 0.0)
     lines_are_quick(exchange, 3, *PEERS[2:])
     given_up = {now: lost_at(exchange, now) for now in (0.1, 0.3 * STALL_S, 0.45 * STALL_S, 0.55 * STALL_S, 1.1 * STALL_S)}

@@ -14,7 +14,7 @@ from protocol.chain.records import record_hash
 from protocol.wire.body import Body
 from protocol.wire.hashes import ZERO_HASH, Hash
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Commit, Finish, Proof, Record, Step, Vote, pack
+from protocol.wire.messages import Commit, Finish, PrevoteCertificate, Record, Step, Vote, pack
 from tests.protocol.agreement.examples import (
     BASE,
     IDENTITIES,
@@ -77,9 +77,9 @@ def vote(attempt: int = 2, record: Record = RECORD, step: Step = Step.FIRST, bas
     return Vote(round=base.round, base=base.tip, attempt=attempt, step=step, absent=[], record_hash=record_hash(record))
 
 
-def proof(record: Record, *voters: PeerId, attempt: int = 2) -> Proof:
+def proof(record: Record, *voters: PeerId, attempt: int = 2) -> PrevoteCertificate:
     certificate = votes_for(record, voters, attempt)
-    return Proof(round=5, base=TIP, record_hash=record_hash(record), certificate=certificate)
+    return PrevoteCertificate(round=5, base=TIP, record_hash=record_hash(record), certificate=certificate)
 
 
 def commit(record: Record, *voters: PeerId, attempt: int = 2) -> Commit:
@@ -156,7 +156,7 @@ def test_two_motions_and_a_motion_by_another_plan() -> None:
 )
 def test_a_vote_beside_a_certificate(shown: Body, step: Step, late: bool) -> None:
     table, bringer = Table(), a_ballot(4).proposer
-    record = RECORD if not isinstance(shown, Proof | Commit) else OTHER_RECORD
+    record = RECORD if not isinstance(shown, PrevoteCertificate | Commit) else OTHER_RECORD
     single = vote(record=OTHER_RECORD if record == RECORD else RECORD, step=step)
     heard: list[tuple[PeerId, Body]] = [(LIAR, single), (bringer, shown)]
     found = [case for sender, body in (heard[::-1] if late else heard) for case in table.hear(sender, body)]

@@ -98,7 +98,7 @@ class Stage:
         self.refusals -= 1
         return self.refusals < 0
 
-    async def _run_next(self, *, state_verified: bool, outlasting: PendingDeliveries) -> Outcome:
+    async def _run_next(self, *, state_verified: bool, deliveries: PendingDeliveries) -> Outcome:
         self.log.append("rounds.run_next")
         await trio.sleep(10)
         if not self.outcomes:
@@ -115,7 +115,7 @@ class Stage:
         on_wait("fetching the run's file tasks.jsonl from its peers")
         await self._files.wait()
 
-    async def _hand_over(self, outlasting: PendingDeliveries) -> None:
+    async def _hand_over(self, deliveries: PendingDeliveries) -> None:
         self.log.append("rounds.hand_over")
         await trio.sleep(self.hand_over_s)
 

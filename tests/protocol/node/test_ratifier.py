@@ -12,13 +12,13 @@ from protocol.agreement.ballot import RATIFYING
 from protocol.agreement.ratification import vote_to_ratify
 from protocol.chain.base import Base
 from protocol.chain.history import History
-from protocol.node.rounds import kept_on_disk
+from protocol.node.rounds import read_voter_state
 from protocol.sync.claims import Settled
 from protocol.transport.interface import Refused
 from protocol.wire.body import decode_body
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity, PeerId
-from protocol.wire.messages import Certificate, Kept, Signature, Step, Vote, pack
+from protocol.wire.messages import Certificate, Signature, Step, Vote, VoterState, pack
 from protocol.wire.questions import RatificationRequest
 from tests.protocol.chains import FIVE, a_run, grow
 from tests.protocol.node.stage import Stage, on_stage
@@ -63,8 +63,8 @@ async def run_for(stage: Stage, seconds: float) -> None:
         await stage.ratifier.run()
 
 
-def kept_at(stage: Stage, base: Base) -> Kept | None:
-    return kept_on_disk(stage.replica.store.votes.load(base.round, base.tip))
+def kept_at(stage: Stage, base: Base) -> VoterState | None:
+    return read_voter_state(stage.replica.store.votes.load(base.round, base.tip))
 
 
 def test_our_vote_is_on_disk_and_shown_and_with_a_quorum_of_others_the_record_is_full(tmp_path: Path) -> None:
@@ -133,12 +133,12 @@ def test_who_may_have_said_something_else_does_not_ratify(tmp_path: Path, what: 
         base, _ = provisional(stage, built_upon=what != "nothing stands on it")
         votes = stage.replica.store.votes
         if what == "locked":
-            kept = Kept(
+            kept = VoterState(
                 round=1, base=base.tip, attempt=RATIFYING, absent=[], first=None, second=bytes(32), lock=None, reduced=None
             )
             votes.save(1, base.tip, kept.encode())
         elif what == "lost":
-            votes.save(1, base.tip, b"no Kept")
+            votes.save(1, base.tip, b"no voter state")
         elif what == "incomplete":
             votes.set_complete_from(2)
         elif what == "copied":

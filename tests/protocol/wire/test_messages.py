@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.wire import canonical
-from protocol.wire.body import MAX_FRAGMENTS, MAX_ROLL_BYTES, Body, decode_body
+from protocol.wire.body import MAX_FRAGMENTS, MAX_VIEW_CHANGE_BYTES, Body, decode_body
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import seal
 from protocol.wire.hashes import hash_bytes
@@ -17,14 +17,14 @@ from protocol.wire.identity import Identity
 from protocol.wire.messages import (
     Certificate,
     Finish,
-    Kept,
     LockName,
-    Proof,
+    PrevoteCertificate,
     Ready,
-    Roll,
     Signature,
     Step,
+    ViewChange,
     Vote,
+    VoterState,
     member_of,
     pack,
     ready_of,
@@ -46,12 +46,12 @@ READY = Ready(
     round=1, fragment=0, base=TIP, incarnation=2, serial=0, tokens=3, steps=4, loss=5.0, norm=6.0, root=TIP,
     state_digest=TIP, admission=b"proof",
 )  # fmt: skip
-ROLL = Roll(round=1, base=TIP, attempt=2, absent=[], held=b"\1", plan=None, lock=None, reduced=None)
+ROLL = ViewChange(round=1, base=TIP, attempt=2, absent=[], held=b"\1", plan=None, lock=None, reduced=None)
 NAME = LockName(attempt=1, absent=[ONE.peer_id], record_hash=TIP)
 VOTE = Vote(round=1, base=TIP, attempt=2, step=Step.SECOND, absent=[ONE.peer_id], record_hash=TIP)
 CERTIFICATE = Certificate(attempt=2, absent=[], votes=[Signature(peer=ONE.peer_id, signature=bytes(64))])
-PROOF = Proof(round=1, base=TIP, record_hash=TIP, certificate=CERTIFICATE)
-KEPT = Kept(round=1, base=TIP, attempt=2, absent=[], first=TIP, second=None, lock=None, reduced=None)
+PROOF = PrevoteCertificate(round=1, base=TIP, record_hash=TIP, certificate=CERTIFICATE)
+KEPT = VoterState(round=1, base=TIP, attempt=2, absent=[], first=TIP, second=None, lock=None, reduced=None)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_the_two_votes_of_a_ballot_are_different_statements() -> None:
 def test_the_largest_roll_is_within_its_limit() -> None:
     electors: list[str] = [Identity.from_seed(bytes([number]) * 32).peer_id for number in range(64)]
     name = LockName(attempt=2**53, absent=[], record_hash=TIP)
-    largest = Roll(
+    largest = ViewChange(
         round=2**53,
         base=TIP,
         attempt=2**53,
@@ -149,12 +149,12 @@ def test_the_largest_roll_is_within_its_limit() -> None:
         reduced=name.model_copy(update={"absent": electors}),
     )
     raw = pack(ONE, RUN, largest).raw
-    assert len(raw) <= MAX_ROLL_BYTES
-    assert unpack(raw, RUN, max_bytes=MAX_ROLL_BYTES)[1] == largest
+    assert len(raw) <= MAX_VIEW_CHANGE_BYTES
+    assert unpack(raw, RUN, max_bytes=MAX_VIEW_CHANGE_BYTES)[1] == largest
 
 
 def test_what_binds_an_elector_is_kept_and_never_said() -> None:
-    assert decode_body(Kept, KEPT.encode()) == KEPT
+    assert decode_body(VoterState, KEPT.encode()) == KEPT
     with pytest.raises(Malformed, match="unknown kind"):
         unpack(pack(ONE, RUN, KEPT).raw, RUN)
 

@@ -15,7 +15,7 @@ from protocol.wire import canonical
 from protocol.wire.body import NUMBER_BYTES, Body, Shape, collector_at_rest, freeze_gc, largest
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import MAX_ENVELOPE_BYTES, seal
-from protocol.wire.messages import STATEMENTS, Finish, Motion, unpack
+from protocol.wire.messages import STATEMENTS, Finish, RecordProposal, unpack
 from protocol.wire.ready import ENTRY_BYTES, MAX_USED, MAX_USED_BY_ALL, Learned, UsedOfAuthor
 from tests.fuzz.examples import BODIES, HEADER, ONE, QUESTIONS, RUN
 
@@ -87,7 +87,7 @@ def test_a_statement_longer_than_its_kind_can_be_is_refused_before_it_is_decoded
     with pytest.raises(Malformed, match="over the limit of"):
         unpack(seal(ONE, RUN, Finish.KIND, junk).raw, RUN)
     with pytest.raises(Malformed, match="not a message: ValueError"):
-        unpack(seal(ONE, RUN, Motion.KIND, canonical.encode([{}] * 70_000)).raw, RUN)
+        unpack(seal(ONE, RUN, RecordProposal.KIND, canonical.encode([{}] * 70_000)).raw, RUN)
 
 
 def test_an_envelope_has_as_many_values_as_fields() -> None:
@@ -96,10 +96,10 @@ def test_an_envelope_has_as_many_values_as_fields() -> None:
 
 
 def test_of_a_list_of_wrong_items_one_is_looked_at() -> None:
-    motion = next(body for body in BODIES if isinstance(body, Motion))
+    motion = next(body for body in BODIES if isinstance(body, RecordProposal))
     fields = {**motion.model_dump(), "index": [{"hash": b"", "mask": b""}] * 4096}
     with pytest.raises(ValidationError) as caught:
-        Motion.model_validate(fields)
+        RecordProposal.model_validate(fields)
     assert caught.value.error_count() == 2
 
 

@@ -11,17 +11,17 @@ from protocol.node.background import PendingDeliveries
 
 @pytest.mark.parametrize("durations", [[], [1.0], [1.0, 3.0, 2.0]])
 def test_it_is_over_when_the_last_delivery_is(durations: list[float]) -> None:
-    async def deliver(outlasting: PendingDeliveries, seconds: float) -> None:
-        with outlasting.delivery():
+    async def deliver(deliveries: PendingDeliveries, seconds: float) -> None:
+        with deliveries.delivery():
             await trio.sleep(seconds)
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            outlasting, began = PendingDeliveries(nursery), trio.current_time()
+            deliveries, began = PendingDeliveries(nursery), trio.current_time()
             for seconds in durations:
-                nursery.start_soon(deliver, outlasting, seconds)
+                nursery.start_soon(deliver, deliveries, seconds)
             await trio.testing.wait_all_tasks_blocked()
-            await outlasting.delivered()
+            await deliveries.delivered()
             assert trio.current_time() - began == max(durations, default=0.0)
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))

@@ -10,18 +10,18 @@ OWING = dict.fromkeys((B, C, D), 10.0)
 CHUNK_S = 60.0
 
 
-def debts() -> SilenceTracker:
+def silence() -> SilenceTracker:
     made = SilenceTracker(PEERS, 0.0, CHUNK_S)
     assert made.overdue(OWING, 0.0) == []
     return made
 
 
 def test_who_says_nothing_is_overdue() -> None:
-    assert debts().overdue(OWING, 10.0) == [] and debts().overdue(OWING, 10.1) == [B, C, D]
+    assert silence().overdue(OWING, 10.0) == [] and silence().overdue(OWING, 10.1) == [B, C, D]
 
 
 def test_the_bytes_of_a_chunk_are_a_sign_of_life_until_it_should_be_here() -> None:
-    known = debts()
+    known = silence()
     known.announced(B, 1.0)
     for second in range(2, 100):
         known.moving(B, float(second))
@@ -32,7 +32,7 @@ def test_the_bytes_of_a_chunk_are_a_sign_of_life_until_it_should_be_here() -> No
 
 
 def test_whoever_delivers_may_take_as_long_for_its_next_chunk() -> None:
-    known = debts()
+    known = silence()
     known.announced(B, 1.0)
     known.delivered(B, 50.0)
     for second in range(51, 200):
@@ -42,13 +42,13 @@ def test_whoever_delivers_may_take_as_long_for_its_next_chunk() -> None:
 
 
 def test_whoever_waits_for_room_here_is_not_silent() -> None:
-    known = debts()
+    known = silence()
     known.held(C, 9.0)
     assert known.overdue(OWING, 12.0) == [B, D]
 
 
 def test_the_pace_is_that_of_half_of_those_who_have_something_to_send() -> None:
-    known = debts()
+    known = silence()
     known.delivered(B, 4.0)
     known.delivered(B, 5.0)
     known.delivered(C, 6.0)
@@ -57,7 +57,7 @@ def test_the_pace_is_that_of_half_of_those_who_have_something_to_send() -> None:
 
 
 def test_until_they_have_it_is_the_time_so_far_but_not_for_ever() -> None:
-    known = debts()
+    known = silence()
     known.delivered(B, 4.0)
     assert [known.pace_s([C, D], 10.0, now) for now in (5.0, 50.0)] == [5.0, 10.0]
     assert known.pace_s([], 10.0, 5.0) == 5.0
