@@ -15,8 +15,7 @@ from protocol.blobs.messages import QUESTIONS, read_chunk_header
 from protocol.blobs.swarm import Swarm
 from protocol.events.events import Dropped, Event
 from protocol.transport.interface import Acceptance, Landing, Session
-from protocol.transport.network import Libp2pNetwork
-from protocol.transport.settings import NetworkSettings
+from protocol.transport.network import Libp2pNetwork, NetworkSettings
 from protocol.wire.hashes import tree_root
 from protocol.wire.identity import PeerId
 

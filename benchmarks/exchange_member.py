@@ -15,8 +15,7 @@ from kernels.aggregate import Rule
 from peer.bench.exchange_peer import RUN, ExchangePeer, Introduction
 from protocol.events.events import Event, MemberLost
 from protocol.transport.interface import Landing, Network
-from protocol.transport.network import Libp2pNetwork
-from protocol.transport.settings import NetworkSettings
+from protocol.transport.network import Libp2pNetwork, NetworkSettings
 from protocol.wire.hashes import Hash, chunk_hash, tree_root
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Plan, members_in

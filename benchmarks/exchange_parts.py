@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from kernels.aggregate import Rule, aggregate
 from kernels.codec import encode
 from kernels.layout import chunk_layout, payload_bytes
-from protocol.transport.link import FRAME_BYTES, TAG_BYTES
+from protocol.transport.bulk_link import FRAME_BYTES, TAG_BYTES
 from protocol.wire.hashes import chunk_hash
 
 TIMES = 5

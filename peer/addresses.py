@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 LEAST_NAMED_PORT = 1024
 """Lowest port dialled by name.  A name may lead elsewhere tomorrow, so it is dialled only at ports at which peers listen;
-so are the claims of strangers (`protocol.transport.named_ends`)."""
+so are the claims of strangers (`protocol.transport.addresses`)."""
 MAX_NAME_CHARS = 120
 NAME = re.compile(r"(?=.*[a-z])(?:[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\.)*[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\.?")
 NAMED_BY = ("dns", "dns4", "dns6")

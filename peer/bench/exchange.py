@@ -11,8 +11,7 @@ from peer.bench.exchange_peer import RUN, ExchangePeer, Introduction
 from peer.bench.figures import ExchangeSpeed
 from peer.errors import PeerError
 from protocol.transport.interface import NetworkError
-from protocol.transport.network import Libp2pNetwork, open_network
-from protocol.transport.settings import NetworkSettings
+from protocol.transport.network import Libp2pNetwork, NetworkSettings, open_network
 from protocol.wire.hashes import tree_root
 
 PEERS = 3

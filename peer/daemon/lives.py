@@ -23,7 +23,7 @@ from protocol.disk import StoreFull
 from protocol.events.events import Event, PhaseChanged
 from protocol.events.status import NodeStatus
 from protocol.node.node import Node
-from protocol.transport.nat.dial_back import AddressVerdict
+from protocol.transport.nat.reachability import AddressVerdict
 from protocol.wire.identity import Identity
 from protocol.wire.presence import Phase, WhyIdle
 

@@ -15,8 +15,7 @@ from peer.joining.lobby import Lobby, fetch_manifest
 from protocol.run.invitation import Invitation
 from protocol.run.manifest import SignedManifest
 from protocol.transport.interface import NetworkError
-from protocol.transport.network import open_network
-from protocol.transport.settings import NetworkSettings
+from protocol.transport.network import NetworkSettings, open_network
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity, PeerId
 

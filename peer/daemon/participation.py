@@ -58,9 +58,8 @@ from protocol.sync.run_files import paths_of
 from protocol.transport.dialer import peer_of
 from protocol.transport.inbound_policy import InboundLimits
 from protocol.transport.interface import Network, Session
-from protocol.transport.nat.dial_back import AddressVerdict
-from protocol.transport.network import Libp2pNetwork, open_network
-from protocol.transport.settings import NetworkSettings
+from protocol.transport.nat.reachability import AddressVerdict
+from protocol.transport.network import Libp2pNetwork, NetworkSettings, open_network
 from protocol.version import version
 from protocol.wire.body import freeze_gc
 from protocol.wire.identity import Identity, PeerId

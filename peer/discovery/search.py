@@ -16,8 +16,7 @@ from peer.addresses import names_only_local
 from peer.discovery.contacts import is_loopback
 from peer.formatting import attempted, duration
 from protocol.events.events import Event, NobodyAnswers
-from protocol.transport.attempts import NO_ROUTE, OTHER_RUN, REFUSED, SILENT, WRONG_PEER, Attempt
-from protocol.transport.dialer import DIAL_S, peer_of
+from protocol.transport.dialer import DIAL_S, NO_ROUTE, OTHER_RUN, REFUSED, SILENT, WRONG_PEER, Attempt, peer_of
 from protocol.wire.identity import PeerId
 
 LOOK_S = 0.5

@@ -10,8 +10,9 @@ from peer.discovery.port_mapping import NatPmp, PortMapping
 from peer.discovery.upnp import Upnp
 from peer.doctor.check import Check, CheckResult, ok
 from protocol.events.events import Event, PortMapped
-from protocol.transport.nat.dial_back import AddressVerdict as Reached
-from protocol.transport.nat.reachability import Reachability, is_public
+from protocol.transport.addresses import is_public
+from protocol.transport.nat.reachability import AddressVerdict as Reached
+from protocol.transport.nat.reachability import Reachability
 from protocol.transport.network import Libp2pNetwork
 
 OPENING_S = 10.0
@@ -47,7 +48,7 @@ class OpenedPort:
 
 async def port_keeping(network: Libp2pNetwork) -> str:
     """Describe how the router translates ports, as peers see it; empty if nobody can tell."""
-    from protocol.transport.nat.mirror import ports_outside
+    from protocol.transport.nat.punching import ports_outside
 
     parts = [address.split("/") for address in network.reached_there()]
     ends = [
@@ -85,14 +86,14 @@ def reachable(found: Reachability, announced: Sequence[str] = (), opened_by: str
 
 def _translates(found: Reachability) -> bool:
     """Return True if others see us at another address than our own."""
-    from protocol.transport.host import interface_addresses
+    from protocol.transport.addresses import interface_addresses
 
     return not {address.split("/")[2] for address in found.verdicts if "/ip4/" in address} & set(interface_addresses())
 
 
 def _kind(found: Reachability, announced: Sequence[str], opened_by: str) -> str:
     """Describe the router in the words of people who set routers up."""
-    from protocol.transport.host import interface_addresses
+    from protocol.transport.addresses import interface_addresses
 
     ours, seen = set(interface_addresses()), {address.split("/")[2] for address in found.verdicts}
     public = {address.split("/")[2] for address in found.verdicts if is_public(address)}

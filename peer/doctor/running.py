@@ -13,7 +13,7 @@ from peer.errors import PeerError
 from peer.formatting import clean
 from peer.joining.run_source import stored_manifest
 from protocol.events.status import PeerStatus
-from protocol.transport.nat.dial_back import AddressVerdict as Reached
+from protocol.transport.nat.reachability import AddressVerdict as Reached
 from protocol.transport.nat.reachability import Reachability
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId

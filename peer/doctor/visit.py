@@ -29,9 +29,8 @@ from protocol.membership.handshake import ClockOffsets, note_clock
 from protocol.run.greeting import make_hello
 from protocol.run.manifest import SignedManifest
 from protocol.transport.interface import Acceptance, NetworkError, Refused
-from protocol.transport.nat.dial_back import AddressVerdict as Reached
-from protocol.transport.network import Libp2pNetwork, open_network
-from protocol.transport.settings import NetworkSettings
+from protocol.transport.nat.reachability import AddressVerdict as Reached
+from protocol.transport.network import Libp2pNetwork, NetworkSettings, open_network
 from protocol.version import version
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash

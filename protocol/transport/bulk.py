@@ -2,7 +2,7 @@
 
 A libp2p stream, which has authenticated both peer IDs, agrees on a socket.  The socket comes to the port at which we listen
 for libp2p; its first byte tells it from other sockets.  This module decides how many sockets there may be and how long a
-handshake may take.  `sending` and `Receiving` move pushes over them, and the handlers choose the buffers.
+handshake may take.  `bulk_sending` and `Receiving` move pushes over them, and the handlers choose the buffers.
 """
 
 from __future__ import annotations
@@ -20,9 +20,20 @@ from math import inf
 import trio
 
 from protocol.short_id import short_id
-from protocol.transport.doorstep import Doorstep, GoneAway, receive, send
-from protocol.transport.ends import socket_of
-from protocol.transport.flows import MAX_FLOWS, WINDOW_S, Gauge
+from protocol.transport.bulk_flows import MAX_FLOWS, WINDOW_S, Gauge
+from protocol.transport.bulk_link import (
+    FRAME_OVERHEAD_BYTES,
+    MAC_BYTES,
+    NONCE_BYTES,
+    TOKEN_BYTES,
+    FrameKind,
+    Keys,
+    Link,
+    LinkBroken,
+    socket_state,
+    states_of,
+)
+from protocol.transport.bulk_sending import Sending
 from protocol.transport.interface import (
     MAX_PUSH_BYTES,
     MAX_PUSH_HEADER_BYTES,
@@ -35,21 +46,9 @@ from protocol.transport.interface import (
     Unreachable,
 )
 from protocol.transport.library import Host, MuxedConnection, TaskStatus, peer_id_of
-from protocol.transport.link import (
-    FRAME_OVERHEAD_BYTES,
-    MAC_BYTES,
-    NONCE_BYTES,
-    TOKEN_BYTES,
-    FrameKind,
-    Keys,
-    Link,
-    LinkBroken,
-    socket_state,
-    states_of,
-)
 from protocol.transport.rate_limit import RateLimit
 from protocol.transport.reputation import EXCESS, SLOWNESS, VIOLATION, Channel, Reputation
-from protocol.transport.sending import Sending
+from protocol.transport.sockets import Doorstep, GoneAway, receive, send, socket_of
 from protocol.transport.streams import answer_with, ask
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId

@@ -6,7 +6,7 @@ up.  After a connection that lasted, a peer is dialled again after a second.  Af
 pause is over, for it may not want us.  The library's own dialling (happy eyeballs over two addresses, a cache of failed
 peers) is bypassed: each address is tried alone, and the result is kept.
 
-A peer can claim anyone's address as its own.  So claims of names and odd addresses are not believed (`named_ends`), and
+A peer can claim anyone's address as its own.  So claims of names and odd addresses are not believed (`addresses`), and
 claims that have led to no peer are tried at a harmless pace.
 """
 
@@ -23,14 +23,89 @@ from math import inf
 
 import trio
 
-from protocol.transport.attempts import BANNED, OTHER_RUN, SILENT, Attempt, looked_up, problem_of
-from protocol.transport.ends import End
+from protocol.transport.addresses import (
+    CircuitAddress,
+    ForbiddenAddress,
+    UnknownName,
+    circuit_address,
+    direct_address,
+    end_of,
+    looked_up,
+    may_be_dialled,
+)
 from protocol.transport.interface import Members
 from protocol.transport.library import Host, library_id
-from protocol.transport.named_ends import end_of, may_be_dialled
-from protocol.transport.nat.circuit_address import CircuitAddress, circuit_address, direct_address
 from protocol.transport.rate_limit import Allowance, TokenBucket
+from protocol.transport.sockets import End
 from protocol.wire.identity import PeerId
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Attempts to dial, in words for a user.
+
+
+REFUSED = "refused, nothing listens there"
+SILENT = "no answer in time"
+NO_ROUTE = "no way there from this network"
+NO_NAME = "its name has no address"
+FORBIDDEN = "its name leads to an address at which peers are not dialled"
+WRONG_PEER = "another peer answers there"
+NO_PEER = "what answers there does not speak as a peer"
+OTHER_RUN = "that peer takes part in another run now"
+BANNED = "that peer is banned here for a while"
+ODD = "it cannot be dialled"
+MAX_CAUSES = 64
+
+_OF_ERRNO = {
+    errno.ECONNREFUSED: REFUSED,
+    errno.ETIMEDOUT: SILENT,
+    errno.ENETUNREACH: NO_ROUTE,
+    errno.EHOSTUNREACH: NO_ROUTE,
+    errno.ENETDOWN: NO_ROUTE,
+    errno.EADDRNOTAVAIL: NO_ROUTE,
+    errno.ECONNRESET: NO_PEER,
+}
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """The last attempt at an address.  times: attempts since the start.  problem: "" if the peer answered."""
+
+    address: str
+    times: int
+    problem: str
+
+
+def problem_of(error: BaseException) -> str:
+    """Return the reason why dialling failed, from an exception of the library and its causes."""
+    from libp2p.protocol_muxer.exceptions import MultiselectClientError, MultiselectError
+    from libp2p.security.noise.exceptions import NoiseFailure, PeerIDMismatchesPubkey
+
+    found = list(_causes(error))
+    if isinstance(error, UnknownName | ForbiddenAddress):
+        return NO_NAME if isinstance(error, UnknownName) else FORBIDDEN
+    for cause in found:
+        if isinstance(cause, OSError) and cause.errno in _OF_ERRNO:
+            return _OF_ERRNO[cause.errno]
+    if any(isinstance(cause, PeerIDMismatchesPubkey) for cause in found):
+        return WRONG_PEER
+    if any(isinstance(cause, MultiselectError | MultiselectClientError | NoiseFailure) for cause in found):
+        return NO_PEER
+    return ODD
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield the error and all errors below it, at most `MAX_CAUSES`: in groups, in the library's lists, and causes."""
+    waiting, seen = [error], 0
+    while waiting and seen < MAX_CAUSES:
+        cause = waiting.pop(0)
+        seen += 1
+        yield cause
+        inner = cause.exceptions if isinstance(cause, BaseExceptionGroup) else getattr(cause, "errors", ())
+        waiting += [each for each in inner if isinstance(each, BaseException)]
+        below = cause.__cause__ or cause.__context__
+        if below is not None:
+            waiting.append(below)
+
 
 # ------------------------------------------------------------------------------------------------------------------------
 # The address book: the peers that may be dialled, and their addresses.
@@ -178,6 +253,7 @@ class Book:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
+# The dialler.
 
 
 MAX_PAUSE_S = 60.0

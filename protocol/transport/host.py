@@ -1,4 +1,4 @@
-"""A libp2p host with our settings: TCP, Noise and yamux only, quiet, and without the library's own connection policy.
+"""A libp2p host with our settings: TCP, Noise and yamux only, quiet, and with our limits in place of the library's policy.
 
 Nothing here reconnects: `dialer` decides when a peer is dialled.
 """
@@ -6,23 +6,159 @@ Nothing here reconnects: `dialer` decides when a peer is dialled.
 from __future__ import annotations
 
 import errno
-import ipaddress
 import logging
 import socket
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, cast
+from collections import Counter
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Protocol, cast
 
-from protocol.transport import patches
-from protocol.transport.connection_limits import ResourceLimits, limit_connections
-from protocol.transport.ends import End
+import trio
+
+from protocol.transport import library
+from protocol.transport.addresses import listening_hosts
 from protocol.transport.interface import NetworkError
-from protocol.transport.library import Connection, Host, LibraryId
-from protocol.transport.reputation import Reputation
+from protocol.transport.library import Connection, Host, HostConnections, LibraryId, peer_id_of
+from protocol.transport.reputation import ABUSE, EXCESS, Channel, Reputation
 from protocol.transport.streams import guard_streams
-from protocol.wire.identity import Identity
+from protocol.wire.identity import Identity, PeerId
 
 if TYPE_CHECKING:
+    from libp2p.abc import IMuxedConn, ISecureConn
+    from libp2p.peer.id import ID
     from libp2p.rcmgr.manager import ResourceManager
+    from libp2p.stream_muxer.yamux.yamux import Yamux
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Limits on one libp2p connection for all its protocols: frames, streams and unread bytes.
+#
+# The library announces a receive window for each stream but accepts more, and it opens any number of streams.  Here both are
+# limited.
+
+
+MAX_STREAMS_PER_PEER = 48
+"""Most streams that one peer has opened to us: its questions, its gossip, the handshakes of its bulk sockets."""
+MAX_FRAME_BYTES = 1 << 20
+"""Largest frame of yamux; every honest peer sends at most 64 KiB."""
+
+
+def limit_connections(swarm: HostConnections, reputation: Reputation) -> None:
+    """Limit the frames and the unread bytes of every connection of `swarm` from now on.  All of them use yamux."""
+    muxers, limited = swarm.upgrader.muxer_multistream, _limited_yamux(reputation)
+
+    async def new_connection(conn: ISecureConn, peer_id: ID) -> IMuxedConn:
+        protocol, _ = await muxers._selector.select(conn, conn.is_initiator, muxers.negotiate_timeout)
+        return muxers._annotate_connection(limited(conn, peer_id, is_initiator=conn.is_initiator), conn, protocol)
+
+    muxers.new_conn = new_connection  # type: ignore[method-assign]
+    swarm._stream_semaphore = None  # it is shared by all peers: one that holds many streams would hold up all others
+
+
+class _FrameCounter:
+    """A secured connection that counts yamux frames by their headers as they are read."""
+
+    def __init__(self, inner: ISecureConn, peer: PeerId, reputation: Reputation) -> None:
+        from libp2p.stream_muxer.yamux.yamux import HEADER_SIZE, TYPE_PING
+
+        self._inner, self._peer, self._reputation = inner, peer, reputation
+        self._header_bytes, self._ping = HEADER_SIZE, TYPE_PING
+
+    async def read(self, n: int | None = None) -> bytes:
+        data = await self._inner.read(n)
+        if n == self._header_bytes and len(data) == n:
+            channel = Channel.PING if data[1] == self._ping else Channel.FRAME
+            if not self._reputation.spend(self._peer, channel):
+                raise ConnectionError("a peer that is banned")
+        return data
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._inner, name)
+
+
+def _limited_yamux(reputation: Reputation) -> type[Yamux]:
+    """Return the class of multiplexed connections with our limits, made here as its base is slow to import."""
+    from libp2p.stream_muxer.yamux.yamux import Yamux
+
+    class LimitedYamux(Yamux):
+        def __init__(self, secured_conn: ISecureConn, peer_id: ID, is_initiator: bool | None = None) -> None:
+            self._sender = peer_id_of(peer_id)
+            self.ended = trio.Event()
+            """Set when the connection is over, at either end."""
+            counter = _FrameCounter(secured_conn, self._sender, reputation)
+            super().__init__(cast("ISecureConn", counter), peer_id, is_initiator=is_initiator)
+
+        async def start(self) -> None:
+            try:
+                await super().start()
+            finally:
+                self.ended.set()
+
+        async def _read_data_body(self, length: int) -> bytes:
+            """Read the data of a frame.  Ban the peer if the unread bytes would exceed the windows of all streams."""
+            unread = sum(map(len, self.stream_buffers.values()))
+            allowed = sum(stream.target_recv_window for stream in self.streams.values())
+            if length > MAX_FRAME_BYTES or unread + length > allowed + MAX_FRAME_BYTES:
+                reputation.penalise(self._sender, ABUSE, "more data than its window allows")
+                raise ConnectionError("a peer that overruns its window")
+            return await super()._read_data_body(length)
+
+    return LimitedYamux
+
+
+class _StreamDirection(Protocol):
+    """A value of the library's enum of stream directions."""
+
+    @property
+    def name(self) -> str: ...
+
+
+class ResourceLimits:
+    """The limits that the library consults before it takes a connection or a stream, in place of its resource manager.
+
+    The library's own manager miscounts connections and streams that end at the wrong moment (a stream that closes before its
+    direction is noted, a connection that is refused after it was counted); such a place never becomes free again.
+    """
+
+    connection_lifecycle = graceful_degradation = None
+    limits = SimpleNamespace(max_streams=1)  # size of a semaphore that `limit_connections` removes
+
+    def __init__(self, reputation: Reputation) -> None:
+        self._reputation = reputation
+        self._streams: Counter[str] = Counter()
+
+    def open_connection(
+        self, peer_id: LibraryId | None = None, endpoint_ip: str | None = None, direction: str = "inbound"
+    ) -> SimpleNamespace | None:
+        """Return an empty scope for a new connection, or None to refuse it."""
+        if peer_id is not None and self._reputation.is_banned(PeerId(str(peer_id))):
+            return None
+        return SimpleNamespace(close=lambda: None)
+
+    def acquire_stream(self, peer_id: str, direction: _StreamDirection) -> bool:
+        """Count a stream and return True if it may be opened.  Only inbound streams are counted and limited."""
+        if direction.name != "INBOUND":
+            return True
+        if self._streams[peer_id] >= MAX_STREAMS_PER_PEER:
+            self._reputation.penalise(PeerId(peer_id), EXCESS, "too many open streams")
+            return False
+        self._streams[peer_id] += 1
+        return True
+
+    def release_stream(self, peer_id: str, direction: _StreamDirection) -> None:
+        """Free the place of a stream that `acquire_stream` allowed and that has closed."""
+        if direction.name == "INBOUND" and self._streams[peer_id] > 1:
+            self._streams[peer_id] -= 1
+        elif direction.name == "INBOUND":
+            del self._streams[peer_id]
+
+    def disconnected(self, peer: PeerId) -> None:
+        """Free the places of all streams of `peer`, whose last connection has ended."""
+        self._streams.pop(peer, None)
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# The host.
+
 
 MAX_CONNECTIONS = 1024
 """Most connections: more than `inbound_policy` and `dialer` make together; above it the library closes the newest one."""
@@ -30,7 +166,6 @@ STREAM_NEGOTIATION_S = 10
 """Seconds for the other end to accept the protocol of a stream."""
 UPGRADE_S = 5.0
 """Seconds for the handshake of an inbound connection."""
-ANY_IPV4, ANY_IPV6 = "0.0.0.0", "::"
 
 
 class PortBusy(NetworkError):
@@ -77,26 +212,6 @@ async def stop_listening(host: Host) -> None:
         await listener.close()
 
 
-def listening_hosts(host: str) -> list[str]:
-    """Return the hosts at which we listen: for all IPv4 addresses also all IPv6 addresses, if this computer has any."""
-    return [ANY_IPV4, ANY_IPV6] if host == ANY_IPV4 and has_ipv6() else [host]
-
-
-def has_ipv6() -> bool:
-    """Return True if programs on this computer can listen at IPv6 addresses."""
-    try:
-        with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
-            probe.bind(("::1", 0))
-    except OSError:
-        return False
-    return True
-
-
-def transport_address(host: str, port: int) -> str:
-    """Return the multiaddr of a port at an IP address."""
-    return f"/{'ip6' if ':' in host else 'ip4'}/{host}/tcp/{port}"
-
-
 def new_host(identity: Identity, reputation: Reputation, limits: ResourceLimits) -> Host:
     """Return a libp2p `BasicHost` for this identity, not yet listening, with limits on its connections and streams."""
     import libp2p
@@ -108,7 +223,7 @@ def new_host(identity: Identity, reputation: Reputation, limits: ResourceLimits)
     from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX_ID
     from libp2p.stream_muxer.yamux.yamux import Yamux
 
-    patches.apply()
+    library.apply()
     _silence()
     keys = create_new_key_pair(identity.seed)
     config = ConnectionConfig(
@@ -174,31 +289,3 @@ def _silence() -> None:
         for child in list(logging.root.manager.loggerDict):
             if child.startswith(name + "."):
                 logging.getLogger(child).setLevel(logging.CRITICAL + 1)
-
-
-def at_interfaces(ends: Sequence[End]) -> list[End]:
-    """Return the ends that are this computer's own.
-
-    An address at which a router leads to us, or of which others say so, also belongs to other computers, so it is left out.
-    If no end is this computer's own, all are returned.
-    """
-    own = set(interface_addresses())
-    found = [end for end in ends if end[0] in own or ipaddress.ip_address(end[0]).is_loopback]
-    return found or list(ends)
-
-
-def interface_addresses() -> list[str]:
-    """Return our IP addresses for other computers, IPv4 first, without link-local ones; loopback if there are none."""
-    import psutil
-
-    up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
-    found = {
-        ipaddress.ip_address(entry.address.partition("%")[0])
-        for name, entries in psutil.net_if_addrs().items()
-        if name in up
-        for entry in entries
-        if entry.family in (socket.AF_INET, socket.AF_INET6)
-    }
-    reachable = [address for address in found if not (address.is_loopback or address.is_link_local)]
-    reachable.sort(key=lambda address: (address.version, address.packed))
-    return [str(address) for address in reachable] or ["127.0.0.1"]

@@ -19,12 +19,11 @@ from typing import cast
 import trio
 
 from protocol.events.events import StrangersClosed
-from protocol.transport.ends import remote_end_of
 from protocol.transport.inbound_policy import CloseReason, InboundLimits, InboundPolicy, Stage
 from protocol.transport.interface import Members
 from protocol.transport.library import AcceptedStream, Address, HostConnections, peer_id_of
 from protocol.transport.reputation import Reputation
-from protocol.transport.way import Way, marked_stream, raw_connection, way_of
+from protocol.transport.sockets import Way, marked_stream, raw_connection, remote_end_of, way_of
 from protocol.wire.identity import PeerId
 
 # ------------------------------------------------------------------------------------------------------------------------

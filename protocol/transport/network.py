@@ -1,29 +1,395 @@
-"""`Libp2pNetwork`: `protocol.transport.interface.Network` on real sockets.  It starts a `stack` and calls its parts."""
+"""`Libp2pNetwork`: the interface `Network` on real sockets, its settings, and its parts, which `Stack` joins."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import replace
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import trio
+from multiaddr import Multiaddr
 
-from protocol.events.events import Event
+from protocol.events.events import Event, LinkChanged, PeerBanned
 from protocol.short_id import short_id
-from protocol.transport.attempts import Attempt
-from protocol.transport.host import claim_port, stop_listening
+from protocol.transport import connections
+from protocol.transport.addresses import ObservedAddresses, OwnAddresses, at_interfaces, listening_hosts, transport_address
+from protocol.transport.bulk import FIRST_BYTE, Bulk
+from protocol.transport.connections import Connections, DeadEnds
+from protocol.transport.dialer import Attempt, Dialer
+from protocol.transport.gossip import Gossip
+from protocol.transport.host import ResourceLimits, claim_port, forget, identify, new_host, stop_listening
+from protocol.transport.inbound import InboundConnections
+from protocol.transport.inbound_policy import InboundLimits
 from protocol.transport.interface import Bandwidth, Handlers, NetworkError, Traffic, Unreachable, nothing
-from protocol.transport.library import TaskStatus
-from protocol.transport.nat.reachability import Reachability
-from protocol.transport.own_addresses import OwnAddresses
-from protocol.transport.settings import NetworkSettings
+from protocol.transport.library import Connection, HostConnections, LibraryId, TaskStatus, library_id, peer_id_of
+from protocol.transport.nat.reachability import DialBack, Inquiry, Reachability
+from protocol.transport.nat.traversal import Traversal
+from protocol.transport.rate_limit import PACKET_SHARE, RateLimit
+from protocol.transport.reputation import Reputation
+from protocol.transport.requests import OtherRun, Requests
+from protocol.transport.sockets import Doorstep, End
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity, PeerId
 
 if TYPE_CHECKING:
-    from protocol.transport.stack import Stack
+    from libp2p.abc import ISecureConn
+    from libp2p.io.abc import ReadWriteCloser
+    from libp2p.network.connection.raw_connection import RawConnection
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# The settings of one peer's network.
+
+
+class Discover(Protocol):
+    """The search for peers of one run on the local network."""
+
+    async def __call__(
+        self, run: Hash, me: PeerId, addresses: Callable[[], Sequence[str]], found: Callable[[Sequence[str]], None]
+    ) -> None:
+        """Announce our `addresses`, anew whenever they change, and report other peers' addresses, until cancelled.
+
+        Waits while there is no usable network.  Raises nothing.
+        """
+
+
+@dataclass(frozen=True)
+class NetworkSettings:
+    """Addresses and limits of one peer's network.
+
+    listen_port: 0 for any free port.  discover: finds peers on the local network; None to stay silent there.
+    up_limit, down_limit: bytes a second in all, None for no limit; pushes get the part that other traffic leaves.
+    inbound: limits on connections that others open to us.  congestion: the congestion control of bulk sockets, if the kernel
+    has it and lets us set it: over a long way with some loss BBR is several times as fast as CUBIC, the usual default.
+    announce: multiaddrs, besides our interfaces, from which a router or a provider leads to us.
+    serve_tls: serves a socket on which the other end begins to speak TLS, given the address that it comes from; None to
+    treat it like any other stranger.  relay_rate: bytes a second that we carry between peers that cannot reach each other,
+    all together; 0 for none.
+    """
+
+    listen_host: str = "0.0.0.0"
+    listen_port: int = 0
+    discover: Discover | None = None
+    up_limit: float | None = None
+    down_limit: float | None = None
+    inbound: InboundLimits = InboundLimits()
+    congestion: str = "bbr"
+    announce: tuple[str, ...] = ()
+    serve_tls: Callable[[trio.socket.SocketType, str], Awaitable[None]] | None = None
+    relay_rate: float = 1.25e6
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# The meter of libp2p connections, at their sockets: gossip, requests and the library's own messages.
+
+
+class Meter:
+    """A count of the bytes that libp2p connections sent (up_bytes) and received (down_bytes) since the start."""
+
+    def __init__(self) -> None:
+        self.up_bytes = 0
+        self.down_bytes = 0
+
+    def watch(self, swarm: HostConnections) -> None:
+        """Count the bytes of every new connection of `swarm` from now on, its handshake included."""
+        upgrade = swarm.upgrader.upgrade_security
+
+        async def counted(raw_conn: RawConnection, is_initiator: bool, peer_id: LibraryId | None = None) -> ISecureConn:
+            raw_conn.stream = cast("ReadWriteCloser", _Metered(raw_conn.stream, self))
+            return await upgrade(raw_conn, is_initiator, peer_id)
+
+        swarm.upgrader.upgrade_security = counted  # type: ignore[method-assign]
+
+
+class _Metered:
+    """A stream whose bytes are counted; it is otherwise unchanged."""
+
+    def __init__(self, stream: ReadWriteCloser, meter: Meter) -> None:
+        self._inner, self._meter = stream, meter
+
+    async def write(self, data: bytes) -> None:
+        self._meter.up_bytes += len(data)
+        await self._inner.write(data)
+
+    async def read(self, n: int | None = None) -> bytes:
+        data = await self._inner.read(n)
+        self._meter.down_bytes += len(data)
+        return data
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# The parts of a started network, and the events that pass between them.
+
+
+ENOUGH_PEERS = 512
+"""Number of connected peers above which no more strangers are dialled."""
+TLS_FIRST_BYTE = b"\x16"
+"""First byte of a TLS connection: its first record is a handshake."""
+
+log = logging.getLogger(__name__)
+
+
+class Stack:
+    """The parts of a started network.  Built when it starts, as importing the library takes most of a second."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        run: Hash,
+        handlers: Handlers,
+        settings: NetworkSettings,
+        emit: Callable[[Event], None],
+        ports: Callable[[], Sequence[int]],
+        listening: Callable[[], Sequence[End]],
+    ) -> None:
+        """Build all parts.  ports: our ports as others may find them.  listening: our ends that others may dial."""
+        self._run, self._handlers, self._emit = run, handlers, emit
+        self._me = identity.peer_id
+        self._nursery: trio.Nursery | None = None
+        self._links: dict[PeerId, str] = {}
+        self.reputation = Reputation(trio.current_time, self._on_ban, self._address_group_of)
+        self._limits = ResourceLimits(self.reputation)
+        self.host = new_host(identity, self.reputation, self._limits)
+        self.observed = ObservedAddresses(handlers)
+        self.observed.watch(self.host)
+        self.meter = meter = Meter()
+        meter.watch(self.host.get_network())
+        self._up = up = RateLimit.of_line(settings.up_limit, lambda: meter.up_bytes)
+        self._down = down = RateLimit.of_line(settings.down_limit, lambda: meter.down_bytes)
+        self.requests = Requests(self.host, run, handlers, self.reputation, up, down, emit)
+        self.gossip = Gossip(self.host, run, handlers, self.reputation)
+        doorstep = Doorstep()
+        self.traversal = self._make_traversal(doorstep, settings, listening)
+        reach = self.traversal.socket
+        self.bulk = Bulk(self.host, run, handlers, self.reputation, up, down, settings.congestion, doorstep, reach)
+        banned, through = self.reputation.is_banned, self.traversal.connect
+        own = lambda: at_interfaces(listening())  # noqa: E731
+        self.dialer = Dialer(self.host, self._me, handlers, self._leave_alone, banned, self.welcome, through, own)
+        doors = {FIRST_BYTE: self.bulk.accept, **self.traversal.doors()}
+        if settings.serve_tls is not None:
+            doors[TLS_FIRST_BYTE] = settings.serve_tls
+        self.inbound = InboundConnections(self.reputation, settings.inbound, handlers, emit, doors)
+        self.connections = Connections(self.host.get_network(), self.reputation, self.inbound)
+        self.dead_ends = DeadEnds(self.host.get_network(), self.dialer.renew, connections.close, self._on_renewed)
+        reached = self.connections.__contains__
+        self.dial_back = DialBack(self.host, run, handlers, self.reputation, reached, self.dialer.answers)
+        self.inquiry = Inquiry(self.dial_back.ask, self.connections.address_groups, ports, handlers, emit)
+        connections.watch(self.host.get_network(), self._on_opened, self._on_closed)
+        self.inbound.attach(self.host.get_network())
+
+    def _make_traversal(
+        self, doorstep: Doorstep, settings: NetworkSettings, listening: Callable[[], Sequence[End]]
+    ) -> Traversal:
+        return Traversal(
+            self.host,
+            self._run,
+            self._handlers,
+            self.reputation,
+            doorstep,
+            connected=lambda peer: peer in self.connections,
+            reached=lambda: self.inquiry.now.by_ipv4,
+            listening=listening,
+            relays=lambda peer: self.dialer.relays_of(peer),
+            take=lambda *how: self.inbound.take(*how),
+            close=connections.close,
+            on_improved=lambda peer: self._on_renewed(peer, False),
+            relay_rate=settings.relay_rate,
+            limits=(self._up, self._down),
+        )
+
+    async def run(
+        self,
+        host: str,
+        port: int,
+        discover: Callable[[Callable[[Sequence[str]], None]], Awaitable[None]] | None,
+        *,
+        task_status: TaskStatus = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Listen on `host` and `port` until cancelled.
+
+        discover: reports addresses on the local network; None to stay silent there.
+        """
+        addresses = [Multiaddr(transport_address(name, port)) for name in listening_hosts(host)]
+        async with AsyncExitStack() as stack:
+            stack.callback(self.gossip.end)
+            await stack.enter_async_context(self.host.run(addresses))
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                nursery.start_soon(self.inbound.run)
+                await nursery.start(self.bulk.run, port)
+                await self.gossip.start(stack, nursery)
+                nursery.start_soon(self.requests.run)
+                nursery.start_soon(self.dialer.run)
+                nursery.start_soon(self.dead_ends.run)
+                nursery.start_soon(self.inquiry.run)
+                nursery.start_soon(self.traversal.run)
+                if discover is not None:
+                    nursery.start_soon(discover, partial(self.dialer.remember, claimed=True))
+                task_status.started()
+
+    # -- used by the network ------------------------------------------------------------------------------------------
+
+    def traffic(self) -> Traffic:
+        """Return the payload of all channels since the start."""
+        channels = (self.requests, self.gossip, self.bulk)
+        return Traffic(sum(channel.up_bytes for channel in channels), sum(channel.down_bytes for channel in channels))
+
+    def link(self, peer: PeerId) -> str:
+        """Return the kind of a peer's connection; empty if it is not connected."""
+        return self.traversal.way(peer).kind.value if peer in self.connections else ""
+
+    def bandwidth(self) -> Bandwidth:
+        """Return the measured rates of our links, as far as relays let them through."""
+        seen = self.bulk.bandwidth()
+        members = [peer for peer in self.connections.peers() if self._handlers.has_member(peer)]
+        up, down = (self.traversal.at_most(rate, members) for rate in (seen.up_bytes_per_s, seen.down_bytes_per_s))
+        return Bandwidth(up, down)
+
+    def line_bytes(self) -> int:
+        """Return the bytes that all connections, bulk links and circuits carried both ways, with headers of full packets.
+
+        Relayed bytes count twice, as they come and go.
+        """
+        meter, bulk, relayed = self.meter, self.bulk, 2 * self.traversal.relay.carried_bytes
+        return int((meter.up_bytes + meter.down_bytes + bulk.up_bytes + bulk.down_bytes + relayed) / PACKET_SHARE)
+
+    def limit(self, up: float | None, down: float | None) -> None:
+        """Set the limits on the line from now on (bytes a second, None for no limit)."""
+        self._up.change(up and up * PACKET_SHARE)
+        self._down.change(down and down * PACKET_SHARE)
+
+    def welcome(self, peer: PeerId) -> None:
+        """Treat a peer as no stranger: it has greeted us and was admitted, or we were about to dial it."""
+        if not self.reputation.is_banned(peer):
+            self.inbound.welcome(peer)
+            self._update(peer)
+
+    def forget(self, peer: PeerId) -> None:
+        """Disconnect a peer and do not dial it again."""
+        if self._nursery is not None:
+            self.dialer.forget(peer)
+            self.inbound.revoke(peer)
+            self._nursery.start_soon(self._disconnect, peer)
+
+    async def request(self, peer: PeerId, kind: str, data: bytes, timeout_s: float) -> bytes:
+        """Ask a connected peer and return its answer.  Raises `Refused` or `Unreachable`."""
+        if peer not in self.connections:
+            raise Unreachable(f"{short_id(peer)} is not connected")
+        try:
+            return await self.requests.ask(peer, kind, data, timeout_s)
+        except OtherRun:
+            self.dialer.mark_other_run(peer)
+            raise
+
+    async def push(
+        self, peer: PeerId, header: bytes, data: memoryview, timeout_s: float, *, spare: bool, on_sent: Callable[[], None]
+    ) -> None:
+        """Push to a connected peer.  Raises `Refused` or `Unreachable`."""
+        if peer not in self.connections:
+            raise Unreachable(f"{short_id(peer)} is not connected")
+        await self.bulk.push(peer, header, data, timeout_s, spare=spare, on_sent=on_sent)
+
+    # -- events -------------------------------------------------------------------------------------------------------
+
+    def _on_opened(self, connection: Connection) -> None:
+        peer = peer_id_of(connection.muxed_conn.peer_id)
+        self.observed.on_connection(connection)
+        self._update(peer)
+        self._tell_link(peer)
+        self.traversal.opened(peer, connection)
+
+    def _on_closed(self, connection: Connection) -> None:
+        peer = peer_id_of(connection.muxed_conn.peer_id)
+        self._update(peer)
+        self._tell_link(peer)
+
+    def _tell_link(self, peer: PeerId) -> None:
+        link = self.link(peer)
+        if link and link != self._links.get(peer):
+            self._emit(LinkChanged(peer, link))
+        self._links = {other: self._links[other] for other in self._links if other in self.connections}
+        if link:
+            self._links[peer] = link
+
+    def _update(self, peer: PeerId) -> None:
+        if self._nursery is None:
+            return
+        for change in self.connections.update(peer):
+            self._apply(peer, change, self._nursery)
+
+    def _apply(self, peer: PeerId, change: connections.Change, nursery: trio.Nursery) -> None:
+        match change:
+            case connections.Gone():
+                self._limits.disconnected(peer)
+                forget(self.host, library_id(peer))
+                nursery.start_soon(self.gossip.lost, peer)
+            case connections.Banned():
+                nursery.start_soon(self._disconnect, peer)
+            case connections.Connected():
+                identify(self.host, library_id(peer))
+                nursery.start_soon(self.gossip.met, peer)
+                self.inquiry.met_somebody()
+                self.traversal.connected()
+                self._handlers.on_peer_connected(peer)
+                self._tell_link(peer)
+            case connections.Disconnected(lasted_s):
+                self.bulk.disconnected(peer)
+                self.requests.disconnected(peer)
+                self.dialer.lost(peer, lasted_s)
+                self.traversal.disconnected(peer)
+                self._handlers.on_peer_disconnected(peer)
+
+    def _on_renewed(self, peer: PeerId, has_answered: bool) -> None:
+        """Restart over another connection all that ran over a peer's old one.  The peer was never disconnected.
+
+        has_answered: the peer has just answered on the other connection; otherwise that one may be older.
+        """
+        self.bulk.disconnected(peer)
+        self.requests.disconnected(peer)
+        if has_answered:
+            self.inquiry.look_again()
+        if has_answered and peer in self.connections:
+            self._handlers.on_peer_connected(peer)
+        if self._nursery is not None:
+            self._nursery.start_soon(self._gossip_again, peer)
+
+    async def _gossip_again(self, peer: PeerId) -> None:
+        await self.gossip.lost(peer)
+        await self.gossip.met(peer)
+
+    def _on_ban(self, peer: PeerId, why: str) -> None:
+        log.warning("banned %s: %s", peer, why)
+        self._emit(PeerBanned(peer, why))
+        self.inbound.revoke(peer)
+        if self._nursery is not None:
+            self.bulk.disconnected(peer)
+            self.bulk.cut_off(peer)
+            self._nursery.start_soon(self._disconnect, peer)
+
+    async def _disconnect(self, peer: PeerId) -> None:
+        try:
+            await self.host.disconnect(library_id(peer))
+        except Exception as error:  # noqa: BLE001 - the connection may be closing already
+            log.debug("disconnecting %s: %r", peer, error)
+
+    def _address_group_of(self, peer: PeerId) -> str | None:
+        return self.connections.address_group_of(peer)
+
+    def _leave_alone(self, peer: PeerId) -> bool:
+        """Return True if the dialer should not dial a peer."""
+        enough = len(self.connections) >= ENOUGH_PEERS and not self._handlers.has_member(peer)
+        return peer in self.connections or self.reputation.is_banned(peer) or enough
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# The network.
+
 
 CLOSE_S = 2.0
 
@@ -68,7 +434,6 @@ class Libp2pNetwork:
         with self._scope:
             host = self._settings.listen_host
             self.own.port = claim_port(host, self.own.port)
-            from protocol.transport.stack import Stack
 
             self._stack = Stack(
                 self._identity, self._run, self._handlers, self._settings, self._emit, self.own.ports, self.own.ends

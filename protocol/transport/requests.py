@@ -17,7 +17,7 @@ import trio
 
 from protocol.events.events import Dropped, Event
 from protocol.short_id import short_id
-from protocol.transport.attempts import OTHER_RUN
+from protocol.transport.dialer import OTHER_RUN
 from protocol.transport.interface import MAX_REQUEST_BYTES, Handlers, Members, NetworkError, Offence, Refused, Unreachable
 from protocol.transport.library import Host, Stream, peer_id_of
 from protocol.transport.rate_limit import RateLimit

@@ -10,7 +10,7 @@ from protocol.agreement.events import Arrived, RoundEffect, RoundEvent, Send
 from protocol.agreement.machine import RoundMachine
 from protocol.chain.records import record_hash
 from protocol.transport.interface import Acceptance
-from protocol.transport.simulated.links import Endpoint
+from protocol.transport.simulated.wire import Endpoint
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import (
     Commit,

@@ -14,8 +14,8 @@ import trio
 from protocol.allreduce.messages import ExchangeAsk
 from protocol.run.greeting import make_hello
 from protocol.transport.bulk import FIRST_BYTE
+from protocol.transport.bulk_link import NONCE_BYTES, FrameKind, Link
 from protocol.transport.interface import NetworkError, Refused
-from protocol.transport.link import NONCE_BYTES, FrameKind, Link
 from protocol.transport.network import Libp2pNetwork
 from protocol.transport.requests import encode_question
 from protocol.wire.envelope import seal

@@ -38,9 +38,9 @@ from protocol.events.events import Notice
 from protocol.run.admission import AdmissionProof, Token, TokenUses, read_token, verify_admission
 from protocol.run.invitation import MAX_INVITATION_BYTES, PREFIX, Anchor, make_invitation, read_invitation
 from protocol.run.manifest import Admission, RunManifest, demo_manifest, open_manifest
+from protocol.transport.bulk_link import FRAME_BYTES, HEAD, TAG_BYTES, FrameKind, Keys, Link, LinkBroken
 from protocol.transport.dialer import peer_of
 from protocol.transport.interface import Refused
-from protocol.transport.link import FRAME_BYTES, HEAD, TAG_BYTES, FrameKind, Keys, Link, LinkBroken
 from protocol.transport.requests import decode_answer, decode_question, encode_question
 from protocol.transport.streams import BadFrame
 from protocol.wire import canonical

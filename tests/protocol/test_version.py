@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from protocol.transport.patches import agent_version
+from protocol.transport.library import agent_version
 from protocol.version import NOT_INSTALLED, version
 
 ROOT = Path(__file__).parents[2]

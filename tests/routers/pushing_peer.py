@@ -22,10 +22,10 @@ from peer.daemon.daemon import Daemon
 from protocol.node.dispatcher import Dispatcher
 from protocol.transport.interface import Landing, Network, NetworkError
 from protocol.transport.library import MuxedConnection
-from protocol.transport.nat.circuits import Circuits
-from protocol.transport.nat.meeting import Meetings
+from protocol.transport.nat.punching import Meetings
+from protocol.transport.nat.relay import Circuits
 from protocol.transport.nat.traversal import Traversal
-from protocol.transport.way import DIRECT, Way
+from protocol.transport.sockets import DIRECT, Way
 from protocol.wire.identity import PeerId
 
 COMMAND = "push-bytes"

@@ -17,8 +17,7 @@ import trio
 from pydantic import BaseModel
 from trio.lowlevel import Task
 
-from protocol.transport.simulated.links import Agenda
-from protocol.transport.simulated.wire import MemoryWire
+from protocol.transport.simulated.wire import Agenda, MemoryWire
 from tests.simulation.processes import PROCESS, Process
 from tests.simulation.seat import Seat
 

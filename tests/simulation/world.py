@@ -26,9 +26,8 @@ from protocol.run.manifest import OuterSection, RoundSection, RunManifest, Signe
 from protocol.run.sections import DataSection, ModelSection
 from protocol.run.settings import NodeSettings
 from protocol.transport.interface import Session
-from protocol.transport.simulated.links import Agenda
 from protocol.transport.simulated.network import MemoryNetwork
-from protocol.transport.simulated.wire import MemoryWire, Weather
+from protocol.transport.simulated.wire import Agenda, MemoryWire, Weather
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import Ready, unpack
 from tests.simulation.disks import FaultyDisk, Platter

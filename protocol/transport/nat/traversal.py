@@ -10,8 +10,8 @@ from math import inf
 import trio
 
 from protocol.short_id import short_id
-from protocol.transport.doorstep import Doorstep
-from protocol.transport.ends import End, remote_end
+from protocol.transport.addresses import CircuitAddress
+from protocol.transport.bulk_link import LinkBroken
 from protocol.transport.interface import Handlers, Unreachable
 from protocol.transport.library import (
     Connection,
@@ -22,17 +22,13 @@ from protocol.transport.library import (
     library_id,
     peer_id_of,
 )
-from protocol.transport.link import LinkBroken
-from protocol.transport.nat import mirror, race, relay
-from protocol.transport.nat.circuit_address import CircuitAddress
-from protocol.transport.nat.circuits import Circuits, Take, dial
-from protocol.transport.nat.dial_back import AddressVerdict
-from protocol.transport.nat.meeting import Meetings
-from protocol.transport.nat.mirror import Mirror
-from protocol.transport.nat.relay import RelayService
+from protocol.transport.nat import punching, relay
+from protocol.transport.nat.punching import Meetings, Mirror
+from protocol.transport.nat.reachability import AddressVerdict
+from protocol.transport.nat.relay import Circuits, RelayService, Take, dial
 from protocol.transport.rate_limit import RateLimit, guarded
 from protocol.transport.reputation import Reputation
-from protocol.transport.way import DIRECT, Way, is_dialled, raw_connection, way_of
+from protocol.transport.sockets import DIRECT, Doorstep, End, Way, is_dialled, raw_connection, remote_end, way_of
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 
@@ -110,6 +106,7 @@ class Improving:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
+# The parts together.
 
 
 DIAL_S = 5.0
@@ -167,8 +164,8 @@ class Traversal:
         """Return the handlers of inbound sockets by their first byte."""
         return {
             relay.FIRST_BYTE: self.relay.accept,
-            race.FIRST_BYTE: self._meetings.accept,
-            mirror.FIRST_BYTE: self._mirror.accept,
+            punching.RACE_FIRST_BYTE: self._meetings.accept,
+            punching.MIRROR_FIRST_BYTE: self._mirror.accept,
         }
 
     async def run(self) -> None:

@@ -26,8 +26,7 @@ from protocol.transport.interface import (
     Unreachable,
     nothing,
 )
-from protocol.transport.simulated.links import Endpoint, SimulatedCall
-from protocol.transport.simulated.wire import MemoryWire
+from protocol.transport.simulated.wire import Endpoint, MemoryWire, SimulatedCall
 from protocol.wire.identity import PeerId
 
 HALF_OPEN_S = 30.0

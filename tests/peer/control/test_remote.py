@@ -20,7 +20,7 @@ from peer.control.client import ControlClient, ControlError
 from peer.control.event_log import EventLog
 from peer.control.remote import CALLER_SAYS, Door, bridge, call, parts_of
 from peer.control.server import ControlServer
-from protocol.transport.doorstep import MAX_PENDING
+from protocol.transport.sockets import MAX_PENDING
 from protocol.wire.identity import SIGNATURE_BYTES, Identity
 from tests.protocol.example_status import status
 

@@ -12,7 +12,7 @@ from trio.testing import MockClock
 from peer.discovery.search import LEAST_GAP_S, MOST_GAP_S, OTHERWISE, TRYING, Search, check
 from peer.sentences import level, sentence
 from protocol.events.events import Event, NobodyAnswers, from_fields
-from protocol.transport.attempts import NO_ROUTE, OTHER_RUN, REFUSED, SILENT, WRONG_PEER, Attempt
+from protocol.transport.dialer import NO_ROUTE, OTHER_RUN, REFUSED, SILENT, WRONG_PEER, Attempt
 from protocol.wire.identity import Identity, PeerId
 
 ONE, TWO, STRANGER = (Identity.from_seed(bytes([number]) * 32).peer_id for number in (1, 2, 3))

@@ -18,7 +18,7 @@ from peer.doctor.router import reachable
 from peer.errors import PeerError
 from peer.settings.preferences import Preferences
 from protocol.run.manifest import demo_manifest
-from protocol.transport.nat.dial_back import AddressVerdict as Reached
+from protocol.transport.nat.reachability import AddressVerdict as Reached
 from protocol.transport.nat.reachability import Reachability
 from protocol.wire.identity import PeerId
 from protocol.wire.presence import Role

@@ -9,12 +9,10 @@ from typing import Any
 
 import trio
 
-from protocol.transport.attempts import Attempt
+from protocol.transport.dialer import Attempt
 from protocol.transport.inbound_policy import InboundLimits
 from protocol.transport.interface import Acceptance, Landing, Network, NetworkError, Refused
-from protocol.transport.network import Libp2pNetwork, open_network
-from protocol.transport.settings import NetworkSettings
-from protocol.transport.stack import Stack
+from protocol.transport.network import Libp2pNetwork, NetworkSettings, Stack, open_network
 from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import Identity, PeerId
 

@@ -9,7 +9,8 @@ import threading
 import pytest
 import trio
 
-from protocol.transport.attempts import (
+from protocol.transport.addresses import ForbiddenAddress, UnknownName
+from protocol.transport.dialer import (
     FORBIDDEN,
     NO_NAME,
     NO_PEER,
@@ -20,8 +21,6 @@ from protocol.transport.attempts import (
     SILENT,
     WRONG_PEER,
     Attempt,
-    ForbiddenAddress,
-    UnknownName,
     problem_of,
 )
 from protocol.transport.interface import Unreachable

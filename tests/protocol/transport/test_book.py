@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from protocol.transport.attempts import SILENT, Attempt
-from protocol.transport.dialer import CLAIM_S, MAX_ADDRESSES_PER_PEER, MAX_KEPT, MAX_STRANGERS, Book
+from protocol.transport.dialer import CLAIM_S, MAX_ADDRESSES_PER_PEER, MAX_KEPT, MAX_STRANGERS, SILENT, Attempt, Book
 from protocol.wire.identity import PeerId
 from tests.protocol.peers import TheseMembers
 

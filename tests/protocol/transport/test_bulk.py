@@ -11,12 +11,12 @@ import trio
 import trio.testing
 
 from protocol.transport import bulk as bulk_module
-from protocol.transport import flows as flows_module
-from protocol.transport import link as link_module
-from protocol.transport.host import ANY_IPV4, has_ipv6
+from protocol.transport import bulk_flows as flows_module
+from protocol.transport import bulk_link as link_module
+from protocol.transport.addresses import ANY_IPV4, has_ipv6
+from protocol.transport.bulk_link import FrameKind, Link, SocketState
 from protocol.transport.interface import MAX_PUSH_BYTES, Landing, NetworkError, Offence, Refused, Unreachable
 from protocol.transport.library import library_id
-from protocol.transport.link import FrameKind, Link, SocketState
 from protocol.transport.network import Libp2pNetwork
 from protocol.wire.identity import PeerId
 from tests.protocol.transport.recorder import PATIENCE_S, Recorder, network, pair, stack

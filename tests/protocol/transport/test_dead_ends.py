@@ -8,19 +8,10 @@ import psutil
 import pytest
 import trio
 
-from protocol.transport.ends import local_end
-from protocol.transport.host import ANY_IPV4
+from protocol.transport.addresses import ANY_IPV4, Address, address_of, own_addresses
+from protocol.transport.connections import LOOK_S, REPLACED_S, SILENT_S, DeadEnds, Silences
 from protocol.transport.library import library_id
-from protocol.transport.nat.dead_ends import (
-    LOOK_S,
-    REPLACED_S,
-    SILENT_S,
-    Address,
-    DeadEnds,
-    Silences,
-    address_of,
-    own_addresses,
-)
+from protocol.transport.sockets import local_end
 from protocol.wire.identity import PeerId
 from tests.protocol.transport.recorder import PATIENCE_S, Recorder, network, pair, stack
 

@@ -10,18 +10,23 @@ import pytest
 import trio
 
 from protocol.events.events import Event, ReachabilityChanged
+from protocol.transport.addresses import LEAST_PORT, is_public
 from protocol.transport.interface import nothing
-from protocol.transport.named_ends import LEAST_PORT
-from protocol.transport.nat.dial_back import (
+from protocol.transport.nat.reachability import (
+    ASKED,
     FOR_ALL,
     MAX_AT_ONCE,
     AddressVerdict,
     DialBack,
     DialBackAnswer,
+    Inquiry,
+    Reachability,
+    ReachabilityReport,
+    chosen,
+    judge,
     read_answer,
     write_answer,
 )
-from protocol.transport.nat.reachability import ASKED, Inquiry, Reachability, ReachabilityReport, chosen, is_public, judge
 from protocol.transport.network import Libp2pNetwork
 from protocol.transport.reputation import Channel
 from protocol.transport.streams import BadFrame, discard, open_stream

@@ -9,9 +9,9 @@ import trio
 import trio.testing
 from libp2p.peer.peerinfo import PeerInfo
 
+from protocol.transport.addresses import CircuitAddress
 from protocol.transport.dialer import CLAIMS_OF_MEMBERS, CLAIMS_OF_STRANGERS, LASTING_S, MAX_PAUSE_S, Dialer
 from protocol.transport.library import Host
-from protocol.transport.nat.circuit_address import CircuitAddress
 from protocol.transport.rate_limit import Allowance
 from protocol.wire.identity import Identity, PeerId
 from tests.protocol.peers import TheseMembers

@@ -7,7 +7,7 @@ from math import inf
 
 import pytest
 
-from protocol.transport.flows import (
+from protocol.transport.bulk_flows import (
     GAIN,
     LEAST_BYTES_PER_S,
     MARGIN,
@@ -20,7 +20,7 @@ from protocol.transport.flows import (
     fair_shares,
     first_guess,
 )
-from protocol.transport.link import SocketState
+from protocol.transport.bulk_link import SocketState
 
 FAR_S = 0.080
 

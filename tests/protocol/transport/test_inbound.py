@@ -14,8 +14,8 @@ import trio
 from protocol.events.events import Event, StrangersClosed
 from protocol.transport.inbound import address_group
 from protocol.transport.inbound_policy import InboundLimits, Stage
+from protocol.transport.library import agent_version
 from protocol.transport.network import Libp2pNetwork, open_network
-from protocol.transport.patches import agent_version
 from protocol.transport.rate_limit import Allowance
 from protocol.transport.streams import agreement, open_stream
 from protocol.wire.identity import Identity

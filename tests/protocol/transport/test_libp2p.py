@@ -16,8 +16,7 @@ from protocol.transport.host import PortBusy
 from protocol.transport.inbound_policy import InboundLimits
 from protocol.transport.interface import MAX_REQUEST_BYTES, Acceptance, NetworkError, Refused, Unreachable
 from protocol.transport.library import library_id
-from protocol.transport.network import Libp2pNetwork, open_network
-from protocol.transport.settings import NetworkSettings
+from protocol.transport.network import Libp2pNetwork, NetworkSettings, open_network
 from protocol.wire.identity import Identity, PeerId
 from tests.protocol.transport.recorder import LOOPBACK, PATIENCE_S, RUN, Recorder, network, pair, stack
 

@@ -11,7 +11,7 @@ import pytest
 import trio
 import trio.testing
 
-from protocol.transport.link import FRAME_BYTES, SMALL_BYTES, SO_MAX_PACING_RATE, FrameKind, Keys, Link, LinkBroken
+from protocol.transport.bulk_link import FRAME_BYTES, SMALL_BYTES, SO_MAX_PACING_RATE, FrameKind, Keys, Link, LinkBroken
 from protocol.wire.hashes import hash_bytes
 from protocol.wire.identity import Identity
 

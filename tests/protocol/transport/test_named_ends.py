@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.transport.ends import End
-from protocol.transport.named_ends import Reach, end_of, may_be_dialled, reach_of
-from protocol.transport.nat.dead_ends import address_of
+from protocol.transport.addresses import Reach, address_of, end_of, may_be_dialled, reach_of
+from protocol.transport.sockets import End
 from protocol.wire.identity import Identity
 
 A, B = (Identity.generate().peer_id for _ in range(2))

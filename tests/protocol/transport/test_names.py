@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import trio
 
-from protocol.transport.attempts import FORBIDDEN, MAX_FOUND, NO_NAME, ForbiddenAddress, UnknownName, looked_up, problem_of
-from protocol.transport.ends import End
+from protocol.transport.addresses import MAX_LOOKED_UP as MAX_FOUND
+from protocol.transport.addresses import ForbiddenAddress, UnknownName, looked_up
+from protocol.transport.dialer import FORBIDDEN, NO_NAME, problem_of
+from protocol.transport.sockets import End
 
 NAMED = "/dns/home.example.org/tcp/4001"
 ELSEWHERE = (

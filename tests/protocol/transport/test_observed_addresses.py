@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import trio
 
-from protocol.transport.own_addresses import MAX_CLAIMS, ObservedAddresses, is_public_form
+from protocol.transport.addresses import MAX_CLAIMS, ObservedAddresses, is_public_form
 from protocol.wire.identity import Identity, PeerId
 from tests.protocol.peers import TheseMembers
 from tests.protocol.transport.recorder import Recorder, dialled, network

@@ -12,10 +12,10 @@ import trio
 from trio.testing import MockClock
 
 from protocol.transport.interface import Unreachable
-from protocol.transport.nat import circuits as traversal_circuits
 from protocol.transport.nat import relay
-from protocol.transport.nat.circuits import KEEP_S, LOOK_S, WANTED, Circuits
-from protocol.transport.nat.dial_back import AddressVerdict
+from protocol.transport.nat import relay as traversal_circuits
+from protocol.transport.nat.reachability import AddressVerdict
+from protocol.transport.nat.relay import KEEP_S, LOOK_S, WANTED, Circuits
 from protocol.wire.identity import PeerId
 from tests.protocol.transport.recorder import RUN
 

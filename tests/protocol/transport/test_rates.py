@@ -10,11 +10,11 @@ import pytest
 import trio
 import trio.testing
 
-from protocol.transport.flows import FORGET_S, FREE_GROWTH, GROWTH, KEPT, PACED_BELOW, Gauge
+from protocol.transport.bulk_flows import FORGET_S, FREE_GROWTH, GROWTH, KEPT, PACED_BELOW, Gauge
+from protocol.transport.bulk_link import FRAME_BYTES, Link, SocketState
+from protocol.transport.bulk_sending import TRICKLE_SHARE, WAY_S, Lane, Sending, _OutgoingPush
 from protocol.transport.interface import nothing
-from protocol.transport.link import FRAME_BYTES, Link, SocketState
 from protocol.transport.rate_limit import SMALLEST_FRAME_BYTES, RateLimit
-from protocol.transport.sending import TRICKLE_SHARE, WAY_S, Lane, Sending, _OutgoingPush
 from protocol.wire.identity import PeerId
 
 

@@ -9,7 +9,7 @@ import trio
 import trio.testing
 
 from protocol.transport.bulk import GRACE_S, Receiving
-from protocol.transport.link import HEAD, TAG_BYTES, FrameKind, Keys, Link
+from protocol.transport.bulk_link import HEAD, TAG_BYTES, FrameKind, Keys, Link
 from protocol.transport.rate_limit import RateLimit
 from protocol.transport.reputation import FULL_SCORE, SLOWNESS, Reputation
 from protocol.wire.hashes import hash_bytes

@@ -10,10 +10,10 @@ import pytest
 import trio
 import trio.testing
 
+from protocol.transport.bulk_link import Keys, Link, LinkBroken
+from protocol.transport.bulk_sending import STILL_S, Sending
 from protocol.transport.interface import Unreachable
-from protocol.transport.link import Keys, Link, LinkBroken
 from protocol.transport.rate_limit import RateLimit
-from protocol.transport.sending import STILL_S, Sending
 from protocol.wire.hashes import hash_bytes
 from protocol.wire.identity import Identity
 

@@ -13,21 +13,25 @@ import pytest
 import trio
 import trio.testing
 
-from protocol.transport.doorstep import MAX_PENDING, Doorstep, receive
-from protocol.transport.ends import End
+from protocol.transport.addresses import CircuitAddress, circuit_address, direct_address, may_be_dialled
 from protocol.transport.interface import Unreachable
 from protocol.transport.library import library_id
-from protocol.transport.named_ends import may_be_dialled
-from protocol.transport.nat import circuits as traversal_circuits
-from protocol.transport.nat import mirror, race, relay
-from protocol.transport.nat.circuit_address import CircuitAddress, circuit_address, direct_address
-from protocol.transport.nat.dial_back import AddressVerdict
-from protocol.transport.nat.meeting import NONCE_BYTES, OFFER_BYTES, token_of
-from protocol.transport.nat.race import CANDIDATES_BYTES, DialCandidate, Race, read_candidates, write_candidates
-from protocol.transport.nat.reachability import Reachability
+from protocol.transport.nat import punching, relay
+from protocol.transport.nat import relay as traversal_circuits
+from protocol.transport.nat.punching import (
+    CANDIDATES_BYTES,
+    NONCE_BYTES,
+    OFFER_BYTES,
+    DialCandidate,
+    Race,
+    read_candidates,
+    token_of,
+    write_candidates,
+)
+from protocol.transport.nat.reachability import AddressVerdict, Reachability
 from protocol.transport.network import Libp2pNetwork
+from protocol.transport.sockets import MAX_PENDING, Doorstep, End, LinkKind, receive, way_of
 from protocol.transport.streams import ask
-from protocol.transport.way import LinkKind, way_of
 from protocol.wire.identity import Identity, PeerId
 from tests.protocol.transport.recorder import RUN, Recorder, network, pair, stack
 
@@ -71,17 +75,17 @@ def test_candidates_are_read_as_they_are_written_and_anything_else_is_survived()
     generator = random.Random(1)
     for _ in range(2000):
         found = read_candidates(generator.randbytes(CANDIDATES_BYTES))
-        assert len([each for each in found if may_be_dialled(each.end, list)]) <= race.MAX_CANDIDATES
+        assert len([each for each in found if may_be_dialled(each.end, list)]) <= punching.MAX_CANDIDATES
 
 
 def test_a_mirror_shows_where_a_socket_is_seen() -> None:
     async def main() -> None:
         async with network(Recorder()) as there:
             port = int(there.addresses()[0].split("/")[4])
-            sock = mirror.reusable_socket()
+            sock = punching.reusable_socket()
             with sock:
                 inside = sock.getsockname()[1]
-                assert await mirror.seen_at(sock, ("127.0.0.1", port)) == ("127.0.0.1", inside)
+                assert await punching.seen_at(sock, ("127.0.0.1", port)) == ("127.0.0.1", inside)
 
     trio.run(main)
 
@@ -241,14 +245,14 @@ def test_a_race_is_won_by_one_socket_and_the_others_are_closed() -> None:
     """The one that leads dials two places of the one that follows; punching needs two routers (tests/e2e/test_homes.py)."""
 
     async def main() -> None:
-        token, won = b"t" * race.TOKEN_BYTES, dict[str, tuple[trio.socket.SocketType, LinkKind] | None]()
+        token, won = b"t" * punching.TOKEN_BYTES, dict[str, tuple[trio.socket.SocketType, LinkKind] | None]()
         lead, follow = Race(token, True, None), Race(token, False, None)
         came: list[trio.socket.SocketType] = []
 
         async def accept(listening: trio.SocketListener) -> None:
             while True:
                 sock = (await listening.accept()).socket
-                assert await receive(sock, race.HELLO_BYTES) == race.FIRST_BYTE + token + race.LEADS
+                assert await receive(sock, punching.HELLO_BYTES) == punching.RACE_FIRST_BYTE + token + punching.LEADS
                 assert follow.has_come(sock)
                 came.append(sock)
 
@@ -277,7 +281,7 @@ def test_a_race_is_won_by_one_socket_and_the_others_are_closed() -> None:
 
 def test_a_race_with_nobody_is_lost_in_time() -> None:
     async def main() -> None:
-        assert await Race(b"t" * race.TOKEN_BYTES, True, None).run([]) is None
+        assert await Race(b"t" * punching.TOKEN_BYTES, True, None).run([]) is None
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
 
@@ -332,8 +336,8 @@ def test_what_we_say_to_those_whom_another_peer_has_us_dial_is_not_of_its_choice
             where = stack(two).traversal._meetings._protocol
             theirs, _ = await ask(stack(one).host, two.peer_id, where, ours, OFFER_BYTES, 60)
             async with await database.accept() as dialled:
-                said = await receive(dialled.socket, race.HELLO_BYTES)
-        assert said == race.FIRST_BYTE + token_of(ours, theirs) + race.FOLLOWS
+                said = await receive(dialled.socket, punching.HELLO_BYTES)
+        assert said == punching.RACE_FIRST_BYTE + token_of(ours, theirs) + punching.FOLLOWS
         assert command not in said and len(theirs) == OFFER_BYTES
 
     trio.run(main)
@@ -341,14 +345,14 @@ def test_what_we_say_to_those_whom_another_peer_has_us_dial_is_not_of_its_choice
 
 def test_only_a_few_sockets_that_know_the_token_are_looked_at() -> None:
     async def main() -> None:
-        one, pairs = Race(b"t" * race.TOKEN_BYTES, False, None), [await connected_sockets() for _ in range(20)]
+        one, pairs = Race(b"t" * punching.TOKEN_BYTES, False, None), [await connected_sockets() for _ in range(20)]
         async with trio.open_nursery() as nursery:
             nursery.start_soon(one.run, [])
             taken = 0
             for ours, _ in pairs:
                 taken += one.has_come(ours)
                 await trio.testing.wait_all_tasks_blocked()
-            assert taken == race.MAX_CANDIDATES
+            assert taken == punching.MAX_CANDIDATES
             pairs[0][1].close()
             with trio.fail_after(60):
                 while not one.has_come(pairs[-1][0]):  # until the one that has gone is noticed

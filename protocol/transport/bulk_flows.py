@@ -19,7 +19,7 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
-from protocol.transport.link import LONG_WAY_S, SocketState
+from protocol.transport.bulk_link import LONG_WAY_S, SocketState
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Measurements of the rate of bulk data, and the rate that is shared out.

@@ -30,8 +30,8 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 
-from protocol.transport.ends import Socket
 from protocol.transport.interface import MAX_PUSH_HEADER_BYTES
+from protocol.transport.sockets import Socket
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 

@@ -1,8 +1,8 @@
 """The sending end of bulk links: pushes to one peer, over one socket or, if one does not fill the line, over several.
 
 A socket carries its pushes one after another; the next push may start before the last one is answered.  This module decides
-which socket takes a push; `flows` decides how many sockets there are and how fast they may send.  Sockets stay open for the
-next round, until the peer disconnects.
+which socket takes a push; `bulk_flows` decides how many sockets there are and how fast they may send.  Sockets stay open for
+the next round, until the peer disconnects.
 
 Pushes that are not urgent have their own sockets, which give way.  While there is anything urgent to send, to any peer, they
 send a small frame now and then: so no peer takes them for dead, and some data still moves while the urgent pushes wait for
@@ -19,9 +19,17 @@ from math import inf
 import trio
 
 from protocol.short_id import short_id
-from protocol.transport.flows import Flows, fair_shares
+from protocol.transport.bulk_flows import Flows, fair_shares
+from protocol.transport.bulk_link import (
+    FRAME_BYTES,
+    FRAME_OVERHEAD_BYTES,
+    LONG_WAY_S,
+    FrameKind,
+    Link,
+    LinkBroken,
+    states_of,
+)
 from protocol.transport.interface import Refused, Unreachable, nothing
-from protocol.transport.link import FRAME_BYTES, FRAME_OVERHEAD_BYTES, LONG_WAY_S, FrameKind, Link, LinkBroken, states_of
 from protocol.transport.rate_limit import SMALLEST_FRAME_BYTES, RateLimit, Turn
 from protocol.wire.identity import PeerId
 

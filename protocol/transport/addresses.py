@@ -1,0 +1,420 @@
+"""Addresses of peers: parsing them, which of them may be dialled, DNS names, and our own addresses.
+
+An address is a multiaddr that ends in a peer ID: /ip4/192.0.2.1/tcp/4001/p2p/PEER, or, behind a relay,
+/ip4/192.0.2.1/tcp/4001/p2p/RELAY/p2p-circuit/p2p/PEER.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum
+
+import trio
+
+from protocol.transport.interface import Members
+from protocol.transport.library import Connection, Host, peer_id_of
+from protocol.transport.sockets import End, is_dialled, local_end, remote_end
+from protocol.wire.canonical import Malformed
+from protocol.wire.identity import PeerId, public_key_of
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Addresses of peers behind a relay: /ip4/192.0.2.1/tcp/4001/p2p/RELAY/p2p-circuit/p2p/PEER.
+
+
+MAX_ADDRESS_CHARS = 200
+_CIRCUIT = "/p2p-circuit"
+
+
+@dataclass(frozen=True)
+class CircuitAddress:
+    """The address of a peer behind a relay.  at: the relay's multiaddr without its peer ID."""
+
+    at: str
+    relay: PeerId
+    peer: PeerId
+
+    def __str__(self) -> str:
+        return f"{self.relay_address}{_CIRCUIT}/p2p/{self.peer}"
+
+    @property
+    def relay_address(self) -> str:
+        """The relay's own address."""
+        return f"{self.at}/p2p/{self.relay}"
+
+
+def circuit_address(address: str) -> CircuitAddress | None:
+    """Parse the address of a peer behind a relay; return None for any other text."""
+    before, found, after = address.partition(_CIRCUIT)
+    relay, peer = direct_address(before), after.removeprefix("/p2p/")
+    if not found or relay is None or not after.startswith("/p2p/") or len(address) > MAX_ADDRESS_CHARS:
+        return None
+    return CircuitAddress(*relay, PeerId(peer)) if is_peer_id(peer) and peer != relay[1] else None
+
+
+def direct_address(address: str) -> tuple[str, PeerId] | None:
+    """Split a direct address into the multiaddr that is dialled and the peer ID; return None for any other text."""
+    transport, separator, name = address.rpartition("/p2p/")
+    if len(address) > MAX_ADDRESS_CHARS or not separator or "/tcp/" not in transport or "/p2p" in transport:
+        return None
+    if not transport.startswith(("/ip4/", "/ip6/", "/dns4/", "/dns6/", "/dns/")):
+        return None
+    return (transport, PeerId(name)) if is_peer_id(name) else None
+
+
+def is_peer_id(text: str) -> bool:
+    """Return True if `text` is the peer ID of a key that we can check."""
+    try:
+        public_key_of(PeerId(text))
+    except Malformed:
+        return False
+    return True
+
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+def own_addresses() -> set[Address]:
+    """Return all present addresses of this computer; none if the system does not tell."""
+    import psutil
+
+    with suppress(OSError):
+        return {ip for each in psutil.net_if_addrs().values() for entry in each if (ip := address_of(entry.address))}
+    return set()
+
+
+def address_of(text: str) -> Address | None:
+    """Parse an IP address; an IPv4-mapped one becomes IPv4.  Return None for other texts, such as hardware addresses."""
+    try:
+        ip = ipaddress.ip_address(text.partition("%")[0])
+    except ValueError:
+        return None
+    mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
+    return mapped or ip
+
+
+ANY_IPV4, ANY_IPV6 = "0.0.0.0", "::"
+
+
+def listening_hosts(host: str) -> list[str]:
+    """Return the hosts at which we listen: for all IPv4 addresses also all IPv6 addresses, if this computer has any."""
+    return [ANY_IPV4, ANY_IPV6] if host == ANY_IPV4 and has_ipv6() else [host]
+
+
+def has_ipv6() -> bool:
+    """Return True if programs on this computer can listen at IPv6 addresses."""
+    try:
+        with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
+def transport_address(host: str, port: int) -> str:
+    """Return the multiaddr of a port at an IP address."""
+    return f"/{'ip6' if ':' in host else 'ip4'}/{host}/tcp/{port}"
+
+
+def at_interfaces(ends: Sequence[End]) -> list[End]:
+    """Return the ends that are this computer's own.
+
+    An address at which a router leads to us, or of which others say so, also belongs to other computers, so it is left out.
+    If no end is this computer's own, all are returned.
+    """
+    own = set(interface_addresses())
+    found = [end for end in ends if end[0] in own or ipaddress.ip_address(end[0]).is_loopback]
+    return found or list(ends)
+
+
+def interface_addresses() -> list[str]:
+    """Return our IP addresses for other computers, IPv4 first, without link-local ones; loopback if there are none."""
+    import psutil
+
+    up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
+    found = {
+        ipaddress.ip_address(entry.address.partition("%")[0])
+        for name, entries in psutil.net_if_addrs().items()
+        if name in up
+        for entry in entries
+        if entry.family in (socket.AF_INET, socket.AF_INET6)
+    }
+    reachable = [address for address in found if not (address.is_loopback or address.is_link_local)]
+    reachable.sort(key=lambda address: (address.version, address.packed))
+    return [str(address) for address in reachable] or ["127.0.0.1"]
+
+
+def is_public(address: str) -> bool:
+    """Return True if every computer on the internet could dial this multiaddr, which has an IP address and a port."""
+    return ipaddress.ip_address(address.split("/")[2]).is_global
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# The IP addresses and ports that may be dialled if another peer names them; it can name anyone's.
+
+
+LEAST_PORT = 1024
+"""Least port that is dialled.  A server below it is seldom a peer, and often holds the dialling against our address."""
+
+
+class Reach(Enum):
+    """The scope within which a peer at an IP address can be reached."""
+
+    NOWHERE = "nowhere"
+    THIS_COMPUTER = "this computer"
+    HOME_NETWORK = "home network"
+    INTERNET = "internet"
+
+
+_NOWHERE_4 = tuple(
+    ipaddress.IPv4Network(network)
+    for network in ("0.0.0.0/8", "169.254.0.0/16", "192.0.0.0/24", "192.88.99.0/24", "224.0.0.0/4", "240.0.0.0/4")
+)
+"""Networks that no peer has: this network, link-local, protocol assignments, the 6to4 relay, multicast, and reserved with
+broadcast (RFC 6890)."""
+_HOME_4 = tuple(map(ipaddress.IPv4Network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10")))
+_HOME_6 = ipaddress.IPv6Network("fc00::/7")
+_INTERNET_6 = ipaddress.IPv6Network("2000::/3")
+_NOWHERE_6 = tuple(map(ipaddress.IPv6Network, ("2001::/23", "2002::/16")))
+"""Teredo and other protocol assignments, and 6to4: forms in which an IPv4 address may hide.  The other such forms (NAT64,
+translated and compatible addresses) lie outside `_INTERNET_6`, as do all other addresses that no peer has."""
+
+
+def reach_of(ip: Address) -> Reach:
+    """Return the scope within which a peer at this address can be reached.  ip: not an IPv4-mapped address."""
+    if ip.is_loopback:
+        return Reach.THIS_COMPUTER
+    if isinstance(ip, ipaddress.IPv4Address):
+        if any(ip in network for network in _NOWHERE_4):
+            return Reach.NOWHERE
+        return Reach.HOME_NETWORK if any(ip in network for network in _HOME_4) else Reach.INTERNET
+    if ip in _HOME_6:
+        return Reach.HOME_NETWORK
+    return Reach.INTERNET if ip in _INTERNET_6 and not any(ip in network for network in _NOWHERE_6) else Reach.NOWHERE
+
+
+def is_an_address(ip: str) -> bool:
+    """Return True if a single computer can have this IP address."""
+    known = address_of(ip)
+    return known is not None and reach_of(known) is not Reach.NOWHERE
+
+
+def may_be_dialled(end: End, listening: Callable[[], Sequence[End]]) -> bool:
+    """Return True if another peer can be at this end.
+
+    listening: the ends at which we listen.  If they are all loopback, the other peers are on this computer too.  Otherwise
+    no other peer has one of our addresses, and another server of this computer may listen there.
+    """
+    ip = address_of(end[0])
+    if ip is None or (reach := reach_of(ip)) is Reach.NOWHERE or end[1] < LEAST_PORT:
+        return False
+    ours = [known for host, _ in listening() if (known := address_of(host)) is not None]
+    if all(each.is_loopback for each in ours):
+        return True
+    return reach is not Reach.THIS_COMPUTER and ip not in ours
+
+
+def end_of(address: str) -> End | None:
+    """Return the end at which the peer of an address, or its relay, is dialled; None for a name or an invalid address."""
+    circuit, direct = circuit_address(address), direct_address(address)
+    at = circuit.at if circuit is not None else direct[0] if direct is not None else ""
+    match at.split("/"):
+        case ["", ("ip4" | "ip6") as kind, ip, "tcp", port] if port.isascii() and port.isdecimal() and len(port) <= 5:
+            known = address_of(ip) if "%" not in ip else None
+            return (ip, int(port)) if known is not None and ("ip6" if ":" in ip else "ip4") == kind else None
+    return None
+
+
+MAX_LOOKED_UP = 4
+"""IP addresses of one name that are tried."""
+
+
+FAMILIES = {"dns": socket.AF_UNSPEC, "dns4": socket.AF_INET, "dns6": socket.AF_INET6}
+
+
+class UnknownName(Exception):
+    """The name has no IP address."""
+
+
+class ForbiddenAddress(Exception):
+    """The name has only IP addresses at which no peer may be dialled."""
+
+
+async def looked_up(address: str, listening: Callable[[], Sequence[End]]) -> list[str]:
+    """Return the addresses to dial for a multiaddr without its peer ID, at most `MAX_LOOKED_UP`.
+
+    An IP address stands for itself.  A name is looked up, and addresses at which no peer may be dialled are left out.
+    listening: the ends at which we listen.  Raises `UnknownName` or `ForbiddenAddress`.
+    """
+    parts = address.split("/")
+    if len(parts) != 5 or parts[1] not in FAMILIES:
+        return [address]
+    try:
+        found = await trio.socket.getaddrinfo(parts[2], int(parts[4]), FAMILIES[parts[1]], socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise UnknownName(parts[2]) from error
+    ends = list(dict.fromkeys((str(end[0]), int(end[1])) for *_, end in found))
+    allowed = [end for end in ends if may_be_dialled(end, listening)][:MAX_LOOKED_UP]
+    if not allowed:
+        raise ForbiddenAddress(parts[2])
+    return [f"/ip{6 if ':' in ip else 4}/{ip}/tcp/{port}" for ip, port in allowed]
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# The addresses at which others have reached us.
+#
+# The local end of a connection that another peer dialled is a fact: the peer reached this address of this computer.  Behind
+# a router only the other peer knows the address that it dialled; it tells us when it identifies itself (libp2p's
+# `identify`), and that is a claim.  One claim is kept for each peer, and the caller says whose claims count.  A member's
+# claim outweighs the claims of any number of strangers.
+
+
+MAX_CLAIMS = 256
+MAX_SEEN = 32
+
+
+class ObservedAddresses:
+    """Our addresses as other peers see them: multiaddrs without a peer ID, like /ip4/192.0.2.1/tcp/4001.
+
+    members: tells members from strangers.
+    """
+
+    def __init__(self, members: Members) -> None:
+        self._members = members
+        self._seen: OrderedDict[str, None] = OrderedDict()
+        self._claims: OrderedDict[PeerId, str] = OrderedDict()
+
+    def watch(self, host: Host) -> None:
+        """Take note here, from now on, of the addresses that others claim, which the library would announce as ours."""
+        host._observed_addr_manager.record_observation = lambda conn, observed, local: self.on_claim(conn, str(observed))
+
+    def on_connection(self, conn: Connection) -> None:
+        """Take note of the local address of a new connection, if the peer has dialled us there."""
+        end = local_end(conn) if is_dialled(conn) is False else None
+        if end is not None and not _is_of_this_computer(conn, end[0]):
+            address = transport_address(*end)
+            self._seen[address] = None
+            self._seen.move_to_end(address)
+            if len(self._seen) > MAX_SEEN:
+                self._seen.popitem(last=False)
+
+    def on_claim(self, conn: Connection, address: str) -> None:
+        """Take note that the other end claims to see us at `address`, if it has dialled us."""
+        if is_dialled(conn) is not False or not is_public_form(address):
+            return
+        peer = peer_id_of(conn.muxed_conn.peer_id)
+        self._claims[peer] = address
+        self._claims.move_to_end(peer)
+        if len(self._claims) > MAX_CLAIMS:
+            strangers = (known for known in self._claims if not self._members.has_member(known))
+            del self._claims[next(strangers, next(iter(self._claims)))]
+
+    def addresses(self, counts: Callable[[PeerId], bool]) -> list[str]:
+        """Return local addresses of inbound connections, the newest first, then claimed ones, by the number of members.
+
+        counts: returns True if a peer's claim counts.
+        """
+        seen = list(reversed(self._seen))
+        claims = [(self._members.has_member(peer), address) for peer, address in self._claims.items() if counts(peer)]
+        by_members = Counter(address for is_member, address in claims if is_member)
+        by_strangers = Counter(address for is_member, address in claims if not is_member)
+        claimed = sorted({address: None for _, address in claims}, key=lambda it: (-by_members[it], -by_strangers[it]))
+        return seen + [address for address in claimed if address not in self._seen]
+
+
+def _is_of_this_computer(conn: Connection, ip: str) -> bool:
+    """Return True if the other end is a program on this computer, which does not show that others can reach `ip`.
+
+    False on loopback, where only programs on this computer are meant to connect.
+    """
+    remote = remote_end(conn)
+    return remote is not None and remote[0] == ip and not ipaddress.ip_address(ip).is_loopback
+
+
+def is_public_form(address: str) -> bool:
+    """Return True if `address`, which may be any text, has an IP address and a TCP port that another computer could dial."""
+    parts = address.split("/")
+    if len(address) > 100 or len(parts) != 5 or parts[0] or parts[1] not in ("ip4", "ip6") or parts[3] != "tcp":
+        return False
+    try:
+        ip, port = ipaddress.ip_address(parts[2]), int(parts[4])
+    except ValueError:
+        return False
+    odd = ip.is_loopback or ip.is_unspecified or ip.is_multicast or ip.is_link_local
+    return not odd and 0 < port < 65536
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# The addresses that we announce.
+
+
+MAX_FOUND = 2
+"""Most outside addresses that we announce: ones at which others reached us, then ones that a router maps to us."""
+
+
+class OwnAddresses:
+    """The addresses of our peer.
+
+    host, port: the end at which it listens.  announce: multiaddrs at which others reach it, according to its owner.
+    reached: the same, according to others.  circuits: its addresses behind relays.  on_mapped: called when a router leads
+    from other addresses to it.
+    """
+
+    def __init__(
+        self,
+        peer: PeerId,
+        host: str,
+        port: int,
+        announce: Sequence[str],
+        *,
+        reached: Callable[[], Sequence[str]],
+        circuits: Callable[[], Sequence[str]],
+        on_mapped: Callable[[], None],
+    ) -> None:
+        self._peer, self._host, self.port, self._announce = peer, host, port, tuple(announce)
+        self._reached, self._circuits, self._on_mapped = reached, circuits, on_mapped
+        self._mapped: list[str] = []
+
+    def all(self) -> list[str]:
+        """Return the multiaddrs that others can dial, each ending in /p2p/<peer ID>; addresses outside a router first."""
+        return list(dict.fromkeys([*self._named(self._outside()), *self._circuits(), *self._named(self._inside())]))
+
+    def nearby(self) -> list[str]:
+        """Return the addresses that our owner names and the addresses of our interfaces."""
+        return list(dict.fromkeys(self._named([*self._announce, *self._inside()])))
+
+    def ends(self) -> list[End]:
+        """Return the addresses that are dialled without a relay, as IP addresses and ports."""
+        split = [address.split("/") for address in self.all()]
+        ends = [(parts[2], int(parts[4])) for parts in split if len(parts) == 7 and parts[1] in ("ip4", "ip6")]
+        return list(dict.fromkeys(ends))
+
+    def ports(self) -> list[int]:
+        """Return the ports at which others may find us: our own, and ports that lead to it from outside."""
+        return [self.port, *(int(address.split("/")[4]) for address in [*self._mapped, *self._announce])]
+
+    def need_a_router(self) -> bool:
+        """Return True if this computer has no public IPv4 address of its own and our owner named none."""
+        listening = (transport_address(host, self.port) for host in interface_addresses() if ":" not in host)
+        return not self._announce and not any(is_public(address) for address in listening)
+
+    def map(self, addresses: Sequence[str]) -> None:
+        """Note that a router leads from these addresses to us, and from no others; public ones are announced."""
+        self._mapped = list(addresses)
+        self._on_mapped()
+
+    def _outside(self) -> list[str]:
+        """Return the addresses at which others reach us according to our owner, them and our router, without peer ID."""
+        found = [address for address in [*self._reached(), *self._mapped] if is_public(address)]
+        return list(dict.fromkeys([*self._announce, *dict.fromkeys(found[:MAX_FOUND])]))
+
+    def _inside(self) -> list[str]:
+        hosts = interface_addresses() if self._host == ANY_IPV4 else [self._host]
+        return [transport_address(host, self.port) for host in hosts]
+
+    def _named(self, addresses: Sequence[str]) -> list[str]:
+        return [f"{address}/p2p/{self._peer}" for address in addresses]

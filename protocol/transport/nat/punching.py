@@ -1,0 +1,400 @@
+"""Hole punching: two connected peers, through a relay or otherwise, find a socket with no peer in between.
+
+One peer asks with a nonce and the ends at which it may be dialled; the other answers with its own, and both begin to dial
+(`Race`).  Their sockets carry a token made of both nonces, so neither peer can make the other send bytes of its choice to
+some other program.  Each has asked a peer that it can dial (`Mirror`) for the end at which its router shows it.  The users
+of the socket prove their identities on it, whatever socket was found.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import os
+import socket
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+
+import trio
+
+from protocol.short_id import short_id
+from protocol.transport.addresses import address_of, at_interfaces, may_be_dialled
+from protocol.transport.inbound import group_at_the_other_end
+from protocol.transport.interface import Members, Unreachable
+from protocol.transport.library import Host, MuxedConnection
+from protocol.transport.nat.relay import Take
+from protocol.transport.rate_limit import guarded
+from protocol.transport.reputation import Channel, Reputation
+from protocol.transport.sockets import Doorstep, End, GoneAway, LinkKind, Way, receive, send
+from protocol.transport.streams import answer_with, ask
+from protocol.wire.hashes import Hash, hash_bytes
+from protocol.wire.identity import PeerId
+
+# ------------------------------------------------------------------------------------------------------------------------
+# The mirror: tells each peer that connects the IP address and port at which we see it.
+#
+# A router that translates addresses gives a socket another port outside.  Many routers give the same outside port to the
+# same inside port, whichever address is dialled.  So a peer that knows its outside port can tell others to dial it there.
+
+
+MIRROR_FIRST_BYTE = b"\xb3"
+MIRROR_S = 3.0
+END = struct.Struct(">16sH")
+"""An IP address (IPv4 as mapped to IPv6) and a port."""
+
+
+def write_end(end: End) -> bytes:
+    """Encode an end for the wire."""
+    ip = ipaddress.ip_address(end[0].partition("%")[0])
+    return END.pack(ip.packed if ip.version == 6 else bytes(10) + b"\xff\xff" + ip.packed, end[1])
+
+
+def read_end(data: bytes) -> End:
+    """Decode an end from any 18 bytes."""
+    packed, port = END.unpack(data)
+    ip = ipaddress.IPv6Address(packed)
+    return str(address_of(str(ip)) or ip), port
+
+
+class Mirror:
+    """The answers on sockets that begin with `MIRROR_FIRST_BYTE`."""
+
+    def __init__(self, doorstep: Doorstep) -> None:
+        self._doorstep = doorstep
+
+    async def accept(self, sock: trio.socket.SocketType, address: str) -> None:
+        """Tell the other end of a socket where we see it, and wait until it closes the socket, for `MIRROR_S` in all."""
+        with self._doorstep.waits(sock, address), trio.move_on_after(MIRROR_S):
+            await receive(sock, 1)
+            await send(sock, write_end(sock.getpeername()[:2]))
+            await sock.recv(1)
+
+
+async def seen_at(sock: trio.socket.SocketType, mirror: End) -> End:
+    """Return the end at which a mirror sees `sock`, bound and not yet connected.  Raises OSError or trio.TooSlowError."""
+    with trio.fail_after(MIRROR_S):
+        await sock.connect(mirror)
+        await send(sock, MIRROR_FIRST_BYTE)
+        data = b""
+        while len(data) < END.size and (more := await sock.recv(END.size - len(data))):
+            data += more
+    if len(data) < END.size:
+        raise OSError("the mirror says nothing")
+    return read_end(data)
+
+
+async def ports_outside(mirrors: Sequence[End]) -> tuple[int, list[int]]:
+    """Return a port of ours, and the port at which each answering mirror sees it.  Raises OSError."""
+    port, seen = 0, list[int]()
+    for mirror in mirrors:
+        sock = reusable_socket(port)
+        with sock, suppress(OSError, trio.TooSlowError):
+            port = sock.getsockname()[1]
+            seen.append((await seen_at(sock, mirror))[1])
+    return port, seen
+
+
+def reusable_socket(port: int = 0) -> trio.socket.SocketType:
+    """Return an IPv4 socket, to dial from, bound to a port that our other sockets may use too.  Raises OSError."""
+    bare = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        bare.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if hasattr(socket, "SO_REUSEPORT"):
+            bare.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        bare.bind(("0.0.0.0", port))  # noqa: S104 - to dial from, not to listen
+        bare.setblocking(False)
+    except OSError:
+        bare.close()
+        raise
+    return trio.socket.from_stdlib_socket(bare)
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# A race of sockets between two peers: each dials all ends of the other, and the first socket with both tokens wins.
+#
+# One of the two leads: it names the winner by one more byte, and the other waits for that byte.  If both dial each other at
+# the same moment from ports that their routers have shown to others, the two dials become one socket (simultaneous open,
+# RFC 9293, 3.5): each router takes the other's packets for answers to its own.
+
+
+RACE_FIRST_BYTE = b"\xb4"
+TOKEN_BYTES = 16
+RACE_S = 6.0
+ATTEMPT_S = 1.4
+"""Seconds for one attempt.  A second SYN leaves after one second, as the first may have come before the other router let it
+in."""
+PAUSE_S = 0.15
+MAX_CANDIDATES = 6
+"""Most ends of the other peer that are dialled, and most of its sockets that are checked at one time."""
+LEADS, FOLLOWS, TAKEN = b"L", b"F", b"!"
+
+log = logging.getLogger(__name__)
+_FLAG = struct.Struct(">B")
+CANDIDATE_BYTES = _FLAG.size + END.size
+CANDIDATES_BYTES = MAX_CANDIDATES * CANDIDATE_BYTES
+HELLO_BYTES = 1 + TOKEN_BYTES + 1
+
+
+@dataclass(frozen=True)
+class DialCandidate:
+    """An end at which a peer may be dialled.  punched: it dials from there at the same moment; else it listens there."""
+
+    end: End
+    punched: bool = False
+
+
+def write_candidates(candidates: Sequence[DialCandidate]) -> bytes:
+    """Encode candidates for the wire, in a fixed size."""
+    found = b"".join(_FLAG.pack(2 if each.punched else 1) + write_end(each.end) for each in candidates[:MAX_CANDIDATES])
+    return found.ljust(CANDIDATES_BYTES, b"\0")
+
+
+def read_candidates(data: bytes) -> list[DialCandidate]:
+    """Decode candidates from any bytes of that size; invalid ones are left out."""
+    found = []
+    for at in range(0, CANDIDATES_BYTES, CANDIDATE_BYTES):
+        flag = data[at]
+        if flag in (1, 2):
+            found.append(DialCandidate(read_end(data[at + 1 : at + CANDIDATE_BYTES]), flag == 2))
+    return found
+
+
+class Race:
+    """One race.  local_port: port from which we dial punched candidates, as we told the other peer; None to dial none."""
+
+    def __init__(self, token: bytes, leads: bool, local_port: int | None) -> None:
+        self.token, self._leads, self._local_port = token, leads, local_port
+        self._arrived_in, self._arrived = trio.open_memory_channel[trio.socket.SocketType](MAX_CANDIDATES)
+        self._looked_at = 0
+        self._won: tuple[trio.socket.SocketType, LinkKind] | None = None
+
+    def has_come(self, sock: trio.socket.SocketType) -> bool:
+        """Take an inbound socket that has said hello into the race.  Return False if it is not taken."""
+        if self._looked_at >= MAX_CANDIDATES:
+            return False
+        try:
+            self._arrived_in.send_nowait(sock)
+        except (trio.WouldBlock, trio.BrokenResourceError, trio.ClosedResourceError):
+            return False
+        self._looked_at += 1
+        return True
+
+    async def run(self, theirs: Sequence[DialCandidate]) -> tuple[trio.socket.SocketType, LinkKind] | None:
+        """Return the socket that won and its kind; None if none won in time.  All others are closed."""
+        try:
+            with trio.move_on_after(RACE_S):
+                async with trio.open_nursery() as nursery:
+                    for candidate in theirs:
+                        nursery.start_soon(self._dial, candidate, nursery.cancel_scope)
+                    while True:
+                        sock = await self._arrived.receive()
+                        kind = LinkKind.REVERSED if self._leads else LinkKind.DIRECT
+                        nursery.start_soon(self._check, sock, kind, nursery.cancel_scope, True)
+        except BaseException:
+            if self._won is not None:
+                self._won[0].close()  # no caller will get it
+            raise
+        finally:
+            self._arrived_in.close()
+            self._close_late_ones()
+        return self._won
+
+    def _close_late_ones(self) -> None:
+        with suppress(trio.WouldBlock, trio.EndOfChannel):
+            while True:
+                self._arrived.receive_nowait().close()
+
+    async def _dial(self, candidate: DialCandidate, scope: trio.CancelScope) -> None:
+        """Dial a candidate again and again until cancelled, and check each socket."""
+        kind = LinkKind.PUNCHED if candidate.punched else LinkKind.DIRECT if self._leads else LinkKind.REVERSED
+        while True:
+            with trio.move_on_after(ATTEMPT_S), suppress(OSError):
+                sock = self._new_socket(candidate)
+                try:
+                    await sock.connect(candidate.end)
+                except BaseException:
+                    sock.close()
+                    raise
+                await self._check(sock, kind, scope, False)
+            await trio.sleep(PAUSE_S)
+
+    def _new_socket(self, candidate: DialCandidate) -> trio.socket.SocketType:
+        """Return a socket for dialling a candidate.  Raises OSError."""
+        if candidate.punched:
+            if self._local_port is None:
+                raise OSError("no port to dial from")
+            return reusable_socket(self._local_port)
+        family = trio.socket.AF_INET6 if ":" in candidate.end[0] else trio.socket.AF_INET
+        return trio.socket.socket(family, trio.socket.SOCK_STREAM)
+
+    async def _check(self, sock: trio.socket.SocketType, kind: LinkKind, scope: trio.CancelScope, has_said: bool) -> None:
+        """Say hello on a socket; make it the winner if the leader names it, else close it.  has_said: its hello was read."""
+        ours, other = (LEADS, FOLLOWS) if self._leads else (FOLLOWS, LEADS)
+        try:
+            await send(sock, RACE_FIRST_BYTE + self.token + ours)
+            if not has_said and await receive(sock, HELLO_BYTES) != RACE_FIRST_BYTE + self.token + other:
+                raise GoneAway("somebody else is there")
+            if self._leads and self._won is None:
+                self._won = sock, kind  # no other may be named from here on
+                await send(sock, TAKEN)
+                scope.cancel()
+            elif not self._leads and await receive(sock, 1) == TAKEN and self._won is None:
+                self._won = sock, kind
+                scope.cancel()
+        except (OSError, GoneAway, trio.ClosedResourceError) as error:
+            log.debug("a socket to a meeting failed: %r", error)
+            if self._won is not None and self._won[0] is sock:
+                self._won = None
+        finally:
+            if has_said:
+                self._looked_at -= 1
+            if self._won is None or self._won[0] is not sock:
+                sock.close()
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Meetings: the offers of two peers, and the race that follows.
+
+
+ANSWER_S = 6.0
+"""Seconds for the other end to look into a mirror and to answer."""
+HELLO_S = 3.0
+NONCE_BYTES = 16
+OFFER_BYTES = NONCE_BYTES + CANDIDATES_BYTES
+MAX_AT_ONCE = 32
+"""Meetings at one time for which all strangers ask, and as many for members."""
+
+
+@dataclass(frozen=True)
+class Outside:
+    """A port of ours, and the end at which our router shows it (`seen`)."""
+
+    port: int
+    seen: End
+
+
+class Meetings:
+    """The meetings of our peer.  `run` it.
+
+    listening: returns our ends that others may dial.  mirrors: returns ends of peers that can tell us where our router shows
+    us.  connected: returns True if we have reached a peer or it has greeted us.  take: as for `Circuits`.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        run: Hash,
+        members: Members,
+        reputation: Reputation,
+        connected: Callable[[PeerId], bool],
+        doorstep: Doorstep,
+        listening: Callable[[], Sequence[End]],
+        mirrors: Callable[[], Sequence[End]],
+        take: Take,
+    ) -> None:
+        self._host, self._members, self._reputation, self._connected = host, members, reputation, connected
+        self._doorstep, self._listening, self._mirrors, self._take = doorstep, listening, mirrors, take
+        self._protocol = f"/manyhands/1/{bytes(run).hex()[:16]}/meet"
+        self._races: dict[tuple[bytes, bytes], Race] = {}
+        self._running = {True: 0, False: 0}
+        self._nursery: trio.Nursery | None = None
+        answer_with(host, self._protocol, OFFER_BYTES, self._answer, ANSWER_S)
+
+    async def run(self) -> None:
+        """Keep the tasks of meetings running until cancelled."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            await trio.sleep_forever()
+
+    async def meet(self, peer: PeerId) -> tuple[trio.socket.SocketType, Way]:
+        """Return a socket to a connected peer, and its way.  Raises `Unreachable`."""
+        with ExitStack() as held:
+            outside = await self._outside(held)
+            ours = self._offer(outside)
+            theirs, _ = await ask(self._host, peer, self._protocol, ours, OFFER_BYTES, ANSWER_S)
+            won = await self._race(token_of(ours, theirs), True, theirs, outside)
+        if won is None:
+            raise Unreachable(f"no way to {short_id(peer)} without a relay")
+        return won[0], Way(won[1])
+
+    async def accept(self, sock: trio.socket.SocketType, address: str) -> None:
+        """Hand an inbound socket to the race whose token it sends.  Without such a race, the caller closes it."""
+        with self._doorstep.waits(sock, address), trio.fail_after(HELLO_S):
+            hello = await receive(sock, HELLO_BYTES)
+        wanted = LEADS if hello[-1:] == FOLLOWS else FOLLOWS
+        race = self._races.get((hello[1:-1], wanted))
+        if race is not None:
+            ours = trio.socket.from_stdlib_socket(socket.socket(fileno=sock.detach()))
+            if not race.has_come(ours):
+                ours.close()
+
+    async def _answer(self, peer: PeerId, connection: MuxedConnection, theirs: bytes) -> bytes:
+        if self._nursery is None or not self._connected(peer) or not self._reputation.spend(peer, Channel.MEETING):
+            raise Unreachable("no meeting now")
+        with ExitStack() as held:
+            held.enter_context(self._place(self._members.has_member(peer)))
+            outside = await self._outside(held)
+            ours = self._offer(outside)
+            self._nursery.start_soon(guarded, self._follow, held.pop_all(), token_of(theirs, ours), theirs, outside)
+        return ours
+
+    @contextmanager
+    def _place(self, is_member: bool) -> Iterator[None]:
+        """Hold a place for a meeting that another peer asks for, during the block.  Raises `Unreachable` if none is free."""
+        if self._running[is_member] >= MAX_AT_ONCE:
+            raise Unreachable("too many meetings")
+        self._running[is_member] += 1
+        try:
+            yield
+        finally:
+            self._running[is_member] -= 1
+
+    async def _follow(self, held: ExitStack, token: bytes, theirs: bytes, outside: Outside | None) -> None:
+        """Run a race that another peer asked for.  held: resources that are released when the race is over."""
+        with held:
+            won = await self._race(token, False, theirs, outside)
+        if won is not None:
+            await self._take(trio.SocketStream(won[0]), group_at_the_other_end(won[0]), Way(won[1]))
+
+    async def _race(
+        self, token: bytes, leads: bool, theirs: bytes, outside: Outside | None
+    ) -> tuple[trio.socket.SocketType, LinkKind] | None:
+        """Return the winner among our sockets to the offered ends and the other peer's sockets to us; None if none won."""
+        race, name = Race(token, leads, outside.port if outside is not None else None), (token, LEADS if leads else FOLLOWS)
+        self._races[name] = race
+        try:
+            candidates = dict.fromkeys(read_candidates(theirs[NONCE_BYTES:]))
+            own = at_interfaces(self._listening())
+            return await race.run([each for each in candidates if may_be_dialled(each.end, lambda: own)])
+        finally:
+            del self._races[name]
+
+    def _offer(self, outside: Outside | None) -> bytes:
+        return os.urandom(NONCE_BYTES) + write_candidates(self._candidates(outside))
+
+    def _candidates(self, outside: Outside | None) -> list[DialCandidate]:
+        punched = [DialCandidate(outside.seen, True)] if outside is not None else []
+        return [*punched, *map(DialCandidate, self._listening())][:MAX_CANDIDATES]
+
+    async def _outside(self, held: ExitStack) -> Outside | None:
+        """Find out where our router shows a port from which we shall dial; return None if no mirror tells.
+
+        held: gets the socket that was shown; it stays open so that the router keeps its translation.
+        """
+        for mirror in [end for end in self._mirrors() if ":" not in end[0]][:2]:
+            try:
+                with ExitStack() as shown:
+                    sock = shown.enter_context(reusable_socket())
+                    outside = Outside(sock.getsockname()[1], await seen_at(sock, mirror))
+                    held.push(shown.pop_all())
+                    return outside
+            except (OSError, trio.TooSlowError) as error:
+                log.debug("%s is no mirror: %r", mirror, error)
+        return None
+
+
+def token_of(asked: bytes, answered: bytes) -> bytes:
+    """Return the token of a meeting's sockets, from the offers of both ends."""
+    return hash_bytes("meeting", asked[:NONCE_BYTES] + answered[:NONCE_BYTES])[:TOKEN_BYTES]
