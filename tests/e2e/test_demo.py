@@ -113,6 +113,7 @@ def test_ctrl_c_leaves_no_process_and_no_directory(tmp_path: Path, demo_environm
     assert os.listdir(demo_environment["TMPDIR"]) == [] and processes_of(demo_environment) == []
 
 
+@pytest.mark.slow
 def test_a_wrong_run_file_is_a_sentence(tmp_path: Path, demo_environment: dict[str, str]) -> None:
     (tmp_path / "tiny.toml").write_text("name = 3")
     demo = start_demo(tmp_path, demo_environment, "--peers", "2", "--rounds", "1")

@@ -27,6 +27,7 @@ def read(printed_lines: str, code: int) -> dict[str, dict[str, Any]]:
     return {check["name"]: check for check in printed["checks"]}
 
 
+@pytest.mark.slow
 def test_a_newcomer_learns_whether_the_swarm_has_it_and_reaches_it(tmp_path: Path) -> None:
     with Swarm(tmp_path) as swarm:
         swarm.create_run()

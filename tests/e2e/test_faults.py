@@ -14,6 +14,7 @@ import pytest
 
 from protocol.events import events as ev
 from tests.e2e.swarm import PATIENCE_S, Peer, Swarm
+from tests.tiers import first_fast
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +71,7 @@ def test_three_peers_started_together_make_one_run(swarm: Swarm) -> None:
         assert len({peer.commits[round].tip for peer in swarm.peers}) == 1
 
 
-@pytest.mark.parametrize("phase", ["computing", pytest.param("exchanging", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("phase", first_fast(["exchanging", "computing"]))
 def test_a_peer_killed_at_any_phase_comes_back_with_the_same_state(swarm: Swarm, phase: str) -> None:
     _, victim, _ = swarm.peers
     swarm.until(f"{victim.name} is {phase}", lambda: in_phase(victim, phase))

@@ -26,8 +26,6 @@ from protocol.wire.questions import TipsRequest
 from tests.e2e.swarm import PATIENCE_S, TINY_RUN, Peer, Swarm
 from tests.protocol.transport.recorder import LOOPBACK, Recorder
 
-pytestmark = pytest.mark.slow
-
 ADMISSION = 'admission = "{}"\n'
 
 
@@ -85,6 +83,7 @@ async def refused(signed: SignedManifest, invitation: Invitation, intruder: Iden
             return str(refusal.value)
 
 
+@pytest.mark.slow
 def test_guests_with_a_token_fetch_the_manifest_and_train_and_intruders_are_refused(tmp_path: Path) -> None:
     with Swarm(tmp_path, ADMISSION.format("invite") + TINY_RUN) as swarm:
         organiser, bare = organise(swarm)

@@ -14,8 +14,7 @@ from protocol.run.manifest import open_manifest
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from tests.e2e.swarm import Peer, Swarm
-
-pytestmark = pytest.mark.slow
+from tests.tiers import first_fast
 
 ROUNDS = 3
 
@@ -40,7 +39,7 @@ def proven_liars(swarm: Swarm, peer: Peer, proof: str) -> set[PeerId]:
     return {judge(law, decode_evidence(raw)).peer for raw in found if raw is not None}
 
 
-@pytest.mark.parametrize("lie", ["blow-up", "flip-one"])
+@pytest.mark.parametrize("lie", first_fast(["blow-up", "flip-one"]))
 def test_a_wrong_average_is_blamed_on_its_owner_and_the_round_is_made_without_it(tmp_path: Path, lie: str) -> None:
     with Swarm(tmp_path) as swarm:
         swarm.create_run()

@@ -36,6 +36,7 @@ def says_the_end(peer: Peer) -> bool:
     return bool(peer.heard(ev.RunEnded))
 
 
+@pytest.mark.slow
 def test_a_run_ends_says_so_and_is_exported(tmp_path: Path) -> None:
     with Swarm(tmp_path, SHORT_RUN) as swarm:
         swarm.create_run()

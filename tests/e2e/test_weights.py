@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from protocol.run.manifest import open_manifest
 from tests.e2e.swarm import Swarm
@@ -40,6 +41,7 @@ def read(folder: Path) -> np.ndarray:
     return np.concatenate(list(WeightsFolder(folder).values()))
 
 
+@pytest.mark.slow
 def test_a_run_begins_with_a_folder_and_every_peer_exports_the_same_model(tmp_path: Path) -> None:
     with Swarm(tmp_path, RUN) as swarm:
         config = ModelConfig.from_mapping(LLAMA3 | {"tied": True})
