@@ -92,7 +92,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         prog="peer",
         description="Train a language model together with others.",
-        epilog="`peer join` without an invitation joins the demo run.  Exit codes: see docs/reference/commands.md.",
+        epilog="`peer join` without an invitation joins the demo run.  docs/reference/commands.md lists the exit codes.",
     )
     parser.set_defaults(parser=parser)
     parser.add_argument("--version", action="store_true", help="print the version and exit")

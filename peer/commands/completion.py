@@ -28,7 +28,7 @@ def register(subparsers: Subparsers) -> None:
         run,
         epilog="To install it: " + "; ".join(HOW.values()) + ".",
     )
-    parser.add_argument("shell", choices=SHELLS)
+    parser.add_argument("shell", choices=SHELLS, help="the shell that reads the script")
 
 
 def run(args: argparse.Namespace) -> int:

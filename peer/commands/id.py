@@ -16,13 +16,21 @@ if TYPE_CHECKING:
 
 def register(subparsers: Subparsers) -> None:
     """Describe the command line."""
-    parser = add_command(subparsers, "id", "show, export or import this peer's identity", run)
+    parser = add_command(
+        subparsers,
+        "id",
+        "show, export or import this peer's identity",
+        run,
+        epilog="Without a command it prints the peer ID; the first use makes the identity.",
+    )
     group = parser.add_subparsers(title="commands", metavar="COMMAND")
     export = add_command(group, "export", "write the private key to a file, as a copy to keep safe", run_export)
-    export.add_argument("file", metavar="FILE", help="a new file (mode 0600), or - for the terminal")
+    export.add_argument("file", metavar="FILE", help="a new file (PEM, mode 0600), or - for the terminal")
     bring = add_command(group, "import", "take the private key from a file", run_import)
-    bring.add_argument("file", metavar="FILE", help="written by `peer id export`, or one line of base64; - reads stdin")
-    bring.add_argument("--force", action="store_true", help="replace the identity there is; a copy of it is kept")
+    bring.add_argument("file", metavar="FILE", help="a file of `peer id export`, or one line of base64; - reads stdin")
+    bring.add_argument(
+        "--force", action="store_true", help="replace the identity that is there, and keep it as `identity.old-N.pem`"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -19,8 +19,22 @@ STOP_DEADLINE_S = 30.0
 
 def register(subparsers: Subparsers) -> None:
     """Describe the command line."""
-    add_command(subparsers, "leave", "say goodbye and stop the peer here", run)
-    add_command(subparsers, "finish", "complete the running round, then stop the peer here", run_finish)
+    add_command(
+        subparsers,
+        "leave",
+        "say goodbye and stop the peer here",
+        run,
+        epilog="Later the same `peer join` continues where the peer stopped.",
+    )
+    add_command(
+        subparsers,
+        "finish",
+        "complete the running round, then stop the peer here",
+        run_finish,
+        epilog="`peer status` says what it waits for.  If nobody is left to complete the round with (no other trainer; for "
+        "a trainer that waits for rollouts, no rollout peer), the peer leaves after 30 s without it, and in any case 30 "
+        "minutes after its own training should be done.",
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -21,7 +21,16 @@ WHO = 42
 
 def register(subparsers: Subparsers) -> None:
     """Describe the command line."""
-    parser = add_command(subparsers, "ledger", "show who contributed how much", run)
+    parser = add_command(
+        subparsers,
+        "ledger",
+        "show who contributed how much",
+        run,
+        epilog="Reads the record chain on this disk, so no peer has to run.  Peers have the names that they give "
+        "themselves, and this peer is marked (me).  In a run with rollouts it also shows whose "
+        "rollouts were learned from: batches, and tokens of their outputs.  The JSON object has whole peer IDs, `me` and "
+        "`names`.",
+    )
     parser.add_argument(
         "run_id",
         metavar="RUN",

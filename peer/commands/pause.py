@@ -17,7 +17,13 @@ UNITS = {"": 60, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 def register(subparsers: Subparsers) -> None:
     """Describe the command line."""
-    parser = add_command(subparsers, "pause", "compute nothing for a while, but stay", run)
+    parser = add_command(
+        subparsers,
+        "pause",
+        "compute nothing for a while, but stay in the run",
+        run,
+        epilog="It prints when the pause ends.  The pause also holds for a peer that starts again meanwhile.",
+    )
     parser.add_argument(
         "time", metavar="TIME", nargs="?", type=seconds_of, help="how long: 45s, 30m, 2h, 1d (default: until `peer resume`)"
     )

@@ -28,12 +28,25 @@ def register(subparsers: Subparsers) -> None:
     parser = add_command(subparsers, "run", "create a run, show one, invite to one (for organisers)", None)
     group = add_group(parser)
 
-    create = add_command(group, "create", "check and sign a run file, and print the run's invitation", run_create)
-    create.add_argument("file", metavar="RUN.toml", help="the run file; docs/reference/commands.md lists its fields")
+    create = add_command(
+        group,
+        "create",
+        "check and sign a run file, and print the run's invitation",
+        run_create,
+        epilog="It keeps the signed manifest in the data directory.  The last line that it prints is the invitation.",
+    )
+    create.add_argument("file", metavar="RUN.toml", help="the run file; docs/reference/run-file.md lists its fields")
     create.add_argument("--out", metavar="FILE", help="also write the signed manifest to a file")
     _add_addresses(create)
 
-    show = add_command(group, "show", "print what a run file, manifest or invitation says", run_show)
+    show = add_command(
+        group,
+        "show",
+        "print what a run file, manifest or invitation says",
+        run_show,
+        epilog="It says what is trained, on what, at which rate, until when, and who organises it; of a token its role, its "
+        "peer or its uses, and its end.  The peers of an invitation are asked for its manifest, for up to 20 s.",
+    )
     show.add_argument("what", metavar="WHAT", help="a run file, a manifest, an invitation or a run ID")
 
     invite = add_command(

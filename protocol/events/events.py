@@ -78,7 +78,7 @@ class StrangersClosed(Event):
 
 @dataclass(frozen=True)
 class NobodyAnswers(Event):
-    """No peer of the invitation has answered yet.
+    """No peer of the invitation has answered yet; told less and less often.
 
     seconds: since the search began.  tried: maps of address, times and problem (a phrase).  check: what the person can do.
     """
@@ -94,13 +94,14 @@ class NobodyAnswers(Event):
 
 @dataclass(frozen=True)
 class TransferProgress(Event):
-    """A blob is on its way to this peer.
+    """A blob is on its way to this peer; told once a second at most.
 
     what: checkpoint, result, weights, patch, file, rollouts, tasks or reference.  number: the rounds that a checkpoint has
     applied, the round of a result, the version that weights or a patch lead to, the place of a file among the run's, the
-    version that rollouts are of, 0 of tasks, the round that reference weights began.  blob: its name.  done, total: chunks.
-    chunks: a map of at most 256 cells, each for one chunk or several: # if all are here, + if some are, . if none is.
-    sources: peers that have some of the blob.  left_s: None while no rate is known.
+    version that rollouts are of, 0 of tasks, the round that reference weights began.  blob: its name.
+    done, total: chunks.  size_bytes: of the whole blob.  chunks: a map of at most 256 cells, each for one chunk or several:
+    # if all are here, + if some are, . if none is.  sources: peers that have some of the blob.  left_s: seconds; None while
+    no rate is known.
     """
 
     what: str
@@ -120,7 +121,7 @@ class TransferEnded(Event):
     """The transfer of a blob is over: the blob is complete, nobody has the rest, or it is not wanted any more.
 
     what, number, blob: as in `TransferProgress`.  fetched_bytes: bytes that were not here when the transfer began.
-    seconds: since then.
+    seconds: since then.  complete: false if nobody has the rest, or it is not wanted any more.
     """
 
     what: str
@@ -148,6 +149,7 @@ def subject(event: Event) -> tuple[str, str]:
 class VersionPublished(Event):
     """A publisher has signed a version of the weights, and this peer has heard of it.
 
+    Not told of older versions that this peer asks for.
     kind: anchor (it can be fetched whole) or patch.  size_bytes: of the whole.  patch_bytes: None if there is no patch.
     """
 
@@ -169,7 +171,10 @@ class VersionStarted(Event):
 
 @dataclass(frozen=True)
 class VersionComplete(Event):
-    """A version is on disk, every tensor as it was signed.  weights: the root of its file.  seconds: since it began."""
+    """A version is on disk, every tensor as it was signed; told at the start as well, of the newest one that is here.
+
+    weights: the root of its file.  seconds: since the fetch began.
+    """
 
     version: int
     weights: str
@@ -179,7 +184,7 @@ class VersionComplete(Event):
 
 @dataclass(frozen=True)
 class VersionRefused(Event):
-    """A version, or a way to it, is not used; `reason` is a phrase."""
+    """A version, or a patch that leads to it, is not used; `reason` is a phrase."""
 
     version: int
     reason: str
@@ -228,7 +233,7 @@ class BatchDecided(Event):
     """The final verdict of this trainer on a batch that is for it: accepted, rejected, or stale.
 
     Also told of this peer's own batch if that became stale before anybody judged it.
-    reason: of a rejection.  checked: whether this peer verified the batch itself.
+    verdict: accepted, rejected or stale.  reason: of a rejection.  checked: whether this peer verified the batch itself.
     """
 
     author: str
@@ -283,7 +288,10 @@ class TasksAmended(Event):
 
 @dataclass(frozen=True)
 class TaskSetFellOut(Event):
-    """No more problems come from this set of tasks, from version `version` on, as the trainers' counts exclude it."""
+    """No more problems come from this set of tasks: more than half of a record's voters were against it.
+
+    root: ID of the set.  version: the first one without it.
+    """
 
     root: str
     name: str
@@ -376,7 +384,7 @@ class LinesLost(Event):
 class PhaseChanged(Event):
     """The phase of this peer has changed, or the reason for it.
 
-    phase: a `protocol.wire.presence.Phase`.  why_idle: a `WhyIdle`, empty when it computes.  detail: a sentence.
+    phase, why_idle: as in the status of a peer.  detail: a sentence.
     """
 
     phase: str
@@ -419,7 +427,10 @@ class PeerBanned(Event):
 
 @dataclass(frozen=True)
 class RoleChosen(Event):
-    """This peer has chosen its role in a run with rollouts, as its owner left that open.  reason: a sentence."""
+    """This peer has chosen its role in a run with rollouts, as its owner left that open.
+
+    role: trainer, rollout, validator or seed.  reason: a sentence.
+    """
 
     role: str
     reason: str
@@ -652,6 +663,7 @@ class RolledBack(Event):
 class SecondHistory(Event):
     """A second record of `round` is certified by the whole electorate: a third of the electorate or more has lied.
 
+    Told once for each such record.
     ours, theirs: hashes of the two records; ours is kept.  shown_by: the peer that showed it.  signers: electors that signed
     both.
     """
@@ -674,9 +686,11 @@ class Desynced(Event):
 
 @dataclass(frozen=True)
 class Dropped(Event):
-    """Something from a peer was malformed or not allowed, and was dropped.  what: its kind.  reason: a phrase.
+    """Something from a peer was malformed or not allowed, and was dropped.
 
-    times: such drops since the last such event; told once in 10 s.
+    Told at most once in 10 s for each peer and kind; of questions for which there was no room, at most once in 10 s for all
+    peers together.
+    what: its kind.  reason: a phrase.  times: such drops since the last such event.
     """
 
     peer: str

@@ -1,7 +1,7 @@
 """The content of `peer status --json`, defined once for the node, the daemon, the commands, the interface and the demo.
 
 Frozen dataclasses that import nothing heavy.  `to_fields` is the form on the control socket and in JSON: the fields' names
-are its keys, in this order; docs/reference/commands.md explains each.  Peers are peer IDs, hashes are hexadecimal, sizes are
+are its keys, in this order; docs/reference/status.md lists each.  Peers are peer IDs, hashes are hexadecimal, sizes are
 bytes, times are seconds.  A field that is added later has a default, so that the status of an older peer can still be read.
 """
 
@@ -18,9 +18,13 @@ from protocol.events.why_idle import remedy
 class SwarmPeer:
     """Another peer of the run, as its last heartbeat describes it.
 
-    round: rounds that it has committed.  steps: inner steps of its running round.
-    liveness: alive, suspect, gone (fell silent) or left (said goodbye).  heard_s: seconds since that heartbeat.
-    link: how it is connected to us: direct, reversed, punched or relayed; empty when it is not.
+    peer: its ID.  name: the name that it gives itself.  role, phase: as in the status of a peer.
+    round: rounds that it has committed.  steps: inner steps of its running round.  tokens_per_s: its last known rate.
+    liveness: alive, suspect (no heartbeat for a while), gone (it fell silent), left (it said goodbye) or unproven (a member
+    that was not connected to this peer since this peer started; heartbeats that others forward may be old).
+    heard_s: seconds since its last heartbeat; since this peer started, if it is unproven.
+    version: of its software.  addresses: where it says that it listens.
+    link: its connection to this peer: direct, reversed, punched or relayed; empty while it has none.
     """
 
     peer: str
@@ -53,13 +57,17 @@ class HeldOutStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutStatus:
-    """This peer's work with rollouts, in a run with them; counts are of this life.
+    """This peer's work with rollouts, in a run with them; counts are of this life of the peer.
 
-    version: the newest weights.  reward: mean of the rollouts of the last round here that learned from any, 0 to 1, as its
-    members state it; None before.  generated: batches made here.  accepted, rejected, stale: verdicts on batches that a
-    rollout peer made, that a validator judged, or that were for a trainer.  waiting: such batches without a verdict.
-    used: batches that this trainer learned from.  accepted_tokens: of this peer's rollouts, named by records.
-    generated_tokens_per_s: of outputs, in the last batches made here.  verified_per_s: rollouts, over the last minute.
+    version: the newest weights here, by the rounds that made them.
+    reward: mean of the rollouts of the last round here that learned from any, 0 to 1, as its members state it; None before.
+    generated: batches that this peer made.
+    accepted, rejected, stale: batches by their verdict: its own if it is a rollout peer, those that it judged if it is a
+    validator, those that were for it if it is a trainer; a stale batch was too old before it had a verdict.
+    waiting: such batches without a verdict.  used: batches that this trainer learned from.
+    accepted_tokens: tokens of this peer's rollouts that records name as learned from.
+    generated_tokens_per_s: tokens that it makes a second, over its last eight batches.
+    verified_per_s: rollouts that it verifies a second, over the last minute.
     set_aside: number of peers whose rollouts or verdicts are not used any more.
     """
 
@@ -81,19 +89,40 @@ class RolloutStatus:
 class NodeStatus:
     """A peer as its node knows it.  The defaults describe a peer whose node does not run yet.
 
-    why_idle: a `WhyIdle`, empty while it computes.  why_detail: its sentence.  why_remedy: its remedy.
-    finishing: a phrase that names what the peer waits for before it stops; empty unless it was asked to finish.
-    finishing_left_s: seconds until it leaves without that.
-    round: rounds committed.  tip: hash of the last record.  final_*: number of final rounds, and the tip after them.
-    settled_*: the same for the rounds settled for this peer, at least the final ones.
+    peer: this peer's ID.  name: the name that it gives itself.
+    run: the run's ID.  run_name: the run's name; empty until an invitation's manifest is fetched.
+    role: trainer, rollout, validator or seed.
+    phase: its work in one word: starting, syncing, computing, ready, exchanging, voting, applying, paused, seeding,
+    generating, verifying or stopping.
+    why_idle: the reason for not computing, in a few words; empty while it computes.
+    why_detail: the same in a sentence.  why_remedy: what its owner can do about it.
+    finishing: after `peer finish`, a phrase that names what the peer waits for before it stops; else empty.
+    finishing_left_s: seconds until it leaves without that; None if it was not asked to finish.
+    round: rounds that are committed.  tip: hash of the last record; empty before the node runs.
+    final_rounds, final_tip: number of final rounds, and the tip after them, which invitations name.
+    settled_rounds, settled_tip: number of rounds that are final or settled for this peer, and the tip after them, which
+    `peer run invite --choose` names.
     state_rounds, state_digest: number of rounds that the outer state has applied, and its digest.
-    peers: live peers of the run besides this one; before the node runs, the connected ones.
-    members, tokens, loss: of the last committed round; `loss` is the running round's once it has a step.
-    steps, inner_steps: done and wanted in the running round.  round_left_s: until the last one; None when not training.
-    goal_total: in `goal_unit` ("tokens" or "rounds"), of which goal_done is done; goal_left_s: seconds until then, at the
-    speed of the last round made here, None before that.  run_ended: whether the total is reached.  run_tokens_per_s: of all
-    members, in that round.  clock_skew: distance of this computer's clock from several others'; empty if it is small.
-    eval_*: as `HeldOutStatus`.  rollouts: None in a run without them.  trainer_pid: None while no trainer is ready.
+    peers: other live peers of the run; before the node runs, the connected ones.
+    members, tokens: IDs of the members of the last committed round, and their tokens.
+    steps, inner_steps: inner steps of the running round, done and wanted.
+    tokens_per_s: the last known rate of training; 0 while paused.
+    round_left_s: seconds to the last inner step of this round; None while it does not train.
+    loss: training loss of the running round; before its first step, of the last committed round; None without either.
+    eval_loss, eval_rounds, eval_by: the newest held-out loss known here, the rounds of its state, and the peer that measured
+    it, or claims to have; None while none is known.
+    eval_percent: progress of this peer in measuring another one; None while it measures none.
+    up_bytes, down_bytes: bytes sent and received since the start.
+    trainer_pid: process ID of the trainer; None while none is ready.
+    version: of the software.  swarm: the other peers of the run, a map for each.
+    rollouts: this peer's work with rollouts, a map; None in a run without them.
+    organiser: ID of the peer that signed the run; empty before the node runs.
+    goal_unit, goal_total, goal_done: unit of the run's total ("tokens" or "rounds"), the total, and how much of it is done.
+    goal_left_s: seconds until the total is reached, at the speed of the last round made here; None before two were made.
+    run_ended: whether the total is reached and no extension is known.
+    run_tokens_per_s: tokens a second of all members in the last round; None before two rounds were made here.
+    clock_skew: distance of this computer's clock from the median of at least three peers', as "2 h 3 min behind the clocks
+    of 5 peers"; empty within 60 s, and while fewer are known.
     """
 
     peer: str
@@ -154,10 +183,12 @@ class NodeStatus:
 class PeerStatus(NodeStatus):
     """A running peer: its node and the process around it.
 
-    addresses: where it listens.  reachable: whether others reach it, as they say: reachable, unreachable or unknown;
-    reachability: the same for each address at which they see it, or which it announces.
+    pid: the peer's process ID.  uptime_s: seconds since its start.  addresses: where it listens.
     invitation: to an open run, else empty.
-    invite_command: command with which the organiser of a run that admits by token makes an invitation, else empty.
+    invite_command: command with which the organiser of a run that admits by token makes an invitation, with PEER_ID in the
+    guest's place; else empty.
+    reachable: whether others reach this peer, as peers say that were asked to dial back: reachable, unreachable or unknown.
+    reachability: the same for each address at which they see it, or which it announces.
     """
 
     pid: int

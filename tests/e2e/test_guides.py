@@ -1,4 +1,4 @@
-"""The guides for volunteers and organisers, and README.md, typed as they are written, on a clean computer.
+"""The guides for volunteers, organisers and weights, and README.md, typed as they are written, on a clean computer.
 
 What differs: the command's name is that of this interpreter, nobody is met but on this computer, placeholders are filled in.
 """
@@ -18,9 +18,8 @@ from tests.e2e.swarm import Swarm
 from tests.e2e.terminal import unwrapped, why_not
 
 ROOT = Path(__file__).parents[2]
-README, VOLUNTEER, ORGANISER = (
-    ROOT / name for name in ("README.md", "docs/guides/volunteer.md", "docs/guides/organiser.md")
-)
+README, GUIDES = ROOT / "README.md", ROOT / "docs" / "guides"
+VOLUNTEER, ORGANISER, WEIGHTS = (GUIDES / f"{name}.md" for name in ("volunteer", "organiser", "weights"))
 ORGANISING = "An organiser's first five minutes"
 WHY_NOT = why_not()
 
@@ -110,7 +109,7 @@ def test_an_organisers_first_five_minutes(tmp_path: Path) -> None:
             terminal.until("exit code 0")
         (bob.folder / "run.toml").write_text('admission = "invite"\n' + run_file)
         bob.types(create)
-        export, publish, weights = lines(README, "Weights in and out")
+        export, publish, weights = lines(WEIGHTS, "In short")
         with bob.opens(join) as terminal:
             terminal.until("waiting for more peers")
             guest = Person(swarm, "guest").types(["peer", "id"]).strip()
@@ -121,14 +120,8 @@ def test_an_organisers_first_five_minutes(tmp_path: Path) -> None:
             assert "version 1, " in bob.types(weights)
             terminal.type("C-c")
             terminal.until("exit code 0")
-        (begun,) = blocks(README, "toml", "Weights in and out")
+        (begun,) = blocks(WEIGHTS, "toml", "In short")
         (bob.folder / "our-model").rename(bob.folder / tomllib.loads(begun)["model"]["from"])
         (bob.folder / "run.toml").write_text(begun)
         assert "layers = 6" in bob.types(show), "the folder's shape"
         bob.types(create)
-
-
-@pytest.mark.parametrize("guide", [VOLUNTEER, ORGANISER], ids=lambda path: path.stem)
-def test_what_a_guide_links_to_is_there(guide: Path) -> None:
-    for link in re.findall(r"\]\(([^)#]+)[^)]*\)", guide.read_text()):
-        assert (guide.parent / link.replace("%5B", "[").replace("%5D", "]")).exists(), link

@@ -1,9 +1,8 @@
-"""The status has one definition: what the documentation lists, what JSON shows, what is read of another version."""
+"""The status has one definition: what JSON shows, and what is read of another version."""
 
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -18,20 +17,7 @@ from tui.panels import round
 from tui.panels.look import Look
 from tui.picture import Picture
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "reference" / "commands.md"
-TROUBLE = DOCUMENT.parents[1] / "guides" / "troubleshooting.md"
-
-
-def documented(heading: str) -> list[str]:
-    """The keys in the first column of the table below `heading`, in their order."""
-    table = DOCUMENT.read_text().split(f"### {heading}\n")[1].split("\n\n|")[1].split("\n\n")[0]
-    return [key for row in table.splitlines()[2:] for key in re.findall(r"`(\w+)`", row.split("|")[1])]
-
-
-def test_the_document_lists_every_key_in_its_order() -> None:
-    assert documented("`peer status --json`") == ["running", *(each.name for each in fields(PeerStatus))]
-    assert documented("`swarm` of `peer status --json`") == [each.name for each in fields(SwarmPeer)]
-    assert documented("`rollouts` of `peer status --json`") == [each.name for each in fields(RolloutStatus)]
+TROUBLE = Path(__file__).parents[2] / "docs" / "guides" / "troubleshooting.md"
 
 
 def test_every_reason_to_be_idle_is_explained_and_has_a_remedy() -> None:
