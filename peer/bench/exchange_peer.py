@@ -13,6 +13,8 @@ from kernels.aggregate import Rule
 from kernels.codec import encode
 from kernels.layout import chunk_layout, payload_bytes
 from protocol.allreduce.assignment import assign_owners, contribution_leaves
+from protocol.allreduce.buffers import OwnParts
+from protocol.allreduce.machine import ExchangeLimits
 from protocol.allreduce.messages import ExchangeAsk, push_plan
 from protocol.allreduce.runner import ExchangeRunner
 from protocol.events.events import Event
@@ -126,12 +128,10 @@ class ExchangePeer:
         self.exchange = ExchangeRunner(
             session=Session(self.identity, RUN, network, self.note),
             plan=plan,
-            layout=self.layout,
-            contribution=self.contribution,
-            leaves=self.leaves,
+            own=OwnParts(self.contribution, self.leaves, self.layout),
             result=self.result,
+            limits=ExchangeLimits(STALL_S),
             offload=trio.to_thread.run_sync,
-            stall_s=STALL_S,
             rule=self.rule,
         )
         self._begun.set()

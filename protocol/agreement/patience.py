@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from protocol.allreduce.machine import ExchangeLimits, Observed
 from protocol.chain.base import Base
+from protocol.chain.electorate import tolerated
 from protocol.wire.identity import PeerId
 
 MAX_STALLED = 1024
@@ -168,29 +170,6 @@ def _named(peer: PeerId, base: Base) -> PeerId:
     return peer if peer in base.electors else STRANGERS
 
 
-@dataclass(frozen=True)
-class Allowed:
-    """Seconds allowed in one exchange: how long our averages may wait for late parts, and how late other owners may be."""
-
-    wait_s: float
-    owner_s: Mapping[PeerId, float]
-
-
-@dataclass(frozen=True)
-class Seen:
-    """Observations of the exchanges of a round, in seconds.
-
-    delays, lateness: how late the parts and the averages were of members that were not given up.  waited_s: how long our
-    averages waited for parts.  left_out: members for which they waited no longer.  stalled: members that were given up.
-    """
-
-    delays: Mapping[PeerId, float]
-    lateness: Mapping[PeerId, float]
-    waited_s: float
-    left_out: Collection[PeerId]
-    stalled: Collection[PeerId]
-
-
 class Patience:
     """Memory of one peer from round to round.
 
@@ -206,14 +185,36 @@ class Patience:
         self.missed, self.slowness = Missed(), Slowness()
         self.owners, self.waits, self.used = Slowness(), Slowness(), Slowness()
 
-    def allow(self, me: PeerId, others: Collection[PeerId], base: Base, stall_s: float, fair_s: float) -> Allowed:
-        """Return how late we and others may be in the round on `base`.  fair_s: seconds that are nobody's fault."""
-        return Allowed(
-            fair_s + self.waits.left(me, base, FOR_PARTS * stall_s),
-            {peer: fair_s + self.owners.left(peer, base, stall_s) for peer in others},
+    def limits(self, me: PeerId, members: Collection[PeerId], base: Base, stall_s: float, fair_s: float) -> ExchangeLimits:
+        """Return our limits in an exchange of these members.  fair_s: seconds that are nobody's fault."""
+        electors = [peer for peer in members if peer in base.electors]
+        return ExchangeLimits(
+            stall_s=stall_s,
+            wait_s=fair_s + self.waits.left(me, base, FOR_PARTS * stall_s),
+            owner_s={peer: fair_s + self.owners.left(peer, base, stall_s) for peer in members if peer != me},
+            jury=electors if tolerated(len(electors)) else [],  # keys of strangers cost nothing
+            shares={peer: share_of(self.members, base, peer) for peer in members},
         )
 
-    def judge_late(self, me: PeerId, seen: Seen, base: Base, stall_s: float, fair_s: float) -> set[PeerId]:
+    def judge_exchange(
+        self, me: PeerId, members: Collection[PeerId], base: Base, seen: Observed, stall_s: float, fair_s: float
+    ) -> None:
+        """Remember which members of a record stalled its exchange; the others did well."""
+        named = {*members}
+        seen = replace(seen, left_out=named & {*seen.left_out}, stalled=named & {*seen.stalled})
+        judge(self.members, base, self.judge_late(me, seen, base, stall_s, fair_s), members, each=True)
+
+    def judge_missed(self, missed: Mapping[PeerId, Collection[PeerId]], base: Base) -> None:
+        """Put peers on probation whose parts are missing in averages of several electors.
+
+        Otherwise a peer could stall one elector after the other.  A few liars cannot take a peer's good name by leaving it
+        out of their averages.  missed: by peer, the signers of the averages that lack its parts.
+        """
+        self.missed.note(missed, base.round)
+        for peer in self.missed.by_more_than(tolerated(len(base.electors)), base.round):
+            self.members.suspect(_named(peer, base), base.round)
+
+    def judge_late(self, me: PeerId, seen: Observed, base: Base, stall_s: float, fair_s: float) -> set[PeerId]:
         """Return the peers that stalled the exchange of the round on `base`.
 
         They are members that were given up, members that were late for too long in `WINDOW` rounds, and members that we

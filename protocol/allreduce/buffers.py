@@ -23,12 +23,13 @@ class OwnParts:
     """
 
     def __init__(self, contribution: memoryview, leaves: Sequence[Hash], layout: Layout) -> None:
-        self._contribution, self._layout = contribution, layout
+        self.layout = layout
+        self._contribution = contribution
         self._proofs = tree_proofs(leaves)
 
     def __getitem__(self, chunk: int) -> memoryview:
         """Return the codec bytes of a part."""
-        return self._contribution[self._layout[chunk].encoded]
+        return self._contribution[self.layout[chunk].encoded]
 
     def proof(self, chunk: int) -> list[bytes]:
         """Return the tree proof of a part."""
@@ -166,3 +167,14 @@ class WaitingParts:
         """Let senders that wait for a buffer check again."""
         self._room.set()
         self._room = trio.Event()
+
+
+class ExchangeBuffers:
+    """Memory of one exchange: our own parts, those of others that wait, and the averages.
+
+    result: writable buffer for the averages, as long as our contribution.  senders: the other members.
+    """
+
+    def __init__(self, own: OwnParts, result: memoryview, senders: Sequence[PeerId]) -> None:
+        self.own, self.results, self.pool = own, AverageBuffer(result, own.layout), BufferPool()
+        self.parts = WaitingParts(senders, self.pool)

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import inf
 
 from protocol.allreduce.assignment import plan_hash, takeover_order
@@ -60,6 +61,58 @@ from protocol.wire.messages import ChunkEntry, Plan, members_in
 # A chunk may take long on a line that carries several at a time, so its bytes count as they come.  Only bytes of one chunk
 # count until it is here and right: else a member that pushes rubbish would be waited for as long as it does.  A member that
 # has to wait for a buffer here does not owe us the parts that it could not send.
+
+
+@dataclass(frozen=True)
+class ExchangeLimits:
+    """Limits on the waiting of one member in one exchange.
+
+    stall_s: seconds for which a member that owes us a part may be silent if lines are quick.  wait_s: seconds for which our
+    averages may wait for late parts.  owner_s: seconds by which the averages of each member may be late; a member without an
+    entry is never given up for late averages.  jury: the members by which lateness is judged: others are late once more than
+    half of these gave theirs; empty for all members.  shares: fraction of the time for each member that kept earlier
+    exchanges waiting; others get all of it.  A member with 0 is not waited for at all: its chunks count if they are here in
+    time.
+    """
+
+    stall_s: float
+    wait_s: float = inf
+    owner_s: Mapping[PeerId, float] = field(default_factory=dict[PeerId, float])
+    jury: Sequence[PeerId] = ()
+    shares: Mapping[PeerId, float] = field(default_factory=dict[PeerId, float])
+
+
+@dataclass(frozen=True)
+class Observed:
+    """Observations of one or more exchanges of a round, in seconds.
+
+    delays, lateness: how late the parts and the averages were of members that were not given up.  waited_s: how long our
+    averages waited for parts.  left_out: members for which they waited no longer.  stalled: members that were given up.
+    """
+
+    delays: Mapping[PeerId, float]
+    lateness: Mapping[PeerId, float]
+    waited_s: float
+    left_out: Collection[PeerId]
+    stalled: Collection[PeerId]
+
+    @classmethod
+    def merge(cls, each: Sequence[Observed]) -> Observed:
+        """Return the longest times of these exchanges, and the members that any of them left out or gave up."""
+        return cls(
+            _longest([one.delays for one in each]),
+            _longest([one.lateness for one in each]),
+            max((one.waited_s for one in each), default=0.0),
+            {peer for one in each for peer in one.left_out},
+            {peer for one in each for peer in one.stalled},
+        )
+
+
+def _longest(each: Sequence[Mapping[PeerId, float]]) -> dict[PeerId, float]:
+    longest: dict[PeerId, float] = {}
+    for seconds in each:
+        longest |= {peer: max(longest.get(peer, 0.0), passed) for peer, passed in seconds.items()}
+    return longest
 
 
 class SilenceTracker:
@@ -282,21 +335,16 @@ class Ownership:
 class OwnerFailover:
     """Present owner of each chunk: the first member in its takeover order that is waited for, or we if none is left."""
 
-    def __init__(self, me: PeerId, plan: Plan, members: Sequence[PeerId]) -> None:
-        self._me, self._name, self._members = me, plan_hash(plan), members
+    def __init__(self, me: PeerId, plan: Plan, members: Sequence[PeerId], shares: Mapping[PeerId, float]) -> None:
+        self._me, self._name, self._members, self._shares = me, plan_hash(plan), members, shares
         self._orders = [[members[owner]] for owner in plan.owners]
         """Takeover order of each chunk; only the planned owner, as long as that is enough."""
         self.lost: dict[PeerId, None] = {}
         """Members that are not waited for any more in this exchange."""
-        self.shares: dict[PeerId, float] = {}
-        """Fraction of the time for each member that kept earlier exchanges waiting; others get all of it.
-
-        A member with 0 is not waited for at all: its chunks count if they are here in time.
-        """
 
     def share(self, peer: PeerId) -> float:
         """Return the fraction of the time that this member gets."""
-        return self.shares.get(peer, 1.0)
+        return self._shares.get(peer, 1.0)
 
     def is_awaited(self, peer: PeerId) -> bool:
         """Return True if others wait for the chunks of this member."""
@@ -351,28 +399,23 @@ class ExchangeMachine:
     """One member's view of the exchange of `plan`: the chunks it holds, the lost members, and the effects of each event.
 
     name: the hash of the plan.  entries: the index entries of the results that are here, by chunk.  `now` is trio time.
-    stall_s: seconds for which a member that owes us a part may be silent if lines are quick.
     """
 
-    def __init__(self, me: PeerId, plan: Plan, stall_s: float, now: float) -> None:
+    def __init__(self, me: PeerId, plan: Plan, limits: ExchangeLimits, now: float) -> None:
         self.me, self.plan, self.name = me, plan, plan_hash(plan)
         self.members = [PeerId(member.peer) for member in plan.members]
         self.others = [peer for peer in self.members if peer != me]
         self.entries: dict[int, ChunkEntry] = {}
-        self._stall_s = stall_s
+        self._limits, self._jury = limits, limits.jury or self.members
         self._index = {peer: index for index, peer in enumerate(self.members)}
-        self.failover = OwnerFailover(me, plan, self.members)
+        self.failover = OwnerFailover(me, plan, self.members, limits.shares)
         self.stalled: dict[PeerId, None] = {}
         """Members that were given up because they owed something for too long."""
-        self.delays, self.jury = Delays(now), self.members
-        """jury: the members by which we judge lateness: others are late once more than half of these gave theirs."""
-        self.lateness, self._parts_due = Delays(now), PartDeadline(now)
+        self.delays, self.lateness, self._parts_due = Delays(now), Delays(now), PartDeadline(now)
         self._ownership = Ownership([self.members[owner] for owner in plan.owners], len(self.members), now)
-        self.wait_s, self.owner_s = inf, dict[PeerId, float]()
-        """wait_s: how long our averages may wait for late parts.  owner_s: how late the averages of others may be."""
         self.left_out: dict[PeerId, None] = {}
         """Members for whose parts we do not wait any more."""
-        self._silence = SilenceTracker(self.members, now, CHUNK_TIMES * stall_s)
+        self._silence = SilenceTracker(self.members, now, CHUNK_TIMES * limits.stall_s)
         self._exclusions = ExclusionCounts(self.members, self.chunks)
         self._signed_early: dict[int, dict[PeerId, None]] = {}
         """Members that signed a result out of turn, by chunk.
@@ -426,6 +469,12 @@ class ExchangeMachine:
     def adopt(self, index: Sequence[ChunkEntry]) -> list[int]:
         """Return the chunks of which we hold no version, or another version than the record's."""
         return [chunk for chunk, entry in enumerate(index) if self.entries.get(chunk) != entry]
+
+    def observed(self) -> Observed:
+        """Return our observations of the lateness of others."""
+        kept = {peer: seconds for peer, seconds in self.delays.seconds.items() if peer not in self.lost}
+        late = {peer: seconds for peer, seconds in self.lateness.seconds.items() if peer not in self.lost}
+        return Observed(kept, late, self.delays.all_s, self.left_out.keys(), self.stalled.keys())
 
     # -- events -------------------------------------------------------------------------------------------------------
 
@@ -510,11 +559,11 @@ class ExchangeMachine:
         effects: list[ExchangeEffect] = []
         delaying = self._delaying(now)
         self.delays.note(delaying, now)
-        self.lateness.note(self._ownership.late(self.entries, self.jury, self.owner, now) - {self.me}, now)
+        self.lateness.note(self._ownership.late(self.entries, self._jury, self.owner, now) - {self.me}, now)
         for peer in self._stalled(now):
             self.stalled[peer] = None
             effects += self._lose(peer)
-        if self.delays.all_s > self.wait_s:
+        if self.delays.all_s > self._limits.wait_s:
             self.left_out |= dict.fromkeys(sorted(delaying))
             for chunk in self._waiting():
                 effects += self._reduce_if_complete(chunk)
@@ -577,7 +626,7 @@ class ExchangeMachine:
         part of the first chunk that this majority gave.  Before that they cost nothing, however far behind they are.
         """
         mine = self._waiting()
-        jury = {self._index[peer] for peer in self.jury}
+        jury = {self._index[peer] for peer in self._jury}
         enough = min(len(mine), share_of_buffers(len(self.others)))
         given = Counter(index for chunk in mine for index in jury & self._parts.get(chunk, set()))
         most = 2 * sum(given[index] >= enough for index in jury) > len(jury)
@@ -613,8 +662,8 @@ class ExchangeMachine:
 
     def _stalled(self, now: float) -> list[PeerId]:
         owners = {self.members[owner] for owner in self.plan.owners}
-        senders = {*self.jury} & ({*self.others} if self._planned else owners)  # who owes us something from the beginning
-        silence_s = self._stall_s + PACES * self._silence.pace_s(senders, self._stall_s, now)
+        senders = {*self._jury} & ({*self.others} if self._planned else owners)  # who owes us something from the beginning
+        silence_s = self._limits.stall_s + PACES * self._silence.pace_s(senders, self._limits.stall_s, now)
         parts, averages = dict[PeerId, float](), dict[PeerId, float]()
         for chunk in range(self.chunks):
             owner = self.owner(chunk)
@@ -626,6 +675,6 @@ class ExchangeMachine:
                 patience = 1.0 if self._exclusions.is_left_out(owner) else RESULT_PATIENCE
                 averages[owner] = patience * silence_s * max(self.failover.share(owner), OWNER_SHARE)
         overdue = {*self._silence.overdue(averages | parts, now)}
-        waiting = {owner for owner in averages if now < self._parts_due.at + self.owner_s.get(owner, 0.0)} - {*parts}
-        late = [peer for peer, seconds in self.lateness.seconds.items() if seconds > self.owner_s.get(peer, inf)]
+        waiting = {owner for owner in averages if now < self._parts_due.at + self._limits.owner_s.get(owner, 0.0)} - {*parts}
+        late = [peer for peer, seconds in self.lateness.seconds.items() if seconds > self._limits.owner_s.get(peer, inf)]
         return sorted((overdue - waiting) | {peer for peer in late if peer in averages or peer in parts})

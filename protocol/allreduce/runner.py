@@ -17,8 +17,7 @@ import trio
 
 from kernels.aggregate import Rule, aggregate
 from kernels.codec import is_sane
-from kernels.layout import Layout
-from protocol.allreduce.buffers import AverageBuffer, BufferPool, OwnParts, WaitingParts, share_of_buffers
+from protocol.allreduce.buffers import AverageBuffer, ExchangeBuffers, OwnParts, share_of_buffers
 from protocol.allreduce.events import (
     AllReduceDone,
     Ask,
@@ -40,7 +39,7 @@ from protocol.allreduce.events import (
     SendResult,
     SignedEarly,
 )
-from protocol.allreduce.machine import ExchangeMachine
+from protocol.allreduce.machine import ExchangeLimits, ExchangeMachine
 from protocol.allreduce.messages import ExchangeAsk, PushHeader, read_header
 from protocol.events.events import Dropped, Event, ExchangeFinished, ExchangeProgress, MemberLost
 from protocol.offload import Offload
@@ -191,16 +190,12 @@ class Averager:
         self,
         machine: ExchangeMachine,
         session: Session,
-        layout: Layout,
-        own: OwnParts,
-        parts: WaitingParts,
-        results: AverageBuffer,
-        pool: BufferPool,
+        buffers: ExchangeBuffers,
         offload: Offload,
         rule: Rule,
     ) -> None:
-        self._machine, self._session, self._layout = machine, session, layout
-        self._own, self._parts, self._results, self._pool = own, parts, results, pool
+        self._machine, self._session, self._layout = machine, session, buffers.own.layout
+        self._own, self._parts, self._results, self._pool = buffers.own, buffers.parts, buffers.results, buffers.pool
         self._offload, self._rule = offload, rule
 
     async def reduce(self, effect: Reduce) -> Averaged | None:
@@ -252,16 +247,13 @@ class Receiver:
     def __init__(
         self,
         machine: ExchangeMachine,
-        layout: Layout,
         run: Hash,
-        parts: WaitingParts,
-        results: AverageBuffer,
-        pool: BufferPool,
+        buffers: ExchangeBuffers,
         emit: Callable[[Event], None],
     ) -> None:
         self.down_bytes = 0
-        self._machine, self._layout, self._run = machine, layout, run
-        self._parts, self._results, self._pool, self._emit = parts, results, pool, emit
+        self._machine, self._layout, self._run, self._emit = machine, buffers.own.layout, run, emit
+        self._parts, self._results, self._pool = buffers.parts, buffers.results, buffers.pool
         self._moved: dict[PeerId, None] = {}
 
     def moving(self) -> list[Moving]:
@@ -382,8 +374,8 @@ ASK_TIMEOUT_S = 5.0
 class ExchangeRunner:
     """Runner of one exchange until its round ends: after `done` is set it goes on sending the chunks that it owes others.
 
-    contribution: our codec bytes; leaves: the hashes of its chunks.  result: writable buffer of the same size, complete when
-    `done` is set.  stall_s: seconds for which a member that owes us something may be silent if lines are quick.
+    own: our contribution.  result: writable buffer of the same size, complete when `done` is set.  rule: how chunks are
+    averaged.
     """
 
     def __init__(
@@ -391,23 +383,19 @@ class ExchangeRunner:
         *,
         session: Session,
         plan: Plan,
-        layout: Layout,
-        contribution: memoryview,
-        leaves: Sequence[Hash],
+        own: OwnParts,
         result: memoryview,
+        limits: ExchangeLimits,
         offload: Offload,
-        stall_s: float,
         rule: Rule,
     ) -> None:
-        self.machine = ExchangeMachine(session.me, plan, stall_s, trio.current_time())
+        self.machine = ExchangeMachine(session.me, plan, limits, trio.current_time())
         self.done = trio.Event()
         self._session = session
-        self._results = AverageBuffer(result, layout)
-        own, pool = OwnParts(contribution, leaves, layout), BufferPool()
-        self._parts = WaitingParts(self.machine.others, pool)
-        self._sender = Sender(self.machine, own, self._results, session.network)
-        self._receiver = Receiver(self.machine, layout, session.run, self._parts, self._results, pool, session.emit)
-        self._averager = Averager(self.machine, session, layout, own, self._parts, self._results, pool, offload, rule)
+        self._buffers = buffers = ExchangeBuffers(own, result, self.machine.others)
+        self._sender = Sender(self.machine, own, buffers.results, session.network)
+        self._receiver = Receiver(self.machine, session.run, buffers, session.emit)
+        self._averager = Averager(self.machine, session, buffers, offload, rule)
         self._progress = ProgressReport(self.machine, session.emit)
         self._nursery: trio.Nursery | None = None
 
@@ -436,7 +424,7 @@ class ExchangeRunner:
 
     def provenance(self) -> Provenance:
         """Return signers and signatures of the chunks of the result, once `done`."""
-        return self._results.provenance(self.machine.plan)
+        return self._buffers.results.provenance(self.machine.plan)
 
     @property
     def refusing(self) -> list[PeerId]:
@@ -446,16 +434,16 @@ class ExchangeRunner:
     @property
     def statements(self) -> Mapping[int, Envelope]:
         """Signed statements of the owners of the results that are here, by chunk."""
-        return self._results.statements
+        return self._buffers.results.statements
 
     @property
     def result(self) -> memoryview | None:
         """Averages that are here, each in its place; None once the buffer is released."""
-        return self._results.buffer
+        return self._buffers.results.buffer
 
     def adopt(self, index: Sequence[ChunkEntry]) -> list[int]:
         """Leave the result buffer to the caller, and return its chunks that are missing or another version."""
-        self._results.release()
+        self._buffers.results.release()
         return self.machine.adopt(index)
 
     # -- what happens -------------------------------------------------------------------------------------------------
@@ -506,7 +494,7 @@ class ExchangeRunner:
                 self._nursery.start_soon(self._ask, effect)
         elif isinstance(effect, Lost):
             self._session.emit(MemberLost(self.machine.plan.round, effect.peer))
-            self._parts.wake_senders()
+            self._buffers.parts.wake_senders()
         elif isinstance(effect, AllReduceDone):
             self.done.set()
             self._progress.complete()

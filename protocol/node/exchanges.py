@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import trio
@@ -10,7 +9,8 @@ import trio
 from kernels.layout import payload_bytes
 from protocol.agreement.events import ExchangeDone, ExchangeMoved
 from protocol.allreduce.assignment import plan_hash
-from protocol.allreduce.machine import ExchangeMachine
+from protocol.allreduce.buffers import OwnParts
+from protocol.allreduce.machine import ExchangeLimits, Observed
 from protocol.allreduce.runner import ExchangeRunner
 from protocol.chain.replica import Replica
 from protocol.chain.results import ResultFile
@@ -76,7 +76,7 @@ class Exchanges:
                 await self._begun.wait()
         return self.of(plan)
 
-    async def begin(self, plan: Plan, work: Work) -> RunningExchange | None:
+    async def begin(self, plan: Plan, work: Work, limits: ExchangeLimits) -> RunningExchange | None:
         """Take up a plan with our contribution; the caller runs the exchange.
 
         Returns None if the plan was taken up before, or if too many plans were.  Raises `StoreFull`.
@@ -89,12 +89,10 @@ class Exchanges:
         exchange = ExchangeRunner(
             session=self._session,
             plan=plan,
-            layout=replica.layout,
-            contribution=work.data,
-            leaves=work.leaves,
+            own=OwnParts(work.data, work.leaves, replica.layout),
             result=file.view,
+            limits=limits,
             offload=self._offload,
-            stall_s=replica.rounds.stall_s,
             rule=replica.manifest.aggregation,
         )
         running = self._running[name] = RunningExchange(name, exchange, file)
@@ -116,38 +114,9 @@ class Exchanges:
         newest = self.newest
         return newest.exchange.refusing if newest is not None and not newest.exchange.done.is_set() else []
 
-    def stalled(self) -> list[PeerId]:
-        """Return the members that kept one of the exchanges waiting."""
-        return [peer for machine in self._machines for peer in machine.stalled]
-
-    def delays(self) -> dict[PeerId, float]:
-        """Return the seconds that parts of each member kept our averages of this round waiting; without lost members."""
-        return self._longest([(machine, machine.delays.seconds) for machine in self._machines])
-
-    def lateness(self) -> dict[PeerId, float]:
-        """Return the seconds by which each owner's averages were late in this round; without lost members."""
-        return self._longest([(machine, machine.lateness.seconds) for machine in self._machines])
-
-    def left_out(self) -> list[PeerId]:
-        """Return the members whose parts our averages stopped waiting for."""
-        return [peer for machine in self._machines for peer in machine.left_out]
-
-    def waited(self) -> float:
-        """Return the seconds that our own averages of this round waited for late parts."""
-        return max((machine.delays.all_s for machine in self._machines), default=0.0)
-
-    @property
-    def _machines(self) -> list[ExchangeMachine]:
-        return [running.exchange.machine for running in self._running.values()]
-
-    @staticmethod
-    def _longest(each: Sequence[tuple[ExchangeMachine, Mapping[PeerId, float]]]) -> dict[PeerId, float]:
-        longest: dict[PeerId, float] = {}
-        for machine, delays in each:
-            for peer, seconds in delays.items():
-                if peer not in machine.lost:
-                    longest[peer] = max(longest.get(peer, 0.0), seconds)
-        return longest
+    def observed(self) -> Observed:
+        """Return our observations of the lateness of others in this round."""
+        return Observed.merge([running.exchange.machine.observed() for running in self._running.values()])
 
     def peer_dead(self, peer: PeerId) -> None:
         """Stop waiting for this peer."""

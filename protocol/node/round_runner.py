@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import trio
 
@@ -38,15 +38,14 @@ from protocol.agreement.events import (
     View,
 )
 from protocol.agreement.machine import RoundMachine
-from protocol.agreement.patience import STRANGERS, Patience, Seen, judge, share_of
-from protocol.agreement.policy import FEWEST, fair_time
+from protocol.agreement.patience import Patience
+from protocol.agreement.policy import fair_time
 from protocol.agreement.validation import plan_of
 from protocol.allreduce.assignment import plan_hash
 from protocol.audit.auditor import Auditor, Unaccountable
 from protocol.audit.ejection import Ejections
 from protocol.audit.evidence import Evidence, ProvenLie, TwoStatements
 from protocol.chain.base import Base
-from protocol.chain.electorate import tolerated
 from protocol.chain.replica import Replica
 from protocol.chain.results import ResultFile
 from protocol.disk import StoreFailed
@@ -566,18 +565,13 @@ class RoundRunner:
 
     async def _begin_exchange(self, plan: Plan, nursery: trio.Nursery) -> None:
         self._computed_s = self._computed_s or trio.current_time() - self._begun
-        running = await self.exchanges.begin(plan, self.work)
+        members = [PeerId(member.peer) for member in plan.members]
+        stall_s, fair_s = self._replica.rounds.stall_s, self._fair(members)
+        limits = self._patience.limits(self.session.me, members, self.base, stall_s, fair_s)
+        running = await self.exchanges.begin(plan, self.work, limits)
         if running is not None:
-            view, machine = self._view(), running.exchange.machine
-            electors = [peer for peer in machine.members if peer in self.base.electors]
-            allowed = self._patience.allow(
-                self.session.me, machine.others, self.base, self._replica.rounds.stall_s, self._fair(machine.members)
-            )
-            machine.wait_s, machine.owner_s = allowed.wait_s, {**allowed.owner_s}
-            machine.jury = electors if len(electors) >= FEWEST else machine.members  # keys of strangers cost nothing
-            for member in plan.members:
-                peer = PeerId(member.peer)
-                machine.failover.shares[peer] = share_of(self._patience.members, self.base, peer)
+            view = self._view()
+            for peer in members:
                 if peer in view and not view[peer].live:
                     running.exchange.peer_dead(peer)
             self._report.exchanging(plan)
@@ -588,27 +582,16 @@ class RoundRunner:
         return fair_time(self._computed_s, len(members))
 
     def _remember_stalls(self) -> None:
-        """Note the members that stalled: they kept our exchange waiting, or were followed as owners; the others did well.
-
-        A peer whose parts are missing in averages of several electors is put on probation as well: otherwise it could stall
-        one elector after the other.  A few liars cannot take a peer's good name by leaving it out of their averages.
-        """
+        """Remember the members that stalled: they kept our exchange waiting, or were followed as owners."""
         if not isinstance(self._outcome, Commit):
             return
-        patience, round = self._patience, self.base.round
         members = {PeerId(member.peer) for member in self._outcome.record.members}
-        seen = Seen(
-            delays=self.exchanges.delays(),
-            lateness=self.exchanges.lateness(),
-            waited_s=self.exchanges.waited(),
-            left_out=members & {*self.exchanges.left_out()},
-            stalled=members & {*self.exchanges.stalled(), *self.machine.followed_owners()},
+        observed = self.exchanges.observed()
+        observed = replace(observed, stalled={*observed.stalled, *self.machine.followed_owners()})
+        self._patience.judge_exchange(
+            self.session.me, members, self.base, observed, self._replica.rounds.stall_s, self._fair(members)
         )
-        late = patience.judge_late(self.session.me, seen, self.base, self._replica.rounds.stall_s, self._fair(members))
-        judge(patience.members, self.base, late, members, each=True)
-        patience.missed.note(self.machine.missed(), round)
-        for peer in patience.missed.by_more_than(tolerated(len(self.base.electors)), round):
-            patience.members.suspect(peer if peer in self.base.electors else STRANGERS, round)
+        self._patience.judge_missed(self.machine.missed(), self.base)
 
     async def _exchange(self, running: RunningExchange, nursery: trio.Nursery) -> None:
         nursery.start_soon(running.exchange.run)

@@ -67,7 +67,7 @@ class Noisy(ExchangeRunner):
             await trio.sleep(self.every_s)
 
     def _push(self) -> tuple[list[bytes], memoryview]:
-        return [], memoryview(bytearray(self._results._layout[0].size))
+        return [], memoryview(bytearray(self._buffers.own.layout[0].size))
 
 
 class Repeating(Noisy):

@@ -14,12 +14,12 @@ from protocol.agreement.patience import (
     WINDOW,
     Missed,
     Patience,
-    Seen,
     Slowness,
     Stalls,
     judge,
     share_of,
 )
+from protocol.allreduce.machine import Observed
 from protocol.wire.identity import PeerId
 from tests.protocol.agreement.examples import BASE, PEERS
 
@@ -162,14 +162,14 @@ STALL_S, FAIR_S = 10.0, 1.0
 
 def test_what_was_late_is_taken_off_what_may_be_late_and_given_back_after_some_rounds() -> None:
     patience, base = Patience(), replace(BASE, electors=tuple(PEERS))
-    allowed = patience.allow(PEERS[1], [LATE], base, STALL_S, FAIR_S)
+    allowed = patience.limits(PEERS[1], [LATE], base, STALL_S, FAIR_S)
     assert (allowed.wait_s, allowed.owner_s) == (FAIR_S + FOR_PARTS * STALL_S, {LATE: FAIR_S + STALL_S})
-    late = patience.judge_late(PEERS[1], Seen({LATE: 3.0}, {LATE: 5.0}, 4.0, [], []), base, STALL_S, FAIR_S)
+    late = patience.judge_late(PEERS[1], Observed({LATE: 3.0}, {LATE: 5.0}, 4.0, [], []), base, STALL_S, FAIR_S)
     assert late == set()
     for passed in range(1, WINDOW):
-        allowed = patience.allow(PEERS[1], [LATE], replace(base, round=base.round + passed), STALL_S, FAIR_S)
+        allowed = patience.limits(PEERS[1], [LATE], replace(base, round=base.round + passed), STALL_S, FAIR_S)
         assert (allowed.wait_s, allowed.owner_s) == (FAIR_S + FOR_PARTS * STALL_S - 3.0, {LATE: FAIR_S + STALL_S - 4.0})
-    allowed = patience.allow(PEERS[1], [LATE], replace(base, round=base.round + WINDOW), STALL_S, FAIR_S)
+    allowed = patience.limits(PEERS[1], [LATE], replace(base, round=base.round + WINDOW), STALL_S, FAIR_S)
     assert (allowed.wait_s, allowed.owner_s) == (FAIR_S + FOR_PARTS * STALL_S, {LATE: FAIR_S + STALL_S})
 
 
@@ -177,22 +177,25 @@ def test_late_parts_and_late_averages_are_one_stall_each_for_itself_and_one_toge
     base = replace(BASE, electors=tuple(PEERS))
     most = FAIR_S + FOR_PARTS * STALL_S
 
-    def judged(seen: Seen, patience: Patience) -> set[PeerId]:
+    def judged(seen: Observed, patience: Patience) -> set[PeerId]:
         return patience.judge_late(PEERS[1], seen, base, STALL_S, FAIR_S)
 
-    assert judged(Seen({LATE: most}, {LATE: FAIR_S + STALL_S}, 0.0, [], []), Patience()) == set()
-    assert judged(Seen({LATE: most + 0.1}, {}, 0.0, [], []), Patience()) == {LATE}
-    assert judged(Seen({}, {LATE: FAIR_S + STALL_S + 0.1}, 0.0, [], []), Patience()) == {LATE}
-    for seen in (Seen({LATE: most + 0.1}, {LATE: 2.0}, 0.0, [], []), Seen({LATE: 2.0}, {LATE: 2.0}, 0.0, [], [LATE])):
+    assert judged(Observed({LATE: most}, {LATE: FAIR_S + STALL_S}, 0.0, [], []), Patience()) == set()
+    assert judged(Observed({LATE: most + 0.1}, {}, 0.0, [], []), Patience()) == {LATE}
+    assert judged(Observed({}, {LATE: FAIR_S + STALL_S + 0.1}, 0.0, [], []), Patience()) == {LATE}
+    for seen in (
+        Observed({LATE: most + 0.1}, {LATE: 2.0}, 0.0, [], []),
+        Observed({LATE: 2.0}, {LATE: 2.0}, 0.0, [], [LATE]),
+    ):
         patience = Patience()
         assert judged(seen, patience) == {LATE}
-        assert patience.allow(PEERS[1], [LATE], base, STALL_S, FAIR_S).owner_s == {LATE: FAIR_S + STALL_S}
+        assert patience.limits(PEERS[1], [LATE], base, STALL_S, FAIR_S).owner_s == {LATE: FAIR_S + STALL_S}
 
 
 def test_our_own_waiting_is_nobodys_stall() -> None:
     patience = Patience()
-    assert patience.judge_late(PEERS[1], Seen({}, {}, 1e3, [], []), BASE, STALL_S, FAIR_S) == set()
-    assert patience.allow(PEERS[1], [], BASE, STALL_S, FAIR_S).wait_s < 0, "until some rounds have passed"
+    assert patience.judge_late(PEERS[1], Observed({}, {}, 1e3, [], []), BASE, STALL_S, FAIR_S) == set()
+    assert patience.limits(PEERS[1], [], BASE, STALL_S, FAIR_S).wait_s < 0, "until some rounds have passed"
 
 
 def test_who_is_left_out_has_stalled_when_half_of_our_waiting_was_for_it() -> None:
@@ -201,8 +204,9 @@ def test_who_is_left_out_has_stalled_when_half_of_our_waiting_was_for_it() -> No
         patience = Patience()
         for round, delays in enumerate([{LATE: own + FAIR_S}, {PEERS[2]: 2 * half - own + FAIR_S}]):
             base = replace(BASE, round=round, electors=tuple(PEERS))
-            assert not patience.judge_late(PEERS[1], Seen(delays, {}, own, [], []), base, STALL_S, FAIR_S)
+            assert not patience.judge_late(PEERS[1], Observed(delays, {}, own, [], []), base, STALL_S, FAIR_S)
         base = replace(base, round=2)
         assert (
-            patience.judge_late(PEERS[1], Seen({LATE: FAIR_S}, {}, FAIR_S, left_out, []), base, STALL_S, FAIR_S) == stalled
+            patience.judge_late(PEERS[1], Observed({LATE: FAIR_S}, {}, FAIR_S, left_out, []), base, STALL_S, FAIR_S)
+            == stalled
         )

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from protocol.agreement.patience import FOR_PARTS, WINDOW, Patience, Seen
+from protocol.agreement.patience import FOR_PARTS, WINDOW, Patience
 from protocol.allreduce.events import (
     Ask,
     Asked,
@@ -27,7 +27,7 @@ from protocol.allreduce.events import (
     SendResult,
     SignedEarly,
 )
-from protocol.allreduce.machine import ExchangeMachine
+from protocol.allreduce.machine import ExchangeLimits, ExchangeMachine
 from protocol.allreduce.runner import entry_of
 from protocol.wire.hashes import ZERO_HASH, chunk_hash
 from protocol.wire.identity import Identity, PeerId
@@ -66,6 +66,7 @@ class Swarm:
     average_s: Delay = in_time
     round: int = 0
     patience: dict[PeerId, Patience] = field(default_factory=lambda: {peer: Patience() for peer in PEERS})
+    limits: dict[PeerId, ExchangeLimits] = field(default_factory=dict)
     machines: dict[PeerId, ExchangeMachine] = field(default_factory=dict)
     stalled: list[dict[PeerId, set[PeerId]]] = field(default_factory=list)
     _signers: dict[tuple[int, bytes], PeerId] = field(default_factory=dict)
@@ -74,10 +75,11 @@ class Swarm:
     def exchange(self) -> float:
         """One round; returns how long it took."""
         base = replace(BASE, round=self.round, electors=tuple(PEERS))
-        self.machines, self._due, now = {peer: ExchangeMachine(peer, PLAN, STALL_S, 0.0) for peer in PEERS}, [], 0.0
-        for peer, machine in self.machines.items():
-            allowed = self.patience[peer].allow(peer, machine.others, base, STALL_S, FAIR_S)
-            machine.wait_s, machine.owner_s = allowed.wait_s, {**allowed.owner_s}
+        self._due, now = [], 0.0
+        self.limits = {peer: self.patience[peer].limits(peer, PEERS, base, STALL_S, FAIR_S) for peer in PEERS}
+        self.machines = {
+            peer: ExchangeMachine(peer, PLAN, replace(limits, shares={}), 0.0) for peer, limits in self.limits.items()
+        }
         for peer in PEERS:
             self._handle(peer, ContributionReady(), 0.0)
         honest = [self.machines[peer] for peer in PEERS if peer not in LIARS]
@@ -92,10 +94,7 @@ class Swarm:
                     self._handle(peer, ExchangeTick(), now)
         self.stalled.append({})
         for peer, machine in self.machines.items():
-            delays = {each: s for each, s in machine.delays.seconds.items() if each not in machine.lost}
-            lateness = {each: s for each, s in machine.lateness.seconds.items() if each not in machine.lost}
-            seen = Seen(delays, lateness, machine.delays.all_s, [*machine.left_out], [*machine.stalled])
-            self.stalled[-1][peer] = self.patience[peer].judge_late(peer, seen, base, STALL_S, FAIR_S)
+            self.stalled[-1][peer] = self.patience[peer].judge_late(peer, machine.observed(), base, STALL_S, FAIR_S)
         self.round += 1
         return now
 
@@ -149,7 +148,7 @@ def withheld(give_s: float | None) -> Delay:
     def part_s(swarm: Swarm, sender: PeerId, to: PeerId) -> float:
         if sender not in LIARS or to != VICTIM:
             return 0.0
-        return give_s if give_s is not None else max(0.0, swarm.machines[VICTIM].wait_s - TICK_S)
+        return give_s if give_s is not None else max(0.0, swarm.limits[VICTIM].wait_s - TICK_S)
 
     return part_s
 
@@ -204,8 +203,7 @@ def test_an_owner_is_lost_when_its_averages_are_later_than_it_may_be() -> None:
 
 
 def test_an_owner_averages_without_those_that_it_waited_for_long_enough() -> None:
-    machine = ExchangeMachine(VICTIM, PLAN, STALL_S, 0.0)
-    machine.wait_s = 2.0
+    machine = ExchangeMachine(VICTIM, PLAN, ExchangeLimits(STALL_S, wait_s=2.0), 0.0)
     assert machine.handle(ContributionReady(), 0.0)
     for peer in PEERS[3:]:
         machine.handle(PartArrived(peer, 2), 0.0)

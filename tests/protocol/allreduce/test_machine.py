@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from protocol.allreduce.events import (
@@ -25,7 +27,7 @@ from protocol.allreduce.events import (
     SendResult,
     SignedEarly,
 )
-from protocol.allreduce.machine import ExchangeMachine
+from protocol.allreduce.machine import ExchangeLimits, ExchangeMachine
 from protocol.allreduce.runner import entry_of
 from protocol.wire.hashes import ZERO_HASH, chunk_hash
 from protocol.wire.identity import Identity, PeerId
@@ -33,13 +35,14 @@ from protocol.wire.messages import Plan
 from tests.protocol.members import a_member
 
 STALL_S = 10.0
+LIMITS = ExchangeLimits(STALL_S)
 PEERS = sorted(Identity.from_seed(bytes([number]) * 32).peer_id for number in range(4))
 
 
-def machine(me: PeerId, owners: bytes) -> ExchangeMachine:
+def machine(me: PeerId, owners: bytes, limits: ExchangeLimits = LIMITS) -> ExchangeMachine:
     members = [a_member(peer) for peer in PEERS]
     plan = Plan(round=0, fragment=0, base=ZERO_HASH, members=members, owners=owners, state_digest=ZERO_HASH)
-    return ExchangeMachine(me, plan, STALL_S, now=0.0)
+    return ExchangeMachine(me, plan, limits, now=0.0)
 
 
 def finish(exchange: ExchangeMachine, chunk: int, now: float) -> None:
@@ -215,12 +218,11 @@ def test_bytes_of_a_push_are_a_sign_of_life() -> None:
 
 def test_who_waits_for_room_is_not_silent_if_it_gave_what_is_averaged_next() -> None:
     """Two members gave a part each, and wait for room; that of the first chunk waits for the third."""
-    exchange = machine(PEERS[0], bytes([0, 0, 0]))
+    exchange = machine(PEERS[0], bytes([0, 0, 0]), replace(LIMITS, shares={PEERS[3]: 10.0}))
     exchange.handle(ContributionReady(), 0.0)
     for peer, chunk in ((PEERS[1], 0), (PEERS[2], 1)):
         exchange.handle(PartArrived(peer, chunk), 0.0)
         exchange.handle(Moving(peer, held=True), STALL_S)
-    exchange.failover.shares[PEERS[3]] = 10.0
     assert not lost_at(exchange, 1.0)
     for peer in PEERS[1:3]:
         exchange.handle(Moving(peer, held=True), STALL_S)
@@ -229,16 +231,15 @@ def test_who_waits_for_room_is_not_silent_if_it_gave_what_is_averaged_next() -> 
 
 def test_an_owner_may_wait_for_late_parts_for_as_long_as_we_would() -> None:
     """The parts of our two chunks took 100 s; half of that later the others are due, and averages may be late by 5 s."""
-    exchange = machine(PEERS[0], bytes([0, 0, 1]))
-    exchange.owner_s[PEERS[1]] = 5.0
+    shares = dict.fromkeys(PEERS[1:], 100.0)
+    exchange = machine(PEERS[0], bytes([0, 0, 1]), replace(LIMITS, owner_s={PEERS[1]: 5.0}, shares=shares))
     exchange.handle(ContributionReady(), 0.0)
     for chunk, at in ((0, 1.0), (1, 100.0)):
         for peer in PEERS[1:]:
-            exchange.failover.shares[peer] = 100.0
             exchange.handle(PartArrived(peer, chunk), at)
         exchange.handle(Averaged(chunk, ENTRY), at)
         exchange.handle(ExchangeTick(), at)
-    exchange.failover.shares.clear()
+    shares.clear()
     assert [lost_at(exchange, at) for at in (100.1, 140.0, 154.9, 155.1)] == [[], [], [], [PEERS[1]]]
 
 
@@ -260,8 +261,7 @@ def test_an_owner_without_which_others_average_gets_no_more_time_than_for_a_part
 
 
 def test_a_member_that_does_not_count_is_not_waited_for_and_counts_when_it_is_in_time() -> None:
-    exchange = machine(PEERS[0], bytes([0, 0]))
-    exchange.failover.shares[PEERS[3]] = 0.0
+    exchange = machine(PEERS[0], bytes([0, 0]), replace(LIMITS, shares={PEERS[3]: 0.0}))
     exchange.handle(ContributionReady(), 0.0)
     exchange.handle(PartArrived(PEERS[3], 0), 0.5)
     reductions = []
@@ -272,8 +272,7 @@ def test_a_member_that_does_not_count_is_not_waited_for_and_counts_when_it_is_in
 
 
 def test_who_is_on_probation_gets_its_part_of_the_time_and_an_owner_always_some() -> None:
-    exchange = machine(PEERS[0], bytes([0, 3, 2, 0]))
-    exchange.failover.shares |= {PEERS[1]: 0.5, PEERS[3]: 0.0}
+    exchange = machine(PEERS[0], bytes([0, 3, 2, 0]), replace(LIMITS, shares={PEERS[1]: 0.5, PEERS[3]: 0.0}))
     exchange.handle(ContributionReady(), 0.0)
     lines_are_quick(exchange, 3, *PEERS[2:])
     given_up = {now: lost_at(exchange, now) for now in (0.1, 0.3 * STALL_S, 0.45 * STALL_S, 0.55 * STALL_S, 1.1 * STALL_S)}

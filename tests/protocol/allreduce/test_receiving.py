@@ -9,10 +9,10 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from kernels.layout import chunk_layout, payload_bytes
-from protocol.allreduce.assignment import plan_hash
-from protocol.allreduce.buffers import PART_BUFFERS, AverageBuffer, BufferPool, WaitingParts
+from protocol.allreduce.assignment import contribution_leaves, plan_hash
+from protocol.allreduce.buffers import PART_BUFFERS, ExchangeBuffers, OwnParts
 from protocol.allreduce.events import Moving
-from protocol.allreduce.machine import ExchangeMachine
+from protocol.allreduce.machine import ExchangeLimits, ExchangeMachine
 from protocol.allreduce.messages import PushHeader
 from protocol.allreduce.runner import Receiver, entry_of
 from protocol.events.events import Dropped, Event
@@ -36,10 +36,11 @@ PLAN = Plan(
 
 
 def receiver(told: list[Event] | None = None, plan: Plan = PLAN) -> Receiver:
-    machine, pool = ExchangeMachine(ME, plan, 10.0, now=0.0), BufferPool()
-    results = AverageBuffer(memoryview(bytearray(payload_bytes(LAYOUT))), LAYOUT)
+    machine = ExchangeMachine(ME, plan, ExchangeLimits(10.0), now=0.0)
+    own, result = (memoryview(bytearray(payload_bytes(LAYOUT))) for _ in range(2))
+    buffers = ExchangeBuffers(OwnParts(own, contribution_leaves(own, LAYOUT), LAYOUT), result, machine.others)
     emit = (told if told is not None else []).append
-    return Receiver(machine, LAYOUT, Hash(ZERO_HASH), WaitingParts(machine.others, pool), results, pool, emit)
+    return Receiver(machine, Hash(ZERO_HASH), buffers, emit)
 
 
 @pytest.mark.parametrize(
