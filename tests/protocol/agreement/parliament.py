@@ -43,6 +43,7 @@ from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import (
     ChunkEntry,
     Commit,
+    Plan,
     PrevoteCertificate,
     Proposal,
     Provenance,
@@ -55,7 +56,7 @@ from protocol.wire.messages import (
     pack,
     unpack,
 )
-from tests.protocol.agreement.examples import CHUNKS, RUN, SETTINGS
+from tests.protocol.agreement.examples import CHUNKS, RUN, SETTINGS, a_ready
 from tests.protocol.agreement.witness import Witness
 
 
@@ -106,6 +107,8 @@ class Parliament:
         """Results that nobody can account for."""
         self.starved: set[PeerId] = set()
         """Who gets no results."""
+        self.lost: set[PeerId] = set()
+        """Whose chunks the next member averages."""
         self.queue: list[tuple[PeerId, PeerId, Body]] = []
         self.silent_since: dict[PeerId, float] = {}
         self.performed: list[RoundEffect] = []
@@ -120,24 +123,23 @@ class Parliament:
     def ready(self, *peers: PeerId, state_digest: Hash = ZERO_HASH, life: int = 1) -> None:
         """These peers say READY in their `life`th life, and everybody alive hears it."""
         for peer in peers or tuple(self.seats):
-            root = chunk_hash(peer.encode() + bytes([life]))
-            statement = Ready(
-                round=self.base.round,
-                fragment=0,
-                base=self.base.tip,
-                incarnation=life,
-                serial=0,
-                tokens=1000,
-                steps=10,
-                loss=2.0,
-                norm=1.0,
-                root=root,
-                state_digest=state_digest,
-            )
-            self._readys[peer] = statement
-            for seat in self.seats.values():
-                if seat.alive:
-                    self.hand_over(peer, seat, statement)
+            self.say_ready(peer, *self.seats, state_digest=state_digest, life=life)
+
+    def say_ready(self, peer: PeerId, *to: PeerId, state_digest: Hash = ZERO_HASH, life: int = 1) -> None:
+        """This peer says READY, and of those in `to` everybody alive hears it."""
+        root = chunk_hash(peer.encode() + bytes([life]))
+        statement = self._readys[peer] = a_ready(
+            base=self.base.tip,
+            round=self.base.round,
+            incarnation=life,
+            serial=0,
+            tokens=1000,
+            root=root,
+            state_digest=state_digest,
+        )
+        for seat in (self.seats[each] for each in to):
+            if seat.alive:
+                self.hand_over(peer, seat, statement)
 
     def crash(self, peer: PeerId) -> None:
         self.seats[peer].alive = False
@@ -237,7 +239,8 @@ class Parliament:
                 seat.exchanged.add(name)
                 entries = self.entries(seat, len(effect.plan.members))
                 owners = effect.plan.owners
-                provenance = Provenance(owners=owners, signers=owners, signatures=[bytes(64)] * CHUNKS)
+                signers = bytes(self._signer(effect.plan, owner) for owner in owners)
+                provenance = Provenance(owners=owners, signers=signers, signatures=[bytes(64)] * CHUNKS)
                 self.tell(seat, ExchangeDone(name, entries, provenance))
             elif isinstance(effect, ObtainResult) and effect.record.result_root in self.refused:
                 self.tell(seat, AuditFailed(effect.record.result_root))
@@ -246,6 +249,10 @@ class Parliament:
             elif isinstance(effect, Committed):
                 seat.committed = effect.commit
                 self.witness.see(effect.commit)
+
+    def _signer(self, plan: Plan, owner: int) -> int:
+        """The member that averages the chunks of this owner."""
+        return (owner + 1) % len(plan.members) if plan.members[owner].peer in self.lost else owner
 
     def entries(self, seat: Seat, members: int) -> tuple[ChunkEntry, ...]:
         version = seat.me.encode() if self.versions else b"true" if self.lie or self.refused else b""

@@ -9,8 +9,8 @@ from protocol.agreement.machine import RoundMachine
 from protocol.chain.electorate import quorum_size
 from protocol.chain.records import is_full, quorum_of, verify_commit
 from protocol.wire.hashes import ZERO_HASH
-from protocol.wire.messages import PrevoteCertificate, ViewChange
-from tests.protocol.agreement.parliament import STEPS, Parliament, first_proposer
+from protocol.wire.messages import ViewChange
+from tests.protocol.agreement.parliament import STEPS, Parliament
 from tests.protocol.agreement.parliament import settings as round_settings
 
 EVICTION_S = round_settings().eviction_s
@@ -58,30 +58,6 @@ def test_with_one_more_dead_a_provisional_record_is_made_when_they_were_silent_f
     fewest = min(count for count in range(len(dead) + 1) if electors - len(dead) >= quorum_size(electors - count))
     assert len(certificate.absent) == fewest
     verify_commit(round_settings(), parliament.commits()[0], parliament.base)
-
-
-def test_who_said_goodbye_is_not_waited_for() -> None:
-    parliament = Parliament(2)
-    stays, leaves = parliament.seats
-    parliament.leave(leaves)
-    parliament.ready(stays)
-    parliament.run(5)
-    commit = parliament.seats[stays].committed
-    assert commit is not None and commit.certificate.absent == [leaves]
-
-
-def test_the_members_vote_when_all_electors_are_gone() -> None:
-    parliament = Parliament(2, joiners=3)
-    *electors, one, two, three = parliament.seats
-    for peer in electors:
-        parliament.crash(peer)
-    parliament.ready(one, two, three)
-    parliament.run(EVICTION_S - 1)
-    assert not parliament.commits()
-    parliament.run(60)
-    assert not parliament.undecided() and len(parliament.records()) == 1
-    certificate = parliament.commits()[0].certificate
-    assert certificate.absent == sorted(electors) and {vote.peer for vote in certificate.votes} <= {one, two, three}
 
 
 @pytest.mark.parametrize("joiners", [1, 2, 3])
@@ -167,27 +143,6 @@ def test_who_returns_finds_its_vote_and_one_full_record_is_made(electors: int) -
         full = {commit.record.encode() for commit in parliament.commits() if is_full(commit.certificate)}
         assert len(full) <= 1 and parliament.commits()
         assert set(parliament.undecided()) <= (set() if full else set(dead))
-
-
-def test_a_lock_of_the_whole_is_not_released_by_a_part() -> None:
-    """One of four has a proof of lock.  It and another are left: their provisional record is the locked one."""
-    parliament = Parliament(4, versions=True)
-    leader = first_proposer(parliament)
-    parliament.ready()
-    for kind in STEPS[:4]:
-        parliament.pass_on(kind)
-    locked, other, third = [peer for peer in parliament.seats if peer != leader]
-    parliament.queue = [each for each in parliament.queue if each[1] == locked]
-    parliament.pass_on(PrevoteCertificate)
-    parliament.queue.clear()
-    lock = parliament.seats[locked].machine.kept.lock
-    assert lock is not None
-    for peer in (leader, third):
-        parliament.crash(peer)
-    parliament.run(EVICTION_S + 60)
-    assert not parliament.undecided()
-    assert parliament.records() == {lock.record.encode()}
-    assert len(parliament.commits()[0].certificate.absent) == 1, "the fewest"
 
 
 def test_a_peer_that_has_lost_what_binds_it_says_nothing_as_a_voter() -> None:

@@ -9,7 +9,6 @@ import pytest
 from protocol.agreement.ballot import held_mask
 from protocol.agreement.events import AverageDisproved, FinishCompute, Reject, Send, StateHashed
 from protocol.agreement.roll_call import MAX_LEAD
-from protocol.chain.records import verify_commit
 from protocol.wire.body import Body
 from protocol.wire.hashes import ZERO_HASH, Hash
 from protocol.wire.messages import Finish, Proposal, RecordProposal, ViewChange, Vote
@@ -22,85 +21,12 @@ from tests.protocol.agreement.parliament import (
 from tests.protocol.agreement.parliament import settings as round_settings
 
 
-def test_all_ready_commits_one_record_everywhere() -> None:
-    parliament = Parliament(4)
-    parliament.ready()
-    parliament.run(3)
-    assert len(parliament.commits()) == 4
-    assert len(parliament.records()) == 1
-    for commit in parliament.commits():
-        verify_commit(round_settings(), commit, parliament.base)
-
-
-def test_founders_without_a_previous_record_commit_round_zero() -> None:
-    parliament = Parliament(0, joiners=3)
-    parliament.ready()
-    parliament.run(3)
-    assert len(parliament.commits()) == 3 and len(parliament.records()) == 1
-
-
 def test_more_founders_than_a_plan_has_places_commit_round_zero() -> None:
     parliament, places = Parliament(0, joiners=48), round_settings().max_members
     parliament.ready()
     parliament.run(3)
     assert len(parliament.records()) == 1
     assert len(parliament.commits()) == len(parliament.commits()[0].record.members) == places
-
-
-def test_a_joiner_contributes_at_once_and_does_not_vote() -> None:
-    parliament = Parliament(2, joiners=1)
-    joiner = list(parliament.seats)[2]
-    parliament.ready()
-    parliament.run(3)
-    commit = parliament.commits()[0]
-    assert joiner in [member.peer for member in commit.record.members]
-    assert joiner not in [vote.peer for vote in commit.certificate.votes]
-    assert parliament.seats[joiner].committed is not None
-
-
-def test_a_late_trainer_is_asked_to_finish_after_the_grace_time_and_then_left_out() -> None:
-    parliament = Parliament(3)
-    *early, late = parliament.seats
-    parliament.ready(*early)
-    parliament.run(3)
-    assert not parliament.commits(), "the grace time has not passed"
-    asked = parliament.performed = []
-    parliament.run(3)
-    assert any(isinstance(effect, Send) and isinstance(effect.body, Finish) and effect.to == (late,) for effect in asked)
-    assert any(isinstance(effect, FinishCompute) for effect in asked)
-    parliament.run(10)
-    assert len(parliament.records()) == 1
-    assert late not in [member.peer for member in parliament.commits()[0].record.members]
-
-
-def test_who_is_about_to_arrive_is_waited_for_and_no_longer_than_the_grace_time() -> None:
-    parliament = Parliament(2, joiners=1)
-    *there, coming = parliament.seats
-    parliament.near.add(coming)
-    parliament.ready(*there)
-    parliament.run(3)
-    assert not parliament.commits(), "the grace time has not passed"
-    parliament.run(3)
-    assert [member.peer for member in parliament.commits()[0].record.members] == sorted(there)
-
-
-def test_who_arrives_within_the_grace_time_is_in_the_round() -> None:
-    parliament = Parliament(2, joiners=1)
-    *there, coming = parliament.seats
-    parliament.near.add(coming)
-    parliament.ready(*there)
-    parliament.run(3)
-    parliament.near.clear()
-    parliament.ready(coming)
-    parliament.run(3)
-    assert coming in [member.peer for member in parliament.commits()[0].record.members]
-
-
-def test_members_that_assembled_different_chunks_commit_the_proposers_version() -> None:
-    parliament = Parliament(5, versions=True)
-    parliament.ready()
-    parliament.run(5)
-    assert len(parliament.commits()) == 5 and len(parliament.records()) == 1
 
 
 def test_a_contradicting_ready_of_the_same_incarnation_is_refused() -> None:
@@ -154,79 +80,6 @@ def test_a_record_proven_false_after_one_vote_is_made_anew_without_the_liar() ->
     parliament.run(40)
     assert not parliament.undecided() and len(parliament.records()) == 1
     assert liar not in [member.peer for member in parliament.commits()[0].record.members]
-
-
-def test_a_plan_whose_contributions_were_lost_with_their_makers_is_made_anew() -> None:
-    """Two of three are killed after they took the plan up, and come back with other contributions.  The third has averaged
-    the plan alone; they do not stand by that, and nobody can average the plan any more."""
-    parliament = Parliament(3)
-    proposer, motion = put_to_the_vote(parliament)
-    parliament.queue.clear()
-    others = [peer for peer in parliament.seats if peer != proposer]
-    for peer in others:
-        parliament.crash(peer)
-        parliament.restart(peer)
-    parliament.ready(proposer)
-    parliament.ready(*others, life=2)
-    parliament.refused.add(motion.record.result_root)
-    parliament.run(60)
-    assert len(parliament.commits()) == 3 and len(parliament.records()) == 1
-    record = parliament.commits()[0].record
-    roots = {peer: seat.machine.readys[peer].root for peer, seat in parliament.seats.items()}
-    assert {member.peer: member.root for member in record.members} == roots
-
-
-def test_strangers_alone_make_no_plan_while_all_electors_come_back_from_a_power_cut() -> None:
-    """The electors had begun to close the round, and nobody holds their READYs any more."""
-    parliament = Parliament(4, joiners=3)
-    electors = [*parliament.base.electors]
-    strangers = [peer for peer in parliament.seats if peer not in electors]
-    parliament.ready()
-    assert parliament.pass_on(ViewChange), "the round is being closed"
-    parliament.queue.clear()
-    for peer in electors:
-        parliament.crash(peer)
-    parliament.forget_readys()
-    for peer in electors:
-        parliament.restart(peer)
-    parliament.ready(*strangers, life=2)
-    parliament.run(60)
-    assert not any(seat.machine.plan for seat in parliament.seats.values())
-    parliament.ready(*electors, life=2)
-    parliament.run(20)
-    assert {*electors} <= {member.peer for member in parliament.commits()[0].record.members}
-
-
-def test_an_elector_killed_while_the_round_was_closed_rolls_when_others_call() -> None:
-    """It has lost its own READY and knows nobody else's.  Another elector is dead, so there is no quorum without it."""
-    parliament = Parliament(4)
-    killed, dead, *_ = parliament.base.electors
-    parliament.ready()
-    parliament.pass_on(ViewChange)
-    parliament.queue.clear()
-    parliament.crash(killed)
-    parliament.forget_readys()
-    parliament.restart(killed)
-    parliament.crash(dead)
-    parliament.run(60)
-    assert killed in {vote.peer for vote in parliament.commits()[0].certificate.votes}
-
-
-def test_a_ready_elector_that_the_proposer_did_not_hear_is_not_left_out() -> None:
-    """The others' rolls say that they hold its READY: the proposer waits until it has it, too."""
-    parliament = Parliament(4)
-    leader = first_proposer(parliament)
-    unheard = next(peer for peer in parliament.seats if peer != leader)
-    parliament.ready(*[peer for peer in parliament.seats if peer != unheard])
-    statement = parliament.seats[leader].machine.readys[leader].model_copy(update={"root": unheard.encode()[-32:]})
-    for peer, seat in parliament.seats.items():
-        if peer != leader:
-            parliament.hand_over(unheard, seat, statement)
-    parliament.run(2)
-    assert not parliament.pass_on(Proposal)
-    parliament.hand_over(unheard, parliament.seats[leader], statement)
-    parliament.run(10)
-    assert unheard in [member.peer for member in parliament.commits()[0].record.members]
 
 
 # -- what nobody acts on --------------------------------------------------------------------------------------------------

@@ -8,16 +8,13 @@ import pytest
 
 from protocol.agreement.events import Reject, Tick
 from protocol.agreement.round_state import PATIENCE_S
-from protocol.chain.records import index_root, record_hash
-from protocol.wire.body import Body
-from protocol.wire.hashes import ZERO_HASH, chunk_hash
-from protocol.wire.identity import PeerId
+from protocol.chain.records import record_hash
+from protocol.wire.hashes import chunk_hash
 from protocol.wire.messages import (
     Certificate,
     ChunkEntry,
     Commit,
     Lock,
-    Plan,
     PrevoteCertificate,
     Proposal,
     RecordProposal,
@@ -25,10 +22,10 @@ from protocol.wire.messages import (
     Step,
     ViewChange,
     Vote,
-    member_of,
     pack,
 )
 from tests.protocol.agreement.examples import RUN
+from tests.protocol.agreement.lying_proposer import LyingProposer
 from tests.protocol.agreement.parliament import (
     STEPS,
     Parliament,
@@ -77,25 +74,6 @@ def test_a_voter_that_is_restarted_after_any_step_stands_by_what_it_said(steps: 
     assert not parliament.undecided() and len(parliament.records()) == 1
 
 
-@pytest.mark.parametrize("told", [1, 2, 3])
-def test_a_lock_is_carried_on_by_the_next_proposer(told: int) -> None:
-    """So many voters have cast second votes when the proposer dies; the others have other versions of the chunks."""
-    parliament = Parliament(4, versions=True)
-    leader, motion = put_to_the_vote(parliament)
-    parliament.pass_on(RecordProposal)
-    parliament.pass_on(Vote)
-    heard = [peer for peer in parliament.seats if peer != leader][:told]
-    parliament.queue = [each for each in parliament.queue if each[1] in heard]
-    parliament.pass_on(PrevoteCertificate)
-    assert [peer for peer, seat in parliament.seats.items() if seat.machine.kept.lock] == heard
-    parliament.queue.clear()
-    parliament.crash(leader)
-    parliament.run(60)
-    assert not parliament.undecided()
-    assert parliament.records() == {motion.record.encode()}
-    assert parliament.commits()[0].certificate.attempt > 0
-
-
 def test_voters_locked_in_one_attempt_go_on_though_none_hears_that_the_other_is_in_it() -> None:
     """The proposer of attempt 0 has left.  That of attempt 1 is away for a moment, in which a ballot without the absent is
     called; and a voter that is locked calls the whole one no more, so the others never hear that it is there, too."""
@@ -123,18 +101,6 @@ def test_voters_locked_in_one_attempt_go_on_though_none_hears_that_the_other_is_
     assert not parliament.undecided() and parliament.records() == {locks[0].record.encode()}
 
 
-def test_what_nobody_is_locked_on_may_be_followed_by_another_record() -> None:
-    """All three survivors voted once for the dead proposer's version; nobody saw a quorum."""
-    parliament = Parliament(4, versions=True)
-    leader, motion = put_to_the_vote(parliament)
-    parliament.pass_on(RecordProposal)
-    parliament.queue.clear()
-    parliament.crash(leader)
-    parliament.run(60)
-    assert not parliament.undecided() and len(parliament.records()) == 1
-    assert parliament.records() != {motion.record.encode()}
-
-
 @pytest.mark.parametrize("electors", [4, 5, 7])
 def test_voters_that_each_distrust_all_others_come_to_one_proposer(electors: int) -> None:
     """What they remember of earlier rounds counts for one turn of all voters: else each goes on to itself, for ever."""
@@ -151,92 +117,10 @@ def test_voters_that_each_distrust_all_others_come_to_one_proposer(electors: int
 # -- proposers that lie ---------------------------------------------------------------------------------------------------
 
 
-class Liar:
-    """The proposer of attempt 0 of four, of whom it is one; it has the rolls of the others."""
-
-    def __init__(self) -> None:
-        self.parliament = Parliament(4)
-        self.peer = first_proposer(self.parliament)
-        self.others = [peer for peer in self.parliament.seats if peer != self.peer]
-        self._heard = self.parliament.make_puppet(self.peer)
-        self.parliament.ready()
-        self.parliament.pass_on(ViewChange)
-        identity = self.parliament.seats[self.peer].identity
-        called = {peer: pack(self.parliament.seats[peer].identity, RUN, body).raw for peer, body in self._heard}
-        called[self.peer] = pack(identity, RUN, self.parliament.roll(0)).raw
-        self.rolls = [called[peer] for peer in sorted(called)]
-        self._identity = identity
-
-    def plan(self, owner: int) -> Plan:
-        """All four, and one of them averages everything."""
-        readys = self.parliament.seats[self.others[0]].machine.readys
-        members = [
-            member_of(peer, ready, pack(self.parliament.seats[peer].identity, RUN, ready).signature)
-            for peer, ready in sorted(readys.items())
-        ]
-        base = self.parliament.base
-        return Plan(
-            round=base.round,
-            fragment=0,
-            base=base.tip,
-            members=members,
-            owners=bytes((owner + chunk) % len(members) for chunk in range(3)),
-            state_digest=ZERO_HASH,
-        )
-
-    def proposal(self, owner: int) -> Proposal:
-        return Proposal(attempt=0, absent=[], plan=self.plan(owner), rolls=self.rolls)
-
-    def motion(self, version: bytes) -> RecordProposal:
-        """The plan's record with averages of this version."""
-        plan = self.plan(0)
-        index = [ChunkEntry(hash=chunk_hash(version + bytes([chunk])), mask=b"\x0f") for chunk in range(3)]
-        example = put_to_the_vote(Parliament(4))[1]
-        record = example.record.model_copy(update={"members": plan.members, "result_root": index_root(index)})
-        provenance = example.provenance.model_copy(update={"owners": plan.owners, "signers": plan.owners})
-        return example.model_copy(
-            update={"record": record, "index": index, "rolls": self.rolls, "proof": None, "provenance": provenance}
-        )
-
-    def hears(self, step: Step, motion: RecordProposal) -> Certificate:
-        """The votes of this step for this record that it has heard, with its own."""
-        name = record_hash(motion.record)
-        votes = {
-            peer: body
-            for peer, body in self._heard
-            if isinstance(body, Vote) and (body.step, body.record_hash) == (step, name)
-        }
-        own = next(iter(votes.values()))
-        votes[self.peer] = own
-        seats = self.parliament.seats
-        signatures = [
-            Signature(peer=peer, signature=pack(seats[peer].identity, RUN, votes[peer]).signature) for peer in sorted(votes)
-        ]
-        return Certificate(attempt=0, absent=[], votes=signatures)
-
-    def says(self, body: Body, *to: PeerId) -> None:
-        """And they hear it at once; what they answer, too."""
-        self.parliament.say(self.peer, body, *to)
-        self.parliament.pass_on(type(body))
-        self.parliament.pass_on(Vote)
-
-    def proof(self, motion: RecordProposal) -> PrevoteCertificate:
-        base = self.parliament.base
-        certificate = self.hears(Step.FIRST, motion)
-        return PrevoteCertificate(
-            round=base.round, base=base.tip, record_hash=record_hash(motion.record), certificate=certificate
-        )
-
-    def is_outlived(self) -> None:
-        """The others come to one record."""
-        self.parliament.run(90)
-        assert not self.parliament.undecided() and len(self.parliament.records()) == 1
-
-
 @pytest.mark.parametrize("spoilt", ["index", "provenance"])
 def test_a_lock_with_what_cannot_be_put_to_the_vote_spoils_no_attempt(spoilt: str) -> None:
     """Its proof is of the record alone.  All others are locked, and the liar shows each the lock with something else."""
-    liar = Liar()
+    liar = LyingProposer()
     motion = liar.motion(b"version")
     liar.says(motion, *liar.others)
     proof = liar.proof(motion)
@@ -253,7 +137,7 @@ def test_a_lock_with_what_cannot_be_put_to_the_vote_spoils_no_attempt(spoilt: st
 
 def test_what_nobody_takes_up_ends_its_attempt_at_once() -> None:
     """All chunks are its own.  Every voter sees that, so nobody waits for more, and what is remembered of others holds."""
-    liar = Liar()
+    liar = LyingProposer()
     plan = liar.plan(0)
     greedy = plan.model_copy(update={"owners": bytes(3)})
     liar.says(liar.proposal(0).model_copy(update={"plan": greedy}), *liar.others)
@@ -266,44 +150,17 @@ def test_what_nobody_takes_up_ends_its_attempt_at_once() -> None:
 
 def test_a_proposal_that_only_some_refuse_leaves_its_proposer_the_usual_time() -> None:
     """Its plan stands on another state than ours, and may stand on that of the others."""
-    liar = Liar()
+    liar = LyingProposer()
     plan = liar.plan(0).model_copy(update={"state_digest": bytes([1] * 32), "owners": bytes(3)})
     liar.says(liar.proposal(0).model_copy(update={"plan": plan}), *liar.others)
     liar.parliament.run(PATIENCE_S - 0.5)
     assert not liar.parliament.records()
 
 
-def test_two_plans_for_one_ballot_hold_nobody_up_for_long() -> None:
-    liar = Liar()
-    one, two, three = liar.others
-    liar.says(liar.proposal(0), one, two)
-    liar.says(liar.proposal(1), three)
-    seat = liar.parliament.seats[one]
-    [effect] = liar.parliament.hand_over(liar.peer, seat, liar.proposal(1))
-    assert effect == Reject(liar.peer, "proposal", "it is the second plan for one ballot")
-    liar.is_outlived()
-
-
-def test_two_records_for_one_ballot_get_one_vote_of_each_voter() -> None:
-    liar = Liar()
-    first, second = liar.motion(b"first"), liar.motion(b"second")
-    one, two, three = liar.others
-    liar.says(first, one, two)
-    liar.says(second, three)
-    for peer, other in ((one, second), (three, first)):
-        [effect] = liar.parliament.hand_over(liar.peer, liar.parliament.seats[peer], other)
-        assert effect == Reject(liar.peer, "motion", "we voted for another record in this attempt")
-    assert len(liar.hears(Step.FIRST, first).votes) == 3, "a quorum, with its own"
-    assert len(liar.hears(Step.FIRST, second).votes) == 2
-    [rejected] = liar.parliament.hand_over(liar.peer, liar.parliament.seats[three], liar.proof(second))
-    assert isinstance(rejected, Reject) and "2 of the 3 votes" in rejected.reason
-    liar.is_outlived()
-
-
 @pytest.mark.parametrize("shown", [0, 1, 2, 3])
 def test_a_proof_that_is_withheld_from_some_locks_the_others(shown: int) -> None:
     """With two of three locked, the liar holds a certificate that it can show at any time: the record must be that one."""
-    liar = Liar()
+    liar = LyingProposer()
     motion = liar.motion(b"version")
     liar.says(motion, *liar.others)
     proof = liar.proof(motion)
@@ -345,7 +202,7 @@ def test_a_false_lock_without_a_proof_takes_its_own_roll_out_of_the_count_and_no
 
 def test_a_proposer_may_not_leave_the_roll_of_a_locked_voter_without_an_answer() -> None:
     """It carries on what the rolls name, with its proof, or its motion is rejected."""
-    liar = Liar()
+    liar = LyingProposer()
     first, second = liar.motion(b"first"), liar.motion(b"second")
     one, two, three = liar.others
     liar.says(first, *liar.others)
