@@ -10,7 +10,7 @@ import trio
 
 from benchmarks import broadcast_member, exchange_member
 from benchmarks.json_lines import hear, say
-from peer.bench.exchange_peer import RUN
+from peer.measurements.exchange import RUN
 from protocol.blobs.messages import QUESTIONS, read_chunk_header
 from protocol.blobs.swarm import Swarm
 from protocol.events.events import Dropped, Event

@@ -25,9 +25,8 @@ import torch
 
 from kernels.layout import chunk_layout, payload_bytes
 from kernels.outer import apply_result
-from peer.demo.examination import F32, Examiner
-from peer.demo.learning import Comparison
-from peer.demo.plays import learning_manifest
+from peer.demo.learning import F32, Comparison, Examiner
+from peer.demo.swarm import learning_manifest
 from protocol.run.manifest import RunManifest
 from protocol.wire.identity import Identity
 from trainer.config import TrainingConfig

@@ -12,7 +12,7 @@ import trio
 
 from benchmarks.json_lines import hear, say
 from kernels.aggregate import Rule
-from peer.bench.exchange_peer import RUN, ExchangePeer, Introduction
+from peer.measurements.exchange import RUN, ExchangePeer, Introduction
 from protocol.events.events import Event, MemberLost
 from protocol.transport.interface import Landing, Network
 from protocol.transport.network import Libp2pNetwork, NetworkSettings

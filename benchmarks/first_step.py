@@ -20,8 +20,7 @@ from typing import Any
 import psutil
 
 from peer.demo.cast import DemoMember
-from peer.demo.plays import training_play
-from peer.demo.swarm import Demo
+from peer.demo.swarm import Demo, training_play
 
 HUNDRED_MILLION = """
 name = "hundred million"

@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks.neighbours import events
-from peer.resources.memory import Need, memory_need
+from peer.resources.computer import Need, memory_need
 from protocol.run.run_file import load_run_file
 from protocol.wire.identity import Identity
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import peer.commands
-from peer.console.standard_streams import discard, open_standard_streams
+from peer.console.streams import discard, open_standard_streams
 from peer.errors import ExitCode, PeerError
 from peer.installation import check_rooms
 

@@ -24,8 +24,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from peer.files.atomic import remove_left_overs, write_atomically
-from peer.files.lock import LockHeld, locked
+from peer.files import LockHeld, locked, remove_left_overs, write_atomically
 from peer.paths import make_private, must_be_writable
 from protocol.wire.canonical import Malformed
 from protocol.wire.identity import Identity

@@ -17,8 +17,7 @@ from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from peer.control.client import ControlError
-from peer.drawing import fit
-from peer.formatting import clean, size
+from peer.formatting import clean, fit, size
 
 Ask = Callable[..., Mapping[str, Any]]
 """Function that sends the peer a command, by name, with its fields, and blocks.  Raises ControlError, OSError."""

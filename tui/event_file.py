@@ -11,8 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from peer.control.client import Stamped
-from peer.control.event_lines import stamped_in
+from peer.control.client import Stamped, stamped_in
 
 MAX_LINE_BYTES = 1 << 18
 MAX_EVENTS = 2_000_000

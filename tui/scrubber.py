@@ -6,8 +6,7 @@ from datetime import datetime
 
 from rich.text import Text
 
-from peer.drawing import fit
-from peer.formatting import duration
+from peer.formatting import duration, fit
 from tui.panels.look import ALARM, FAINT, STRONG, line
 from tui.player import Player
 

@@ -39,9 +39,9 @@ def run(args: argparse.Namespace) -> int:
 
     import trio
 
-    from peer.bench.measuring import measure_unless_interrupted
-    from peer.bench.report import BenchProgress, RunSize, chosen, fields, table
-    from peer.console.plain_json import print_json
+    from peer.console.streams import print_json
+    from peer.measurements.report import BenchProgress, RunSize, chosen, fields, table
+    from peer.measurements.speeds import measure_unless_interrupted
     from peer.paths import data_dir, make_private
 
     folder = make_private(data_dir(args.data_dir))

@@ -34,7 +34,7 @@ def register(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the settings, after a change if one is asked for."""
-    from peer.console.plain_json import print_json
+    from peer.console.streams import print_json
     from peer.settings.file import known
 
     name = known(args.setting) if args.setting is not None else None
@@ -119,9 +119,7 @@ def _of_the_running_peer(args: argparse.Namespace) -> dict[str, Any] | None:
 
 def _of_the_next_start(args: argparse.Namespace) -> dict[str, Any]:
     from peer.paths import data_dir
-    from peer.settings.file import gather
-    from peer.settings.kept_name import with_kept_name
-    from peer.settings.live import as_map
+    from peer.settings.file import as_map, gather, with_kept_name
 
     return {"running": False, **as_map(with_kept_name(gather({}), data_dir(args.data_dir)))}
 

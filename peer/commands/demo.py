@@ -11,13 +11,12 @@ from peer.errors import ExitCode, PeerError
 
 if TYPE_CHECKING:
     from peer.commands import Subparsers
-    from peer.demo.examination import StateExamination
-    from peer.demo.plays import Play
+    from peer.demo.swarm import Play
 
 MAX_PEERS = 32
 PEERS, ROUNDS = 3, 8
 RL_ROUNDS = 16
-"""Default of --rl: a copy of `peer.demo.learning.LEAST_VERSIONS`, so that `peer --help` need not import that module."""
+"""Default of --rl: a copy of `peer.demo.swarm.LEAST_VERSIONS`, so that `peer --help` need not import that module."""
 CHEATS = ("rollout", "validator")
 
 
@@ -48,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     import signal
     import sys
 
-    from peer.console.plain_json import print_json
+    from peer.console.streams import print_json
     from peer.demo.swarm import Demo, Screen, can_draw
 
     play = _play(args)
@@ -56,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     signal.signal(signal.SIGHUP, _interrupt)
     with Demo(play, keep=args.keep) as demo, Screen(demo, quiet=args.json) as screen:
         demo.start()
-        examination = _examination(play, demo.folder)
+        examination = play.examine(demo.folder) if play.examine is not None else None
 
         def on_tick() -> None:
             screen.draw()
@@ -79,21 +78,9 @@ def run(args: argparse.Namespace) -> int:
     return ExitCode.OK
 
 
-def _examination(play: Play, folder: Path) -> StateExamination | None:
-    """Return the examination of a demo with rollouts; None for another, which needs no torch.  folder: the demo's."""
-    from peer.demo.learning import Learning
-
-    if not isinstance(play.aim, Learning):
-        return None
-    from peer.demo.examination import StateExamination
-    from peer.paths import run_dir
-
-    return StateExamination(play.signed, run_dir(folder / play.cast[0].name, play.signed.run), play.aim)
-
-
 def _play(args: argparse.Namespace) -> Play:
     from peer.demo.cast import Cheat
-    from peer.demo.plays import learning_play, training_play
+    from peer.demo.swarm import learning_play, training_play
 
     if not args.rl:
         if args.cheat is not None:

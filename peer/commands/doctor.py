@@ -39,15 +39,14 @@ def run(args: argparse.Namespace) -> int:
 
     import trio
 
-    from peer.console.plain_json import print_json
+    from peer.console.streams import print_json
     from peer.daemon.settings import choose
-    from peer.doctor.check import Check, CheckResult
-    from peer.doctor.examination import Examination
-    from peer.doctor.report import DoctorProgress, fields, lines, may_take_part
+    from peer.doctor.checks import Check, CheckResult
+    from peer.doctor.examination import DoctorProgress, Examination, fields, lines, may_take_part
     from peer.paths import data_dir, make_private
     from peer.settings.file import gather
     from peer.settings.preferences import Preferences
-    from peer.settings.provider import mapped_addresses
+    from peer.settings.values import mapped_addresses
 
     folder = make_private(data_dir(args.data_dir))
     preferences, checks = Preferences(), []

@@ -46,11 +46,11 @@ def run(args: argparse.Namespace) -> int:
     from peer.formatting import amount, size
     from peer.joining.run_source import chosen_run
     from peer.paths import data_dir
-    from peer.weights.export import ExportFormat, export
+    from peer.weights.folders import export
 
     data, folder = data_dir(args.data_dir), Path(args.folder).absolute()
     signed = chosen_run(args.run_id, data)
-    done = export(signed, data, folder, ExportFormat(args.dtype), args.checkpoint, _show if sys.stderr.isatty() else _ignore)
+    done = export(signed, data, folder, args.dtype, args.checkpoint, _show if sys.stderr.isatty() else _ignore)
     print(f"run         {signed.run.hex()} ({signed.manifest.name})")
     print(f"rounds      {done.rounds}" + (", the final state of the run" if done.is_final else ""))
     print(f"parameters  {done.parameters} ({amount(done.parameters)}), {args.dtype}")

@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
 
 def run_export(args: argparse.Namespace) -> int:
     """Write the private key; never over a file that exists."""
-    from peer.files.atomic import write_atomically
+    from peer.files import write_atomically
     from peer.keyfile import load_identity, to_pem
     from peer.paths import data_dir
 

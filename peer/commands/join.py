@@ -106,7 +106,7 @@ def _ask_before_founding(args: argparse.Namespace, folder: Path) -> None:
     word = " ".join(args.what)
     if not word.endswith(".toml") or not os.path.isfile(word):
         return
-    from peer.discovery.twin_watch import find_twins, founded
+    from peer.discovery.mdns import find_twins, founded
     from peer.formatting import visible
     from peer.joining.run_source import find_run
     from peer.paths import make_private, run_dir
@@ -126,7 +126,7 @@ def _ask_before_founding(args: argparse.Namespace, folder: Path) -> None:
 
 
 def _wants_interface(args: argparse.Namespace) -> bool:
-    from peer.console.standard_streams import draws
+    from peer.console.streams import draws
     from peer.settings.file import gather
     from peer.settings.preferences import SETTINGS
 
@@ -159,11 +159,10 @@ def _live_in(args: argparse.Namespace, folder: Path) -> int:
     """Run the peer with the data directory `folder`, which is locked for us."""
     import trio
 
-    from peer.daemon.daemon import Daemon
-    from peer.daemon.failure import problem_of
+    from peer.daemon.daemon import Daemon, problem_of
     from peer.daemon.settings import choose
     from peer.keyfile import load_or_create_identity
-    from peer.settings.kept_name import keep_name
+    from peer.settings.file import keep_name
 
     identity = load_or_create_identity(folder)
     choice = choose(" ".join(args.what) or os.environ.get("PEER_RUN") or None, folder, identity.peer_id)
@@ -186,9 +185,7 @@ def _settings(args: argparse.Namespace, folder: Path, peer: PeerId) -> DaemonSet
     """Return the settings of the command line, completed by the environment and peer.toml.  Raises PeerError."""
     from peer.console.display import Style
     from peer.daemon.settings import DaemonSettings
-    from peer.settings.file import gather
-    from peer.settings.kept_name import with_kept_name
-    from peer.settings.live import LiveSettings
+    from peer.settings.file import LiveSettings, gather, with_kept_name
     from peer.settings.preferences import SETTINGS
     from protocol.wire.identity import PeerId
     from protocol.wire.presence import Role

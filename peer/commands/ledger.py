@@ -42,15 +42,14 @@ def register(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Ask the running peer, or read the disk if none runs."""
-    from peer.console.plain_json import print_json
+    from peer.console.streams import print_json
     from peer.paths import data_dir
 
     found = _find(data_dir(args.data_dir), args.run_id)
     if args.json:
         print_json(found)
         return ExitCode.OK
-    from peer.drawing import pad
-    from peer.formatting import amount, many, naming
+    from peer.formatting import amount, many, naming, pad
 
     print(f"run {found['run']}: {many(found['rounds'], 'round')}, {amount(found['tokens'])} tokens")
     has_rollouts = any(member["batches"] for member in found["members"])

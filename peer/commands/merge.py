@@ -52,12 +52,12 @@ def register(subparsers: Subparsers) -> None:
 def run(args: argparse.Namespace) -> int:
     """Merge, and print a summary."""
     from peer.formatting import amount, size
-    from peer.weights.merge import ExportFormat, MergeOptions, merge
+    from peer.weights.folders import MergeOptions, merge
 
     models, folder = [Path(model).absolute() for model in args.models], Path(args.folder).absolute()
     base = None if args.base is None else Path(args.base).absolute()
     options = MergeOptions(args.rule, args.weights, args.t, base, args.density, args.scale)
-    done = merge(models, folder, options, ExportFormat(args.dtype), _show if sys.stderr.isatty() else _ignore)
+    done = merge(models, folder, options, args.dtype, _show if sys.stderr.isatty() else _ignore)
     print(f"rule        {args.rule}")
     print(f"models      {len(models)}{' and their base' * (base is not None)}")
     print(f"parameters  {done.parameters} ({amount(done.parameters)}), {args.dtype}")

@@ -34,7 +34,7 @@ def register(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Replace this process by the interface, a program of its own."""
-    from peer.console.standard_streams import draws
+    from peer.console.streams import draws
     from peer.installation import child_environment
     from peer.paths import data_dir
 

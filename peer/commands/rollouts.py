@@ -32,8 +32,8 @@ def register(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Read the events of the run; they are the same whether the peer runs or not."""
-    from peer.console.plain_json import print_json
-    from peer.control.rollouts import told_rollouts
+    from peer.console.streams import print_json
+    from peer.control.ledger import told_rollouts
     from peer.paths import data_dir
 
     if not 1 <= args.last <= MOST_SHOWN:
@@ -88,8 +88,7 @@ WORDS = {
 
 def describe(found: dict[str, Any]) -> list[str]:
     """Return the findings as lines for a person."""
-    from peer.drawing import fit, pad
-    from peer.formatting import amount, clean, many, naming, number
+    from peer.formatting import amount, clean, fit, many, naming, number, pad
 
     counts, role = found["counts"], found["role"]
     first, words = WORDS[role]

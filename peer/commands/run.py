@@ -94,13 +94,13 @@ def register(subparsers: Subparsers) -> None:
 
 def run_create(args: argparse.Namespace) -> int:
     """Sign and keep a run; the last line printed is the invitation."""
-    from peer.files.atomic import write_atomically
+    from peer.files import write_atomically
     from peer.formatting import amount
     from peer.joining.inviting import invite_command
     from peer.joining.purpose import purpose_lines, unusual_data
     from peer.joining.run_source import create_run
     from peer.paths import data_dir
-    from peer.resources.memory import memory_line
+    from peer.resources.computer import memory_line
     from protocol.run.manifest import Admission
     from protocol.wire.identity import PeerId
 
@@ -133,7 +133,7 @@ def run_create(args: argparse.Namespace) -> int:
 
 def run_show(args: argparse.Namespace) -> int:
     """Print a run as a run file, with its ID and the invitation's additions as comments."""
-    from peer.daemon.manifest_request import ask_for_manifest
+    from peer.joining.lobby import ask_for_manifest
     from peer.joining.run_source import find_run, stored_manifest
     from peer.paths import data_dir
     from protocol.run.invitation import Invitation
@@ -344,7 +344,7 @@ def _invitation(
 def _print_manifest(signed: SignedManifest, data: Path) -> None:
     from peer.formatting import amount
     from peer.joining.purpose import purpose_lines
-    from peer.resources.memory import memory_line
+    from peer.resources.computer import memory_line
     from protocol.run.run_file import dump
 
     manifest = signed.manifest

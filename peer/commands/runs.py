@@ -10,7 +10,7 @@ from peer.errors import ExitCode
 
 if TYPE_CHECKING:
     from peer.commands import Subparsers
-    from peer.joining.known_runs import KnownRun
+    from peer.joining.run_source import KnownRun
 
 
 def register(subparsers: Subparsers) -> None:
@@ -29,8 +29,8 @@ def run(args: argparse.Namespace) -> int:
     """Print the runs, latest first."""
     from dataclasses import asdict
 
-    from peer.console.plain_json import print_json
-    from peer.joining.known_runs import known_runs
+    from peer.console.streams import print_json
+    from peer.joining.run_source import known_runs
     from peer.paths import data_dir
 
     folder = data_dir(args.data_dir)

@@ -21,7 +21,7 @@ def register(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the status; exit code 5 when no peer runs here."""
-    from peer.console.plain_json import print_json
+    from peer.console.streams import print_json
     from peer.control.client import ControlClient, NotRunning
     from peer.paths import data_dir
 

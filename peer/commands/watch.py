@@ -35,7 +35,7 @@ def register(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Replace this process by the terminal interface; for a peer elsewhere, stay and carry its bytes."""
-    from peer.console.standard_streams import draws
+    from peer.console.streams import draws
     from peer.paths import data_dir
 
     if not (sys.stdin.isatty() and draws(sys.stdout)):

@@ -24,7 +24,7 @@ def ask(args: argparse.Namespace, command: str, timeout_s: float = 10.0, **field
 
 def show(args: argparse.Namespace, command: str, describe: Callable[[dict[str, Any]], list[str]]) -> int:
     """Ask, and print the answer: as one JSON object if `args.json` is set, else as the lines that describe it."""
-    from peer.console.plain_json import print_json
+    from peer.console.streams import print_json
 
     answer = ask(args, command)
     if args.json:

@@ -18,7 +18,7 @@ from pathlib import Path
 import trio
 
 from peer.control.client import Stamped
-from peer.files.rotating_file import RotatingFile
+from peer.files import RotatingFile
 from protocol.events.events import PROGRESS, Event, subject
 
 LOG_NAMES = ("events.jsonl", "events.1.jsonl", "events.2.jsonl", "events.3.jsonl")

@@ -10,41 +10,91 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator
+import traceback
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
 
 import trio
 
 from peer.console.display import Output, Style, show
-from peer.console.standard_streams import wait_for_a_word, wait_for_eof
+from peer.console.streams import wait_for_a_word, wait_for_eof
 from peer.control.client import ControlError
 from peer.control.event_log import EventLog, log_file
 from peer.control.metrics import serve_metrics
 from peer.control.requests import Controls
 from peer.control.server import ControlServer
-from peer.daemon.failure import problem_of, reader_gone
 from peer.daemon.lives import Lives
 from peer.daemon.settings import DaemonSettings, RunChoice
 from peer.discovery.contacts import Contacts
 from peer.errors import ExitCode, PeerError
 from peer.formatting import duration
 from peer.paths import run_dir
-from peer.rests.pause import TimedPause, keep_pause, kept_pause
-from peer.settings.file import write_setting
-from peer.settings.live import as_map, read_change
+from peer.rests.reasons import TimedPause, keep_pause, kept_pause
+from peer.settings.file import as_map, read_change, write_setting
 from peer.settings.preferences import SETTINGS
 from protocol.chain.store import Store
+from protocol.disk import StoreFailed
 from protocol.events.events import Left, Notice, Started
 from protocol.events.status import PeerStatus
 from protocol.node.extensions import Extensions
 from protocol.node.line_probe import ProbedLines
 from protocol.node.node import Node
 from protocol.tasks.desk import TaskSetCommands
+from protocol.transport.interface import NetworkError
 from protocol.version import version
 from protocol.versions.weight_versions import WeightVersions
 from protocol.wire.identity import Identity
+
+# ------------------------------------------------------------------------------------------------------------------------
+# End of a peer that cannot go on: a sentence, an exit code, and a file with the details of unforeseen errors.
+
+
+CRASH_LOG = "crash.log"
+
+
+def reader_gone() -> PeerError:
+    """Return the error of a peer that leaves because nobody reads its output."""
+    return PeerError(
+        "nobody reads standard output any more, so the peer left; to train on without a reader, redirect it to a file or "
+        "give --ignore-closed-output",
+        ExitCode.OUTPUT,
+    )
+
+
+def problem_of(error: BaseException, folder: Path) -> PeerError:
+    """Return the error to show for `error`, which may be a group; unforeseen ones are detailed in a file in `folder`."""
+    singles = list(_singles(error))
+    for single in singles:
+        if isinstance(single, PeerError):
+            return single
+        if isinstance(single, StoreFailed):
+            return PeerError(f"{single}; nothing is lost: then start the peer again", ExitCode.RESOURCES)
+        if isinstance(single, NetworkError):
+            return PeerError(str(single), ExitCode.RESOURCES)
+    path = folder / CRASH_LOG
+    try:
+        path.write_text("".join(traceback.format_exception(error)), errors="replace")
+        remedy = f"please report it with {path}"
+    except OSError as full:
+        remedy = f"and {path} could not be written ({full.strerror}); run it again with --debug to see where"
+    problem = PeerError(f"unexpected {type(singles[0]).__name__}: {singles[0]}; {remedy}")
+    problem.__cause__ = error  # for --debug
+    return problem
+
+
+def _singles(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _singles(inner)
+    else:
+        yield error
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Outside requests to leave: a signal, the end of standard input, a reader that went away.

@@ -16,9 +16,7 @@ from peer.daemon.settings import DaemonSettings, RunChoice
 from peer.paths import run_dir
 from peer.resources.room import DiskRoom
 from peer.rests.keeper import Rest, in_a_thread
-from peer.rests.pause import TimedPause
-from peer.rests.quota import MonthlyQuota, MonthTraffic
-from peer.rests.sensors import Sensors
+from peer.rests.reasons import MonthlyQuota, MonthTraffic, Sensors, TimedPause
 from protocol.disk import StoreFull
 from protocol.events.events import Event, PhaseChanged
 from protocol.events.status import NodeStatus

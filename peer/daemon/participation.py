@@ -18,16 +18,14 @@ import trio
 
 from peer.addresses import local_remark
 from peer.control.remote import Door
-from peer.daemon.ports import chosen_port
-from peer.daemon.settings import DaemonSettings, RunChoice
+from peer.daemon.settings import DaemonSettings, RunChoice, chosen_port
 from peer.discovery.contacts import AddressBook, Contacts
-from peer.discovery.mdns import Mdns
+from peer.discovery.mdns import Mdns, founded, tell_of_twins
 from peer.discovery.port_mapping import NatPmp, PortMapping
 from peer.discovery.search import Search
-from peer.discovery.twin_watch import founded, tell_of_twins
 from peer.discovery.upnp import Upnp
 from peer.errors import ExitCode, PeerError
-from peer.files.atomic import is_original, mark_original
+from peer.files import is_original, mark_original
 from peer.joining.inviting import anchor_of, invite_command
 from peer.joining.lobby import Lobby, fetch_manifest
 from peer.joining.purpose import purpose_sentence, unusual_data
@@ -40,9 +38,9 @@ from peer.resources.computer import raise_open_files, seconds_since_boot
 from peer.resources.core_share import chosen_threads, keep_share
 from peer.resources.room import MARGIN_BYTES, STATES_ON_DISK, STATES_TO_GO_ON, CappedDisk, DiskRoom
 from peer.rests.keeper import RestJudge, RestKeeper, RestLimits, in_a_thread
-from peer.rests.sensors import Sensors
+from peer.rests.reasons import Sensors
 from peer.settings.preferences import Preferences
-from peer.settings.provider import mapped_addresses
+from peer.settings.values import mapped_addresses
 from peer.trainer_process.process import RolloutProcess, TrainerProcess, TrainerSettings
 from protocol.chain.outer_state import OuterState
 from protocol.chain.replica import Replica

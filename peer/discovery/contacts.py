@@ -18,7 +18,7 @@ import trio
 
 from peer.discovery.rendezvous import REREAD_S, Rendezvous
 from peer.errors import PeerError
-from peer.files.atomic import write_atomically
+from peer.files import write_atomically
 from peer.paths import runtime_dir
 from protocol.events.events import Event, Notice
 from protocol.run.invitation import MAX_ADDRESSES, can_be_named

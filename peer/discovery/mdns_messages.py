@@ -10,8 +10,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from peer.discovery.founded_runs import Founded, founded_in
-from peer.discovery.rendezvous import MAX_ADDRESS_CHARACTERS, is_peer_id
+from peer.discovery.rendezvous import MAX_ADDRESS_CHARACTERS, Founded, founded_in, is_peer_id
 
 MAX_LINE_BYTES = 4096
 MAX_ADDRESSES = 8

@@ -21,9 +21,8 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from peer.discovery.founded_runs import Founded, founded_of
 from peer.discovery.mdns_messages import MAX_LINE_BYTES, Announcement, Sighting, sighting_of, to_line
-from peer.discovery.rendezvous import is_peer_id
+from peer.discovery.rendezvous import Founded, founded_of, is_peer_id
 from peer.discovery.upnp import use_little_memory
 
 if TYPE_CHECKING:

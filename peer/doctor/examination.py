@@ -6,37 +6,145 @@ Checks that need the swarm ask the peer that runs here, if one does; else this p
 from __future__ import annotations
 
 import json
+import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib.metadata import version as version_of
 from pathlib import Path
+from typing import Any
 
 import trio
 
-from peer.bench.figures import TrainingSpeed
-from peer.bench.training import measure_training
+from peer.console.streams import draws
 from peer.control.client import ControlClient, ControlError
 from peer.daemon.settings import RunChoice
-from peer.doctor import computer, running
-from peer.doctor.check import Check, CheckResult, ok
+from peer.doctor import checks
+from peer.doctor.checks import Check, CheckResult, ok, reachable, skewed
 from peer.doctor.visit import Findings, Visit, visit
 from peer.errors import PeerError
-from peer.files.atomic import write_atomically
-from peer.formatting import amount
+from peer.files import write_atomically
+from peer.formatting import amount, clean
+from peer.joining.run_source import stored_manifest
 from peer.keyfile import KeyfileError, identity_lock, load_or_create_identity
+from peer.measurements.speeds import TrainingSpeed, measure_lines, measure_training
 from peer.resources.check import choose_role
-from peer.resources.computer import available_memory, usable_cores
-from peer.resources.memory import free_gpu_memory
+from peer.resources.computer import available_memory, free_gpu_memory, usable_cores
 from peer.settings.preferences import Preferences
 from protocol.events.status import PeerStatus
 from protocol.run.manifest import RunManifest, demo_manifest
+from protocol.transport.nat.reachability import AddressVerdict as Reached
+from protocol.transport.nat.reachability import Reachability
 from protocol.version import version
+from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.presence import Role
 from trainer.generate.choice import GeneratorName
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Checks by the peer that runs here: it has the port and the identity, and has met the others.  Blocking.
+
+
+LEAST_LINE = 250e3
+"""Bytes a second; below 2 Mbit/s, an exchange of any model takes long."""
+
+
+def ask_the_peer(status: PeerStatus, folder: Path) -> Findings:
+    """Return the checks that need the swarm, from the running peer's status."""
+    found = Findings(signed=stored_manifest(Hash(bytes.fromhex(status.run)), folder))
+    ports = sorted({address.split("/")[4] for address in status.addresses if len(address.split("/")) > 4})
+    found.checks.append(ok("port", f"{', '.join(ports)}, the running peer's"))
+    others = [known for known in status.swarm if known.liveness == "alive"]
+    if others:
+        found.checks.append(ok("peers", f"{len(others)} live"))
+    else:
+        remedy = "nothing to do when you are the first; else see that the others run"
+        found.checks.append(Check("peers", CheckResult.WARN, "nobody else is here", "at least 1", remedy))
+    if status.clock_skew:
+        found.checks.append(skewed(status.clock_skew))
+    verdicts = {address: Reached(told) for address, told in status.reachability.items()}
+    found.checks += reachable(Reachability(verdicts))
+    found.rates = {PeerId(known.peer): known.tokens_per_s for known in others}
+    return found
+
+
+def check_lines(status: PeerStatus, folder: Path) -> Check:
+    """Check the lines to some peers, which the running peer measures."""
+    try:
+        speed = measure_lines(folder, status.run)
+    except PeerError as error:
+        value, _, remedy = error.text.partition("; ")
+        return Check("lines", CheckResult.UNKNOWN, clean(value, 200), "", remedy or "ask again when the round has begun")
+    down, up = speed.down_bytes_per_s, speed.up_bytes_per_s
+    shown = f"down {_line(down)}, up {_line(up) if up else 'not known yet'}"
+    known = [rate for rate in (down, up) if rate]
+    if known and min(known) < LEAST_LINE:
+        return Check(
+            "lines",
+            CheckResult.WARN,
+            shown,
+            f"at least {_line(LEAST_LINE)}",
+            "stop what else uses the line, or raise the caps",
+        )
+    return ok("lines", shown, f"at least {_line(LEAST_LINE)}")
+
+
+def _line(bytes_per_s: float) -> str:
+    return f"{8e-6 * bytes_per_s:.1f} Mbit/s"
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# The checks as lines for a person, and as one JSON object for a program.
+
+
+MARKS = {CheckResult.OK: "ok", CheckResult.WARN: "WARN", CheckResult.FAIL: "FAIL", CheckResult.UNKNOWN: "?"}
+
+
+def may_take_part(checks: Sequence[Check]) -> bool:
+    """Return True if no check failed."""
+    return all(check.verdict is not CheckResult.FAIL for check in checks)
+
+
+def fields(checks: Sequence[Check]) -> dict[str, Any]:
+    """Return the checks for JSON."""
+    return {"ok": may_take_part(checks), "checks": [check.to_fields() for check in checks]}
+
+
+def lines(checks: Sequence[Check]) -> list[str]:
+    """Return a line for each check, a second one with its remedy if any, and the result."""
+    width = max((len(check.name) for check in checks), default=0)
+    found = list[str]()
+    for check in checks:
+        limit = f"  ({clean(check.limit, 80)})" if check.limit else ""
+        found.append(f"{MARKS[check.verdict]:<5}{check.name:<{width}}  {clean(check.value, 300)}{limit}")
+        if check.remedy:
+            found.append(f"     {'':<{width}}  -> {clean(check.remedy, 300)}")
+    failing = [check.name for check in checks if check.verdict is CheckResult.FAIL]
+    result = f"This computer cannot take part yet: {', '.join(failing)}." if failing else "This computer can take part."
+    return [*found, "", result]
+
+
+class DoctorProgress:
+    """Report of the running check on the terminal; silent if standard error is no terminal."""
+
+    def __init__(self) -> None:
+        self._draws = draws(sys.stderr)
+
+    def say(self, what: str) -> None:
+        """Show the check that runs now."""
+        if self._draws:
+            print(f"\r\x1b[Klooking at {what} …", end="", file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        """Erase the line."""
+        if self._draws:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Training speed of this computer, measured once and kept: the measurement takes a trainer's start and a few steps.
@@ -119,22 +227,22 @@ class Examination:
 
     async def run(self) -> list[Check]:
         """Run every check, in the order of display."""
-        for name, check in (("python", computer.python), ("torch", computer.torch), ("clock", computer.clock)):
+        for name, check in (("python", checks.python), ("torch", checks.torch), ("clock", checks.clock)):
             await self._thread(name, check)
         gpu_free = free_gpu_memory()
-        await self._thread("gpu", partial(computer.gpu, gpu_free))
-        await self._thread("cores", computer.cores)
-        await self._thread("memory speed", computer.memory_speed)
+        await self._thread("gpu", partial(checks.gpu, gpu_free))
+        await self._thread("cores", checks.cores)
+        await self._thread("memory speed", checks.memory_speed)
         found = await self._swarm()
         manifest = found.signed.manifest if found.signed is not None else demo_manifest().manifest
         role = self._role(found, gpu_free)
         if manifest.rl is not None and role is not Role.SEED:
-            await self._thread("tasks", partial(computer.tasks, manifest.rl.environment))
+            await self._thread("tasks", partial(checks.tasks, manifest.rl.environment))
         if manifest.rl is not None and role is Role.ROLLOUT:
             wanted = GeneratorName(self.preferences.generator)
-            await self._thread("generator", partial(computer.generator, wanted, gpu_free))
-        await self._thread("memory", partial(computer.memory, manifest, role, gpu_free))
-        await self._thread("disk space", partial(computer.disk, self.folder, manifest))
+            await self._thread("generator", partial(checks.generator, wanted, gpu_free))
+        await self._thread("memory", partial(checks.memory, manifest, role, gpu_free))
+        await self._thread("disk space", partial(checks.disk, self.folder, manifest))
         if role is Role.TRAINER:
             await self._estimate(manifest, found.rates)
         return self.checks
@@ -166,9 +274,9 @@ class Examination:
                 remedy = "stop it with `peer leave`, or give this one its own folder with --data-dir"
                 self.checks.append(Check("run", CheckResult.FAIL, "the peer here takes part in another run", "", remedy))
                 return found
-            found = await trio.to_thread.run_sync(running.ask_the_peer, status, self.folder)
+            found = await trio.to_thread.run_sync(ask_the_peer, status, self.folder)
             self.checks += [*_run(found), *found.checks]
-            await self._thread("lines", partial(running.lines, status, self.folder))
+            await self._thread("lines", partial(check_lines, status, self.folder))
             return found
         try:
             with identity_lock(self.folder):

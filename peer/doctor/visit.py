@@ -12,13 +12,10 @@ from pathlib import Path
 
 import trio
 
-from peer.daemon.ports import chosen_port
-from peer.daemon.settings import RunChoice
+from peer.daemon.settings import RunChoice, chosen_port
 from peer.discovery.mdns import Mdns
 from peer.discovery.search import Search
-from peer.doctor.check import Check, CheckResult, ok
-from peer.doctor.computer import skewed
-from peer.doctor.router import OpenedPort, port_keeping, reachable
+from peer.doctor.checks import Check, CheckResult, OpenedPort, ok, port_keeping, reachable, skewed
 from peer.errors import PeerError
 from peer.formatting import short
 from peer.joining.lobby import Lobby, fetch_manifest

@@ -6,10 +6,12 @@ and `protocol.run.invitation` define their contents.
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -17,7 +19,7 @@ import psutil
 from peer.addresses import multiaddr_of
 from peer.control.client import ControlClient, ControlError
 from peer.errors import ExitCode, PeerError
-from peer.files.atomic import write_atomically
+from peer.files import write_atomically
 from peer.keyfile import load_or_create_identity
 from peer.paths import make_private, manifest_file
 from peer.settings.values import USUAL_PORT
@@ -241,3 +243,56 @@ def _stored_runs(word: str, data: Path) -> list[Hash]:
     names = [folder.name for folder in runs.iterdir() if len(folder.name) == 2 * HASH_BYTES]
     found = [Hash(bytes.fromhex(name)) for name in names if name.startswith(word)]
     return [run for run in found if manifest_file(data, run).is_file()]
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Runs whose manifests this data directory keeps, as a person wants to see them.
+
+
+@dataclass(frozen=True)
+class KnownRun:
+    """A stored run.  rounds: records on disk.  disk_bytes: of all its files.  last: time of its latest change, unix
+    seconds.  problem: why its manifest cannot be read; empty if it can."""
+
+    run: str
+    name: str
+    rounds: int
+    disk_bytes: int
+    last: float
+    running: bool
+    problem: str = ""
+
+
+def known_runs(data: Path) -> list[KnownRun]:
+    """Return the stored runs: the running one first, then by the time of the last change.  Blocking; changes nothing."""
+    running = ""
+    with suppress(ControlError):
+        running = ControlClient(data).status().run
+    found = [_known(path, running) for path in data.glob("runs/*/manifest")]
+    return sorted(found, key=lambda each: (each.running, each.last), reverse=True)
+
+
+def _known(manifest: Path, running: str) -> KnownRun:
+    folder, name, problem = manifest.parent, "", ""
+    try:
+        name = read_manifest(manifest).manifest.name
+    except (PeerError, OSError) as error:
+        problem = str(error)
+    stats = [stat for path in _files_in(folder) if (stat := _stat_of(path)) is not None]
+    last = max((stat.st_mtime for stat in stats), default=0.0)
+    records = folder / "records"
+    rounds = sum(path.name.isdigit() for path in _files_in(records))
+    return KnownRun(folder.name, name, rounds, sum(stat.st_size for stat in stats), last, folder.name == running, problem)
+
+
+def _files_in(folder: Path) -> list[Path]:
+    """Return all files below `folder`; some may be missing if a peer removes files meanwhile."""
+    return [Path(where) / name for where, _, names in os.walk(folder) for name in names]
+
+
+def _stat_of(path: Path) -> os.stat_result | None:
+    """Return a file's status; None if it is no file or has just gone, because a peer may be running."""
+    try:
+        return path.stat() if path.is_file() else None
+    except OSError:
+        return None

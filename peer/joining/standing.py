@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from peer.errors import ExitCode, PeerError
-from peer.files.atomic import write_atomically
+from peer.files import write_atomically
 from peer.joining.run_source import environment_problem
 from protocol.chain.base import round_settings
 from protocol.chain.history import History

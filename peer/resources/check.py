@@ -9,8 +9,7 @@ import trio
 
 from peer.errors import ExitCode, PeerError
 from peer.formatting import size
-from peer.resources.computer import available_memory
-from peer.resources.memory import free_gpu_memory, memory_need, memory_problem
+from peer.resources.computer import available_memory, free_gpu_memory, memory_need, memory_problem
 from protocol.events.events import Event, Notice, RoleChosen
 from protocol.run.manifest import RunManifest
 from protocol.wire.hashes import Hash, hash_bytes

@@ -1,6 +1,6 @@
 """The cores of this computer, shared out among the peers that train on it.
 
-`<runtime>/cores/` has a file for each training peer of this user, held for as long as it trains (`peer.files.lock`); a
+`<runtime>/cores/` has a file for each training peer of this user, held for as long as it trains (`peer.files`); a
 paused peer removes its file.  Every peer counts the files again and again, and its trainer takes its new share after the
 running step.  No peer asks another: all see the same files and divide alike.
 """
@@ -16,7 +16,7 @@ from typing import Protocol
 import trio
 
 from peer.errors import ExitCode, PeerError
-from peer.files.lock import HeldFile, read_held
+from peer.files import HeldFile, read_held
 from peer.paths import runtime_dir
 from peer.resources.computer import usable_cores
 from protocol.events.events import Event, Notice

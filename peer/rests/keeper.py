@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 
 import trio
 
-from peer.settings.schedule import Schedule
+from peer.settings.values import Schedule
 from protocol.wire.presence import WhyIdle
 
 # ------------------------------------------------------------------------------------------------------------------------

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from peer.errors import ExitCode, PeerError
-from peer.files.atomic import write_atomically
+from peer.files import write_atomically
 from peer.settings.preferences import SETTINGS, Preferences
+from peer.settings.values import read_name
 from protocol.run.toml_text import MAX_SAID, decode_toml, parse_toml
 
 MAX_FILE_BYTES = 1 << 20
@@ -144,3 +145,121 @@ def _read(name: str, text: str, source: str) -> Effective:
         return Effective(SETTINGS[name].read(text), source)
     except ValueError as error:
         raise PeerError(f"{where}: {error}", ExitCode.USAGE) from error
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Name that a person gave with --name, kept in the data directory, so that the next `peer join` there does not need it.
+#
+# It counts only if neither the command line nor the environment nor peer.toml gives another one.
+
+
+FILE_NAME = "name"
+MAX_NAME_BYTES = 1024
+KEPT = "kept from --name"
+"""Source of a name that was given at an earlier start."""
+
+
+def with_kept_name(gathered: Gathered, folder: Path) -> Gathered:
+    """Return the settings with the kept name, if nothing else gives one.  Blocking."""
+    name = _kept(folder)
+    if gathered.settings["name"].source != DEFAULT or not name:
+        return gathered
+    return replace(gathered, settings={**gathered.settings, "name": Effective(name, KEPT)})
+
+
+def keep_name(gathered: Gathered, folder: Path) -> None:
+    """Store the command line's name, if any; an empty name removes the stored one.  Blocking.  Raises OSError."""
+    effective = gathered.settings["name"]
+    if effective.source != SETTINGS["name"].flag:
+        return
+    if effective.value:
+        write_atomically(folder / FILE_NAME, effective.value.encode())
+    else:
+        (folder / FILE_NAME).unlink(missing_ok=True)
+
+
+def _kept(folder: Path) -> str:
+    try:
+        with (folder / FILE_NAME).open("rb") as file:
+            return read_name(file.read(MAX_NAME_BYTES).decode())
+    except (OSError, ValueError):
+        return ""
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Settings of a running peer: the values at its start, and the changes since.
+#
+# A change holds until the process ends, and outranks the flag, variable or file that gave the value before; `on_change` is
+# called.  The file's contents count at the next start.
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Settings for programs: in JSON, and over the control socket.
+
+
+def as_map(gathered: Gathered, only: str | None = None) -> dict[str, Any]:
+    """Return the settings as a map.  file: of peer.toml, None if none is read.  settings: a map each, or only for `only`."""
+    settings = [
+        {
+            "name": name,
+            "value": effective.value if _is_plain(effective.value) else SETTINGS[name].shown(effective.value),
+            "shown": SETTINGS[name].shown(effective.value),
+            "source": effective.source,
+            "told": SETTINGS[name].told(effective.value),
+            "default": SETTINGS[name].default,
+            "default_told": SETTINGS[name].told(SETTINGS[name].default),
+            "meaning": SETTINGS[name].meaning,
+            "live": SETTINGS[name].live,
+        }
+        for name, effective in gathered.settings.items()
+        if only in (None, name)
+    ]
+    return {"file": str(gathered.path) if gathered.path is not None else None, "settings": settings}
+
+
+def _is_plain(value: Any) -> bool:
+    """Return True if JSON has a form of its own for `value`."""
+    return value is None or isinstance(value, (bool, int, float, str, tuple))
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+
+
+CHANGED = "changed while running"
+"""Source of a changed value."""
+
+
+class LiveSettings:
+    """Settings that may change.  gathered: the values at the start.  `on_change` is called after each change."""
+
+    def __init__(self, gathered: Gathered) -> None:
+        self.path, self._settings = gathered.path, dict(gathered.settings)
+        self.on_change: Callable[[], None] = lambda: None
+
+    @property
+    def now(self) -> Preferences:
+        """Values in force."""
+        return self.gathered().preferences
+
+    def gathered(self) -> Gathered:
+        """Return the values in force, with their sources."""
+        return Gathered(self.path, dict(self._settings))
+
+    def change(self, name: str, text: str | None) -> None:
+        """Set one from now on; None for its default.  On an error, raises PeerError and changes nothing."""
+        value = read_change(name, text)
+        self._settings[name] = Effective(value, DEFAULT if text is None else CHANGED)
+        self.on_change()
+
+
+def read_change(name: str, text: str | None) -> Any:
+    """Return the value that a running peer is to take.  Raises PeerError."""
+    setting = SETTINGS.get(name)
+    if setting is None or not setting.live:
+        raise PeerError(f"{name} is nothing that a running peer changes; it takes effect at the next start", ExitCode.USAGE)
+    if text is None:
+        return setting.default
+    try:
+        return setting.read(text)
+    except ValueError as error:
+        raise PeerError(f"{name}: {error}", ExitCode.USAGE) from error

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from peer.settings.schedule import Schedule, read_schedule
 from peer.settings.values import (
+    Schedule,
     one_of,
     read_addresses,
     read_count,
@@ -22,6 +22,7 @@ from peer.settings.values import (
     read_power,
     read_rate,
     read_rate_or_off,
+    read_schedule,
     read_size,
     read_switch,
     read_temperature,

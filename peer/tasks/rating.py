@@ -15,7 +15,7 @@ from typing import IO, Any
 import torch
 
 from peer.errors import ExitCode, PeerError
-from peer.files.atomic import write_atomically
+from peer.files import write_atomically
 from peer.weights.brought import tokenizer_facts
 from peer.weights.tokenizer_files import check_readable
 from protocol.run.manifest import RunManifest

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import trio
 
-from peer.files.rotating_file import RotatingFile
+from peer.files import RotatingFile
 
 MAX_LOG_BYTES = 1 << 20
 """Bytes of the file, and of the one before it, whose name ends in .1."""

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peer.files.atomic import write_atomically
+from peer.files import write_atomically
 from peer.keyfile import (
     IdentityLocked,
     KeyfileError,

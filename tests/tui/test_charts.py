@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from peer.drawing import columns
+from peer.formatting import columns
 from tui.charts import curve
 
 

@@ -8,8 +8,7 @@ import pytest
 from textual.pilot import Pilot
 from textual.widgets import Input, OptionList, Static
 
-from peer.settings.file import gather
-from peer.settings.live import LiveSettings, as_map
+from peer.settings.file import LiveSettings, as_map, gather
 from tests.tui.recording import Recorded, read
 from tests.tui.test_keys import asked, ready, view_of, with_textual
 from tests.tui.test_snapshots import NEWCOMER, Compare

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from peer.control.client import Stamped
-from peer.drawing import columns
+from peer.formatting import columns
 from protocol.events import events as ev
 from protocol.events.status import RolloutStatus
 from tests.protocol.example_status import NEIGHBOUR, OTHER, status

@@ -6,8 +6,7 @@ from textwrap import wrap
 
 from rich.text import Text
 
-from peer.drawing import bar, columns, fit, spread
-from peer.formatting import clean, short, to_go
+from peer.formatting import bar, clean, columns, fit, short, spread, to_go
 from tui.panels.look import ALARM, FAINT, GOOD, STRONG, WARNING, line
 from tui.picture import Picture
 

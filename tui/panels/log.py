@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from rich.text import Text
 
-from peer.drawing import fit
+from peer.formatting import fit
 from tui.panels.look import FAINT, LEVEL_STYLES, Look, line
 from tui.picture import LogLine, Picture
 

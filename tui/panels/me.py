@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from peer.drawing import fit
-from peer.formatting import amount, clean, duration, goal_line, many, number, short, size
+from peer.formatting import amount, clean, duration, fit, goal_line, many, number, short, size
 from protocol.events.status import PeerStatus
 from tui.panels.look import FAINT, Look, line
 from tui.picture import Picture

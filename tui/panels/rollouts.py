@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 
 from rich.text import Text
 
-from peer.drawing import fit, pad
-from peer.formatting import amount, clean, many, naming, number
+from peer.formatting import amount, clean, fit, many, naming, number, pad
 from protocol.events.rollout_tally import ACCEPTED, REJECTED, STALE, UNSURE, WAITING, Aside, BatchSeen
 from tui.charts import curve
 from tui.panels.look import ALARM, FAINT, GOOD, STRONG, WARNING, Look, line

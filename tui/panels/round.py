@@ -6,8 +6,7 @@ from textwrap import wrap
 
 from rich.text import Text
 
-from peer.drawing import bar, fit, pad
-from peer.formatting import clean, duration, many, naming, short
+from peer.formatting import bar, clean, duration, fit, many, naming, pad, short
 from protocol.events.status import PeerStatus, SwarmPeer
 from tui.panels.look import FAINT, GOOD, WARNING, Look, line
 from tui.picture import PARTS, Picture, RoundPicture

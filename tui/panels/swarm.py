@@ -8,8 +8,7 @@ from itertools import accumulate
 
 from rich.text import Text
 
-from peer.drawing import fit, pad
-from peer.formatting import amount, clean, duration, short
+from peer.formatting import amount, clean, duration, fit, pad, short
 from protocol.events.status import PeerStatus, SwarmPeer
 from tui.panels.look import FAINT, GOOD, STRONG, WARNING, Look, line
 from tui.picture import Picture

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from peer.drawing import fit
-from peer.formatting import amount, many, naming, number
+from peer.formatting import amount, fit, many, naming, number
 from protocol.events.status import PeerStatus, SwarmPeer
 from tui.charts import curve
 from tui.panels.look import FAINT, GOOD, Look, line

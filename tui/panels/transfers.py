@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from peer.drawing import fit, sparkline
-from peer.formatting import duration, size
+from peer.formatting import duration, fit, size, sparkline
 from peer.sentences import blob, chunk_map, coming
 from tui.panels.look import FAINT, GOOD, Look, line
 from tui.picture import Picture

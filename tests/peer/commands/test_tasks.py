@@ -11,7 +11,7 @@ import trio
 from peer.cli import main
 from peer.commands.tasks import describe
 from peer.control.client import ControlError
-from peer.control.tasks import TaskControls
+from peer.control.requests import TaskControls
 from peer.errors import ExitCode
 from protocol.events.status import PeerStatus
 from protocol.tasks.desk import TaskSetCommands

@@ -16,7 +16,7 @@ import trio.testing
 from peer.daemon.lives import FIRST_WAIT_S, LONGEST_WAIT_S, LOOK_S, SHORT_S, Away, full_disk
 from peer.resources.room import DiskRoom
 from peer.rests.keeper import Rest
-from peer.rests.quota import MonthlyQuota, MonthTraffic
+from peer.rests.reasons import MonthlyQuota, MonthTraffic
 from protocol.disk import StoreFailed, StoreFull
 from protocol.wire.presence import WhyIdle
 

@@ -14,8 +14,7 @@ from peer.console.display import Style
 from peer.daemon.lives import Lives
 from peer.daemon.settings import DaemonSettings, RunChoice
 from peer.rests.keeper import Rest
-from peer.settings.file import gather
-from peer.settings.live import LiveSettings
+from peer.settings.file import LiveSettings, gather
 from protocol.events.events import Event
 from protocol.node.node import Node
 from protocol.run.manifest import demo_manifest

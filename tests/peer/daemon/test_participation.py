@@ -15,8 +15,7 @@ from peer.daemon import participation
 from peer.daemon.participation import Participation
 from peer.daemon.settings import DaemonSettings, RunChoice
 from peer.resources.room import DiskRoom
-from peer.settings.file import gather
-from peer.settings.live import LiveSettings
+from peer.settings.file import LiveSettings, gather
 from protocol.events.events import Event, Notice, PhaseChanged
 from protocol.run.manifest import demo_manifest
 from protocol.wire.identity import Identity, PeerId

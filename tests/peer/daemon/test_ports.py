@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from peer.daemon import ports
-from peer.daemon.ports import FREE, chosen_port
+from peer.daemon import settings
+from peer.daemon.settings import FREE, chosen_port
 
 
 @pytest.fixture(autouse=True)
@@ -17,7 +17,7 @@ def usual(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
     monkeypatch.setenv("PEER_RUNTIME_DIR", str(tmp_path))
     with socket.create_server(("0.0.0.0", 0)) as probe:
         port = int(probe.getsockname()[1])
-    monkeypatch.setattr(ports, "DEFAULT_PORT", port)
+    monkeypatch.setattr(settings, "DEFAULT_PORT", port)
     return port
 
 

@@ -10,18 +10,9 @@ import pytest
 import trio
 
 from peer.cli import main
-from peer.discovery import twin_watch
-from peer.discovery.founded_runs import (
-    FOLDER,
-    MAX_TOLD,
-    Founded,
-    FoundedTwice,
-    Noticeboard,
-    founded_in,
-    founded_of,
-    noticed,
-)
-from peer.discovery.twin_watch import find_twins, founded, tell_of_twins
+from peer.discovery import mdns
+from peer.discovery.mdns import find_twins, founded, tell_of_twins
+from peer.discovery.rendezvous import FOLDER, MAX_TOLD, Founded, FoundedTwice, Noticeboard, founded_in, founded_of, noticed
 from peer.errors import ExitCode
 from protocol.events.events import Event, Notice
 from protocol.run.manifest import RunManifest, SignedManifest, sign
@@ -110,7 +101,7 @@ def test_founders_of_one_computer_hear_of_each_other(tmp_path: Path, monkeypatch
             for name, ours in (("me", OURS), ("other", THEIRS)):
                 nursery.start_soon(tell_of_twins, ours, None, heard[name].append, lambda: all(heard.values()))
 
-    monkeypatch.setattr(twin_watch, "LOOK_S", 0.01)
+    monkeypatch.setattr(mdns, "TWIN_LOOK_S", 0.01)
     trio.run(run)
     for events in heard.values():
         (event,) = events

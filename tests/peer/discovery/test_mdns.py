@@ -15,7 +15,6 @@ import pytest
 import trio
 
 from peer.discovery import mdns, mdns_process
-from peer.discovery.founded_runs import Founded
 from peer.discovery.mdns import MAX_FOUNDED, MAX_LINES, Mdns
 from peer.discovery.mdns_messages import MAX_LINE_BYTES, Announcement, Sighting, heard_in, sighting_of, to_line
 from peer.discovery.mdns_process import (
@@ -28,6 +27,7 @@ from peer.discovery.mdns_process import (
     run_kind,
     serve,
 )
+from peer.discovery.rendezvous import Founded
 from peer.installation import child_environment
 from protocol.wire.hashes import chunk_hash
 from protocol.wire.identity import Identity

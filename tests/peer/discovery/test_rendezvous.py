@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from peer.discovery.rendezvous import Rendezvous
-from peer.files.lock import HeldFile, read_held
+from peer.files import HeldFile, read_held
 from protocol.wire.hashes import hash_bytes
 from protocol.wire.identity import Identity, PeerId
 

@@ -9,13 +9,11 @@ from pathlib import Path
 import pytest
 import trio
 
-from peer.bench.figures import TrainingSpeed
-from peer.doctor import computer, examination
-from peer.doctor.check import Check, CheckResult
-from peer.doctor.examination import Examination, estimate
-from peer.doctor.report import fields, lines, may_take_part
-from peer.doctor.router import reachable
+from peer.doctor import checks, examination
+from peer.doctor.checks import Check, CheckResult, reachable
+from peer.doctor.examination import Examination, estimate, fields, lines, may_take_part
 from peer.errors import PeerError
+from peer.measurements.speeds import TrainingSpeed
 from peer.settings.preferences import Preferences
 from protocol.run.manifest import demo_manifest
 from protocol.transport.nat.reachability import AddressVerdict as Reached
@@ -36,27 +34,27 @@ def verdicts(checks: list[Check]) -> dict[str, CheckResult]:
 
 
 def test_a_computer_without_a_gpu_is_told_and_takes_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(computer, "free_gpu_memory", lambda: None)
-    (check,) = computer.gpu()
+    monkeypatch.setattr(checks, "free_gpu_memory", lambda: None)
+    (check,) = checks.gpu()
     assert check.verdict is CheckResult.WARN and "CPU" in check.value and check.remedy
 
 
 def test_memory_that_does_not_suffice_names_what_the_run_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(computer, "available_memory", lambda: 1 << 20)
-    (memory,) = computer.memory(DEMO, Role.TRAINER, None)
+    monkeypatch.setattr(checks, "available_memory", lambda: 1 << 20)
+    (memory,) = checks.memory(DEMO, Role.TRAINER, None)
     assert memory.verdict is CheckResult.FAIL and memory.limit.startswith("at least") and "smaller run" in memory.remedy
-    assert verdicts(computer.memory(DEMO, Role.TRAINER, 1))["gpu memory"] is CheckResult.FAIL
+    assert verdicts(checks.memory(DEMO, Role.TRAINER, 1))["gpu memory"] is CheckResult.FAIL
 
 
 def test_tasks_whose_package_is_missing_are_told_with_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert computer.tasks("mixture(add, sort)") == Check("tasks", CheckResult.OK, "mixture(add, sort)")
+    assert checks.tasks("mixture(add, sort)") == Check("tasks", CheckResult.OK, "mixture(add, sort)")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    missing = computer.tasks('mixture(add, reasoning-gym(task="chain_sum"))')
+    missing = checks.tasks('mixture(add, reasoning-gym(task="chain_sum"))')
     assert missing.verdict is CheckResult.FAIL and missing.value.endswith(
         "the package reasoning-gym, which is not installed"
     )
     assert missing.remedy == "pip install 'manyhands[rl]'"
-    assert "organiser" in computer.tasks("no-such-tasks").remedy
+    assert "organiser" in checks.tasks("no-such-tasks").remedy
 
 
 def test_a_package_that_does_not_work_is_told_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,18 +65,18 @@ def test_a_package_that_does_not_work_is_told_with_the_reason(monkeypatch: pytes
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     named = f'jsonl(path="tasks.jsonl", digest="{"0" * 32}")'
     for environment in (named, f"mixture(add, {named})"):
-        check = computer.tasks(environment)
+        check = checks.tasks(environment)
         assert check.verdict is CheckResult.FAIL and check.remedy == "pip install it"
         assert check.value == "math-verify 0.9.0 is installed and does not work; ImportError: antlr4"
-    assert computer.tasks("add").verdict is CheckResult.OK
+    assert checks.tasks("add").verdict is CheckResult.OK
 
 
 def test_programs_that_cannot_be_confined_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     def unavailable(environment: str) -> None:
         raise SandboxUnavailable("programs cannot be run safely here")
 
-    monkeypatch.setattr(computer, "check_packages", unavailable)
-    check = computer.tasks('verifiers(taskset="x")')
+    monkeypatch.setattr(checks, "check_packages", unavailable)
+    check = checks.tasks('verifiers(taskset="x")')
     assert check.verdict is CheckResult.FAIL and "safely" in check.value and "--role seed" in check.remedy
 
 
@@ -86,21 +84,21 @@ def test_a_full_disk_fails_both_of_its_checks(monkeypatch: pytest.MonkeyPatch, t
     def full(folder: Path) -> None:
         raise PeerError("less than 264 MB are free")
 
-    monkeypatch.setattr(computer, "measure_disk", full)
+    monkeypatch.setattr(checks, "measure_disk", full)
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: type("Usage", (), {"free": 1000}))
-    found = computer.disk(tmp_path, DEMO)
+    found = checks.disk(tmp_path, DEMO)
     assert verdicts(found) == {"disk space": CheckResult.FAIL, "disk speed": CheckResult.FAIL}
     assert all("make room" in check.remedy for check in found)
 
 
 def test_a_clock_that_differs_from_others_is_named_with_the_remedy() -> None:
-    check = computer.skewed("2 h 3 min behind the clocks of 5 peers")
+    check = checks.skewed("2 h 3 min behind the clocks of 5 peers")
     assert (check.name, check.verdict, check.value) == ("clock", CheckResult.WARN, "2 h 3 min behind the clocks of 5 peers")
     assert check.remedy == "set this computer's clock; invitations end by it"
 
 
 def test_a_clock_that_was_never_set_fails() -> None:
-    assert computer.clock(0.0).verdict is CheckResult.FAIL
+    assert checks.clock(0.0).verdict is CheckResult.FAIL
 
 
 @pytest.mark.parametrize(
@@ -156,8 +154,8 @@ def test_a_wrong_invitation_and_a_check_that_raises_leave_the_others(
         raise PeerError("the invitation is damaged; ask for it again")
 
     monkeypatch.setattr(examination, "measure_training", measure)
-    monkeypatch.setattr(computer, "cores", broken)
-    monkeypatch.setattr(computer, "measure_disk", lambda folder: (_ for _ in ()).throw(PeerError("x; y")))
+    monkeypatch.setattr(checks, "cores", broken)
+    monkeypatch.setattr(checks, "measure_disk", lambda folder: (_ for _ in ()).throw(PeerError("x; y")))
     told = list[str]()
     carried_out = Examination(tmp_path, Preferences(), wrong, told.append)  # type: ignore[arg-type]
     found = trio.run(carried_out.run)
@@ -171,5 +169,5 @@ def test_a_wrong_invitation_and_a_check_that_raises_leave_the_others(
 
 
 def test_each_check_has_the_five_fields_of_the_interface() -> None:
-    (told,) = fields([computer.python()])["checks"]
+    (told,) = fields([checks.python()])["checks"]
     assert list(told) == ["name", "verdict", "value", "limit", "remedy"] and told["verdict"] == "ok"

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from peer.errors import ExitCode, PeerError
-from peer.resources import check, memory
-from peer.resources.memory import memory_need, memory_problem
+from peer.resources import check, computer
+from peer.resources.computer import memory_need, memory_problem
 from protocol.run.manifest import RunManifest, demo_manifest
 from protocol.run.run_file import parse_run_file
 from protocol.wire.identity import Identity
@@ -112,13 +112,13 @@ class Driver(SimpleNamespace):
 def test_the_gpu_that_a_trainer_would_use(
     monkeypatch: pytest.MonkeyPatch, torch: str, visible: str | None, driver: Driver, expected: int | None
 ) -> None:
-    monkeypatch.setattr(memory, "version", lambda name: torch)
+    monkeypatch.setattr(computer, "version", lambda name: torch)
     monkeypatch.setitem(sys.modules, "pynvml", driver)
     if visible is None:
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     else:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert memory.free_gpu_memory() == expected
+    assert computer.free_gpu_memory() == expected
 
 
 def test_a_large_vocabulary_costs_its_logits() -> None:

@@ -4,13 +4,87 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
+from datetime import datetime
 
 import trio
 import trio.testing
 
-from peer.rests.keeper import LOOK_S, READ_TIMEOUT_S, RestJudge, RestKeeper, RestLimits, SensorReading, in_a_thread
+from peer.rests.keeper import (
+    LEAST_REST_S,
+    LOOK_S,
+    READ_TIMEOUT_S,
+    RestJudge,
+    RestKeeper,
+    RestLimits,
+    SensorReading,
+    in_a_thread,
+)
+from peer.settings.values import read_schedule
 from protocol.wire.presence import WhyIdle
-from tests.peer.rests.test_judge import CALM, EVERYTHING, NOON
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Each reason to rest by itself: when it begins, what it says, and when it ends.
+
+
+NOON = datetime(2026, 11, 23, 12, 0)
+CALM = SensorReading(NOON, 0.0, temperature=50.0, plugged=True)
+EVERYTHING = RestLimits(read_schedule("09:00-17:00"), 80.0)
+
+
+def why(judge: RestJudge, reading: SensorReading) -> WhyIdle | None:
+    rest = judge.judge(reading)
+    return rest.why if rest is not None else None
+
+
+def test_nothing_set_and_nothing_wrong_is_no_reason() -> None:
+    assert (
+        RestJudge(RestLimits()).judge(SensorReading(NOON, 0.0, temperature=120.0)) is None
+        and RestJudge(EVERYTHING).judge(CALM) is None
+    )
+    assert RestJudge(EVERYTHING).judge(SensorReading(NOON, 0.0)) is None, "a computer without sensors"
+
+
+def test_outside_its_hours_it_says_until_when() -> None:
+    judge, night = RestJudge(EVERYTHING), replace(CALM, now=NOON.replace(hour=20))
+    rest = judge.judge(night)
+    assert rest is not None and rest.why is WhyIdle.OUTSIDE_HOURS
+    assert rest.detail == "rests until Tuesday 09:00: these are not its hours (09:00-17:00)"
+    assert judge.judge(CALM) is None
+
+
+def test_on_battery_unless_it_may() -> None:
+    unplugged = replace(CALM, plugged=False)
+    rest = RestJudge(RestLimits()).judge(unplugged)
+    assert rest is not None and rest.why is WhyIdle.ON_BATTERY and "plugged in" in rest.detail
+    assert RestJudge(RestLimits(on_battery=True)).judge(unplugged) is None
+
+
+def test_heat_has_a_second_limit_and_a_least_time() -> None:
+    judge = RestJudge(EVERYTHING)
+    at = [(81.0, 0.0), (75.0, 1.0), (77.0, LEAST_REST_S), (75.0, LEAST_REST_S + 1), (77.0, LEAST_REST_S + 2)]
+    found = [why(judge, replace(CALM, at=seconds, temperature=value)) for value, seconds in at]
+    assert found == [WhyIdle.TOO_HOT] * 3 + [None, None]
+    assert why(judge, replace(CALM, at=999.0, temperature=81.0)) is WhyIdle.TOO_HOT
+    assert why(judge, replace(CALM, at=999.5, temperature=None)) is None, "the sensor is gone"
+
+
+def test_the_sentence_stays_the_same_while_a_reading_changes() -> None:
+    judge = RestJudge(EVERYTHING)
+    assert len({judge.judge(replace(CALM, at=at, temperature=85.0 + at)) for at in range(9)}) == 1
+
+
+def test_others_on_the_gpu_go_first_where_the_owner_wants_it() -> None:
+    assert RestJudge(RestLimits()).judge(replace(CALM, gpu_used_by_others=90.0)) is None
+    judge = RestJudge(RestLimits(yield_gpu=True))
+    at = [(19.0, 0.0), (21.0, 1.0), (0.0, 2.0), (6.0, 99.0), (5.0, 100.0), (6.0, 101.0)]
+    found = [why(judge, replace(CALM, at=seconds, gpu_used_by_others=value)) for value, seconds in at]
+    assert found == [None, *[WhyIdle.GPU_WANTED] * 3, None, None]
+    assert why(judge, replace(CALM, at=200.0, gpu_used_by_others=50.0)) is WhyIdle.GPU_WANTED
+    judge.change(RestLimits())
+    assert why(judge, replace(CALM, at=201.0, gpu_used_by_others=50.0)) is None
+
+
+# ------------------------------------------------------------------------------------------------------------------------
 
 
 class Node:

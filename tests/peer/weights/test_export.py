@@ -15,7 +15,7 @@ from peer.cli import main
 from peer.errors import ExitCode
 from peer.joining.run_source import store_manifest
 from peer.paths import run_dir
-from peer.weights import new_folder
+from peer.weights import folders
 from protocol.run.manifest import SignedManifest, demo_manifest, sign
 from protocol.run.sections import ModelSection
 from protocol.wire.identity import Identity
@@ -56,7 +56,7 @@ def test_the_demo_run_is_exported_before_it_was_joined(tmp_path: Path, capsys: p
         "generation_config.json",
         "model.safetensors",
     ]
-    assert (tmp_path / "model").stat().st_mode & 0o777 == 0o777 & ~new_folder.umask()
+    assert (tmp_path / "model").stat().st_mode & 0o777 == 0o777 & ~folders.umask()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "model"]
 
 
@@ -127,13 +127,13 @@ def test_a_full_disk_is_noticed_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     keep(demo_manifest(), tmp_path / "data")
-    monkeypatch.setattr(new_folder, "ROOM", 1e12)
+    monkeypatch.setattr(folders, "ROOM", 1e12)
     assert export(tmp_path / "data", str(tmp_path / "model")) == ExitCode.RESOURCES
     assert "make room" in capsys.readouterr().err and not (tmp_path / "model").exists()
 
 
 def test_an_export_needs_no_torch() -> None:
-    assert "torch" not in loaded_after("import peer.joining.run_source, peer.weights.export, peer.weights.brought")
+    assert "torch" not in loaded_after("import peer.joining.run_source, peer.weights.folders, peer.weights.brought")
 
 
 def test_a_model_of_another_vocabulary_says_that_its_tokenizer_is_elsewhere(

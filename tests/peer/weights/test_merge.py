@@ -12,7 +12,7 @@ import torch
 
 from peer.cli import main
 from peer.errors import ExitCode
-from peer.weights import new_folder
+from peer.weights import folders
 from tests.test_imports import loaded_after
 from tests.trainer.weights.models import F32, SHAPE, in_blocks, our_logits, random_parameters, tokens_for
 from trainer.models.llama.config import ModelConfig
@@ -108,13 +108,13 @@ def test_a_full_disk_is_noticed_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     one, other = model(tmp_path / "a", 0), model(tmp_path / "b", 1)
-    monkeypatch.setattr(new_folder, "ROOM", 1e15)
+    monkeypatch.setattr(folders, "ROOM", 1e15)
     assert main(["merge", one, other, str(tmp_path / "merged")]) == ExitCode.RESOURCES
     assert "make room" in capsys.readouterr().err and not (tmp_path / "merged").exists()
 
 
 def test_a_merge_needs_no_torch() -> None:
-    assert "torch" not in loaded_after("import peer.weights.merge")
+    assert "torch" not in loaded_after("import peer.weights.folders")
 
 
 def test_a_merge_ends_texts_as_its_first_model_does(tmp_path: Path) -> None:

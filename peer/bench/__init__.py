@@ -1,1 +1,0 @@
-"""Measurements of this computer and its lines: `peer bench`."""

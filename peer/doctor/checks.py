@@ -1,0 +1,340 @@
+"""Checks of this computer alone.  Blocking; each takes a moment, the speeds two seconds."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import shutil
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from enum import Enum
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as version_of
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from peer.discovery.port_mapping import NatPmp, PortMapping
+from peer.discovery.upnp import Upnp
+from peer.errors import PeerError
+from peer.formatting import size
+from peer.measurements.speeds import measure_disk
+from peer.resources.computer import available_memory, free_gpu_memory, memory_need, usable_cores
+from peer.resources.room import STATES_ON_DISK
+from protocol.events.events import Event, PortMapped
+from protocol.membership.handshake import TOLERANCE_S
+from protocol.run.manifest import RunManifest
+from protocol.transport.addresses import is_public
+from protocol.transport.nat.reachability import AddressVerdict as Reached
+from protocol.transport.nat.reachability import Reachability
+from protocol.transport.network import Libp2pNetwork
+from protocol.wire.presence import Role
+from trainer.environments.packages import PackageMissing
+from trainer.environments.registry import check_packages
+from trainer.environments.sandbox import SandboxUnavailable
+from trainer.generate.choice import GeneratorName, choose_generator
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Result of one check.
+
+
+class CheckResult(Enum):
+    """Verdict of a check.  WARN: takes part, but worse than it could; FAIL: cannot take part; UNKNOWN: no answer."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check.  value: the finding.  limit: compared with it; empty if there is none.  remedy: empty if all is well."""
+
+    name: str
+    verdict: CheckResult
+    value: str
+    limit: str = ""
+    remedy: str = ""
+
+    def to_fields(self) -> dict[str, Any]:
+        """Return the fields for JSON."""
+        return {**asdict(self), "verdict": self.verdict.value}
+
+
+def ok(name: str, value: str, limit: str = "") -> Check:
+    """Return a check that found nothing wrong."""
+    return Check(name, CheckResult.OK, value, limit)
+
+
+def at_least(
+    name: str, found: float, least: float, show: Callable[[float], str], remedy: str, verdict: CheckResult
+) -> Check:
+    """Return OK if `found` is at least `least`, else `verdict`."""
+    limit = f"at least {show(least)}"
+    return ok(name, show(found), limit) if found >= least else Check(name, verdict, show(found), limit, remedy)
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Reachability of this computer, and the router before it: asked of peers, and of the router itself.
+
+
+OPENING_S = 10.0
+"""Seconds for the router to open a port; a silent router counts as unable."""
+MIRRORS = 2
+KEEPS = "it keeps ports, so holes can be punched through it"
+RENUMBERS = "it gives each connection another port, so peers behind such routers meet through a relay"
+
+
+class OpenedPort:
+    """Port that the router opens for the time of a visit.  by: name of the protocol; empty if the port was not opened."""
+
+    def __init__(self) -> None:
+        self.by = ""
+        self._asked, self._told = False, trio.Event()
+
+    async def keep(self, network: Libp2pNetwork) -> None:
+        """Ask the router until cancelled; then close the port."""
+        self._asked = True
+        await PortMapping(network.own.port, (Upnp(), NatPmp()), network.own.map, self._tell).keep()
+
+    async def wait(self) -> None:
+        """Wait until the router has answered, or counts as unable."""
+        if self._asked:
+            with trio.move_on_after(OPENING_S):
+                await self._told.wait()
+
+    def _tell(self, event: Event) -> None:
+        if isinstance(event, PortMapped) and event.by:
+            self.by = event.by
+            self._told.set()
+
+
+async def port_keeping(network: Libp2pNetwork) -> str:
+    """Describe how the router translates ports, as peers see it; empty if nobody can tell."""
+    from protocol.transport.nat.punching import ports_outside
+
+    parts = [address.split("/") for address in network.reached_there()]
+    ends = [
+        (part[2], int(part[4])) for part in parts if len(part) > 4 and part[1] == "ip4" and is_public("/".join(part[:5]))
+    ]
+    try:
+        ours, seen = await ports_outside(list(dict.fromkeys(ends))[:MIRRORS])
+    except OSError:
+        return ""
+    if not seen:
+        return ""
+    return KEEPS if set(seen) == {ours} or len(seen) > 1 == len(set(seen)) else RENUMBERS
+
+
+def reachable(found: Reachability, announced: Sequence[str] = (), opened_by: str = "", ports: str = "") -> list[Check]:
+    """Return the checks of our reachability and our router, from the answers of peers.
+
+    opened_by: protocol by which the router opened the port.  ports: how it translates ports.
+    """
+    seen = [address for address, verdict in found.verdicts.items() if verdict is not Reached.UNKNOWN]
+    router = ok("router", "; ".join(filter(None, (_kind(found, announced, opened_by), ports if _translates(found) else ""))))
+    match found.overall:
+        case Reached.REACHABLE:
+            return [ok("reachable", f"others reach {', '.join(found.reached[:2])}"), router]
+        case Reached.UNREACHABLE:
+            value = f"nobody reaches {', '.join(seen[:2])}"
+            remedy = "forward this TCP port in your router; peers that can be reached work with you all the same"
+            if opened_by:
+                remedy = "another router stands before yours: ask the provider for a public address, or for IPv6"
+            return [Check("reachable", CheckResult.WARN, value, "", remedy), router]
+        case _:
+            remedy = "nothing to do; `peer status` tells once the peer has run for a while"
+            return [Check("reachable", CheckResult.UNKNOWN, "no peer could tell", "", remedy)]
+
+
+def _translates(found: Reachability) -> bool:
+    """Return True if others see us at another address than our own."""
+    from protocol.transport.addresses import interface_addresses
+
+    return not {address.split("/")[2] for address in found.verdicts if "/ip4/" in address} & set(interface_addresses())
+
+
+def _kind(found: Reachability, announced: Sequence[str], opened_by: str) -> str:
+    """Describe the router in the words of people who set routers up."""
+    from protocol.transport.addresses import interface_addresses
+
+    ours, seen = set(interface_addresses()), {address.split("/")[2] for address in found.verdicts}
+    public = {address.split("/")[2] for address in found.verdicts if is_public(address)}
+    reached = found.overall is Reached.REACHABLE
+    if not public:
+        return "the peers that were asked are on this network, too"
+    if seen & ours & public:
+        return "none: this computer has a public address" + ("" if reached else ", and a firewall that lets nobody in")
+    if opened_by:
+        return f"a router that opens the port by {opened_by}"
+    forwarded = "that forwards the port" if reached else "or firewall that lets nobody in"
+    return f"a router {forwarded}{' (announced)' if announced and reached else ''}"
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+
+
+LEAST_PYTHON = (3, 11)
+LEAST_DISK_RATE = 20e6
+"""Bytes a second; on a slower disk, a round waits until its state is written."""
+LEAST_COPY_RATE = 1e9
+COPIED_BYTES = 64 << 20
+EARLIEST = 1_767_225_600.0
+"""2026 in unix seconds, before this software was made."""
+TIMEX_BYTES = 512
+"""Bytes for the C library's `struct timex`, more than on any system."""
+NOT_SYNCHRONISED = 5
+
+
+def python() -> Check:
+    """Check the interpreter's version."""
+    found = platform.python_version()
+    limit = ".".join(map(str, LEAST_PYTHON))
+    if sys.version_info >= LEAST_PYTHON:
+        return ok("python", f"{found}, {platform.system()} {platform.machine()}", f"at least {limit}")
+    return Check("python", CheckResult.FAIL, found, f"at least {limit}", f"install manyhands with Python {limit} or later")
+
+
+def torch() -> Check:
+    """Check that the package that trains is installed; it is not loaded here."""
+    try:
+        return ok("torch", version_of("torch"))
+    except PackageNotFoundError:
+        return Check("torch", CheckResult.FAIL, "not installed", "", "install manyhands again, in an environment of its own")
+
+
+def gpu(free: int | None = None) -> list[Check]:
+    """Check the NVIDIA GPU, its driver, and triton, which fast kernels need."""
+    free = free_gpu_memory() if free is None else free
+    if free is None:
+        remedy = (
+            "nothing to do without an NVIDIA GPU; with one, install a CUDA build of torch and see that `nvidia-smi` works"
+        )
+        return [Check("gpu", CheckResult.WARN, "none that torch could use; the trainer computes on the CPU", "", remedy)]
+    name, driver = _gpu_name()
+    checks = [ok("gpu", f"{name}, driver {driver}, {size(free)} free")]
+    try:
+        checks.append(ok("triton", version_of("triton")))
+    except PackageNotFoundError:
+        checks.append(Check("triton", CheckResult.WARN, "not installed", "", "pip install triton, for faster kernels"))
+    return checks
+
+
+def _gpu_name() -> tuple[str, str]:
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+            return _text(pynvml.nvmlDeviceGetName(handle)), _text(pynvml.nvmlSystemGetDriverVersion())
+        finally:
+            pynvml.nvmlShutdown()
+    except pynvml.NVMLError as error:
+        return "unnamed", f"unknown ({error})"
+
+
+def _text(told: str | bytes) -> str:
+    return told.decode("utf-8", "replace") if isinstance(told, bytes) else told
+
+
+SET_CLOCK = "set this computer's clock; invitations end by it"
+
+
+def clock(now: float | None = None) -> Check:
+    """Check the clock: invitations expire by it; nothing in a round depends on it."""
+    now = time.time() if now is None else now
+    shown = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(now))
+    if now < EARLIEST:
+        return Check("clock", CheckResult.FAIL, shown, "not before this software was made", SET_CLOCK)
+    if not _is_synchronised():
+        return Check("clock", CheckResult.WARN, f"{shown}, not synchronised", "kept by NTP", "switch network time on")
+    return ok("clock", shown, "kept by NTP")
+
+
+def skewed(skew: str) -> Check:
+    """Return the check of a clock that differs from other peers' clocks, as `skew` says."""
+    return Check("clock", CheckResult.WARN, skew, f"within {TOLERANCE_S:.0f} s of them", SET_CLOCK)
+
+
+def _is_synchronised() -> bool:
+    """Ask the kernel whether the clock is synchronised; True if it cannot be asked."""
+    try:
+        found = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(TIMEX_BYTES))
+    except (OSError, AttributeError):
+        return True
+    return bool(found != NOT_SYNCHRONISED)
+
+
+def disk(folder: Path, manifest: RunManifest) -> list[Check]:
+    """Check the room for the run, and the speed of writing."""
+    remedy = "make room or choose another --data-dir"
+    free = shutil.disk_usage(folder).free
+    room = at_least("disk space", free, STATES_ON_DISK * manifest.stored_bytes, size, remedy, CheckResult.FAIL)
+    try:
+        speed = measure_disk(folder)
+    except (PeerError, OSError) as error:
+        said = error.text if isinstance(error, PeerError) else f"{error.strerror or error}"
+        return [room, Check("disk speed", CheckResult.FAIL, said, "", remedy)]
+    slow = "put --data-dir on a faster disk"
+    return [room, at_least("disk speed", speed.write_bytes_per_s, LEAST_DISK_RATE, _rate, slow, CheckResult.WARN)]
+
+
+def memory(manifest: RunManifest, role: Role, gpu_free: int | None) -> list[Check]:
+    """Check the memory of the computer and of the GPU against the run's need at a peer with this role."""
+    need = memory_need(manifest, role, "cpu" if gpu_free is None else "cuda")
+    seed = memory_need(manifest, Role.SEED).host
+    serve = f", join as a seed (--role seed, {size(seed)})" if role is not Role.SEED and seed <= available_memory() else ""
+    remedy = f"close other programs{serve}, or join a smaller run"
+    found = [at_least("memory", available_memory(), need.host, size, remedy, CheckResult.FAIL)]
+    if gpu_free is not None and role is not Role.SEED:
+        found.append(at_least("gpu memory", gpu_free, need.gpu, size, remedy, CheckResult.FAIL))
+    return found
+
+
+def tasks(environment: str) -> Check:
+    """Check the requirements of the tasks of a run with rollouts, as far as the manifest's `environment` names them."""
+    try:
+        check_packages(environment)
+    except PackageMissing as error:
+        return Check("tasks", CheckResult.FAIL, error.what, "", error.remedy)
+    except SandboxUnavailable as error:
+        return Check("tasks", CheckResult.FAIL, str(error), "", "join as a seed (--role seed), which solves no tasks")
+    except ValueError as error:
+        return Check("tasks", CheckResult.FAIL, str(error), "", "install the version of manyhands that the organiser has")
+    return ok("tasks", environment)
+
+
+def generator(wanted: GeneratorName, gpu_free: int | None) -> Check:
+    """Check which generator would make this computer's rollouts, and give the reason."""
+    try:
+        chosen, why = choose_generator(wanted, gpu_free is not None)
+    except ImportError as error:
+        return Check("generator", CheckResult.FAIL, "vLLM is set, and not installed", "", str(error))
+    return ok("generator", f"{chosen.value}: {why}")
+
+
+def memory_speed() -> Check:
+    """Measure how fast one core copies, which bounds averaging and hashing."""
+    source, target = bytearray(os.urandom(1 << 20)) * (COPIED_BYTES >> 20), bytearray(COPIED_BYTES)
+    rates = []
+    for _ in range(3):
+        begun = time.perf_counter()
+        memoryview(target)[:] = source
+        rates.append(COPIED_BYTES / max(time.perf_counter() - begun, 1e-9))
+    remedy = "stop what else keeps this computer busy"
+    return at_least("memory speed", max(rates), LEAST_COPY_RATE, _rate, remedy, CheckResult.WARN)
+
+
+def cores() -> Check:
+    """Return a check with the number of cores that this computer, or its container, gives."""
+    return ok("cores", str(usable_cores()))
+
+
+def _rate(count: float) -> str:
+    return f"{size(count)}/s"

@@ -1,0 +1,233 @@
+"""Figures for people and for programs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from kernels.layout import chunk_layout, payload_bytes
+from peer.control.client import ControlClient, ControlError
+from peer.errors import ExitCode, PeerError
+from peer.formatting import amount, clean, duration, short, size
+from peer.joining.run_source import find_run, read_manifest, stored_manifest
+from peer.measurements.speeds import Figures, LineSpeed, TrainingSpeed
+from protocol.events.status import PeerStatus
+from protocol.run.invitation import Invitation
+from protocol.run.manifest import RunManifest, SignedManifest, demo_manifest
+from protocol.version import version
+from protocol.wire.hashes import Hash
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Meaning of the measured figures for taking part in a run, as rows of a table.
+
+
+STATE_BYTES = 8
+"""Bytes per parameter in a checkpoint: the parameter and its momentum."""
+Row = tuple[str, str, str]
+"""Row of the table: the subject, the figure, and its meaning."""
+
+
+@dataclass(frozen=True)
+class RunSize:
+    """Size of a run.  members: peers that share an exchange."""
+
+    name: str
+    parameters: int
+    contribution_bytes: int
+    members: int
+    round_tokens: int
+
+    @classmethod
+    def of(cls, manifest: RunManifest, members: int) -> RunSize:
+        """Return the size of a run.  members: of its last round; raised to two and to the run's minimum."""
+        contribution = payload_bytes(chunk_layout(manifest.parameters, manifest.chunk_parameters))
+        step_tokens = manifest.data.sequences_per_step * manifest.data.sequence_length
+        least = max(2, manifest.rounds.min_members)
+        return cls(
+            clean(manifest.name, 24),
+            manifest.parameters,
+            contribution,
+            max(members, least),
+            manifest.rounds.inner_steps * step_tokens,
+        )
+
+    @property
+    def exchange_bytes(self) -> float:
+        """Bytes that each member sends, and receives, in an exchange."""
+        return 2 * (self.members - 1) / self.members * self.contribution_bytes
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of a checkpoint, which a newcomer fetches."""
+        return STATE_BYTES * self.parameters
+
+
+def rows(figures: Figures, run: RunSize) -> list[Row]:
+    """Return the rows in the order of the measurements; a missing figure becomes a row with the reason."""
+    found: list[Row] = []
+    if (codec := figures.codec) is not None:
+        for what, rate, mb in (
+            ("encode", codec.encode_parameters_per_s, codec.encode_mb_per_s),
+            ("decode", codec.decode_parameters_per_s, codec.decode_mb_per_s),
+        ):
+            text = f"{amount(rate)} parameters/s, {mb:.0f} MB/s"
+            found.append((f"{what}, one core", text, f"{_time(run.parameters / rate)} for the parameters of {run.name}"))
+    if (exchange := figures.exchange) is not None:
+        text = f"{amount(exchange.parameters_per_s)} parameters/s"
+        least = _time(run.parameters / exchange.parameters_per_s)
+        meaning = f"an exchange of {run.name} takes {least} where lines cost nothing"
+        found.append((f"exchange, {exchange.peers} peers here", text, meaning))
+    if figures.training is not None:
+        found.append(_training(figures.training, run))
+    if (disk := figures.disk) is not None:
+        state = f"a checkpoint of {run.name}, {size(run.state_bytes)}"
+        cached = " (from memory)" if disk.read_is_cached else ""
+        found += [
+            ("disk, write", f"{size(disk.write_bytes_per_s)}/s", _for(run.state_bytes, disk.write_bytes_per_s, state)),
+            ("disk, read", f"{size(disk.read_bytes_per_s)}/s{cached}", _for(run.state_bytes, disk.read_bytes_per_s, state)),
+        ]
+    if figures.lines is not None:
+        found += _lines(figures.lines, run)
+    return found + [(part, "not measured", reason) for part, reason in figures.missing.items()]
+
+
+def _training(training: TrainingSpeed, run: RunSize) -> Row:
+    """Return the row for training.  The demo's model was measured; time per token is about proportional to parameters."""
+    demo = demo_manifest().manifest
+    where = training.device if training.device != "cpu" else f"cpu, {training.threads} threads"
+    figure = f"{amount(training.tokens_per_s)} tokens/s"
+    rate = training.tokens_per_s * training.parameters / run.parameters
+    is_demo = run.parameters == demo.parameters
+    takes = duration(run.round_tokens / max(rate, 1e-9))
+    meaning = f"a round of {run.name} computes for {'' if is_demo else 'very roughly '}{takes}"
+    return f"training, demo model, {where}", figure, meaning
+
+
+def _lines(lines: LineSpeed, run: RunSize) -> list[Row]:
+    found: list[Row] = []
+    for line in lines.peers:
+        name = f"from {clean(line.name, 16)} ({short(line.peer)})"
+        if line.down_bytes_per_s:
+            meaning = _for(run.state_bytes, line.down_bytes_per_s, f"{size(run.state_bytes)} that a newcomer fetches")
+            found.append((name, line_rate(line.down_bytes_per_s), meaning))
+        else:
+            found.append((name, "not measured", clean(line.problem, 80)))
+    up, down = lines.up_bytes_per_s, lines.down_bytes_per_s
+    if not up:
+        found.append(("to peers", "not known yet", "rounds in which this peer sends more than 256 kB a second tell it"))
+    else:
+        found.append(
+            ("to peers (seen in rounds, or the cap)", line_rate(up), f"sends {size(run.exchange_bytes)} in an exchange")
+        )
+    if up and down:
+        meaning = _for(run.exchange_bytes, min(up, down), f"an exchange of {run.members} members")
+        found.append(("both ways", line_rate(min(up, down)), meaning))
+    return found
+
+
+def line_rate(bytes_per_s: float) -> str:
+    """Return a rate in Mbit/s, as lines are sold."""
+    return f"{8e-6 * bytes_per_s:.1f} Mbit/s"
+
+
+def _for(count: float, bytes_per_s: float, what: str) -> str:
+    return f"{_time(count / max(bytes_per_s, 1e-9))} for {what}"
+
+
+def _time(seconds: float) -> str:
+    """Return a duration as text, also below two seconds."""
+    if seconds >= 2:
+        return duration(seconds)
+    return f"{seconds:.1f} s" if seconds >= 0.1 else f"{max(seconds * 1e3, 0.1):.1f} ms"
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Run to compare the figures with: the named one, else the run of the peer here, else the demo.
+
+
+def chosen(word: str | None, folder: Path) -> tuple[SignedManifest, PeerStatus | None]:
+    """Return the run, and the status of the peer here if it takes part in this run.
+
+    word: a run's name, or anything that `peer join` and `peer run show` take.  folder: the data directory.  Raises
+    PeerError.
+    """
+    status = _status(folder)
+    if word is None:
+        signed = stored_manifest(Hash(bytes.fromhex(status.run)), folder) if status is not None else None
+        signed = signed or demo_manifest()
+    else:
+        signed = _named(word, folder)
+    return signed, status if status is not None and status.run == signed.run.hex() else None
+
+
+def _status(folder: Path) -> PeerStatus | None:
+    try:
+        return ControlClient(folder).status()
+    except ControlError:
+        return None
+
+
+def _named(word: str, folder: Path) -> SignedManifest:
+    manifests = [read_manifest(path) for path in sorted(folder.glob("runs/*/manifest"))]
+    named = [signed for signed in manifests if signed.manifest.name == word]
+    if len(named) > 1:
+        raise PeerError(f"{len(named)} runs are called {word[:80]}; give the run ID", ExitCode.INPUT)
+    if named or word == demo_manifest().manifest.name:
+        return named[0] if named else demo_manifest()
+    found = find_run(word, folder)
+    if not isinstance(found, Invitation):
+        return found
+    known = stored_manifest(Hash(found.run), folder)
+    if known is None:
+        raise PeerError("only the run's peers know what this invitation is to; join first: `peer join`", ExitCode.INPUT)
+    return known
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+
+
+def fields(figures: Figures, run_id: str, run: RunSize, seconds: float) -> dict[str, Any]:
+    """Return the one JSON object.  seconds: duration of the measurement."""
+    size = {**asdict(run), "exchange_bytes": run.exchange_bytes, "state_bytes": run.state_bytes}
+    about = {"version": version(), "seconds": seconds, "cores": os.cpu_count(), "run": {"id": run_id, **size}}
+    return about | figures.to_fields()
+
+
+def table(figures: Figures, run: RunSize) -> list[str]:
+    """Return the lines of the table: subject, figure, meaning."""
+    found = rows(figures, run)
+    widths = [max((len(row[column]) for row in found), default=0) for column in range(2)]
+    return [_line(row, widths) for row in found]
+
+
+def _line(row: Row, widths: Sequence[int]) -> str:
+    what, figure, meaning = row
+    return f"{what:<{widths[0]}}  {figure:<{widths[1]}}  {meaning}".rstrip()
+
+
+class BenchProgress:
+    """Report on standard error of the running measurement: on a terminal in one line, which is erased at the end."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stderr
+        self._is_terminal = self._stream.isatty()
+
+    def say(self, what: str) -> None:
+        """Announce the next measurement."""
+        self._write(f"\r\x1b[Kmeasuring {what} …" if self._is_terminal else f"measuring {what} …\n")
+
+    def end(self) -> None:
+        """Erase the line."""
+        if self._is_terminal:
+            self._write("\r\x1b[K")
+
+    def _write(self, text: str) -> None:
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except OSError:
+            self._is_terminal = False  # nobody reads standard error

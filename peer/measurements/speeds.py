@@ -1,0 +1,355 @@
+"""Measurements in sequence, so that none slows another down."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import trio
+
+from kernels import codec
+from peer.control.client import ControlClient, ControlError, NotRunning
+from peer.errors import ExitCode, PeerError
+from peer.formatting import size
+from peer.measurements.exchange import ExchangeSpeed, measure_exchange
+from peer.resources.computer import usable_cores
+from peer.resources.core_share import chosen_threads
+from peer.trainer_process.process import TrainerProcess, TrainerSettings
+from protocol.chain.outer_state import SharedRegion
+from protocol.run.manifest import demo_manifest
+from protocol.trainer_link import ComputeTask, Progress, TrainerDied
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Measured figures as plain numbers: the one JSON object, and the source of the table.
+
+
+@dataclass(frozen=True)
+class CodecSpeed:
+    """Speed of the codec on one core, over fp32 values of 4 bytes each."""
+
+    encode_parameters_per_s: float
+    decode_parameters_per_s: float
+    encode_mb_per_s: float
+    decode_mb_per_s: float
+
+
+@dataclass(frozen=True)
+class TrainingSpeed:
+    """Training speed of the demo run's model in a real trainer.  device: where it computed."""
+
+    tokens_per_s: float
+    device: str
+    threads: int
+    parameters: int
+    steps: int
+
+
+@dataclass(frozen=True)
+class DiskSpeed:
+    """Speed of writing, then of reading, in the data directory.  read_is_cached: reads could not bypass the page cache."""
+
+    write_bytes_per_s: float
+    read_bytes_per_s: float
+    bytes_moved: int
+    read_is_cached: bool
+
+
+@dataclass(frozen=True)
+class PeerLine:
+    """Line from one peer to here.  problem: why nothing came; else empty."""
+
+    peer: str
+    name: str
+    down_bytes: int
+    down_bytes_per_s: float
+    problem: str
+
+
+@dataclass(frozen=True)
+class LineSpeed:
+    """Speed of the lines to some peers of a run.  up_bytes_per_s: observed in pushes to them, or this peer's cap if none
+    was observed; 0 if neither is known."""
+
+    run: str
+    peers: list[PeerLine]
+    up_bytes_per_s: float
+
+    @property
+    def down_bytes_per_s(self) -> float:
+        """Highest rate at which a peer sent; 0 if none sent anything."""
+        return max((line.down_bytes_per_s for line in self.peers), default=0.0)
+
+
+@dataclass
+class Figures:
+    """Measured figures; `missing` has the reasons for the others, by name."""
+
+    codec: CodecSpeed | None = None
+    exchange: ExchangeSpeed | None = None
+    training: TrainingSpeed | None = None
+    disk: DiskSpeed | None = None
+    lines: LineSpeed | None = None
+    missing: dict[str, str] = field(default_factory=dict)
+
+    def to_fields(self) -> dict[str, Any]:
+        """Return the figures as a map of maps."""
+        fields = asdict(self)
+        if self.lines is not None:
+            fields["lines"]["down_bytes_per_s"] = self.lines.down_bytes_per_s
+        return fields
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Write and read speed of the disk under the data directory, measured with one unnamed file.  Blocking.
+
+
+MOST_BYTES = 256 << 20
+PIECE_BYTES = 8 << 20
+DISK_S = 1.5
+"""Seconds for writing, and for reading; a slow disk gets less to do."""
+KEPT_FREE_BYTES = 256 << 20
+
+
+def measure_disk(folder: Path, most_bytes: int = MOST_BYTES, seconds: float = DISK_S) -> DiskSpeed:
+    """Write a file with fsync, then read it, bypassing the page cache if possible.  Raises PeerError."""
+    free = os.statvfs(folder)
+    most_bytes = min(most_bytes, free.f_bavail * free.f_frsize - KEPT_FREE_BYTES)
+    if most_bytes < PIECE_BYTES:
+        needed = size(KEPT_FREE_BYTES + PIECE_BYTES)
+        raise PeerError(
+            f"less than {needed} are free in {folder}; make room, or give another --data-dir", ExitCode.RESOURCES
+        )
+    with tempfile.TemporaryFile(dir=folder, prefix=".bench-", buffering=0) as file:
+        written, write_s = _write_out(file.fileno(), most_bytes, seconds)
+        is_cached = not _forget(file.fileno())
+        read, read_s = _read_back(file.fileno(), written, seconds)
+    return DiskSpeed(written / write_s, read / read_s, written, is_cached)
+
+
+def _write_out(fd: int, most_bytes: int, seconds: float) -> tuple[int, float]:
+    """Return the bytes written, and the seconds until all of them were on the disk."""
+    piece = memoryview(os.urandom(PIECE_BYTES))
+    begun, written = time.perf_counter(), 0
+    while written + PIECE_BYTES <= most_bytes and (not written or time.perf_counter() - begun < seconds):
+        done = 0
+        while done < PIECE_BYTES:
+            done += os.write(fd, piece[done:])
+        os.fsync(fd)  # each piece, so that the time limit holds on a slow disk
+        written += PIECE_BYTES
+    return written, max(time.perf_counter() - begun, 1e-9)
+
+
+def _read_back(fd: int, count: int, seconds: float) -> tuple[int, float]:
+    buffer = memoryview(mmap.mmap(-1, PIECE_BYTES))
+    os.lseek(fd, 0, os.SEEK_SET)
+    begun, done = time.perf_counter(), 0
+    while done < count and (not done or time.perf_counter() - begun < seconds):
+        got = os.readv(fd, [buffer])
+        if not got:
+            break
+        done += got
+    return done, max(time.perf_counter() - begun, 1e-9)
+
+
+def _forget(fd: int) -> bool:
+    """Drop a file from the page cache; False if the system offers no call for this."""
+    if not hasattr(os, "posix_fadvise"):
+        return False
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    return True
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Speed of the lines to other peers, measured by the peer that runs here.  Blocking.
+
+
+TIMEOUT_S = 30.0
+"""Timeout that covers a few peers for a few seconds each."""
+
+
+def measure_lines(data_dir: Path, run: str | None = None) -> LineSpeed:
+    """Measure the lines to the peers of the running peer's run.  run: the ID that this run must have.  Raises PeerError."""
+    client = ControlClient(data_dir, timeout_s=TIMEOUT_S)
+    try:
+        running = client.status().run
+        if run is not None and running != run:
+            raise PeerError(f"the peer here takes part in another run, {running[:12]}; measure with that", ExitCode.INPUT)
+        return _line_speed(client.request("lines"))
+    except NotRunning as error:
+        raise PeerError(f"{error}; `peer join` starts one, whose lines can be measured", ExitCode.NOT_RUNNING) from error
+    except ControlError as error:
+        raise PeerError(str(error), ExitCode.UNREACHABLE) from error
+
+
+def _line_speed(answer: dict[str, Any]) -> LineSpeed:
+    """Parse the peer's answer; raises ControlError if its form is another, as in another version."""
+    try:
+        peers = [
+            PeerLine(
+                str(one["peer"]),
+                str(one["name"]),
+                int(one["down_bytes"]),
+                float(one["down_bytes_per_s"]),
+                str(one["problem"]),
+            )
+            for one in answer["peers"]
+        ]
+        return LineSpeed(str(answer["run"]), peers, float(answer["up_bytes_per_s"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ControlError("the peer's answer lacks a figure; is it of another version?") from error
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Training speed of this computer: the demo run's model in a trainer process, as a peer that joins would start it.
+
+
+TRAINING_S = 3.0
+"""Seconds of training after the first step, which warms up and does not count."""
+START_DEADLINE_S = 180.0
+"""Deadline for importing torch and reading the corpus on a slow, busy computer."""
+FLOAT_BYTES = 4
+
+
+async def measure_training(seconds: float = TRAINING_S) -> TrainingSpeed:
+    """Start a trainer process, train for about `seconds`, and end it.  Raises PeerError."""
+    manifest = demo_manifest().manifest
+    theta = SharedRegion(FLOAT_BYTES * manifest.parameters, "bench")
+    try:
+        with tempfile.TemporaryDirectory(prefix="peer-bench-") as folder:
+            settings = TrainerSettings.for_run(manifest, Path(folder) / "trainer.log")
+            trainer = TrainerProcess(settings, theta)
+            threads = chosen_threads(0) or usable_cores()
+            trainer.use_threads(threads)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(trainer.run)
+                with trio.fail_after(START_DEADLINE_S + seconds):
+                    await trainer.initialise(theta.view)
+                    marks = await _steps(trainer, theta, manifest.rounds.inner_steps, seconds)
+                nursery.cancel_scope.cancel()
+    except* (TrainerDied, trio.TooSlowError) as group:
+        reason = str(group.exceptions[0]) or "it did not train in time"
+        raise PeerError(f"the trainer could not be measured: {reason}", ExitCode.TRAINER) from group
+    finally:
+        theta.close()
+    (began, first), (ended, last) = marks[0], marks[-1]
+    rate = (last.tokens - first.tokens) / max(ended - began, 1e-9) if len(marks) > 1 else last.tokens_per_s
+    return TrainingSpeed(rate, trainer.device, threads, manifest.parameters, last.steps)
+
+
+async def _steps(trainer: TrainerProcess, theta: SharedRegion, most: int, seconds: float) -> list[tuple[float, Progress]]:
+    """Return the steps of one round with the time of each; the round is cut short after `seconds`."""
+    marks: list[tuple[float, Progress]] = []
+
+    def note(progress: Progress) -> None:
+        marks.append((trio.current_time(), progress))
+        if marks[-1][0] - marks[0][0] >= seconds:
+            trainer.finish()
+
+    await trainer.compute(ComputeTask(round=0, lane=0, steps=most, first_step=0), theta.view, note)
+    return marks
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Codec speed: encoding and decoding contributions on one core.  Blocking.
+
+
+VALUES = 1 << 22
+CODEC_S = 0.5
+"""Seconds for encoding, and for decoding."""
+
+
+def measure_codec(values: int = VALUES, seconds: float = CODEC_S) -> CodecSpeed:
+    """Measure with normally distributed values, as differences of parameters are."""
+    numbers = np.random.default_rng(1).standard_normal(values, np.float32)
+    encoded, decoded = np.empty(codec.encoded_bytes(values), np.uint8), np.empty(values, np.float32)
+    encode_s = best_s(lambda: codec.encode(numbers, encoded), seconds)
+    decode_s = best_s(lambda: codec.decode(encoded, values, decoded), seconds)
+    return CodecSpeed(values / encode_s, values / decode_s, 4e-6 * values / encode_s, 4e-6 * values / decode_s)
+
+
+def best_s(work: Callable[[], object], seconds: float) -> float:
+    """Return the shortest time of `work`, repeated for about `seconds` and at least three times; the first call does not
+    count.  Other programs on the computer only make it longer."""
+    work()
+    times: list[float] = []
+    end = time.perf_counter() + seconds
+    while len(times) < 3 or time.perf_counter() < end:
+        begun = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - begun)
+    return max(min(times), 1e-9)
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+
+
+SAID = {
+    "lines": "the lines to other peers",
+    "codec": "the codec",
+    "exchange": "an exchange on this computer",
+    "training": "training, the start of a trainer included",
+    "disk": "the disk",
+}
+"""Names of the parts for people, in the order of the measurements."""
+Found = tuple[Figures, dict[str, PeerError]]
+"""The figures, and the errors by part."""
+
+
+async def measure_unless_interrupted(
+    parts: Sequence[str], folder: Path, run: str | None, on_part: Callable[[str], None]
+) -> Found:
+    """Run `measure`; raises KeyboardInterrupt if this process is told to end, once the part begun has ended."""
+    found: Found | None = None
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals, trio.CancelScope() as scope:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_cancel_on, signals, scope)
+            found = await measure(parts, folder, run, on_part)
+            nursery.cancel_scope.cancel()
+    if found is None or scope.cancel_called:
+        raise KeyboardInterrupt
+    return found
+
+
+async def _cancel_on(signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
+    async for _ in signals:
+        scope.cancel()
+
+
+async def measure(parts: Sequence[str], folder: Path, run: str | None, on_part: Callable[[str], None]) -> Found:
+    """Return the figures of these parts, and the errors.
+
+    folder: the data directory, where the disk is measured and a peer may run.  run: the ID that the running peer's run must
+    have.
+    """
+    ways: dict[str, Callable[[], Awaitable[Any]]] = {
+        "lines": lambda: _abandonable(partial(measure_lines, folder, run)),
+        "codec": lambda: trio.to_thread.run_sync(measure_codec),
+        "exchange": measure_exchange,
+        "training": measure_training,
+        "disk": lambda: trio.to_thread.run_sync(measure_disk, folder),
+    }
+    figures, problems = Figures(), dict[str, PeerError]()
+    for part in (part for part in SAID if part in parts):
+        on_part(SAID[part])
+        try:
+            setattr(figures, part, await ways[part]())
+        except PeerError as error:
+            figures.missing[part], problems[part] = error.text, error
+    return figures, problems
+
+
+async def _abandonable(work: Callable[[], Any]) -> Any:
+    """Run `work` in a thread; when this is cancelled, nobody waits for the thread."""
+    return await trio.to_thread.run_sync(work, abandon_on_cancel=True)  # type: ignore[call-arg]  # stale stubs of trio

@@ -1,0 +1,311 @@
+"""Export of a run's model as a Hugging Face folder, from the data directory, whether a peer runs or not.
+
+`protocol.chain.stored_run` reads the states on disk, `trainer.weights` writes the files' formats, and
+`peer.weights.folders` makes the new folder.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from peer.errors import ExitCode, PeerError
+from peer.formatting import size
+from peer.paths import run_dir
+from peer.weights.tokenizer_files import copy_tokenizer, generation_in, take_tokenizer
+from protocol.blobs.store import BlobStore
+from protocol.chain.stored_run import F32, NotStored, StoredRun, StoredState
+from protocol.disk import Disk
+from protocol.run.manifest import RunManifest, SignedManifest
+from protocol.run.sections import TOKENIZER
+from protocol.sync.run_files import paths_of
+from trainer.config import TrainingConfig
+from trainer.models.llama.huggingface import ends_in
+from trainer.models.llama.initial import initial_parameters
+from trainer.weights.merging import Linear, Rule, Slerp, Ties, merged
+from trainer.weights.numbers import ExportFormat, FolderError
+from trainer.weights.reading import WeightsFolder
+from trainer.weights.writing import write_folder
+
+# ------------------------------------------------------------------------------------------------------------------------
+# New folder that gets its name when all of it is on disk, so the name never stands for a part of a model.
+
+
+ROOM = 1.05
+"""Factor on the size of the numbers: headers, and the file system's own needs."""
+
+
+def check_target(target: Path) -> None:
+    """Raise `PeerError` unless a new folder can be made there."""
+    if target.is_symlink() or (target.exists() and (not target.is_dir() or any(target.iterdir()))):
+        raise PeerError(f"{target} exists already; name a new folder, or remove it first", ExitCode.INPUT)
+    if not target.parent.is_dir():
+        raise PeerError(f"there is no folder {target.parent}; make it first, or name another one", ExitCode.INPUT)
+
+
+def check_room(folder: Path, wanted: int) -> None:
+    """Raise `PeerError` unless the disk has room for so many bytes of numbers."""
+    free = shutil.disk_usage(folder).free
+    if free < ROOM * wanted:
+        raise PeerError(
+            f"the model takes about {size(wanted)} and the disk has {size(free)} free; make room, or name a folder on "
+            "another disk",
+            ExitCode.RESOURCES,
+        )
+
+
+@contextmanager
+def published_as(target: Path) -> Iterator[Path]:
+    """Yield a new folder beside `target`, which becomes `target` if all went well, and is removed otherwise."""
+    unfinished = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".new", dir=target.parent))
+    try:
+        yield unfinished
+        unfinished.chmod(0o777 & ~umask())
+        _sync(unfinished)
+        os.rename(unfinished, target)
+        _sync(target.parent)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def told(blocks: Iterable[F32], count: int, on_progress: Callable[[float], None]) -> Iterator[F32]:
+    """Pass on the blocks of `count` values; `on_progress` is called with the share that has passed, from 0 to 1."""
+    done = 0
+    for block in blocks:
+        yield block
+        done += len(block)
+        on_progress(done / count)
+
+
+def umask() -> int:
+    """Return this process's umask."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Merge of several Hugging Face folders into one.  The arithmetic is in `trainer.weights.merging`.
+
+
+CONTEXT = 2048
+"""Context that transformers assumes for a Llama whose config.json gives none."""
+
+
+@dataclass(frozen=True)
+class MergeOptions:
+    """Options of a merge; None for the default.  weights: one for each model."""
+
+    rule: str = "linear"
+    weights: tuple[float, ...] | None = None
+    t: float | None = None
+    base: Path | None = None
+    density: float | None = None
+    scale: float | None = None
+
+
+@dataclass(frozen=True)
+class Merged:
+    """Result of a merge.  tokenizer: the folder has one."""
+
+    parameters: int
+    size_bytes: int
+    tokenizer: bool
+
+
+def merge(
+    models: Sequence[Path],
+    target: Path,
+    options: MergeOptions,
+    dtype: str,
+    on_progress: Callable[[float], None] = lambda share: None,
+) -> Merged:
+    """Write the merge of `models` to the new folder `target`.  dtype: "bf16" or "fp32".  Raises `PeerError`.
+
+    Tokenizer, end of text and context are the first model's (of ties: the base's).
+    """
+    check_target(target)
+    form = ExportFormat(dtype)
+    rule = _rule(len(models), options)
+    sources = list(models) if options.base is None else [options.base, *models]
+    try:
+        folders = [WeightsFolder(source) for source in sources]
+        first = folders[0]
+        with published_as(target) as unfinished:
+            check_room(unfinished, form.width * first.config.parameters)
+            has_tokenizer = take_tokenizer(first.folder, unfinished)
+            write_folder(
+                unfinished,
+                first.config,
+                told(merged(folders, rule), first.config.parameters, on_progress),
+                form,
+                context=first.config.context or CONTEXT,
+                eos=first.ends,
+                generation=first.generation,
+            )
+            total = sum(path.stat().st_size for path in unfinished.iterdir())
+    except FolderError as error:
+        raise PeerError(str(error), ExitCode.INPUT) from error
+    return Merged(first.config.parameters, total, has_tokenizer)
+
+
+RULES_OF = {"weights": ("linear", "ties"), "t": ("slerp",), "base": ("ties",), "density": ("ties",), "scale": ("ties",)}
+"""Rules that have each option."""
+
+
+def _rule(models: int, options: MergeOptions) -> Rule:
+    """Return the rule for so many models beside a base; raises `PeerError`."""
+    for name in RULES_OF:
+        if getattr(options, name) is not None and options.rule not in RULES_OF[name]:
+            raise PeerError(
+                f"{options.rule} has no --{name}, which is of {' and '.join(RULES_OF[name])}; leave it out, or "
+                "name another --rule",
+                ExitCode.USAGE,
+            )
+    weights = options.weights or (1.0,) * models
+    if len(weights) != models:
+        raise PeerError(f"{models} models have {models} weights, and not {len(weights)}; give one for each", ExitCode.USAGE)
+    if options.rule == "ties" and options.base is None:
+        raise PeerError("ties starts from a base; name it with --base", ExitCode.USAGE)
+    if (models < 2 and options.rule != "ties") or (options.rule == "slerp" and models != 2):
+        raise PeerError(
+            f"{options.rule} takes two models{' or more' * (options.rule != 'slerp')}; give as many", ExitCode.USAGE
+        )
+    try:
+        match options.rule:
+            case "slerp":
+                return Slerp(_or(options.t, 0.5))
+            case "ties":
+                return Ties(weights, _or(options.density, 0.2), _or(options.scale, 1.0))
+            case _:
+                return Linear(weights)
+    except ValueError as error:
+        raise PeerError(f"{error}; give other numbers", ExitCode.USAGE) from error
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+
+
+ATTEMPTS = 3
+"""Tries, because a running peer may remove a checkpoint between two looks at its folder."""
+BYTES_VOCABULARY, BYTES_EOS = 256, 0
+"""Vocabulary and end token of a run without a tokenizer: it reads bytes, and a zero byte separates files of its corpus."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """Result of an export.  rounds: that the model has learned from.  is_final: the run has ended with this state.
+    tokenizer: the folder has one."""
+
+    rounds: int
+    is_final: bool
+    parameters: int
+    size_bytes: int
+    tokenizer: bool
+
+
+def export(
+    signed: SignedManifest,
+    data: Path,
+    target: Path,
+    dtype: str,
+    checkpoint: int | None,
+    on_progress: Callable[[float], None] = lambda share: None,
+) -> Exported:
+    """Write the model after `checkpoint` rounds, or the newest one, to the new folder `target`.  Raises `PeerError`.
+
+    dtype: "bf16" or "fp32".  on_progress: called now and then with the share written, from 0 to 1.
+    """
+    check_target(target)
+    manifest, form = signed.manifest, ExportFormat(dtype)
+    folder = run_dir(data, signed.run)
+    with _naming_errors():
+        state = _stored_state(signed, folder, checkpoint)
+        with published_as(target) as unfinished:
+            seeded = None
+            if state.start is None:
+                check_room(unfinished, (4 + form.width) * manifest.parameters)
+                seeded = _seeded(signed, unfinished / ".initial")
+            else:
+                check_room(unfinished, form.width * manifest.parameters)
+            config = TrainingConfig.from_sections(manifest.trainer_sections()).model
+            fetched = paths_of(manifest, BlobStore(Disk(), folder / "files")).get(TOKENIZER)
+            has_tokenizer = copy_tokenizer(folder, unfinished, fetched)
+            generation = generation_in(unfinished)
+            write_folder(
+                unfinished,
+                config,
+                told(state.parameters(seeded), manifest.parameters, on_progress),
+                form,
+                context=_longest_row(manifest),
+                eos=_ends_of_text(manifest, generation, has_tokenizer=has_tokenizer),
+                generation=generation,
+            )
+            del seeded
+            (unfinished / ".initial").unlink(missing_ok=True)
+            total = sum(path.stat().st_size for path in unfinished.iterdir())
+    is_final = StoredRun(signed, folder).is_final(state.rounds)
+    return Exported(state.rounds, is_final, manifest.parameters, total, has_tokenizer)
+
+
+def _longest_row(manifest: RunManifest) -> int:
+    """Return the most tokens that a run's model reads in a row."""
+    return max(manifest.data.sequence_length, manifest.rl.row_tokens if manifest.rl is not None else 0)
+
+
+def _ends_of_text(manifest: RunManifest, generation: Mapping[str, Any], *, has_tokenizer: bool) -> Sequence[int]:
+    """Return the tokens that end a text: the run's, and the ones in the model's generation_config.json."""
+    ends: Sequence[int] = ()
+    if manifest.tokenizer is not None:
+        ends = manifest.tokenizer.ends
+    elif manifest.model.vocab == BYTES_VOCABULARY and not has_tokenizer:
+        ends = (BYTES_EOS,)
+    return tuple(dict.fromkeys([*ends, *(end for end in ends_in(generation) if end < manifest.model.vocab)]))
+
+
+def _stored_state(signed: SignedManifest, folder: Path, checkpoint: int | None) -> StoredState:
+    for attempt in range(ATTEMPTS):
+        try:
+            run = StoredRun(signed, folder)
+            return run.newest() if checkpoint is None else run.checkpoint(checkpoint)
+        except NotStored:
+            if attempt + 1 == ATTEMPTS:
+                raise
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _seeded(signed: SignedManifest, path: Path) -> F32:
+    """Return the initial parameters of the run's seed, in a file rather than in memory."""
+    manifest = signed.manifest
+    values: F32 = np.memmap(path, np.float32, "w+", shape=(manifest.parameters,))
+    initial_parameters(TrainingConfig.from_sections(manifest.trainer_sections()).model, manifest.seed, values)
+    return values
+
+
+@contextmanager
+def _naming_errors() -> Iterator[None]:
+    """Turn a missing state into a sentence with exit code INPUT; `peer.cli.explain` handles errors of the disk."""
+    try:
+        yield
+    except NotStored as error:
+        raise PeerError(str(error), ExitCode.INPUT) from error

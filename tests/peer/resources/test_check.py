@@ -1,0 +1,92 @@
+"""The role of a peer whose owner leaves it open follows from the manifest, its ID and what is free, and is explained."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+
+from peer.resources import check
+from peer.resources.check import choose_role
+from peer.resources.computer import memory_line, memory_need
+from protocol.events.events import Event, Notice, RoleChosen
+from protocol.run.manifest import RunManifest, run_id
+from protocol.run.run_file import parse_run_file
+from protocol.wire.identity import Identity, PeerId
+from protocol.wire.presence import Role
+
+PEERS = [Identity.from_seed(bytes([number]) * 32).peer_id for number in range(40)]
+FOUNDER, OTHERS = PEERS[0], PEERS[1:]
+GB = 10**9
+
+
+def a_run(more: str = "", head: str = "") -> RunManifest:
+    text = f'name = "roles"\n{head}\n[model]\ndim = 1024\nlayers = 12\n[rl]\nenvironment = "sort"\nmax_tokens = 256\n'
+    return parse_run_file(text + "row_tokens = 512\nmicro_batch_tokens = 2048\n" + more, FOUNDER)
+
+
+RUN = a_run()
+ANYBODYS = a_run(head='founders = "anyone"')
+
+
+def role_of(manifest: RunManifest, peer: PeerId, available: int = 1 << 50, gpu: int | None = None) -> Role:
+    role, reason = choose_role(manifest, run_id(manifest), peer, available, gpu)
+    assert reason and "\n" not in reason and not reason.endswith(".")
+    return role
+
+
+def test_in_a_run_without_rollouts_everybody_trains() -> None:
+    plain = parse_run_file('name = "plain"', FOUNDER)
+    assert {role_of(plain, peer, available=1) for peer in PEERS} == {Role.TRAINER}
+
+
+@pytest.mark.parametrize("gpu", [None, 80 * GB])
+def test_founders_train_and_of_the_others_one_in_eight_verifies(gpu: int | None) -> None:
+    assert role_of(RUN, FOUNDER, gpu=gpu) is Role.TRAINER
+    roles = [role_of(RUN, peer, gpu=gpu) for peer in OTHERS]
+    assert set(roles) == {Role.ROLLOUT, Role.VALIDATOR} and 1 <= roles.count(Role.VALIDATOR) <= len(roles) // 4
+    assert roles == [role_of(RUN, peer, gpu=gpu) for peer in OTHERS], "the same again"
+
+
+def test_where_anybody_begins_the_organiser_and_gpus_train() -> None:
+    assert {role_of(ANYBODYS, peer, gpu=80 * GB) for peer in PEERS} == {Role.TRAINER}
+    assert [peer for peer in PEERS if role_of(ANYBODYS, peer) is Role.TRAINER] == [FOUNDER], "the organiser"
+    enough_for_rollouts = memory_need(ANYBODYS, Role.ROLLOUT, "cuda").gpu
+    assert Role.TRAINER not in {role_of(ANYBODYS, peer, gpu=enough_for_rollouts) for peer in OTHERS}
+
+
+def test_less_memory_takes_a_lesser_role() -> None:
+    needs = {role: memory_need(RUN, role).host for role in Role}
+    assert needs[Role.TRAINER] > needs[Role.ROLLOUT] > needs[Role.VALIDATOR] > needs[Role.SEED]
+    assert role_of(RUN, FOUNDER, needs[Role.TRAINER]) is Role.TRAINER
+    assert role_of(RUN, FOUNDER, needs[Role.TRAINER] - 1) is Role.ROLLOUT
+    assert role_of(RUN, FOUNDER, needs[Role.ROLLOUT] - 1) is Role.VALIDATOR
+    assert role_of(RUN, FOUNDER, needs[Role.VALIDATOR] - 1) is Role.SEED
+    assert role_of(RUN, FOUNDER, gpu=GB) is Role.SEED, "a peer with a GPU computes on nothing else"
+
+
+def test_rollouts_and_verdicts_need_no_optimiser() -> None:
+    parameters = RUN.parameters
+    assert memory_need(RUN, Role.TRAINER).trainer > 24 * parameters, "sixteen bytes a parameter, and four versions"
+    assert 10 * parameters < memory_need(RUN, Role.VALIDATOR).trainer < 20 * parameters, "four versions, and one in fp32"
+    assert memory_need(RUN, Role.ROLLOUT).trainer < memory_need(RUN, Role.TRAINER).trainer
+    assert "for a rollout peer" in memory_line(RUN) and "for a validator" in memory_line(RUN)
+
+
+def test_it_is_told_in_a_run_with_rollouts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check, "available_memory", lambda: 1 << 50)
+    monkeypatch.setattr(check, "free_gpu_memory", lambda: None)
+    told: list[Event] = []
+    assert trio.run(check.chosen_role, RUN, run_id(RUN), FOUNDER, told.append) is Role.TRAINER
+    (event,) = told
+    assert isinstance(event, RoleChosen) and event.role == "trainer" and "founder" in event.reason
+    plain = parse_run_file('name = "plain"', FOUNDER)
+    assert trio.run(check.chosen_role, plain, run_id(plain), FOUNDER, told.append) is Role.TRAINER and len(told) == 1
+
+
+@pytest.mark.parametrize("role", [Role.ROLLOUT, Role.VALIDATOR, Role.SEED, Role.TRAINER])
+def test_a_founder_that_is_not_to_train_is_warned_that_the_run_waits_for_it(role: Role) -> None:
+    told: list[Event] = []
+    for manifest, peer in ((RUN, FOUNDER), (RUN, OTHERS[0]), (ANYBODYS, FOUNDER)):
+        assert trio.run(check.chosen_role, manifest, run_id(manifest), peer, told.append, role) is role
+    assert len(told) == (role is not Role.TRAINER)
+    assert all(isinstance(notice, Notice) and f"does not vote with the role {role.value}:" in notice.text for notice in told)
