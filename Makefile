@@ -10,7 +10,7 @@ RUNS ?= 20
 STATEMENTS ?= 20000
 ROLLOUTS ?= 200000
 
-.PHONY: venv demo test test-all test-slow lint bench simulate explore attacks mutations crash-matrix kill-times scaling fuzz churn soak interop clean
+.PHONY: venv demo test test-all test-slow lint bench simulate explore attacks mutations crash-matrix kill-times scaling fuzz churn soak docs interop clean
 
 venv: $(STAMP)
 
@@ -72,6 +72,12 @@ kill-times: venv
 scaling: venv
 	$(BIN)/python -m tests.simulation.scaling
 
+# The documentation as a site, in site/; an unknown link or heading is an error.
+docs: venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,oracle,docs]'
+	$(BIN)/python docs/generate.py
+	$(BIN)/mkdocs build --strict
+
 fuzz: venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,oracle,fuzz]'
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS)
@@ -89,4 +95,4 @@ interop: venv
 	$(BIN)/python -m tests.interop
 
 clean:
-	rm -rf .venv build *.egg-info
+	rm -rf .venv build site *.egg-info

@@ -60,9 +60,10 @@ EVENT_GROUPS = {
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table in Markdown."""
-    cells = [[cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in rows]
-    lines = [f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *cells]]
+    """Return a table in Markdown, in which no cell may have a bar: processors of Markdown differ in how they escape it."""
+    if any("|" in cell or "\n" in cell for row in rows for cell in row):
+        raise ValueError(f"a bar in a cell of the table {head}")
+    lines = [f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *rows]]
     return "\n".join(lines) + "\n"
 
 
@@ -144,7 +145,7 @@ def argument(action: argparse.Action) -> str:
     if isinstance(action.metavar, str):
         word = action.metavar
     elif action.choices is not None:
-        word = "|".join(map(str, action.choices))
+        word = f"{{{','.join(map(str, action.choices))}}}"
     else:
         word = action.dest.upper()
     suffix = {"?": "[{}]", "*": "[{} …]", "+": "{} …"}.get(str(action.nargs), "{}")
@@ -190,12 +191,12 @@ def settings_page() -> str:
 
 def setting_row(setting: Setting) -> list[str]:
     """Return the row of a setting."""
-    value = "|".join(setting.choices) if setting.choices else setting.placeholder or setting.name.upper()
+    words = setting.choices or (setting.placeholder or setting.name.upper()).split("|")
     flags = ", ".join(f"`{flag}`" for flag in (setting.flag, *setting.aliases))
     return [
         f"`{setting.name}`",
         f"{flags}, `{setting.variable}`",
-        f"`{value}`",
+        ", ".join(f"`{word}`" for word in words),
         setting.told(setting.default),
         "at once" if setting.live else "at the next start",
         setting.meaning,

@@ -72,5 +72,10 @@ def test_a_page_of_internals_is_short(path: Path) -> None:
     assert len(path.read_bytes()) < MAX_PAGE_BYTES, "cut it by topic"
 
 
+def test_the_site_has_every_page() -> None:
+    listed = re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text())
+    assert sorted(listed) == sorted(str(path.relative_to(ROOT / "docs")) for path in ROOT.glob("docs/**/*.md"))
+
+
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) < 120
