@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -15,12 +16,11 @@ from typing import Any
 import trio
 
 from benchmarks.json_lines import hear, say
-from protocol.blobs.blob import Blob, ChunkSet, set_of
+from protocol.blobs.blob import Blob, ChunkSet, EvenSpans, Spans, set_of
 from protocol.blobs.messages import QUESTIONS, LeavesRequest, read_chunk_header
 from protocol.blobs.store import BlobStore, Held
 from protocol.blobs.swarm import Swarm
 from protocol.blobs.transfer import Purpose
-from protocol.chain.serving import WholeBlob
 from protocol.disk import Disk
 from protocol.events.events import Dropped, Event
 from protocol.transport.interface import Acceptance, Landing, Refused, Session
@@ -34,10 +34,34 @@ RUN = Hash(b"\x06" * 32)
 
 
 @dataclass
+class MemoryBlob:
+    """A whole blob in memory: a `protocol.blobs.store.Held`."""
+
+    data: memoryview
+    spans: Spans
+    hashes: Sequence[Hash]
+    is_urgent: bool = False
+
+    @property
+    def count(self) -> int:
+        return len(self.spans)
+
+    @property
+    def here(self) -> ChunkSet:
+        return (1 << self.count) - 1
+
+    def leaves(self) -> Sequence[Hash]:
+        return self.hashes
+
+    def read(self, chunk: int) -> bytes:
+        return bytes(self.data[self.spans[chunk]])
+
+
+@dataclass
 class Blobs:
     """A `protocol.blobs.store.Shelf` in memory."""
 
-    held: dict[Hash, WholeBlob]
+    held: dict[Hash, MemoryBlob]
 
     def find(self, name: Hash) -> Held | None:
         return self.held.get(name)
@@ -90,7 +114,7 @@ class Peer:
             data[span] = os.urandom(span.stop - span.start)
         leaves = [chunk_hash(data[span]) for span in spans]
         name = tree_root(leaves)
-        self.shelf.held = {name: WholeBlob(data, spans, leaves, is_urgent=False)}
+        self.shelf.held = {name: MemoryBlob(data, spans, leaves)}
         assert self.swarm is not None
         self.swarm.originate(name, len(spans))
         return name
@@ -107,7 +131,7 @@ class Peer:
         raw = await network.request(origin, "leaves", LeavesRequest(blob=name).encode(), timeout_s=60)
         leaves = [Hash(leaf) for leaf in decode_body(LeavesReply, raw).leaves]
         assert tree_root(leaves) == name
-        blob = Blob.even(name, leaves, size, self.chunk)
+        blob = Blob.cut(name, leaves, EvenSpans(size, self.chunk))
         into, here = _resume(words["folder"], blob) if "folder" in words else (memoryview(mmap.mmap(-1, size)), 0)
 
         purpose, done = Purpose("weights", 0), here.bit_count()
@@ -122,7 +146,7 @@ class Peer:
         sources = [origin]
         while not await self.swarm.fetch(blob, into, sources, purpose, here=here, on_chunk=on_chunk):
             sources = [*network.connected()]
-        self.shelf.held = {name: WholeBlob(into, [blob.span(index) for index in range(len(blob))], leaves, is_urgent=False)}
+        self.shelf.held = {name: MemoryBlob(into, EvenSpans(size, self.chunk), leaves)}
         now = network.traffic()
         return {
             "seconds": time.perf_counter() - begun,
@@ -162,7 +186,7 @@ def _resume(folder: str, blob: Blob) -> tuple[memoryview, ChunkSet]:
     files = BlobStore(Disk(), Path(folder))
     files.load()
     part = files.begin(blob.name, sum(blob.sizes))
-    return part.view, blob.all & ~set_of(part.missing(blob.leaves, blob.sizes[0]))
+    return part.view, blob.all & ~set_of(part.missing(blob.leaves, EvenSpans(sum(blob.sizes), blob.sizes[0])))
 
 
 async def main(peer: Peer) -> None:

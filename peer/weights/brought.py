@@ -18,10 +18,11 @@ import numpy as np
 from peer.errors import ExitCode, PeerError
 from peer.paths import make_private, run_dir
 from peer.weights.tokenizer_files import check_readable, keep_tokenizer
+from protocol.blobs.blob import EvenSpans
 from protocol.blobs.store import BlobStore
 from protocol.chain.outer_state import genesis_state
 from protocol.chain.records import genesis_tip
-from protocol.chain.results import Checkpoints
+from protocol.chain.results import CheckpointName, Checkpoints
 from protocol.disk import Disk, StoreFailed
 from protocol.run.manifest import STATE_BYTES_PER_PARAMETER, RunManifest, SignedManifest
 from protocol.run.rl_section import RlSection
@@ -83,23 +84,24 @@ class FolderStart:
         state, folder = genesis_state(signed.manifest), run_dir(data, signed.run)
         assert state is not None, "a run that begins with a folder names its state"
         checkpoints = Checkpoints(Disk(), make_private(make_private(folder) / "checkpoints"))
-        if checkpoints.marks():
+        checkpoints.load()
+        if checkpoints.sizes():
             return
         changed = PeerError(f"{self.folder} has changed while it was read; give it again", ExitCode.INPUT)
         if self.digest(state.piece_bytes) != state.digest:
             raise changed
         leaves = self._leaves[state.piece_bytes]
         try:
-            download = checkpoints.download(0, genesis_tip(signed.run), leaves, state.size_bytes, state.piece_bytes)
+            part = checkpoints.begin(CheckpointName(0, genesis_tip(signed.run)), state.size_bytes)
             at = 0
             with _refusals():
                 for block in self._weights.values():
                     raw = block.astype("<f4", copy=False).tobytes()
-                    download.view[at : at + len(raw)] = raw
+                    part.view[at : at + len(raw)] = raw
                     at += len(raw)
-            if download.missing():
+            if part.missing(leaves, EvenSpans(state.size_bytes, state.piece_bytes)):
                 raise changed
-            download.commit()
+            checkpoints.publish(part, leaves)
         except StoreFailed as error:
             raise PeerError(str(error), ExitCode.RESOURCES) from error
         keep_tokenizer(self.folder, folder)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash
@@ -18,6 +19,35 @@ from protocol.wire.questions import MAX_LEAVES
 MAX_BLOB_CHUNKS = MAX_LEAVES
 ChunkSet = int
 """Chunks of one blob: bit i is set when chunk i is in it."""
+
+
+class Spans(Protocol):
+    """Places of the chunks of a blob, one after the other, in its bytes."""
+
+    def __len__(self) -> int:
+        """Return the number of chunks."""
+        ...
+
+    def __getitem__(self, chunk: int, /) -> slice:
+        """Return the place of a chunk."""
+        ...
+
+
+@dataclass(frozen=True)
+class EvenSpans:
+    """Places of the chunks of `size` bytes that are cut into chunks of `chunk_bytes`; the last chunk may be shorter."""
+
+    size: int
+    chunk_bytes: int
+
+    def __len__(self) -> int:
+        """Return the number of chunks."""
+        return -(-self.size // self.chunk_bytes)
+
+    def __getitem__(self, chunk: int, /) -> slice:
+        """Return the place of a chunk."""
+        at = chunk * self.chunk_bytes
+        return slice(at, min(at + self.chunk_bytes, self.size))
 
 
 @dataclass(frozen=True)
@@ -32,9 +62,10 @@ class Blob:
         assert 0 < len(self.leaves) == len(self.sizes) <= MAX_BLOB_CHUNKS
 
     @classmethod
-    def even(cls, name: Hash, leaves: Sequence[Hash], size: int, chunk_bytes: int) -> Blob:
-        """Return a blob of `size` bytes in chunks of `chunk_bytes`; the last chunk may be shorter."""
-        return cls(name, tuple(leaves), tuple(min(chunk_bytes, size - at) for at in range(0, size, chunk_bytes)))
+    def cut(cls, name: Hash, leaves: Sequence[Hash], spans: Spans) -> Blob:
+        """Return a blob with its chunks in these places."""
+        places = [spans[chunk] for chunk in range(len(spans))]
+        return cls(name, tuple(leaves), tuple(place.stop - place.start for place in places))
 
     def __len__(self) -> int:
         """Return the number of chunks."""

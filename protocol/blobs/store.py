@@ -1,11 +1,15 @@
-"""Versions of the weights on disk: whole files and patches, each named by the root over its chunks' hashes.
+"""The store of blobs: everything large on a peer's disk, whole or begun, in one folder for each kind.
 
-    weights/<root>.blob          a file of weights or a patch, complete
-    weights/<root>.part          one that is being fetched or made
-    weights/<root>.leaves        the hashes of its chunks, behind their own hash
-    weights/<number>-<hash>      a publisher's signed statement about a version, behind its hash
+`BlobFolder` does all that is done with the files of a folder.  `BlobStore` is the folder whose blobs are known by the roots
+over the hashes of their chunks: the run's files, sets of tasks, batches of rollouts, versions of the weights, and reference
+weights.  Results and checkpoints are known by their rounds (`protocol.chain.results`).
 
-The folder is made when the first version comes.  A complete file whose bytes turn out to be wrong becomes a part again: its
+    <root>.blob          a whole blob
+    <root>.part          one that is being fetched or made
+    <root>.leaves        the hashes of its chunks, behind their own hash
+    <number>-<hash>      a signed statement about a blob, behind its hash
+
+A blob is flushed to the disk, then renamed.  If bytes of a whole one turn out to be wrong, it becomes a part again: its
 right chunks need not be fetched once more.
 """
 
@@ -14,19 +18,348 @@ from __future__ import annotations
 import mmap
 import re
 import threading
-from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections import Counter, OrderedDict
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
-from protocol.blobs.blob import ChunkSet
-from protocol.disk import Disk, map_file, read_guarded, write_guarded
+from protocol.blobs.blob import ChunkSet, EvenSpans, Spans
+from protocol.disk import Disk, map_file, read_guarded, size_of, write_guarded
 from protocol.wire.hashes import HASH_BYTES, Hash, chunk_hash, hash_bytes, tree_root
 
+K = TypeVar("K", bound=Hashable)
+
+
+@dataclass(frozen=True)
+class Part(Generic[K]):
+    """A file of its full size that is being fetched or made; `view` is its bytes, writable until it is published.
+
+    is_new: True if nothing was written to it yet.
+    """
+
+    key: K
+    path: Path
+    mapping: mmap.mmap
+    is_new: bool = False
+
+    @property
+    def view(self) -> memoryview:
+        """All bytes of the file."""
+        return memoryview(self.mapping)
+
+    def missing(self, leaves: Sequence[Hash], spans: Spans) -> list[int]:
+        """Return the chunks whose bytes do not match their hashes.  Reads all, unless nothing was written."""
+        if self.is_new:
+            return [*range(len(leaves))]
+        view = self.view
+        return [chunk for chunk, leaf in enumerate(leaves) if chunk_hash(view[spans[chunk]]) != leaf]
+
+
+class BlobFolder(ABC, Generic[K]):
+    """Blobs of one kind in a folder, whole or begun.  Blocking; thread-safe.  Call `load` before anything else.
+
+    keeps_parts: False if a part is removed when another is begun, unless somebody works on it.  keeps_leaves: False if the
+    hashes of the chunks are found elsewhere.
+    """
+
+    keeps_parts = keeps_leaves = True
+
+    def __init__(self, disk: Disk, folder: Path) -> None:
+        self.disk, self.folder = disk, folder
+        self._whole: dict[K, int] = {}
+        self._parts: dict[K, int] = {}
+        self._damaged: set[K] = set()
+        self._used: Counter[K] = Counter()
+        self._worked_on: set[K] = set()
+        self._lock = threading.Lock()
+        self._beginning = threading.Lock()
+        """Held while a part is begun: otherwise another thread could remove it meanwhile."""
+
+    # -- names --------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def name(self, key: K) -> str:
+        """Return the name of a whole blob's file."""
+
+    @abstractmethod
+    def key(self, name: str) -> K | None:
+        """Return the key of a whole blob, by its file's name; None for other files."""
+
+    def path(self, key: K) -> Path:
+        """Return the path of a whole blob."""
+        return self.folder / self.name(key)
+
+    def _part_path(self, key: K) -> Path:
+        return self.folder / f"part-{self.name(key)}"
+
+    def _leaves_path(self, key: K) -> Path:
+        return self.folder / f"{self.name(key)}.leaves"
+
+    def _key_of_part(self, name: str) -> K | None:
+        return self.key(name.removeprefix("part-")) if name.startswith("part-") else None
+
+    def load(self) -> None:
+        """Find the blobs left before a restart."""
+        self.folder.mkdir(exist_ok=True)
+        self._scan()
+
+    def _scan(self) -> None:
+        for path in self.folder.iterdir():
+            key, part = self.key(path.name), self._key_of_part(path.name)
+            if key is not None:
+                self._whole[key] = size_of(path)
+            elif part is not None:
+                self._parts[part] = size_of(path)
+
+    # -- what is here -------------------------------------------------------------------------------------------------
+
+    def sizes(self) -> dict[K, int]:
+        """Return the sizes of the whole blobs."""
+        with self._lock:
+            return dict(self._whole)
+
+    def parts(self) -> dict[K, int]:
+        """Return the sizes of the parts."""
+        with self._lock:
+            return dict(self._parts)
+
+    def damaged(self) -> set[K]:
+        """Return the parts that were whole earlier, since this peer started."""
+        with self._lock:
+            return set(self._damaged)
+
+    def has(self, key: K) -> bool:
+        """Return True if a blob is whole, as far as we know."""
+        return key in self._whole
+
+    def leaves(self, key: K) -> list[Hash] | None:
+        """Return the hashes of a blob's chunks; None if they are missing or damaged."""
+        raw = read_guarded(self.disk, self._leaves_path(key))
+        if raw is None or not raw or len(raw) % HASH_BYTES:
+            return None
+        return [Hash(raw[at : at + HASH_BYTES]) for at in range(0, len(raw), HASH_BYTES)]
+
+    def view(self, key: K, size: int | None = None) -> memoryview | None:
+        """Return the bytes of a whole blob, unchecked, read-only; None if it is missing or has not this size any more."""
+        view = map_file(self.path(key)) if self.has(key) else None
+        if view is not None and size in (None, len(view)):
+            return view
+        self.demote(key)
+        return None
+
+    def read(self, key: K, span: slice, leaf: Hash | None) -> bytes | None:
+        """Return a chunk of a whole blob, checked if its hash is known; None if it is wrong, and the blob is demoted."""
+        try:
+            with self.path(key).open("rb") as file:
+                file.seek(span.start)
+                data = file.read(span.stop - span.start)
+        except OSError:
+            data = b""
+        if len(data) == span.stop - span.start and leaf in (None, chunk_hash(data)):
+            return data
+        self.demote(key)
+        return None
+
+    def check(self) -> None:
+        """Notice whole blobs that are gone, or have another size than they had."""
+        for key, size in self.sizes().items():
+            if size_of(self.path(key)) != size:
+                self.demote(key)
+
+    # -- use ----------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def using(self, *keys: K) -> Iterator[None]:
+        """Protect these blobs from removal within the context."""
+        with self._lock:
+            self._used.update(keys)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._used -= Counter(keys)
+
+    def used(self) -> set[K]:
+        """Return the blobs that are in use."""
+        with self._lock:
+            return set(self._used)
+
+    # -- changes ------------------------------------------------------------------------------------------------------
+
+    def begin(self, key: K, size: int) -> Part[K]:
+        """Begin or continue a part of `size` bytes, until it is published or `end`ed.  Raises `StoreFull`."""
+        path = self._part_path(key)
+        with self._beginning:
+            for other in [] if self.keeps_parts else self.parts().keys() - {key} - self._worked_on:
+                self.remove(other)
+            is_new = size_of(path) != size
+            part = Part(key, path, (self.disk.allocate if is_new else self.disk.resume)(path, size), is_new)
+            with self._lock:
+                self._parts[key] = size
+                self._worked_on.add(key)
+        return part
+
+    def end(self, part: Part[K]) -> None:
+        """Stop work on a part, published or not; a later `begin` finds its bytes again."""
+        with self._lock:
+            self._worked_on.discard(part.key)
+
+    def fill(self, part: Part[K], leaves: Sequence[Hash], spans: Spans, donors: Mapping[K, Spans]) -> list[int]:
+        """Copy equal chunks of other whole blobs into a part; return the chunks that it lacks then."""
+        missing = part.missing(leaves, spans)
+        wanted = {leaves[chunk]: chunk for chunk in missing}
+        for donor, cut in donors.items():
+            for number, leaf in enumerate(self.leaves(donor) or () if wanted else ()):
+                data = self.read(donor, cut[number], leaf) if leaf in wanted else None
+                if data is not None:
+                    part.view[spans[wanted.pop(leaf)]] = data
+        return [*wanted.values()] if donors else missing
+
+    def publish(self, part: Part[K], leaves: Sequence[Hash] = ()) -> None:
+        """Publish a whole blob: flush its bytes, then rename it.  Raises `StoreFailed`.  leaves: if they are to be kept."""
+        if leaves:
+            self.write_leaves(part.key, leaves)
+        self.disk.publish(part.path, part.mapping, self.path(part.key))
+        with self._lock:
+            self._parts.pop(part.key, None)
+            self._damaged.discard(part.key)
+            self._whole[part.key] = len(part.mapping)
+        self.end(part)
+
+    def put(self, key: K, size: int, pieces: Iterable[bytes | memoryview], leaves: Sequence[Hash]) -> None:
+        """Write a whole blob from its pieces.  Raises `StoreFailed`."""
+        part, at = self.begin(key, size), 0
+        for piece in pieces:
+            part.view[at : at + len(piece)] = piece
+            at += len(piece)
+        self.publish(part, leaves)
+
+    def adopt(self, source: Path, key: K, leaves: Sequence[Hash]) -> None:
+        """Publish a whole file of this folder as a blob: flush its bytes, then rename it.  Raises `StoreFailed`."""
+        size = source.stat().st_size
+        with source.open("r+b") as file:
+            self.publish(Part(key, source, mmap.mmap(file.fileno(), size)), leaves)
+
+    def write_leaves(self, key: K, leaves: Sequence[Hash]) -> None:
+        """Keep the hashes of a blob's chunks.  Raises `StoreFull`."""
+        if self.keeps_leaves:
+            write_guarded(self.disk, self._leaves_path(key), b"".join(leaves))
+
+    def demote(self, key: K) -> None:
+        """Turn a whole blob that is damaged into a part, to be fetched again."""
+        with self._lock:
+            size = self._whole.pop(key, None)
+            if size is None:
+                return
+            self._damaged.add(key)
+            try:
+                self.disk.move(self.path(key), self._part_path(key))
+                self._parts[key] = size
+            except OSError:
+                pass  # it is gone altogether
+
+    def remove(self, key: K) -> None:
+        """Remove a blob, whole or not, and the hashes of its chunks."""
+        with self._lock:
+            self._whole.pop(key, None)
+            self._parts.pop(key, None)
+            self._damaged.discard(key)
+            self._worked_on.discard(key)
+        for path in (self.path(key), self._part_path(key), self._leaves_path(key)):
+            self.disk.remove(path)
+
+
+_BLOB = re.compile(r"([0-9a-f]{64})\.blob")
+_STATEMENT = re.compile(r"(\d{16})-[0-9a-f]{16}")
+
+
+class BlobStore(BlobFolder[Hash]):
+    """Blobs of one kind by their roots, and the signed statements about them.  The folder is made by `load`."""
+
+    def name(self, key: Hash) -> str:
+        """As `BlobFolder.name`."""
+        return f"{key.hex()}.blob"
+
+    def key(self, name: str) -> Hash | None:
+        """As `BlobFolder.key`."""
+        match = _BLOB.fullmatch(name)
+        return Hash(bytes.fromhex(match[1])) if match is not None else None
+
+    def _part_path(self, key: Hash) -> Path:
+        return self.folder / f"{key.hex()}.part"
+
+    def _leaves_path(self, key: Hash) -> Path:
+        return self.folder / f"{key.hex()}.leaves"
+
+    def _key_of_part(self, name: str) -> Hash | None:
+        return self.key(name.removesuffix(".part") + ".blob") if name.endswith(".part") else None
+
+    @property
+    def is_empty(self) -> bool:
+        """True if no blob was ever here."""
+        return not self.folder.exists()
+
+    def leaves(self, key: Hash) -> list[Hash] | None:
+        """Return the hashes of a blob's chunks; None if they are missing, damaged, or not those under its root."""
+        leaves = super().leaves(key)
+        return leaves if leaves is not None and tree_root(leaves) == key else None
+
+    def index(self, key: Hash, chunk_bytes: int) -> list[Hash] | None:
+        """Return `leaves`, made anew from a whole blob if they are lost; None if the blob is damaged as well."""
+        known = self.leaves(key)
+        view = map_file(self.path(key)) if known is None and self.has(key) else None
+        if view is None:
+            return known
+        made = leaves_of(view, chunk_bytes)
+        if tree_root(made) != key:
+            self.demote(key)
+            return None
+        self.write_leaves(key, made)
+        return made
+
+    def is_right(self, key: Hash, size: int, chunk_bytes: int) -> bool:
+        """Return True if a whole blob has the bytes of its root; a damaged one is demoted.  Reads all."""
+        view = self.view(key, size)
+        if view is None:
+            return False
+        if tree_root(leaves_of(view, chunk_bytes)) == key:
+            return True
+        self.demote(key)
+        return False
+
+    # -- statements ---------------------------------------------------------------------------------------------------
+
+    def keep(self, number: int, raw: bytes) -> None:
+        """Keep a signed statement about a blob; durable on return.  Raises `StoreFull`."""
+        path = self.folder / f"{number:016}-{hash_bytes('statement', raw)[:8].hex()}"
+        if not path.exists():
+            write_guarded(self.disk, path, raw)
+
+    def keep_all(self, statements: Collection[tuple[int, bytes]], least: int) -> None:
+        """Keep these statements, each with its number; forget those with numbers below `least`.  Raises `StoreFull`."""
+        for number, raw in statements:
+            self.keep(number, raw)
+        for path in self.folder.iterdir():
+            match = _STATEMENT.fullmatch(path.name)
+            if match is not None and int(match[1]) < least:
+                self.disk.remove(path)
+
+    def statements(self) -> list[bytes]:
+        """Return all statements kept, by number."""
+        paths = sorted(path for path in self.folder.iterdir() if _STATEMENT.fullmatch(path.name))
+        return [raw for path in paths if (raw := read_guarded(self.disk, path)) is not None]
+
+
+def leaves_of(data: bytes | memoryview, chunk_bytes: int) -> list[Hash]:
+    """Return the hashes of the chunks of some bytes."""
+    return [chunk_hash(data[at : at + chunk_bytes]) for at in range(0, len(data), chunk_bytes)]
+
+
 # ------------------------------------------------------------------------------------------------------------------------
-# Shelves of blobs on a peer's disk, from which the bytes of chunks are read.
+# Shelves: what a peer serves of its store, chunk by chunk.
 
 
 @dataclass(frozen=True)
@@ -81,260 +414,87 @@ class ListedShelf(Shelf, Protocol):
     """A shelf that lists its blobs."""
 
     def holdings(self) -> list[Holding]:
-        """Return the complete blobs that are here.  Blocking."""
+        """Return the whole blobs that are here.  Blocking."""
         ...
 
 
-# ------------------------------------------------------------------------------------------------------------------------
-
-
-_BLOB = re.compile(r"([0-9a-f]{64})\.(blob|part|leaves)")
-_STATEMENT = re.compile(r"(\d{16})-[0-9a-f]{16}")
-
-
 @dataclass(frozen=True)
-class Part:
-    """A file that is being fetched or made; `view` is its bytes, writable until it is published.
+class StoredBlob(Generic[K]):
+    """Whole blob of a folder; a damaged chunk is noticed when it is read.  hashes: of its chunks; None if unknown."""
 
-    is_new: True if nothing was written to it yet.
-    """
-
-    root: Hash
-    path: Path
-    mapping: mmap.mmap
-    is_new: bool = False
+    folder: BlobFolder[K]
+    key: K
+    spans: Spans
+    hashes: Sequence[Hash] | None
+    is_urgent: bool = False
 
     @property
-    def view(self) -> memoryview:
-        """All bytes of the file."""
-        return memoryview(self.mapping)
+    def count(self) -> int:
+        """As `Held.count`."""
+        return len(self.spans)
 
-    def missing(self, leaves: Sequence[Hash], chunk_bytes: int) -> list[int]:
-        """Return the chunks whose bytes do not match their hashes.  Reads all, unless nothing was written."""
-        view = self.view
-        if self.is_new:
-            return [*range(len(leaves))]
-        return [
-            chunk
-            for chunk, leaf in enumerate(leaves)
-            if chunk_hash(view[chunk * chunk_bytes : (chunk + 1) * chunk_bytes]) != leaf
-        ]
+    @property
+    def here(self) -> ChunkSet:
+        """All chunks."""
+        return (1 << self.count) - 1
+
+    def leaves(self) -> Sequence[Hash] | None:
+        """As `Held.leaves`."""
+        return self.hashes
+
+    def read(self, chunk: int) -> bytes | None:
+        """As `Held.read`."""
+        return self.folder.read(self.key, self.spans[chunk], self.hashes[chunk] if self.hashes is not None else None)
 
 
-class BlobStore:
-    """Files of one folder, complete or being fetched.  Blocking; thread-safe.  Call `load` before anything else."""
+REMEMBERED = 4
+"""Most blobs of a shelf whose chunks' hashes are remembered; 1 MiB each at most."""
 
-    def __init__(self, disk: Disk, folder: Path) -> None:
-        self.disk, self.folder = disk, folder
-        self._whole: dict[Hash, int] = {}
-        self._parts: dict[Hash, int] = {}
-        self._damaged: set[Hash] = set()
-        self._used: Counter[Hash] = Counter()
+
+class StoreShelf:
+    """A `ListedShelf` of a store.  what: the kind of its blobs, in a word.  chunk_bytes: of all of them."""
+
+    def __init__(self, store: BlobStore, what: str, chunk_bytes: int) -> None:
+        self._store, self._what, self._chunk_bytes = store, what, chunk_bytes
+        self._hashes: OrderedDict[Hash, Sequence[Hash]] = OrderedDict()
         self._lock = threading.Lock()
 
-    @property
-    def is_empty(self) -> bool:
-        """True if no version was ever here."""
-        return not self.folder.exists()
-
-    def load(self) -> None:
-        """Find the files left before a restart."""
-        self.folder.mkdir(exist_ok=True)
-        names = {path.name for path in self.folder.iterdir()}
-        for name in names:
-            match = _BLOB.fullmatch(name)
-            if match is not None and match[2] != "leaves":
-                kind = self._whole if match[2] == "blob" else self._parts
-                kind[Hash(bytes.fromhex(match[1]))] = (self.folder / name).stat().st_size
-
-    # -- what is here -------------------------------------------------------------------------------------------------
-
-    def sizes(self) -> dict[Hash, int]:
-        """Return the sizes of the complete files."""
-        with self._lock:
-            return dict(self._whole)
-
-    def parts(self) -> dict[Hash, int]:
-        """Return the sizes of the files that are being fetched or made."""
-        with self._lock:
-            return dict(self._parts)
-
-    def damaged(self) -> set[Hash]:
-        """Return the parts that were complete files earlier, since this peer started."""
-        with self._lock:
-            return set(self._damaged)
-
-    def has(self, root: Hash) -> bool:
-        """Return True if a file is complete, as far as we know."""
-        return root in self._whole
-
-    def leaves(self, root: Hash) -> list[Hash] | None:
-        """Return the hashes of a file's chunks; None if they are missing or damaged."""
-        raw = read_guarded(self.disk, self._path(root, "leaves"))
-        if raw is None or not raw or len(raw) % HASH_BYTES:
+    def find(self, name: Hash) -> Held | None:
+        """As `Shelf.find`."""
+        size = self._store.sizes().get(name)
+        cut = self._cut(name, size) if size is not None else None
+        if cut is None:
             return None
-        leaves = [Hash(raw[at : at + HASH_BYTES]) for at in range(0, len(raw), HASH_BYTES)]
-        return leaves if tree_root(leaves) == root else None
-
-    def index(self, root: Hash, chunk_bytes: int) -> list[Hash] | None:
-        """Return `leaves`, made anew from a complete file if they are lost; None if the file is damaged as well."""
-        known = self.leaves(root)
-        view = map_file(self.path(root)) if known is None and self.has(root) else None
-        if view is None:
-            return known
-        made = leaves_of(view, chunk_bytes)
-        if tree_root(made) != root:
-            self.demote(root)
+        with self._lock:
+            hashes = self._hashes.get(name)
+        hashes = hashes or self._store.index(name, cut.chunk_bytes)
+        if hashes is None:
             return None
-        self.write_leaves(root, made)
-        return made
-
-    def view(self, root: Hash, size: int) -> memoryview | None:
-        """Return the bytes of a complete file, unchecked, read-only; None if it is missing or became shorter."""
-        view = map_file(self.path(root)) if self.has(root) else None
-        if view is not None and len(view) == size:
-            return view
-        if self.has(root):
-            self.demote(root)
-        return None
-
-    def read(self, root: Hash, start: int, size: int, leaf: Hash) -> bytes | None:
-        """Return a chunk of a complete file, checked by its hash; None if it is not right, and the file is then demoted."""
-        try:
-            with self.path(root).open("rb") as file:
-                file.seek(start)
-                data = file.read(size)
-        except OSError:
-            data = b""
-        if chunk_hash(data) == leaf:
-            return data
-        if self.has(root):
-            self.demote(root)
-        return None
-
-    def check(self) -> None:
-        """Notice complete files that are gone, or have another size than they had."""
-        for root, size in self.sizes().items():
-            try:
-                right = self.path(root).stat().st_size == size
-            except OSError:
-                right = False
-            if not right:
-                self.demote(root)
-
-    # -- use ----------------------------------------------------------------------------------------------------------
-
-    @contextmanager
-    def using(self, *roots: Hash) -> Iterator[None]:
-        """Protect these files from removal within the context."""
         with self._lock:
-            self._used.update(roots)
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._used -= Counter(roots)
+            self._hashes[name] = hashes
+            while len(self._hashes) > REMEMBERED:
+                self._hashes.popitem(last=False)
+        return StoredBlob(self._store, name, cut, hashes)
 
-    def used(self) -> set[Hash]:
-        """Return the files that are in use."""
-        with self._lock:
-            return set(self._used)
+    def _cut(self, name: Hash, size: int) -> EvenSpans | None:
+        """Return the places of a blob's chunks; None if it is not to be served."""
+        return EvenSpans(size, self._chunk_bytes)
 
-    # -- changes ------------------------------------------------------------------------------------------------------
-
-    def begin(self, root: Hash, size: int) -> Part:
-        """Begin or continue a file of `size` bytes.  Raises `StoreFull`."""
-        path = self._path(root, "part")
-        if path.exists() and path.stat().st_size == size:
-            part = Part(root, path, self.disk.resume(path, size))
-        else:
-            part = Part(root, path, self.disk.allocate(path, size), is_new=True)
-        with self._lock:
-            self._parts[root] = size
-        return part
-
-    def publish(self, part: Part, root: Hash, leaves: Sequence[Hash]) -> None:
-        """Publish a complete file under the name of `root`: flush its bytes, then rename it.  Raises `StoreFailed`."""
-        self.write_leaves(root, leaves)
-        self.disk.publish(part.path, part.mapping, self.path(root))
-        with self._lock:
-            self._parts.pop(part.root, None)
-            self._damaged.discard(root)
-            self._whole[root] = len(part.mapping)
-
-    def adopt(self, source: Path, root: Hash, leaves: Sequence[Hash]) -> None:
-        """Publish a complete file of this folder: flush its bytes, then rename it.  Raises `StoreFailed`."""
-        size = source.stat().st_size
-        with source.open("r+b") as file:
-            self.publish(Part(root, source, mmap.mmap(file.fileno(), size)), root, leaves)
-
-    def write_leaves(self, root: Hash, leaves: Sequence[Hash]) -> None:
-        """Keep the hashes of a file's chunks.  Raises `StoreFull`."""
-        write_guarded(self.disk, self._path(root, "leaves"), b"".join(leaves))
-
-    def demote(self, root: Hash) -> None:
-        """Turn a damaged complete file into a part, to be fetched again."""
-        with self._lock:
-            size = self._whole.pop(root, None)
-            if size is None:
-                return
-            self._damaged.add(root)
-            try:
-                self.disk.move(self.path(root), self._path(root, "part"))
-                self._parts[root] = size
-            except OSError:
-                pass  # it is gone altogether
-
-    def remove(self, root: Hash) -> None:
-        """Remove a file, complete or not, and its index."""
-        with self._lock:
-            self._whole.pop(root, None)
-            self._parts.pop(root, None)
-            self._damaged.discard(root)
-        for kind in ("blob", "part", "leaves"):
-            self.disk.remove(self._path(root, kind))
-
-    # -- statements ---------------------------------------------------------------------------------------------------
-
-    def keep(self, number: int, raw: bytes) -> None:
-        """Keep a signed statement about a version; durable on return.  Raises `StoreFull`."""
-        path = self.folder / f"{number:016}-{hash_bytes('statement', raw)[:8].hex()}"
-        if not path.exists():
-            write_guarded(self.disk, path, raw)
-
-    def keep_all(self, statements: Collection[tuple[int, bytes]], least: int) -> None:
-        """Keep these statements, each with its number; forget those with numbers below `least`.  Raises `StoreFull`."""
-        for number, raw in statements:
-            self.keep(number, raw)
-        for path in self.folder.iterdir():
-            match = _STATEMENT.fullmatch(path.name)
-            if match is not None and int(match[1]) < least:
-                self.disk.remove(path)
-
-    def statements(self) -> list[bytes]:
-        """Return all statements kept, by number."""
-        paths = sorted(path for path in self.folder.iterdir() if _STATEMENT.fullmatch(path.name))
-        return [raw for path in paths if (raw := read_guarded(self.disk, path)) is not None]
-
-    def path(self, root: Hash) -> Path:
-        """Return the path of a complete file."""
-        return self._path(root, "blob")
-
-    def _path(self, root: Hash, kind: str) -> Path:
-        return self.folder / f"{root.hex()}.{kind}"
+    def holdings(self) -> list[Holding]:
+        """As `ListedShelf.holdings`."""
+        return [Holding(self._what, 0, root.hex(), size) for root, size in self._store.sizes().items()]
 
 
-def is_whole(files: BlobStore, root: Hash, size: int, chunk_bytes: int) -> bool:
-    """Return True if a file is here with the bytes of its name; a damaged one is demoted.  Reads all.  Blocking."""
-    view = files.view(root, size)
-    if view is None:
-        return False
-    if tree_root(leaves_of(view, chunk_bytes)) == root:
-        return True
-    files.demote(root)
-    return False
+class Shelves:
+    """Several shelves as one."""
 
+    def __init__(self, *shelves: ListedShelf) -> None:
+        self._shelves = shelves
 
-def leaves_of(data: bytes | memoryview, chunk_bytes: int) -> list[Hash]:
-    """Return the hashes of the chunks of some bytes."""
-    return [chunk_hash(data[at : at + chunk_bytes]) for at in range(0, len(data), chunk_bytes)]
+    def find(self, name: Hash) -> Held | None:
+        """As `Shelf.find`."""
+        return next((held for shelf in self._shelves if (held := shelf.find(name)) is not None), None)
+
+    def holdings(self) -> list[Holding]:
+        """As `ListedShelf.holdings`."""
+        return [holding for shelf in self._shelves for holding in shelf.holdings()]

@@ -9,10 +9,11 @@ from kernels.layout import Layout, chunk_layout, payload_bytes
 from protocol.chain.base import Base, RoundSettings, round_settings
 from protocol.chain.history import History
 from protocol.chain.outer_state import OuterState
+from protocol.chain.results import ResultName
 from protocol.chain.store import Store
 from protocol.run.manifest import RunManifest, SignedManifest
-from protocol.wire.hashes import Hash, chunk_hash
-from protocol.wire.messages import ChunkEntry
+from protocol.wire.hashes import chunk_hash
+from protocol.wire.messages import ChunkEntry, Record
 
 
 @dataclass(frozen=True)
@@ -48,17 +49,16 @@ class Replica:
         """Manifest of the run."""
         return self.signed.manifest
 
-    def result(self, round: int, fragment: int, root: Hash, index: Sequence[ChunkEntry]) -> memoryview | None:
-        """Return a stored result whose chunks match `index`, else None; one with other bytes is removed.  Blocking."""
-        result = self.store.results.open(round, fragment, root)
-        if result is None:
-            return None
-        whole = len(result) == payload_bytes(self.layout) and all(
-            chunk_hash(result[span.encoded]) == entry.hash for span, entry in zip(self.layout, index, strict=True)
-        )
-        if not whole:
-            self.store.results.drop(round, fragment, root)
-        return result if whole else None
+    def result(self, record: Record, index: Sequence[ChunkEntry]) -> memoryview | None:
+        """Return a stored result whose chunks match `index`, else None; one with other bytes is demoted.  Blocking."""
+        name, results = ResultName.of(record), self.store.results
+        view = results.view(name, payload_bytes(self.layout))
+        if view is None or all(
+            chunk_hash(view[span.encoded]) == entry.hash for span, entry in zip(self.layout, index, strict=True)
+        ):
+            return view
+        results.demote(name)
+        return None
 
     def name_state(self) -> bytes:
         """Return the name of the present state in READYs and records (`protocol.wire.ready.OnState.state`).  Blocking."""

@@ -1,188 +1,133 @@
-"""The results of rounds on disk: averaged codec bytes, written in place and published under their root."""
+"""Results of rounds and checkpoints on disk: two folders of blobs that are known by their rounds."""
 
 from __future__ import annotations
 
 import mmap
 import re
-import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
+from protocol.blobs.store import BlobFolder, Part
 from protocol.chain.records import Chain
-from protocol.disk import Disk, map_file, read_guarded, size_of, write_guarded
-from protocol.wire.hashes import HASH_BYTES, Hash, chunk_hash, hash_bytes
-
-# ------------------------------------------------------------------------------------------------------------------------
-# Files that are being fetched, each under a name of its own, so that a restarted peer continues where it stopped.
+from protocol.disk import Disk
+from protocol.wire.hashes import Hash, tree_root
+from protocol.wire.messages import Record
 
 
-@dataclass(frozen=True)
-class ResultPart:
-    """A file of its full size, some of whose bytes are right."""
+class CheckpointName(NamedTuple):
+    """Key of a checkpoint: the number of rounds applied, and the tip after them, since branches may have some as well."""
 
-    path: Path
-    mapping: mmap.mmap
-
-
-class Parts:
-    """The part files of one folder.  `begin` removes the others that nobody works on.  Blocking."""
-
-    def __init__(self, disk: Disk, folder: Path) -> None:
-        self._disk, self._folder = disk, folder
-        self._in_use: set[Path] = set()
-        self._lock = threading.Lock()
-        """Guards `_in_use`: without it, a thread could remove a file that another thread is just beginning."""
-
-    def begin(self, name: str, size: int) -> ResultPart:
-        """Begin or continue a file of `size` bytes, until its `end`.  Raises `StoreFull`."""
-        path = self._folder / f"part-{name}"
-        with self._lock:
-            assert path not in self._in_use, "one at a time works on a file"
-            for other in self._folder.glob("part-*"):
-                if other != path and other not in self._in_use:
-                    self._disk.remove(other)
-            if size_of(path) == size:
-                part = ResultPart(path, self._disk.resume(path, size))
-            else:
-                part = ResultPart(path, self._disk.allocate(path, size))
-            self._in_use.add(path)
-        return part
-
-    def end(self, part: ResultPart) -> None:
-        """Stop work on a file, complete or not; a later `begin` finds its bytes again."""
-        with self._lock:
-            self._in_use.discard(part.path)
+    rounds: int
+    tip: Hash
 
 
-# ------------------------------------------------------------------------------------------------------------------------
-# Checkpoints: the outer state after some rounds on disk, with the hashes of its pieces.
-
-
-Mark = tuple[int, Hash]
-"""Number of rounds applied, and the tip after them."""
 _CHECKPOINT_NAME = re.compile(r"(\d{8})-([0-9a-f]{64})")
 
 
-class CheckpointDownload:
-    """A checkpoint being fetched into place; survives a restart, since every piece is checked against its hash."""
+class Checkpoints(BlobFolder[CheckpointName]):
+    """Checkpoints on disk: the outer state after some rounds, with the hashes of its pieces.
 
-    def __init__(self, checkpoints: Checkpoints, mark: Mark, leaves: Sequence[Hash], part: ResultPart, piece: int) -> None:
-        self._checkpoints, self._mark, self._leaves = checkpoints, mark, list(leaves)
-        self._part, self._piece = part, piece
-        self.view = memoryview(part.mapping)
+    <rounds>-<tip>            a checkpoint
+    <rounds>-<tip>.leaves     the hashes of its pieces, behind their own hash
+    part-<rounds>-<tip>       one that is being fetched
+    """
 
-    def end(self) -> None:
-        """See `Parts.end`."""
-        self._checkpoints.parts.end(self._part)
-
-    def missing(self) -> list[int]:
-        """Return the pieces that are not here yet."""
-        step = self._piece
-        return [i for i, leaf in enumerate(self._leaves) if chunk_hash(self.view[i * step : (i + 1) * step]) != leaf]
-
-    def commit(self) -> None:
-        """Publish the checkpoint once all pieces are here: fsync and rename.  Raises `StoreFailed`."""
-        self._checkpoints.write_leaves(*self._mark, self._leaves)
-        self._checkpoints.disk.publish(self._part.path, self._part.mapping, self._checkpoints.path(*self._mark))
-
-
-class Checkpoints:
-    """Checkpoints on disk, named by rounds applied and tip, since branches may have some as well.  Blocking."""
+    keeps_parts = False
 
     def __init__(self, disk: Disk, folder: Path) -> None:
-        self.disk, self._folder = disk, folder
-        self.parts = Parts(disk, folder)
-        self._read: dict[Mark, int] = {}
+        super().__init__(disk, folder)
+        self._read: dict[CheckpointName, int] = {}
         """Length of our chain, in rounds, when others last asked for a checkpoint."""
+        self._indices: dict[CheckpointName, tuple[Hash, list[Hash]]] = {}
 
-    def write(self, rounds: int, tip: Hash, leaves: Sequence[Hash], state: memoryview) -> None:
+    def name(self, key: CheckpointName) -> str:
+        """As `BlobFolder.name`."""
+        return f"{key.rounds:08}-{key.tip.hex()}"
+
+    def key(self, name: str) -> CheckpointName | None:
+        """As `BlobFolder.key`."""
+        match = _CHECKPOINT_NAME.fullmatch(name)
+        return CheckpointName(int(match[1]), Hash(bytes.fromhex(match[2]))) if match is not None else None
+
+    def begin(self, key: CheckpointName, size: int) -> Part[CheckpointName]:
+        """As `BlobFolder.begin`; a part that an earlier version named is continued, as each chunk is checked."""
+        for old in self.folder.glob("part-" + 16 * "[0-9a-f]"):
+            self.disk.move(old, self._part_path(key))
+        return super().begin(key, size)
+
+    def write(self, key: CheckpointName, leaves: Sequence[Hash], state: memoryview) -> None:
         """Write a checkpoint.  Raises `StoreFull`; older checkpoints stay then."""
-        self.write_leaves(rounds, tip, leaves)
-        self.disk.write_file(self.path(rounds, tip), state)
-
-    def write_leaves(self, rounds: int, tip: Hash, leaves: Sequence[Hash]) -> None:
-        """Write the hashes of a checkpoint's pieces.  Raises `StoreFull`."""
-        write_guarded(self.disk, self._leaves_path(rounds, tip), b"".join(leaves))
-
-    def marks(self) -> list[Mark]:
-        """Return the rounds and tip of each checkpoint here, ascending."""
-        named = [_CHECKPOINT_NAME.fullmatch(path.name) for path in self._folder.iterdir()]
-        return sorted((int(match[1]), Hash(bytes.fromhex(match[2]))) for match in named if match)
+        self.write_leaves(key, leaves)
+        self.disk.write_file(self.path(key), state)
+        with self._lock:
+            self._whole[key] = len(state)
 
     def of(self, chain: Chain) -> list[int]:
         """Return the numbers of rounds of this chain after which there are checkpoints, ascending."""
-        return [rounds for rounds, tip in self.marks() if rounds <= chain.length and chain.tip_at(rounds) == tip]
+        return [rounds for rounds, tip in sorted(self.sizes()) if rounds <= chain.length and chain.tip_at(rounds) == tip]
 
-    def open(self, rounds: int, tip: Hash) -> tuple[list[Hash], memoryview] | None:
-        """Return (hashes of the pieces, bytes) of a checkpoint; None if it is not here."""
-        raw = read_guarded(self.disk, self._leaves_path(rounds, tip))
-        view = self.view(rounds, tip)
-        if raw is None or view is None or not raw or len(raw) % HASH_BYTES:
-            return None
-        return [Hash(raw[at : at + HASH_BYTES]) for at in range(0, len(raw), HASH_BYTES)], view
+    def index(self, key: CheckpointName) -> tuple[Hash, list[Hash]] | None:
+        """Return (root over the hashes of the pieces, these hashes) of a checkpoint; None if they are missing.
 
-    def view(self, rounds: int, tip: Hash) -> memoryview | None:
-        """Return the bytes of a checkpoint; None if it is not here."""
-        return map_file(self.path(rounds, tip))
-
-    def note_read(self, mark: Mark, rounds: int) -> None:
-        """Note that a peer asks for a checkpoint while our chain has `rounds` rounds."""
-        self._read[mark] = rounds
-
-    def was_read(self, mark: Mark, since: int) -> bool:
-        """Return True if a peer has asked for a checkpoint since our chain had `since` rounds."""
-        return self._read.get(mark, -1) >= since
-
-    def stamp(self, rounds: int, tip: Hash) -> tuple[int, int]:
-        """Return a stamp that changes if the hashes of a checkpoint's pieces are written anew; zeros if there are none."""
-        try:
-            found = self._leaves_path(rounds, tip).stat()
-        except OSError:
-            return 0, 0
-        return found.st_ino, found.st_mtime_ns
-
-    def download(self, rounds: int, tip: Hash, leaves: Sequence[Hash], size: int, piece: int) -> CheckpointDownload:
-        """Begin or continue fetching a checkpoint of `size` bytes in pieces of `piece` bytes, until its `end`.
-
-        Raises `StoreFull`.
+        They are read only once: there are tens of thousands, and their tree takes milliseconds.
         """
-        part = self.parts.begin(hash_bytes("download", b"".join(leaves))[:8].hex(), size)
-        return CheckpointDownload(self, (rounds, tip), leaves, part, piece)
+        known = self._indices.get(key)
+        if known is None and (leaves := self.leaves(key)) is not None:
+            known = self._indices[key] = tree_root(leaves), leaves
+        return known
 
-    def remove(self, rounds: int, tip: Hash) -> None:
-        """Remove a checkpoint."""
-        self._read.pop((rounds, tip), None)
-        self.disk.remove(self.path(rounds, tip))
-        self.disk.remove(self._leaves_path(rounds, tip))
+    def write_leaves(self, key: CheckpointName, leaves: Sequence[Hash]) -> None:
+        """As `BlobFolder.write_leaves`."""
+        self._indices.pop(key, None)
+        super().write_leaves(key, leaves)
 
-    def path(self, rounds: int, tip: Hash) -> Path:
-        """Return the path of a checkpoint."""
-        return self._folder / f"{rounds:08}-{tip.hex()}"
+    def remove(self, key: CheckpointName) -> None:
+        """As `BlobFolder.remove`."""
+        self._read.pop(key, None)
+        self._indices.pop(key, None)
+        super().remove(key)
 
-    def _leaves_path(self, rounds: int, tip: Hash) -> Path:
-        return self._folder / f"{rounds:08}-{tip.hex()}.leaves"
+    def note_read(self, key: CheckpointName, rounds: int) -> None:
+        """Note that a peer asks for a checkpoint while our chain has `rounds` rounds."""
+        self._read[key] = rounds
+
+    def was_read(self, key: CheckpointName, since: int) -> bool:
+        """Return True if a peer has asked for a checkpoint since our chain had `since` rounds."""
+        return self._read.get(key, -1) >= since
 
 
 # ------------------------------------------------------------------------------------------------------------------------
 
 
-_NAME = re.compile(r"(\d{8})-\d{2}-([0-9a-f]{64})")
+class ResultName(NamedTuple):
+    """Key of a result: its round, the fragment that the round exchanges, and the root over the hashes of its chunks."""
+
+    round: int
+    fragment: int
+    root: Hash
+
+    @classmethod
+    def of(cls, record: Record) -> ResultName:
+        """Return the key of a record's result."""
+        return cls(record.round, record.fragment, Hash(record.result_root))
+
+
+_RESULT_NAME = re.compile(r"(\d{8})-(\d{2})-([0-9a-f]{64})")
 
 
 class ResultFile:
-    """A result that is being written.  `view` is its bytes, writable until `commit` or `discard`."""
+    """A result that is being made.  `view` is its bytes, writable until `commit` or `discard`."""
 
-    def __init__(self, results: Results, round: int, fragment: int, path: Path, mapping: mmap.mmap) -> None:
-        self._results, self._round, self._fragment = results, round, fragment
-        self._path, self._mapping = path, mapping
+    def __init__(self, results: Results, path: Path, mapping: mmap.mmap) -> None:
+        self._results, self._path, self._mapping = results, path, mapping
         self.view = memoryview(mapping)
         self._done = False
 
-    def commit(self, root: Hash) -> None:
-        """Publish the bytes as the result named `root`: fsync and rename.  Raises `StoreFailed`."""
+    def commit(self, name: ResultName) -> None:
+        """Publish the bytes as this result: fsync and rename.  Raises `StoreFailed`."""
         assert not self._done
-        self._results.disk.publish(self._path, self._mapping, self._results.path(self._round, self._fragment, root))
+        self._results.publish(Part(name, self._path, self._mapping))
         self._done = True
 
     def discard(self) -> None:
@@ -192,79 +137,45 @@ class ResultFile:
             self._results.disk.remove(self._path)
 
 
-class ResultDownload:
-    """A certified result being fetched into place; survives a restart, since every chunk is checked against its hash."""
+class Results(BlobFolder[ResultName]):
+    """Results on disk, several of a round if need be: each is on disk before its record is voted for.
 
-    def __init__(self, results: Results, target: Path, part: ResultPart) -> None:
-        self._results, self._target, self._part = results, target, part
-        self.view = memoryview(part.mapping)
+    <round>-<fragment>-<root>          the averaged codec bytes of all chunks, whose hashes are in the record's index
+    part-<round>-<fragment>-<root>     one that is being fetched
+    .part-<number>                     one that is being made; removed at the next start
+    """
 
-    def missing(self, hashes: Sequence[Hash], spans: Sequence[slice]) -> list[int]:
-        """Return the chunks that are not here yet."""
-        together = enumerate(zip(hashes, spans, strict=True))
-        return [i for i, (right, span) in together if chunk_hash(self.view[span]) != right]
-
-    def commit(self) -> None:
-        """Publish the result once all chunks are here: fsync and rename.  Raises `StoreFailed`."""
-        self._results.disk.publish(self._part.path, self._part.mapping, self._target)
-
-    def end(self) -> None:
-        """See `Parts.end`."""
-        self._results.parts.end(self._part)
-
-
-class Results:
-    """Results on disk, several of a round if need be: each is on disk before its record is voted for.  Blocking."""
+    keeps_parts = keeps_leaves = False
 
     def __init__(self, disk: Disk, folder: Path) -> None:
-        self.disk, self._folder = disk, folder
-        self.parts = Parts(disk, folder)
+        super().__init__(disk, folder)
         self._serial = 0
 
-    def begin(self, round: int, fragment: int, size: int) -> ResultFile:
-        """Create a file of `size` bytes for a result of `round`, which exchanges `fragment`.  Raises `StoreFull`."""
+    def name(self, key: ResultName) -> str:
+        """As `BlobFolder.name`."""
+        return f"{key.round:08}-{key.fragment:02}-{key.root.hex()}"
+
+    def key(self, name: str) -> ResultName | None:
+        """As `BlobFolder.key`."""
+        match = _RESULT_NAME.fullmatch(name)
+        return ResultName(int(match[1]), int(match[2]), Hash(bytes.fromhex(match[3]))) if match is not None else None
+
+    def make(self, size: int) -> ResultFile:
+        """Create a file of `size` bytes for a result.  Raises `StoreFull`."""
         self._serial += 1
-        path = self._folder / f".part-{round:08}-{self._serial}"
-        return ResultFile(self, round, fragment, path, self.disk.allocate(path, size))
+        path = self.folder / f".part-{self._serial}"
+        return ResultFile(self, path, self.disk.allocate(path, size))
 
-    def download(self, round: int, fragment: int, root: Hash, size: int) -> ResultDownload:
-        """Begin or continue fetching a result of `size` bytes, until its `end`.  Raises `StoreFull`."""
-        target = self.path(round, fragment, root)
-        return ResultDownload(self, target, self.parts.begin(target.name, size))
-
-    def all(self) -> list[tuple[int, Hash, int]]:
-        """Return (round, root, bytes) of each result here, by round."""
-        names = sorted(self._names(), key=lambda match: match[1])
-        sizes = [(match, size_of(self._folder / match[0])) for match in names]
-        return [(int(match[1]), Hash(bytes.fromhex(match[2])), size) for match, size in sizes if size]
-
-    def open(self, round: int, fragment: int, root: Hash) -> memoryview | None:
-        """Return the bytes of a result, read-only; None if it is not here.  The reader checks their hashes."""
-        return map_file(self.path(round, fragment, root))
-
-    def find(self, root: Hash) -> tuple[int, memoryview] | None:
-        """Return (its round, its bytes) of the result with this root, read-only; None if it is not here."""
-        match = next((match for match in self._names() if match[2] == root.hex()), None)
-        view = map_file(self._folder / match[0]) if match is not None else None
-        return (int(match[1]), view) if match is not None and view is not None else None
-
-    def path(self, round: int, fragment: int, root: Hash) -> Path:
-        """Return the path of a result."""
-        return self._folder / f"{round:08}-{fragment:02}-{root.hex()}"
-
-    def drop(self, round: int, fragment: int, root: Hash) -> None:
-        """Remove a result whose bytes turned out to be altered."""
-        self.disk.remove(self.path(round, fragment, root))
+    def find(self, root: Hash) -> ResultName | None:
+        """Return the key of the result with this root; None if it is not here."""
+        return next((name for name in self.sizes() if name.root == root), None)
 
     def oldest(self) -> int:
         """Return the first round whose result is here; 0 if there is none."""
-        return min((int(match[1]) for match in self._names()), default=0)
+        return min((name.round for name in self.sizes()), default=0)
 
     def drop_before(self, round: int) -> None:
         """Remove the results of earlier rounds."""
-        for match in self._names():
-            if int(match[1]) < round:
-                self.disk.remove(self._folder / match[0])
-
-    def _names(self) -> list[re.Match[str]]:
-        return [match for path in self._folder.iterdir() if (match := _NAME.fullmatch(path.name))]
+        for name in self.sizes():
+            if name.round < round:
+                self.remove(name)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 
-from protocol.blobs.blob import ChunkSet
-from protocol.blobs.store import Held, Holding
+from protocol.blobs.blob import EvenSpans
+from protocol.blobs.store import Held, Holding, StoredBlob
 from protocol.chain.replica import Replica
-from protocol.chain.results import Mark
+from protocol.chain.results import CheckpointName
 from protocol.offload import Offload
 from protocol.transport.interface import MALFORMED, Refused
 from protocol.wire.body import Body, decode_body
 from protocol.wire.canonical import Malformed
-from protocol.wire.hashes import Hash, chunk_hash, tree_root
+from protocol.wire.hashes import Hash
 from protocol.wire.questions import (
     COMMITS_BYTES,
     CommitsReply,
@@ -31,51 +30,12 @@ from protocol.wire.questions import (
 # once more against its hash, if that is known: a disk may alter its data, and altered data is not served.
 
 
-@dataclass(frozen=True)
-class WholeBlob:
-    """A complete blob on disk.  hashes: of its chunks; None if they are unknown.  is_urgent: as `Held.is_urgent`."""
-
-    bytes_: memoryview
-    spans: Sequence[slice]
-    hashes: Sequence[Hash] | None
-    is_urgent: bool
-
-    @property
-    def count(self) -> int:
-        """Number of chunks of the blob."""
-        return len(self.spans)
-
-    @property
-    def here(self) -> ChunkSet:
-        """Set of all chunks."""
-        return (1 << self.count) - 1
-
-    def leaves(self) -> Sequence[Hash] | None:
-        """See `Held.leaves`."""
-        return self.hashes
-
-    def read(self, chunk: int) -> bytes | None:
-        """See `Held.read`."""
-        data = bytes(self.bytes_[self.spans[chunk]])
-        return data if self.hashes is None or chunk_hash(data) == self.hashes[chunk] else None
-
-
-@dataclass(frozen=True)
-class _Known:
-    """Index of a checkpoint whose bytes are on disk.  stamp: of the file with its hashes.  digest: the root over them."""
-
-    stamp: tuple[int, int]
-    digest: Hash
-    leaves: Sequence[Hash]
-    spans: Sequence[slice]
-
-
 class ReplicaShelf:
-    """A `protocol.blobs.store.Shelf` over a replica."""
+    """A `protocol.blobs.store.ListedShelf` of a replica's results and checkpoints."""
 
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
-        self._known: dict[Mark, _Known] = {}
+        self._spans = [span.encoded for span in replica.layout]
 
     def find(self, name: Hash) -> Held | None:
         """See `Shelf.find`."""
@@ -83,61 +43,39 @@ class ReplicaShelf:
 
     def holdings(self) -> list[Holding]:
         """See `ListedShelf.holdings`."""
-        whole = self._replica.layout[-1].encoded.stop
-        found = [each for each in self._replica.store.results.all() if each[2] == whole]
-        results = [Holding("result", round, root.hex(), size) for round, root, size in found]
-        known = [(mark, self._known_of(mark)) for mark in self._replica.store.checkpoints.marks()]
+        store, whole = self._replica.store, self._spans[-1].stop
+        known = [(mark.rounds, index[0], size) for mark, index, size in self._checkpoints()]
+        results = [(name.round, name.root, size) for name, size in sorted(store.results.sizes().items()) if size == whole]
         return [
-            *(Holding("checkpoint", mark[0], each.digest.hex(), each.spans[-1].stop) for mark, each in known if each),
-            *results,
+            *(Holding("checkpoint", rounds, digest.hex(), size) for rounds, digest, size in known),
+            *(Holding("result", round, root.hex(), size) for round, root, size in results),
         ]
 
     def _result(self, root: Hash) -> Held | None:
-        replica = self._replica
-        found = replica.store.results.find(root)
-        if found is None:
+        results, history = self._replica.store.results, self._replica.history
+        name = results.find(root)
+        if name is None or results.sizes().get(name) != self._spans[-1].stop:
             return None
-        round, view = found
-        spans = [span.encoded for span in replica.layout]
-        if len(view) != spans[-1].stop:
-            return None
-        commit = replica.history.kept(round)
+        commit = history.kept(name.round)
         if commit is None or commit.record.result_root != root:
-            return WholeBlob(view, spans, None, is_urgent=True)
-        is_newest = round == replica.history.length - 1
-        return WholeBlob(view, spans, [Hash(entry.hash) for entry in commit.index], is_urgent=is_newest)
+            return StoredBlob(results, name, self._spans, None, is_urgent=True)
+        is_newest = name.round == history.length - 1
+        return StoredBlob(results, name, self._spans, [Hash(entry.hash) for entry in commit.index], is_urgent=is_newest)
 
     def _checkpoint(self, digest: Hash) -> Held | None:
         checkpoints = self._replica.store.checkpoints
-        marks = checkpoints.marks()
-        self._known = {mark: known for mark, known in [*self._known.items()] if mark in marks}  # find runs in threads
-        for mark in reversed(marks):
-            known = self._known_of(mark)
-            if known is not None and known.digest == digest:
+        for mark, (root, leaves), size in reversed(self._checkpoints()):
+            if root == digest:
                 checkpoints.note_read(mark, self._replica.history.length)
-                view = checkpoints.view(*mark)  # anew each time: a mapping of a file that became shorter would kill us
-                if view is not None and len(view) == known.spans[-1].stop:
-                    return WholeBlob(view, known.spans, known.leaves, is_urgent=False)
+                return StoredBlob(checkpoints, mark, EvenSpans(size, self._replica.manifest.checkpoint_chunk_bytes), leaves)
         return None
 
-    def _known_of(self, mark: Mark) -> _Known | None:
-        known = self._known.get(mark)
-        is_fresh = known is not None and known.stamp == self._replica.store.checkpoints.stamp(*mark)
-        return known if is_fresh else self._look_at(mark)
-
-    def _look_at(self, mark: Mark) -> _Known | None:
-        """Read the hashes of a checkpoint, only once: there are tens of thousands, and their tree takes milliseconds."""
-        stamp = self._replica.store.checkpoints.stamp(*mark)
-        opened = self._replica.store.checkpoints.open(*mark)
-        if opened is None:
-            return None
-        leaves, view = opened
-        step = self._replica.manifest.checkpoint_chunk_bytes
-        if len(leaves) != -(-len(view) // step):
-            return None
-        spans = [slice(at, min(at + step, len(view))) for at in range(0, len(view), step)]
-        self._known[mark] = known = _Known(stamp, tree_root(leaves), leaves, spans)
-        return known
+    def _checkpoints(self) -> list[tuple[CheckpointName, tuple[Hash, list[Hash]], int]]:
+        """Return the key, the index and the size of each checkpoint here that has its hashes, ascending."""
+        checkpoints, step = self._replica.store.checkpoints, self._replica.manifest.checkpoint_chunk_bytes
+        checkpoints.check()  # a file that became shorter is none
+        found = [(mark, checkpoints.index(mark), size) for mark, size in sorted(checkpoints.sizes().items())]
+        return [(mark, index, size) for mark, index, size in found if index and len(index[1]) == -(-size // step)]
 
 
 # ------------------------------------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from pathlib import Path
 
 from protocol.blobs.store import BlobStore
 from protocol.chain.records import Chain
-from protocol.chain.results import Checkpoints, Results
+from protocol.chain.results import CheckpointName, Checkpoints, Results
 from protocol.disk import Disk, corrupt_name, read_guarded, set_aside, write_guarded
 from protocol.run.invitation import Anchor
 from protocol.wire import canonical
@@ -268,8 +268,9 @@ class Store:
             self.disk.settle(folder)
         self.records = Records(self.disk, records)
         self.branches = BranchFiles(self.disk, branches)
-        self.results = Results(self.disk, results)
-        self.checkpoints = Checkpoints(self.disk, checkpoints)
+        self.results, self.checkpoints = Results(self.disk, results), Checkpoints(self.disk, checkpoints)
+        self.results.load()
+        self.checkpoints.load()
         self.votes = VoteFiles(self.disk, votes)
         self.evidence = EvidenceFiles(self.disk, evidence)
         self.weights = BlobStore(self.disk, root / "weights")
@@ -344,20 +345,19 @@ class Store:
         """Remove all but `CHECKPOINTS_KEPT` checkpoints of our chain before the next is written, even if others read
         them."""
         for rounds in self.checkpoints.of(chain)[:-CHECKPOINTS_KEPT]:
-            self.checkpoints.remove(rounds, chain.tip_at(rounds))
+            self.checkpoints.remove(CheckpointName(rounds, chain.tip_at(rounds)))
 
     def prune(self, chain: Chain, final: int) -> None:
         """Keep the newest checkpoints of our chain, all results since the oldest of them, and our binding votes there.
 
         final: rounds that are final.
         """
-        mine = self.checkpoints.of(chain)
-        kept = CHECKPOINTS_KEPT
-        if len(mine) > kept and self.checkpoints.was_read((mine[-kept - 1], chain.tip_at(mine[-kept - 1])), mine[-kept]):
+        ours = [CheckpointName(rounds, chain.tip_at(rounds)) for rounds in self.checkpoints.of(chain)]
+        others, kept = sorted(self.checkpoints.sizes().keys() - {*ours}), CHECKPOINTS_KEPT
+        if len(ours) > kept and self.checkpoints.was_read(ours[-kept - 1], ours[-kept].rounds):
             kept += 1
-        oldest = mine[-kept] if len(mine) >= kept else 0
-        others = [mark for mark in self.checkpoints.marks() if mark[0] not in mine or mark[1] != chain.tip_at(mark[0])]
-        for rounds, tip in [(rounds, chain.tip_at(rounds)) for rounds in mine[:-kept]] + others[:-OTHERS_KEPT]:
-            self.checkpoints.remove(rounds, tip)
+        for name in ours[:-kept] + others[:-OTHERS_KEPT]:
+            self.checkpoints.remove(name)
+        oldest = ours[-kept].rounds if len(ours) >= kept else 0
         self.results.drop_before(oldest)
         self.votes.drop_before(min(oldest, final))

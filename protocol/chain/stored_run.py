@@ -18,15 +18,16 @@ import numpy.typing as npt
 from kernels.layout import Layout, chunk_layout, payload_bytes
 from kernels.outer import apply_result
 from kernels.outer_step import OuterStep
+from protocol.blobs.store import leaves_of
 from protocol.chain.amendment import extension_of
 from protocol.chain.outer_state import certified_digest
 from protocol.chain.progress import RunProgress
 from protocol.chain.records import genesis_tip, record_hash
-from protocol.chain.results import Checkpoints, Results
+from protocol.chain.results import CheckpointName, Checkpoints, ResultName, Results
 from protocol.chain.store import Records
 from protocol.disk import Disk
 from protocol.run.manifest import SignedManifest
-from protocol.wire.hashes import Hash, chunk_hash, tree_root
+from protocol.wire.hashes import Hash, chunk_hash
 from protocol.wire.messages import Commit
 
 F32: TypeAlias = npt.NDArray[np.float32]
@@ -108,7 +109,9 @@ class StoredRun:
         self._results = Results(disk, folder / "results")
         self._checkpoints = Checkpoints(disk, folder / "checkpoints")
         self._tips = [genesis_tip(signed.run)]
-        self._has_checkpoints = (folder / "checkpoints").is_dir()
+        for blobs in (self._results, self._checkpoints):
+            if blobs.folder.is_dir():
+                blobs.load()
         for round in range(self._records.length() if (folder / "records").is_dir() else 0):
             commit = self._records.at(round)
             if commit is None or commit.record.previous != self._tips[-1]:
@@ -145,7 +148,7 @@ class StoredRun:
 
     def checkpoints(self) -> list[int]:
         """Return the numbers of rounds after which there are checkpoints, ascending."""
-        return self._checkpoints.of(self) if self._has_checkpoints else []
+        return self._checkpoints.of(self)
 
     def checkpoint(self, rounds: int) -> StoredState:
         """Return the state in a checkpoint, which is read whole to check it.  Raises `NotStored`."""
@@ -187,7 +190,7 @@ class StoredRun:
         for round in range(start, self.length):
             commit = self.commit_at(round)
             record = commit.record
-            result = self._results.open(round, record.fragment, Hash(record.result_root))
+            result = self._results.view(ResultName.of(record))
             if result is None or len(result) != payload_bytes(self._layout):
                 break
             outer = self._manifest.outer_step(round, [member.tokens for member in record.members])
@@ -196,12 +199,8 @@ class StoredRun:
 
     def _checked(self, rounds: int) -> memoryview | None:
         """Return the bytes of a checkpoint; None if they are not the certified ones."""
-        opened = self._checkpoints.open(rounds, self.tip_at(rounds))
-        if opened is None:
+        mark, piece = CheckpointName(rounds, self.tip_at(rounds)), self._manifest.checkpoint_chunk_bytes
+        index, view = self._checkpoints.index(mark), self._checkpoints.view(mark, self._manifest.state_bytes)
+        if index is None or view is None or certified_digest(self._manifest, self, rounds) not in (None, index[0]):
             return None
-        leaves, view = opened
-        digest, piece = certified_digest(self._manifest, self, rounds), self._manifest.checkpoint_chunk_bytes
-        if (digest is not None and tree_root(leaves) != digest) or len(view) != self._manifest.state_bytes:
-            return None
-        whole = [chunk_hash(view[at : at + piece]) for at in range(0, len(view), piece)] == leaves
-        return view if whole else None
+        return view if leaves_of(view, piece) == index[1] else None

@@ -85,7 +85,7 @@ class Exchanges:
         if name in self._running or len(self._running) >= MAX_EXCHANGES:
             return None
         assert work.data is not None, "a plan is taken up after READY"
-        file = await self._offload(replica.store.results.begin, plan.round, plan.fragment, payload_bytes(replica.layout))
+        file = await self._offload(replica.store.results.make, payload_bytes(replica.layout))
         exchange = ExchangeRunner(
             session=self._session,
             plan=plan,

@@ -12,6 +12,7 @@ import trio
 
 from protocol.audit.ejection import Ejections
 from protocol.audit.witness import Witness
+from protocol.blobs.store import Shelves, StoreShelf
 from protocol.blobs.swarm import Swarm
 from protocol.chain.replica import Replica
 from protocol.chain.serving import ReplicaShelf, Serving
@@ -48,12 +49,11 @@ from protocol.sync.fork_choice import YOUNG_ROUNDS, ElectorTips
 from protocol.sync.run_files import RunFiles
 from protocol.sync.supplies import StateFetcher
 from protocol.tasks.desk import TaskSetCommands
-from protocol.tasks.library import FolderShelf
 from protocol.tasks.task_sets import TaskSets
 from protocol.trainer_link import RolloutLink, StateMark, TrainerLink
 from protocol.transport.interface import Session
 from protocol.versions.catalogue import Catalogue
-from protocol.versions.shelf import Shelves, VersionShelf
+from protocol.versions.shelf import VersionShelf
 from protocol.versions.weight_versions import WeightVersions
 from protocol.wire.hashes import Hash
 from protocol.wire.messages import Commit
@@ -419,8 +419,8 @@ def _shelves_of(replica: Replica, catalogue: Catalogue) -> Shelves:
     return Shelves(
         ReplicaShelf(replica),
         VersionShelf(catalogue, store.weights),
-        FolderShelf(store.rollouts, "rollouts", ROLLOUT_CHUNK_BYTES),
-        FolderShelf(store.tasks, "tasks", TASK_CHUNK_BYTES),
-        FolderShelf(store.files, "file", FILE_CHUNK_BYTES),
-        FolderShelf(store.reference, "reference", replica.manifest.checkpoint_chunk_bytes),
+        StoreShelf(store.rollouts, "rollouts", ROLLOUT_CHUNK_BYTES),
+        StoreShelf(store.tasks, "tasks", TASK_CHUNK_BYTES),
+        StoreShelf(store.files, "file", FILE_CHUNK_BYTES),
+        StoreShelf(store.reference, "reference", replica.manifest.checkpoint_chunk_bytes),
     )

@@ -47,7 +47,7 @@ from protocol.audit.ejection import Ejections
 from protocol.audit.evidence import Evidence, ProvenLie, TwoStatements
 from protocol.chain.base import Base
 from protocol.chain.replica import Replica
-from protocol.chain.results import ResultFile
+from protocol.chain.results import ResultFile, ResultName
 from protocol.disk import StoreFailed
 from protocol.events.events import Dropped, Notice, ReadySent, RoundProposed, RoundVoted
 from protocol.membership.activity import Activity
@@ -65,7 +65,7 @@ from protocol.transport.interface import NetworkError, Session, Unreachable
 from protocol.wire.body import Body
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import ChunkEntry, Commit, Plan, Proposal, Ready, Record, Step, Vote, VoterState
+from protocol.wire.messages import ChunkEntry, Commit, Plan, Proposal, Ready, Step, Vote, VoterState
 from protocol.wire.presence import Heartbeat, Phase, Role, WhyIdle
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -193,11 +193,11 @@ class ResultObtainer:
 
     async def _bring(self, effect: ObtainResult, root: Hash) -> ResultObtained:
         record = effect.record
-        if await self._offload(self._replica.result, record.round, record.fragment, root, effect.index) is None:
-            await self._assemble(effect, root)
+        if await self._offload(self._replica.result, record, effect.index) is None:
+            await self._assemble(effect)
         return ResultObtained(root)
 
-    async def _begin(self, record: Record, index: Sequence[ChunkEntry]) -> tuple[ResultFile, list[int]]:
+    async def _begin(self, index: Sequence[ChunkEntry]) -> tuple[ResultFile, list[int]]:
         """Return a file for the result, and the chunks that it lacks.
 
         Only a record made of our exchange's chunks alone gets that exchange's file.  Another record's chunks may be held by
@@ -209,17 +209,16 @@ class ResultObtainer:
         if running is not None and held is not None and not missing:
             running.taken = True
             return running.file, running.exchange.adopt(index)
-        begin = replica.store.results.begin
-        file = await self._offload(begin, record.round, record.fragment, payload_bytes(replica.layout))
+        file = await self._offload(replica.store.results.make, payload_bytes(replica.layout))
         if held is not None:
             spans = [replica.layout[chunk].encoded for chunk in range(len(index)) if chunk not in missing]
             await self._offload(_copy, held, file.view, spans)
         return file, missing
 
-    async def _assemble(self, effect: ObtainResult, root: Hash) -> None:
+    async def _assemble(self, effect: ObtainResult) -> None:
         """Build the result from our exchange's equal chunks and fetched ones; inspect the latter if it is not certified."""
         record, index = effect.record, effect.index
-        file, missing = await self._begin(record, index)
+        file, missing = await self._begin(index)
         try:
             while missing:
                 if await self._catch_up.supplies.fetch_chunks(record, index, missing, file.view, effect.sources):
@@ -227,7 +226,7 @@ class ResultObtainer:
                 await trio.sleep(RETRY_S)
             if effect.provenance is not None:
                 await self._auditor.inspect(record, index, effect.provenance, missing, file.view)
-            await self._offload(file.commit, root)
+            await self._offload(file.commit, ResultName.of(record))
         finally:
             file.discard()
 

@@ -10,6 +10,7 @@ import trio
 from protocol.chain.branch import Branch
 from protocol.chain.electorate import FEWEST_SEATED
 from protocol.chain.replica import Replica
+from protocol.chain.results import CheckpointName
 from protocol.events.events import CheckpointWritten, Desynced, Notice, RoundCommitted
 from protocol.membership.activity import Activity
 from protocol.offload import Offload
@@ -97,7 +98,7 @@ class StateKeeper:
     def has_checkpoint(self) -> bool:
         """True if the state of our tip is on disk as a checkpoint."""
         history = self._replica.history
-        return (history.length, history.tip) in self._replica.store.checkpoints.marks()
+        return self._replica.store.checkpoints.has(CheckpointName(history.length, history.tip))
 
     # -- from the disk ------------------------------------------------------------------------------------------------
 
@@ -252,7 +253,7 @@ class StateKeeper:
             rounds = state.rounds
             leaves = await self._offload(state.leaves)
             await self._offload(store.make_room, history)
-            await self._offload(store.checkpoints.write, rounds, history.tip_at(rounds), leaves, state.view)
+            await self._offload(store.checkpoints.write, CheckpointName(rounds, history.tip_at(rounds)), leaves, state.view)
             await self._offload(store.prune, history, history.final)
         self._session.emit(CheckpointWritten(rounds, state.size_bytes))
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import trio
 
-from protocol.blobs.store import BlobStore, is_whole
+from protocol.blobs.store import BlobStore
 from protocol.blobs.swarm import Swarm
 from protocol.chain.replica import Replica
 from protocol.disk import StoreFailed
@@ -172,18 +172,14 @@ class Reference:
         state = self._replica.state
         leaves = [chunk_hash(piece) for piece in state.weights()]
         root = tree_root(leaves)
-        if not is_whole(self._files, root, self._size, self._piece):
-            part, at = self._files.begin(root, self._size), 0
-            for piece in state.weights():
-                part.view[at : at + len(piece)] = piece
-                at += len(piece)
-            self._files.publish(part, root, leaves)
+        if not self._files.is_right(root, self._size, self._piece):
+            self._files.put(root, self._size, state.weights(), leaves)
         return root
 
     async def _obtain(self, root: Hash) -> None:
         """Get the weights from our disk, where their bytes are checked, or from others."""
-        here = await self._offload(is_whole, self._files, root, self._size, self._piece)
-        if here or await self._library.fetch(root, self._size, self._round, self._sources(), math.inf):
+        here = await self._offload(self._files.is_right, root, self._size, self._piece)
+        if here or await self._library.obtain(root, self._size, self._round, self._sources(), math.inf):
             self._right.add(root)
             self._lacking_since, self._told = math.inf, False
             return

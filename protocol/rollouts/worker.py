@@ -108,7 +108,7 @@ class Fetching:
         with self._guard.watch(batch.author, "batch of rollouts"), scope:
             try:
                 body = batch.body
-                here = await self._library.fetch(batch.root, body.size, body.version, (batch.author,), self._within_s)
+                here = await self._library.obtain(batch.root, body.size, body.version, (batch.author,), self._within_s)
                 self._trouble = ""
             except StoreFailed as error:
                 self._warn(f"rollouts cannot be kept: {error}")

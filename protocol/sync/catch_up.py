@@ -17,11 +17,11 @@ from protocol.chain.branch import Branch
 from protocol.chain.credit import counted, named_in
 from protocol.chain.outer_state import certified_digest
 from protocol.chain.replica import Replica
+from protocol.chain.results import CheckpointName
 from protocol.events.events import Desynced, RolledBack, StateApplied, StateLoaded
 from protocol.offload import Offload
 from protocol.sync.supplies import StateFetcher
 from protocol.transport.interface import Session
-from protocol.wire.hashes import Hash, tree_root
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Commit, Record
 
@@ -164,24 +164,22 @@ class CatchUp:
         return False
 
     async def _load_checkpoint(self, rounds: int) -> bool:
-        history, store = self.replica.history, self.replica.store
-        opened = store.checkpoints.open(rounds, history.tip_at(rounds))
-        if opened is None:
-            return False
-        leaves, view = opened
-        digest = certified_digest(self.replica.manifest, history, rounds)
-        if digest in (None, tree_root(leaves)) and len(view) == self.replica.state.size_bytes:
-            await self.offload(self.replica.state.load, view, rounds)
-            if await self.offload(self.replica.state.digest) == tree_root(leaves):
-                self._begun = rounds == 0
-                return True
-        await self.offload(store.checkpoints.remove, rounds, history.tip_at(rounds))
+        history, checkpoints = self.replica.history, self.replica.store.checkpoints
+        mark = CheckpointName(rounds, history.tip_at(rounds))
+        index, view = checkpoints.index(mark), checkpoints.view(mark, self.replica.state.size_bytes)
+        if index is not None and view is not None:
+            digest = certified_digest(self.replica.manifest, history, rounds)
+            if digest in (None, index[0]):
+                await self.offload(self.replica.state.load, view, rounds)
+                if await self.offload(self.replica.state.digest) == index[0]:
+                    self._begun = rounds == 0
+                    return True
+        await self.offload(checkpoints.remove, mark)
         return False
 
     def stored_result(self, commit: Commit) -> memoryview | None:
         """Return the result of a certified record from the disk, checked; None if it is not here.  Blocking."""
-        record = commit.record
-        return self.replica.result(record.round, record.fragment, Hash(record.result_root), commit.index)
+        return self.replica.result(commit.record, commit.index)
 
     async def apply(self, commit: Commit, result: memoryview) -> None:
         """Apply the result of the next round to the outer state.  Raises `WrongState` before changing a wrong state."""

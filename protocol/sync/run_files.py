@@ -14,9 +14,9 @@ from random import Random
 
 import trio
 
-from protocol.blobs.blob import Blob, set_of
-from protocol.blobs.messages import fetch_leaves
-from protocol.blobs.store import BlobStore, is_whole, leaves_of
+from protocol.blobs.blob import EvenSpans
+from protocol.blobs.fetcher import BlobFetcher, Wanted
+from protocol.blobs.store import BlobStore, leaves_of
 from protocol.blobs.swarm import Swarm
 from protocol.blobs.transfer import Purpose
 from protocol.events.events import Notice
@@ -27,8 +27,6 @@ from protocol.transport.interface import Session
 from protocol.wire.hashes import tree_root
 
 RETRY_S = 1.0
-LEAVES_S = 60.0
-"""Seconds for asking some peers for the hashes of a file's chunks, before others are asked."""
 PATIENCE_S = 300.0
 """Seconds without any chunk after which a file is reported as missing, with the remedy."""
 SHOW_S = 1.0
@@ -39,6 +37,7 @@ class RunFiles:
 
     def __init__(self, session: Session, manifest: RunManifest, files: BlobStore, swarm: Swarm, offload: Offload) -> None:
         self._session, self._files, self._swarm, self._offload = session, files, swarm, offload
+        self._fetcher = BlobFetcher(session, swarm, files, offload)
         self._named, self._random = manifest.files, Random(session.me)
         self._state, self._moved_at = "reading the run's files from disk", 0.0
         self._here = trio.Event()
@@ -68,7 +67,7 @@ class RunFiles:
         for number, (called, file) in enumerate(self._named.items()):
             self._state = f"fetching the run's file {called} from its peers"
             self._moved_at, is_told = trio.current_time(), False
-            while not await self._offload(is_right, self._files, file):
+            while not await self._offload(self._files.is_right, file.name, file.size, FILE_CHUNK_BYTES):
                 if not await self._fetch(number, called, file):
                     is_told = self._note_missing(called, is_told)
                     await trio.sleep(RETRY_S)
@@ -87,40 +86,20 @@ class RunFiles:
     async def _fetch(self, number: int, called: str, file: FileSection) -> bool:
         sources = sorted(self._session.network.connected())
         self._random.shuffle(sources)
-        leaves = None
-        with trio.move_on_after(LEAVES_S):
-            leaves = await fetch_leaves(self._session, file.name, file.chunks, sources, "file")
-        if leaves is None:
-            return False
-        part = await self._offload(self._files.begin, file.name, file.size)
-        missing = await self._offload(part.missing, leaves, FILE_CHUNK_BYTES)
-        here, left = ((1 << file.chunks) - 1) & ~set_of(missing), len(missing)
-        blob = Blob.even(file.name, leaves, file.size, FILE_CHUNK_BYTES)
 
-        def came() -> None:
-            nonlocal left
-            left, self._moved_at = left - 1, trio.current_time()
-            self._state = f"fetching the run's file {called}: {file.chunks - left} of {file.chunks} parts are here"
+        def came(here: int) -> None:
+            self._moved_at = trio.current_time()
+            self._state = f"fetching the run's file {called}: {here} of {file.chunks} parts are here"
 
-        whole = await self._swarm.fetch(blob, part.view, sources, Purpose("file", number), here=here, on_chunk=came)
-        if whole:
-            await self._offload(self._files.publish, part, file.name, leaves)
-        return whole
-
-
-def is_right(files: BlobStore, file: FileSection) -> bool:
-    """Return True if a file is here with the bytes that the manifest names; a damaged one is demoted.  Blocking."""
-    return is_whole(files, file.name, file.size, FILE_CHUNK_BYTES)
+        spans = EvenSpans(file.size, FILE_CHUNK_BYTES)
+        return await self._fetcher.fetch(Wanted(file.name, file.name, spans, Purpose("file", number)), sources, came)
 
 
 def keep_file(files: BlobStore, file: FileSection, data: bytes) -> None:
     """Store a file of the organiser's in its peer's folder.  Blocking.  Raises `StoreFailed`."""
     files.load()
-    if is_right(files, file):
-        return
-    part = files.begin(file.name, file.size)
-    part.view[:] = data
-    files.publish(part, file.name, leaves_of(data, FILE_CHUNK_BYTES))
+    if not files.is_right(file.name, file.size, FILE_CHUNK_BYTES):
+        files.put(file.name, file.size, [data], leaves_of(data, FILE_CHUNK_BYTES))
 
 
 def file_section(data: bytes) -> FileSection:

@@ -6,20 +6,19 @@ runs beside a round.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from typing import TypeVar
 
 import trio
 
-from kernels.layout import payload_bytes
-from protocol.blobs.blob import Blob, set_of
-from protocol.blobs.messages import fetch_leaves
+from protocol.blobs.blob import Blob, EvenSpans, set_of
+from protocol.blobs.fetcher import BlobFetcher, Wanted
 from protocol.blobs.swarm import Swarm
 from protocol.blobs.transfer import Purpose
 from protocol.chain.outer_state import certified_digest, genesis_state
 from protocol.chain.records import Chain
 from protocol.chain.replica import Replica
+from protocol.chain.results import CheckpointName, ResultName
 from protocol.events.events import CheckpointWritten
 from protocol.offload import Offload
 from protocol.transport.interface import MAX_REQUEST_BYTES, NetworkError, Session
@@ -43,8 +42,8 @@ class StateFetcher:
     def __init__(self, session: Session, replica: Replica, offload: Offload, swarm: Swarm) -> None:
         self._session, self._replica, self._offload, self._swarm = session, replica, offload, swarm
         self.progressed_at = -1e9
-        self._under_way: dict[Hash, trio.Event] = {}
-        """Results and checkpoints that are being fetched, by name."""
+        self._results = BlobFetcher(session, swarm, replica.store.results, offload)
+        self._checkpoints = BlobFetcher(session, swarm, replica.store.checkpoints, offload, self._tell)
 
     async def bring(self, chain: Chain, present: int | None, sources: Sequence[PeerId]) -> int | None:
         """Fetch the files that lead to the newest available state of `chain`; return its number of rounds.
@@ -59,9 +58,7 @@ class StateFetcher:
             reached = fetched if fetched is not None else reached
         while reached is not None and reached < chain.length:
             commit = await self._offload(chain.commit_at, reached)
-            record = commit.record
-            root = Hash(record.result_root)
-            here = await self._offload(self._replica.result, record.round, record.fragment, root, commit.index)
+            here = await self._offload(self._replica.result, commit.record, commit.index)
             if here is not None or await self.fetch_result(commit, sources):
                 reached += 1
                 continue
@@ -76,23 +73,12 @@ class StateFetcher:
 
     async def fetch_result(self, commit: Commit, sources: Sequence[PeerId]) -> bool:
         """Fetch the result of a certified record from any peer that has it; on disk on return.  False if nobody has it."""
-        record, replica = commit.record, self._replica
-        root, size = Hash(record.result_root), payload_bytes(replica.layout)
         if not sources:
             return False
-        async with self._alone(root, sources) as waited:
-            if waited and await self._offload(replica.result, record.round, record.fragment, root, commit.index) is not None:
-                return True
-            file = await self._offload(replica.store.results.download, record.round, record.fragment, root, size)
-            try:
-                hashes, spans = [Hash(entry.hash) for entry in commit.index], [span.encoded for span in replica.layout]
-                missing = await self._offload(file.missing, hashes, spans)
-                complete = await self.fetch_chunks(record, commit.index, missing, file.view, sources)
-                if complete:
-                    await self._offload(file.commit)
-            finally:
-                file.end()
-        return complete
+        record, leaves = commit.record, [Hash(entry.hash) for entry in commit.index]
+        name, spans = ResultName.of(record), [span.encoded for span in self._replica.layout]
+        wanted = Wanted(name, name.root, spans, Purpose("result", record.round), leaves)
+        return await self._results.fetch(wanted, sources, self._progress)
 
     async def fetch_chunks(
         self,
@@ -108,24 +94,7 @@ class StateFetcher:
         here = blob.all & ~set_of(missing)
         return await self._swarm.fetch(blob, into, sources, purpose, here=here, on_chunk=self._progress)
 
-    @asynccontextmanager
-    async def _alone(self, name: Hash, sources: Sequence[PeerId]) -> AsyncGenerator[bool]:
-        """Allow one download of a blob at a time: a second caller lends its sources to the first.
-
-        Yields True if we waited for another download: then the blob may be here.
-        """
-        waited = name in self._under_way
-        while name in self._under_way:
-            self._swarm.add_sources(name, sources)
-            await self._under_way[name].wait()
-        over = self._under_way[name] = trio.Event()
-        try:
-            yield waited
-        finally:
-            del self._under_way[name]
-            over.set()
-
-    def _progress(self) -> None:
+    def _progress(self, here: int = 0) -> None:
         self.progressed_at = trio.current_time()
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
@@ -164,33 +133,18 @@ class StateFetcher:
         return None
 
     async def _fetch_checkpoint(self, chain: Chain, rounds: int, sources: Sequence[PeerId]) -> bool:
-        digest = await self._offload(certified_digest, self._replica.manifest, chain, rounds)
+        manifest, checkpoints = self._replica.manifest, self._replica.store.checkpoints
+        digest = await self._offload(certified_digest, manifest, chain, rounds)
         assert isinstance(digest, bytes), "somebody vouches for the checkpoint"
-        digest, tip = Hash(digest), chain.tip_at(rounds)
-        async with self._alone(digest, sources) as waited:
-            if waited and await self._offload(self._replica.store.checkpoints.open, rounds, tip) is not None:
-                return True
-            return await self._download(rounds, digest, tip, sources)
+        name = CheckpointName(rounds, chain.tip_at(rounds))
+        if checkpoints.has(name) and (await self._offload(checkpoints.index, name) or [b""])[0] != digest:
+            await self._offload(checkpoints.remove, name)  # our own, of a wrong state
+        spans = EvenSpans(self._replica.state.size_bytes, manifest.checkpoint_chunk_bytes)
+        wanted = Wanted(name, Hash(digest), spans, Purpose("checkpoint", rounds))
+        return await self._checkpoints.fetch(wanted, sources, self._progress)
 
-    async def _download(self, rounds: int, digest: Hash, tip: Hash, sources: Sequence[PeerId]) -> bool:
-        leaves = await fetch_leaves(self._session, digest, self._replica.state.leaf_count, sources, "checkpoint")
-        if leaves is None:
-            return False
-        step, size = self._replica.manifest.checkpoint_chunk_bytes, self._replica.state.size_bytes
-        download = await self._offload(self._replica.store.checkpoints.download, rounds, tip, leaves, size, step)
-        blob = Blob.even(digest, leaves, size, step)
-
-        try:
-            here = blob.all & ~set_of(await self._offload(download.missing))
-            purpose = Purpose("checkpoint", rounds)
-            complete = await self._swarm.fetch(blob, download.view, sources, purpose, here=here, on_chunk=self._progress)
-            if complete:
-                await self._offload(download.commit)
-        finally:
-            download.end()
-        if complete:
-            self._session.emit(CheckpointWritten(rounds, size))
-        return complete
+    def _tell(self, name: CheckpointName, size: int) -> None:
+        self._session.emit(CheckpointWritten(name.rounds, size))
 
     async def _ask(self, peer: PeerId, kind: str, question: Body, reply: type[R]) -> R:
         answer = await self._session.network.request(peer, kind, question.encode(), timeout_s=ASK_TIMEOUT_S)

@@ -1,31 +1,28 @@
-"""Small blobs in a folder of their own: how they are fetched, served and removed."""
+"""Blobs that peers state, fetched with patience and removed when nobody needs them; sets of tasks among them."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator, Callable, Collection, Container, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from random import Random
 
 import trio
 
-from protocol.blobs.blob import Blob, set_of
+from protocol.blobs.blob import EvenSpans
 from protocol.blobs.download import MOST_SOURCES
-from protocol.blobs.messages import fetch_leaves
-from protocol.blobs.store import BlobStore, Held, Holding, leaves_of
+from protocol.blobs.fetcher import BlobFetcher, Wanted
+from protocol.blobs.store import BlobStore, leaves_of
 from protocol.blobs.swarm import Swarm
 from protocol.blobs.transfer import Purpose
 from protocol.disk import StoreFailed, map_file
 from protocol.events.events import Notice
 from protocol.offload import Offload
 from protocol.transport.interface import Session
-from protocol.versions.shelf import StoredBlob
 from protocol.versions.weight_versions import VersionHandlers
 from protocol.wire.hashes import Hash, tree_root
 from protocol.wire.identity import PeerId
 from protocol.wire.tasks import MAX_SET_BYTES, TASK_CHUNK_BYTES
-from protocol.wire.versions import BlobName
 
 AT_ONCE = 4
 """Most blobs that are fetched at a time."""
@@ -33,28 +30,8 @@ TRIES = 3
 RETRY_S = 2.0
 
 
-class FolderShelf:
-    """A `protocol.blobs.store.ListedShelf` of the files in a folder.  what: their kind, in a word.  chunk_bytes: of all
-    files."""
-
-    def __init__(self, files: BlobStore, what: str, chunk_bytes: int) -> None:
-        self._files, self._what, self._chunk_bytes = files, what, chunk_bytes
-
-    def find(self, name: Hash) -> Held | None:
-        """As `Shelf.find`."""
-        size = self._files.sizes().get(name)
-        hashes = self._files.index(name, self._chunk_bytes) if size is not None else None
-        if size is None or hashes is None:
-            return None
-        return StoredBlob(self._files, BlobName(size=size, chunk_bytes=self._chunk_bytes, root=name), hashes)
-
-    def holdings(self) -> list[Holding]:
-        """As `ListedShelf.holdings`."""
-        return [Holding(self._what, 0, root.hex(), size) for root, size in self._files.sizes().items()]
-
-
-class Library:
-    """Folder of blobs that are fetched into `files` and removed again.  what, chunk_bytes: as for `FolderShelf`.
+class Library(BlobFetcher[Hash]):
+    """Store of blobs that are fetched and removed again.  what: their kind, in a word.  chunk_bytes: of all of them.
 
     at_once: fetches at a time.  needed: returns True if a blob is still wanted and must not be removed: several peers may
     have stated the same bytes.
@@ -63,7 +40,7 @@ class Library:
     def __init__(
         self,
         session: Session,
-        files: BlobStore,
+        store: BlobStore,
         swarm: Swarm,
         offload: Offload,
         what: str,
@@ -72,55 +49,26 @@ class Library:
         at_once: int = AT_ONCE,
         needed: Callable[[Hash], bool] = lambda root: False,
     ) -> None:
-        self._session, self._files, self._swarm, self._offload = session, files, swarm, offload
+        super().__init__(session, swarm, store, offload)
         self._what, self._chunk_bytes = what, chunk_bytes
         self._places, self._needed, self._removing = trio.CapacityLimiter(at_once), needed, trio.Lock()
-        self._under_way: dict[Hash, trio.Event] = {}
         self._random = Random(session.me)
 
-    async def fetch(self, root: Hash, size: int, number: int, first: Container[PeerId], within_s: float) -> bool:
+    async def obtain(self, root: Hash, size: int, number: int, first: Container[PeerId], within_s: float) -> bool:
         """Fetch a blob of this size; return True if its bytes are here in the end.  Raises `StoreFailed`.
 
         number: for people.  first: peers that are asked first, as the others may not have it.
         """
-        async with self._places, self._alone(root):
-            with trio.move_on_after(within_s):
-                for _ in range(TRIES):
-                    if self._files.has(root) or await self._try(root, size, number, first):
-                        break
-                    await trio.sleep(RETRY_S)
-        return self._files.sizes().get(root) == size
-
-    @asynccontextmanager
-    async def _alone(self, root: Hash) -> AsyncIterator[None]:
-        """Keep others from fetching or removing these bytes: they may be stated in two sizes, and the file is mapped."""
-        while (other := self._under_way.get(root)) is not None:
-            await other.wait()
-        ended = self._under_way[root] = trio.Event()
-        try:
+        wanted = Wanted(root, root, EvenSpans(size, self._chunk_bytes), Purpose(self._what, number))
+        async with self._places, self._alone(root, root):  # they may be stated in two sizes, and the file is mapped
             async with self._removing:
                 pass  # bytes that are just being removed do not count as here
-            yield
-        finally:
-            del self._under_way[root]
-            ended.set()
-
-    async def _try(self, root: Hash, size: int, number: int, first: Container[PeerId]) -> bool:
-        count, sources = -(-size // self._chunk_bytes), self._sources(first)
-        leaves = await self._offload(self._files.leaves, root)
-        if leaves is None or len(leaves) != count:
-            leaves = await fetch_leaves(self._session, root, count, sources, self._what)
-            if leaves is None:
-                return False
-            await self._offload(self._files.write_leaves, root, leaves)
-        part = await self._offload(self._files.begin, root, size)
-        missing = await self._offload(part.missing, leaves, self._chunk_bytes)
-        here = ((1 << count) - 1) & ~set_of(missing)
-        blob = Blob.even(root, leaves, size, self._chunk_bytes)
-        whole = await self._swarm.fetch(blob, part.view, sources, Purpose(self._what, number), here=here)
-        if whole:
-            await self._offload(self._files.publish, part, root, leaves)
-        return whole
+            with trio.move_on_after(within_s):
+                for _ in range(TRIES):
+                    if self._folder.has(root) or await self._download(wanted, self._sources(first)):
+                        break
+                    await trio.sleep(RETRY_S)
+        return self._folder.sizes().get(root) == size
 
     def _sources(self, first: Container[PeerId]) -> Sequence[PeerId]:
         """Return the peers to ask: `first` before others, and in either group members before strangers, in random order.
@@ -136,11 +84,11 @@ class Library:
         async with self._removing:
             if self._needed(root):
                 return True
-            if root in self._under_way or root in self._files.used():
+            if root in self._under_way or root in self._folder.used():
                 return False
             self._swarm.end_origin(root)
             try:
-                await self._offload(self._files.remove, root)
+                await self._offload(self._folder.remove, root)
             except (StoreFailed, OSError) as error:
                 self._session.emit(Notice("debug", f"{self._what} cannot be removed: {error}"))
             return True
@@ -209,7 +157,7 @@ class SetFiles:
         try:
             with self._guard.watch(maker, "set of tasks"):
                 try:
-                    if await self._library.fetch(root, size, 0, (maker,), FETCH_S):
+                    if await self._library.obtain(root, size, 0, (maker,), FETCH_S):
                         await self._check(root)
                 except StoreFailed as error:
                     self._session.emit(Notice("warning", f"tasks cannot be kept: {error}"))

@@ -123,12 +123,7 @@ class Catalogue:
 
     def blob(self, root: Hash) -> BlobName | None:
         """Return the file with this root, if a statement names it."""
-        for signed in self.all():
-            patch = signed.body.patch
-            for blob in (signed.body.weights, *([patch.blob] if patch is not None else [])):
-                if blob.root == root:
-                    return blob
-        return None
+        return next((blob for signed in self.all() for blob in signed.body.blobs if blob.root == root), None)
 
     def all(self) -> Iterable[Signed]:
         """Return all statements that are remembered, by number."""

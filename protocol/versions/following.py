@@ -8,13 +8,13 @@ own file is not the signed one is refused.
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 
 import trio
 
-from protocol.blobs.blob import Blob
+from protocol.blobs.blob import EvenSpans, Spans
 from protocol.blobs.download import MOST_SOURCES
-from protocol.blobs.messages import fetch_leaves
+from protocol.blobs.fetcher import BlobFetcher, Wanted
 from protocol.blobs.store import BlobStore
 from protocol.blobs.swarm import Swarm
 from protocol.blobs.transfer import Purpose
@@ -24,10 +24,10 @@ from protocol.offload import Offload
 from protocol.run.settings import WeightSettings
 from protocol.transport.interface import Session
 from protocol.versions.catalogue import KEPT, Catalogue
-from protocol.versions.making import Leg, Made, Route, begin_fetch, finish, route
+from protocol.versions.making import Leg, Made, Route, finish, route
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
-from protocol.wire.versions import BlobName, Version
+from protocol.wire.versions import Version
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Choice of the files of weights that stay on the disk.
@@ -102,6 +102,7 @@ class Follower:
     ) -> None:
         self._session, self._catalogue, self._files = session, catalogue, files
         self._swarm, self._offload, self._settings = swarm, offload, settings
+        self._fetcher = BlobFetcher(session, swarm, files, offload)
         self._random = random.Random(session.me)
         self._refused: dict[int, str] = {}
         self._unfit: set[int] = set()
@@ -138,7 +139,7 @@ class Follower:
             tellers.append(peer)
             self._news.set()  # a source, perhaps the first one
         self._tellers = {number: self._tellers[number] for number in self._tellers if self._is_remembered(number)}
-        for blob in (version.weights, *([version.patch.blob] if version.patch is not None else [])):
+        for blob in version.blobs:
             self._swarm.add_sources(Hash(blob.root), [peer])
 
     def _is_remembered(self, number: int) -> bool:
@@ -272,28 +273,17 @@ class Follower:
     async def _fetch(self, leg: Leg) -> bool:
         """Get the file of a leg onto the disk, whole and right; return False if nobody has all of it now."""
         blob, root = leg.blob, Hash(leg.blob.root)
-        if self._files.has(root):
-            return True
-        sources = self.sources(leg.version.version)
-        leaves: Sequence[Hash] | None = await self._offload(self._files.leaves, root)
-        if leaves is None:
-            leaves = await fetch_leaves(self._session, root, blob.count, sources, "weights")
-        if leaves is None:
-            return False
-        part, here = await self._offload(begin_fetch, self._files, blob, leaves, self._donors(leg))
         purpose = Purpose("weights" if blob == leg.version.weights else "patch", leg.version.version)
-        named = Blob.even(root, leaves, blob.size, blob.chunk_bytes)
-        whole = await self._swarm.fetch(named, part.view, sources, purpose, here=here)
-        if whole:
-            await self._offload(self._files.publish, part, root, leaves)
-        return whole
+        wanted = Wanted(root, root, EvenSpans(blob.size, blob.chunk_bytes), purpose, donors=self._donors(leg))
+        return await self._fetcher.fetch(wanted, self.sources(leg.version.version))
 
-    def _donors(self, leg: Leg) -> list[BlobName]:
+    def _donors(self, leg: Leg) -> dict[Hash, Spans]:
         """Return versions that are here and may have equal chunks."""
         if leg.blob != leg.version.weights:
-            return []
+            return {}
         here = self._files.sizes()
-        return [each.weights for each in reversed(self.usable().values()) if each.weights.root in here][:DONORS]
+        whole = [each.weights for each in reversed(self.usable().values()) if each.weights.root in here]
+        return {Hash(blob.root): EvenSpans(blob.size, blob.chunk_bytes) for blob in whole[:DONORS]}
 
     def sources(self, number: int) -> list[PeerId]:
         """Return the peers to ask for a version: first the peers that told us of it, then others."""
@@ -315,7 +305,7 @@ class Follower:
             await self._remove([*begun, *gone])
             damaged = self._files.damaged()
         for version in usable.values():
-            for blob in (version.weights, *([version.patch.blob] if version.patch is not None else [])):
+            for blob in version.blobs:
                 if blob.root in damaged:
                     return Leg(version, blob, None)
         return None

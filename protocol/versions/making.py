@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -18,8 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import zstandard
 
-from protocol.blobs.blob import ChunkSet, set_of
-from protocol.blobs.store import BlobStore, Part, leaves_of
+from protocol.blobs.store import BlobStore, leaves_of
 from protocol.disk import map_file
 from protocol.versions.catalogue import HEADER_BYTES, WEIGHT_BYTES
 from protocol.wire import canonical
@@ -287,33 +286,6 @@ class Made(Enum):
     """A file that the leg needs is damaged, and has to be fetched again."""
 
 
-# -- taking -----------------------------------------------------------------------------------------------------------
-
-
-def begin_fetch(
-    files: BlobStore, blob: BlobName, leaves: Sequence[Hash], others: Collection[BlobName]
-) -> tuple[Part, ChunkSet]:
-    """Return a file to fetch `blob` into, and the chunks that it has: from an earlier life, or copied from `others`.
-
-    Raises `StoreFull`.
-    """
-    files.write_leaves(Hash(blob.root), leaves)
-    part = files.begin(Hash(blob.root), blob.size)
-    missing = set(part.missing(leaves, blob.chunk_bytes))
-    wanted = {leaves[chunk]: chunk for chunk in missing}
-    for other in others:
-        if other.chunk_bytes != blob.chunk_bytes or not wanted:
-            continue
-        for number, leaf in enumerate(files.leaves(Hash(other.root)) or ()):
-            if leaf in wanted:
-                at = number * blob.chunk_bytes
-                data = files.read(Hash(other.root), at, min(blob.chunk_bytes, other.size - at), leaf)
-                if data is not None:
-                    part.view[wanted[leaf] * blob.chunk_bytes :][: len(data)] = data
-                    missing.discard(wanted.pop(leaf))
-    return part, ((1 << blob.count) - 1) & ~set_of([*missing])
-
-
 def finish(files: BlobStore, leg: Leg) -> Made:
     """Make or check the weights that a leg leads to, whose blob is here.  Raises `StoreFull`."""
     version, root = leg.version, Hash(leg.version.weights.root)
@@ -340,7 +312,7 @@ def _patch(files: BlobStore, leg: Leg, base_name: BlobName) -> Made:
         apply_patch(base, patch, part.view)
         leaves = leaves_of(part.view, weights.chunk_bytes)
         if tree_root(leaves) == weights.root:
-            files.publish(part, Hash(weights.root), leaves)
+            files.publish(part, leaves)
             return Made.RIGHT
     except Malformed:
         pass
@@ -350,16 +322,8 @@ def _patch(files: BlobStore, leg: Leg, base_name: BlobName) -> Made:
 
 def _whose_fault(files: BlobStore, blobs: Collection[BlobName]) -> Made:
     """Return LOST if one of these complete files is damaged, which is then fetched again; else WRONG."""
-    lost = False
-    for blob in blobs:
-        view = files.view(Hash(blob.root), blob.size)
-        if view is None:
-            lost = True
-            continue
-        if tree_root(leaves_of(view, blob.chunk_bytes)) != blob.root:
-            files.demote(Hash(blob.root))
-            lost = True
-    return Made.LOST if lost else Made.WRONG
+    right = [files.is_right(Hash(blob.root), blob.size, blob.chunk_bytes) for blob in blobs]
+    return Made.WRONG if all(right) else Made.LOST
 
 
 # -- publishing -------------------------------------------------------------------------------------------------------

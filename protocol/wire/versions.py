@@ -75,6 +75,11 @@ class Version(Body):
         return self
 
     @property
+    def blobs(self) -> list[BlobName]:
+        """All files that the statement names."""
+        return [self.weights, *([self.patch.blob] if self.patch is not None else [])]
+
+    @property
     def kind(self) -> str:
         """Kind of the version, in one word."""
         return "anchor" if self.anchor else "patch"

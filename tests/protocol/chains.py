@@ -14,6 +14,7 @@ from kernels.layout import payload_bytes
 from protocol.chain.outer_state import OuterState
 from protocol.chain.records import index_root
 from protocol.chain.replica import Replica
+from protocol.chain.results import ResultName
 from protocol.chain.store import Store
 from protocol.run.manifest import Founders, SignedManifest, sign
 from protocol.wire.hashes import Hash, chunk_hash
@@ -94,9 +95,9 @@ def next_commit(
 
 def store_result(replica: Replica, commit: Commit, result: bytearray) -> None:
     """To the disk."""
-    file = replica.store.results.begin(commit.record.round, commit.record.fragment, len(result))
+    file = replica.store.results.make(len(result))
     file.view[:] = result
-    file.commit(Hash(commit.record.result_root))
+    file.commit(ResultName.of(commit.record))
 
 
 def grow(replica: Replica, rounds: int, members: Sequence[Identity], *, with_results: bool = True, **how: Any) -> None:

@@ -25,11 +25,11 @@ from protocol.allreduce.machine import ExchangeMachine
 from protocol.audit import evidence
 from protocol.chain import records
 from protocol.chain.replica import Replica
+from protocol.chain.results import ResultName
 from protocol.chain.store import VoteFiles
 from protocol.node.round_runner import RoundRunner
 from protocol.sync import fork_choice
 from protocol.sync.catch_up import CatchUp
-from protocol.wire.hashes import Hash
 from protocol.wire.messages import Commit
 from tests.simulation.disks import FaultyDisk
 
@@ -119,9 +119,7 @@ def _applied_twice() -> Sequence[Any]:
 def _own_average_kept() -> Sequence[Any]:
     """What a member averaged itself stays in its result, whatever version the record names, and nobody looks at it again."""
     return [
-        patch.object(
-            Replica, "result", lambda self, round, fragment, root, index: self.store.results.open(round, fragment, root)
-        ),
+        patch.object(Replica, "result", lambda self, record, index: self.store.results.view(ResultName.of(record))),
         patch.object(
             ExchangeMachine, "adopt", lambda self, index: [chunk for chunk in range(len(index)) if chunk not in self.entries]
         ),
@@ -196,7 +194,7 @@ def _unsynced_result_believed() -> Sequence[Any]:
 
     def believing(self: CatchUp, commit: Commit) -> memoryview | None:
         record = commit.record
-        return self.replica.store.results.open(record.round, record.fragment, Hash(record.result_root))
+        return self.replica.store.results.view(ResultName.of(record))
 
     return [
         patch.object(FaultyDisk, "flush", lambda self, path, mapping: None),

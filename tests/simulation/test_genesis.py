@@ -7,7 +7,7 @@ import pytest
 import trio
 
 from protocol.chain.records import genesis_tip
-from protocol.chain.results import Checkpoints
+from protocol.chain.results import CheckpointName, Checkpoints
 from protocol.chain.stored_run import StoredRun
 from protocol.disk import Disk
 from protocol.run.manifest import SignedManifest, sign
@@ -35,7 +35,7 @@ def give(seat: Seat, state: bytes = STATE) -> None:
     """The first state, as `peer run create` leaves it."""
     folder = seat.folder / "checkpoints"
     folder.mkdir(parents=True)
-    Checkpoints(Disk(durable=False), folder).write(0, genesis_tip(SIGNED.run), LEAVES, memoryview(state))
+    Checkpoints(Disk(durable=False), folder).write(CheckpointName(0, genesis_tip(SIGNED.run)), LEAVES, memoryview(state))
 
 
 def test_peers_fetch_the_first_state_and_train_from_it() -> None:

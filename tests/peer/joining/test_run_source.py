@@ -19,7 +19,8 @@ from protocol.blobs.store import BlobStore
 from protocol.disk import Disk
 from protocol.run.manifest import RunManifest, SignedManifest, demo_manifest, run_id
 from protocol.run.run_file import RunFileError, dump, parse_run_file
-from protocol.sync.run_files import is_right, paths_of
+from protocol.run.sections import FILE_CHUNK_BYTES
+from protocol.sync.run_files import paths_of
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.presence import Role
 from tests.protocol.chains import a_run
@@ -110,7 +111,7 @@ def test_the_tasks_are_files_of_the_run_which_the_organiser_has_and_a_trainer_re
     files = BlobStore(Disk(), folder / "files")
     files.load()
     assert [*signed.manifest.files] == ["tasks/tasks.jsonl"]
-    assert all(is_right(files, file) for file in signed.manifest.files.values())
+    assert all(files.is_right(file.name, file.size, FILE_CHUNK_BYTES) for file in signed.manifest.files.values())
     settings = TrainerSettings.for_run(signed.manifest, folder / "trainer.log", paths_of(signed.manifest, files))
     config = TrainingConfig.from_sections(settings.sections)
     assert open_named(config.environment, config.files).problem(0).prompt == "1+1"

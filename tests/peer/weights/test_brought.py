@@ -16,7 +16,7 @@ from protocol.blobs.store import BlobStore
 from protocol.disk import Disk
 from protocol.run.manifest import SignedManifest
 from protocol.run.run_file import RunFileError, dump, parse_run_file
-from protocol.sync.run_files import is_right
+from protocol.run.sections import FILE_CHUNK_BYTES
 from protocol.wire.identity import PeerId
 from tests.trainer.made_tokenizer import ENDS, TURN_END, VOCAB, make_tokenizer
 from trainer.environments.jsonl import digest_of
@@ -55,7 +55,7 @@ def test_the_manifest_names_the_files_and_the_organiser_has_them(tmp_path: Path)
     assert (manifest.tokenizer.template, manifest.tokenizer.ends) == ("chatml", list(ENDS)), "the end of a turn goes first"
     files = BlobStore(Disk(), run_dir(tmp_path / "data", signed.run) / "files")
     files.load()
-    assert all(is_right(files, file) for file in manifest.files.values())
+    assert all(files.is_right(file.name, file.size, FILE_CHUNK_BYTES) for file in manifest.files.values())
     assert files.path(manifest.data.chats.name).read_text() == 40 * CHAT
     ((what, about),) = told
     assert what == "chats" and about.startswith("38 chats in ") and about.endswith(", 2 held out")
@@ -69,11 +69,11 @@ def test_a_damaged_file_counts_as_absent(tmp_path: Path) -> None:
     assert file is not None
     path = files.path(file.name)
     path.write_bytes(b"x" + path.read_bytes()[1:])
-    assert not is_right(files, file) and not files.has(file.name)
+    assert not files.is_right(file.name, file.size, FILE_CHUNK_BYTES) and not files.has(file.name)
     again = find_run(str(tmp_path / "run.toml"), tmp_path / "data", founding=True)
     assert isinstance(again, SignedManifest) and again.run == signed.run
     files.load()
-    assert is_right(files, file), "the organiser puts it back"
+    assert files.is_right(file.name, file.size, FILE_CHUNK_BYTES), "the organiser puts it back"
 
 
 def test_a_manifest_written_out_is_the_same_run(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from peer.errors import ExitCode
 from peer.joining.run_source import store_manifest
 from peer.paths import run_dir
 from peer.weights import folders
+from protocol.chain.results import CheckpointName
 from protocol.run.manifest import SignedManifest, demo_manifest, sign
 from protocol.run.sections import ModelSection
 from protocol.wire.identity import Identity
@@ -83,7 +84,7 @@ def test_the_tip_and_a_checkpoint_are_exported_to_the_bit(tmp_path: Path, capsys
         states[str(rounds)] = np.frombuffer(replica.state.theta, np.float32).copy()
         if rounds == 2:
             leaves = replica.state.leaves()
-            replica.store.checkpoints.write(2, replica.history.tip, leaves, replica.state.view)
+            replica.store.checkpoints.write(CheckpointName(2, replica.history.tip), leaves, replica.state.view)
     replica.state.close()
     assert export(tmp_path, str(tmp_path / "tip"), "--dtype", "fp32") == ExitCode.OK
     assert (

@@ -14,7 +14,7 @@ from random import Random
 import trio
 import trio.testing
 
-from protocol.blobs.blob import Blob, ChunkSet, chunks_in
+from protocol.blobs.blob import Blob, ChunkSet, EvenSpans, chunks_in
 from protocol.blobs.messages import read_chunk_header
 from protocol.blobs.swarm import Swarm
 from protocol.blobs.transfer import Purpose
@@ -37,7 +37,7 @@ def a_blob(chunks: int, chunk_bytes: int = CHUNK_BYTES) -> tuple[Blob, bytes]:
     """A blob of chunks that all differ, the last of them shorter, and its bytes."""
     data = Random(chunks).randbytes(chunks * chunk_bytes - chunk_bytes // 3)
     leaves = [chunk_hash(data[at : at + chunk_bytes]) for at in range(0, len(data), chunk_bytes)]
-    return Blob.even(tree_root(leaves), leaves, len(data), chunk_bytes), data
+    return Blob.cut(tree_root(leaves), leaves, EvenSpans(len(data), chunk_bytes)), data
 
 
 @dataclass

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.blobs.blob import Blob, chunks_in, from_bitmap, set_of, to_bitmap
+from protocol.blobs.blob import Blob, EvenSpans, chunks_in, from_bitmap, set_of, to_bitmap
 from protocol.blobs.messages import Copies, any_of
 from protocol.wire.canonical import Malformed
 from tests.protocol.blobs.peers import NAME, sized
 
 
 def test_the_last_chunk_is_what_is_left_and_spans_lie_end_to_end() -> None:
-    blob = Blob.even(NAME, [NAME] * 3, 2500, 1000)
+    blob = Blob.cut(NAME, [NAME] * 3, EvenSpans(2500, 1000))
     assert blob.sizes == (1000, 1000, 500)
     assert [blob.span(chunk) for chunk in range(3)] == [slice(0, 1000), slice(1000, 2000), slice(2000, 2500)]
     assert len(blob) == 3 and blob.all == 0b111

@@ -1,4 +1,4 @@
-"""Files of weights after they were written, restarted, damaged, used and removed."""
+"""Blobs on disk after they were written, restarted, damaged, used and removed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from protocol.blobs.blob import EvenSpans
 from protocol.blobs.store import BlobStore, leaves_of
 from protocol.disk import Disk
 from protocol.wire.hashes import Hash, tree_root
@@ -13,6 +14,7 @@ from tests.protocol.versions.files import weights
 
 CHUNK = 4096
 DATA = weights(20_000)
+SPANS = EvenSpans(len(DATA), CHUNK)
 LEAVES = leaves_of(memoryview(DATA), CHUNK)
 ROOT = tree_root(LEAVES)
 
@@ -25,9 +27,7 @@ def opened(folder: Path) -> BlobStore:
 
 def complete(folder: Path) -> BlobStore:
     files = opened(folder)
-    part = files.begin(ROOT, len(DATA))
-    part.view[:] = DATA
-    files.publish(part, ROOT, LEAVES)
+    files.put(ROOT, len(DATA), [DATA[:100], DATA[100:]], LEAVES)
     return files
 
 
@@ -42,7 +42,7 @@ def test_a_complete_file_is_found_again(tmp_path: Path) -> None:
     complete(tmp_path)
     files = opened(tmp_path)
     assert files.sizes() == {ROOT: len(DATA)} and files.parts() == {} and files.leaves(ROOT) == LEAVES
-    assert files.read(ROOT, CHUNK, CHUNK, LEAVES[1]) == DATA[CHUNK : 2 * CHUNK]
+    assert files.read(ROOT, SPANS[1], LEAVES[1]) == DATA[CHUNK : 2 * CHUNK]
     view = files.view(ROOT, len(DATA))
     assert view is not None and bytes(view) == DATA
 
@@ -50,12 +50,12 @@ def test_a_complete_file_is_found_again(tmp_path: Path) -> None:
 def test_a_file_that_was_begun_goes_on_with_the_chunks_that_are_right(tmp_path: Path) -> None:
     files = opened(tmp_path)
     part = files.begin(ROOT, len(DATA))
-    assert part.missing(LEAVES, CHUNK) == [*range(len(LEAVES))]
+    assert part.missing(LEAVES, SPANS) == [*range(len(LEAVES))]
     part.view[: 3 * CHUNK] = DATA[: 3 * CHUNK]
     part.view[0] ^= 1
     again = opened(tmp_path)
     assert again.parts() == {ROOT: len(DATA)} and not again.has(ROOT)
-    assert again.begin(ROOT, len(DATA)).missing(LEAVES, CHUNK) == [0, *range(3, len(LEAVES))]
+    assert again.begin(ROOT, len(DATA)).missing(LEAVES, SPANS) == [0, *range(3, len(LEAVES))]
     assert again.begin(ROOT, len(DATA) - 2).is_new, "one of another size is none of it"
 
 
@@ -64,10 +64,10 @@ def test_a_chunk_that_is_not_what_it_was_is_never_read_and_the_file_is_a_part_ag
     data = bytearray(DATA)
     data[CHUNK + 7] ^= 1
     files.path(ROOT).write_bytes(data)
-    assert files.read(ROOT, 0, CHUNK, LEAVES[0]) is not None and files.has(ROOT)
-    assert files.read(ROOT, CHUNK, CHUNK, LEAVES[1]) is None and not files.has(ROOT)
+    assert files.read(ROOT, SPANS[0], LEAVES[0]) is not None and files.has(ROOT)
+    assert files.read(ROOT, SPANS[1], LEAVES[1]) is None and not files.has(ROOT)
     assert files.damaged() == {ROOT} and opened(tmp_path).damaged() == set()
-    assert files.begin(ROOT, len(DATA)).missing(LEAVES, CHUNK) == [1], "only the damaged one is missing"
+    assert files.begin(ROOT, len(DATA)).missing(LEAVES, SPANS) == [1], "only the damaged one is missing"
 
 
 @pytest.mark.parametrize("left", [0, 100, len(DATA) - 1])

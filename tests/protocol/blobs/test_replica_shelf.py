@@ -10,6 +10,7 @@ import trio
 
 from protocol.blobs.store import Holding
 from protocol.chain.replica import Replica
+from protocol.chain.results import CheckpointName, ResultName
 from protocol.chain.serving import ReplicaShelf, Serving
 from protocol.wire.body import decode_body
 from protocol.wire.hashes import Hash, tree_root
@@ -23,20 +24,20 @@ from tests.simulation.determinism import inline
 def replica(tmp_path: Path) -> Iterator[Replica]:
     replica = a_replica(a_run(ANN), tmp_path)
     state, tip = replica.state, replica.history.tip
-    replica.store.checkpoints.write(state.rounds, tip, state.leaves(), state.view)
+    replica.store.checkpoints.write(CheckpointName(state.rounds, tip), state.leaves(), state.view)
     yield replica
     replica.state.close()
 
 
 def test_the_hashes_of_a_checkpoint_are_read_once(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
     shelf, opened = ReplicaShelf(replica), list[object]()
-    open_ = replica.store.checkpoints.open
+    read = replica.store.checkpoints.leaves
 
-    def counted(*mark: object) -> object:
-        opened.append(mark)
-        return open_(*mark)  # type: ignore[arg-type]
+    def counted(name: CheckpointName) -> object:
+        opened.append(name)
+        return read(name)
 
-    monkeypatch.setattr(replica.store.checkpoints, "open", counted)
+    monkeypatch.setattr(replica.store.checkpoints, "leaves", counted)
     leaves = replica.state.leaves()
     for _ in range(5):
         held = shelf.find(tree_root(leaves))
@@ -47,28 +48,28 @@ def test_the_hashes_of_a_checkpoint_are_read_once(replica: Replica, monkeypatch:
 def test_a_checkpoint_that_became_shorter_or_is_gone_is_not_served(replica: Replica) -> None:
     shelf, digest = ReplicaShelf(replica), tree_root(replica.state.leaves())
     assert shelf.find(digest) is not None
-    mark = replica.state.rounds, replica.history.tip
-    path = replica.store.checkpoints.path(*mark)
+    mark = CheckpointName(replica.state.rounds, replica.history.tip)
+    path = replica.store.checkpoints.path(mark)
     path.write_bytes(path.read_bytes()[:-1])
     assert shelf.find(digest) is None
-    replica.store.checkpoints.remove(*mark)
-    assert shelf.find(digest) is None and not shelf._known
+    replica.store.checkpoints.remove(mark)
+    assert shelf.find(digest) is None
 
 
 def test_a_checkpoint_that_was_written_anew_is_served(replica: Replica) -> None:
     shelf, leaves = ReplicaShelf(replica), replica.state.leaves()
-    mark, digest = (replica.state.rounds, replica.history.tip), tree_root(leaves)
-    replica.store.checkpoints.write(*mark, leaves[::-1], replica.state.view)
+    mark, digest = CheckpointName(replica.state.rounds, replica.history.tip), tree_root(leaves)
+    replica.store.checkpoints.write(mark, leaves[::-1], replica.state.view)
     assert shelf.find(digest) is None
-    replica.store.checkpoints.write(*mark, leaves, replica.state.view)
+    replica.store.checkpoints.write(mark, leaves, replica.state.view)
     assert shelf.find(digest) is not None
 
 
 def test_what_is_here_is_listed(replica: Replica) -> None:
     whole = replica.layout[-1].encoded.stop
     for round, size in ((3, whole), (4, whole - 1)):
-        file = replica.store.results.begin(round, 0, size)
-        file.commit(Hash(bytes([round]) * 32))
+        file = replica.store.results.make(size)
+        file.commit(ResultName(round, 0, Hash(bytes([round]) * 32)))
     digest, size = tree_root(replica.state.leaves()), replica.state.size_bytes
     assert ReplicaShelf(replica).holdings() == [
         Holding("checkpoint", 0, digest.hex(), size),
@@ -77,7 +78,7 @@ def test_what_is_here_is_listed(replica: Replica) -> None:
 
 
 def test_a_question_for_a_checkpoint_is_noted(replica: Replica) -> None:
-    shelf, mark = ReplicaShelf(replica), (replica.state.rounds, replica.history.tip)
+    shelf, mark = ReplicaShelf(replica), CheckpointName(replica.state.rounds, replica.history.tip)
     shelf.find(Hash(bytes(32)))
     assert not replica.store.checkpoints.was_read(mark, since=0)
     shelf.find(tree_root(replica.state.leaves()))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from protocol.blobs.blob import Blob
+from protocol.blobs.blob import Blob, EvenSpans
 from protocol.blobs.transfer import Purpose, Transfer, cells
 from protocol.events.events import Event, TransferEnded, TransferProgress
 from protocol.wire.hashes import Hash
 
 NAME = Hash(bytes(32))
-BLOB = Blob.even(NAME, [Hash(bytes(32))] * 10, 9 * 4096 + 100, 4096)
+BLOB = Blob.cut(NAME, [Hash(bytes(32))] * 10, EvenSpans(9 * 4096 + 100, 4096))
 
 
 def test_progress_counts_bytes_that_came_and_none_that_were_there() -> None:

@@ -9,9 +9,11 @@ from typing import BinaryIO
 
 import pytest
 
+from protocol.blobs.blob import EvenSpans
 from protocol.chain.base import round_settings
 from protocol.chain.branch import Branch
 from protocol.chain.history import History
+from protocol.chain.results import CheckpointName, ResultName
 from protocol.chain.store import NEVER, Store
 from protocol.disk import Disk, StoreFull
 from protocol.wire.hashes import Hash, chunk_hash
@@ -22,6 +24,8 @@ ANN, BOB = FIVE[:2]
 RUN = a_run(ANN)
 SETTINGS = round_settings(RUN.run, RUN.manifest)
 ROOTS = [Hash(bytes([number]) * 32) for number in range(8)]
+STATE = b"ab" * 5
+HASHES, SPANS = [chunk_hash(STATE[:8]), chunk_hash(STATE[8:])], EvenSpans(10, 8)
 
 
 @pytest.fixture(scope="module")
@@ -39,9 +43,9 @@ def made(folder: Path, length: int, salt: int) -> list[Commit]:
 
 
 def write_result(store: Store, round: int, root: Hash, data: bytes = b"result") -> None:
-    file = store.results.begin(round, 0, len(data))
+    file = store.results.make(len(data))
     file.view[:] = data
-    file.commit(root)
+    file.commit(ResultName(round, 0, root))
 
 
 def a_history_of(folder: Path, commits: list[Commit]) -> tuple[Store, History]:
@@ -74,33 +78,33 @@ def test_a_damaged_record_counts_as_absent_and_is_set_aside(tmp_path: Path, dama
 
 def test_a_result_is_there_once_it_is_committed(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    file, other = store.results.begin(5, 0, 6), store.results.begin(5, 0, 6)
+    file, other = store.results.make(6), store.results.make(6)
     file.view[:] = b"result"
-    assert store.results.open(5, 0, ROOTS[1]) is None
-    file.commit(ROOTS[1])
+    assert store.results.view(ResultName(5, 0, ROOTS[1])) is None
+    file.commit(ResultName(5, 0, ROOTS[1]))
     other.discard()
-    opened = store.results.open(5, 0, ROOTS[1])
+    opened = store.results.view(ResultName(5, 0, ROOTS[1]))
     assert opened is not None and bytes(opened) == b"result"
     file.discard()
-    assert store.results.open(5, 0, ROOTS[1]) is not None, "it is no draft any more"
-    assert (store.results.open(5, 0, ROOTS[2]), store.results.oldest()) == (None, 5)
-    store.results.drop(5, 0, ROOTS[1])
-    assert (store.results.open(5, 0, ROOTS[1]), store.results.oldest()) == (None, 0)
+    assert store.results.view(ResultName(5, 0, ROOTS[1])) is not None, "it is no draft any more"
+    assert (store.results.view(ResultName(5, 0, ROOTS[2])), store.results.oldest()) == (None, 5)
+    store.results.remove(ResultName(5, 0, ROOTS[1]))
+    assert (store.results.view(ResultName(5, 0, ROOTS[1])), store.results.oldest()) == (None, 0)
 
 
 def test_results_whose_roots_begin_alike_are_two_files(tmp_path: Path) -> None:
     """64 bits of a hash can be met by whoever looks for them."""
     store, alike = Store(tmp_path), Hash(ROOTS[1][:31] + b"\xff")
     write_result(store, 5, ROOTS[1])
-    assert store.results.open(5, 0, alike) is None
+    assert store.results.view(ResultName(5, 0, alike)) is None
     write_result(store, 5, alike)
-    store.results.drop(5, 0, alike)
-    assert store.results.open(5, 0, ROOTS[1]) is not None
+    store.results.remove(ResultName(5, 0, alike))
+    assert store.results.view(ResultName(5, 0, ROOTS[1])) is not None
 
 
 def test_a_restart_removes_what_was_half_written(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    store.results.begin(1, 0, 10)
+    store.results.make(10)
     (tmp_path / ".promise.new").write_bytes(b"half")
     (tmp_path / "records" / ".00000000.new").write_bytes(b"half")
     Store(tmp_path)
@@ -108,48 +112,62 @@ def test_a_restart_removes_what_was_half_written(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_needs_its_hashes_and_its_bytes(tmp_path: Path) -> None:
-    checkpoints, state = Store(tmp_path).checkpoints, b"ab" * 5
-    leaves = [chunk_hash(state[:8]), chunk_hash(state[8:])]
-    checkpoints.write(4, ROOTS[4], leaves, memoryview(state))
-    opened = checkpoints.open(4, ROOTS[4])
-    assert opened is not None and (opened[0], bytes(opened[1])) == (leaves, state)
+    checkpoints, state, leaves = Store(tmp_path).checkpoints, STATE, HASHES
+    checkpoints.write(CheckpointName(4, ROOTS[4]), leaves, memoryview(state))
+    found = checkpoints.view(CheckpointName(4, ROOTS[4]))
+    assert checkpoints.leaves(CheckpointName(4, ROOTS[4])) == leaves and found is not None and bytes(found) == state
     (tmp_path / "checkpoints" / f"00000004-{ROOTS[4].hex()}.leaves").write_bytes(b"torn")
-    assert checkpoints.open(4, ROOTS[5]) is None, "of another branch"
-    assert checkpoints.open(4, ROOTS[4]) is None and checkpoints.open(3, ROOTS[3]) is None
+    again = Store(tmp_path).checkpoints
+    assert again.view(CheckpointName(4, ROOTS[5])) is None, "of another branch"
+    assert again.index(CheckpointName(4, ROOTS[4])) is None and again.index(CheckpointName(3, ROOTS[3])) is None
 
 
 def test_a_download_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    state = b"ab" * 5
-    leaves = [chunk_hash(state[:8]), chunk_hash(state[8:])]
-    begun = Store(tmp_path).checkpoints.download(4, ROOTS[4], leaves, len(state), 8)
-    begun.view[:8] = state[:8]
-    resumed = Store(tmp_path).checkpoints.download(4, ROOTS[4], leaves, len(state), 8)
-    assert resumed.missing() == [1]
-    resumed.view[8:] = state[8:]
-    assert resumed.missing() == []
-    resumed.commit()
-    opened = Store(tmp_path).checkpoints.open(4, ROOTS[4])
-    assert opened is not None and bytes(opened[1]) == state
+    begun = Store(tmp_path).checkpoints.begin(CheckpointName(4, ROOTS[4]), len(STATE))
+    begun.view[:8] = STATE[:8]
+    checkpoints = Store(tmp_path).checkpoints
+    resumed = checkpoints.begin(CheckpointName(4, ROOTS[4]), len(STATE))
+    assert resumed.missing(HASHES, SPANS) == [1]
+    resumed.view[8:] = STATE[8:]
+    assert resumed.missing(HASHES, SPANS) == []
+    checkpoints.publish(resumed, HASHES)
+    again = Store(tmp_path).checkpoints
+    found = again.view(CheckpointName(4, ROOTS[4]))
+    assert found is not None and bytes(found) == STATE and again.leaves(CheckpointName(4, ROOTS[4])) == HASHES
+
+
+def test_a_download_that_an_earlier_version_began_goes_on(tmp_path: Path) -> None:
+    """It was named by the hashes."""
+    checkpoints = Store(tmp_path).checkpoints
+    (tmp_path / "checkpoints" / "part-0123456789abcdef").write_bytes(STATE[:8] + b"??")
+    assert checkpoints.begin(CheckpointName(4, ROOTS[4]), len(STATE)).missing(HASHES, SPANS) == [1]
 
 
 def test_a_result_that_was_cut_off_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    data, spans = b"ab" * 5, [slice(0, 8), slice(8, 10)]
-    hashes = [chunk_hash(data[span]) for span in spans]
-    begun = Store(tmp_path).results.download(4, 0, ROOTS[4], len(data))
-    assert begun.missing(hashes, spans) == [0, 1]
-    begun.view[:8] = data[:8]
-    begun.end()
+    results, name = Store(tmp_path).results, ResultName(4, 0, ROOTS[4])
+    begun = results.begin(name, len(STATE))
+    assert begun.missing(HASHES, SPANS) == [0, 1]
+    begun.view[:8] = STATE[:8]
+    results.end(begun)
     results = Store(tmp_path).results
-    resumed = results.download(4, 0, ROOTS[4], len(data))
-    assert resumed.missing(hashes, spans) == [1] and results.all() == []
-    resumed.view[8:] = data[8:]
-    resumed.commit()
-    resumed.end()
-    opened = results.open(4, 0, ROOTS[4])
-    assert opened is not None and bytes(opened) == data and results.all() == [(4, ROOTS[4], 10)]
-    results.download(5, 0, ROOTS[5], 10).end()
-    results.download(6, 0, ROOTS[6], 10)
+    resumed = results.begin(name, len(STATE))
+    assert resumed.missing(HASHES, SPANS) == [1] and results.sizes() == {}
+    resumed.view[8:] = STATE[8:]
+    results.publish(resumed)
+    found = results.view(name)
+    assert found is not None and bytes(found) == STATE and results.sizes() == {name: 10}
+    results.end(results.begin(ResultName(5, 0, ROOTS[5]), 10))
+    results.begin(ResultName(6, 0, ROOTS[6]), 10)
     assert len(list((tmp_path / "results").glob("part-*"))) == 1, "of those that nobody works on, the last one stays"
+
+
+def test_an_altered_result_is_a_part_again(tmp_path: Path) -> None:
+    store, name = Store(tmp_path), ResultName(4, 0, ROOTS[4])
+    write_result(store, 4, ROOTS[4], STATE)
+    store.results.path(name).write_bytes(STATE[:8] + b"??")
+    assert store.results.read(name, SPANS[0], HASHES[0]) == STATE[:8]
+    assert store.results.read(name, SPANS[1], HASHES[1]) is None and store.results.view(name) is None
+    assert store.results.begin(name, len(STATE)).missing(HASHES, SPANS) == [1]
 
 
 def test_downloads_that_begin_in_several_threads_leave_each_other_alone(tmp_path: Path) -> None:
@@ -157,22 +175,21 @@ def test_downloads_that_begin_in_several_threads_leave_each_other_alone(tmp_path
     results = Store(tmp_path).results
 
     def begin(round: int) -> bool:
-        download = results.download(round, 0, ROOTS[round], 1 << 20)
-        download.commit()
-        download.end()
-        return results.open(round, 0, ROOTS[round]) is not None
+        name = ResultName(round, 0, ROOTS[round])
+        results.publish(results.begin(name, 1 << 20))
+        return results.view(name) is not None
 
     for _ in range(20):
         with ThreadPoolExecutor(2) as threads:
             assert all(threads.map(begin, (1, 2)))
         for round in (1, 2):
-            results.drop(round, 0, ROOTS[round])
+            results.remove(ResultName(round, 0, ROOTS[round]))
 
 
 def test_another_download_takes_the_place_of_an_abandoned_one(tmp_path: Path) -> None:
     checkpoints = Store(tmp_path).checkpoints
-    checkpoints.download(4, ROOTS[4], ROOTS[:2], 10, 8).end()
-    checkpoints.download(8, ROOTS[5], ROOTS[2:4], 10, 8)
+    checkpoints.end(checkpoints.begin(CheckpointName(4, ROOTS[4]), 10))
+    checkpoints.begin(CheckpointName(8, ROOTS[5]), 10)
     assert len(list((tmp_path / "checkpoints").glob("part-*"))) == 1
 
 
@@ -188,23 +205,19 @@ def test_a_download_for_which_there_was_no_room_can_be_begun_again(tmp_path: Pat
     disk = Full()
     checkpoints = Store(tmp_path, disk).checkpoints
     with pytest.raises(StoreFull):
-        checkpoints.download(4, ROOTS[4], ROOTS[:2], 10, 8)
+        checkpoints.begin(CheckpointName(4, ROOTS[4]), 10)
     disk.is_full = False
-    assert checkpoints.download(4, ROOTS[4], ROOTS[:2], 10, 8).missing() == [0, 1]
+    assert checkpoints.begin(CheckpointName(4, ROOTS[4]), 10).missing(HASHES, SPANS) == [0, 1]
 
 
 def test_two_downloads_at_a_time_leave_each_other_alone(tmp_path: Path) -> None:
     checkpoints, states = Store(tmp_path).checkpoints, (b"ab" * 5, b"cd" * 5)
-    both = [
-        checkpoints.download(4, tip, [chunk_hash(state[:8]), chunk_hash(state[8:])], len(state), 8)
-        for tip, state in zip(ROOTS, states, strict=False)
-    ]
-    for download, state in zip(both, states, strict=True):
-        download.view[:] = state
-        download.commit()
-        download.end()
-    found = [checkpoints.open(4, tip) for tip in ROOTS[:2]]
-    assert [bytes(opened[1]) for opened in found if opened is not None] == [*states]
+    names = [CheckpointName(4, tip) for tip in ROOTS[:2]]
+    both = [checkpoints.begin(name, 10) for name in names]
+    for part, state in zip(both, states, strict=True):
+        part.view[:] = state
+        checkpoints.publish(part, HASHES)
+    assert [bytes(found) for name in names if (found := checkpoints.view(name)) is not None] == [*states]
 
 
 @pytest.mark.parametrize("read_at, kept", [(0, [4, 6]), (2, [4, 6]), (4, [2, 4, 6]), (6, [2, 4, 6])])
@@ -214,9 +227,9 @@ def test_a_checkpoint_that_others_fetch_stays_for_one_more(
     """read_at: how many rounds our chain had when somebody asked for the checkpoint after two."""
     store, history = a_history_of(tmp_path, commits)
     for rounds in (0, 2, 4, 6):
-        store.checkpoints.write(rounds, history.tip_at(rounds), [ROOTS[0]], memoryview(b"state"))
+        store.checkpoints.write(CheckpointName(rounds, history.tip_at(rounds)), [ROOTS[0]], memoryview(b"state"))
         for asked in (0, 2):
-            store.checkpoints.note_read((asked, history.tip_at(asked)), read_at)
+            store.checkpoints.note_read(CheckpointName(asked, history.tip_at(asked)), read_at)
     store.prune(history, history.final)
     assert (store.checkpoints.of(history), store.results.oldest()) == (kept, kept[0])
     store.make_room(history)
@@ -230,9 +243,9 @@ def test_pruning_leaves_two_checkpoints_and_the_results_since(
     tmp_path: Path, commits: list[Commit], checkpoints: list[int], kept: list[int], oldest_result: int
 ) -> None:
     store, history = a_history_of(tmp_path, commits)
-    store.results.drop(0, 0, Hash(commits[0].record.result_root))
+    store.results.remove(ResultName.of(commits[0].record))
     for rounds in checkpoints:
-        store.checkpoints.write(rounds, history.tip_at(rounds), ROOTS[:1], memoryview(b"state"))
+        store.checkpoints.write(CheckpointName(rounds, history.tip_at(rounds)), ROOTS[:1], memoryview(b"state"))
     for rounds in range(7):
         store.votes.save(rounds, history.tip_at(rounds), b"kept")
     store.prune(history, final=5)
@@ -247,7 +260,7 @@ def test_pruning_leaves_what_binds_our_votes_at_tips_that_are_not_final(tmp_path
     for commit in commits:
         history.append(commit)
     for rounds in (4, 6):
-        store.checkpoints.write(rounds, history.tip_at(rounds), ROOTS[:1], memoryview(b"state"))
+        store.checkpoints.write(CheckpointName(rounds, history.tip_at(rounds)), ROOTS[:1], memoryview(b"state"))
     for rounds in range(7):
         store.votes.save(rounds, history.tip_at(rounds), b"kept")
     store.prune(history, final=2)
@@ -261,9 +274,9 @@ def test_pruning_leaves_two_checkpoints_of_branches(tmp_path: Path, commits: lis
     for commit in commits:
         history.append(commit)
     for number in range(4):
-        store.checkpoints.write(3 + number, ROOTS[number], ROOTS[:1], memoryview(b"state"))
+        store.checkpoints.write(CheckpointName(3 + number, ROOTS[number]), ROOTS[:1], memoryview(b"state"))
     store.prune(history, final=6)
-    assert store.checkpoints.marks() == [(5, ROOTS[2]), (6, ROOTS[3])]
+    assert sorted(store.checkpoints.sizes()) == [(5, ROOTS[2]), (6, ROOTS[3])]
 
 
 # -- switching ----------------------------------------------------------------------------------------------------------

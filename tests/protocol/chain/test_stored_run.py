@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from protocol.chain.replica import Replica
+from protocol.chain.results import CheckpointName, ResultName
 from protocol.chain.stored_run import NotStored, StoredRun, StoredState
-from protocol.wire.hashes import Hash
 from tests.protocol.chains import a_replica, a_run, grow
 from tests.protocol.peers import ANN
 
@@ -28,7 +28,7 @@ def grown(replica: Replica, rounds: int) -> None:
 
 def checkpoint(replica: Replica) -> None:
     state, history = replica.state, replica.history
-    replica.store.checkpoints.write(state.rounds, history.tip_at(state.rounds), state.leaves(), state.view)
+    replica.store.checkpoints.write(CheckpointName(state.rounds, history.tip_at(state.rounds)), state.leaves(), state.view)
 
 
 def opened(replica: Replica) -> StoredRun:
@@ -77,7 +77,7 @@ def test_a_result_that_is_missing_is_told_with_what_there_is(replica: Replica) -
     checkpoint(replica)
     grown(replica, 3)
     record = replica.history.commit_at(3).record
-    replica.store.results.drop(3, record.fragment, Hash(record.result_root))
+    replica.store.results.remove(ResultName.of(record))
     with pytest.raises(NotStored, match=r"after 5 rounds .* result of round 3 is missing.* --checkpoint 2"):
         opened(replica).newest()
 
@@ -85,7 +85,7 @@ def test_a_result_that_is_missing_is_told_with_what_there_is(replica: Replica) -
 def test_a_damaged_checkpoint_is_passed_over_and_damaged_files_stay_where_they_are(replica: Replica) -> None:
     grown(replica, 2)
     checkpoint(replica)
-    damaged = replica.store.checkpoints.path(2, replica.history.tip_at(2))
+    damaged = replica.store.checkpoints.path(CheckpointName(2, replica.history.tip_at(2)))
     grown(replica, 1)
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"\x01")
     (replica.store.root / "records" / "00000002").write_bytes(b"torn")
@@ -100,7 +100,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_damaged_files_stay_where_they_a
 def test_an_altered_result_is_told_before_any_of_it_is_used(replica: Replica) -> None:
     grown(replica, 1)
     record = replica.history.commit_at(0).record
-    path = replica.store.results.path(0, record.fragment, Hash(record.result_root))
+    path = replica.store.results.path(ResultName.of(record))
     content = bytearray(path.read_bytes())
     content[0] ^= 1
     path.write_bytes(content)

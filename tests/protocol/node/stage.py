@@ -12,6 +12,7 @@ import trio.testing
 from protocol.audit.ejection import Ejections
 from protocol.audit.evidence import TwoStatements
 from protocol.audit.witness import Witness
+from protocol.blobs.store import Shelves
 from protocol.blobs.swarm import Swarm
 from protocol.chain.replica import Replica
 from protocol.chain.serving import ReplicaShelf, Serving
@@ -33,7 +34,7 @@ from protocol.run.settings import NodeSettings
 from protocol.sync.claims import Settled
 from protocol.transport.interface import Acceptance
 from protocol.versions.catalogue import Catalogue
-from protocol.versions.shelf import Shelves, VersionShelf
+from protocol.versions.shelf import VersionShelf
 from protocol.versions.weight_versions import WeightVersions
 from protocol.wire.body import Body
 from protocol.wire.identity import Identity, PeerId

@@ -12,6 +12,7 @@ import trio
 import trio.testing
 
 from protocol.chain.replica import Replica
+from protocol.chain.results import CheckpointName
 from protocol.events.events import CheckpointWritten, Desynced, RolledBack, RoundCommitted
 from protocol.node.state_keeper import StateKeeper
 from protocol.run.manifest import SignedManifest
@@ -159,7 +160,7 @@ def test_our_own_disk_is_asked_first_and_others_when_a_quorum_of_four_is_against
     async def check(keeper: StateKeeper, table: Table) -> None:
         grow(table.theirs, 2, [ANN], voters=FOUR)
         history, state = table.theirs.history, table.theirs.state
-        table.theirs.store.checkpoints.write(2, history.tip, state.leaves(), state.view)
+        table.theirs.store.checkpoints.write(CheckpointName(2, history.tip), state.leaves(), state.view)
         grow(table.theirs, 1, [ANN], voters=FOUR)
         table.hear(ANN.peer_id, table.theirs)
         for _ in range(3):

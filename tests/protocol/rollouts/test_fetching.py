@@ -69,7 +69,7 @@ class Stage:
         await trio.lowlevel.checkpoint()
         return LeavesReply(leaves=list(LEAVES)).encode()
 
-    async def fetch(self, blob: Blob, into: memoryview, sources: object, purpose: object, *, here: int) -> bool:
+    async def fetch(self, blob: Blob, into: memoryview, sources: object, purpose: object, *, here: int, **_: object) -> bool:
         if self.slow:
             await trio.sleep_forever()
         await trio.lowlevel.checkpoint()

@@ -53,7 +53,7 @@ class Others:
         self._files, self.served, self.asked = files, dict[Hash, bytes](), list[Hash]()
         self.removed = list[Hash]()
 
-    async def fetch(self, root: Hash, size: int, number: int, first: object, within_s: float) -> bool:
+    async def obtain(self, root: Hash, size: int, number: int, first: object, within_s: float) -> bool:
         await trio.lowlevel.checkpoint()
         assert (size, number) == (MANIFEST.reference_bytes, WARM)
         self.asked.append(root)
@@ -70,9 +70,7 @@ class Others:
 
 def put(files: BlobStore, data: bytes) -> Hash:
     leaves = leaves_of(data, PIECE)
-    part = files.begin(tree_root(leaves), len(data))
-    part.view[:] = data
-    files.publish(part, tree_root(leaves), leaves)
+    files.put(tree_root(leaves), len(data), [data], leaves)
     return tree_root(leaves)
 
 
@@ -278,7 +276,7 @@ def test_a_full_disk_is_told_once_and_tried_again(tmp_path: Path) -> None:
         full = StoreFull("the disk is full: make room there")
         begin = stage.files.begin
 
-        def fail(root: Hash, size: int) -> Any:
+        def fail(key: Hash, size: int) -> Any:
             raise full
 
         stage.files.begin = fail  # type: ignore[method-assign]

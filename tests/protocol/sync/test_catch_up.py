@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from protocol.chain.results import CheckpointName, ResultName
 from protocol.events.events import CheckpointWritten, StateLoaded, TransferEnded
 from protocol.sync.catch_up import WrongState
 from protocol.wire.hashes import Hash
@@ -18,12 +19,13 @@ from tests.protocol.sync.table import Table, on_table
 
 def checkpoint(table: Table) -> None:
     state, history = table.ours.state, table.ours.history
-    table.ours.store.checkpoints.write(state.rounds, history.tip_at(state.rounds), state.leaves(), state.view)
+    name = CheckpointName(state.rounds, history.tip_at(state.rounds))
+    table.ours.store.checkpoints.write(name, state.leaves(), state.view)
 
 
 def drop_result(table: Table, round: int) -> None:
     record = table.ours.history.commit_at(round).record
-    table.ours.store.results.drop(round, record.fragment, Hash(record.result_root))
+    table.ours.store.results.remove(ResultName.of(record))
 
 
 def test_the_state_is_restored_from_the_beginning_and_the_results(tmp_path: Path) -> None:
@@ -44,7 +46,8 @@ def test_the_state_is_restored_from_the_newest_checkpoint_that_is_whole(tmp_path
             grow(table.ours, 2, [ANN], voters=[ANN])
             checkpoint(table)
         grow(table.ours, 1, [ANN], voters=[ANN])
-        digest, path = table.ours.state.digest(), table.ours.store.checkpoints.path(4, table.ours.history.tip_at(4))
+        name = CheckpointName(4, table.ours.history.tip_at(4))
+        digest, path = table.ours.state.digest(), table.ours.store.checkpoints.path(name)
         if damaged:
             path.write_bytes(bytes(path.stat().st_size))
         await table.catch_up.restore()
@@ -99,13 +102,13 @@ def test_a_result_that_was_cut_off_is_fetched_to_its_end(tmp_path: Path) -> None
             grow(replica, 1, [ANN], voters=[ANN])
         record, spans = table.ours.history.commit_at(0).record, [span.encoded for span in table.ours.layout]
         root, size = Hash(record.result_root), spans[-1].stop
-        whole = table.ours.store.results.open(0, 0, root)
+        whole = table.ours.store.results.view(ResultName(0, 0, root))
         assert whole is not None
         first = bytes(whole[spans[0]])
         drop_result(table, 0)
-        begun = table.ours.store.results.download(0, 0, root, size)
+        begun = table.ours.store.results.begin(ResultName(0, 0, root), size)
         begun.view[spans[0]] = first
-        begun.end()
+        table.ours.store.results.end(begun)
         assert await table.supplies.fetch_result(table.ours.history.commit_at(0), [ANN.peer_id])
         (ended,) = table.of(TransferEnded)
         assert isinstance(ended, TransferEnded) and ended.complete
@@ -120,7 +123,7 @@ def test_one_checkpoint_that_two_want_at_a_time_is_fetched_once(tmp_path: Path) 
             grow(replica, 2, [ANN], voters=[ANN])
             state = replica.state
             if replica is table.theirs:
-                replica.store.checkpoints.write(2, replica.history.tip, state.leaves(), state.view)
+                replica.store.checkpoints.write(CheckpointName(2, replica.history.tip), state.leaves(), state.view)
             grow(replica, 1, [ANN], voters=[ANN])
         table.serve(BOB.peer_id, table.ours)
         fetched: list[bool] = []
@@ -174,7 +177,7 @@ def test_a_peer_that_cannot_make_the_beginning_needs_a_checkpoint(tmp_path: Path
         assert table.catch_up.present(2) is None
         await table.catch_up.restore()
         assert (table.ours.state.rounds, table.ours.state.digest()) == (2, digest)
-        table.ours.store.checkpoints.remove(2, table.ours.history.tip)
+        table.ours.store.checkpoints.remove(CheckpointName(2, table.ours.history.tip))
         await table.catch_up.restore()
         assert table.ours.state.rounds == 0
         assert await table.supplies.bring(table.ours.history, None, [ANN.peer_id]) is None

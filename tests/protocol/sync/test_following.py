@@ -12,6 +12,7 @@ import trio
 
 from protocol.chain.branch import Branch
 from protocol.chain.history import History
+from protocol.chain.results import CheckpointName
 from protocol.chain.store import Store
 from protocol.disk import Disk
 from protocol.events.events import RolledBack, SecondHistory
@@ -126,7 +127,7 @@ def test_a_checkpoint_serves_where_results_are_gone(tmp_path: Path) -> None:
     async def check(table: Table) -> None:
         theirs = table.theirs
         grow(theirs, 2, [ANN], voters=FOUR, with_results=False)
-        theirs.store.checkpoints.write(2, theirs.history.tip, theirs.state.leaves(), theirs.state.view)
+        theirs.store.checkpoints.write(CheckpointName(2, theirs.history.tip), theirs.state.leaves(), theirs.state.view)
         grow(theirs, 2, [ANN], voters=FOUR)
         table.hear(ANN.peer_id, theirs)
         await table.look()

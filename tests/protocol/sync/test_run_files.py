@@ -11,12 +11,13 @@ import trio
 import trio.testing
 
 from protocol.blobs.blob import Blob, ChunkSet, chunks_in
+from protocol.blobs.fetcher import LEAVES_S
 from protocol.blobs.messages import LeavesRequest
 from protocol.blobs.store import BlobStore, leaves_of
 from protocol.disk import Disk
 from protocol.events.events import Event, Notice
 from protocol.run.sections import FILE_CHUNK_BYTES
-from protocol.sync.run_files import LEAVES_S, PATIENCE_S, RunFiles, file_section
+from protocol.sync.run_files import PATIENCE_S, RunFiles, file_section
 from protocol.transport.interface import NetworkError
 from protocol.wire.identity import PeerId
 from protocol.wire.questions import LeavesReply
@@ -38,7 +39,7 @@ class Peers:
         network = SimpleNamespace(connected=lambda: self.peers, request=self._request)
         session: Any = SimpleNamespace(me=ANN.peer_id, network=network, emit=self.events.append)
         manifest: Any = SimpleNamespace(files={"tasks.jsonl": SECTION})
-        swarm: Any = SimpleNamespace(fetch=self._fetch)
+        swarm: Any = SimpleNamespace(fetch=self._fetch, add_sources=lambda name, sources: None)
         self.files = RunFiles(session, manifest, BlobStore(Disk(), folder / "files"), swarm, self._offload)
 
     async def _offload(self, function: Callable[..., Any], *arguments: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 import trio
 from trio.testing import MockClock
 
-from protocol.blobs import messages as asking
+from protocol.blobs import fetcher as asking
 from protocol.blobs.download import MOST_SOURCES
 from protocol.blobs.store import BlobStore, leaves_of
 from protocol.disk import Disk
@@ -51,7 +51,9 @@ class Others:
         await trio.sleep(timeout_s)
         raise Unreachable("no answer")
 
-    async def fetch(self, blob: Any, into: memoryview, sources: Sequence[PeerId], purpose: Any, *, here: int) -> bool:
+    async def fetch(
+        self, blob: Any, into: memoryview, sources: Sequence[PeerId], purpose: Any, *, here: int, **_: Any
+    ) -> bool:
         await trio.lowlevel.checkpoint()
         if not set(self._has) & set(sources):
             return False
@@ -69,7 +71,7 @@ def library(folder: Path, others: Any) -> Library:
 def fetched_in_s(library: Library, first: Sequence[PeerId]) -> float:
     async def main() -> float:
         begun = trio.current_time()
-        while not await library.fetch(ROOT, len(DATA), 0, first, float("inf")):
+        while not await library.obtain(ROOT, len(DATA), 0, first, float("inf")):
             await trio.sleep(RETRY_S)
         return trio.current_time() - begun
 
@@ -106,5 +108,5 @@ def test_peers_that_refuse_are_asked_one_after_the_other(tmp_path: Path) -> None
 def test_hashes_that_are_here_are_not_asked_for_again(tmp_path: Path) -> None:
     others = Others([SEED], [SEED])
     there = library(tmp_path, others)
-    there._files.write_leaves(ROOT, LEAVES)
+    there._folder.write_leaves(ROOT, LEAVES)
     assert fetched_in_s(there, [SEED]) == 0 and others.asked == []
