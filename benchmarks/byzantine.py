@@ -33,17 +33,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kernels import codec, outer
+from kernels import codec, outer_step
 from kernels.aggregate import Rule, aggregate
 from kernels.layout import chunk_layout, payload_bytes
 from trainer.config import DataConfig, InnerConfig, TrainingConfig
-from trainer.contribution import NotFinite
 from trainer.data import corpus as corpora
 from trainer.data.rows import Rows
 from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.initial import initial_parameters
-from trainer.optim.inner import Place
-from trainer.worker import Task, Worker
+from trainer.optim import Place
+from trainer.worker import NotFinite, Task, Worker
 
 F32 = npt.NDArray[np.float32]
 
@@ -222,7 +221,7 @@ class Bench:
         for span in self.layout:
             result = bytearray(span.size)
             aggregate(rule, [memoryview(data)[span.encoded] for data in contributions], tokens, span.count, result)
-            outer.apply_result(theta[span.values], momentum[span.values], result, OUTER_RATE, OUTER_MOMENTUM)
+            outer_step.apply_result(theta[span.values], momentum[span.values], result, OUTER_RATE, OUTER_MOMENTUM)
 
     def _encoded(self, values: F32) -> bytearray:
         data = bytearray(payload_bytes(self.layout))

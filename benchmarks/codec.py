@@ -16,9 +16,8 @@ from collections.abc import Callable
 import numpy as np
 
 from kernels import codec
-from kernels.aggregate import centered_clip, clipped_mean, trimmed_mean
-from kernels.outer import apply_result
-from kernels.reduce import weighted_mean
+from kernels.aggregate import centered_clip, clipped_mean, trimmed_mean, weighted_mean
+from kernels.outer_step import apply_result
 
 
 def main() -> None:

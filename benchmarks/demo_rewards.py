@@ -24,14 +24,14 @@ import numpy as np
 import torch
 
 from kernels.layout import chunk_layout, payload_bytes
-from kernels.outer import apply_result
+from kernels.outer_step import apply_result
 from peer.demo.learning import F32, Comparison, Examiner
 from peer.demo.swarm import learning_manifest
 from protocol.run.manifest import RunManifest
 from protocol.wire.identity import Identity
 from trainer.config import TrainingConfig
 from trainer.models.llama.initial import initial_parameters
-from trainer.service.rollout_jobs import RolloutJobs
+from trainer.service.service import RolloutJobs
 from trainer.worker import Task, Worker
 
 CPU = torch.device("cpu")

@@ -3,7 +3,7 @@
 Models of three families are built from seeds.  First honest peers: as the reference computes, with another batch size, with
 the prompt in other pieces, without a cache in padded rows, with other precision; and a validator that pads nothing, or
 computes in bf16 itself.  None may be rejected, and their worst figures give the tolerances for this model, for runs in
-which all compute in fp32, or all in bf16, or each as it likes (`trainer.rl.calibration`).  Peers of mixed precision are
+which all compute in fp32, or all in bf16, or each as it likes (`benchmarks.calibration`).  Peers of mixed precision are
 judged once more with those.  Then cheats, with the default tolerances and with those proposed: the share of their rollouts
 that is rejected alone, each for itself, and after how many rollouts of one batch the first is.  A rollout says no reward, so
 an inflated one has to come from text that the model did not choose.
@@ -30,6 +30,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.calibration import proposed, widest
 from benchmarks.detection_forgeries import forgeries
 from benchmarks.detection_peers import (
     CPU,
@@ -49,12 +50,9 @@ from benchmarks.detection_peers import (
     parameters,
 )
 from trainer.models.llama.model import Decoder
-from trainer.rl.calibration import proposed, widest
 from trainer.rl.config import RlConfig
-from trainer.rl.form import RejectionReason
 from trainer.rl.rollout import Rollout
-from trainer.rl.tolerances import MOST_BEYOND, SLACK, Measured, Tolerances
-from trainer.rl.verification import Assignment, Judged, Verifier
+from trainer.rl.verification import MOST_BEYOND, SLACK, Assignment, Judged, Measured, RejectionReason, Tolerances, Verifier
 
 CONFIDENCE = 0.99
 DONE = "done"

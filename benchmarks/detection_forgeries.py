@@ -17,7 +17,7 @@ from benchmarks.detection_peers import GROUP, ME, RUN, TOKENIZER, VERSION, Choic
 from trainer.generate.sampling import choose, gumbel, near_ties, stream_key
 from trainer.rl.config import RlConfig
 from trainer.rl.rollout import Rollout
-from trainer.rl.tolerances import RATE_FACTOR, SLACK
+from trainer.rl.verification import RATE_FACTOR, SLACK
 
 SLOTS = 128
 """Completions that are generated at a time."""

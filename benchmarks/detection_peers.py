@@ -17,10 +17,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from kernels.toploc import prove_all
 from trainer.data.tokens import ByteTokenizer
-from trainer.environments.conversation import read_turns
-from trainer.environments.environment import Environment, Problem
-from trainer.generate.batch import Batch
-from trainer.generate.engine import Engine, Request, complete
+from trainer.environments.environment import Environment, Problem, read_turns
+from trainer.generate.engine import Batch, Engine, Request, complete
 from trainer.generate.sampling import stream_key
 from trainer.models.llama.config import ModelConfig, parameter_layout
 from trainer.models.llama.initial import initial_parameters

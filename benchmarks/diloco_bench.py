@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kernels import outer, reduce
+from kernels import aggregate, outer_step
 from kernels.layout import chunk_layout, payload_bytes
 from kernels.outer_step import OuterStep, automatic
 from trainer.config import DataConfig, InnerConfig, TrainingConfig
@@ -17,7 +17,7 @@ from trainer.data import corpus as corpora
 from trainer.data.rows import Rows
 from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.initial import initial_parameters
-from trainer.optim.inner import Place
+from trainer.optim import Place
 from trainer.worker import Task, Worker
 
 F32 = npt.NDArray[np.float32]
@@ -183,7 +183,7 @@ class Bench:
             else:
                 differences = np.stack([theta - member.model.flat.numpy() for member in members])
                 mean = np.asarray(differences.mean(axis=0), dtype=np.float32)
-                outer.nesterov_update(theta, momentum, mean, step.rate, step.momentum)
+                outer_step.nesterov_update(theta, momentum, mean, step.rate, step.momentum)
             yield theta
 
 
@@ -201,8 +201,8 @@ def apply_int8(theta: F32, momentum: F32, encoded: Sequence[bytearray], tokens: 
     for span in chunk_layout(len(theta), CHUNK):
         parts = [memoryview(data)[span.encoded] for data in encoded]
         result = memoryview(bytearray(span.size))
-        reduce.weighted_mean(parts, tokens, span.count, result)
-        outer.apply_result(theta[span.values], momentum[span.values], result, step.rate, step.momentum)
+        aggregate.weighted_mean(parts, tokens, span.count, result)
+        outer_step.apply_result(theta[span.values], momentum[span.values], result, step.rate, step.momentum)
 
 
 # -- the table ---------------------------------------------------------------------------------------------------------

@@ -21,13 +21,12 @@ import torch
 from kernels.losses import language_model_loss
 from trainer.config import InnerConfig
 from trainer.data.tokens import ByteTokenizer
-from trainer.environments.conversation import example_tokens
-from trainer.environments.environment import Environment
+from trainer.environments.environment import Environment, example_tokens
 from trainer.environments.registry import BUILT_IN, open_environment
 from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.initial import initial_parameters
 from trainer.models.llama.model import Decoder
-from trainer.optim.adamw import AdamW
+from trainer.optim import AdamW
 
 MODEL = ModelConfig.from_mapping(
     {

@@ -16,11 +16,10 @@ from random import Random
 from typing import Any
 
 from protocol.chain.tasks_in_force import TasksInForce, first_problem
-from protocol.rollouts.batch import PooledBatch
-from protocol.rollouts.dealing import lot_of, problems_of, trainer_of
-from protocol.rollouts.happenings import TipChanged
+from protocol.rollouts.batch import PooledBatch, lot_of, problems_of, trainer_of
+from protocol.rollouts.events import TipChanged
+from protocol.rollouts.policy import PoolContext
 from protocol.rollouts.pool import Intake
-from protocol.rollouts.scene import PoolContext
 from protocol.run.rl_section import RlSection
 from protocol.tasks.counting import Counting
 from protocol.trainer_link import Tried

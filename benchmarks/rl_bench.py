@@ -21,7 +21,7 @@ from kernels.losses import language_model_loss
 from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.initial import initial_parameters
 from trainer.models.llama.model import Decoder
-from trainer.optim.adamw import AdamW
+from trainer.optim import AdamW
 from trainer.rl.config import RlConfig
 from trainer.rl.groups import Group, grouped, scored
 from trainer.rl.learner import Learner, Learnt, LearnTask, adamw_config

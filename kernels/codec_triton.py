@@ -18,8 +18,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.aggregate import shares_of
 from kernels.codec import BLOCK, LARGEST_SCALE, TINY, blocks_of, encoded_bytes
-from kernels.reduce import shares_of
 
 ROWS = 16
 """Blocks per Triton program."""
@@ -96,7 +96,7 @@ def encode_difference(base: Tensor, values: Tensor, out: Tensor) -> float:
 
 
 def weighted_mean(contributions: Sequence[Tensor], weights: Sequence[int], count: int, out: Tensor) -> None:
-    """Average sane codec bytes on the GPU, as `kernels.reduce.weighted_mean` does on the CPU."""
+    """Average sane codec bytes on the GPU, as `kernels.aggregate.weighted_mean` does on the CPU."""
     assert len(contributions) == len(weights) > 0 and all(weight > 0 for weight in weights)
     for contribution in contributions:
         _parts(contribution, count)

@@ -12,8 +12,8 @@ from peer.joining.run_source import create_run
 from tests.trainer.made_tokenizer import ENDS, VOCAB, make_tokenizer
 from tests.trainer.weights.models import QWEN2, in_blocks, random_parameters
 from trainer.models.llama.config import ModelConfig
-from trainer.weights.numbers import ExportFormat
-from trainer.weights.writing import write_folder
+from trainer.weights.folder import write_folder
+from trainer.weights.safetensors_file import ExportFormat
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 MODEL = "Qwen2.5-0.5B-Instruct"

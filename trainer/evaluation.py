@@ -17,8 +17,7 @@ import torch
 
 from trainer.config import TrainingConfig
 from trainer.data.rows import Reading
-from trainer.models.llama.model import Decoder
-from trainer.models.loss import loss_of
+from trainer.models.llama.model import Decoder, loss_of
 
 F32 = npt.NDArray[np.float32]
 

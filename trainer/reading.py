@@ -2,18 +2,47 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
+
+import numpy as np
 
 from trainer.config import TrainingConfig
 from trainer.data import corpus as corpora
-from trainer.data.chat_reading import ChatReading
+from trainer.data.chat import ChatReading
+from trainer.data.corpus import SEPARATOR, Corpus
 from trainer.data.rows import Reading
 from trainer.data.templates import TemplatedTokenizer
-from trainer.data.tokens import ByteTokenizer, TokenizerFile
-from trainer.environments import examples
-from trainer.environments.environment import Environment
+from trainer.data.tokens import ByteTokenizer, Tokenizer, TokenizerFile
+from trainer.environments.environment import Environment, example_tokens
+from trainer.environments.records import ALL
 from trainer.environments.registry import open_named
-from trainer.environments.solve_rates import ALL
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Corpus of an environment's own examples, for a warm start.
+
+
+MOST_EXAMPLES = 1 << 14
+
+
+def corpus_of(environment: Environment, held_out_percent: int, tokenizer: Tokenizer | None = None) -> Corpus:
+    """Return examples of problems spread over the environment, laid out as rollouts; a fixed share is held out.
+
+    tokenizer: defaults to bytes.  Raises ValueError if the environment knows no solutions.
+    """
+    tokenizer = tokenizer or ByteTokenizer()
+    count = min(environment.size, MOST_EXAMPLES)
+    splits: dict[bool, list[int]] = {False: [], True: []}
+    for number in range(count):
+        example = example_tokens(environment, number * environment.size // count, tokenizer)
+        splits[number * held_out_percent % 100 < held_out_percent] += [*example.prompt, *example.output]
+    train, held_out = (np.array(splits[held], np.min_scalar_type(tokenizer.vocab - 1)) for held in (False, True))
+    digest = hashlib.blake2b(train.tobytes() + SEPARATOR * 2 + held_out.tobytes(), digest_size=16).hexdigest()
+    return Corpus(train, held_out, digest)
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+
 
 TOKENIZER, CHATS = "tokenizer.json", "chats.jsonl"
 """Names of a run's files."""
@@ -41,7 +70,7 @@ def reading_of(config: TrainingConfig, tokenizer: TemplatedTokenizer) -> Reading
         path = _file(config, CHATS)
         return ChatReading(path, tokenizer, data.sequence_length, data.held_out_percent, packed=data.packed)
     if data.corpus == "examples":
-        corpus = examples.corpus_of(environment_of(config), data.held_out_percent, tokenizer)
+        corpus = corpus_of(environment_of(config), data.held_out_percent, tokenizer)
     else:
         corpus = corpora.load(data.corpus, data.held_out_percent, tokenizer if config.tokenizer else None)
     return corpora.TextReading(corpus, data.sequence_length)

@@ -15,20 +15,41 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
-from kernels.layout import chunk_layout
+from kernels import codec
+from kernels.layout import Layout, chunk_layout, payload_bytes
 from trainer.config import TrainingConfig
-from trainer.contribution import NotFinite, encode_difference
 from trainer.data import corpus as corpora
-from trainer.data.rows import Reading, Rows
-from trainer.data.schedule import LaneSchedule
+from trainer.data.rows import LaneSchedule, Reading, Rows
 from trainer.evaluation import Evaluation, evaluation_tokens, load
 from trainer.models.llama.model import Decoder
-from trainer.optim.inner import InnerLoop, Place
-from trainer.optim.moments import MomentsFile
+from trainer.optim import InnerLoop, MomentsFile, Place
 from trainer.reading import reading_of, tokenizer_of
 
+# ------------------------------------------------------------------------------------------------------------------------
+# Result of a round's work, on text or on rollouts: the encoded difference, or an error if it is worthless.
+
+
 F32 = npt.NDArray[np.float32]
+
+
+class NotFinite(Exception):
+    """Error for a loss that is not finite: the parameters of this round are worthless."""
+
+
+def encode_difference(theta: F32, parameters: Tensor, layout: Layout, out: memoryview) -> float:
+    """Encode theta minus the local `parameters` into `out`, chunk after chunk; return the norm of the difference."""
+    assert len(out) == payload_bytes(layout)
+    squares = 0.0
+    for span in layout:
+        difference = theta[span.values] - parameters[span.values].cpu().numpy()
+        squares += float(np.sum(np.square(difference, dtype=np.float64)))
+        codec.encode(difference, out[span.encoded])
+    return math.sqrt(squares)
+
+
+# ------------------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from protocol.events.status import PeerStatus
 from protocol.node.extensions import CannotExtend, Extensions
 from protocol.node.line_probe import NotNow, ProbedLines
 from protocol.run.sections import Unit
-from protocol.tasks.desk import CannotAmend, TaskSetCommands
+from protocol.tasks.commands import CannotAmend, TaskSetCommands
 from protocol.versions.publishing import MOST_ANCHOR_EVERY, CannotPublish
 from protocol.versions.weight_versions import WeightVersions
 from protocol.wire.presence import Phase

@@ -42,7 +42,7 @@ from protocol.events.status import PeerStatus
 from protocol.node.extensions import Extensions
 from protocol.node.line_probe import ProbedLines
 from protocol.node.node import Node
-from protocol.tasks.desk import TaskSetCommands
+from protocol.tasks.commands import TaskSetCommands
 from protocol.transport.interface import NetworkError
 from protocol.version import version
 from protocol.versions.weight_versions import WeightVersions

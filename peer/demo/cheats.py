@@ -49,18 +49,18 @@ def cut_outputs() -> None:
 
 def lie() -> None:
     """Reverse each verdict in the peer process."""
-    from protocol.rollouts import checking
+    from protocol.rollouts import worker
     from protocol.trainer_link import RolloutVerdict
     from protocol.wire.rollouts import Reason, Verdict
 
-    honest = checking.code_of
+    honest = worker.code_of
 
     def contrary(verdict: RolloutVerdict) -> int:
         if verdict.verdict is Verdict.ACCEPT:
             return honest(replace(verdict, verdict=Verdict.REJECT, reason=Reason.WRONG_COMPUTATION))
         return honest(replace(verdict, verdict=Verdict.ACCEPT, reason=Reason.NONE))
 
-    checking.code_of = contrary
+    worker.code_of = contrary
 
 
 PROGRAMS = {"rollout": (be_lazy, "peer"), "validator": (lie, "peer"), TRAINER: (cut_outputs, "trainer")}

@@ -28,8 +28,8 @@ from trainer.environments.sandbox import SandboxUnavailable
 from trainer.evaluation import load
 from trainer.models.llama.initial import initial_parameters
 from trainer.reading import environment_of, tokenizer_of
+from trainer.rl.groups import Targeted
 from trainer.rl.rating import Rater, Sampling
-from trainer.rl.targets import Targeted
 from trainer.worker import pick_device
 
 # ------------------------------------------------------------------------------------------------------------------------

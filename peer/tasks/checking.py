@@ -18,11 +18,10 @@ from protocol.sync.run_files import paths_of
 from protocol.wire.tasks import MAX_SET_BYTES, MAX_SET_TASKS
 from trainer.config import TrainingConfig
 from trainer.data.templates import TemplatedTokenizer
-from trainer.environments.records import TaskRecord
-from trainer.environments.solve_rates import SolveRates, told
-from trainer.environments.task_set import read_task_set
+from trainer.environments.records import SolveRates, TaskRecord, told
+from trainer.environments.task_file import read_task_set
 from trainer.reading import tokenizer_of
-from trainer.rl.targets import most_prompt_bytes, prompt_flaw
+from trainer.rl.groups import most_prompt_bytes, prompt_flaw
 
 
 @dataclass(frozen=True)

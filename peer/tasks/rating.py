@@ -21,18 +21,15 @@ from peer.weights.tokenizer_files import check_readable
 from protocol.run.manifest import RunManifest
 from trainer.data.templates import TemplatedTokenizer
 from trainer.data.tokens import ByteTokenizer, TokenizerFile
-from trainer.environments.jsonl import RecordedTasks, digest_of, read_file
-from trainer.environments.naming import read_name
-from trainer.environments.records import BYTE_ORDER_MARK, MAX_LINE_BYTES, read_tasks
-from trainer.environments.registry import FILE, files_of, open_named
+from trainer.environments.records import BYTE_ORDER_MARK, MAX_LINE_BYTES, SolveRates, read_tasks, told
+from trainer.environments.registry import FILE, files_of, open_named, read_name
 from trainer.environments.sandbox import SandboxUnavailable
-from trainer.environments.solve_rates import SolveRates, told
-from trainer.environments.task_set import ZSTANDARD
+from trainer.environments.task_file import ZSTANDARD, RecordedTasks, digest_of, read_file
 from trainer.rl import rating
 from trainer.rl.config import RlConfig
 from trainer.rl.rating import Rater, Sampling
-from trainer.weights.numbers import FolderError
-from trainer.weights.reading import WeightsFolder
+from trainer.weights.folder import WeightsFolder
+from trainer.weights.safetensors_file import FolderError
 from trainer.worker import pick_device
 
 # ------------------------------------------------------------------------------------------------------------------------

@@ -31,22 +31,21 @@ from protocol.run.sections import CHATS, MAX_FILE_BYTES, TASKS, TOKENIZER, FileS
 from protocol.sync.run_files import file_section, keep_file
 from protocol.wire.hashes import Hash, chunk_hash, tree_root
 from trainer.config import TrainingConfig
-from trainer.data.chat_reading import ChatReading
-from trainer.data.marks import MESSAGE_END, TURN_END, Mark
+from trainer.data.chat import ChatReading
 from trainer.data.templates import TEMPLATES, TemplatedTokenizer
+from trainer.data.tokenizer_json import MESSAGE_END, TURN_END, Mark
 from trainer.data.tokens import ByteTokenizer, special_in
-from trainer.environments.jsonl import digest_of, read_file
 from trainer.environments.packages import PackageMissing
-from trainer.environments.records import TaskRecord, read_tasks
+from trainer.environments.records import SolveRates, TaskRecord, read_tasks, told
 from trainer.environments.registry import check_named, files_of, problems_of, with_digests
 from trainer.environments.sandbox import SandboxUnavailable
-from trainer.environments.solve_rates import SolveRates, told
+from trainer.environments.task_file import digest_of, read_file
 from trainer.git_lfs import POINTER_FLAW, is_pointer, is_pointer_file
 from trainer.models.llama.huggingface import ends_in
 from trainer.reading import environment_of, reading_of, tokenizer_of
-from trainer.rl.targets import prompt_flaw
-from trainer.weights.numbers import FolderError
-from trainer.weights.reading import WeightsFolder, json_in
+from trainer.rl.groups import prompt_flaw
+from trainer.weights.folder import WeightsFolder, json_in
+from trainer.weights.safetensors_file import FolderError
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Run that begins with the weights of a Hugging Face folder: the state after 0 rounds, hashed, and kept on disk.

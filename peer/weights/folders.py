@@ -30,10 +30,9 @@ from protocol.sync.run_files import paths_of
 from trainer.config import TrainingConfig
 from trainer.models.llama.huggingface import ends_in
 from trainer.models.llama.initial import initial_parameters
+from trainer.weights.folder import WeightsFolder, write_folder
 from trainer.weights.merging import Linear, Rule, Slerp, Ties, merged
-from trainer.weights.numbers import ExportFormat, FolderError
-from trainer.weights.reading import WeightsFolder
-from trainer.weights.writing import write_folder
+from trainer.weights.safetensors_file import ExportFormat, FolderError
 
 # ------------------------------------------------------------------------------------------------------------------------
 # New folder that gets its name when all of it is on disk, so the name never stands for a part of a model.

@@ -16,9 +16,8 @@ from peer.paths import make_private, run_dir
 from protocol.run.manifest import SignedManifest
 from trainer.config import TrainingConfig
 from trainer.models.llama.config import ParameterPlace, parameter_layout
-from trainer.weights.numbers import ExportFormat, FolderError
-from trainer.weights.reading import check_repeated
-from trainer.weights.safetensors_file import READ_BYTES, StoredTensor, header_of, tensors_in
+from trainer.weights.folder import check_repeated
+from trainer.weights.safetensors_file import READ_BYTES, ExportFormat, FolderError, StoredTensor, header_of, tensors_in
 
 
 @contextmanager

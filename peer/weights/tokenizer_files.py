@@ -12,8 +12,8 @@ from typing import Any
 
 from peer.errors import ExitCode, PeerError
 from peer.paths import make_private
-from trainer.weights.numbers import FolderError
-from trainer.weights.reading import json_in
+from trainer.weights.folder import json_in
+from trainer.weights.safetensors_file import FolderError
 
 NAMES = (
     "tokenizer.json",

@@ -19,8 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kernels.layout import chunk_layout
-from kernels.outer import apply_result
-from kernels.outer_step import OuterStep
+from kernels.outer_step import OuterStep, apply_result
 from protocol.chain.records import Chain
 from protocol.run.manifest import BF16_BYTES, RunManifest
 from protocol.wire.hashes import Hash, chunk_hash, tree_root

@@ -16,8 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kernels.layout import Layout, chunk_layout, payload_bytes
-from kernels.outer import apply_result
-from kernels.outer_step import OuterStep
+from kernels.outer_step import OuterStep, apply_result
 from protocol.blobs.store import leaves_of
 from protocol.chain.amendment import extension_of
 from protocol.chain.outer_state import certified_digest

@@ -29,7 +29,7 @@ from protocol.membership.heartbeats import Pace
 from protocol.node.work import Work
 from protocol.offload import Offload
 from protocol.rollouts.selection import Selection
-from protocol.rollouts.work import WorkStatus
+from protocol.rollouts.trainer import WorkStatus
 from protocol.run.settings import NodeSettings
 from protocol.trainer_link import ComputeTask, Contribution, Progress, TrainerDied, TrainerGaveUp, TrainerLink
 from protocol.transport.interface import Session

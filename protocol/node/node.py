@@ -38,8 +38,7 @@ from protocol.node.statements import EarlyReadyBuffer, Statements
 from protocol.node.watch import LivenessTicker
 from protocol.node.work import Work
 from protocol.offload import Offload
-from protocol.rollouts.counting import RolloutCounter
-from protocol.rollouts.rollouts import Rollouts
+from protocol.rollouts.rollouts import RolloutCounter, Rollouts
 from protocol.run.sections import FILE_CHUNK_BYTES
 from protocol.run.settings import NodeSettings, WeightSettings
 from protocol.sync.catch_up import CatchUp
@@ -48,7 +47,7 @@ from protocol.sync.following import Following
 from protocol.sync.fork_choice import YOUNG_ROUNDS, ElectorTips
 from protocol.sync.run_files import RunFiles
 from protocol.sync.supplies import StateFetcher
-from protocol.tasks.desk import TaskSetCommands
+from protocol.tasks.commands import TaskSetCommands
 from protocol.tasks.task_sets import TaskSets
 from protocol.trainer_link import RolloutLink, StateMark, TrainerLink
 from protocol.transport.interface import Session

@@ -25,7 +25,7 @@ from protocol.node.evaluator import Evaluator
 from protocol.node.extensions import Extensions
 from protocol.node.guard import Guard
 from protocol.offload import Offload
-from protocol.rollouts.happenings import Contrary
+from protocol.rollouts.events import Contrary
 from protocol.rollouts.rollouts import Rollouts
 from protocol.tasks.task_sets import TaskSets
 from protocol.transport.interface import MALFORMED, Acceptance, Members, Offence, Session

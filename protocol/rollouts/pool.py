@@ -1,7 +1,7 @@
 """Pure state machine of the batches that a peer knows: heard, dealt, judged, decided, used, forgotten.
 
 The peer's role decides how it treats a batch (`Duty`).  Batches are bounded in number, in bytes and in checks, for all peers
-together and for each (`protocol.rollouts.room`).
+together and for each (`protocol.rollouts.trust`).
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from protocol.rollouts.batch import (
     Slot,
     found_in,
     is_well_formed,
+    lot_of,
     opinion_of,
+    places_of,
     reason_of,
 )
-from protocol.rollouts.dealing import lot_of, places_of
-from protocol.rollouts.happenings import (
+from protocol.rollouts.events import (
     BatchHeard,
     BatchVerified,
     Compare,
@@ -48,8 +49,8 @@ from protocol.rollouts.happenings import (
     TipChanged,
     VerifyBatch,
 )
-from protocol.rollouts.room import MOST_BATCHES, PoolLimits
-from protocol.rollouts.scene import PATIENCE, PoolContext, discard, judged, opinion_in
+from protocol.rollouts.policy import PATIENCE, PoolContext, discard, judged, opinion_in
+from protocol.rollouts.trust import MOST_BATCHES, PoolLimits
 from protocol.run.rl_section import RlSection
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId

@@ -22,7 +22,7 @@ from protocol.disk import StoreFailed
 from protocol.events.events import Notice
 from protocol.membership.liveness import Membership
 from protocol.offload import Offload
-from protocol.rollouts.kept_versions import Keeping
+from protocol.rollouts.trainer import Keeping
 from protocol.tasks.library import Library
 from protocol.transport.interface import Session
 from protocol.wire.hashes import Hash, chunk_hash, tree_root

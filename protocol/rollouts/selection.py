@@ -15,7 +15,7 @@ from protocol.events.events import Notice, RolloutsUsed
 from protocol.rollouts.batch import PooledBatch
 from protocol.rollouts.pool import Pool
 from protocol.rollouts.reference import Reference
-from protocol.rollouts.work import TrainerLock
+from protocol.rollouts.trainer import TrainerLock
 from protocol.tasks.counting import LEAST_CLEAN
 from protocol.tasks.task_sets import TaskSets
 from protocol.trainer_link import Contribution, RolloutLink, SharedTaskFile

@@ -13,8 +13,8 @@ from tests.e2e.swarm import Swarm
 from tests.trainer.made_tokenizer import ENDS, VOCAB, make_tokenizer
 from tests.trainer.weights.models import QWEN3, in_blocks, random_parameters
 from trainer.models.llama.config import ModelConfig
-from trainer.weights.numbers import ExportFormat
-from trainer.weights.writing import write_folder
+from trainer.weights.folder import write_folder
+from trainer.weights.safetensors_file import ExportFormat
 
 pytestmark = pytest.mark.slow
 

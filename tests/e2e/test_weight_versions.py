@@ -12,9 +12,8 @@ import pytest
 from protocol.events import events as ev
 from tests.e2e.swarm import TINY_RUN, Peer, Swarm
 from trainer.models.llama.config import ModelConfig
-from trainer.weights.numbers import ExportFormat
-from trainer.weights.reading import WeightsFolder
-from trainer.weights.writing import write_folder
+from trainer.weights.folder import WeightsFolder, write_folder
+from trainer.weights.safetensors_file import ExportFormat
 
 pytestmark = pytest.mark.slow
 

@@ -11,9 +11,8 @@ from protocol.run.manifest import open_manifest
 from tests.e2e.swarm import Swarm
 from tests.trainer.weights.models import LLAMA3, in_blocks, random_parameters
 from trainer.models.llama.config import ModelConfig
-from trainer.weights.numbers import ExportFormat
-from trainer.weights.reading import WeightsFolder
-from trainer.weights.writing import write_folder
+from trainer.weights.folder import WeightsFolder, write_folder
+from trainer.weights.safetensors_file import ExportFormat
 
 RUN = """
 name = "begun"

@@ -14,8 +14,7 @@ from tempfile import TemporaryDirectory
 import torch
 from torch import Tensor
 
-from kernels.galois import PRIME
-from kernels.toploc import MalformedProof, Mismatch, Thresholds, check_form, compare_all, prove
+from kernels.toploc import PRIME, MalformedProof, Mismatch, Thresholds, check_form, compare_all, prove
 from tests.fuzz.mutations import mutated
 from tests.fuzz.tally import Tally
 from tests.trainer.rl.honest import CPU, FAMILIES, TOKENIZER, Letters, decoder, generate, parameters

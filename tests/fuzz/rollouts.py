@@ -13,8 +13,8 @@ from collections.abc import Callable
 from random import Random
 from typing import Any, Protocol
 
-from protocol.rollouts.dealing import beacon_of
-from protocol.rollouts.happenings import (
+from protocol.rollouts.batch import beacon_of
+from protocol.rollouts.events import (
     BatchHeard,
     BatchVerified,
     DealHeard,
@@ -28,9 +28,9 @@ from protocol.rollouts.happenings import (
     TipChanged,
     VerifyBatch,
 )
-from protocol.rollouts.happenings import GossipDeal as DealIt
+from protocol.rollouts.events import GossipDeal as DealIt
 from protocol.rollouts.pool import AHEAD, Pool
-from protocol.rollouts.room import MOST_BATCHES, MOST_OF_ONE
+from protocol.rollouts.trust import MOST_BATCHES, MOST_OF_ONE
 from protocol.run.rl_section import RlSection
 from protocol.wire.body import Body
 from protocol.wire.canonical import Malformed

@@ -7,8 +7,7 @@ import pytest
 from protocol.rollouts.pool import Pool
 from tests.fuzz import proofs
 from tests.fuzz.rollouts import fuzz
-from trainer.rl.form import Forms
-from trainer.rl.verification import Judged, Verifier
+from trainer.rl.verification import Forms, Judged, Verifier
 
 CASES = 3000
 

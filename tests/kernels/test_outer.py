@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kernels import codec
-from kernels.outer import apply_result, nesterov_update
+from kernels.outer_step import apply_result, nesterov_update
 from tests.kernels.test_codec import decoded, encoded
 from tests.kernels.vectors import normal
 

@@ -10,8 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels.outer import apply_result, nesterov_update
-from kernels.outer_step import GRID, HIGHEST, MOST, RATES, SEVERAL, OuterStep, automatic, effective_members
+from kernels.outer_step import (
+    GRID,
+    HIGHEST,
+    MOST,
+    RATES,
+    SEVERAL,
+    OuterStep,
+    apply_result,
+    automatic,
+    effective_members,
+    nesterov_update,
+)
 from tests.kernels.test_codec import decoded, encoded
 from tests.kernels.vectors import normal
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels import codec
-from kernels.reduce import shares_of, weighted_mean
+from kernels.aggregate import shares_of, weighted_mean
 from tests.kernels.test_codec import by_definition, decoded, encoded
 from tests.kernels.vectors import Floats, normal, vectors
 

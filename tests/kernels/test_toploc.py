@@ -14,8 +14,19 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kernels import toploc
-from kernels.galois import PRIME, evaluate, interpolate
-from kernels.toploc import MalformedProof, Mismatch, Thresholds, check_form, compare, compare_all, prove, prove_all
+from kernels.toploc import (
+    PRIME,
+    MalformedProof,
+    Mismatch,
+    Thresholds,
+    check_form,
+    compare,
+    compare_all,
+    evaluate,
+    interpolate,
+    prove,
+    prove_all,
+)
 
 GOLDEN: list[dict[str, Any]] = json.loads((Path(__file__).parent / "golden" / "toploc.json").read_text())
 """Made with toploc 0.1.6.  exact: whether the largest values are without equals, so that the bytes are determined."""

@@ -12,11 +12,11 @@ import pytest
 from protocol.node.contributor import Contributor
 from protocol.rollouts import pool
 from protocol.rollouts.batch import Bytes, Decision, Opinion, PooledBatch
-from protocol.rollouts.happenings import PoolEffect
+from protocol.rollouts.events import PoolEffect
+from protocol.rollouts.policy import PoolContext
 from protocol.rollouts.pool import Pool, TrainerPolicy
-from protocol.rollouts.scene import PoolContext
 from protocol.rollouts.selection import Chosen, Selection
-from protocol.rollouts.standing import TrustScores
+from protocol.rollouts.trust import TrustScores
 from protocol.trainer_link import Contribution
 from protocol.wire.hashes import hash_bytes
 from protocol.wire.presence import Role

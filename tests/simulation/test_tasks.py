@@ -13,11 +13,10 @@ from kernels.layout import chunk_layout, payload_bytes
 from protocol.events.events import Event, Notice, TasksAmended, TaskSetFellOut, TaskSetOffered
 from protocol.run.manifest import sign
 from protocol.short_id import short_id
+from protocol.tasks.commands import CannotAmend, TaskSetCommands
 from protocol.tasks.counting import LEAST_SCORED_TWICE
-from protocol.tasks.desk import CannotAmend, TaskSetCommands
 from protocol.tasks.library import SetFiles
-from protocol.tasks.offers import MOST, MOST_OF_ONE
-from protocol.tasks.task_sets import MOST_TOLD, REPEAT_S
+from protocol.tasks.task_sets import MOST, MOST_OF_ONE, MOST_TOLD, REPEAT_S
 from protocol.transport.interface import Acceptance
 from protocol.transport.simulated.wire import Weather
 from protocol.wire.hashes import Hash

@@ -18,8 +18,8 @@ from trainer.data.rows import Rows
 from trainer.evaluation import Evaluation
 from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.initial import initial_parameters
-from trainer.models.loss import hidden_states, loss_of
-from trainer.optim.inner import InnerLoop
+from trainer.models.llama.model import hidden_states, loss_of
+from trainer.optim import InnerLoop
 from trainer.worker import Task, Worker
 
 DATA = {"corpus": "stdlib", "format": "chat", "sequence_length": 64, "sequences_per_step": 4, "held_out_percent": 10}

@@ -18,7 +18,7 @@ from trainer.data.rows import Rows
 from trainer.memory import micro_batch, trainer_memory
 from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.model import Decoder
-from trainer.optim.inner import InnerLoop, Place
+from trainer.optim import InnerLoop, Place
 from trainer.rl.config import RlConfig
 
 SHAPE = ModelConfig.from_mapping(small.MODEL | {"dim": 64, "heads": 4, "kv_heads": 2, "ffn": 160, "layers": 3})

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.trainer.service.test_inbox import inbox, running
-from trainer.power import LOOK_S, MOST_TIMES, PowerPace, meter_of
+from trainer.service.service import LOOK_S, MOST_TIMES, PowerPace, meter_of
 
 
 class Card:

@@ -9,8 +9,7 @@ import pytest
 from kernels import codec
 from kernels.layout import payload_bytes
 from tests.trainer import small
-from trainer.contribution import NotFinite
-from trainer.worker import Done, Task, Worker
+from trainer.worker import Done, NotFinite, Task, Worker
 
 SIZE = payload_bytes(small.LAYOUT)
 

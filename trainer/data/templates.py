@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from trainer.data.marks import HEADING_BEGIN, HEADING_END, MESSAGE_END, TEXT_BEGIN, TURN_BEGIN, TURN_END, Mark
+from trainer.data.tokenizer_json import HEADING_BEGIN, HEADING_END, MESSAGE_END, TEXT_BEGIN, TURN_BEGIN, TURN_END, Mark
 from trainer.data.tokens import Tokenizer, UnreadableText
 
 ROLES = ("system", "user", "assistant")

@@ -15,9 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 
-from trainer.data.marks import MARKS
-from trainer.data.tokenizer_json import TokenizerRefused, read_in_child
-from trainer.data.tokenizer_library import LibraryError, LibraryTokenizer, load
+from trainer.data.tokenizer_json import MARKS, LibraryError, LibraryTokenizer, TokenizerRefused, load, read_in_child
 from trainer.git_lfs import POINTER_FLAW, is_pointer
 
 MAX_TOKENIZER_BYTES = 64 << 20

@@ -13,8 +13,12 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import json
+import math
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
+from trainer.environments.environment import Environment, Problem
 from trainer.environments.sandbox import Limits, Sandbox
 
 MAKING = Limits(cpu_s=300, wall_s=1200.0, memory_bytes=4 << 30, output_bytes=64 << 20)
@@ -134,3 +138,196 @@ class PackageProgram:
             return json.loads(outcome.output)
         except (ValueError, RecursionError) as error:
             raise ValueError("the package's process answered something else than JSON") from error
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Tasks of reasoning-gym (the extra `rl`): about a hundred families of procedural puzzles.
+#
+# A problem follows from the task, its settings, the seed, the number and the version of the package, so all peers of a run
+# need the same version.  Five of the families depend on Python's hash seed; problems are therefore made in the sandbox,
+# which fixes the seed, some at a time.  The package also computes scores, in the sandbox as well.
+
+
+REASONING_GYM = ("reasoning_gym", "reasoning-gym", "reasoning-gym tasks")
+"""Arguments of `installed_version`."""
+SIZE = 1 << 20
+"""Default number of a family's problems.  Few families (word_ladder) refuse so many."""
+AT_ONCE = 16
+"""Problems made in one process: starting one costs a second or so."""
+BLOCKS_KEPT = 64
+
+REASONING_GYM_PROGRAM = """
+import reasoning_gym
+
+def answer(question):
+    try:
+        fixed = {"seed": question["seed"], "size": question["size"]}
+        data = reasoning_gym.create_dataset(question["task"], **fixed, **question["settings"])
+    except (ValueError, TypeError, AssertionError) as error:
+        return {"refused": f"{type(error).__name__}: {error}"}
+    if "numbers" in question:
+        made = [data[number] for number in question["numbers"]]
+        return {"made": [[entry["question"], entry["answer"]] for entry in made]}
+    entry = data[question["number"]]
+    guard()
+    return {"score": float(data.score_answer(question["said"], entry))}
+"""
+
+
+class ReasoningGym(Environment):
+    """One family of puzzles.  The answer is the content of the last `<answer>` element, or the whole turn without one."""
+
+    def __init__(self, task: str, seed: int = 0, size: int = SIZE, settings: Mapping[str, Any] | None = None) -> None:
+        """settings: the family's own (see the package).  Raises ValueError if the package refuses them."""
+        if type(size) is not int or size < 1:
+            raise ValueError("size is how many problems there are, a whole number from 1 on")
+        self.version = f"reasoning-gym {installed_version(*REASONING_GYM)}"
+        self._what = {"task": task, "seed": seed, "size": size, "settings": dict(settings or {})}
+        self._maker, self._scorer = PackageProgram(REASONING_GYM_PROGRAM, MAKING), PackageProgram(REASONING_GYM_PROGRAM)
+        self._block = lru_cache(BLOCKS_KEPT)(self._make_block)
+        self._size = size
+        self._block(0)
+
+    @property
+    def size(self) -> int:
+        return self._size
+
+    def problem(self, index: int) -> Problem:
+        number = self._checked(index)
+        question, answer = self._block(number // AT_ONCE)[number % AT_ONCE]
+        return Problem(index, question, answer)
+
+    def score(self, problem: Problem, turns: Sequence[str]) -> float:
+        if len(turns) != 1:
+            return 0.0
+        said = answer_element(turns[0])
+        if said == problem.answer:
+            return 1.0  # as in all families of 0.1.25 that name an answer
+        try:
+            answer = self._scorer.ask({**self._what, "number": problem.index, "said": said})
+            return in_range(answer["score"])
+        except (ValueError, KeyError, TypeError):
+            return 0.0
+
+    def solution(self, problem: Problem) -> tuple[str, ...]:
+        if problem.answer is None:
+            raise ValueError(f"{self._what['task']} of reasoning-gym names no answers, so it has no examples")
+        return (str(problem.answer),)
+
+    def _make_block(self, block: int) -> list[tuple[str, str | None]]:
+        numbers = list(range(block * AT_ONCE, min(self._size, (block + 1) * AT_ONCE)))
+        answer = self._maker.ask({**self._what, "numbers": numbers})
+        if "refused" in answer:
+            raise ValueError(f"reasoning-gym refuses {self._what['task']!r}: {answer['refused']}")
+        return [(str(question), None if solution is None else str(solution)) for question, solution in answer["made"]]
+
+
+def answer_element(text: str) -> str:
+    """Return the text between the last `<answer>` and `</answer>`, or the whole text; without blanks around it."""
+    _, opened, rest = text.rpartition("<answer>")
+    return (rest.partition("</answer>")[0] if opened else text).strip()
+
+
+def in_range(score: Any) -> float:
+    """Return a package's score clamped to [0, 1]; 0 for a value that is no finite number."""
+    if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
+        return 0.0
+    return min(1.0, max(0.0, float(score)))
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Tasks of `verifiers` tasksets (the extra `rl`, its v1 interface): packages of tasks with rewards that others publish.
+#
+# A suitable taskset has plain texts, one turn each, and scores from the text alone.  Tasksets that need tools, a container,
+# a judge or a simulated user are refused: no other peer could recompute their rewards from a rollout.  A taskset that
+# downloads its data does not load, because it runs in the sandbox like everything that reads a model's text.
+
+
+VERIFIERS = ("verifiers", "verifiers", "verifiers tasksets")
+"""Arguments of `installed_version`."""
+MAX_TASKS = 10_000
+"""Most tasks taken from a taskset; some tasksets never end."""
+
+VERIFIERS_PROGRAM = """
+import asyncio, inspect, itertools
+import verifiers.v1 as vf
+from verifiers.v1.graph import MessageNode
+from verifiers.v1.types import AssistantMessage, SystemMessage, UserMessage
+from verifiers.v1.utils.loaders import taskset_class, taskset_config_type
+
+def tasks(question):
+    name = question["taskset"]
+    return iter(taskset_class(name)(taskset_config_type(name)(id=name)))
+
+def fault(task):
+    if task.NEEDS_CONTAINER:
+        return "needs a container"
+    if task.toolsets(task.config):
+        return "needs tools"
+    if task.plugged_judges():
+        return "needs a judge"
+    if not isinstance(task.data.prompt, str):
+        return "has no prompt that is one text"
+    rewards = task.hooks("reward")
+    if not rewards or any("runtime" in inspect.signature(reward).parameters for reward in rewards):
+        return "has no reward that follows from the text alone"
+    return None
+
+async def score(task, said):
+    texts = [SystemMessage(content=task.data.system_prompt)] if task.data.system_prompt else []
+    texts.append(UserMessage(content=task.data.prompt))
+    nodes = [MessageNode(message=text, parent=place - 1 if place else None) for place, text in enumerate(texts)]
+    nodes.append(MessageNode(message=AssistantMessage(content=said), parent=len(nodes) - 1, sampled=True))
+    about = vf.TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash)
+    trace = vf.Trace(task=about, agent=vf.AgentInfo(config=vf.AgentConfig()), nodes=nodes, ok=True, is_completed=True)
+    await task.score(trace)
+    return trace.reward
+
+def answer(question):
+    if "number" not in question:
+        prompts = []
+        for task in itertools.islice(tasks(question), question["most"]):
+            reason = fault(task)
+            if reason:
+                return {"refused": f"task {len(prompts)} {reason}"}
+            prompts.append("\\n".join(filter(None, (task.data.system_prompt, task.data.prompt))))
+        return {"prompts": prompts}
+    task = next(itertools.islice(tasks(question), question["number"], None))
+    guard()
+    return {"score": float(asyncio.run(score(task, question["said"])))}
+"""
+
+
+class VerifiersTasks(Environment):
+    """The first `MAX_TASKS` tasks of an installed taskset, with its default settings."""
+
+    def __init__(self, taskset: str) -> None:
+        """Load a taskset; raises ValueError if it is not installed, does not load, or does not fit."""
+        self.version = f"verifiers {installed_version(*VERIFIERS)} {taskset}"
+        self._taskset = taskset
+        self._scorer = PackageProgram(VERIFIERS_PROGRAM)
+        answer = PackageProgram(VERIFIERS_PROGRAM, MAKING).ask({"taskset": taskset, "most": MAX_TASKS})
+        if "refused" in answer:
+            raise ValueError(f"the taskset {taskset} does not fit: {answer['refused']}")
+        self._prompts: list[str] = answer["prompts"]
+        if not self._prompts:
+            raise ValueError(f"the taskset {taskset} has no tasks")
+
+    @property
+    def size(self) -> int:
+        return len(self._prompts)
+
+    def problem(self, index: int) -> Problem:
+        return Problem(index, self._prompts[self._checked(index)], None)
+
+    def score(self, problem: Problem, turns: Sequence[str]) -> float:
+        if len(turns) != 1:
+            return 0.0
+        try:
+            answer = self._scorer.ask({"taskset": self._taskset, "number": problem.index, "said": turns[0]})
+            return in_range(answer["score"])
+        except (ValueError, KeyError, TypeError):
+            return 0.0
+
+    def solution(self, problem: Problem) -> tuple[str, ...]:
+        raise ValueError("tasks of verifiers name no solutions, so they give no examples")

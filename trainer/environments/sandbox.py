@@ -4,10 +4,10 @@ The protections depend on the computer (`protections` lists them):
 
 * always: limits of CPU time, memory, size of a file, open files and processes; a deadline; bounded output; only the given
   input; none of the user's environment variables; a separate folder that is removed.
-* namespaces (`confinement/namespaces.py`): no network, no sight of other processes, a file system with only Python's own
+* namespaces (`confinement.py`): no network, no sight of other processes, a file system with only Python's own
   files.
-* Landlock (`confinement/landlock.py`): the same for files, if namespaces are forbidden.
-* seccomp (`confinement/seccomp.py`): no sockets, no other processes, no rare kernel interfaces.
+* Landlock (`confinement.py`): the same for files, if namespaces are forbidden.
+* seccomp (`confinement.py`): no sockets, no other processes, no rare kernel interfaces.
 * another user, when we are root: a user that owns nothing.
 
 A sandbox names the protections that it requires, and cannot be made if one is missing: a program never runs with less.  A
@@ -18,23 +18,199 @@ these protections, and run nothing.
 from __future__ import annotations
 
 import functools
+import json
 import os
 import random
+import selectors
+import signal
+import stat
 import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
 
-from trainer.environments.child import Child, ChildExit, order_file
-from trainer.environments.folder import remove_folder
+# ------------------------------------------------------------------------------------------------------------------------
+# The sandbox's side of a child process: sends its order, reads its output and status, and ends it in time.
+#
+# The launcher itself keeps the deadline.  The second deadline here is for a launcher that was killed or is stuck.
+
+
+GRACE_S = 30.0
+"""Seconds beyond the deadline in which the launcher ends everything and reports."""
+MAX_STATUS_BYTES = 4096
+READ_BYTES = 1 << 16
+
+
+@dataclass
+class ChildExit:
+    """End of a child process.  failed: the step of confinement that failed, and why.  late: True if its time ran out."""
+
+    failed: tuple[str, str] | None = None
+    started: bool = False
+    exit_code: int | None = None
+    late: bool = False
+    overflowed: bool = False
+    output: bytes = b""
+    errors: bytes = b""
+
+
+@contextmanager
+def order_file(order: Mapping[str, Any]) -> Iterator[int]:
+    """Yield a descriptor, of a file without a name, from which the launcher reads its order."""
+    with tempfile.TemporaryFile() as file:
+        file.write(json.dumps(order).encode())
+        file.seek(0)
+        yield file.fileno()
+
+
+@dataclass
+class Child:
+    """Launcher process, and our ends of its streams.  Leaving the context kills the launcher, also after an exception."""
+
+    process: subprocess.Popen[bytes]
+    status: int
+    _read: dict[str, bytearray] = field(
+        default_factory=lambda: {"output": bytearray(), "errors": bytearray(), "status": bytearray()}
+    )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        for stream in (self.process.stdout, self.process.stderr):
+            if stream:
+                stream.close()
+        os.close(self.status)
+
+    def watch(self, wall_s: float, output_bytes: int) -> ChildExit:
+        """Read until the launcher is done, and return its end."""
+        assert self.process.stdout and self.process.stderr
+        last = time.monotonic() + wall_s + GRACE_S
+        ended = ChildExit()
+        with selectors.DefaultSelector() as selector:
+            streams = {"output": self.process.stdout.fileno(), "errors": self.process.stderr.fileno(), "status": self.status}
+            for name, descriptor in streams.items():
+                os.set_blocking(descriptor, False)
+                selector.register(descriptor, selectors.EVENT_READ, name)
+            while "status" in (key.data for key in selector.get_map().values()):
+                ready = selector.select(max(0.0, last - time.monotonic()))
+                if not ready:
+                    ended.late = True
+                    break
+                for key, _ in ready:
+                    if self._take(key.data, key.fd, output_bytes) == 0:
+                        selector.unregister(key.fd)
+                ended.overflowed = ended.overflowed or self._overflowed(output_bytes)
+                if ended.overflowed:
+                    self.process.terminate()
+            for name in ("output", "errors"):
+                while not ended.overflowed and self._take(name, streams[name], output_bytes):
+                    ended.overflowed = self._overflowed(output_bytes)
+        return self._told(ended, output_bytes)
+
+    def _take(self, name: str, descriptor: int, output_bytes: int) -> int | None:
+        """Read available bytes, keep them up to the limit; return their number, 0 at the end, None if none came yet."""
+        try:
+            data = os.read(descriptor, READ_BYTES)
+        except BlockingIOError:
+            return None
+        most = MAX_STATUS_BYTES if name == "status" else output_bytes + 1
+        self._read[name] += data[: most - len(self._read[name])]
+        return len(data)
+
+    def _overflowed(self, output_bytes: int) -> bool:
+        return len(self._read["output"]) + len(self._read["errors"]) > output_bytes
+
+    def _told(self, ended: ChildExit, output_bytes: int) -> ChildExit:
+        """Complete `ended` with the launcher's status and the program's output."""
+        for line in bytes(self._read["status"]).splitlines():
+            try:
+                said = json.loads(line)
+            except ValueError:
+                continue  # a launcher that was killed in the middle of a line
+            if "failed" in said:
+                ended.failed = (said["failed"], said["why"])
+            ended.started = ended.started or "started" in said
+            ended.late = ended.late or bool(said.get("late"))
+            ended.exit_code = said.get("exit", ended.exit_code)
+        ended.output, ended.errors = (bytes(self._read[name][:output_bytes]) for name in ("output", "errors"))
+        return ended
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Removal of a folder in which an untrusted program wrote.
+
+
+def remove_folder(path: str) -> None:
+    """Remove a folder of any depth, with any modes and file names; follow no link.
+
+    A tree can be deeper than a path or Python's stack allows, so folders are moved up and removed one after the other.
+    No process may write there meanwhile.
+    """
+    os.chmod(path, 0o700)
+    top = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        moved = 0
+        while names := os.listdir(top):
+            for name in names:
+                moved = _remove_entry(top, name, moved)
+    finally:
+        os.close(top)
+    os.rmdir(path)
+
+
+def _remove_entry(top: int, name: str, moved: int) -> int:
+    """Remove a file, or a folder after moving its own folders to the top; return the number for the next moved folder."""
+    if not _is_folder(top, name):
+        os.unlink(name, dir_fd=top)
+        return moved
+    os.chmod(name, 0o700, dir_fd=top)
+    inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=top)
+    try:
+        for entry in os.listdir(inner):
+            if not _is_folder(inner, entry):
+                os.unlink(entry, dir_fd=inner)
+                continue
+            os.chmod(entry, 0o700, dir_fd=inner)
+            while _exists(top, f"{moved}"):
+                moved += 1
+            os.rename(entry, f"{moved}", src_dir_fd=inner, dst_dir_fd=top)
+            moved += 1
+    finally:
+        os.close(inner)
+    os.rmdir(name, dir_fd=top)
+    return moved
+
+
+def _is_folder(parent: int, name: str) -> bool:
+    return stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode)
+
+
+def _exists(parent: int, name: str) -> bool:
+    try:
+        os.stat(name, dir_fd=parent, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+
 
 BOOT = (
     "import sys; sys.path.insert(0, sys.argv[1]); "
-    "from trainer.environments.confinement.launcher import main; main(int(sys.argv[2]), int(sys.argv[3]))"
+    "from trainer.environments.launcher import main; main(int(sys.argv[2]), int(sys.argv[3]))"
 )
 ROOT = Path(__file__).resolve().parent.parent.parent
 VARIABLES = {"PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}

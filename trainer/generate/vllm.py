@@ -29,11 +29,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trainer.generate.batch import Batch, Piece
 from trainer.generate.choice import INSTALL
-from trainer.generate.engine import PREFILL_TOKENS
-from trainer.generate.generator import Completion, Line, Reply, Request, continuation
-from trainer.generate.proving import Prove, ProveAll, Proving
+from trainer.generate.engine import PREFILL_TOKENS, Batch, Piece
+from trainer.generate.generator import Completion, Line, Prove, ProveAll, Proving, Reply, Request, continuation
 from trainer.generate.sampling import gumbel
 from trainer.models.llama.config import ModelConfig, parameter_layout
 from trainer.models.llama.huggingface import config_json

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from trainer.environments.solve_rates import SolveRates
+from trainer.environments.records import SolveRates
 from trainer.section import SectionFields
 
 SLOTS = 32

@@ -1,6 +1,6 @@
 """Measurement of solve rates: the built-in generator makes some answers to each task, which are scored as in a run.
 
-It serves the offline filter (`trainer.environments.solve_rates`), before a run, on one computer and without proofs.
+It serves the offline filter (`trainer.environments.records`), before a run, on one computer and without proofs.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ import torch
 from torch import Tensor
 
 from trainer.data.tokens import Tokenizer
-from trainer.environments.conversation import read_turns
-from trainer.environments.environment import Environment
+from trainer.environments.environment import Environment, read_turns
 from trainer.generate.engine import Engine, Reply, Request, complete
 from trainer.generate.sampling import stream_key
 from trainer.models.llama.config import ModelConfig
 from trainer.rl.config import SLOTS
-from trainer.weights.reading import WeightsFolder
+from trainer.weights.folder import WeightsFolder
 
 RATER = "peer tasks rate"
 """Name in place of the generating peer's: a measurement belongs to no run."""

@@ -20,8 +20,7 @@ from torch import Tensor
 
 from kernels.toploc import prove_all
 from trainer.data.tokens import Tokenizer
-from trainer.environments.conversation import read_turns
-from trainer.environments.environment import Environment, Problem
+from trainer.environments.environment import Environment, Problem, read_turns
 from trainer.evaluation import load
 from trainer.generate.choice import GeneratorName, choose_generator
 from trainer.generate.engine import Completion, Engine, Request, complete
@@ -30,12 +29,10 @@ from trainer.generate.sampling import stream_key
 from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.model import Decoder
 from trainer.rl.config import SLOTS, SPARE_VERSIONS, RlConfig
-from trainer.rl.form import Forms, RejectionReason
-from trainer.rl.groups import Group, Scored, grouped, scored
-from trainer.rl.packing import check_lengths
+from trainer.rl.groups import Group, Scored, Targeted, grouped, scored
+from trainer.rl.learner import check_lengths
 from trainer.rl.rollout import MAX_BYTES, Rollout
-from trainer.rl.targets import Targeted
-from trainer.rl.verification import Assignment, Judged, Verifier
+from trainer.rl.verification import Assignment, Forms, Judged, RejectionReason, Verifier
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Encoding of a batch: the rollouts that a peer submits at once, one after the other.

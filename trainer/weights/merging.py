@@ -1,7 +1,7 @@
 """Merging of several models of one shape into one, tensor by tensor: linear, SLERP, TIES.
 
 One tensor of each model is in memory at a time, and a few more of its size.  The result comes as the flat vector in order,
-which the caller can pass to `trainer.weights.writing`.
+which the caller can pass to `trainer.weights.folder`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Protocol
 
 import numpy as np
 
-from trainer.weights.numbers import F32, FolderError
-from trainer.weights.reading import WeightsFolder
+from trainer.weights.folder import WeightsFolder
+from trainer.weights.safetensors_file import F32, FolderError
 
 PARALLEL = 0.9995
 """Cosine beyond which two tensors count as parallel or opposite: the arc between them is then not well defined."""

@@ -14,7 +14,7 @@ from peer.control.client import ControlError
 from peer.control.requests import TaskControls
 from peer.errors import ExitCode
 from protocol.events.status import PeerStatus
-from protocol.tasks.desk import TaskSetCommands
+from protocol.tasks.commands import TaskSetCommands
 from tests.protocol.peers import ANN
 
 SET: dict[str, Any] = {

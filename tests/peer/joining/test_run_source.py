@@ -26,8 +26,8 @@ from protocol.wire.presence import Role
 from tests.protocol.chains import a_run
 from tests.protocol.peers import ANN
 from trainer.config import TrainingConfig
-from trainer.environments.jsonl import RecordedTasks, digest_of
 from trainer.environments.registry import open_named
+from trainer.environments.task_file import RecordedTasks, digest_of
 from trainer.reading import environment_of
 
 # ------------------------------------------------------------------------------------------------------------------------

@@ -21,12 +21,11 @@ from tests.simulation.rollouts import rl_run
 from tests.trainer.made_tokenizer import ENDS, VOCAB, make_tokenizer
 from tests.trainer.rl.test_rating import CONFIG
 from tests.trainer.weights.models import in_blocks, random_parameters
-from trainer.environments.jsonl import digest_of, open_file
-from trainer.environments.records import MAX_LINE_BYTES
-from trainer.environments.solve_rates import SolveRates
+from trainer.environments.records import MAX_LINE_BYTES, SolveRates
+from trainer.environments.task_file import digest_of, open_file
 from trainer.rl.rating import Rater
-from trainer.weights.numbers import ExportFormat
-from trainer.weights.writing import write_folder
+from trainer.weights.folder import write_folder
+from trainer.weights.safetensors_file import ExportFormat
 
 COUNT, SAMPLES = 5, 2
 TASKS: list[dict[str, Any]] = [

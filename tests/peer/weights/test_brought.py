@@ -19,7 +19,7 @@ from protocol.run.run_file import RunFileError, dump, parse_run_file
 from protocol.run.sections import FILE_CHUNK_BYTES
 from protocol.wire.identity import PeerId
 from tests.trainer.made_tokenizer import ENDS, TURN_END, VOCAB, make_tokenizer
-from trainer.environments.jsonl import digest_of
+from trainer.environments.task_file import digest_of
 
 CHAT = '{"prompt": "2 + 2?", "completion": "4"}\n'
 RUN = f"""

@@ -25,7 +25,7 @@ from tests.protocol.peers import ANN
 from tests.test_imports import loaded_after
 from tests.trainer.weights.models import our_logits, tokens_for
 from trainer.models.llama.initial import initial_parameters
-from trainer.weights.reading import WeightsFolder
+from trainer.weights.folder import WeightsFolder
 
 
 def read(folder: Path) -> np.ndarray:

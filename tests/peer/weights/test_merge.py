@@ -16,10 +16,9 @@ from peer.weights import folders
 from tests.test_imports import loaded_after
 from tests.trainer.weights.models import F32, SHAPE, in_blocks, our_logits, random_parameters, tokens_for
 from trainer.models.llama.config import ModelConfig
+from trainer.weights.folder import WeightsFolder, write_folder
 from trainer.weights.merging import Linear, Rule, Slerp, Ties, merged
-from trainer.weights.numbers import ExportFormat
-from trainer.weights.reading import WeightsFolder
-from trainer.weights.writing import write_folder
+from trainer.weights.safetensors_file import ExportFormat
 
 CONFIG = ModelConfig.from_mapping(SHAPE | {"tied": True, "context": 128})
 

@@ -17,8 +17,8 @@ from tests.protocol.peers import ANN
 from tests.protocol.versions.files import values, with_header
 from trainer.config import TrainingConfig
 from trainer.models.llama.config import parameter_layout
-from trainer.weights.numbers import ExportFormat
-from trainer.weights.writing import write_folder
+from trainer.weights.folder import write_folder
+from trainer.weights.safetensors_file import ExportFormat
 
 RUN = a_run(ANN)
 CONFIG = TrainingConfig.from_sections(RUN.manifest.trainer_sections()).model

@@ -19,9 +19,8 @@ from protocol.run.manifest import SignedManifest
 from tests.trainer.made_tokenizer import make_tokenizer
 from tests.trainer.weights.models import LLAMA3, QWEN2, QWEN3, in_blocks, random_parameters
 from trainer.models.llama.config import ModelConfig
-from trainer.weights.numbers import ExportFormat
-from trainer.weights.reading import WeightsFolder
-from trainer.weights.writing import write_folder
+from trainer.weights.folder import WeightsFolder, write_folder
+from trainer.weights.safetensors_file import ExportFormat
 
 SHAPES = {"llama3": LLAMA3 | {"tied": True}, "qwen2": QWEN2 | {"tied": False}, "qwen3": QWEN3 | {"tied": True}}
 

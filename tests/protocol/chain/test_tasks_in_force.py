@@ -8,7 +8,7 @@ import pytest
 
 from protocol.chain.base import Base
 from protocol.chain.tasks_in_force import OWN_PROBLEMS, TasksInForce, first_problem, place_of
-from protocol.rollouts.dealing import problems_of
+from protocol.rollouts.batch import problems_of
 from protocol.run.rl_section import RlSection
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash, hash_bytes

@@ -12,11 +12,10 @@ import trio
 import trio.testing
 
 from protocol.chain.tasks_in_force import TasksInForce
-from protocol.rollouts.batch import PooledBatch
-from protocol.rollouts.checking import Checking, is_sure
-from protocol.rollouts.dealing import problems_of
-from protocol.rollouts.happenings import BatchVerified, DealHeard, Fetched, Idle, VerifyBatch
-from protocol.rollouts.work import TrainerLock
+from protocol.rollouts.batch import PooledBatch, problems_of
+from protocol.rollouts.events import BatchVerified, DealHeard, Fetched, Idle, VerifyBatch
+from protocol.rollouts.trainer import TrainerLock
+from protocol.rollouts.worker import Checking, is_sure
 from protocol.tasks.task_sets import TaskSets
 from protocol.trainer_link import RolloutVerdict, VerifyTask
 from protocol.wire.hashes import Hash

@@ -14,7 +14,7 @@ from protocol.events.events import (
     RolloutsGenerated,
 )
 from protocol.events.status import RolloutStatus
-from protocol.rollouts.counting import RATE_S, RolloutCounter
+from protocol.rollouts.rollouts import RATE_S, RolloutCounter
 from protocol.wire.identity import PeerId
 
 ME, ANN = PeerId("me"), PeerId("ann")

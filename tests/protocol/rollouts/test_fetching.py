@@ -16,8 +16,8 @@ from protocol.blobs.store import BlobStore, leaves_of
 from protocol.chain.tasks_in_force import TasksInForce
 from protocol.disk import Disk, StoreFull
 from protocol.events.events import Event, Notice
-from protocol.rollouts.happenings import Ejected, FetchBatch, Fetched
-from protocol.rollouts.work import TrainerLock
+from protocol.rollouts.events import Ejected, FetchBatch, Fetched
+from protocol.rollouts.trainer import TrainerLock
 from protocol.rollouts.worker import RETRY_S, Fetching, RolloutMaker
 from protocol.tasks.library import Library
 from protocol.trainer_link import Generated

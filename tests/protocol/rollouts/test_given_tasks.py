@@ -12,7 +12,7 @@ import trio.testing
 
 from protocol.chain.tasks_in_force import TasksInForce, first_problem
 from protocol.rollouts.selection import AGAIN_S, GivenTasks
-from protocol.rollouts.work import TrainerLock
+from protocol.rollouts.trainer import TrainerLock
 from protocol.tasks.task_sets import TaskSets
 from protocol.trainer_link import SharedTaskFile
 from protocol.wire.hashes import Hash

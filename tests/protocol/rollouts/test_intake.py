@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from protocol.rollouts.batch import Decision, PooledBatch
-from protocol.rollouts.dealing import is_for, lot_of, trainer_of
-from protocol.rollouts.happenings import (
+from protocol.rollouts.batch import Decision, PooledBatch, is_for, lot_of, trainer_of
+from protocol.rollouts.events import (
     BatchVerified,
     DealHeard,
     FetchBatch,
@@ -18,8 +17,8 @@ from protocol.rollouts.happenings import (
     Idle,
     TipChanged,
 )
+from protocol.rollouts.policy import PoolContext
 from protocol.rollouts.pool import HOLD_S, NEWCOMERS_S, Intake
-from protocol.rollouts.scene import PoolContext
 from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import PeerId
 from protocol.wire.presence import Role

@@ -12,7 +12,7 @@ import trio
 from protocol.chain.store import Store
 from protocol.disk import StoreFailed
 from protocol.events.events import Notice
-from protocol.rollouts.standing import MAX_KNOWN, WRITE_S, KeptStanding, TrustScores
+from protocol.rollouts.trust import MAX_KNOWN, WRITE_S, KeptStanding, TrustScores
 from protocol.wire.identity import Identity, PeerId
 
 ANN, BOB, CID = (Identity.from_seed(bytes([number]) * 32).peer_id for number in range(3))

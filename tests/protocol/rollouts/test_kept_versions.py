@@ -7,8 +7,7 @@ from typing import Any
 
 import trio
 
-from protocol.rollouts.kept_versions import KeptVersions
-from protocol.rollouts.work import TrainerLock
+from protocol.rollouts.trainer import KeptVersions, TrainerLock
 from protocol.wire.hashes import Hash, hash_bytes
 
 TIP: Hash = hash_bytes("tip", b"")

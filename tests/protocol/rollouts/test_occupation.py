@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from protocol.events.events import Event, PhaseChanged
 from protocol.membership.activity import Activity
-from protocol.rollouts.work import LASTS_S, WorkStatus
+from protocol.rollouts.trainer import LASTS_S, WorkStatus
 from protocol.wire.presence import Phase, Role, WhyIdle
 
 

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from protocol.events.events import BatchDecided, BatchJudged, RolloutPeerSetAside, ValidatorSetAside
-from protocol.rollouts.batch import Decision
-from protocol.rollouts.dealing import order_of, places_of
-from protocol.rollouts.happenings import (
+from protocol.rollouts.batch import Decision, order_of, places_of
+from protocol.rollouts.events import (
     BatchHeard,
     BatchVerified,
     Contrary,

@@ -5,11 +5,10 @@ from __future__ import annotations
 from itertools import count
 from typing import Any
 
-from protocol.rollouts import room
-from protocol.rollouts import scene as scenes
-from protocol.rollouts.batch import Decision
-from protocol.rollouts.dealing import order_of
-from protocol.rollouts.happenings import (
+from protocol.rollouts import policy as scenes
+from protocol.rollouts import trust
+from protocol.rollouts.batch import Decision, order_of
+from protocol.rollouts.events import (
     BatchVerified,
     DealHeard,
     Discard,
@@ -26,8 +25,7 @@ from protocol.rollouts.happenings import (
     VerifyBatch,
 )
 from protocol.rollouts.pool import HOLD_S
-from protocol.rollouts.room import PLACES
-from protocol.rollouts.standing import TrustScores
+from protocol.rollouts.trust import PLACES, TrustScores
 from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import PeerId
 from protocol.wire.presence import Role
@@ -265,7 +263,7 @@ def test_a_rollout_peer_does_not_wait_for_ever_for_trainers_that_deal_nothing() 
 
 
 def test_a_flood_of_keys_does_not_push_out_its_equals(monkeypatch: Any) -> None:
-    monkeypatch.setattr(room, "MOST_BATCHES", 8)
+    monkeypatch.setattr(trust, "MOST_BATCHES", 8)
     table = Table(Role.SEED)
     for number in range(8):
         table.hear(CROWD[0], root_of(number), number=number)

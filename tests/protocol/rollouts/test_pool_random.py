@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from protocol.rollouts.batch import Bytes, Decision, PooledBatch
-from protocol.rollouts.happenings import (
+from protocol.rollouts.events import (
     BatchVerified,
     DealHeard,
     Ejected,

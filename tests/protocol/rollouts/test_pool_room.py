@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from protocol.rollouts import room
+from protocol.rollouts import trust
 from protocol.rollouts.batch import Decision
-from protocol.rollouts.happenings import (
+from protocol.rollouts.events import (
     BatchVerified,
     Discard,
     Ejected,
@@ -26,7 +26,7 @@ from tests.protocol.rollouts.test_pool import BAD, GOOD, TIPS, VALIDATORS, WORKE
 
 
 def test_peers_with_a_clean_history_find_room_among_a_crowd(monkeypatch: Any) -> None:
-    monkeypatch.setattr(room, "MOST_BATCHES", 8)
+    monkeypatch.setattr(trust, "MOST_BATCHES", 8)
     table = Table(Role.SEED)
     for number in range(20):
         table.hear(PeerId(f"key {number}"), hash_bytes("root", bytes([number])))
@@ -37,7 +37,7 @@ def test_peers_with_a_clean_history_find_room_among_a_crowd(monkeypatch: Any) ->
 
 
 def test_one_peer_has_its_share_and_no_more(monkeypatch: Any) -> None:
-    monkeypatch.setattr(room, "MOST_OF_ONE", 3)
+    monkeypatch.setattr(trust, "MOST_OF_ONE", 3)
     table = Table(Role.SEED)
     for number in range(5):
         table.hear(number=number, root=hash_bytes("root", bytes([number])))
@@ -60,8 +60,8 @@ def test_what_waits_of_a_peer_that_is_set_aside_takes_no_places() -> None:
 
 
 def test_bytes_are_bounded_for_all_and_for_each(monkeypatch: Any) -> None:
-    monkeypatch.setattr(room, "MOST_BYTES", 500)
-    monkeypatch.setattr(room, "MOST_BYTES_OF_ONE", 150)
+    monkeypatch.setattr(trust, "MOST_BYTES", 500)
+    monkeypatch.setattr(trust, "MOST_BYTES_OF_ONE", 150)
     table = Table(Role.TRAINER, trainers=())
     assert FetchBatch in kinds(table.hear())
     assert FetchBatch not in kinds(table.hear(number=1, root=hash_bytes("root", b"1")))
@@ -71,7 +71,7 @@ def test_bytes_are_bounded_for_all_and_for_each(monkeypatch: Any) -> None:
 
 def test_what_was_learned_from_leaves_its_room_to_others(monkeypatch: Any) -> None:
     """Of a peer that makes large batches a trainer had none for the next rounds, and so no round ended."""
-    monkeypatch.setattr(room, "MOST_BYTES_OF_ONE", 150)
+    monkeypatch.setattr(trust, "MOST_BYTES_OF_ONE", 150)
     table = Table(Role.TRAINER, trainers=())
     table.hear()
     table.fetched()
@@ -140,7 +140,7 @@ def test_what_cannot_be_learned_from_keeps_no_other_batch_from_its_check(why: st
 def test_batches_that_were_decided_against_make_room(monkeypatch: Any) -> None:
     """One check sets a key aside, with all that it has stated.  A trainer alone in its run heard of no batch any more then,
     and so ended no round after which those would have been too old."""
-    monkeypatch.setattr(room, "MOST_BATCHES", 8)
+    monkeypatch.setattr(trust, "MOST_BATCHES", 8)
     table, liars = Table(Role.TRAINER), VALIDATORS[:2]
     for liar in liars:
         for number in range(4):

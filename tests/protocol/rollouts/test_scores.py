@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from protocol.events.events import ValidatorSetAside
-from protocol.rollouts.happenings import BatchVerified, Compare, GossipVerdicts, Idle, JudgementHeard, PoolEffect, Tell
+from protocol.rollouts.events import BatchVerified, Compare, GossipVerdicts, Idle, JudgementHeard, PoolEffect, Tell
 from protocol.wire.presence import Role
 from protocol.wire.rollouts import Judgement
 from tests.protocol.rollouts.test_pool import BAD, GOOD, ROOT, WORKER, Table

@@ -16,7 +16,7 @@ from protocol.chain.tasks_in_force import TasksInForce
 from protocol.disk import Disk
 from protocol.rollouts.batch import PooledBatch
 from protocol.rollouts.selection import Selection
-from protocol.rollouts.work import TrainerLock
+from protocol.rollouts.trainer import TrainerLock
 from protocol.tasks.task_sets import LOST_S, VOTE_S, LostSets
 from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import Identity, PeerId

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protocol.rollouts.standing import FADES, MAX_KNOWN, MOST_ACCUSERS, RARELY, TrustScores
+from protocol.rollouts.trust import FADES, MAX_KNOWN, MOST_ACCUSERS, RARELY, TrustScores
 from protocol.wire.identity import PeerId
 
 ANN, BOB, CID, DOT = map(PeerId, ("ann", "bob", "cid", "dot"))

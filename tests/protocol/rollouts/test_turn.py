@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 import trio
 import trio.testing
 
-from protocol.rollouts.work import REST_S, TrainerLock
+from protocol.rollouts.trainer import REST_S, TrainerLock
 from protocol.wire.hashes import hash_bytes
 
 OLD, NEW, OTHER = (hash_bytes("tip", bytes([number])) for number in range(3))

@@ -13,8 +13,8 @@ from protocol.blobs.store import BlobStore
 from protocol.chain.tasks_in_force import TasksInForce
 from protocol.disk import Disk, StoreFailed
 from protocol.rollouts import worker as worker_module
-from protocol.rollouts.dealing import problems_of
-from protocol.rollouts.work import TrainerLock
+from protocol.rollouts.batch import problems_of
+from protocol.rollouts.trainer import TrainerLock
 from protocol.rollouts.worker import RolloutMaker
 from protocol.trainer_link import Generated, GenerateTask, TrainerDied
 from protocol.wire.hashes import Hash, hash_bytes

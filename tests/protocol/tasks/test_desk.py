@@ -12,9 +12,9 @@ import trio
 from protocol.blobs.store import BlobStore
 from protocol.chain.tasks_in_force import TasksInForce
 from protocol.disk import Disk
-from protocol.tasks.desk import TaskSetCommands
+from protocol.tasks.commands import TaskSetCommands
 from protocol.tasks.library import SetFiles
-from protocol.tasks.offers import Offers, SignedOffer
+from protocol.tasks.task_sets import Offers, SignedOffer
 from protocol.wire.tasks import Amendment, TaskSet
 from tests.protocol.peers import ANN, BOB, ME
 from tests.simulation.determinism import inline

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from protocol.chain.tasks_in_force import TasksInForce
-from protocol.tasks.desk import CannotAmend, admitting, removing
-from protocol.tasks.offers import MOST, MOST_OF_ONE, Offers, SignedOffer
+from protocol.tasks.commands import CannotAmend, admitting, removing
+from protocol.tasks.task_sets import MOST, MOST_OF_ONE, Offers, SignedOffer
 from protocol.wire.hashes import hash_bytes
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.tasks import MAX_SET_BYTES, MAX_SETS, Amendment, TaskSet

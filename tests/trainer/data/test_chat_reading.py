@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from trainer.data.chat_reading import FILL, ChatReading
+from trainer.data.chat import FILL, ChatReading
 from trainer.data.templates import TemplatedTokenizer
 from trainer.data.tokens import ByteTokenizer
 

@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.data.schedule import LaneSchedule, Permutation
+from trainer.data.rows import LaneSchedule, Permutation
 
 
 @given(seed=st.integers(0, 2**64 - 1), epoch=st.integers(0, 1000), size=st.integers(1, 700))

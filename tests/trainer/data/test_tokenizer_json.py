@@ -28,11 +28,20 @@ from tests.trainer.tokenizer_shapes import (
     template,
     write,
 )
-from trainer.data import tokenizer_library
-from trainer.data.marks import MARKS, Mark
+from trainer.data import tokenizer_json
 from trainer.data.templates import TEMPLATES, Message, TemplatedTokenizer
-from trainer.data.tokenizer_json import MAX_TOKEN_BYTES, TokenizerRefused, _check_slot, checked, tried
-from trainer.data.tokenizer_library import LibraryError, LibraryTokenizer, load
+from trainer.data.tokenizer_json import (
+    MARKS,
+    MAX_TOKEN_BYTES,
+    LibraryError,
+    LibraryTokenizer,
+    Mark,
+    TokenizerRefused,
+    _check_slot,
+    checked,
+    load,
+    tried,
+)
 from trainer.data.tokens import SPARE_TOKENS, TokenizerFile, UnreadableText
 
 TEXTS = (
@@ -207,7 +216,7 @@ def test_a_panic_is_an_error_and_an_interrupt_is_not() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        tokenizer_library._called(interrupted)
+        tokenizer_json._called(interrupted)
 
 
 # -- marks -------------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.data.tokens import ByteTokenizer
-from trainer.environments.conversation import example_tokens, read_turns
+from trainer.environments.environment import example_tokens, read_turns
 from trainer.environments.registry import BUILT_IN, open_environment
 
 BYTES = ByteTokenizer()

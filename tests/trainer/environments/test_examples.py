@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from trainer.environments.environment import Environment, Problem
-from trainer.environments.examples import MOST_EXAMPLES, corpus_of
 from trainer.environments.registry import open_environment
+from trainer.reading import MOST_EXAMPLES, corpus_of
 
 
 class Unsolved(Environment):

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.trainer.environments.lines import line
-from trainer.environments.extended import Extended, TaskFile
-from trainer.environments.jsonl import digest_of
 from trainer.environments.registry import open_environment
+from trainer.environments.task_file import Extended, TaskFile, digest_of
 
 FIRST = 1 << 41
 

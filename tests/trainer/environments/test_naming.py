@@ -9,9 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.environments.jsonl import digest_of
-from trainer.environments.naming import MAX_NAME, read_name, write_name
-from trainer.environments.registry import BUILT_IN, check_named, files_of, open_environment, open_named, with_digests
+from trainer.environments.registry import (
+    BUILT_IN,
+    MAX_NAME,
+    check_named,
+    files_of,
+    open_environment,
+    open_named,
+    read_name,
+    with_digests,
+    write_name,
+)
+from trainer.environments.task_file import digest_of
 
 TASK = b'{"problem_id": "one", "task_type": "exact_answer", "prompt": "1+1", "verification_info": {"ground_truth": "2"}}\n'
 DIGEST = digest_of(TASK)

@@ -6,8 +6,7 @@ import math
 
 import pytest
 
-from trainer.environments.packages import PackageMissing, PackageProgram, installed_version
-from trainer.environments.reasoning_gym import answer_element, in_range
+from trainer.environments.packages import PackageMissing, PackageProgram, answer_element, in_range, installed_version
 from trainer.environments.sandbox import Limits
 
 EVALUATE = """

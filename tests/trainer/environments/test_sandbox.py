@@ -20,11 +20,12 @@ import pytest
 from tests.tiers import first_fast
 from tests.trainer.environments import attacks
 from tests.trainer.environments.test_seccomp import numbers_named
+from trainer.environments import confinement
 from trainer.environments import sandbox as sandboxes
-from trainer.environments.child import Child, ChildExit
-from trainer.environments.confinement import system
 from trainer.environments.sandbox import (
     REQUIRED,
+    Child,
+    ChildExit,
     Limits,
     Mechanism,
     Outcome,
@@ -198,7 +199,7 @@ def test_attributes_outside_stay_as_they_are(kind: str, room: Path, tmp_path: Pa
     assert secret.stat().st_mode & 0o777 == 0o600
 
 
-PAST_EVERY_FILTER = {system.X86_64: [335, 336]}
+PAST_EVERY_FILTER = {confinement.X86_64: [335, 336]}
 """uretprobe and uprobe, which Linux (6.14) shows to no filter.  Outside a probe they end the process."""
 with_seccomp = pytest.mark.parametrize(
     "kind", [kind for kind in KINDS if Mechanism.SECCOMP in HERE and Mechanism.SECCOMP not in WITHOUT[kind]]
@@ -208,8 +209,8 @@ with_seccomp = pytest.mark.parametrize(
 @with_seccomp
 def test_calls_that_are_not_listed_fail_on_the_running_kernel(kind: str, room: Path) -> None:
     """Whatever this kernel has, also what it got after the list was written."""
-    known = numbers_named((system.X86_64, system.AARCH64).index(system.machine()))
-    known += PAST_EVERY_FILTER.get(system.machine(), [])
+    known = numbers_named((confinement.X86_64, confinement.AARCH64).index(confinement.machine()))
+    known += PAST_EVERY_FILTER.get(confinement.machine(), [])
     outcome = run(kind, attacks.CALL_ALL_BUT.format(most=601, known=known))
     assert outcome == Outcome(RunOutcome.FINISHED, 0, b"{}\n", b"")
 
@@ -350,8 +351,7 @@ def test_mechanism_that_fails_at_run_time_runs_nothing(room: Path, monkeypatch: 
 
 OWNER = """
 import os, signal, sys
-from trainer.environments import child
-from trainer.environments.sandbox import Sandbox, protections
+from trainer.environments.sandbox import Child, Sandbox, protections
 protections()
 def watch(self, wall_s, output_bytes):
     said = b''
@@ -359,7 +359,7 @@ def watch(self, wall_s, output_bytes):
         said += os.read(self.status, 4096)
     print(self.process.pid, flush=True)
     signal.pause()
-child.Child.watch = watch
+Child.watch = watch
 Sandbox().run('import time; time.sleep(10_000)')
 """
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from trainer.environments.confinement import seccomp
-from trainer.environments.confinement.seccomp import (
+from trainer.environments import confinement as seccomp
+from trainer.environments.confinement import (
+    AARCH64,
     ALLOW,
     ARCHITECTURES,
     FORBIDDEN,
@@ -13,8 +14,8 @@ from trainer.environments.confinement.seccomp import (
     KILL_PROCESS,
     MISSING,
     UNSUPPORTED,
+    X86_64,
 )
-from trainer.environments.confinement.system import AARCH64, X86_64
 
 OWN_PID = 77
 X32_BIT = 0x4000_0000

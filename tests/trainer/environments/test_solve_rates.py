@@ -8,11 +8,9 @@ from typing import Any
 import pytest
 
 from tests.trainer.environments.lines import line
-from trainer.environments.extended import Extended, TaskFile
-from trainer.environments.jsonl import digest_of
-from trainer.environments.records import read_task
+from trainer.environments.records import SolveRates, read_task, told
 from trainer.environments.registry import open_environment, open_named
-from trainer.environments.solve_rates import SolveRates, told
+from trainer.environments.task_file import Extended, TaskFile, digest_of
 
 RATES = SolveRates(0.1, 0.8)
 MEASURED: dict[str, float | None] = {"a": 0.0, "b": 0.1, "c": None, "d": 0.8, "e": 0.81, "f": 1, "g": 0.5}

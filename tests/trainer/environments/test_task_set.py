@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.trainer.environments.lines import line
-from trainer.environments import task_set
-from trainer.environments.task_set import MAX_SET_BYTES, read_task_set
+from trainer.environments import task_file
+from trainer.environments.task_file import MAX_SET_BYTES, read_task_set
 
 SET = b"\n".join(line(problem_id=str(number)) for number in range(10))
 
@@ -50,7 +50,7 @@ def test_compressed_set_must_say_its_size() -> None:
 
 
 def test_size_that_lies_takes_no_memory_beyond_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task_set, "MAX_SET_BYTES", 1 << 16)
+    monkeypatch.setattr(task_file, "MAX_SET_BYTES", 1 << 16)
     bomb = zstandard.compress(bytes(32 << 20))
     tracemalloc.start()
     try:
@@ -64,7 +64,7 @@ def test_size_that_lies_takes_no_memory_beyond_the_limit(monkeypatch: pytest.Mon
 @given(st.binary(max_size=200), st.booleans())
 def test_arbitrary_bytes_are_refused(data: bytes, compressed: bool) -> None:
     with pytest.raises(ValueError):
-        read_task_set(task_set.ZSTANDARD + data if compressed else data)
+        read_task_set(task_file.ZSTANDARD + data if compressed else data)
 
 
 @given(st.integers(0, 2**32), st.integers(0, 255))

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.trainer.environments.lines import CALLS, line
-from trainer.environments import jsonl
-from trainer.environments.jsonl import digest_of, open_file
+from trainer.environments import task_file
 from trainer.environments.packages import PackageMissing
 from trainer.environments.records import CodeTests, ExactAnswer, MathsAnswer, NumericAnswer, Verification, read_task
 from trainer.environments.registry import check_packages
 from trainer.environments.sandbox import SandboxUnavailable, protections
+from trainer.environments.task_file import digest_of, open_file
 from trainer.environments.verification import Verifier, _ask_what_is_known, final_answer, plain_answer, program_in
 
 PLAIN = Verifier(needs_code=False, needs_maths=False)
@@ -267,7 +267,7 @@ def test_file_that_cannot_be_used_is_refused_with_a_sentence(tmp_path: Path, mon
         open_file(str(path))
     with pytest.raises(ValueError, match="has other tasks than this run's"):
         open_file(str(path), "0" * 32)
-    monkeypatch.setattr(jsonl, "MAX_FILE_BYTES", 10)
+    monkeypatch.setattr(task_file, "MAX_FILE_BYTES", 10)
     with pytest.raises(ValueError, match="are read at most"):
         open_file(str(path))
 

@@ -17,11 +17,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from trainer.environments.packages import PackageProgram
-from trainer.environments.reasoning_gym import ReasoningGym
+from trainer.environments.packages import PackageProgram, ReasoningGym, VerifiersTasks
 from trainer.environments.records import MathsAnswer
 from trainer.environments.verification import Verifier
-from trainer.environments.verifiers_tasks import VerifiersTasks
 
 SAME = [
     ("\\frac{1}{2}", "0.5"), ("\\frac{1}{2}", "So \\boxed{\\dfrac{2}{4}}."), ("x^2+1", "1 + x^2"), ("(1,2)", "(1, 2)"),

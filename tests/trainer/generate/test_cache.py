@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.trainer.generate.naive import CPU, FAMILIES, parameters
-from trainer.generate.batch import Cache
+from trainer.generate.engine import Cache
 from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.model import Decoder
 

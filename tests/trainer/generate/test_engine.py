@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from tests.trainer.generate.naive import CPU, END, FAMILIES, Written, parameters, requests, write
-from trainer.generate.batch import Batch, batch_bytes
-from trainer.generate.engine import Completion, Ended, Engine, Request, complete
-from trainer.generate.proving import AT_ONCE, PATIENCE
+from trainer.generate.engine import Batch, Completion, Ended, Engine, Request, batch_bytes, complete
+from trainer.generate.generator import AT_ONCE, PATIENCE
 from trainer.generate.sampling import shortfall
 from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.model import Decoder

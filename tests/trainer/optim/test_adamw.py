@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.trainer import small
-from trainer.optim.adamw import AdamW
+from trainer.optim import AdamW
 
 INNER = small.config().inner
 
@@ -53,7 +53,7 @@ def test_moments_and_parameters_are_updated_where_they_lie() -> None:
 
 def test_an_update_loads_no_compiler() -> None:
     code = (
-        "import sys; from tests.trainer import small; from trainer.optim.adamw import AdamW;"
+        "import sys; from tests.trainer import small; from trainer.optim import AdamW;"
         "AdamW(small.model(), small.config().inner).step(0.1); sys.exit('torch._dynamo' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -6,7 +6,7 @@ import torch
 
 from tests.trainer import small
 from trainer.data.rows import Rows
-from trainer.optim.inner import InnerLoop
+from trainer.optim import InnerLoop
 
 INNER = small.config().inner
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from trainer.optim.inner import MicroBatches
+from trainer.optim import MicroBatches
 
 
 def test_out_of_memory_halves_the_micro_batch_until_it_fits() -> None:

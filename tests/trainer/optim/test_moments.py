@@ -9,8 +9,7 @@ import pytest
 
 from kernels.layout import payload_bytes
 from tests.trainer import small
-from trainer.optim.inner import InnerLoop
-from trainer.optim.moments import TEXT, MomentsFile
+from trainer.optim import TEXT, InnerLoop, MomentsFile
 from trainer.worker import Task, Worker
 
 SIZE = payload_bytes(small.LAYOUT)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tests.trainer import small
-from trainer.optim.inner import Place, scheduled_rate, warmed
+from trainer.optim import Place, scheduled_rate, warmed
 
 INNER = replace(small.config().inner, lr=1.0, warmup_steps=10, cooldown=0.4)
 

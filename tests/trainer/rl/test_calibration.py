@@ -6,10 +6,10 @@ import math
 
 import pytest
 
+from benchmarks.calibration import LEAST, LEAST_CEILING, LEAST_RATE, LEAST_SHORTFALL, MARGIN, proposed, widest
 from kernels.toploc import Mismatch, Thresholds
-from trainer.rl.calibration import LEAST, LEAST_CEILING, LEAST_RATE, LEAST_SHORTFALL, MARGIN, proposed, widest
 from trainer.rl.config import RlConfig
-from trainer.rl.tolerances import Measured, Tolerances
+from trainer.rl.verification import Measured, Tolerances
 
 
 def measured(*mismatches: Mismatch, shortfall: float = 0.0, total: float = 0.0, density: float = 50.0) -> Measured:

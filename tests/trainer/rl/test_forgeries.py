@@ -8,14 +8,14 @@ from functools import cache
 import pytest
 import torch
 
+from benchmarks.calibration import proposed
 from benchmarks.detection import judge
 from benchmarks.detection_forgeries import Steered, Written, at_temperature, forged, top_p
 from benchmarks.detection_peers import SHAPE, TOKENIZER, Choice, Peer, Run, parameters, quantised
 from trainer.models.llama.config import ModelConfig
-from trainer.rl.calibration import proposed
 from trainer.rl.config import RlConfig
-from trainer.rl.form import RejectionReason
 from trainer.rl.rollout import Rollout
+from trainer.rl.verification import RejectionReason
 
 LENGTH, COUNT = 256, 4
 SMALL = ModelConfig(tied=False, rope_base=500_000.0, **{**SHAPE, "layers": 1, "dim": 64, "ffn": 96})

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.rl.packing import PADDING, Packed, pack, places_of
+from trainer.rl.learner import PADDING, Packed, pack, places_of
 from trainer.rl.rollout import Rollout
 
 ROW = 40

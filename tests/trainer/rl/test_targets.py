@@ -11,9 +11,8 @@ from tests.trainer.rl.honest import CPU, FAMILIES, TOKENIZER, Letters, parameter
 from trainer.data.templates import TemplatedTokenizer
 from trainer.data.tokens import ByteTokenizer
 from trainer.rl.config import RlConfig
-from trainer.rl.form import RejectionReason
-from trainer.rl.targets import Targeted, most_prompt_bytes, prompt_flaw, target_length, with_target
-from trainer.rl.verification import Assignment
+from trainer.rl.groups import Targeted, most_prompt_bytes, prompt_flaw, target_length, with_target
+from trainer.rl.verification import Assignment, RejectionReason
 from trainer.rl.worker import RolloutTasks, RolloutWorker, decode_batch
 
 ASSIGNED = Assignment(b"run", 5, "12D3KooWworker", (7, 4), 3)

@@ -13,8 +13,16 @@ import torch
 from kernels.toploc import Mismatch
 from trainer.generate.sampling import choose, near_ties, shortfall
 from trainer.rl.config import RlConfig
-from trainer.rl.form import RejectionReason
-from trainer.rl.tolerances import DEVICES_APART, MOST_BEYOND, RATE_FACTOR, SLACK, BatchBounds, Choices, Tolerances
+from trainer.rl.verification import (
+    DEVICES_APART,
+    MOST_BEYOND,
+    RATE_FACTOR,
+    SLACK,
+    BatchBounds,
+    Choices,
+    RejectionReason,
+    Tolerances,
+)
 
 USUAL = Tolerances.of(RlConfig())
 END = 0

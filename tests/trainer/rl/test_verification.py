@@ -15,9 +15,8 @@ from kernels.toploc import prove
 from tests.trainer.rl.honest import FAMILIES, TOKENIZER, Letters, decoder, fond_of_ending, generate, parameters
 from trainer.models.llama.config import ModelConfig
 from trainer.rl.config import RlConfig
-from trainer.rl.form import RejectionReason
 from trainer.rl.rollout import Rollout
-from trainer.rl.verification import Assignment, Judged, Verifier
+from trainer.rl.verification import Assignment, Judged, RejectionReason, Verifier
 
 RL = RlConfig(max_tokens=24, row_tokens=64, micro_batch_tokens=256, top_k=32, chunk_tokens=8)
 ASSIGNED = Assignment(b"run", 5, "12D3KooWworker", (4, 7), 3)

@@ -18,8 +18,7 @@ from trainer.generate.choice import GeneratorName
 from trainer.generate.vllm import NotReloaded
 from trainer.models.llama.config import ModelConfig
 from trainer.rl.config import SPARE_VERSIONS, RlConfig
-from trainer.rl.form import RejectionReason
-from trainer.rl.verification import Assignment
+from trainer.rl.verification import Assignment, RejectionReason
 from trainer.rl.worker import RolloutTasks, RolloutWorker, decode_batch, encode_batch
 
 RL = RlConfig(max_tokens=24, row_tokens=64, micro_batch_tokens=256, top_k=32, chunk_tokens=8)

@@ -16,13 +16,13 @@ import pytest
 from kernels.layout import payload_bytes
 from tests.trainer import small
 from trainer.environments.environment import Problem
-from trainer.environments.extended import Extended
+from trainer.environments.task_file import Extended
 from trainer.rl.config import RlConfig
 from trainer.rl.rollout import Rollout
 from trainer.rl.worker import decode_batch
 from trainer.service import frames
 from trainer.service.inbox import Abandoned
-from trainer.service.rollout_jobs import VERDICTS_AT_ONCE, RolloutJobs
+from trainer.service.service import VERDICTS_AT_ONCE, RolloutJobs
 from trainer.worker import Task, Worker
 
 MOST_BATCHES, MAX_ROLLOUTS = 512, 4096

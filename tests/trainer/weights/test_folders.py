@@ -14,10 +14,8 @@ from safetensors import safe_open
 
 from tests.trainer.weights.models import CONFIGS, F32, QWEN2, in_blocks, random_parameters
 from trainer.models.llama.config import ModelConfig, parameter_layout
-from trainer.weights.numbers import ExportFormat, FolderError
-from trainer.weights.reading import WeightsFolder
-from trainer.weights.safetensors_file import MAX_HEADER_BYTES, tensors_in
-from trainer.weights.writing import write_folder
+from trainer.weights.folder import WeightsFolder, write_folder
+from trainer.weights.safetensors_file import MAX_HEADER_BYTES, ExportFormat, FolderError, tensors_in
 
 CONFIG = ModelConfig.from_mapping(QWEN2 | {"tied": False, "context": 64})
 VALUES = random_parameters(CONFIG)

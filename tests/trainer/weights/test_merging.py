@@ -11,10 +11,9 @@ import torch
 
 from tests.trainer.weights.models import F32, QWEN3, SHAPE, in_blocks, random_parameters
 from trainer.models.llama.config import ModelConfig, parameter_layout
+from trainer.weights.folder import WeightsFolder, write_folder
 from trainer.weights.merging import Linear, Rule, Slerp, Ties, merged, trimmed
-from trainer.weights.numbers import ExportFormat, FolderError
-from trainer.weights.reading import WeightsFolder
-from trainer.weights.writing import write_folder
+from trainer.weights.safetensors_file import ExportFormat, FolderError
 
 CONFIG = ModelConfig.from_mapping(SHAPE | {"tied": True})
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.weights.numbers import ExportFormat, read, written
+from trainer.weights.safetensors_file import ExportFormat, read, written
 
 
 def bf16_of(values: np.ndarray) -> torch.Tensor:

@@ -15,9 +15,8 @@ import torch
 
 from tests.trainer.weights.models import CONFIGS, in_blocks, our_logits, random_parameters, tokens_for
 from trainer.models.llama.config import ModelConfig, parameter_layout
-from trainer.weights.numbers import ExportFormat
-from trainer.weights.reading import WeightsFolder
-from trainer.weights.writing import write_folder
+from trainer.weights.folder import WeightsFolder, write_folder
+from trainer.weights.safetensors_file import ExportFormat
 
 transformers: Any = pytest.importorskip("transformers", reason="install the extra: pip install -e '.[oracle]'")
 

@@ -2,7 +2,7 @@
 
 All parameters are views of one flat fp32 tensor, and their gradients of another, in the order of `parameter_layout`: copying
 the swarm's parameters and taking the difference are each one vector operation.  `trainer.models.llama.initial` fills the
-parameters; `trainer.models.loss` computes the loss.
+parameters; `trainer.models.llama.model` computes the loss.
 """
 
 from __future__ import annotations
@@ -11,16 +11,53 @@ import math
 from collections.abc import Sequence
 from typing import Protocol
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from kernels.losses import language_model_loss
+from trainer.data.rows import Rows
 from trainer.models.llama.config import ModelConfig, parameter_layout
-from trainer.models.llama.documents import causal_attention, document_spans
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Rows of several documents: the position of each token in its document, and attention that stays inside it.
+#
+# A document is a run of equal ids in a row; a new row begins a new document.  Each document is computed by itself, so its
+# attention costs no more than alone, and needs no mask of a row's length squared.
+
+
+def document_spans(documents_bt: Tensor) -> tuple[Tensor, list[int]]:
+    """Return positions (B, T) that begin at 0 in each document, and the documents' lengths, one row after the other."""
+    batch, length = documents_bt.shape
+    begins_bt = torch.ones_like(documents_bt, dtype=torch.bool)
+    begins_bt[:, 1:] = documents_bt[:, 1:] != documents_bt[:, :-1]
+    places_t = torch.arange(length, device=documents_bt.device)
+    positions_bt = places_t - torch.where(begins_bt, places_t, 0).cummax(dim=1).values
+    starts: list[int] = begins_bt.flatten().nonzero().flatten().tolist()
+    ends = [*starts[1:], batch * length]
+    return positions_bt, [end - start for start, end in zip(starts, ends, strict=True)]
+
+
+def causal_attention(query_bhtw: Tensor, key_bhtw: Tensor, value_bhtw: Tensor, lengths: Sequence[int] | None) -> Tensor:
+    """Compute causal attention (B, H, T, W) within the documents of these lengths, or within whole rows for None."""
+    if lengths is None:
+        return F.scaled_dot_product_attention(query_bhtw, key_bhtw, value_bhtw, is_causal=True)
+    batch, heads, length, width = query_bhtw.shape
+    ends = torch.tensor(lengths).cumsum(0)[:-1].tolist()
+    query, key, value = (
+        each.transpose(0, 1).reshape(1, heads, batch * length, width).tensor_split(ends, dim=2)
+        for each in (query_bhtw, key_bhtw, value_bhtw)
+    )
+    mixed = [F.scaled_dot_product_attention(q, k, v, is_causal=True) for q, k, v in zip(query, key, value, strict=True)]
+    return torch.cat(mixed, dim=2).view(heads, batch, length, width).transpose(0, 1)
+
+
+# ------------------------------------------------------------------------------------------------------------------------
 
 
 class Past(Protocol):
-    """Keys and values of earlier tokens, to which the tokens of a forward pass attend (`trainer.generate.batch`)."""
+    """Keys and values of earlier tokens, to which the tokens of a forward pass attend (`trainer.generate.engine`)."""
 
     @property
     def rotations(self) -> tuple[Tensor, Tensor]:
@@ -166,3 +203,25 @@ def _rotate(heads_bhtd: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     first, second = heads_bhtd.chunk(2, dim=-1)
     turned = torch.cat([-second, first], dim=-1)
     return (heads_bhtd * cos + turned * sin).to(heads_bhtd.dtype)
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Loss of a model on windows of tokens, in the precision of its device.
+
+
+def hidden_states(model: Decoder, tokens_bt: Tensor, documents_bt: Tensor | None = None) -> Tensor:
+    """Return hidden states (B, T, dim) of tokens on the model's device, in that device's precision of products."""
+    device = model.flat.device
+    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
+        hidden: Tensor = model(tokens_bt, documents_bt)
+    return hidden.bfloat16() if device.type == "cuda" else hidden  # the output product is bf16, the rest fp32
+
+
+def loss_of(model: Decoder, rows: Rows, z_loss: float) -> Tensor:
+    """Return the mean loss of the rows' counted tokens, nats per token, with `z_loss` times the max-z loss."""
+    device = model.flat.device
+    tokens = torch.from_numpy(rows.tokens_bt.astype(np.int64)).to(device)
+    counts, documents = (None if each is None else torch.from_numpy(each).to(device) for each in rows.beside)
+    hidden = hidden_states(model, tokens[:, :-1], documents)
+    loss: Tensor = language_model_loss(hidden, model.output_weight, tokens[:, 1:], z_loss, counts)
+    return loss

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from tests.trainer.weights.models import CONFIGS, random_parameters
 from trainer.models.llama.config import ModelConfig
-from trainer.models.llama.documents import document_spans
-from trainer.models.llama.model import Decoder
+from trainer.models.llama.model import Decoder, document_spans
 
 ROWS = [[30, 1, 17], [48], [5, 43]]
 """Lengths of the documents in each row."""

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 from kernels.toploc import Mismatch, Thresholds
 from trainer.rl.config import RlConfig
-from trainer.rl.tolerances import SLACK, Measured, Tolerances
+from trainer.rl.verification import SLACK, Measured, Tolerances
 
 MARGIN = 1.5
 """Factor on the worst measurement: the worst of some thousand honest chunks is not the worst of all."""

@@ -5,10 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from protocol.events.events import BatchDecided, BatchJudged, Event, RolloutPeerSetAside, ValidatorSetAside
-from protocol.rollouts.batch import Bytes, Dealt, Decision, Opinion, PooledBatch, found_in
-from protocol.rollouts.dealing import is_for, order_of, places_of, some_of, trainer_of
-from protocol.rollouts.happenings import Discard, GossipVerdicts, PoolEffect, Tell, TipChanged
-from protocol.rollouts.standing import TrustScores
+from protocol.rollouts.batch import (
+    Bytes,
+    Dealt,
+    Decision,
+    Opinion,
+    PooledBatch,
+    found_in,
+    is_for,
+    order_of,
+    places_of,
+    some_of,
+    trainer_of,
+)
+from protocol.rollouts.events import Discard, GossipVerdicts, PoolEffect, Tell, TipChanged
+from protocol.rollouts.trust import TrustScores
 from protocol.run.rl_section import RlSection
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId

@@ -9,8 +9,7 @@ from typing import Any
 from protocol.chain.tasks_in_force import TasksInForce
 from protocol.disk import StoreFailed
 from protocol.short_id import short_id
-from protocol.tasks.offers import MOST_OF_ONE, SignedOffer
-from protocol.tasks.task_sets import REPEAT_S, TaskSets
+from protocol.tasks.task_sets import MOST_OF_ONE, REPEAT_S, SignedOffer, TaskSets
 from protocol.transport.interface import Session
 from protocol.wire.hashes import Hash
 from protocol.wire.tasks import MAX_ADMITTED_BYTES, MAX_SETS, AdmittedSet, Amendment, TaskSet

@@ -19,7 +19,7 @@ import time
 import types
 from typing import Any
 
-from trainer.environments.confinement import landlock, namespaces, seccomp, system
+from trainer.environments import confinement
 
 NAMESPACES, LANDLOCK, SECCOMP, OTHER_USER = "namespaces", "landlock", "seccomp", "other user"
 LOOK_AGAIN_S = 0.01
@@ -32,15 +32,15 @@ def main(order_fd: int, status_fd: int) -> None:
     """Launch the program.  Returns in the program's process after the program's end; exits in the launcher's process."""
     with os.fdopen(order_fd) as order_file:
         order = json.load(order_file)
-    system.prctl(system.PR_SET_PDEATHSIG, signal.SIGKILL)
+    confinement.prctl(confinement.PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != order["parent"]:
         os._exit(1)  # the sandbox's process died before the line above
-    system.prctl(system.PR_SET_CHILD_SUBREAPER, 1)
+    confinement.prctl(confinement.PR_SET_CHILD_SUBREAPER, 1)
     signal.pthread_sigmask(signal.SIG_SETMASK, {signal.SIGCHLD, signal.SIGTERM})
     use = set(order["mechanisms"])
     if NAMESPACES in use:
         try:
-            if namespaces.leave():
+            if confinement.leave():
                 use.discard(OTHER_USER)  # the only user there is our own
         except OSError as error:
             _tell(status_fd, failed=NAMESPACES, why=str(error))
@@ -135,7 +135,7 @@ def _become_program(order: dict[str, Any], use: set[str], status_fd: int, starte
         readable = _readable(order["packages"])
         if NAMESPACES in use:
             step = NAMESPACES
-            namespaces.enter_root(order["folder"], readable, order["folder_bytes"])
+            confinement.enter_root(order["folder"], readable, order["folder_bytes"])
         work = os.getcwd()
         os.environ |= {"HOME": work, "TMPDIR": work}
         step = "limits"
@@ -144,16 +144,16 @@ def _become_program(order: dict[str, Any], use: set[str], status_fd: int, starte
             step = OTHER_USER
             _become(order["user"], work, owns=NAMESPACES in use)
         step = "limits"
-        system.drop_capabilities()
-        system.prctl(system.PR_SET_PDEATHSIG, signal.SIGKILL)  # cleared by the change of user
-        system.prctl(system.PR_SET_DUMPABLE, 0)
-        system.prctl(system.PR_SET_NO_NEW_PRIVS, 1)
+        confinement.drop_capabilities()
+        confinement.prctl(confinement.PR_SET_PDEATHSIG, signal.SIGKILL)  # cleared by the change of user
+        confinement.prctl(confinement.PR_SET_DUMPABLE, 0)
+        confinement.prctl(confinement.PR_SET_NO_NEW_PRIVS, 1)
         if LANDLOCK in use:
             step = LANDLOCK
-            landlock.restrict(readable, namespaces.DEVICES, work)
+            confinement.restrict(readable, confinement.DEVICES, work)
         if SECCOMP in use:
             step = SECCOMP
-            seccomp.install(system.machine(), threads=os.getuid() != 0, modes=NAMESPACES in use)
+            confinement.install(confinement.machine(), threads=os.getuid() != 0, modes=NAMESPACES in use)
     except (OSError, ValueError) as error:
         _tell(status_fd, failed=step, why=str(error))
         os._exit(1)

@@ -1,0 +1,325 @@
+"""Inner loop: one optimiser step after another on this device, in micro-batches that fit.
+
+A process that begins in the middle of a run, without moments of an earlier start, warms up.  `trainer.data` chooses the
+windows, and `trainer.worker` encodes the difference.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils import clip_grad_norm_
+from torch.optim.adamw import adamw
+
+from trainer.config import InnerConfig
+from trainer.data.rows import Rows
+from trainer.memory import micro_batch
+from trainer.models.llama.config import ParameterPlace
+from trainer.models.llama.model import Decoder, loss_of
+from trainer.weights.safetensors_file import F32, ExportFormat, FolderError, header_of, tensors_in, written
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Update of the local parameters: torch's fused AdamW after clipping at the global norm.
+#
+# Moments stay in this process across rounds, are in a file between two processes (`trainer.optim`), and are never sent.
+# Each is one flat vector, like parameters and gradients; torch's kernel updates all of them in place, through views of the
+# tensors.  The kernel is called as a function: the class `torch.optim.AdamW` does the same, but loads torch's compiler, 144
+# MB that nothing here uses.
+
+
+@dataclass
+class _Group:
+    """Tensors with one weight decay: views of the flat vectors, and the steps that each has seen."""
+
+    weight_decay: float
+    parameters: list[Tensor] = field(default_factory=list)
+    gradients: list[Tensor] = field(default_factory=list)
+    means: list[Tensor] = field(default_factory=list)
+    squares: list[Tensor] = field(default_factory=list)
+    steps: list[Tensor] = field(default_factory=list)
+
+    def add(self, places: Sequence[ParameterPlace], model: Decoder, mean: Tensor, square: Tensor) -> None:
+        vectors = (model.flat, model.gradient, mean, square)
+        for place in places:
+            span = slice(place.offset, place.offset + place.count)
+            for views, vector in zip((self.parameters, self.gradients, self.means, self.squares), vectors, strict=True):
+                views.append(vector[span].view(place.shape))
+            self.steps.append(torch.zeros((), device=mean.device))
+
+
+class AdamW:
+    """Adam with decoupled weight decay on the matrices (not on norms, not on embeddings).
+
+    steps: updates so far.  mean, square: moments (n, fp32) of the gradient and of its square.
+    """
+
+    def __init__(self, model: Decoder, config: InnerConfig) -> None:
+        self.steps = 0
+        self._model, self._config = model, config
+        self.mean, self.square = torch.zeros_like(model.flat), torch.zeros_like(model.flat)
+        decayed = [place for place in model.layout if _decays(place)]
+        others = [place for place in model.layout if not _decays(place)]
+        self._groups = [_Group(config.weight_decay), _Group(0.0)]
+        for group, places in zip(self._groups, (decayed, others), strict=True):
+            group.add(places, model, self.mean, self.square)
+
+    @torch.no_grad()
+    def step(self, rate: float) -> None:
+        """Clip the model's gradient to the global norm, update the parameters from it, and zero it."""
+        config, model = self._config, self._model
+        self.steps += 1
+        clip_grad_norm_(model.parameters(), config.clip_norm)
+        for group in self._groups:
+            adamw(
+                group.parameters,
+                group.gradients,
+                group.means,
+                group.squares,
+                [],
+                group.steps,
+                fused=True,
+                amsgrad=False,
+                maximize=False,
+                beta1=config.beta1,
+                beta2=config.beta2,
+                lr=rate,
+                eps=config.eps,
+                weight_decay=group.weight_decay,
+            )
+        model.gradient.zero_()
+
+    def resume(self, steps: int) -> None:
+        """Continue after `steps` updates; their moments are already in `mean` and `square`."""
+        self.steps = steps
+        for group in self._groups:
+            for each in group.steps:
+                each.fill_(steps)
+
+    def forget(self) -> None:
+        """Start again, with zero moments."""
+        self.mean.zero_()
+        self.square.zero_()
+        self.resume(0)
+
+
+def _decays(place: ParameterPlace) -> bool:
+    return len(place.shape) == 2 and place.name != "model.embed_tokens.weight"
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Adam's moments in a file beside the state, so that a restarted trainer continues with them.
+#
+# The file is in the safetensors format: `mean` and `square` (n, fp32) and `steps` (fp32, exact up to 2^24 updates).  It is
+# written after a round's work, while the trainer waits for the others.  It stays on this computer and is never sent.
+# Moments that are some rounds old are used unchanged: AdamW forgets them within about 1 / (1 - beta2) steps.
+
+
+TEXT, ROLLOUTS = "moments.safetensors", "moments-rollouts.safetensors"
+"""Names of the files of the optimiser for text and of the optimiser for rollouts."""
+SHARE = 0.02
+"""Largest share of the time spent on writing: a file that takes long to write is written after fewer rounds."""
+BLOCK = 1 << 20
+"""Numbers copied from the device at a time."""
+
+
+class MomentsFile:
+    """File of one optimiser's moments."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._due_at = 0.0
+        self._stored: int | None = None
+        """Number of updates behind the moments in the file, if known."""
+
+    def restore(self, optimiser: AdamW) -> bool:
+        """Load the moments from the file; return True if the optimiser continues with them.
+
+        A damaged or unsuitable file is left alone and named in the log: moments are never worth a failure.
+        """
+        if not self.path.exists():
+            return False
+        try:
+            self._read(optimiser)
+        except (FolderError, OSError, ValueError) as error:
+            optimiser.forget()
+            print(f"the moments of an earlier start are not used: {error}", file=sys.stderr)
+            return False
+        self._stored = optimiser.steps
+        return True
+
+    def store(self, optimiser: AdamW) -> None:
+        """Write the moments, whole or not at all; do nothing while writing has lately taken more than its share of the time.
+
+        A full disk is named in the log: the trainer goes on, and a restart then costs a warm-up.
+        """
+        begun = time.monotonic()
+        if optimiser.steps in (0, self._stored) or begun < self._due_at:
+            return
+        temporary = ""
+        try:
+            descriptor, temporary = tempfile.mkstemp(prefix=f".{self.path.name}.", suffix=".new", dir=self.path.parent)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(header_of(_places(len(optimiser.mean)), ExportFormat.FP32))
+                for block in _blocks(optimiser):
+                    file.write(written(block, ExportFormat.FP32))
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, self.path)
+            self._stored = optimiser.steps
+        except OSError as error:
+            with suppress(OSError):
+                os.unlink(temporary)
+            print(f"the optimiser's moments were not written to {self.path}: {error.strerror}", file=sys.stderr)
+        ended = time.monotonic()
+        self._due_at = ended + (ended - begun) / SHARE
+
+    def _read(self, optimiser: AdamW) -> None:
+        stored = tensors_in(self.path)
+        for place in _places(len(optimiser.mean)):
+            if place.name not in stored or stored[place.name].shape != place.shape:
+                raise ValueError(f"{self.path} is of another model")
+        with torch.no_grad():
+            for name, vector in (("mean", optimiser.mean), ("square", optimiser.square)):
+                at = 0
+                for block in stored[name].values():
+                    if not np.isfinite(block).all() or (name == "square" and block.min(initial=0.0) < 0):
+                        raise ValueError(f"{self.path} is damaged")
+                    vector[at : at + len(block)] = torch.from_numpy(block)
+                    at += len(block)
+        [steps] = np.concatenate(list(stored["steps"].values())).tolist()
+        if not (math.isfinite(steps) and steps >= 1):
+            raise ValueError(f"{self.path} is damaged")
+        optimiser.resume(int(steps))
+
+
+def _places(parameters: int) -> list[ParameterPlace]:
+    """Return the tensors of a file, one after the other."""
+    return [
+        ParameterPlace("mean", (parameters,), 0),
+        ParameterPlace("square", (parameters,), parameters),
+        ParameterPlace("steps", (1,), 2 * parameters),
+    ]
+
+
+def _blocks(optimiser: AdamW) -> Iterator[F32]:
+    """Yield the numbers of a file in order, a block at a time, on the host."""
+    for vector in (optimiser.mean, optimiser.square, torch.tensor([float(optimiser.steps)])):
+        yield from (_on_host(vector[at : at + BLOCK]) for at in range(0, len(vector), BLOCK))
+
+
+def _on_host(values: Tensor) -> F32:
+    block: F32 = values.detach().cpu().numpy()
+    return block
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Micro-batches: as many rows at once as fit.
+
+
+Result = TypeVar("Result")
+
+
+class MicroBatches:
+    """Memory of the largest micro-batch that fits this device."""
+
+    def __init__(self) -> None:
+        self._most = 1 << 30
+
+    def run(self, rows: int, compute: Callable[[int], Result]) -> Result:
+        """Call `compute` with `rows`, or with the most rows that fit: halve them when memory runs out, and remember.
+
+        After halving, `compute` starts from the beginning.  Raises OutOfMemoryError when one row does not fit.
+        """
+        while True:
+            part = min(rows, self._most)
+            try:
+                return compute(part)
+            except torch.OutOfMemoryError:
+                if part == 1:
+                    raise
+                self._most = part // 2
+                torch.cuda.empty_cache()
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Learning rate: a warm-up, stable, decay schedule that ends with the run, and the warm-up of joiners.
+
+
+@dataclass(frozen=True)
+class Place:
+    """Place of an inner step in the run.
+
+    step: the swarm's, counted from the beginning of the run's present stage.  share: of that stage, from 0 to 1.
+    """
+
+    step: int
+    share: float
+
+
+def scheduled_rate(config: InnerConfig, place: Place) -> float:
+    """Return a step's learning rate: linear warm-up, constant, then 1 - sqrt of the cooldown (WSD, Hägele et al. 2024)."""
+    if config.schedule != "wsd":
+        raise ValueError(f"unknown schedule {config.schedule!r}: this version knows 'wsd'")
+    rate = config.lr * warmed(place.step, config.warmup_steps)
+    stable = 1.0 - config.cooldown
+    if place.share <= stable:
+        return rate
+    return rate * max(0.0, 1.0 - math.sqrt((place.share - stable) / config.cooldown))
+
+
+def warmed(step: int, warmup_steps: int) -> float:
+    """Return the factor on the rate at the `step`-th step (from 0) of a warm-up; 1 without a warm-up."""
+    return min(1.0, (step + 1) / warmup_steps) if warmup_steps else 1.0
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+
+
+class InnerLoop:
+    """Inner loop of a model: its optimiser, and the micro-batch size that fits this device."""
+
+    def __init__(self, model: Decoder, config: InnerConfig) -> None:
+        self.model = model
+        self.config = config
+        self.optimiser = AdamW(model, config)
+        self._micro_batches = MicroBatches()
+        self._joined_at = 0
+
+    def step(self, rows: Rows, place: Place) -> float:
+        """Take one inner step; return the mean loss of the rows' counted tokens, nats per token, before the update."""
+        if self.optimiser.steps == 0:
+            self._joined_at = place.step
+        factor = warmed(self.optimiser.steps, self.config.joiner_warmup_steps) if self._joined_at else 1.0
+        loss = self._micro_batches.run(self._at_once(rows), lambda part: self._accumulate(rows, part))
+        self.optimiser.step(scheduled_rate(self.config, place) * factor)
+        return loss
+
+    def _accumulate(self, rows: Rows, part: int) -> float:
+        self.model.gradient.zero_()
+        total, counted = 0.0, rows.counted
+        for start in range(0, len(rows), part):
+            some = rows[start : start + part]
+            loss = loss_of(self.model, some, self.config.z_loss) * (some.counted / counted)
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += float(loss.detach())
+        return total
+
+    def _at_once(self, rows: Rows) -> int:
+        """Return the rows to try at once: all on a GPU, which raises if they do not fit; the planned number on a CPU."""
+        on_cpu = self.model.flat.device.type == "cpu"
+        return min(len(rows), micro_batch(self.model.config, rows.length)) if on_cpu else len(rows)
