@@ -24,9 +24,10 @@ $(STAMP): pyproject.toml constraints.txt
 demo: venv
 	$(BIN)/peer demo
 
-# Real processes one test after the other; all else on every core, each process with one thread.
+# On every core, each process with one thread.  Of the tests with real processes two files at a time: they wait much, and a test
+# without a processor of its own has to pass, too.
 UNIT = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal --ignore tests/e2e
-E2E = $(BIN)/python -m pytest tests/e2e
+E2E = $(BIN)/python -m pytest -n 2 --dist loadfile tests/e2e
 
 test: lint
 	$(UNIT) -m "not slow"

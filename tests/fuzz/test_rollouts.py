@@ -7,6 +7,7 @@ import pytest
 from protocol.rollouts.pool import Pool
 from tests.fuzz import proofs
 from tests.fuzz.rollouts import fuzz
+from tests.tiers import first_fast
 from trainer.rl.verification import Forms, Judged, Verifier
 
 CASES = 3000
@@ -21,12 +22,19 @@ def test_changed_proofs_rollouts_batches_and_statements_are_refused_or_mean_the_
 
 @pytest.mark.parametrize(
     ("where", "what", "instead", "said"),
-    [
-        (proofs, "check_form", lambda *arguments: None, "Malformed"),
-        (Forms, "_check_bounds", lambda self, rollout: None, "Malformed"),
-        (Verifier, "_judge", lambda self, rollout, flaw, measured, *turns: Judged(None, measured=measured), "is accepted"),
-        (Pool, "_is_possible", lambda self, body: True, "a pool passes on"),
-    ],
+    first_fast(
+        [
+            (
+                Verifier,
+                "_judge",
+                lambda self, rollout, flaw, measured, *turns: Judged(None, measured=measured),
+                "is accepted",
+            ),
+            (proofs, "check_form", lambda *arguments: None, "Malformed"),
+            (Forms, "_check_bounds", lambda self, rollout: None, "Malformed"),
+            (Pool, "_is_possible", lambda self, body: True, "a pool passes on"),
+        ]
+    ),
 )
 def test_a_check_that_is_left_out_is_found(
     monkeypatch: pytest.MonkeyPatch, where: object, what: str, instead: object, said: str

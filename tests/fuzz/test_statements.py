@@ -14,6 +14,7 @@ from protocol.wire.messages import STATEMENTS
 from tests.fuzz.examples import BODIES, QUESTIONS
 from tests.fuzz.grammar import Grammar, Words, every_class
 from tests.fuzz.statements import fuzz
+from tests.tiers import first_fast
 
 STATEMENTS_HERE = 400
 PEER = Identity.from_seed(bytes(32)).peer_id
@@ -42,7 +43,7 @@ def test_every_class_of_message_can_be_made_and_is_within_its_limits() -> None:
     assert set(STATEMENTS.values()) <= set(every_class())
 
 
-@pytest.mark.parametrize(("where", "what"), [(Handshake, "answer_hello"), (ViewChangeLog, "on_lock")])
+@pytest.mark.parametrize(("where", "what"), first_fast([(Handshake, "answer_hello"), (ViewChangeLog, "on_lock")]))
 def test_a_handler_that_can_raise_is_found(monkeypatch: pytest.MonkeyPatch, where: type, what: str) -> None:
     def fail(*arguments: object) -> Body:
         raise KeyError("found")

@@ -127,6 +127,7 @@ def test_members_whose_tokens_have_all_expired_meet_again_after_all_of_them_rest
     holds(simulate(3, scenario, signed=invited_run()))
 
 
+@pytest.mark.slow
 def test_who_came_in_in_time_may_take_its_time_until_its_first_record() -> None:
     async def scenario(world: World) -> None:
         one, two, three, slow = world.seats
@@ -149,6 +150,7 @@ def test_who_came_in_in_time_may_take_its_time_until_its_first_record() -> None:
     holds(simulate(4, scenario, signed=invited_run()))
 
 
+@pytest.mark.slow
 def test_an_expired_token_without_a_record_stays_outside_even_if_a_member_came_in_with_it() -> None:
     async def scenario(world: World) -> None:
         one, other, member, late = world.seats

@@ -46,6 +46,7 @@ def test_one_hostile_contribution_of_six_keeps_nobody_from_the_target(name: str)
     holds(simulate(6, scenario))
 
 
+@pytest.mark.slow
 def test_a_copied_contribution_keeps_nobody_from_the_target() -> None:
     async def scenario(world: World) -> None:
         thief, victim = world.seats[:2]

@@ -180,6 +180,7 @@ def lies_about_its_state(seat: Seat) -> None:
     contributor.commit = lie
 
 
+@pytest.mark.slow
 def test_an_elector_that_names_another_state_every_round_makes_others_look_at_theirs_ever_less_often() -> None:
     async def scenario(world: World) -> None:
         await begin(world, 5, within_s=200)

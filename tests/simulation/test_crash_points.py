@@ -12,7 +12,7 @@ import pytest
 from tests.simulation.crash_points import PAIRS, SINGLES, Death, Point, death
 
 SAMPLE = 40
-FAST = 6
+FAST = 3
 """Single deaths, each in another part of the list, that take the place of all in the fast tier."""
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 
+import pytest
 import trio
 
 from protocol.membership.liveness import BEAT_S, MAX_STRANGERS, Liveness
@@ -60,6 +61,7 @@ def test_more_keys_than_there_are_places_displace_no_member() -> None:
     holds(simulate(3, scenario))
 
 
+@pytest.mark.slow
 def test_keys_that_say_that_they_train_or_are_ahead_are_not_waited_for() -> None:
     async def scenario(world: World) -> None:
         await begin(world)

@@ -18,7 +18,7 @@ def test_an_undisturbed_exchange_takes_about_what_the_links_take() -> None:
     assert EXCHANGE_S <= outcome.seconds <= UNDISTURBED_S
 
 
-@pytest.mark.parametrize(("victim", "at_s"), first_fast(DEATHS))
+@pytest.mark.parametrize(("victim", "at_s"), first_fast(DEATHS, 0))
 def test_a_death_costs_at_most_half_an_exchange_and_no_live_contribution(victim: str, at_s: float) -> None:
     outcome = kill_at(victim, at_s)
     assert outcome.failure is None and outcome.lost == 0

@@ -90,6 +90,7 @@ def test_a_restarted_peer_and_a_newcomer_know_who_lied() -> None:
     holds(simulate(5, scenario))
 
 
+@pytest.mark.slow
 def test_who_claims_to_be_ahead_and_shows_nothing_costs_no_round() -> None:
     async def scenario(world: World) -> None:
         await begin(world)
@@ -121,7 +122,7 @@ def test_two_readys_under_one_serial_eject_their_author() -> None:
     holds(simulate(3, scenario))
 
 
-@pytest.mark.parametrize("signed", [False, True])
+@pytest.mark.parametrize("signed", first_fast([False, True]))
 def test_a_record_made_up_by_an_elector_gets_no_votes(signed: bool) -> None:
     """The ghost is a member and so an elector; when it is its turn, it shows the rolls of a quorum, as it must, and a
     record whose every chunk it averaged itself, as it says."""

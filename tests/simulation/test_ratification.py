@@ -41,6 +41,7 @@ async def lose_and_regain(world: World, away: list[Seat], copies: Collection[Sea
     return was
 
 
+@pytest.mark.slow
 def test_provisional_records_become_full_when_the_absent_are_back() -> None:
     async def scenario(world: World) -> None:
         was = await lose_and_regain(world, world.seats[:2])

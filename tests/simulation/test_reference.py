@@ -110,6 +110,7 @@ def test_trainers_that_die_while_rollouts_begin_compare_with_the_same_weights(se
     holds(simulate(sum(ROLES.values()), scenario, seed, LOSSY, RUN))
 
 
+@pytest.mark.slow
 def test_a_seed_keeps_them_for_trainers_that_come_when_all_others_are_gone() -> None:
     roles = {**ROLES, Role.SEED: 1}
 
@@ -132,6 +133,7 @@ def test_a_seed_keeps_them_for_trainers_that_come_when_all_others_are_gone() -> 
     holds(simulate(sum(roles.values()), scenario, signed=RUN))
 
 
+@pytest.mark.slow
 def test_what_was_altered_on_the_disk_is_found_at_the_start_and_fetched_again() -> None:
     async def scenario(world: World) -> None:
         _, seats = cast(world, ROLES)
@@ -183,7 +185,7 @@ def test_where_nobody_has_them_a_trainer_waits_and_says_what_to_do() -> None:
     holds(simulate(sum(ROLES.values()), scenario, signed=RUN))
 
 
-@pytest.mark.parametrize("seed", first_fast([1, 2]))
+@pytest.mark.parametrize("seed", first_fast([1, 2], 0))
 def test_other_bytes_than_the_chain_names_are_refused(seed: int) -> None:
     """One trainer serves zeros under the right name, and is asked first: the late one takes all from the other."""
 

@@ -45,6 +45,7 @@ REASONS: dict[type[Cheat], str] = {
 LIARS = (AcceptsAll, RejectsAll, Contrary)
 
 
+@pytest.mark.slow
 def test_trainers_learn_from_rollouts_that_validators_accepted() -> None:
     async def scenario(world: World) -> None:
         judge, seats = cast(world, ROLES)
@@ -137,6 +138,7 @@ def test_who_states_more_tokens_than_it_made_is_set_aside() -> None:
     holds(simulate(sum(ROLES.values()), scenario, signed=rl_run()))
 
 
+@pytest.mark.slow
 def test_a_cheat_stays_set_aside_when_trainers_start_again() -> None:
     async def scenario(world: World) -> None:
         judge, seats = cast(world, ROLES, {(Role.ROLLOUT, 0): OneBad})
@@ -159,6 +161,7 @@ def test_a_cheat_stays_set_aside_when_trainers_start_again() -> None:
     holds(simulate(sum(ROLES.values()), scenario, signed=rl_run()))
 
 
+@pytest.mark.slow
 def test_by_invitation_peers_that_have_never_met_hear_each_others_rollouts_and_verdicts() -> None:
     """Between rollout peers, validators and two of three trainers only gossip passes, by way of the third."""
     open_run = rl_run()
@@ -224,6 +227,7 @@ def test_without_validators_trainers_check_everything_themselves() -> None:
     holds(simulate(4, scenario, signed=rl_run()))
 
 
+@pytest.mark.slow
 def test_a_batch_that_takes_until_it_is_too_old_is_given_up_for_one_of_newer_weights() -> None:
     begun: list[int] = []
 

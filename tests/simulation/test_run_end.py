@@ -84,7 +84,7 @@ def _note_end(ends: dict[str, set[str]], seat: Seat, event: Event) -> None:
         ends.setdefault(seat.peer, set()).add(event.tip)
 
 
-@pytest.mark.parametrize("seed", first_fast(range(1, 6), 2))
+@pytest.mark.parametrize("seed", first_fast([2, 1, 3, 4, 5]))
 def test_all_peers_agree_on_the_final_record(seed: int) -> None:
     holds(ended_in(seed))
 
@@ -201,6 +201,7 @@ def test_an_extension_before_the_end_is_carried_by_the_next_record() -> None:
     holds(simulate(3, scenario, signed=short_run()))
 
 
+@pytest.mark.slow
 def test_a_run_with_rollouts_ends_for_all_roles_and_nobody_generates_any_more() -> None:
     few = {Role.TRAINER: 2, Role.ROLLOUT: 1, Role.VALIDATOR: 1}
     manifest = rl_run().manifest.model_copy(update={"total_tokens": None, "total_rounds": 3})

@@ -32,6 +32,7 @@ def test_one_sign_flip_times_1000_ruins_the_mean_and_costs_the_other_rules_littl
         assert bench.run(case) < (started + honest) / 2
 
 
+@pytest.mark.slow
 def test_the_same_case_ends_at_the_same_loss(bench: Bench) -> None:
     case = Case("centered_clip", "random, large", 2)
     assert bench.run(case) == bench.run(case)

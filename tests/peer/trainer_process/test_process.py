@@ -120,6 +120,7 @@ def test_trainer_initialises_computes_and_evaluates(tmp_path: Path) -> None:
     with_trainer(tmp_path, scenario)
 
 
+@pytest.mark.slow
 def test_finish_stops_early_and_contributes_what_there_is(tmp_path: Path) -> None:
     async def scenario(bench: Bench) -> None:
         await bench.trainer.initialise(bench.theta.view)
@@ -258,6 +259,7 @@ def test_idle_threads_sleep_unless_the_user_wants_otherwise(
     with_trainer(tmp_path, scenario)
 
 
+@pytest.mark.slow
 def test_killed_trainer_raises_trainer_died_and_is_started_again(tmp_path: Path) -> None:
     async def scenario(bench: Bench) -> None:
         trainer = bench.trainer

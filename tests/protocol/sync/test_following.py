@@ -233,6 +233,7 @@ def test_a_settled_record_does_not_yield_to_a_provisional_one(tmp_path: Path) ->
     on_table(tmp_path, check, a_run(*FOUR))
 
 
+@pytest.mark.slow
 def test_what_one_stranger_has_shown_is_not_lost_to_another(tmp_path: Path) -> None:
     """The purse is empty after some records of the honest one; then a fresh key comes, and shows records without results."""
 

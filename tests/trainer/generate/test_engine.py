@@ -8,6 +8,7 @@ from functools import cache
 import pytest
 import torch
 
+from tests.tiers import first_fast
 from tests.trainer.generate.naive import CPU, END, FAMILIES, Written, parameters, requests, write
 from trainer.generate.engine import Batch, Completion, Ended, Engine, Request, batch_bytes, complete
 from trainer.generate.generator import AT_ONCE, PATIENCE
@@ -49,7 +50,7 @@ def check(got: Completion, request: Request, written: Written) -> None:
 @every_family
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize(
-    "slots, prefill_tokens, steps_at_once", [(1, 1024, 1), (5, 48, 1), (12, 1024, 1), (4, 7, 8), (12, 100, 3)]
+    "slots, prefill_tokens, steps_at_once", first_fast([(5, 48, 1), (4, 7, 8), (1, 1024, 1), (12, 1024, 1), (12, 100, 3)], 2)
 )
 def test_tokens_and_hidden_states_are_those_of_full_recomputation(
     family: str, temperature: float, slots: int, prefill_tokens: int, steps_at_once: int
