@@ -17,7 +17,7 @@ import trio
 
 from benchmarks.json_lines import hear, say
 from protocol.blobs.blob import Blob, ChunkSet, EvenSpans, Spans, set_of
-from protocol.blobs.messages import QUESTIONS, LeavesRequest, read_chunk_header
+from protocol.blobs.messages import LeavesRequest, read_chunk_header
 from protocol.blobs.store import BlobStore, Held
 from protocol.blobs.swarm import Swarm
 from protocol.blobs.transfer import Purpose
@@ -29,6 +29,7 @@ from protocol.wire.body import decode_body
 from protocol.wire.hashes import Hash, chunk_hash, tree_root
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.questions import LeavesReply
+from tests.protocol.answering import ask
 
 RUN = Hash(b"\x06" * 32)
 
@@ -82,19 +83,19 @@ class Peer:
         return Acceptance.IGNORE
 
     async def on_request(self, peer: PeerId, kind: str, data: bytes) -> bytes:
-        if self.swarm is None or kind not in QUESTIONS:
+        if self.swarm is None:
             raise Refused("no such question")
-        return await self.swarm.answer(peer, kind, data)
+        return await ask(self.swarm, peer, kind, data)
 
     async def open_push(self, peer: PeerId, header: bytes, size: int) -> Landing | None:
         chunk = read_chunk_header(header)
-        return self.swarm.open_push(peer, chunk, size) if self.swarm is not None and chunk is not None else None
+        return await self.swarm.open_push(peer, chunk, size) if self.swarm is not None and chunk is not None else None
 
     async def finish_push(self, peer: PeerId, header: bytes, landing: Landing | None) -> None:
         chunk = read_chunk_header(header)
         if self.swarm is not None and chunk is not None and landing is not None:
             self.chunk_bytes += len(landing.buffer)
-            self.swarm.finish_push(peer, chunk, landing)
+            await self.swarm.finish_push(peer, chunk, landing)
 
     def has_member(self, peer: PeerId) -> bool:
         return True

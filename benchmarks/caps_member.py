@@ -11,13 +11,14 @@ import trio
 from benchmarks import broadcast_member, exchange_member
 from benchmarks.json_lines import hear, say
 from peer.measurements.exchange import RUN
-from protocol.blobs.messages import QUESTIONS, read_chunk_header
+from protocol.blobs.messages import read_chunk_header
 from protocol.blobs.swarm import Swarm
 from protocol.events.events import Dropped, Event
 from protocol.transport.interface import Acceptance, Landing, Session
 from protocol.transport.network import Libp2pNetwork, NetworkSettings
 from protocol.wire.hashes import tree_root
 from protocol.wire.identity import PeerId
+from tests.protocol.answering import ABOUT_BLOBS
 
 BLOB_CHUNK = 1 << 20
 SAMPLE_S = 0.25
@@ -38,7 +39,7 @@ class Peer:
     async def on_request(self, peer: PeerId, kind: str, data: bytes) -> bytes:
         if kind == "echo":
             return data
-        return await (self.blobs if kind in QUESTIONS else self.exchange).on_request(peer, kind, data)
+        return await (self.blobs if kind in ABOUT_BLOBS else self.exchange).on_request(peer, kind, data)
 
     async def open_push(self, peer: PeerId, header: bytes, size: int) -> Landing | None:
         of = self.blobs if read_chunk_header(header) else self.exchange

@@ -340,7 +340,7 @@ class Participation:
             self.pause(self._paused)
         if signed.manifest.organiser == self._identity.peer_id and not replica.history.length:
             nursery.start_soon(tell_of_twins, founded(signed), self._mdns, self._emit, lambda: replica.history.length > 0)
-        self._lobby.admit(node.dispatcher)
+        self._lobby.admit(node.router)
         freeze_gc()
         await node.run()
 

@@ -20,6 +20,7 @@ from protocol.audit.evidence import (
     Evidence,
     Law,
     ProvenLie,
+    TwoStatements,
     UnknownTip,
     decode_evidence,
     encode_evidence,
@@ -27,13 +28,15 @@ from protocol.audit.evidence import (
     judge,
     tip_needed,
 )
+from protocol.audit.witness import Witness
 from protocol.chain.replica import Replica
 from protocol.disk import StoreFailed
 from protocol.events.events import Dropped, Notice, PeerEjected
 from protocol.membership.liveness import Membership
 from protocol.offload import Offload
-from protocol.transport.interface import MALFORMED, NetworkError, Refused, Session, Unreachable
-from protocol.wire.body import decode_body
+from protocol.transport.handlers import Guard, Statement, answers, hears
+from protocol.transport.interface import Acceptance, NetworkError, Refused, Session, Unreachable
+from protocol.wire.body import Body
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import Envelope
 from protocol.wire.hashes import Hash
@@ -162,11 +165,24 @@ KEPT_BYTES = 512 << 20
 
 
 class Ejections:
-    """Liars of a run, as proven to this peer.  They are no longer heard, waited for or served."""
+    """Liars of a run, as proven to this peer.  They are no longer heard, waited for or served.
 
-    def __init__(self, session: Session, replica: Replica, membership: Membership, offload: Offload) -> None:
-        self._session, self._store, self._membership, self._offload = session, replica.store, membership, offload
+    on_verdict: takes each verdict on a lie that is proven while this peer lives.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        guard: Guard,
+        replica: Replica,
+        membership: Membership,
+        offload: Offload,
+        on_verdict: Callable[[ProvenLie], None],
+    ) -> None:
+        self._session, self._guard, self._store, self._membership = session, guard, replica.store, membership
+        self._offload, self._on_verdict = offload, on_verdict
         self._history, manifest = replica.history, replica.manifest
+        self._witness = Witness(session.run, replica.history, manifest.rounds.max_members)
         self._law = Law(session.run, manifest.fragments, replica.layout, manifest.aggregation, manifest.rounds.max_members)
         self._verdicts: dict[PeerId, tuple[ProvenLie, Hash]] = {}
         """Verdict and name of the proof for each liar, the oldest first."""
@@ -195,6 +211,19 @@ class Ejections:
             except Malformed as error:
                 self._session.emit(Notice("warning", f"a proof on disk proves nothing: {error}"))
 
+    def compare(self, said: Statement[Body]) -> None:
+        """Compare a statement about a round with earlier ones of its sender, and convict in the background if it lied."""
+        for lie in self._witness.hear(said.sender, said.body, said.envelope):
+            self._guard.start(self._convict_later, said.sender, lie)
+
+    def accuse(self, peer: PeerId, first: bytes, second: bytes) -> None:
+        """Convict a peer in the background for two statements that contradict each other."""
+        self._guard.start(self._convict_later, peer, TwoStatements(first=first, second=second))
+
+    async def _convict_later(self, sender: PeerId, lie: Evidence) -> None:
+        with self._guard.watch(sender, "contradiction"):
+            await self.convict(lie)
+
     async def convict(self, evidence: Evidence) -> ProvenLie | None:
         """Persist and announce a proof that we found ourselves, and return its verdict.
 
@@ -217,6 +246,18 @@ class Ejections:
                 self._session.emit(Notice("debug", f"postponed evidence proves nothing: {error}"))
 
     # -- rumours ------------------------------------------------------------------------------------------------------
+
+    @hears(Accusation)
+    def hear_accusation(self, said: Statement[Accusation]) -> Acceptance:
+        """Take note of an accusation, and examine it in the background if it is new."""
+        heard = self.hear(said.sender, said.body)
+        if heard is AccusationOutcome.NEW:
+            self._guard.start(self._look_into_later, said.sender, said.body)
+        return Acceptance.of_news(heard is not AccusationOutcome.UNWANTED)
+
+    async def _look_into_later(self, accuser: PeerId, accusation: Accusation) -> None:
+        with self._guard.watch(accuser, "accusation"):
+            await self.look_into(accusation)
 
     def hear(self, accuser: PeerId, accusation: Accusation) -> AccusationOutcome:
         """Take note of an accusation.  `UNWANTED` means that it is ignored, `NEW` that the caller is to examine it."""
@@ -288,18 +329,15 @@ class Ejections:
             raise Malformed("a proof with another hash than announced")
         return bytes(raw)
 
-    async def answer(self, data: bytes) -> bytes:
+    @answers("evidence", EvidenceRequest)
+    async def answer(self, peer: PeerId, question: EvidenceRequest) -> bytes:
         """Return a slice of a proof that we hold; raise `Refused` if we do not hold it."""
-        try:
-            question = decode_body(EvidenceRequest, data, max_bytes=256)
-        except Malformed as error:
-            raise Refused(MALFORMED) from error
         raw = await self._offload(self._store.evidence.load, Hash(question.evidence))
         if raw is None:
             raise Refused("that proof is not here")
         return bytes(raw[question.offset : question.offset + question.length])
 
-    async def announce(self) -> None:
+    async def run(self) -> None:
         """Publish our accusations again and again, because newcomers did not hear them, until cancelled."""
         await self._announcements.run(self._session.network.publish)
 
@@ -332,6 +370,7 @@ class Ejections:
         if verdict.peer in self:
             return None
         self._take(raw, verdict)
+        self._on_verdict(verdict)
         return verdict
 
     async def _make_room(self, liar: PeerId) -> bool:

@@ -127,15 +127,6 @@ class ChunkHeader(Body):
     chunk: ChunkIndex
 
 
-QUESTIONS: dict[str, type[Body]] = {
-    "blob": BlobRequest,
-    "news": ChunkNews,
-    "want": ChunksRequest,
-    "leaves": LeavesRequest,
-}
-"""Message types of the questions about blobs, by kind."""
-
-
 @lru_cache(maxsize=256)
 def read_chunk_header(raw: bytes) -> ChunkHeader | None:
     """Return the header of a push if it carries a chunk of a blob; cached, since one push asks several times."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from math import inf
 
@@ -27,6 +27,7 @@ from protocol.blobs.messages import (
     ChunksReply,
     ChunksRequest,
     LeavesRequest,
+    read_chunk_header,
 )
 from protocol.blobs.offers import Offer, OriginOffer
 from protocol.blobs.sampling import Sample, Sampled
@@ -35,9 +36,8 @@ from protocol.blobs.transfer import Purpose
 from protocol.blobs.uploads import Uploads
 from protocol.events.events import Event, TransferProgress
 from protocol.offload import Offload
-from protocol.transport.interface import MALFORMED, Landing, Members, NetworkError, Refused, Session
-from protocol.wire.body import decode_body
-from protocol.wire.canonical import Malformed
+from protocol.transport.handlers import PeerMoment, answers, at, landed, lands
+from protocol.transport.interface import Landing, Members, NetworkError, Refused, Session
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.questions import LeavesReply
@@ -67,12 +67,6 @@ class Swarm:
         self._nursery: trio.Nursery | None = None
         self.serves = True
         self._askers: deque[tuple[Hash, PeerId]] = deque(maxlen=MAX_ASKERS)
-        self._answers: dict[str, Callable[[PeerId, bytes], Awaitable[bytes]]] = {
-            "blob": self._blob,
-            "news": self._news,
-            "want": self._want,
-            "leaves": self._leaves,
-        }
 
     @property
     def up_bytes(self) -> int:
@@ -155,6 +149,7 @@ class Swarm:
         """Return the progress of each blob that is being fetched now."""
         return [fetches[0].transfer.told() for fetches in self._fetches.values()]
 
+    @at(PeerMoment.DISCONNECTED)
     def gone(self, peer: PeerId) -> None:
         """Forget a peer that is not connected any more."""
         self._uploads.forget(peer)
@@ -197,15 +192,9 @@ class Swarm:
 
     # -- what others ask ----------------------------------------------------------------------------------------------
 
-    async def answer(self, peer: PeerId, kind: str, data: bytes) -> bytes:
-        """Return the answer to a question about a blob.  Raises `Refused` with the reason if there is none."""
-        try:
-            return await self._answers[kind](peer, data)
-        except Malformed as error:
-            raise Refused(MALFORMED) from error
-
-    async def _blob(self, peer: PeerId, data: bytes) -> bytes:
-        question = decode_body(BlobRequest, data)
+    @answers("blob", BlobRequest)
+    async def answer_blob(self, peer: PeerId, question: BlobRequest) -> bytes:
+        """Return the chunks of a blob that others can get from us, and its other holders."""
         if not self.serves:
             raise Refused("this peer serves nothing while it rests")
         name, now = Hash(question.blob), trio.current_time()
@@ -231,8 +220,9 @@ class Swarm:
         bitmap = to_bitmap(shown, held.count)
         return BlobReply(chunks=bitmap, more=more, apart=apart, neighbours=others[:MAX_NEIGHBOURS]).encode()
 
-    async def _news(self, peer: PeerId, data: bytes) -> bytes:
-        news = decode_body(ChunkNews, data)
+    @answers("news", ChunkNews)
+    async def answer_news(self, peer: PeerId, news: ChunkNews) -> bytes:
+        """Take note of the chunks that a peer has got."""
         name = Hash(news.blob)
         for fetch in [*self._fetches.get(name, [])]:
             if max(news.chunks) < fetch.count:
@@ -242,8 +232,9 @@ class Swarm:
             self._origins[name].got(peer, set_of(news.chunks))
         return b""
 
-    async def _want(self, peer: PeerId, data: bytes) -> bytes:
-        wanted = decode_body(ChunksRequest, data)
+    @answers("want", ChunksRequest)
+    async def answer_want(self, peer: PeerId, wanted: ChunksRequest) -> bytes:
+        """Begin to push chunks to a peer; return those that it does not get."""
         name = Hash(wanted.blob)
         if not self.serves:
             return ChunksReply(chunks=list(wanted.chunks), busy=[]).encode()
@@ -254,8 +245,10 @@ class Swarm:
         busy = [chunk for chunk in wanted.chunks if here >> chunk & 1 and not self._uploads.want(peer, name, chunk)]
         return ChunksReply(chunks=absent, busy=busy).encode()
 
-    async def _leaves(self, peer: PeerId, data: bytes) -> bytes:
-        name = Hash(decode_body(LeavesRequest, data).blob)
+    @answers("leaves", LeavesRequest)
+    async def answer_leaves(self, peer: PeerId, question: LeavesRequest) -> bytes:
+        """Return the hashes of a blob's chunks."""
+        name = Hash(question.blob)
         fetches = self._fetches.get(name)
         leaves = fetches[0].leaves() if fetches else await self._offload((await self._find(name)).leaves)
         if leaves is None:
@@ -279,7 +272,8 @@ class Swarm:
 
     # -- pushes -------------------------------------------------------------------------------------------------------
 
-    def open_push(self, peer: PeerId, header: ChunkHeader, size: int) -> Landing | None:
+    @lands(read_chunk_header)
+    async def open_push(self, peer: PeerId, header: ChunkHeader, size: int) -> Landing | None:
         """Return memory for a chunk that we asked this peer for; None for other chunks."""
         for fetch in self._fetches.get(Hash(header.blob), []):
             landing = fetch.landing(peer, header.chunk, size)
@@ -288,7 +282,8 @@ class Swarm:
         samples = (sample.landing(peer, header.chunk, size) for sample in self._samples_of(header))
         return next((landing for landing in samples if landing is not None), None)
 
-    def finish_push(self, peer: PeerId, header: ChunkHeader, landing: Landing | None) -> None:
+    @landed(read_chunk_header)
+    async def finish_push(self, peer: PeerId, header: ChunkHeader, landing: Landing | None) -> None:
         """Take a chunk that is complete.  landing: None if it broke off."""
         for sample in self._samples_of(header):
             sample.landed(peer, header.chunk, landing)

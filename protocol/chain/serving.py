@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 from protocol.blobs.blob import EvenSpans
 from protocol.blobs.store import Held, Holding, StoredBlob
 from protocol.chain.replica import Replica
 from protocol.chain.results import CheckpointName
 from protocol.offload import Offload
-from protocol.transport.interface import MALFORMED, Refused
-from protocol.wire.body import Body, decode_body
-from protocol.wire.canonical import Malformed
+from protocol.transport.handlers import answers
+from protocol.wire.body import Body
 from protocol.wire.hashes import Hash
+from protocol.wire.identity import PeerId
 from protocol.wire.questions import (
     COMMITS_BYTES,
     CommitsReply,
@@ -84,14 +85,7 @@ class ReplicaShelf:
 # Only data on disk is served, in pieces of at most `MAX_REQUEST_BYTES`; questions cost no state.
 
 
-MAX_QUESTION_BYTES = 4096
-QUESTIONS: dict[str, type[Body]] = {
-    "tips": TipsRequest,
-    "commits": CommitsRequest,
-    "have": HaveRequest,
-    "manifest": HaveRequest,
-}
-"""Kinds of questions answered here, and the message type that asks each."""
+Q = TypeVar("Q", bound=Body)
 
 
 class Serving:
@@ -99,34 +93,37 @@ class Serving:
 
     def __init__(self, replica: Replica, offload: Offload) -> None:
         self._replica, self._offload = replica, offload
-        self._answers: dict[str, Callable[[bytes], bytes]] = {
-            "tips": self._tips,
-            "commits": self._commits,
-            "have": self._have,
-            "manifest": self._manifest,
-        }
 
-    async def answer(self, kind: str, data: bytes) -> bytes:
-        """Return the answer to a question; raises `Refused` with the reason if there is none."""
-        if len(data) > MAX_QUESTION_BYTES:
-            raise Refused("the question is too long")
-        try:
-            answer = await self._offload(self._answers[kind], data)
-        except Malformed as error:
-            raise Refused(MALFORMED) from error
-        assert isinstance(answer, bytes)
-        return answer
-
-    def _manifest(self, data: bytes) -> bytes:
+    @answers("manifest", None, anyone=True)
+    async def answer_manifest(self, peer: PeerId) -> bytes:
+        """Return the signed manifest of the run."""
         return self._replica.signed.raw
 
-    def _tips(self, data: bytes) -> bytes:
-        question = decode_body(TipsRequest, data)
+    @answers("tips", TipsRequest)
+    async def answer_tips(self, peer: PeerId, question: TipsRequest) -> bytes:
+        """Return tips of our chain."""
+        return await self._offloaded(self._tips, question)
+
+    @answers("commits", CommitsRequest)
+    async def answer_commits(self, peer: PeerId, question: CommitsRequest) -> bytes:
+        """Return commits of our chain, the first ones of those asked for."""
+        return await self._offloaded(self._commits, question)
+
+    @answers("have", HaveRequest)
+    async def answer_have(self, peer: PeerId, question: HaveRequest) -> bytes:
+        """Return the rounds whose results and checkpoints we hold."""
+        return await self._offloaded(self._have, question)
+
+    async def _offloaded(self, function: Callable[[Q], bytes], question: Q) -> bytes:
+        answer: bytes = await self._offload(function, question)
+        return answer
+
+    def _tips(self, question: TipsRequest) -> bytes:
         history = self._replica.history
         return TipsReply(length=history.length, tips=list(history.tips(question.start, question.count))).encode()
 
-    def _commits(self, data: bytes) -> bytes:
-        question, history = decode_body(CommitsRequest, data), self._replica.history
+    def _commits(self, question: CommitsRequest) -> bytes:
+        history = self._replica.history
         commits: list[bytes] = []
         size = 0
         for round, tip in enumerate(history.tips(question.start, question.count), question.start):
@@ -140,8 +137,7 @@ class Serving:
             commits.append(raw)
         return CommitsReply(commits=commits).encode()
 
-    def _have(self, data: bytes) -> bytes:
-        decode_body(HaveRequest, data)
+    def _have(self, question: HaveRequest) -> bytes:
         store, history = self._replica.store, self._replica.history
         return HaveReply(
             length=history.length, oldest_result=store.results.oldest(), checkpoints=store.checkpoints.of(history)[-16:]

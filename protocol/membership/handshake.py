@@ -17,12 +17,15 @@ from dataclasses import dataclass
 from statistics import median
 
 from protocol.chain.history import History
+from protocol.events.events import Notice
+from protocol.membership.activity import Activity
 from protocol.run.admission import AdmittedBy, has_expired, needs_proof, verify_admission
 from protocol.run.greeting import Hello, HelloReply, admit_at_door, answer_hello, make_hello
 from protocol.run.manifest import Admission, RunManifest
 from protocol.run.settings import NodeSettings
-from protocol.transport.interface import MALFORMED, Network, Refused, Unreachable
-from protocol.wire.body import decode_body
+from protocol.transport.handlers import answers
+from protocol.transport.interface import Refused, Session, Unreachable
+from protocol.wire.body import Body, decode_body
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
@@ -185,8 +188,11 @@ class Handshake:
     clocks: our clock, compared with the clocks of the peers that we greeted.
     """
 
-    def __init__(self, manifest: RunManifest, run: Hash, settings: NodeSettings, history: History) -> None:
-        self._manifest, self._run, self._settings, self._history = manifest, run, settings, history
+    def __init__(
+        self, session: Session, manifest: RunManifest, settings: NodeSettings, history: History, activity: Activity
+    ) -> None:
+        self._session, self._manifest, self._run, self._settings = session, manifest, session.run, settings
+        self._history, self._activity = history, activity
         self.clocks = ClockOffsets(settings.wall_clock, settings.boot_clock)
         self._guests = Guests(history.has_member)
         """Newcomers let in with proofs; empty in runs that ask for none."""
@@ -228,17 +234,15 @@ class Handshake:
 
     # -- greetings ----------------------------------------------------------------------------------------------------
 
-    def answer_hello(self, peer: PeerId, data: bytes) -> bytes:
+    @answers("hello", Hello, anyone=True)
+    async def answer_hello(self, peer: PeerId, hello: Hello) -> bytes:
         """Return the answer to a greeting; raise `Refused` with a sentence for the other peer's user."""
-        try:
-            hello = decode_body(Hello, data, max_bytes=MAX_HELLO_BYTES)
-        except Malformed as error:
-            raise Refused(MALFORMED) from error
         reply = answer_hello(self._manifest, self._run, hello, self._settings.version, self._settings.wall_clock())
         refusal = reply if isinstance(reply, str) else self._let_in(peer, hello)
         if refusal is not None:
             raise Refused(refusal if self._history.length else f"{refusal}{NO_RECORDS}")
         assert not isinstance(reply, str)
+        self._session.network.welcome(peer)
         return reply.encode()
 
     def _let_in(self, peer: PeerId, hello: Hello) -> str | None:
@@ -263,13 +267,25 @@ class Handshake:
             return "the invitation has let in all the peers that it may; ask the run's organiser for a new one"
         return None
 
-    async def greet(self, network: Network, peer: PeerId) -> str | None:
-        """Greet a newly connected peer.  Return its reason for refusing us; None if it accepts us or is gone again."""
+    async def greet(self, peer: PeerId) -> bool:
+        """Greet a newly connected peer, and show our next heartbeat soon; return False if it refuses us.
+
+        The user is told of the refusal, and of a clock that is wrong.
+        """
+        refusal = await self._refusal(peer)
+        self._activity.tell_now()
+        for warning in (self.clocks.take_warning(), refusal):
+            if warning:
+                self._session.emit(Notice("warning", warning))
+        return refusal is None
+
+    async def _refusal(self, peer: PeerId) -> str | None:
+        """Greet a peer; return its reason for refusing us, or None if it accepts us or is gone again."""
         settings = self._settings
         hello = make_hello(self._run, settings.role, settings.admission, settings.version)
         asked = settings.boot_clock()
         try:
-            answer = await network.request(peer, "hello", hello.encode(), timeout_s=GREET_TIMEOUT_S)
+            answer = await self._session.network.request(peer, "hello", hello.encode(), timeout_s=GREET_TIMEOUT_S)
         except Refused as refusal:
             return str(refusal)
         except Unreachable:
@@ -279,11 +295,14 @@ class Handshake:
 
     # -- READYs and heartbeats ----------------------------------------------------------------------------------------
 
-    def meet(self, sender: PeerId, said: Ready | Heartbeat) -> None:
-        """Let a peer in that shows a good proof in a statement for our tip: others have let it in, as it knows the tip.
+    def meet(self, sender: PeerId, said: Body) -> None:
+        """Let a peer in that shows a good proof in a READY or a heartbeat for our tip.
 
-        The proof counts for `COMING_IN_S` after its token expired, as it does for peers that came in by our own door.
+        Others have let it in, as it knows the tip.  The proof counts for `COMING_IN_S` after its token expired, as it does
+        for peers that came in by our own door.
         """
+        if not isinstance(said, Ready | Heartbeat):
+            return
         tip, role = (said.base, Role.TRAINER) if isinstance(said, Ready) else (said.tip, said.role)
         if not said.admission or tip != self._history.tip or self.may_contribute(sender):
             return

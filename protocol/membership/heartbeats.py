@@ -1,4 +1,4 @@
-"""Announcements of this peer about itself: its heartbeats, and its goodbye.
+"""Heartbeats and goodbyes: those that this peer sends, and the failure detector that takes in those of others.
 
 A heartbeat goes out every few seconds, and soon after a change that others wait for.  It never follows the last one at once:
 every peer reads each heartbeat, and a peer that greets us a hundred times must not make us speak a hundred times to all.
@@ -6,19 +6,22 @@ every peer reads each heartbeat, and a peer that greets us a hundred times must 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Protocol
 
 import trio
 
 from protocol.chain.history import History
+from protocol.events.events import Event, PeerGone, PeerSuspected
 from protocol.events.status import SwarmPeer
 from protocol.membership.activity import Activity
 from protocol.membership.liveness import Liveness, Membership
 from protocol.run.settings import NodeSettings
 from protocol.trainer_link import Progress
-from protocol.transport.interface import NetworkError, Session
+from protocol.transport.handlers import Guard, PeerMoment, Statement, at, hears, is_told
+from protocol.transport.interface import Acceptance, NetworkError, Offence, Session
+from protocol.wire.envelope import MAX_GOSSIP_BYTES
 from protocol.wire.identity import PeerId
 from protocol.wire.presence import Goodbye, Heartbeat, Phase, WhyIdle
 
@@ -174,3 +177,94 @@ class Heartbeats:
             for peer, known in sorted(self._membership, key=lambda item: item[0])
             if known.liveness is not Liveness.UNPROVEN or self._membership.has_member(peer)
         ]
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+
+
+MAX_TOLD = 1024
+"""Goodbyes remembered that did not come by gossip."""
+
+
+class LivenessObserver(Protocol):
+    """Observer of peers that die and come back, such as the running round."""
+
+    def peer_dead(self, peer: PeerId) -> None:
+        """Note that a peer is silent, gone or has left."""
+        ...
+
+    def peer_alive(self, peer: PeerId) -> None:
+        """Note that a peer is heard again."""
+        ...
+
+
+class FailureDetector:
+    """Failure detector of one node, which hears heartbeats, goodbyes and silence; `observer` and the user are told."""
+
+    def __init__(self, session: Session, guard: Guard, membership: Membership, observer: LivenessObserver) -> None:
+        self._session, self._guard, self._membership, self._observer = session, guard, membership, observer
+        self._told: dict[PeerId, None] = {}
+        """Peers whose goodbye came to us directly, and is still to be handed on when it comes by gossip."""
+
+    @hears(Heartbeat)
+    def hear_heartbeat(self, said: Statement[Heartbeat]) -> Acceptance:
+        """Take in a heartbeat, and the addresses in it."""
+        sender, beat, membership = said.sender, said.body, self._membership
+        was_live = membership.is_live(sender)
+        fresh, events = membership.on_heartbeat(sender, beat, trio.current_time(), said.by)
+        if fresh:
+            self._session.network.remember([a for a in beat.addresses if a.endswith(f"/p2p/{sender}")], claimed=True)
+            if not was_live and membership.is_live(sender):
+                self._observer.peer_alive(sender)
+        self._emit(events)
+        return Acceptance.of_news(fresh)
+
+    @hears(Goodbye)
+    def hear_goodbye(self, said: Statement[Goodbye]) -> Acceptance:
+        """Take in a goodbye; one that came to us alone before is news to our neighbours all the same."""
+        was_told = said.sender in self._told
+        self._told.pop(said.sender, None)
+        return Acceptance.of_news(self._on_goodbye(said) or was_told)
+
+    @is_told("goodbye", Goodbye, max_bytes=MAX_GOSSIP_BYTES)
+    async def told_goodbye(self, said: Statement[Goodbye]) -> None:
+        """Take in a goodbye that the leaver, which waits for the answer, tells its neighbours itself."""
+        if said.sender != said.by:
+            raise Offence("no goodbye of its own")
+        if self._guard.is_open and self._on_goodbye(said):
+            if len(self._told) >= MAX_TOLD:
+                self._told.pop(next(iter(self._told)))
+            self._told[said.sender] = None
+
+    def _on_goodbye(self, said: Statement[Goodbye]) -> bool:
+        fresh, events = self._membership.on_goodbye(said.sender, said.body)
+        if fresh:
+            self._observer.peer_dead(said.sender)
+        self._emit(events)
+        return fresh
+
+    @at(PeerMoment.CONNECTED)
+    def on_connected(self, peer: PeerId) -> None:
+        """Note that a peer is here, as it is connected."""
+        for event in self._membership.on_connected(peer, trio.current_time()):
+            self._session.emit(event)
+            self._observer.peer_alive(peer)
+
+    @at(PeerMoment.DISCONNECTED)
+    def on_disconnected(self, peer: PeerId) -> None:
+        """Suspect a peer, as its last connection broke."""
+        for event in self._membership.on_disconnected(peer, trio.current_time()):
+            self._session.emit(event)
+            self._observer.peer_dead(peer)
+
+    def judge_silence(self, now: float) -> None:
+        """Suspect peers that are silent, and give up those that are silent for long."""
+        events = self._membership.tick(now)
+        self._emit(events)
+        for event in events:
+            if isinstance(event, PeerSuspected | PeerGone):
+                self._observer.peer_dead(PeerId(event.peer))
+
+    def _emit(self, events: Sequence[Event]) -> None:
+        for event in events:
+            self._session.emit(event)

@@ -19,11 +19,12 @@ from protocol.events.status import HeldOutStatus
 from protocol.membership.activity import Activity
 from protocol.membership.liveness import MAX_STRANGERS, Liveness, Membership
 from protocol.trainer_link import NotMeasured, TrainerDied, TrainerGaveUp, TrainerLink
+from protocol.transport.handlers import Statement, hears_news
 from protocol.transport.interface import Session
 from protocol.wire.body import MAX_LOSS
 from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import PeerId
-from protocol.wire.presence import Measurement, Phase, Role, WhyIdle
+from protocol.wire.presence import Heartbeat, Measurement, Phase, Role, WhyIdle
 
 # ------------------------------------------------------------------------------------------------------------------------
 # The draw of the peer that measures the held-out loss of a committed state, and the claims that we accept.
@@ -241,6 +242,12 @@ class Evaluator:
             self._news = trio.Event()
 
     # -- hearing ------------------------------------------------------------------------------------------------------
+
+    @hears_news(Heartbeat)
+    def hear_heartbeat(self, said: Statement[Heartbeat]) -> None:
+        """Take in the claim in another peer's heartbeat."""
+        if said.body.measured is not None:
+            self.on_claim(said.sender, said.body.measured)
 
     def on_claim(self, sender: PeerId, claim: Measurement) -> None:
         """Take in another peer's claim; ignore claims about states that we do not know, or no longer know."""

@@ -16,9 +16,9 @@ from protocol.chain.progress import RunProgress
 from protocol.chain.replica import Replica
 from protocol.disk import StoreFailed
 from protocol.events.events import Notice, RunExtended
-from protocol.node.guard import Guard
 from protocol.offload import Offload
 from protocol.run.sections import Unit
+from protocol.transport.handlers import Guard, Statement, hears
 from protocol.transport.interface import Acceptance, NetworkError, Session
 from protocol.wire.canonical import Malformed
 from protocol.wire.identity import PeerId
@@ -99,13 +99,14 @@ class Extensions:
 
     # -- hearing and saying -------------------------------------------------------------------------------------------
 
-    def hear(self, sender: PeerId, body: Extension, raw: bytes) -> Acceptance:
-        """Take in an extension whose signature holds; return whether gossip hands it on."""
-        if sender != self._organiser:
+    @hears(Extension, anyone=True)  # the organiser's word counts by the manifest alone
+    def hear(self, said: Statement[Extension]) -> Acceptance:
+        """Take in an extension; return ACCEPT if it is to be handed on."""
+        if said.sender != self._organiser:
             return Acceptance.REJECT  # the forwarder could have known that
-        if self._nursery is None or not self._is_news(body):
+        if self._nursery is None or not self._is_news(said.body):
             return Acceptance.IGNORE
-        self._known = body, raw
+        self._known = said.body, said.raw
         self._nursery.start_soon(self._keep_heard)
         return Acceptance.ACCEPT
 

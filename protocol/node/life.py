@@ -16,13 +16,12 @@ from protocol.events.events import Notice, RunEnded
 from protocol.membership.activity import Activity
 from protocol.membership.heartbeats import Heartbeats
 from protocol.membership.liveness import Membership, beat_interval_s
-from protocol.node.background import PendingDeliveries
-from protocol.node.dispatcher import Dispatcher
 from protocol.node.evaluator import Evaluator
 from protocol.node.extensions import Extensions
 from protocol.node.ratifier import Ratifier
-from protocol.node.round_runner import Outcome, StateDisagreement
+from protocol.node.round_runner import Outcome, PendingDeliveries, StateDisagreement
 from protocol.node.rounds import Rounds
+from protocol.node.router import MessageRouter
 from protocol.node.state_keeper import StateKeeper
 from protocol.node.watch import LivenessTicker
 from protocol.rollouts.rollouts import Rollouts
@@ -307,7 +306,7 @@ class Life:
         history: History,
         settings: NodeSettings,
         *,
-        dispatcher: Dispatcher,
+        router: MessageRouter,
         heartbeats: Heartbeats,
         ejections: Ejections,
         watch: LivenessTicker,
@@ -327,7 +326,7 @@ class Life:
         tasks: TaskSets | None = None,
     ) -> None:
         self._session, self._history, self._settings = session, history, settings
-        self._dispatcher, self._heartbeats, self._ejections, self._watch = dispatcher, heartbeats, ejections, watch
+        self._router, self._heartbeats, self._ejections, self._watch = router, heartbeats, ejections, watch
         self._keeper, self._gathering, self._rounds, self._evaluator = keeper, gathering, rounds, evaluator
         self._activity, self._ratifier, self._swarm, self._versions = activity, ratifier, swarm, versions
         self._rollouts, self._tasks, self._files = rollouts, tasks, files
@@ -339,13 +338,13 @@ class Life:
     async def run(self) -> int:
         """Live until `leave`, then say goodbye; return the number of peers that confirmed it.  Raises `StoreFull`."""
         self._activity.show(Phase.STARTING, WhyIdle.STARTING, "reading the records from disk")
-        async with self._dispatcher.open() as nursery:
+        async with self._router.open() as nursery:
             await self._ejections.load()
             await self._keeper.load()
             await self._ratifier.load()
             await self._extensions.load()
             nursery.start_soon(self._heartbeats.run)
-            nursery.start_soon(self._ejections.announce)
+            nursery.start_soon(self._ejections.run)
             nursery.start_soon(self._watch.run, nursery)
             nursery.start_soon(self._ratifier.run)
             nursery.start_soon(self._swarm.run)
@@ -359,8 +358,7 @@ class Life:
             nursery.start_soon(self._depart)
             deliveries = PendingDeliveries(nursery)
             nursery.start_soon(self._live, deliveries)
-            for peer in self._session.network.connected():
-                self._dispatcher.on_peer_connected(peer)
+            self._router.greet_connected()
             await self._leaving.wait()
             with trio.move_on_after(HAND_OVER_S):
                 await self._rounds.hand_over(deliveries)

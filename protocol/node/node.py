@@ -11,7 +11,6 @@ from typing import Any
 import trio
 
 from protocol.audit.ejection import Ejections
-from protocol.audit.witness import Witness
 from protocol.blobs.store import Shelves, StoreShelf
 from protocol.blobs.swarm import Swarm
 from protocol.chain.replica import Replica
@@ -19,22 +18,18 @@ from protocol.chain.serving import ReplicaShelf, Serving
 from protocol.events.status import NodeStatus
 from protocol.membership.activity import Activity
 from protocol.membership.handshake import Handshake
-from protocol.membership.heartbeats import Heartbeats, Pace
+from protocol.membership.heartbeats import FailureDetector, Heartbeats, Pace
 from protocol.membership.liveness import Membership
-from protocol.node.answers import Answers
-from protocol.node.background import Background
 from protocol.node.contributor import Contributor
-from protocol.node.current_round import CurrentRound
-from protocol.node.dispatcher import Dispatcher
+from protocol.node.current_round import CurrentRound, EarlyReadyBuffer, RoundHandlers
 from protocol.node.evaluator import Evaluator
 from protocol.node.extensions import Extensions
-from protocol.node.guard import Guard, RateLimitedEmitter
 from protocol.node.life import Departure, Life, RunEnd, StartupBarrier
 from protocol.node.line_probe import LineProbe
 from protocol.node.ratifier import Ratifier
 from protocol.node.rounds import Rounds
+from protocol.node.router import MessageRouter, RateLimitedEmitter
 from protocol.node.state_keeper import StateKeeper
-from protocol.node.statements import EarlyReadyBuffer, Statements
 from protocol.node.watch import LivenessTicker
 from protocol.node.work import Work
 from protocol.offload import Offload
@@ -50,6 +45,7 @@ from protocol.sync.supplies import StateFetcher
 from protocol.tasks.commands import TaskSetCommands
 from protocol.tasks.task_sets import TaskSets
 from protocol.trainer_link import RolloutLink, StateMark, TrainerLink
+from protocol.transport.handlers import Guard
 from protocol.transport.interface import Session
 from protocol.versions.catalogue import Catalogue
 from protocol.versions.shelf import VersionShelf
@@ -62,7 +58,7 @@ from protocol.wire.tasks import TASK_CHUNK_BYTES
 
 
 class Node:
-    """A peer of a run; call `run`.  The session's network delivers to `dispatcher`.
+    """A peer of a run; call `run`.  The session's network delivers to `router`.
 
     versions: versions of the weights, and their publication.  files: the run's files.  tasks: the crowd's sets of tasks, in
     a run with rollouts.  line_probe: measures the lines.
@@ -87,7 +83,7 @@ class Node:
         self._activity = activity = Activity(session.emit)
         self._round = CurrentRound()
         self._pace = Pace(replica.manifest.data.sequences_per_step * replica.manifest.data.sequence_length)
-        self._handshake = Handshake(replica.manifest, session.run, settings, self._history)
+        self._handshake = Handshake(session, replica.manifest, settings, self._history, activity)
         self._heartbeats = Heartbeats(
             session, settings, self._history, membership, self._pace, activity, self._round, self._generating
         )
@@ -99,16 +95,14 @@ class Node:
         self._shelves = _shelves_of(replica, catalogue)
         self._offload, self._swarm = offload, Swarm(session, membership, self._shelves, offload)
         self.files = RunFiles(session, replica.manifest, replica.store.files, self._swarm, offload)
-        self._background = Background()
-        self.versions = WeightVersions(
-            session, guard, self._background, replica, catalogue, offload, self._swarm, settings.weights
-        )
+        self.versions = WeightVersions(session, guard, replica, catalogue, offload, self._swarm, settings.weights)
         self.line_probe = LineProbe(session, replica, membership, self._swarm)
         supplies = StateFetcher(session, replica, offload, self._swarm)
         self._catch_up = CatchUp(session, replica, offload, supplies, initialise)
         anchor = settings.anchor or replica.store.chosen()
         self._following = Following.of(session, guard, self._catch_up, standpoints, claims, anchor)
-        self._ejections = Ejections(session, replica, membership, offload)
+        self._ejections = Ejections(session, guard, replica, membership, offload, self._round.on_verdict)
+        self._detector = FailureDetector(session, guard, membership, self._round)
         self._readys = EarlyReadyBuffer(self._history, replica.rounds.max_members)
         self._keeper = StateKeeper(session, replica, offload, activity, self._catch_up, self._following, claims)
         self._tasks = TaskSets(session, guard, replica, offload, self._swarm) if replica.manifest.rl is not None else None
@@ -119,7 +113,7 @@ class Node:
         self._ratifier = Ratifier(
             session, guard, replica, offload, self._following, self._keeper.changing, is_copy=settings.is_copy
         )
-        self.dispatcher = self._make_dispatcher(offload)
+        self.router = self._make_router()
         self._departure = Departure(settings.role, membership, self._activity)
         self._life = self._make_life(offload)
         self.goodbye_heard_by: int | None = None
@@ -167,56 +161,14 @@ class Node:
         """Return the tokens a second that a rollout peer generates; 0 in other roles."""
         return self._counting.tokens_per_s if self._settings.role is Role.ROLLOUT else 0.0
 
-    def _make_dispatcher(self, offload: Offload) -> Dispatcher:
-        session, replica, guard, membership, current = (
-            self._session,
-            self._replica,
-            self._guard,
-            self._membership,
-            self._round,
-        )
-        statements = Statements(
-            session,
-            guard,
-            offload,
-            self._background,
-            membership,
-            self._handshake,
-            self._ejections,
-            Witness(session.run, self._history, replica.rounds.max_members),
-            self._evaluator,
-            self._readys,
-            self.versions,
-            self._rollouts,
-            self._tasks,
-            self.extensions,
-            current,
-        )
-        serving = Serving(replica, offload)
-        return Dispatcher(
-            session,
-            guard,
-            self._background,
-            membership,
-            self._handshake,
-            self._activity,
-            self._ejections,
-            statements,
-            Answers(
-                session,
-                self._handshake,
-                self._ejections,
-                serving,
-                self._swarm,
-                self.versions,
-                statements,
-                self._ratifier,
-                current,
-            ),
-            self._swarm,
-            self.versions,
-            current,
-        )
+    def _make_router(self) -> MessageRouter:
+        session, replica, membership = self._session, self._replica, self._membership
+        router = MessageRouter(session, self._guard, self._offload, self._handshake, self._ejections, membership)
+        handlers = RoundHandlers(self._handshake, membership, self._ejections, self._readys, self._round)
+        router.add(self._handshake, self._swarm, self._detector, handlers, self._ejections, self._evaluator)
+        router.add(self.versions, Serving(replica, self._offload), self._ratifier, self.extensions)
+        router.add(*(part for part in (self._rollouts, self._tasks) if part is not None))
+        return router
 
     def _make_life(self, offload: Offload) -> Life:
         session, replica, settings, membership = self._session, self._replica, self._settings, self._membership
@@ -243,10 +195,12 @@ class Node:
             settings,
             extensions=self.extensions,
             run_end=RunEnd(session, replica, activity, self._keeper, self.extensions, self._evaluator, self._rollouts),
-            dispatcher=self.dispatcher,
+            router=self.router,
             heartbeats=self._heartbeats,
             ejections=self._ejections,
-            watch=LivenessTicker(session, replica.rounds, membership, activity, following, current, settings.boot_clock),
+            watch=LivenessTicker(
+                session, replica.rounds, membership, self._detector, activity, following, current, settings.boot_clock
+            ),
             keeper=self._keeper,
             ratifier=self._ratifier,
             swarm=self._swarm,

@@ -19,11 +19,11 @@ from protocol.chain.records import is_full, record_hash, verify_quorum
 from protocol.chain.replica import Replica
 from protocol.chain.store import NEVER
 from protocol.events.events import RecordRatified
-from protocol.node.guard import Guard
 from protocol.node.rounds import read_voter_state
 from protocol.offload import Offload
 from protocol.sync.claims import Settled
-from protocol.transport.interface import MALFORMED, NetworkError, Refused, Session
+from protocol.transport.handlers import Guard, answers
+from protocol.transport.interface import NetworkError, Refused, Session
 from protocol.wire.body import decode_body
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash
@@ -200,12 +200,9 @@ class Ratifier:
 
     # -- answers to others --------------------------------------------------------------------------------------------
 
-    async def answer(self, peer: PeerId, data: bytes) -> bytes:
+    @answers("ratification", RatificationRequest)
+    async def answer(self, peer: PeerId, question: RatificationRequest) -> bytes:
         """Return all votes that we know to ratify a record, or its full certificate.  Raises `Refused`."""
-        try:
-            question = decode_body(RatificationRequest, data)
-        except Malformed as error:
-            raise Refused(MALFORMED) from error
         found = await self._known(question.round, Hash(question.record_hash))
         if found is None:
             raise Refused("no votes for that record here")

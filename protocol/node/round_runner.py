@@ -7,8 +7,8 @@ then READY), its exchanges, and the fetching of results.  All of it ends with th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
 
 import trio
@@ -52,15 +52,14 @@ from protocol.disk import StoreFailed
 from protocol.events.events import Dropped, Notice, ReadySent, RoundProposed, RoundVoted
 from protocol.membership.activity import Activity
 from protocol.membership.liveness import Liveness, Membership, Neighbour
-from protocol.node.background import PendingDeliveries
 from protocol.node.contributor import Contributor
 from protocol.node.exchanges import Exchanges, RunningExchange
-from protocol.node.guard import Guard
 from protocol.node.inbox import Inbox
 from protocol.node.work import Work
 from protocol.offload import Offload
 from protocol.sync.catch_up import CatchUp
 from protocol.trainer_link import Contribution
+from protocol.transport.handlers import Guard
 from protocol.transport.interface import NetworkError, Session, Unreachable
 from protocol.wire.body import Body
 from protocol.wire.hashes import Hash
@@ -69,11 +68,39 @@ from protocol.wire.messages import ChunkEntry, Commit, Plan, Proposal, Ready, St
 from protocol.wire.presence import Heartbeat, Phase, Role, WhyIdle
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Delivering our statements to single peers, and to ourselves.
+# Delivering our statements to single peers, and to ourselves.  Some deliveries outlive the round that starts them: a leaving
+# peer waits for them before it says goodbye.
 
 
 TIMEOUT_S = 10.0
 RETRY_S = 0.5
+
+
+class PendingDeliveries:
+    """Deliveries under way in one life of a node.  nursery: outlives the rounds."""
+
+    def __init__(self, nursery: trio.Nursery) -> None:
+        self.nursery = nursery
+        self._under_way = 0
+        self._idle = trio.Event()
+
+    @contextmanager
+    def delivery(self) -> Iterator[None]:
+        """Count a delivery to a peer as under way inside the context."""
+        self._under_way += 1
+        try:
+            yield
+        finally:
+            self._under_way -= 1
+            if not self._under_way:
+                self._idle.set()
+
+    async def delivered(self) -> None:
+        """Wait until no delivery is under way."""
+        while self._under_way:
+            if self._idle.is_set():
+                self._idle = trio.Event()
+            await self._idle.wait()
 
 
 class Delivery:
@@ -617,9 +644,7 @@ class RoundRunner:
                 self.inbox.tell(obtained)
 
     async def _convict(self, evidence: Evidence) -> None:
-        verdict = await self._ejections.convict(evidence)
-        if verdict is not None:
-            self.on_verdict(verdict)
+        await self._ejections.convict(evidence)
 
     # -- contribution -------------------------------------------------------------------------------------------------
 

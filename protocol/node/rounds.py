@@ -14,15 +14,13 @@ from protocol.chain.replica import Replica
 from protocol.events.events import Notice
 from protocol.membership.activity import Activity
 from protocol.membership.liveness import Membership
-from protocol.node.background import PendingDeliveries
 from protocol.node.contributor import Contributor
-from protocol.node.current_round import CurrentRound
+from protocol.node.current_round import CurrentRound, EarlyReadyBuffer
 from protocol.node.evaluator import Evaluator
-from protocol.node.guard import Guard
-from protocol.node.round_runner import Outcome, RoundRunner
-from protocol.node.statements import EarlyReadyBuffer
+from protocol.node.round_runner import Outcome, PendingDeliveries, RoundRunner
 from protocol.offload import Offload
 from protocol.sync.catch_up import CatchUp
+from protocol.transport.handlers import Guard
 from protocol.transport.interface import Session
 from protocol.wire.body import decode_body
 from protocol.wire.canonical import Malformed

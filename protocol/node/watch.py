@@ -8,14 +8,13 @@ from functools import partial
 import trio
 
 from protocol.chain.base import RoundSettings
-from protocol.events.events import PeerGone, PeerSuspected
 from protocol.membership.activity import Activity
+from protocol.membership.heartbeats import FailureDetector
 from protocol.membership.liveness import Membership
 from protocol.node.current_round import CurrentRound
 from protocol.node.round_runner import Behind, RoundRunner
 from protocol.sync.following import Following
 from protocol.transport.interface import Session
-from protocol.wire.identity import PeerId
 
 TICK_S = 0.25
 SYNC_AFTER_S = 3.0
@@ -32,13 +31,14 @@ class LivenessTicker:
         session: Session,
         rounds: RoundSettings,
         membership: Membership,
+        detector: FailureDetector,
         activity: Activity,
         following: Following,
         current: CurrentRound,
         boot_clock: Callable[[], float],
     ) -> None:
         self._session, self._rounds, self._membership, self._activity = session, rounds, membership, activity
-        self._boot_clock = boot_clock
+        self._boot_clock, self._detector = boot_clock, detector
         self._following, self._current = following, current
         self._ahead: tuple[RoundRunner | None, float] | None = None
         """The round in which a peer was first seen ahead, and the time of that."""
@@ -53,17 +53,9 @@ class LivenessTicker:
             if self._session.network.is_moving():
                 self._membership.excuse(now - last, now)
             last, last_boot = now, boot
-            self._judge_silence(now)
+            self._detector.judge_silence(now)
             self._follow(now, nursery)
             await trio.sleep(TICK_S)
-
-    def _judge_silence(self, now: float) -> None:
-        events = self._membership.tick(now)
-        for event in events:
-            self._session.emit(event)
-        for event in events:
-            if isinstance(event, PeerSuspected | PeerGone):
-                self._current.peer_dead(PeerId(event.peer))
 
     def _follow(self, now: float, nursery: trio.Nursery) -> None:
         """Check claims beside the round.  It ends only when another branch is verified and its state is here."""

@@ -51,9 +51,8 @@ from protocol.run.settings import NodeSettings
 from protocol.tasks.library import Library
 from protocol.tasks.task_sets import TaskSets
 from protocol.trainer_link import RolloutLink, TrainerDied, TrainerGaveUp
-from protocol.transport.interface import Session
-from protocol.versions.weight_versions import VersionHandlers
-from protocol.wire.body import Body
+from protocol.transport.handlers import Guard, Statement, hears
+from protocol.transport.interface import Acceptance, Session
 from protocol.wire.envelope import Envelope
 from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import PeerId
@@ -139,6 +138,10 @@ class Liars(Container[object], Protocol):
         """Return the lie that a peer is proven to have told."""
         ...
 
+    def accuse(self, peer: PeerId, first: bytes, second: bytes) -> None:
+        """Have a peer convicted for two statements of its own that contradict each other."""
+        ...
+
 
 class Rollouts:
     """Rollouts at one node, in a run that has them; `run` it.
@@ -149,7 +152,7 @@ class Rollouts:
     def __init__(
         self,
         session: Session,
-        guard: VersionHandlers,
+        guard: Guard,
         replica: Replica,
         offload: Offload,
         swarm: Swarm,
@@ -335,23 +338,34 @@ class Rollouts:
 
     # -- hearing ------------------------------------------------------------------------------------------------------
 
-    def hear(self, sender: PeerId, body: Body, envelope: Envelope) -> bool | Contrary:
-        """Take in a statement whose signature holds; return True if it is news, or two statements that contradict each
-        other."""
-        if self._nursery is None:
-            return False
-        match body:
-            case RolloutBatch():
-                return self._handle(BatchHeard(sender, body, envelope.raw))
-            case DealBody():
-                beacon = beacon_of(envelope.signature)
-                return self._handle(DealHeard(sender, PeerId(body.author), Hash(body.root), beacon))
-            case Judgement():
-                return self._handle(JudgementHeard(sender, body))
-        return False
+    @hears(RolloutBatch)
+    def hear_batch(self, said: Statement[RolloutBatch]) -> Acceptance:
+        """Take in the statement of a batch."""
+        return self._hear(said.sender, BatchHeard(said.sender, said.body, said.raw))
+
+    @hears(DealBody)
+    def hear_deal(self, said: Statement[DealBody]) -> Acceptance:
+        """Take in a deal, which draws the validators of a batch."""
+        beacon = beacon_of(said.envelope.signature)
+        return self._hear(said.sender, DealHeard(said.sender, PeerId(said.body.author), Hash(said.body.root), beacon))
+
+    @hears(Judgement)
+    def hear_judgement(self, said: Statement[Judgement]) -> Acceptance:
+        """Take in verdicts on batches."""
+        return self._hear(said.sender, JudgementHeard(said.sender, said.body))
+
+    def _hear(self, sender: PeerId, event: PoolEvent) -> Acceptance:
+        heard = self._handle(event) if self._nursery is not None else False
+        if isinstance(heard, Contrary):
+            self._liars.accuse(sender, heard.first, heard.second)
+            return Acceptance.IGNORE
+        return Acceptance.of_news(heard)
 
     def _handle(self, event: PoolEvent) -> bool | Contrary:
-        """Tell the pool an event, carry out its effects or begin to, and return the answer for `hear`."""
+        """Tell the pool an event, and carry out its effects or begin to.
+
+        Return True if the event is news, or two statements of one peer that contradict each other.
+        """
         answer: bool | Contrary = False
         for effect in self._pool.handle(event, trio.current_time()):
             match effect:

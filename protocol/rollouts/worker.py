@@ -31,8 +31,8 @@ from protocol.trainer_link import (
     TrainerGaveUp,
     VerifyTask,
 )
+from protocol.transport.handlers import Guard
 from protocol.transport.interface import NetworkError, Session
-from protocol.versions.weight_versions import VersionHandlers
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import Envelope
 from protocol.wire.hashes import Hash, tree_root
@@ -183,7 +183,7 @@ class Fetching:
     def __init__(
         self,
         session: Session,
-        guard: VersionHandlers,
+        guard: Guard,
         library: Library,
         pool: Pool,
         within_s: float,

@@ -8,9 +8,7 @@ branch unless its whole state is here.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
 
 import trio
 
@@ -26,6 +24,7 @@ from protocol.sync.claims import Claims, Settled
 from protocol.sync.fork_choice import Choice, ElectorTips, ForkChoice
 from protocol.sync.remote_chains import Budget, LookCost, OverBudget, RemoteChains
 from protocol.trainer_link import TrainerDied, TrainerGaveUp
+from protocol.transport.handlers import Guard
 from protocol.transport.interface import NetworkError, Session
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash
@@ -117,16 +116,6 @@ OURS = (StoreFailed, TrainerDied, TrainerGaveUp)
 """Failures that have nothing to do with the peer that is followed."""
 
 
-class Watching(Protocol):
-    """Guard against failures while a remote statement is handled (`protocol.node.guard`)."""
-
-    def watch(
-        self, sender: PeerId, what: str, *, passing: tuple[type[Exception], ...]
-    ) -> AbstractContextManager[object, bool]:
-        """Return a context that ends early if the statement of `sender` makes its handler raise; `passing` goes through."""
-        ...
-
-
 @dataclass(frozen=True)
 class Move:
     """Change of our chain to `branch` up to `rounds`; the state after them is on disk.
@@ -146,7 +135,7 @@ class Following:
     def __init__(
         self,
         session: Session,
-        guard: Watching,
+        guard: Guard,
         replica: Replica,
         offload: Offload,
         claims: Claims,
@@ -173,7 +162,7 @@ class Following:
     def of(
         cls,
         session: Session,
-        guard: Watching,
+        guard: Guard,
         catch_up: CatchUp,
         standpoints: ElectorTips,
         claims: Claims,

@@ -18,8 +18,8 @@ from protocol.blobs.transfer import Purpose
 from protocol.disk import StoreFailed, map_file
 from protocol.events.events import Notice
 from protocol.offload import Offload
+from protocol.transport.handlers import Guard
 from protocol.transport.interface import Session
-from protocol.versions.weight_versions import VersionHandlers
 from protocol.wire.hashes import Hash, tree_root
 from protocol.wire.identity import PeerId
 from protocol.wire.tasks import MAX_SET_BYTES, TASK_CHUNK_BYTES
@@ -108,7 +108,7 @@ class SetFiles:
     files do not count.
     """
 
-    def __init__(self, session: Session, guard: VersionHandlers, files: BlobStore, offload: Offload, swarm: Swarm) -> None:
+    def __init__(self, session: Session, guard: Guard, files: BlobStore, offload: Offload, swarm: Swarm) -> None:
         self._session, self._guard, self._files, self._offload, self._swarm = session, guard, files, offload, swarm
         self._library = Library(session, files, swarm, offload, "tasks", TASK_CHUNK_BYTES)
         self.digests: dict[Hash, str] = {}

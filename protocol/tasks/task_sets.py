@@ -23,8 +23,8 @@ from protocol.offload import Offload
 from protocol.tasks.counting import Counting
 from protocol.tasks.library import SetFiles
 from protocol.trainer_link import SharedTaskFile, Tried
+from protocol.transport.handlers import Guard, Statement, hears
 from protocol.transport.interface import Acceptance, NetworkError, Session
-from protocol.versions.weight_versions import VersionHandlers
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
@@ -223,7 +223,7 @@ class TaskSets:
     not be fetched or used for long.
     """
 
-    def __init__(self, session: Session, guard: VersionHandlers, replica: Replica, offload: Offload, swarm: Swarm) -> None:
+    def __init__(self, session: Session, guard: Guard, replica: Replica, offload: Offload, swarm: Swarm) -> None:
         self._session, self._guard, self._replica, self._offload = session, guard, replica, offload
         self._max_async = replica.manifest.rl.max_async if replica.manifest.rl is not None else 0
         self.organiser = PeerId(replica.manifest.organiser)
@@ -383,17 +383,23 @@ class TaskSets:
 
     # -- hearing ------------------------------------------------------------------------------------------------------
 
-    def hear(self, sender: PeerId, body: TaskSet | Amendment, raw: bytes) -> Acceptance:
-        """Take in a statement whose signature holds; return ACCEPT if it is to be handed on."""
+    @hears(TaskSet)
+    def hear_task_set(self, said: Statement[TaskSet]) -> Acceptance:
+        """Take in an offer of another peer."""
         if self.nursery is None:
             return Acceptance.IGNORE
-        if isinstance(body, TaskSet):
-            return Acceptance.ACCEPT if self.hear_offer(sender, body, raw) else Acceptance.IGNORE
-        if sender != self.organiser:
-            return Acceptance.REJECT  # the peer that hands it on could know that
-        if not self.take(body, raw):
+        return Acceptance.of_news(self.hear_offer(said.sender, said.body, said.raw))
+
+    @hears(Amendment, anyone=True)  # the organiser's word counts by the manifest alone
+    def hear_amendment(self, said: Statement[Amendment]) -> Acceptance:
+        """Take in an amendment; return ACCEPT if it is to be handed on."""
+        if self.nursery is None:
             return Acceptance.IGNORE
-        self.nursery.start_soon(self._keep, body.number, raw)
+        if said.sender != self.organiser:
+            return Acceptance.REJECT  # the peer that hands it on could know that
+        if not self.take(said.body, said.raw):
+            return Acceptance.IGNORE
+        self.nursery.start_soon(self._keep, said.body.number, said.raw)
         return Acceptance.ACCEPT
 
     def hear_offer(self, publisher: PeerId, body: TaskSet, raw: bytes) -> bool:

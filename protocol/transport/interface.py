@@ -62,6 +62,11 @@ class Acceptance(Enum):
     IGNORE = "ignore"
     REJECT = "reject"
 
+    @classmethod
+    def of_news(cls, is_news: bool) -> Acceptance:
+        """Return `ACCEPT` for news, `IGNORE` for anything else."""
+        return cls.ACCEPT if is_news else cls.IGNORE
+
 
 @dataclass(frozen=True)
 class Bandwidth:

@@ -6,10 +6,10 @@ versions tells the newest one to each peer that it meets.  If that peer lacks th
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import trio
 
@@ -18,7 +18,8 @@ from protocol.chain.replica import Replica
 from protocol.events.events import Dropped, VersionPublished, VersionRefused
 from protocol.offload import Offload
 from protocol.run.settings import WeightSettings
-from protocol.transport.interface import MALFORMED, MAX_REQUEST_BYTES, Acceptance, NetworkError, Offence, Refused, Session
+from protocol.transport.handlers import Guard, PeerMoment, Statement, answers, at, hears, is_told
+from protocol.transport.interface import MAX_REQUEST_BYTES, Acceptance, NetworkError, Offence, Refused, Session
 from protocol.versions.catalogue import Catalogue, Signed, StatementOutcome
 from protocol.versions.following import Follower
 from protocol.versions.publishing import ANCHOR_EVERY, CannotPublish, Publisher
@@ -39,42 +40,20 @@ FIRST_SEEK_S, LONGEST_SEEK_S = 5.0, 320.0
 nothing new comes of it."""
 
 
-class VersionHandlers(Protocol):
-    """Guard that catches failures while a remote statement is handled (`protocol.node.guard`)."""
-
-    def watch(self, sender: PeerId, what: str) -> AbstractContextManager[Any]:
-        """Return a context that ends early when something raises."""
-        ...
-
-
-class Starting(Protocol):
-    """Runner of tasks that nobody waits for (`protocol.node.background`)."""
-
-    @property
-    def is_open(self) -> bool:
-        """True if tasks are started."""
-        ...
-
-    def start(self, task: Callable[..., Awaitable[None]], *arguments: Any) -> None:
-        """Start a task."""
-        ...
-
-
 class WeightVersions:
     """Versions of the weights at one node.  swarm: has a `VersionShelf` of the catalogue."""
 
     def __init__(
         self,
         session: Session,
-        guard: VersionHandlers,
-        background: Starting,
+        guard: Guard,
         replica: Replica,
         catalogue: Catalogue,
         offload: Offload,
         swarm: Swarm,
         settings: WeightSettings,
     ) -> None:
-        self._session, self._guard, self._background, self._offload = session, guard, background, offload
+        self._session, self._guard, self._offload = session, guard, offload
         self._catalogue, self._files = catalogue, replica.store.weights
         self.follower = Follower(session, catalogue, self._files, swarm, offload, settings)
         chunk_bytes = replica.manifest.checkpoint_chunk_bytes
@@ -89,9 +68,9 @@ class WeightVersions:
             self._begin()
 
     def _begin(self) -> None:
-        if not self._begun and self._background.is_open:
+        if not self._begun and self._guard.is_open:
             self._begun = True
-            self._background.start(self._live)
+            self._guard.start(self._live)
 
     async def _live(self) -> None:
         await self._offload(self._files.load)
@@ -159,16 +138,15 @@ class WeightVersions:
 
     # -- hearing ------------------------------------------------------------------------------------------------------
 
-    def hear(self, bringer: PeerId, sender: PeerId, body: Version, raw: bytes) -> Acceptance:
-        """Take in a statement whose signature holds; return ACCEPT if it is to be handed on.
-
-        bringer: the peer that we have it from.
-        """
+    @hears(Version, anyone=True)  # a publisher counts by the manifest alone
+    def hear(self, said: Statement[Version]) -> Acceptance:
+        """Take in a statement; return ACCEPT if it is to be handed on."""
+        sender, body, bringer = said.sender, said.body, said.by
         reason = self._catalogue.refusal(sender, body)
         if reason:
             self._session.emit(Dropped(sender, "version", reason))
             return Acceptance.REJECT  # the peer that hands it on could know that
-        heard = self._catalogue.hear(Signed(body, sender, raw))
+        heard = self._catalogue.hear(Signed(body, sender, said.raw))
         self._heard.set()
         if heard is StatementOutcome.OLD:
             return Acceptance.IGNORE
@@ -180,7 +158,7 @@ class WeightVersions:
         else:
             self._session.emit(VersionRefused(body.version, "two different statements were signed for it"))
         if self._lacks_base(body):
-            self._background.start(self._ask, bringer)
+            self._guard.start(self._ask, bringer)
         self._begin()
         self.follower.wake()
         return Acceptance.ACCEPT
@@ -192,17 +170,12 @@ class WeightVersions:
     def _lacks_base(self, body: Version) -> bool:
         return body.patch is not None and body.patch.base not in self._catalogue.versions()
 
-    async def told(self, peer: PeerId, data: bytes) -> None:
+    @is_told("version", Version, max_bytes=MAX_STATEMENT_BYTES)
+    async def told(self, said: Statement[Version]) -> None:
         """Take in the newest version that a peer we met knows; raises `Offence`, and `Refused` while we are not open."""
-        try:
-            sender, body, envelope = unpack(data, self._session.run, max_bytes=MAX_STATEMENT_BYTES)
-        except Malformed as error:
-            raise Offence(MALFORMED) from error
-        if not isinstance(body, Version):
-            raise Offence("no version of the weights")
-        if not self._background.is_open:
+        if not self._guard.is_open:
             raise Refused("this peer is not open yet")
-        if self.hear(peer, sender, body, envelope.raw) is Acceptance.REJECT:
+        if self.hear(said) is Acceptance.REJECT:
             raise Offence("a version that nobody takes")
 
     async def _ask(self, peer: PeerId) -> None:
@@ -233,10 +206,11 @@ class WeightVersions:
 
     # -- telling ------------------------------------------------------------------------------------------------------
 
+    @at(PeerMoment.GREETED)
     def met(self, peer: PeerId) -> None:
         """Tell the newest version to a peer that we have just connected to: it may not have heard of it."""
         if self._catalogue.newest is not None:
-            self._background.start(self._tell, peer, self._catalogue.newest.raw)
+            self._guard.start(self._tell, peer, self._catalogue.newest.raw)
 
     async def _tell(self, peer: PeerId, raw: bytes) -> None:
         try:
@@ -244,12 +218,9 @@ class WeightVersions:
         except NetworkError:
             return  # it hears of it from others
 
-    async def answer(self, peer: PeerId, data: bytes) -> bytes:
-        """Return the statements of all versions that we know; raises `Refused`."""
-        try:
-            decode_body(VersionsRequest, data)
-        except Malformed as error:
-            raise Refused(MALFORMED) from error
+    @answers("versions", VersionsRequest)
+    async def answer(self, peer: PeerId, question: VersionsRequest) -> bytes:
+        """Return the statements of all versions that we know."""
         return VersionsReply(statements=[signed.raw for signed in self._catalogue.all()]).encode()
 
     # -- commands -----------------------------------------------------------------------------------------------------

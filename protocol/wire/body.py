@@ -199,9 +199,10 @@ Rate = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False)]
 
 
 class Body(Ordered):
-    """A statement.  `KIND` is the envelope's kind."""
+    """A statement.  `KIND` is the envelope's kind.  `BY_GOSSIP` is True if it travels to all peers by gossip."""
 
     KIND: ClassVar[str] = ""
+    BY_GOSSIP: ClassVar[bool] = False
 
 
 B = TypeVar("B", bound=Body)

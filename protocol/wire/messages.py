@@ -76,6 +76,7 @@ class Extension(Body):
     """
 
     KIND: ClassVar[str] = "extension"
+    BY_GOSSIP: ClassVar[bool] = True
     total: Total
 
 
@@ -314,6 +315,7 @@ class Accusation(Body):
     """I hold proof that `accused` lied.  evidence: its name; size: its bytes, to be fetched from me."""
 
     KIND: ClassVar[str] = "accusation"
+    BY_GOSSIP: ClassVar[bool] = True
     accused: PeerField
     evidence: HashField
     size: Annotated[int, Field(ge=1, le=64 << 20)]

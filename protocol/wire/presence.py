@@ -61,6 +61,7 @@ class Heartbeat(Body):
     """
 
     KIND: ClassVar[str] = "heartbeat"
+    BY_GOSSIP: ClassVar[bool] = True
     incarnation: Count
     seq: Count
     name: Annotated[str, Field(max_length=40)]
@@ -88,5 +89,6 @@ class Goodbye(Body):
     """A peer leaves on purpose; it is no elector from now on."""
 
     KIND: ClassVar[str] = "goodbye"
+    BY_GOSSIP: ClassVar[bool] = True
     incarnation: Count
     seq: Count

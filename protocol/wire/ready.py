@@ -148,6 +148,7 @@ class Ready(OnState):
     """
 
     KIND: ClassVar[str] = "ready"
+    BY_GOSSIP: ClassVar[bool] = True
     round: Count
     fragment: FragmentNumber
     base: HashField

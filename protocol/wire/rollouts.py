@@ -63,6 +63,7 @@ class RolloutBatch(Body):
     """
 
     KIND: ClassVar[str] = "rollout batch"
+    BY_GOSSIP: ClassVar[bool] = True
     version: Count
     tip: HashField
     number: Annotated[int, Field(ge=0, lt=MAX_BATCHES)]
@@ -82,6 +83,7 @@ class Deal(Body):
     """The trainer that a batch is for deals the batch to validators: this statement's signature draws them."""
 
     KIND: ClassVar[str] = "deal"
+    BY_GOSSIP: ClassVar[bool] = True
     author: PeerField
     root: HashField
 
@@ -93,6 +95,7 @@ class Judgement(Body):
     """
 
     KIND: ClassVar[str] = "judgement"
+    BY_GOSSIP: ClassVar[bool] = True
     author: PeerField
     root: HashField
     codes: Annotated[bytes, Field(min_length=1, max_length=MAX_ROLLOUTS)]

@@ -46,6 +46,7 @@ class TaskSet(Body):
     `TASK_CHUNK_BYTES`; the root names the set."""
 
     KIND: ClassVar[str] = "task set"
+    BY_GOSSIP: ClassVar[bool] = True
     name: SetName
     count: SetTasks
     size: SetBytes
@@ -78,6 +79,7 @@ class Amendment(Body):
     """
 
     KIND: ClassVar[str] = "amendment"
+    BY_GOSSIP: ClassVar[bool] = True
     number: Annotated[int, Field(ge=1, le=1 << 40)]
     percent: Annotated[int, Field(ge=1, le=90)]
     sets: Annotated[list[AdmittedSet], Field(max_length=MAX_SETS)]

@@ -58,6 +58,7 @@ class Version(Body):
     """
 
     KIND: ClassVar[str] = "version"
+    BY_GOSSIP: ClassVar[bool] = True
     version: VersionNumber
     weights: BlobName
     tensors: HashField

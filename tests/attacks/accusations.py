@@ -104,7 +104,7 @@ async def one_proof_two_accusers(stage: Stage) -> None:
         said = Accusation(accused=nobody(0), evidence=bytes([number % 256]) * 32, size=100)
         for seat in stage.honest:
             for one in accusers:
-                stage.node(seat).dispatcher.on_gossip(one.peer, pack(one.identity, stage.run, said).raw)
+                stage.node(seat).router.on_gossip(one.peer, pack(one.identity, stage.run, said).raw)
         accusers = (
             [accuser(stage, 2 + 2 * (number % 10)), accuser(stage, 3 + 2 * (number % 10))] if number < 10 else accusers
         )
@@ -122,7 +122,7 @@ async def a_true_proof_from_two(stage: Stage) -> None:
     stage.expect("the guilty one is ejected", lambda: stage.ejected(guilty.peer))
     for seat in stage.honest:
         for one in accusers:
-            stage.node(seat).dispatcher.on_gossip(one.peer, pack(one.identity, stage.run, said).raw)
+            stage.node(seat).router.on_gossip(one.peer, pack(one.identity, stage.run, said).raw)
     await trio.sleep_forever()
 
 
@@ -138,7 +138,7 @@ async def slow_proofs(stage: Stage) -> None:
     case = _two_of(guilty.identity, stage)
     stage.expect("the guilty one is ejected by all", lambda: stage.ejected(guilty.peer), 90)
     for raw in (case.first, case.second):
-        node.dispatcher.on_gossip(guilty.peer, raw)
+        node.router.on_gossip(guilty.peer, raw)
     await trio.sleep_forever()
 
 
@@ -154,7 +154,7 @@ async def many_slow_accusers(stage: Stage) -> None:
     case = _two_of(guilty.identity, stage)
     stage.expect("the guilty one is ejected by all", lambda: stage.ejected(guilty.peer), 90)
     for raw in (case.first, case.second):
-        stage.node(honest_one).dispatcher.on_gossip(guilty.peer, raw)
+        stage.node(honest_one).router.on_gossip(guilty.peer, raw)
     await trio.sleep_forever()
 
 

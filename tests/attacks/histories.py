@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import trio
 
-from protocol.blobs.messages import QUESTIONS as ABOUT_BLOBS
 from protocol.chain.base import Base
 from protocol.chain.records import genesis_tip, record_hash
 from protocol.events.events import Event, RoundCommitted
@@ -16,6 +15,7 @@ from protocol.wire.messages import Commit
 from tests.attacks.attack import Attack
 from tests.attacks.certificates import ElectorsHistorian
 from tests.attacks.stage import Stage, anybodys_run
+from tests.protocol.answering import ABOUT_BLOBS
 from tests.simulation.forgeries import (
     Historian,
     Invention,

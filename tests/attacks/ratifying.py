@@ -9,7 +9,6 @@ from protocol.agreement.ballot import RATIFYING
 from protocol.agreement.ratification import vote_to_ratify
 from protocol.chain.base import Base
 from protocol.node.ratifier import Ratifier
-from protocol.wire.body import decode_body
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Certificate, Signature
@@ -41,13 +40,12 @@ def nothing(ratifier: Ratifier, question: RatificationRequest) -> list[Signature
     return [Signature(peer=ratifier._session.me, signature=bytes(64))]
 
 
-def _answering(stage: Stage, say: Answer) -> Callable[[Ratifier, PeerId, bytes], Awaitable[bytes]]:
+def _answering(stage: Stage, say: Answer) -> Callable[[Ratifier, PeerId, RatificationRequest], Awaitable[bytes]]:
     honest, liars = Ratifier.answer, {seat.peer for seat in stage.liars}
 
-    async def answer(self: Ratifier, peer: PeerId, data: bytes) -> bytes:
+    async def answer(self: Ratifier, peer: PeerId, question: RatificationRequest) -> bytes:
         if self._session.me not in liars:
-            return await honest(self, peer, data)
-        question = decode_body(RatificationRequest, data)
+            return await honest(self, peer, question)
         return Certificate(attempt=RATIFYING, absent=[], votes=say(self, question)).encode()
 
     return answer

@@ -15,7 +15,6 @@ import trio
 from protocol.agreement.contradictions import slot, tip_of
 from protocol.allreduce.messages import PushHeader
 from protocol.events.events import Event, HandlerFailed
-from protocol.node.answers import QUESTIONS
 from protocol.transport.interface import Acceptance, Handlers, Landing, Refused
 from protocol.wire.body import Body
 from protocol.wire.canonical import Malformed
@@ -26,6 +25,7 @@ from protocol.wire.versions import Version
 from tests.fuzz.examples import BODIES
 from tests.fuzz.examples import QUESTIONS as EXAMPLES
 from tests.fuzz.grammar import Grammar, Words, every_class
+from tests.protocol.answering import QUESTIONS
 from tests.simulation.judge import Violation
 from tests.simulation.rollout_trainer import RolloutTrainer
 from tests.simulation.rollouts import ROLES, rl_run
@@ -90,7 +90,7 @@ class Mouth:
     async def speak(self, seat: Seat) -> None:
         """Say one thing to one peer."""
         assert seat.node is not None
-        handlers, random = seat.node.dispatcher, self._random
+        handlers, random = seat.node.router, self._random
         key = self._speaker()
         kind = random.choice(sorted(STATEMENTS))
         way = random.choice(["gossip", "round", "round", "round", "question", "question", "push", "goodbye", "version"])

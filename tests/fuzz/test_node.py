@@ -13,7 +13,6 @@ import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.blobs.messages import QUESTIONS as ABOUT_BLOBS
 from protocol.membership.liveness import Liveness
 from protocol.transport.interface import Acceptance, Handlers, Landing, Refused
 from protocol.wire.canonical import Malformed
@@ -23,6 +22,7 @@ from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import STATEMENTS
 from tests.fuzz.examples import BODIES, HEADER, QUESTIONS
 from tests.fuzz.mutations import mutated
+from tests.protocol.answering import ABOUT_BLOBS
 from tests.simulation.runs import simulate
 from tests.simulation.seat import Seat
 from tests.simulation.world import World
@@ -114,7 +114,7 @@ class Stranger:
 
     async def fire(self, seat: Seat) -> None:
         assert seat.node is not None
-        handlers, random = seat.node.dispatcher, self._random
+        handlers, random = seat.node.router, self._random
         for _ in range(SHOTS):
             self._identity = random.choice(STRANGERS)
             me = self._identity.peer_id

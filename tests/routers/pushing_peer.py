@@ -19,7 +19,7 @@ from peer.control.client import ControlError
 from peer.control.requests import Controls
 from peer.control.server import Command
 from peer.daemon.daemon import Daemon
-from protocol.node.dispatcher import Dispatcher
+from protocol.node.router import MessageRouter
 from protocol.transport.interface import Landing, Network, NetworkError
 from protocol.transport.library import MuxedConnection
 from protocol.transport.nat.punching import Meetings
@@ -75,7 +75,7 @@ _way: ContextVar[Way] = ContextVar("_way", default=DIRECT)
 """That of the socket which the present task is opening."""
 _ways: dict[PeerId, Way] = {}
 """Of the bulk socket that was last opened to each peer."""
-_commands, _open_push = Controls.commands, Dispatcher.open_push
+_commands, _open_push = Controls.commands, MessageRouter.open_push
 _socket, _meet, _open_circuit = Traversal.socket, Meetings.meet, Circuits.open
 
 
@@ -96,10 +96,10 @@ async def _push_when_asked(controls: Controls, fields: dict[str, Any]) -> dict[s
     return {**asdict(pushed), "way": _ways[peer].kind.value}
 
 
-async def _open_push_or_nothing(dispatcher: Dispatcher, peer: PeerId, header: bytes, size: int) -> Landing | None:
+async def _open_push_or_nothing(router: MessageRouter, peer: PeerId, header: bytes, size: int) -> Landing | None:
     if header == HEADER:
         return Landing(memoryview(bytearray(size)))
-    return await _open_push(dispatcher, peer, header, size)
+    return await _open_push(router, peer, header, size)
 
 
 async def _noted_socket(
@@ -125,7 +125,7 @@ async def _noted_circuit(circuits: Circuits, relay: PeerId, peer: PeerId) -> tup
 
 if __name__ == "__main__":
     Controls.commands = _more_commands  # type: ignore[method-assign,assignment]
-    Dispatcher.open_push = _open_push_or_nothing  # type: ignore[method-assign,assignment]
+    MessageRouter.open_push = _open_push_or_nothing  # type: ignore[method-assign,assignment]
     Traversal.socket = _noted_socket  # type: ignore[method-assign,assignment]
     Meetings.meet = _noted_meeting  # type: ignore[method-assign,assignment]
     Circuits.open = _noted_circuit  # type: ignore[method-assign,assignment]

@@ -22,7 +22,7 @@ class Claimer:
     def __init__(self, world: World, seat: Seat) -> None:
         assert seat.node is not None
         self._world, self._seat, self._node = world, seat, seat.node
-        self._handlers: Handlers = seat.node.dispatcher
+        self._handlers: Handlers = seat.node.router
         self.asked = 0
         """Chunks that others wanted of it."""
 

@@ -15,6 +15,7 @@ import trio
 from protocol.agreement.policy import ClosingPolicy
 from protocol.events.events import Dropped, Event, Notice
 from protocol.run.admission import bearer_token, bound_token, make_proof
+from protocol.run.greeting import Hello
 from protocol.run.manifest import Admission, SignedManifest, sign
 from protocol.transport.interface import Refused
 from protocol.wire.identity import Identity, PeerId
@@ -284,5 +285,5 @@ def test_a_proof_that_was_seen_in_a_ready_lets_nobody_else_in() -> None:
     holds(simulate(3, scenario, signed=invited_run()))
 
 
-def unheard(peer: PeerId, data: bytes) -> bytes:
+async def unheard(peer: PeerId, hello: Hello) -> bytes:
     raise Refused("no line to you")

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import trio
 
-from protocol.blobs.messages import QUESTIONS as ABOUT_BLOBS
 from protocol.blobs.swarm import Swarm
 from protocol.chain.replica import Replica
 from protocol.chain.serving import ReplicaShelf, Serving
@@ -17,6 +16,7 @@ from protocol.run.manifest import SignedManifest, sign
 from protocol.transport.interface import Session
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity, PeerId
+from tests.protocol.answering import ABOUT_BLOBS, ask
 from tests.protocol.chains import a_replica, grow
 from tests.protocol.peers import TheseMembers
 from tests.simulation.determinism import inline
@@ -50,10 +50,10 @@ class Storyteller(Ghost):
     async def on_request(self, peer: PeerId, kind: str, data: bytes) -> bytes:
         if kind in ABOUT_BLOBS:
             self.asked.append((kind, data))
-            return await self._swarm.answer(peer, kind, data)
+            return await ask(self._swarm, peer, kind, data)
         if kind in ("tips", "commits", "have"):
             self.asked.append((kind, data))
-            return await self._serving.answer(kind, data)
+            return await ask(self._serving, peer, kind, data)
         return await super().on_request(peer, kind, data)
 
 

@@ -42,7 +42,7 @@ def test_who_leaves_says_nothing_about_those_whose_connections_it_closes() -> No
         world.leave(leaver)
         await world.until("the goodbye", lambda: not leaver.up, within_s=5)
         for other in others:
-            node.dispatcher.on_peer_disconnected(other.peer)
+            node.router.on_peer_disconnected(other.peer)
         assert not [event for event in said if isinstance(event, PeerSuspected)]
 
     holds(simulate(3, scenario))

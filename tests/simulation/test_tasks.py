@@ -338,11 +338,11 @@ def test_statements_of_others_admit_nothing_and_cost_little() -> None:
         seat, random = seats[Role.TRAINER][1], Random(1)
         assert seat.node is not None
         for raw in hostile:
-            assert seat.node.dispatcher.on_gossip(stranger.peer_id, raw) is Acceptance.REJECT
+            assert seat.node.router.on_gossip(stranger.peer_id, raw) is Acceptance.REJECT
         for number in range(500):
             offer = TaskSet(name="s", count=1, size=MAX_SET_BYTES, root=number.to_bytes(32, "big"))
             key = Identity.from_seed(random.randbytes(32)) if number % 2 else seats[Role.ROLLOUT][0].identity
-            seat.node.dispatcher.on_gossip(stranger.peer_id, pack(key, SIGNED.run, offer).raw)
+            seat.node.router.on_gossip(stranger.peer_id, pack(key, SIGNED.run, offer).raw)
         assert 0 < told[seat.number] <= 2 * MOST_TOLD, "nor does a crowd fill the log"
         await world.until_round(max(world.rounds()) + 2, within_s=240)
         known = states(seat)
@@ -372,7 +372,7 @@ def test_a_stranger_that_offers_anothers_set_in_a_false_size_keeps_it_from_nobod
         false = pack(stranger, SIGNED.run, TaskSet(name="s", count=3, size=len(data) + 1, root=root)).raw
         for seat in world.seats:
             assert seat.node is not None
-            seat.node.dispatcher.on_gossip(stranger.peer_id, false)
+            seat.node.router.on_gossip(stranger.peer_id, false)
         name = await publish(publisher, data)
         for _ in range(9):
             try:

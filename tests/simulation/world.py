@@ -163,7 +163,7 @@ class World:
         network = MemoryNetwork(self.wire, seat.peer)
         session = Session(seat.identity, self.signed.run, network, partial(self._on_event, seat, process))
         node = Node(session, Replica.open(self.signed, store, state), seat.trainer, settings, offload=seat.offload)
-        network.handlers = node.dispatcher
+        network.handlers = node.router
         if not process.alive:
             return  # killed while it read its disk
         seat.node = node

@@ -24,12 +24,14 @@ from protocol.chain.store import Store
 from protocol.disk import StoreFull
 from protocol.events.events import Dropped, Event, Notice, PeerEjected
 from protocol.membership.liveness import Membership
+from protocol.transport.handlers import Guard
 from protocol.transport.interface import Refused
 from protocol.wire.body import decode_body
 from protocol.wire.hashes import ZERO_HASH, Hash
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import Accusation, pack, unpack
 from protocol.wire.questions import EvidenceRequest
+from tests.protocol.answering import ask
 from tests.protocol.peers import ANN, BOB, ME, TableNetwork, TheseMembers, a_first_ready, a_heartbeat, a_session, at_once
 from tests.simulation.world import simulated_run
 
@@ -56,13 +58,15 @@ class Table:
     def __init__(self, folder: Path, network: TableNetwork | None = None) -> None:
         signed = simulated_run()
         self.run, self.events, self.network = signed.run, list[Event](), network or TableNetwork()
+        self.verdicts: list[ProvenLie] = []
         self.membership = Membership(ME.peer_id, 0.0, TheseMembers())
         for peer in (ACCUSER, LIAR):
             self.membership.on_connected(peer, 0.0)
             self.membership.on_heartbeat(peer, a_heartbeat(), 0.0, peer)
         self.replica = Replica.open(signed, Store(folder), OuterState(signed.manifest))
         session = a_session(signed.run, self.network, self.events)
-        self.ejections = Ejections(session, self.replica, self.membership, at_once)
+        guard = Guard(session)
+        self.ejections = Ejections(session, guard, self.replica, self.membership, at_once, self.verdicts.append)
         self.held = RAW
         self.asked: list[PeerId] = []
         self.network.answers[ACCUSER] = partial(self.answer, ACCUSER)
@@ -269,7 +273,7 @@ def test_a_full_list_forgets_strangers_and_never_members(tmp_path: Path, monkeyp
         assert [key.peer_id in table.ejections for key in keys] == [False] * 40 + [True] * (MAX_EJECTED - 1)
         table.network.published.clear()
         with trio.move_on_after(60):
-            await table.ejections.announce()
+            await table.ejections.run()
         assert table.accused()[0] == LIAR and len(table.accused()) <= 60 / SPACING_S, (
             "others take few messages of one author"
         )
@@ -304,7 +308,7 @@ def test_a_full_disk_does_not_keep_a_liar_in(tmp_path: Path, monkeypatch: pytest
 def test_new_accusations_are_published_at_once_and_all_of_them_again_and_again(tmp_path: Path) -> None:
     async def check(table: Table) -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(table.ejections.announce)
+            nursery.start_soon(table.ejections.run)
             await trio.testing.wait_all_tasks_blocked()
             assert table.accused() == []
             await table.ejections.convict(PROOF)
@@ -323,10 +327,10 @@ def test_a_proof_is_served_in_slices(tmp_path: Path) -> None:
         whole = b""
         while len(whole) < len(RAW):
             question = EvidenceRequest(evidence=evidence_hash(RAW), offset=len(whole), length=100)
-            whole += await table.ejections.answer(question.encode())
+            whole += await ask(table.ejections, ACCUSER, "evidence", question.encode())
         assert whole == RAW
         for bad in (b"odd", EvidenceRequest(evidence=Hash(ZERO_HASH), offset=0, length=1).encode()):
             with pytest.raises(Refused):
-                await table.ejections.answer(bad)
+                await ask(table.ejections, ACCUSER, "evidence", bad)
 
     on_table(tmp_path, check)

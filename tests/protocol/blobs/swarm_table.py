@@ -24,6 +24,7 @@ from protocol.transport.simulated.network import MemoryNetwork
 from protocol.transport.simulated.wire import MemoryWire, Weather
 from protocol.wire.hashes import Hash, chunk_hash, tree_root
 from protocol.wire.identity import Identity, PeerId
+from tests.protocol.answering import ask
 from tests.protocol.peers import at_once
 from tests.simulation.determinism import deterministic_trio
 
@@ -149,17 +150,17 @@ class Peer:
         return Acceptance.IGNORE
 
     async def on_request(self, peer: PeerId, kind: str, data: bytes) -> bytes:
-        return await self.swarm.answer(peer, kind, data)
+        return await ask(self.swarm, peer, kind, data)
 
     async def open_push(self, peer: PeerId, header: bytes, size: int) -> Landing | None:
         chunk = read_chunk_header(header)
-        return self.swarm.open_push(peer, chunk, size) if chunk is not None else None
+        return await self.swarm.open_push(peer, chunk, size) if chunk is not None else None
 
     async def finish_push(self, peer: PeerId, header: bytes, landing: Landing | None) -> None:
         chunk = read_chunk_header(header)
         assert chunk is not None
         self.came[chunk.chunk] += landing is not None
-        self.swarm.finish_push(peer, chunk, landing)
+        await self.swarm.finish_push(peer, chunk, landing)
 
     def on_peer_connected(self, peer: PeerId) -> None:
         pass

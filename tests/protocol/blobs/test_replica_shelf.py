@@ -15,6 +15,7 @@ from protocol.chain.serving import ReplicaShelf, Serving
 from protocol.wire.body import decode_body
 from protocol.wire.hashes import Hash, tree_root
 from protocol.wire.questions import CommitsReply, CommitsRequest
+from tests.protocol.answering import ask
 from tests.protocol.chains import FIVE, a_replica, a_run, grow
 from tests.protocol.peers import ANN
 from tests.simulation.determinism import inline
@@ -95,11 +96,11 @@ def test_questions_that_come_while_branches_are_exchanged_are_answered_with_what
         found = [ReplicaShelf(replica).find(root) for root in roots]
         assert [held is not None and held.leaves() is not None for held in found] == [True, True, False, False]
 
-        async def ask(start: int) -> CommitsReply:
+        async def told(start: int) -> CommitsReply:
             question = CommitsRequest(start=start, count=9).encode()
-            return decode_body(CommitsReply, await Serving(replica, inline).answer("commits", question))
+            return decode_body(CommitsReply, await ask(Serving(replica, inline), ANN.peer_id, "commits", question))
 
-        assert len(trio.run(ask, 1).commits) == 1 and not trio.run(ask, 3).commits and not trio.run(ask, 7).commits
+        assert len(trio.run(told, 1).commits) == 1 and not trio.run(told, 3).commits and not trio.run(told, 7).commits
     finally:
         replica.state.close()
 
@@ -113,15 +114,15 @@ def test_nobody_is_told_records_of_two_chains_as_one(tmp_path: Path) -> None:
             grow(replica, 2, FIVE, salt=salt)
         assert ours.history.tip_at(2) == others.history.tip_at(2) and ours.history.tip != others.history.tip
 
-        async def ask(start: int) -> list[bytes]:
+        async def told(start: int) -> list[bytes]:
             question = CommitsRequest(start=start, count=9).encode()
-            return decode_body(CommitsReply, await Serving(ours, inline).answer("commits", question)).commits
+            return decode_body(CommitsReply, await ask(Serving(ours, inline), ANN.peer_id, "commits", question)).commits
 
-        whole = trio.run(ask, 0)
+        whole = trio.run(told, 0)
         ours.store.records.write(others.history.commit_at(3))
-        assert trio.run(ask, 0) == whole[:3] and not trio.run(ask, 3)
+        assert trio.run(told, 0) == whole[:3] and not trio.run(told, 3)
         ours.store.records.write(others.history.commit_at(2))
-        assert trio.run(ask, 0) == [*whole[:2], others.history.commit_at(2).encode()]
+        assert trio.run(told, 0) == [*whole[:2], others.history.commit_at(2).encode()]
     finally:
         ours.state.close()
         others.state.close()

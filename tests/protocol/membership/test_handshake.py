@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import trio
 
 from protocol.chain.base import round_settings
 from protocol.chain.history import History
 from protocol.chain.records import genesis_tip
 from protocol.chain.store import Store
+from protocol.membership.activity import Activity
 from protocol.membership.handshake import COMING_IN_S, NO_RECORDS, Handshake
 from protocol.run.admission import bearer_token, bound_token, make_proof
 from protocol.run.greeting import make_hello
@@ -40,9 +44,9 @@ def opened(
     folder: Path, clock: Clock, introduced: frozenset[PeerId] = frozenset(), manifest: RunManifest = RUN
 ) -> Handshake:
     settings = NodeSettings("me", Role.TRAINER, "1", 1, introduced=introduced, wall_clock=lambda: clock.now)
-    return Handshake(
-        manifest, run_id(manifest), settings, History(round_settings(run_id(manifest), manifest), Store(folder))
-    )
+    session: Any = SimpleNamespace(run=run_id(manifest), network=SimpleNamespace(welcome=lambda peer: None))
+    history = History(round_settings(run_id(manifest), manifest), Store(folder))
+    return Handshake(session, manifest, settings, history, Activity(lambda event: None))
 
 
 def proof(peer: PeerId = GUEST, expires: int = EXPIRES, role: Role = Role.TRAINER) -> bytes:
@@ -55,7 +59,7 @@ def bearer(peer: PeerId, uses: int = 2) -> bytes:
 
 
 def knock(handshake: Handshake, peer: PeerId, shown: bytes, role: Role = Role.TRAINER) -> None:
-    handshake.answer_hello(peer, make_hello(run_id(RUN), role, shown, "1").encode())
+    trio.run(handshake.answer_hello, peer, make_hello(run_id(RUN), role, shown, "1"))
 
 
 def ready(shown: bytes, manifest: RunManifest = RUN) -> Ready:

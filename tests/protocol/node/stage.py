@@ -11,7 +11,6 @@ import trio.testing
 
 from protocol.audit.ejection import Ejections
 from protocol.audit.evidence import TwoStatements
-from protocol.audit.witness import Witness
 from protocol.blobs.store import Shelves
 from protocol.blobs.swarm import Swarm
 from protocol.chain.replica import Replica
@@ -19,19 +18,17 @@ from protocol.chain.serving import ReplicaShelf, Serving
 from protocol.events.events import Event
 from protocol.membership.activity import Activity
 from protocol.membership.handshake import Handshake
+from protocol.membership.heartbeats import FailureDetector
 from protocol.membership.liveness import Membership
-from protocol.node.answers import Answers
-from protocol.node.background import Background
-from protocol.node.current_round import CurrentRound
-from protocol.node.dispatcher import Dispatcher
+from protocol.node.current_round import CurrentRound, EarlyReadyBuffer, RoundHandlers
 from protocol.node.evaluator import Evaluator
 from protocol.node.extensions import Extensions
-from protocol.node.guard import Guard
 from protocol.node.ratifier import Ratifier
-from protocol.node.statements import EarlyReadyBuffer, Statements
+from protocol.node.router import MessageRouter
 from protocol.run.manifest import SignedManifest
 from protocol.run.settings import NodeSettings
 from protocol.sync.claims import Settled
+from protocol.transport.handlers import Guard
 from protocol.transport.interface import Acceptance
 from protocol.versions.catalogue import Catalogue
 from protocol.versions.shelf import VersionShelf
@@ -79,60 +76,29 @@ class Stage:
         session, history = a_session(self.run, self.network, self.events), replica.history
         guard, activity, current = Guard(session), Activity(self.events.append), CurrentRound()
         settings = NodeSettings("me", Role.TRAINER, "0", 1)
-        self.background, self.guard = Background(), guard
-        self.membership = Membership(ME.peer_id, 0.0, history)
-        handshake = Handshake(signed.manifest, self.run, settings, history)
+        self.guard, self.membership = guard, Membership(ME.peer_id, 0.0, history)
+        handshake = Handshake(session, signed.manifest, settings, history, activity)
         catalogue = Catalogue(signed.manifest)
         shelves = Shelves(ReplicaShelf(replica), VersionShelf(catalogue, replica.store.weights))
         swarm = Swarm(session, self.membership, shelves, at_once)
-        self.versions = WeightVersions(session, guard, self.background, replica, catalogue, at_once, swarm, settings.weights)
-        self.ejections = Ejections(session, replica, self.membership, at_once)
+        self.versions = WeightVersions(session, guard, replica, catalogue, at_once, swarm, settings.weights)
+        self.ejections = Ejections(session, guard, replica, self.membership, at_once, current.on_verdict)
         self.readys = EarlyReadyBuffer(history, replica.rounds.max_members)
         self.extensions = Extensions(session, guard, replica, at_once)
-        self.statements = Statements(
-            session,
-            guard,
-            at_once,
-            self.background,
-            self.membership,
-            handshake,
-            self.ejections,
-            Witness(self.run, history, replica.rounds.max_members),
-            Evaluator(session, replica, self.membership, None, activity),
-            self.readys,
-            self.versions,
-            None,
-            None,
-            self.extensions,
-            current,
-        )
-        serving, self.changing = Serving(replica, at_once), trio.Lock()
-        self.chain = StageChain(replica)
+        self.chain, self.changing = StageChain(replica), trio.Lock()
         self.ratifier = Ratifier(session, guard, replica, at_once, self.chain, self.changing, is_copy=False)
-        self.answers = Answers(
-            session,
+        self.router = MessageRouter(session, guard, at_once, handshake, self.ejections, self.membership)
+        self.router.add(
             handshake,
-            self.ejections,
-            serving,
             swarm,
+            FailureDetector(session, guard, self.membership, current),
+            RoundHandlers(handshake, self.membership, self.ejections, self.readys, current),
+            self.ejections,
+            Evaluator(session, replica, self.membership, None, activity),
             self.versions,
-            self.statements,
+            Serving(replica, at_once),
             self.ratifier,
-            current,
-        )
-        self.dispatcher = Dispatcher(
-            session,
-            guard,
-            self.background,
-            self.membership,
-            handshake,
-            activity,
-            self.ejections,
-            self.statements,
-            self.answers,
-            swarm,
-            self.versions,
-            current,
+            self.extensions,
         )
 
     def said(self, author: Identity, body: Body) -> bytes:
@@ -141,7 +107,7 @@ class Stage:
 
     def gossip(self, author: Identity, body: Body) -> Acceptance:
         """As when `author` gossips this to us itself."""
-        return self.statements.by_gossip(author.peer_id, self.said(author, body))
+        return self.router.on_gossip(author.peer_id, self.said(author, body))
 
     def ready(self, **changes: Any) -> Ready:
         """A READY for the first round."""
@@ -158,7 +124,7 @@ def on_stage(folder: Path, check: Callable[[Stage], Awaitable[None]], signed: Si
     async def main() -> None:
         stage = Stage(folder, signed)
         try:
-            async with stage.dispatcher.open() as nursery:
+            async with stage.router.open() as nursery:
                 await check(stage)
                 nursery.cancel_scope.cancel()
         finally:

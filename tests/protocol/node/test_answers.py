@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from protocol.allreduce.messages import ExchangeAsk
-from protocol.node.answers import BEFORE_HELLO, QUESTIONS
 from protocol.run.greeting import make_hello
 from protocol.run.manifest import Admission, sign
 from protocol.transport.interface import Offence, Refused
@@ -16,6 +15,7 @@ from protocol.wire.hashes import ZERO_HASH
 from protocol.wire.identity import Identity
 from protocol.wire.presence import Goodbye, Role
 from protocol.wire.questions import EvidenceRequest, PartRequest
+from tests.protocol.answering import BEFORE_HELLO, QUESTIONS
 from tests.protocol.chains import a_run
 from tests.protocol.node.stage import Stage, on_stage
 from tests.protocol.peers import ANN, BOB
@@ -30,21 +30,21 @@ ANNS_ALONE = sign(
 
 async def refusal(stage: Stage, kind: str, data: bytes = b"", asker: Identity = ANN) -> Refused:
     with pytest.raises(Refused) as caught:
-        await stage.answers.answer(asker.peer_id, kind, data)
+        await stage.router.on_request(asker.peer_id, kind, data)
     return caught.value
 
 
 def test_a_greeting_is_answered_and_its_sender_welcome(tmp_path: Path) -> None:
     async def check(stage: Stage) -> None:
         hello = make_hello(stage.run, Role.TRAINER, b"", "0").encode()
-        assert await stage.answers.answer(ANN.peer_id, "hello", hello)
+        assert await stage.router.on_request(ANN.peer_id, "hello", hello)
         await refusal(stage, "hello", hello, BOB)
         assert stage.network.welcomed == [ANN.peer_id]
 
     on_stage(tmp_path, check, ANNS_ALONE)
 
 
-@pytest.mark.parametrize("kind", sorted(set(QUESTIONS) - set(BEFORE_HELLO)))
+@pytest.mark.parametrize("kind", sorted(set(QUESTIONS) - BEFORE_HELLO))
 def test_whoever_may_not_speak_may_not_ask(tmp_path: Path, kind: str) -> None:
     async def check(stage: Stage) -> None:
         assert str(await refusal(stage, kind, asker=BOB)) == f"not without a hello: {kind}"
@@ -54,7 +54,7 @@ def test_whoever_may_not_speak_may_not_ask(tmp_path: Path, kind: str) -> None:
 
 def test_the_manifest_is_for_everybody(tmp_path: Path) -> None:
     async def check(stage: Stage) -> None:
-        assert await stage.answers.answer(BOB.peer_id, "manifest", b"") == stage.replica.signed.raw
+        assert await stage.router.on_request(BOB.peer_id, "manifest", b"") == stage.replica.signed.raw
 
     on_stage(tmp_path, check, ANNS_ALONE)
 
@@ -97,7 +97,7 @@ def test_what_is_not_here_is_refused_and_so_is_rubbish(tmp_path: Path, kind: str
 def test_a_statement_is_acknowledged_and_a_false_one_is_an_offence(tmp_path: Path, kind: str) -> None:
     async def check(stage: Stage) -> None:
         true = stage.said(ANN, Goodbye(incarnation=1, seq=1))
-        assert await stage.answers.answer(ANN.peer_id, kind, true) == b""
+        assert await stage.router.on_request(ANN.peer_id, kind, true) == b""
         for false in (b"odd", true[:-1], stage.said(BOB, Goodbye(incarnation=1, seq=1))):
             assert isinstance(await refusal(stage, kind, false), Offence)
 

@@ -8,8 +8,12 @@ import pytest
 import trio
 import trio.testing
 
+from protocol.chain.serving import Serving
 from protocol.events.events import HandlerFailed, Notice
+from protocol.node import router
+from protocol.transport.handlers import answers
 from protocol.transport.interface import Acceptance, Refused
+from protocol.wire.questions import TipsRequest
 from tests.protocol.node.stage import Stage, on_stage
 from tests.protocol.peers import ANN, a_heartbeat
 
@@ -22,11 +26,11 @@ def test_a_failure_of_ours_costs_an_event_and_the_connection(tmp_path: Path, mon
         def fail_at_once(*arguments: object) -> Acceptance:
             raise KeyError("ours")
 
-        monkeypatch.setattr(stage.answers, "answer", fail)
-        monkeypatch.setattr(stage.statements, "by_gossip", fail_at_once)
+        monkeypatch.setattr(Serving, "answer_tips", answers("tips", TipsRequest)(fail))
+        monkeypatch.setattr(router, "unpack", fail_at_once)
         with pytest.raises(Refused, match="failed at the question"):
-            await stage.dispatcher.on_request(ANN.peer_id, "tips", b"")
-        assert stage.dispatcher.on_gossip(ANN.peer_id, b"") is Acceptance.IGNORE
+            await stage.router.on_request(ANN.peer_id, "tips", TipsRequest(start=0, count=1).encode())
+        assert stage.router.on_gossip(ANN.peer_id, b"") is Acceptance.IGNORE
         assert [event.what for event in stage.events if isinstance(event, HandlerFailed)] == ["question 'tips'", "gossip"]
         assert stage.network.forgotten == [ANN.peer_id] * 2
 
@@ -35,8 +39,8 @@ def test_a_failure_of_ours_costs_an_event_and_the_connection(tmp_path: Path, mon
 
 def test_a_push_that_belongs_to_no_exchange_is_not_wanted(tmp_path: Path) -> None:
     async def check(stage: Stage) -> None:
-        assert await stage.dispatcher.open_push(ANN.peer_id, b"odd", 8) is None
-        await stage.dispatcher.finish_push(ANN.peer_id, b"odd", None)
+        assert await stage.router.open_push(ANN.peer_id, b"odd", 8) is None
+        await stage.router.finish_push(ANN.peer_id, b"odd", None)
         assert stage.guard.failures == 0
 
     on_stage(tmp_path, check)
@@ -49,7 +53,7 @@ def test_whoever_is_connected_is_greeted_and_its_refusal_told(tmp_path: Path) ->
             raise Refused(f"no {kind} here")
 
         stage.network.answers[ANN.peer_id] = refuse
-        stage.dispatcher.on_peer_connected(ANN.peer_id)
+        stage.router.on_peer_connected(ANN.peer_id)
         await trio.testing.wait_all_tasks_blocked()
         assert [event.text for event in stage.events if isinstance(event, Notice)] == ["no hello here"]
 
@@ -59,12 +63,12 @@ def test_whoever_is_connected_is_greeted_and_its_refusal_told(tmp_path: Path) ->
 def test_connections_count_while_it_is_open(tmp_path: Path) -> None:
     async def main() -> None:
         stage = Stage(tmp_path)
-        stage.dispatcher.on_peer_connected(ANN.peer_id)
-        async with stage.dispatcher.open():
-            stage.dispatcher.on_peer_connected(ANN.peer_id)
-            stage.statements.by_gossip(ANN.peer_id, stage.said(ANN, a_heartbeat()))
+        stage.router.on_peer_connected(ANN.peer_id)
+        async with stage.router.open():
+            stage.router.on_peer_connected(ANN.peer_id)
+            stage.router.on_gossip(ANN.peer_id, stage.said(ANN, a_heartbeat()))
             assert stage.membership.is_live(ANN.peer_id)
-        stage.dispatcher.on_peer_disconnected(ANN.peer_id)
+        stage.router.on_peer_disconnected(ANN.peer_id)
         assert stage.membership.is_live(ANN.peer_id), "we close connections ourselves when we leave"
         stage.replica.state.close()
 

@@ -9,7 +9,8 @@ import trio
 import trio.testing
 
 from protocol.events.events import Dropped, Event, HandlerFailed, Notice
-from protocol.node.guard import MAX_TOLD, TELL_EVERY_S, Guard, RateLimitedEmitter
+from protocol.node.router import MAX_TOLD, TELL_EVERY_S, RateLimitedEmitter
+from protocol.transport.handlers import Guard
 from protocol.transport.interface import Offence, Refused
 from protocol.wire.hashes import Hash
 from tests.protocol.peers import ANN, BOB, ME, TableNetwork, a_session

@@ -12,16 +12,16 @@ import trio.testing
 from protocol.events.events import Event, PhaseChanged
 from protocol.membership.activity import Activity
 from protocol.membership.liveness import Membership
-from protocol.node.background import Background, PendingDeliveries
 from protocol.node.life import HAND_OVER_S, Departure, Life
-from protocol.node.round_runner import Behind, Outcome, StateDisagreement
+from protocol.node.round_runner import Behind, Outcome, PendingDeliveries, StateDisagreement
 from protocol.run.settings import NodeSettings
+from protocol.transport.handlers import Guard
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Commit
 from protocol.wire.presence import Phase, Role, WhyIdle
 from tests.protocol.agreement.examples import INDEX, PEERS, RECORD, votes_for
-from tests.protocol.peers import ANN, BOB
+from tests.protocol.peers import ANN
 
 COMMIT = Commit(record=RECORD, index=INDEX, certificate=votes_for(RECORD, PEERS[:4], 0))
 WRONG = StateDisagreement(Hash(b"\x04" * 32))
@@ -30,7 +30,7 @@ BEGIN = ["ejections.load", "keeper.load", "ratifier.load", "extensions.load", "k
 GOODBYE = ["rounds.hand_over", "heartbeats.say_goodbye"]
 REACH = ["keeper.reach_tip", "ejections.look_again"]
 ROUND = [*REACH, "gathering.may_begin", "rounds.run_next"]
-BESIDE = {"heartbeats.run", "ejections.announce", "watch.run", "ratifier.run", "swarm.run", "extensions.run"}
+BESIDE = {"heartbeats.run", "ejections.run", "watch.run", "ratifier.run", "swarm.run", "extensions.run"}
 
 
 class Part:
@@ -63,11 +63,11 @@ class Stage:
         self.history, self.activity = SimpleNamespace(length=0), Activity(self.events.append)
         self.hand_over_s, self._files_s, self._files = hand_over_s, files_s, trio.Event()
         self.outcomes, self.refusals, self.repaired = list(outcomes), 0, list[Hash]()
-        dispatcher: Any = SimpleNamespace(open=Background().open, on_peer_connected=self.greeted.append)
+        session: Any = SimpleNamespace(network=SimpleNamespace(connected=list))
+        router: Any = SimpleNamespace(open=Guard(session).open, greet_connected=self._greet_connected)
         evaluator: Any = Part("evaluator", self.log)
         evaluator.stop = lambda: self.log.append("evaluator.stop")
         history: Any = self.history
-        session: Any = SimpleNamespace(network=SimpleNamespace(connected=lambda: [ANN.peer_id, BOB.peer_id]))
         parts: dict[str, Any] = {
             "heartbeats": Part("heartbeats", self.log, say_goodbye=lambda: HEARD_BY),
             "ejections": Part("ejections", self.log),
@@ -86,13 +86,16 @@ class Stage:
         self.departure = Departure(Role.TRAINER, Membership(ANN.peer_id, 0.0, history), self.activity)
         parts |= {
             "departure": self.departure,
-            "dispatcher": dispatcher,
+            "router": router,
             "rounds": rounds,
             "evaluator": evaluator,
             "activity": self.activity,
         }
         settings = NodeSettings("ann", Role.TRAINER, "0", 1, stop_after=stop_after)
         self.life = Life(session, history, settings, **parts)
+
+    def _greet_connected(self) -> None:
+        self.greeted.append(ANN.peer_id)
 
     def _may_begin(self) -> bool:
         self.refusals -= 1
@@ -156,7 +159,7 @@ def test_a_life_of_two_rounds() -> None:
     end = [*REACH, "evaluator.at_the_end", "gathering.linger", *GOODBYE]
     assert stage.steps == [*BEGIN, *[*ROUND, "keeper.advance"] * 2, *end]
     assert set(stage.log) > BESIDE and stage.activity.phase is Phase.STOPPING
-    assert stage.greeted == [ANN.peer_id, BOB.peer_id], "they were connected already"
+    assert stage.greeted == [ANN.peer_id], "they were connected already"
 
 
 def test_until_the_records_are_read_it_is_starting() -> None:

@@ -6,7 +6,7 @@ import pytest
 import trio
 import trio.testing
 
-from protocol.node.background import PendingDeliveries
+from protocol.node.round_runner import PendingDeliveries
 
 
 @pytest.mark.parametrize("durations", [[], [1.0], [1.0, 3.0, 2.0]])

@@ -70,7 +70,7 @@ def kept_at(stage: Stage, base: Base) -> VoterState | None:
 def test_our_vote_is_on_disk_and_shown_and_with_a_quorum_of_others_the_record_is_full(tmp_path: Path) -> None:
     async def check(stage: Stage) -> None:
         base, record = provisional(stage)
-        question = RatificationRequest(round=1, record_hash=record).encode()
+        question = RatificationRequest(round=1, record_hash=record)
         with pytest.raises(Refused):
             await stage.ratifier.answer(OTHERS[0].peer_id, question)
         await run_for(stage, ASKING_S)
@@ -147,7 +147,7 @@ def test_who_may_have_said_something_else_does_not_ratify(tmp_path: Path, what: 
         elif what == "not settled":
             stage.chain.settled.lose(1)
         await run_for(stage, ASKING_S)
-        question = RatificationRequest(round=1, record_hash=stage.replica.history.tip_at(2)).encode()
+        question = RatificationRequest(round=1, record_hash=stage.replica.history.tip_at(2))
         with pytest.raises(Refused):
             await stage.ratifier.answer(PeerId(OTHERS[0].peer_id), question)
 
@@ -194,7 +194,7 @@ def test_whoever_asks_while_branches_are_exchanged_is_refused(tmp_path: Path) ->
 
     async def check(stage: Stage) -> None:
         grow(stage.replica, 2, FOUNDERS, voters=FOUNDERS)
-        question = RatificationRequest(round=1, record_hash=stage.replica.history.tip).encode()
+        question = RatificationRequest(round=1, record_hash=stage.replica.history.tip)
         assert decode_body(Certificate, await stage.ratifier.answer(OTHERS[0].peer_id, question)).votes
         stage.replica.history.switched(1, "", 1)
         with pytest.raises(Refused):

@@ -32,7 +32,7 @@ ACCEPT, IGNORE, REJECT = Acceptance.ACCEPT, Acceptance.IGNORE, Acceptance.REJECT
 def test_news_is_forwarded_once(tmp_path: Path, statement: Callable[[Stage], Body]) -> None:
     async def check(stage: Stage) -> None:
         await trio.lowlevel.checkpoint()
-        stage.dispatcher.on_peer_connected(ANN.peer_id)
+        stage.router.on_peer_connected(ANN.peer_id)
         if statement(stage) == BYE:
             stage.gossip(ANN, a_heartbeat())
         assert [stage.gossip(ANN, statement(stage)) for _ in range(2)] == [ACCEPT, IGNORE]
@@ -45,7 +45,7 @@ def test_rubbish_and_what_does_not_travel_by_gossip_are_held_against_the_forward
         await trio.lowlevel.checkpoint()
         finish = stage.said(ANN, Finish(round=0, base=stage.replica.history.tip))
         for data in (b"odd", finish, stage.said(ANN, BYE)[:-1]):
-            assert stage.statements.by_gossip(BOB.peer_id, data) is REJECT
+            assert stage.router.on_gossip(BOB.peer_id, data) is REJECT
         assert [(event.peer, event.what) for event in stage.events if isinstance(event, Dropped)] == [
             (BOB.peer_id, "gossip")
         ] * 3
@@ -74,9 +74,9 @@ def test_a_peer_that_is_not_open_judges_no_forwarder_of_good_form(tmp_path: Path
 
 def test_a_goodbye_that_came_to_us_alone_is_forwarded_when_it_comes_by_gossip(tmp_path: Path) -> None:
     async def check(stage: Stage) -> None:
-        stage.dispatcher.on_peer_connected(ANN.peer_id)
+        stage.router.on_peer_connected(ANN.peer_id)
         stage.gossip(ANN, a_heartbeat())
-        await stage.statements.goodbye(ANN.peer_id, stage.said(ANN, BYE))
+        await stage.router.on_request(ANN.peer_id, "goodbye", stage.said(ANN, BYE))
         known = stage.membership.get(ANN.peer_id)
         assert known is not None and known.liveness is Liveness.LEFT
         assert [stage.gossip(ANN, BYE) for _ in range(2)] == [ACCEPT, IGNORE]
@@ -98,7 +98,7 @@ def test_two_votes_brought_to_us_alone_eject_the_elector(tmp_path: Path) -> None
         tip = stage.replica.history.tip
         for record_hash in (bytes([1]) * 32, bytes([2]) * 32):
             vote = Vote(round=0, base=tip, attempt=0, step=Step.FIRST, absent=[], record_hash=record_hash)
-            await stage.statements.about_the_round(ANN.peer_id, stage.said(ANN, vote))
+            await stage.router.on_request(ANN.peer_id, "round", stage.said(ANN, vote))
         await trio.testing.wait_all_tasks_blocked()
         assert [event.peer for event in stage.events if isinstance(event, PeerEjected)] == [ANN.peer_id]
 

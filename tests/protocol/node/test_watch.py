@@ -9,8 +9,10 @@ import trio
 import trio.testing
 
 from protocol.events.events import Event, PeerSuspected
+from protocol.membership.heartbeats import FailureDetector
 from protocol.membership.liveness import BEAT_S, SUSPECT_BEATS, Membership
 from protocol.node.watch import TICK_S, LivenessTicker
+from protocol.transport.handlers import Guard
 from protocol.wire.hashes import Hash, chunk_hash
 from protocol.wire.identity import PeerId
 from tests.protocol.peers import ANN, ME, TableNetwork, TheseMembers, a_heartbeat, a_session
@@ -43,7 +45,8 @@ def suspected_at(network: TableNetwork) -> float:
         current: Any = SimpleNamespace(runner=None, peer_dead=peer_dead)
         activity: Any = SimpleNamespace(was_away=False)
         session = a_session(RUN, network, events)
-        watch = LivenessTicker(session, rounds, membership, activity, nobody_else, current, trio.current_time)
+        detector = FailureDetector(session, Guard(session), membership, current)
+        watch = LivenessTicker(session, rounds, membership, detector, activity, nobody_else, current, trio.current_time)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(watch.run, nursery)
             await trio.sleep(MOVING_S * 2)

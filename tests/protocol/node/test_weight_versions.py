@@ -33,7 +33,7 @@ def test_nobody_but_a_publisher_is_heard(tmp_path: Path) -> None:
         body = a_version(1, anchor=True, patch=None)
         assert stage.gossip(ANN, body) is Acceptance.REJECT
         with pytest.raises(Offence):
-            await stage.answers.answer(BOB.peer_id, "version", stage.said(ANN, body))
+            await stage.router.on_request(BOB.peer_id, "version", stage.said(ANN, body))
         assert statements(stage) == 0
         assert [event.what for event in stage.events if isinstance(event, Dropped)] == ["version", "version"]
         assert stage.versions.folder.exists() is False, "nothing was begun for it"
@@ -52,7 +52,7 @@ def test_a_second_statement_makes_a_number_void_and_is_handed_on(tmp_path: Path)
         accepted = [stage.gossip(ORGANISER, each) for each in (first, second, third)]
         assert accepted == [Acceptance.ACCEPT, Acceptance.ACCEPT, Acceptance.IGNORE]
         assert [event.version for event in stage.events if isinstance(event, VersionRefused)] == [1]
-        answer = await stage.answers.answer(BOB.peer_id, "versions", VersionsRequest().encode())
+        answer = await stage.router.on_request(BOB.peer_id, "versions", VersionsRequest().encode())
         proof = [unpack(raw, stage.run)[1] for raw in decode_body(VersionsReply, answer).statements]
         assert proof == [first, second]
 
@@ -91,9 +91,9 @@ def test_a_statement_that_cannot_be_true_is_malformed(body: bytes, tmp_path: Pat
 
     async def check(stage: Stage) -> None:
         raw = seal(ORGANISER, stage.run, "version", body).raw
-        assert stage.statements.by_gossip(ANN.peer_id, raw) is Acceptance.REJECT
+        assert stage.router.on_gossip(ANN.peer_id, raw) is Acceptance.REJECT
         with pytest.raises(Offence):
-            await stage.answers.answer(ANN.peer_id, "version", raw)
+            await stage.router.on_request(ANN.peer_id, "version", raw)
         assert statements(stage) == 0
 
     on_stage(tmp_path, check)
@@ -108,7 +108,7 @@ def test_a_flood_of_a_publisher_fills_neither_memory_nor_disk(tmp_path: Path) ->
         await trio.sleep(60)
         assert statements(stage) == 2 * KEPT
         assert len([*stage.versions.folder.iterdir()]) == 2 * KEPT
-        answer = await stage.answers.answer(ANN.peer_id, "versions", VersionsRequest().encode())
+        answer = await stage.router.on_request(ANN.peer_id, "versions", VersionsRequest().encode())
         assert len(answer) <= 2 * KEPT * MAX_STATEMENT_BYTES
         assert not any(isinstance(event, HandlerFailed) for event in stage.events)
 
@@ -129,11 +129,11 @@ def test_questions_that_are_none_are_refused(tmp_path: Path) -> None:
     async def check(stage: Stage) -> None:
         for data in (b"", b"\x81\xa1x\x01", b"x" * 2000):
             with pytest.raises(Refused):
-                await stage.answers.answer(ANN.peer_id, "versions", data)
+                await stage.router.on_request(ANN.peer_id, "versions", data)
             with pytest.raises(Offence):
-                await stage.answers.answer(ANN.peer_id, "version", data)
-        with pytest.raises(Offence, match="no version"):
-            await stage.answers.answer(ANN.peer_id, "version", stage.said(ANN, stage.ready()))
+                await stage.router.on_request(ANN.peer_id, "version", data)
+        with pytest.raises(Offence, match="another kind"):
+            await stage.router.on_request(ANN.peer_id, "version", stage.said(ANN, stage.ready()))
 
     on_stage(tmp_path, check)
 
@@ -147,7 +147,7 @@ def test_an_answer_full_of_forgeries_teaches_nothing(tmp_path: Path) -> None:
             return VersionsReply(statements=[*forged, true]).encode() if kind == "versions" else b""
 
         stage.network.answers[BOB.peer_id] = answer
-        stage.statements.by_gossip(BOB.peer_id, stage.said(ORGANISER, a_version(4)))
+        stage.router.on_gossip(BOB.peer_id, stage.said(ORGANISER, a_version(4)))
         await trio.sleep(1)
         assert [*stage.versions._catalogue.usable] == [3, 4], "it asked for what lacks, and took what a publisher signed"
 

@@ -10,7 +10,6 @@ from typing import Any, Literal
 import trio
 import trio.testing
 
-from protocol.blobs.messages import QUESTIONS as ABOUT_BLOBS
 from protocol.blobs.messages import read_chunk_header
 from protocol.blobs.swarm import Swarm
 from protocol.chain.branch import Branch
@@ -29,6 +28,7 @@ from protocol.sync.remote_chains import Budget, RemoteChains
 from protocol.sync.supplies import StateFetcher
 from protocol.transport.interface import Refused, nothing
 from protocol.wire.identity import Identity, PeerId
+from tests.protocol.answering import ABOUT_BLOBS, ask
 from tests.protocol.chains import a_replica, a_run, grow, initialise
 from tests.protocol.peers import ANN, BOB, ME, TableNetwork, TheseMembers, a_heartbeat, a_session, at_once
 
@@ -63,16 +63,16 @@ class Pushing(TableNetwork):
         await trio.lowlevel.checkpoint()
         chunk = read_chunk_header(header)
         assert chunk is not None
-        landing = self._table.swarm.open_push(self._peer, chunk, len(data))
+        landing = await self._table.swarm.open_push(self._peer, chunk, len(data))
         if landing is None:
             raise Refused("not wanted")
         landing.buffer[:] = data
         landing.complete()
-        self._table.swarm.finish_push(self._peer, chunk, landing)
+        await self._table.swarm.finish_push(self._peer, chunk, landing)
 
 
 class Unguarded:
-    """A `Watching` that catches nothing."""
+    """A `Guard` that catches nothing."""
 
     def watch(self, sender: PeerId, what: str, *, passing: tuple[type[Exception], ...]) -> Passing:
         return Passing()
@@ -101,9 +101,10 @@ class Table:
         self.standpoints = standpoints
         self.choice = ForkChoice(self.ours, standpoints, self.settled)
         self.held = BranchCache(self.ours, at_once)
+        unguarded: Any = Unguarded()
         self.following = Following(
             session,
-            Unguarded(),
+            unguarded,
             self.ours,
             at_once,
             self.claims,
@@ -121,9 +122,7 @@ class Table:
         self._nursery.start_soon(swarm.run)
 
         async def answer(kind: str, data: bytes) -> bytes:
-            if kind in ABOUT_BLOBS:
-                return await swarm.answer(ME.peer_id, kind, data)
-            return await serving.answer(kind, data)
+            return await ask(swarm if kind in ABOUT_BLOBS else serving, ME.peer_id, kind, data)
 
         self.network.answers[peer] = answer
 
