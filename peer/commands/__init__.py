@@ -8,8 +8,12 @@ Each module has `register(subparsers)`, which describes the command with `add_co
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
+
+from peer.installation import child_environment
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -44,3 +48,21 @@ def add_common_options(parser: argparse.ArgumentParser, default: str | None) -> 
         help="folder of identity and runs (PEER_DATA_DIR; default: the user's data folder)",
     )
     parser.add_argument("--debug", action="store_true", default=default or False, help="show tracebacks")
+
+
+def whole_number(least: int, most: int) -> Callable[[str], int]:
+    """Return the reader of an option whose value is a whole number from `least` to `most`; underscores may group digits."""
+
+    def read(text: str) -> int:
+        digits = text.replace("_", "")
+        if not digits.isascii() or not digits.isdigit() or not least <= int(digits[:32]) <= most:
+            raise argparse.ArgumentTypeError(f"{text} is not a whole number from {least} to {most}")
+        return int(digits)
+
+    return read
+
+
+def become_interface(*words: str) -> NoReturn:
+    """Replace this process by the terminal interface, a program of its own."""
+    sys.stdout.flush()
+    os.execve(sys.executable, [sys.executable, "-m", "tui", *words], child_environment(os.environ))

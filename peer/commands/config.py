@@ -1,4 +1,4 @@
-"""`peer config`: shows the settings in force with their sources, and changes one in peer.toml and in the running peer."""
+"""`peer config` and `peer completion`: the settings, and a script that completes commands in a shell."""
 
 from __future__ import annotations
 
@@ -15,12 +15,17 @@ if TYPE_CHECKING:
 
 
 def register(subparsers: Subparsers) -> None:
-    """Describe the command line."""
+    """Describe the command lines."""
+    _register_config(subparsers)
+    _register_completion(subparsers)
+
+
+def _register_config(subparsers: Subparsers) -> None:
     parser = add_command(
         subparsers,
         "config",
         "show the settings and where each comes from, or change one",
-        run,
+        run_config,
         epilog="A change is written into peer.toml, and told to the peer that runs with this data directory.  What that "
         "cannot change at once takes effect when it starts again.  Flags go before the environment, and that before "
         "peer.toml.",
@@ -32,7 +37,7 @@ def register(subparsers: Subparsers) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object")
 
 
-def run(args: argparse.Namespace) -> int:
+def run_config(args: argparse.Namespace) -> int:
     """Print the settings, after a change if one is asked for."""
     from peer.console.streams import print_json
     from peer.settings.file import known
@@ -54,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         chosen = [each for each in found["settings"] if name in (None, each["name"])]
         print_json({**found, "settings": chosen})
     else:
-        print("\n".join([*describe(found, name), *([effect] if effect else [])]))
+        print("\n".join([*describe_config(found, name), *([effect] if effect else [])]))
     return ExitCode.OK
 
 
@@ -124,7 +129,7 @@ def _of_the_next_start(args: argparse.Namespace) -> dict[str, Any]:
     return {"running": False, **as_map(with_kept_name(gather({}), data_dir(args.data_dir)))}
 
 
-def describe(found: Mapping[str, Any], only: str | None = None) -> list[str]:
+def describe_config(found: Mapping[str, Any], only: str | None = None) -> list[str]:
     """Return a table of the settings: name, value, default, and source."""
     from pathlib import Path
 
@@ -146,3 +151,30 @@ def describe(found: Mapping[str, Any], only: str | None = None) -> list[str]:
     widths = [max(len(row[column]) for row in rows) + 2 for column in range(2)]
     lines += [f"{name:<{widths[0]}}{value:<{widths[1]}}{default:<22}{source}" for name, value, default, source in rows]
     return lines
+
+
+SHELLS = ("bash", "zsh", "tcsh")
+HOW = {
+    "bash": "peer completion bash > ~/.local/share/bash-completion/completions/peer",
+    "zsh": "peer completion zsh > a folder of your $fpath, as _peer",
+    "tcsh": "peer completion tcsh >> ~/.tcshrc",
+}
+
+
+def _register_completion(subparsers: Subparsers) -> None:
+    parser = add_command(
+        subparsers,
+        "completion",
+        "print what a shell needs to complete commands and options",
+        run_completion,
+        epilog="To install it: " + "; ".join(HOW.values()) + ".",
+    )
+    parser.add_argument("shell", choices=SHELLS, help="the shell that reads the script")
+
+
+def run_completion(args: argparse.Namespace) -> int:
+    """Print the script."""
+    import shtab
+
+    print(shtab.complete(args.parser, args.shell))
+    return ExitCode.OK

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from peer.commands import add_command
+from peer.commands import add_command, whole_number
 from peer.errors import ExitCode, PeerError
 
 if TYPE_CHECKING:
@@ -27,10 +27,12 @@ def register(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--cheat", choices=CHEATS, help="with --rl: a rollout peer that cheats, or a second validator that lies"
     )
-    parser.add_argument("--peers", type=_count, metavar="N", help=f"how many peers (default: {PEERS}); not with --rl")
+    parser.add_argument(
+        "--peers", type=whole_number(1, 1 << 20), metavar="N", help=f"how many peers (default: {PEERS}); not with --rl"
+    )
     parser.add_argument(
         "--rounds",
-        type=_count,
+        type=whole_number(1, 1 << 20),
         metavar="R",
         help=f"how many rounds (default: {ROUNDS}); with --rl, how many that learn from rollouts (default and least: "
         f"{RL_ROUNDS}, with which the reward rises)",
@@ -96,9 +98,3 @@ def _play(args: argparse.Namespace) -> Play:
 
 def _interrupt(number: int, frame: object) -> None:
     raise KeyboardInterrupt
-
-
-def _count(text: str) -> int:
-    if not text.isdigit() or not 1 <= int(text) <= 1 << 20:
-        raise argparse.ArgumentTypeError(f"{text} is no count; give a whole number from 1")
-    return int(text)

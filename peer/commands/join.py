@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from peer.commands import ATTACHED, add_command
+from peer.commands import ATTACHED, add_command, become_interface, whole_number
 from peer.errors import ExitCode, PeerError
 
 if TYPE_CHECKING:
@@ -36,7 +36,9 @@ def register(subparsers: Subparsers) -> None:
     )
     parser.add_argument("--headless", action="store_true", help="log lines instead of the terminal interface")
     _add_settings(parser)
-    parser.add_argument("--rounds", type=_count, metavar="N", help="leave when the run has committed N rounds")
+    parser.add_argument(
+        "--rounds", type=whole_number(1, 1 << 30), metavar="N", help="leave when the run has committed N rounds"
+    )
     parser.add_argument(
         "--until-end",
         action="store_true",
@@ -93,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
 
     if _wants_interface(args):
         _ask_before_founding(args, data_dir(args.data_dir))
-        _become_interface(data_dir(args.data_dir))
+        become_interface(str(data_dir(args.data_dir)), ATTACHED, *sys.argv[1:])
     return _live(args)
 
 
@@ -133,14 +135,6 @@ def _wants_interface(args: argparse.Namespace) -> bool:
     if args.attached or args.headless or args.until_eof or not (sys.stdin.isatty() and draws(sys.stdout)):
         return False
     return gather({name: getattr(args, name) for name in SETTINGS}).preferences.log_format != "json"
-
-
-def _become_interface(folder: Path) -> NoReturn:
-    from peer.installation import child_environment
-
-    words = [sys.executable, "-m", "tui", str(folder), ATTACHED, *sys.argv[1:]]
-    sys.stdout.flush()
-    os.execve(sys.executable, words, child_environment(os.environ))
 
 
 def _live(args: argparse.Namespace) -> int:
@@ -221,9 +215,3 @@ def _log_to(folder: Path) -> None:
     handler = RotatingFileHandler(folder / "libraries.log", maxBytes=1 << 20, backupCount=1, delay=True)
     line = "%(asctime)s %(name)s %(message)s"
     logging.basicConfig(handlers=[handler], level=logging.WARNING, format=line, force=True)
-
-
-def _count(text: str) -> int:
-    if not text.isdigit() or not 1 <= int(text) <= 1 << 30:
-        raise argparse.ArgumentTypeError(f"{text} is no count; give a whole number from 1")
-    return int(text)

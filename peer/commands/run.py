@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from peer.commands import add_command, add_group
+from peer.commands import add_command, add_group, whole_number
 from peer.errors import ExitCode, PeerError
 
 if TYPE_CHECKING:
@@ -88,8 +88,12 @@ def register(subparsers: Subparsers) -> None:
     )
     extend.add_argument("what", metavar="RUN", nargs="?", help="a run ID, also its beginning (default: the running one)")
     total = extend.add_mutually_exclusive_group(required=True)
-    total.add_argument("--tokens", type=_total, metavar="N", help="the run's new total, if it counts tokens")
-    total.add_argument("--rounds", type=_total, metavar="N", help="the run's new total, if it counts rounds")
+    total.add_argument(
+        "--tokens", type=whole_number(1, 1 << 53), metavar="N", help="the run's new total, if it counts tokens"
+    )
+    total.add_argument(
+        "--rounds", type=whole_number(1, 1 << 53), metavar="N", help="the run's new total, if it counts rounds"
+    )
 
 
 def run_create(args: argparse.Namespace) -> int:
@@ -268,13 +272,6 @@ def _token(args: argparse.Namespace, organiser: Identity, run: Hash, guest: Peer
         return bound_token(organiser, run, guest, role=role, expires=expires, until_round=args.until_round)
     except Malformed as error:
         raise PeerError(f"{guest[:80]}: {error}; the guest's `peer id` prints it", ExitCode.INPUT) from error
-
-
-def _total(text: str) -> int:
-    digits = text.replace("_", "")
-    if not digits.isascii() or not digits.isdigit() or not 1 <= int(digits) <= 1 << 53:
-        raise argparse.ArgumentTypeError(f"{text} is no total; give a whole number from 1, such as 2_000_000")
-    return int(digits)
 
 
 def _add_addresses(parser: argparse.ArgumentParser) -> None:

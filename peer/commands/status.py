@@ -1,25 +1,34 @@
-"""`peer status`: the current work of the peer of this data directory."""
+"""`peer status`, `peer runs` and `peer id`: what the peer here is doing, its runs, and its identity."""
 
 from __future__ import annotations
 
 import argparse
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from peer.commands import add_command
-from peer.errors import ExitCode
+from peer.errors import ExitCode, PeerError
 
 if TYPE_CHECKING:
     from peer.commands import Subparsers
+    from peer.joining.run_source import KnownRun
     from protocol.events.status import PeerStatus, RolloutStatus
 
 
 def register(subparsers: Subparsers) -> None:
-    """Describe the command line."""
-    parser = add_command(subparsers, "status", "show what the peer here is doing", run)
+    """Describe the command lines."""
+    _register_status(subparsers)
+    _register_runs(subparsers)
+    _register_id(subparsers)
+
+
+def _register_status(subparsers: Subparsers) -> None:
+    parser = add_command(subparsers, "status", "show what the peer here is doing", run_status)
     parser.add_argument("--json", action="store_true", help="one JSON object")
 
 
-def run(args: argparse.Namespace) -> int:
+def run_status(args: argparse.Namespace) -> int:
     """Print the status; exit code 5 when no peer runs here."""
     from peer.console.streams import print_json
     from peer.control.client import ControlClient, NotRunning
@@ -37,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json({"running": True, **status.to_fields()})
     else:
-        print("\n".join(describe(status)))
+        print("\n".join(describe_status(status)))
     return ExitCode.OK
 
 
@@ -92,7 +101,7 @@ def _rollouts(role: str, told: RolloutStatus) -> str:
     return f"version {told.version}, reward {number(told.reward)}; {did}: {verdicts}{earned}{aside}"
 
 
-def describe(status: PeerStatus) -> list[str]:
+def describe_status(status: PeerStatus) -> list[str]:
     """Return the status as lines for a person."""
     from peer.formatting import amount, clean, duration, goal_line, many, number, short, size, to_go
 
@@ -134,3 +143,111 @@ def describe(status: PeerStatus) -> list[str]:
         who = f"{clean(known.name)} {short(known.peer)}"
         lines.append(f"          {who}: {known.phase}, round {known.round}{seen}")
     return lines
+
+
+def _register_runs(subparsers: Subparsers) -> None:
+    parser = add_command(
+        subparsers,
+        "runs",
+        "list the runs that this peer has been in",
+        run_runs,
+        epilog="`peer join ID` goes on with one of them, without an invitation; the first digits of the ID will do.",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+
+
+def run_runs(args: argparse.Namespace) -> int:
+    """Print the runs, latest first."""
+    from dataclasses import asdict
+
+    from peer.console.streams import print_json
+    from peer.joining.run_source import known_runs
+    from peer.paths import data_dir
+
+    folder = data_dir(args.data_dir)
+    found = known_runs(folder)
+    if args.json:
+        print_json({"data_dir": str(folder), "runs": [asdict(each) for each in found]})
+    elif found:
+        print("\n".join(describe_runs(found)))
+    else:
+        print(f"no runs in {folder}; `peer join` joins the demo run, `peer join INVITATION` another one")
+    return ExitCode.OK
+
+
+def describe_runs(found: list[KnownRun]) -> list[str]:
+    """Return a heading, and a line for each run."""
+    from datetime import datetime
+
+    from peer.formatting import clean, size
+
+    lines = [f"{'RUN':<14}{'NAME':<26}{'ROUNDS':>7}{'DISK':>10}  LAST"]
+    for each in found:
+        last = "running" if each.running else datetime.fromtimestamp(each.last).strftime("%Y-%m-%d %H:%M")
+        name = clean(each.name, 25) if not each.problem else "(damaged manifest)"
+        lines.append(f"{each.run[:12]:<14}{name:<26}{each.rounds:>7}{size(each.disk_bytes):>10}  {last}")
+    return lines
+
+
+def _register_id(subparsers: Subparsers) -> None:
+    parser = add_command(
+        subparsers,
+        "id",
+        "show, export or import this peer's identity",
+        run_id,
+        epilog="Without a command it prints the peer ID; the first use makes the identity.",
+    )
+    group = parser.add_subparsers(title="commands", metavar="COMMAND")
+    export = add_command(group, "export", "write the private key to a file, as a copy to keep safe", run_id_export)
+    export.add_argument("file", metavar="FILE", help="a new file (PEM, mode 0600), or - for the terminal")
+    bring = add_command(group, "import", "take the private key from a file", run_id_import)
+    bring.add_argument("file", metavar="FILE", help="a file of `peer id export`, or one line of base64; - reads stdin")
+    bring.add_argument(
+        "--force", action="store_true", help="replace the identity that is there, and keep it as `identity.old-N.pem`"
+    )
+
+
+def run_id(args: argparse.Namespace) -> int:
+    """Print the peer ID; create the identity if there is none."""
+    from peer.keyfile import load_or_create_identity
+    from peer.paths import data_dir
+
+    print(load_or_create_identity(data_dir(args.data_dir)).peer_id)
+    return ExitCode.OK
+
+
+def run_id_export(args: argparse.Namespace) -> int:
+    """Write the private key; never over a file that exists."""
+    from peer.files import write_atomically
+    from peer.keyfile import load_identity, to_pem
+    from peer.paths import data_dir
+
+    folder = data_dir(args.data_dir)
+    identity = load_identity(folder)
+    if identity is None:
+        raise PeerError(f"there is no identity in {folder} to export; make one with `peer id`", ExitCode.IDENTITY)
+    if args.file == "-":
+        print(to_pem(identity).decode(), end="")
+        return ExitCode.OK
+    path = Path(args.file).absolute()
+    try:
+        write_atomically(path, to_pem(identity), replace=False)
+    except FileExistsError as error:
+        raise PeerError(f"{path} exists already; choose another name", ExitCode.IDENTITY) from error
+    print(f"Wrote the identity {identity.peer_id} to {path}; whoever has this file is this peer.")
+    return ExitCode.OK
+
+
+def run_id_import(args: argparse.Namespace) -> int:
+    """Bring an identity into the data directory."""
+    from peer.keyfile import MAX_KEY_BYTES, import_identity
+    from peer.paths import data_dir
+
+    if args.file == "-":
+        data = sys.stdin.buffer.read(MAX_KEY_BYTES + 1)
+    else:
+        with Path(args.file).open("rb") as file:
+            data = file.read(MAX_KEY_BYTES + 1)
+    identity = import_identity(data_dir(args.data_dir), data, force=args.force)
+    print(f"This peer is now {identity.peer_id}.")
+    return ExitCode.OK

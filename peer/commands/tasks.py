@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from peer.commands import add_command
+from peer.commands import add_command, whole_number
 from peer.console.asking import ask, show
 from peer.errors import ExitCode, PeerError
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from peer.tasks.rating import AsInRun
 
 FETCH_TIMEOUT_S = 300.0
+_count = whole_number(1, 1 << 20)
 SHOWN = 5
 """Number of tasks whose prompts `peer tasks show` prints."""
 KINDS = {
@@ -67,7 +68,7 @@ def register(subparsers: Subparsers) -> None:
     admit.add_argument("id", metavar="ID", help="the beginning of the set's ID, 6 digits or more")
     admit.add_argument(
         "--percent",
-        type=_percent,
+        type=whole_number(1, 90),
         metavar="P",
         help="so many of all problems are of the sets (1 to 90; default: as before, 50 at first)",
     )
@@ -100,7 +101,12 @@ def _register_rate(group: Subparsers) -> None:
         metavar="RUN",
         help="a run file, manifest or run ID: answers have its length, temperature, template and end tokens",
     )
-    rate.add_argument("--max-tokens", type=_count, metavar="N", help="of an answer at most (default: the run's, else 1024)")
+    rate.add_argument(
+        "--max-tokens",
+        type=_count,
+        metavar="N",
+        help="of an answer at most (default: the run's, else 1024)",
+    )
     rate.add_argument("--temperature", type=float, metavar="T", help="of sampling (default: the run's, else 1)")
     rate.add_argument(
         "--template",
@@ -108,7 +114,11 @@ def _register_rate(group: Subparsers) -> None:
         help="how prompts are laid out (default: the run's, else as in a run that begins with FOLDER)",
     )
     rate.add_argument(
-        "--at-once", type=_count, default=32, metavar="N", help="answers made at a time (32); fewer take less memory"
+        "--at-once",
+        type=_count,
+        default=32,
+        metavar="N",
+        help="answers made at a time (32); fewer take less memory",
     )
     rate.add_argument(
         "--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto takes a GPU where there is one"
@@ -280,15 +290,3 @@ def describe(status: dict[str, Any]) -> list[str]:
 
 def _share(part: int, whole: int) -> str:
     return f"{part / whole:.0%} of {whole}" if whole else "-"
-
-
-def _count(text: str) -> int:
-    if not text.isdigit() or not 1 <= int(text) <= 1 << 20:
-        raise argparse.ArgumentTypeError(f"{text} is none; give a whole number from 1 to {1 << 20}")
-    return int(text)
-
-
-def _percent(text: str) -> int:
-    if not text.isdigit() or not 1 <= int(text) <= 90:
-        raise argparse.ArgumentTypeError(f"{text} is no share; give a whole number from 1 to 90")
-    return int(text)

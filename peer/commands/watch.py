@@ -1,13 +1,14 @@
-"""`peer watch`: shows a running peer in the terminal."""
+"""`peer watch` and `peer replay`: the terminal interface on a running peer, or on a recorded event log."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from peer.commands import add_command
+from peer.commands import add_command, become_interface
 from peer.errors import ExitCode, PeerError
 
 if TYPE_CHECKING:
@@ -17,12 +18,17 @@ if TYPE_CHECKING:
 
 
 def register(subparsers: Subparsers) -> None:
-    """Describe the command line."""
+    """Describe the command lines."""
+    _register_watch(subparsers)
+    _register_replay(subparsers)
+
+
+def _register_watch(subparsers: Subparsers) -> None:
     parser = add_command(
         subparsers,
         "watch",
         "look at a running peer: curves, rounds, swarm, transfers, log",
-        run,
+        run_watch,
         epilog="q closes the view and the peer goes on; ? shows every key.  Any number of views may look at one peer.",
     )
     parser.add_argument(
@@ -33,7 +39,7 @@ def register(subparsers: Subparsers) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> int:
+def run_watch(args: argparse.Namespace) -> int:
     """Replace this process by the terminal interface; for a peer elsewhere, stay and carry its bytes."""
     from peer.console.streams import draws
     from peer.paths import data_dir
@@ -46,14 +52,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _watch_here(folder: Path) -> int:
     from peer.control.client import ControlClient, ControlError
-    from peer.installation import child_environment
 
     try:
         ControlClient(folder).status()
     except ControlError as error:
         raise PeerError(f"{error}; start it with `peer join`", ExitCode.NOT_RUNNING) from error
-    sys.stdout.flush()
-    os.execve(sys.executable, _interface(folder), child_environment(os.environ))
+    become_interface(str(folder))
 
 
 def _watch_there(address: str, folder: Path) -> int:
@@ -74,7 +78,7 @@ def _watch_there(address: str, folder: Path) -> int:
         with tempfile.TemporaryDirectory(prefix="manyhands-") as place:
             async with bridge(Path(place), address, identity):
                 done = await trio.run_process(
-                    _interface(Path(place)), env=child_environment(os.environ), stdin=None, check=False
+                    [sys.executable, "-m", "tui", place], env=child_environment(os.environ), stdin=None, check=False
                 )
                 return done.returncode
 
@@ -82,5 +86,44 @@ def _watch_there(address: str, folder: Path) -> int:
     return trio.run(watch)
 
 
-def _interface(folder: Path) -> list[str]:
-    return [sys.executable, "-m", "tui", str(folder)]
+def _register_replay(subparsers: Subparsers) -> None:
+    parser = add_command(
+        subparsers,
+        "replay",
+        "look at a recorded event log, forwards and backwards",
+        run_replay,
+        epilog="space plays and stops, the arrows move, n goes to the next round; ? shows every key.",
+    )
+    parser.add_argument(
+        "events",
+        metavar="EVENTS",
+        nargs="?",
+        help="an events.jsonl, or the folder of a run or of a peer (default: the last run of the peer here)",
+    )
+
+
+def run_replay(args: argparse.Namespace) -> int:
+    """Replace this process by the interface, a program of its own."""
+    from peer.console.streams import draws
+    from peer.paths import data_dir
+
+    if not (sys.stdin.isatty() and draws(sys.stdout)):
+        raise PeerError("this is no terminal to draw on; an event log is plain JSON lines to read", ExitCode.USAGE)
+    files = recorded(Path(args.events) if args.events is not None else data_dir(args.data_dir))
+    become_interface("--replay", *map(str, files))
+
+
+def recorded(where: Path) -> list[Path]:
+    """Return the files of the log, oldest first.  Raises PeerError."""
+    from peer.control.event_log import LOG_NAMES
+    from peer.paths import runs_dir
+
+    if where.is_file():
+        return [where]
+    runs = runs_dir(where)
+    folders = [where, *(runs.iterdir() if runs.is_dir() else ())]
+    logs = [folder for folder in folders if (folder / LOG_NAMES[0]).is_file()]
+    if not logs:
+        raise PeerError(f"no event log in {where}; name an events.jsonl, or the folder of a run", ExitCode.INPUT)
+    newest = max(logs, key=lambda folder: (folder / LOG_NAMES[0]).stat().st_mtime)
+    return [newest / name for name in reversed(LOG_NAMES) if (newest / name).is_file()]

@@ -1,29 +1,39 @@
-"""`peer weights`: the blobs here or on their way, the versions of the weights, and publishing one."""
+"""`peer weights`, `peer export` and `peer merge`: versions of the weights, and Hugging Face folders."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from peer.commands import add_command
+from peer.commands import add_command, whole_number
 from peer.console.asking import ask, show
 from peer.errors import ExitCode, PeerError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from peer.commands import Subparsers
+
+
+def register(subparsers: Subparsers) -> None:
+    """Describe the command lines."""
+    _register_weights(subparsers)
+    _register_export(subparsers)
+    _register_merge(subparsers)
+
 
 PUBLISH_TIMEOUT_S = 3600.0
 BAR_CELLS = 64
 
 
-def register(subparsers: Subparsers) -> None:
-    """Describe the command line."""
+def _register_weights(subparsers: Subparsers) -> None:
     parser = add_command(
         subparsers,
         "weights",
         "show what is here of the weights and on its way, or publish a version",
-        run,
+        run_weights,
         epilog="Every peer of the run takes each version that its publishers sign.  The files are the run's own.",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object")
@@ -40,16 +50,16 @@ def register(subparsers: Subparsers) -> None:
     )
     publish.add_argument(
         "--anchor-every",
-        type=_anchors,
+        type=whole_number(1, 64),
         default=10,
         metavar="K",
         help="each Kth version is to be had whole, the others as patches (1 to 64; default: 10)",
     )
 
 
-def run(args: argparse.Namespace) -> int:
+def run_weights(args: argparse.Namespace) -> int:
     """Print the running peer's blobs and versions; exit code 5 when no peer runs here."""
-    return show(args, "weights", describe)
+    return show(args, "weights", describe_weights)
 
 
 def run_publish(args: argparse.Namespace) -> int:
@@ -72,7 +82,7 @@ def run_publish(args: argparse.Namespace) -> int:
     return ExitCode.OK
 
 
-def describe(status: dict[str, Any]) -> list[str]:
+def describe_weights(status: dict[str, Any]) -> list[str]:
     """Return the versions as lines for a person, newest first."""
     from peer.formatting import clean, short, size
     from peer.sentences import chunk_map, coming
@@ -119,7 +129,118 @@ def _served(blobs: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def _anchors(text: str) -> int:
-    if not text.isdigit() or not 1 <= int(text) <= 64:
-        raise argparse.ArgumentTypeError(f"{text} is no count; give a whole number from 1 to 64")
-    return int(text)
+def _register_export(subparsers: Subparsers) -> None:
+    parser = add_command(
+        subparsers,
+        "export",
+        "write the model to a Hugging Face folder",
+        run_export,
+        epilog="Reads this computer's disk alone, whether the peer runs or not.  transformers loads the folder.",
+    )
+    parser.add_argument(
+        "run_id",
+        metavar="RUN",
+        nargs="?",
+        help="a run ID, also its beginning (default: the running one, else the latest here)",
+    )
+    parser.add_argument("folder", metavar="FOLDER", help="a new folder, which will have the model")
+    parser.add_argument(
+        "--checkpoint",
+        type=whole_number(0, 1 << 53),
+        metavar="ROUNDS",
+        help="the checkpoint after so many rounds (default: the newest state)",
+    )
+    parser.add_argument(
+        "--dtype", choices=["bf16", "fp32"], default="bf16", help="of the numbers: rounded to bf16 (default), or exact"
+    )
+
+
+def run_export(args: argparse.Namespace) -> int:
+    """Find the run, write its model, and say what was written."""
+    from peer.formatting import amount, size
+    from peer.joining.run_source import chosen_run
+    from peer.paths import data_dir
+    from peer.weights.folders import export
+
+    data, folder = data_dir(args.data_dir), Path(args.folder).absolute()
+    signed = chosen_run(args.run_id, data)
+    done = export(signed, data, folder, args.dtype, args.checkpoint, _reporter("writing"))
+    print(f"run         {signed.run.hex()} ({signed.manifest.name})")
+    print(f"rounds      {done.rounds}" + (", the final state of the run" if done.is_final else ""))
+    print(f"parameters  {done.parameters} ({amount(done.parameters)}), {args.dtype}")
+    print(f"folder      {folder} ({size(done.size_bytes)})")
+    if not done.tokenizer:
+        print(
+            "The folder has no tokenizer: the run reads bytes, and a token's number is the byte's value."
+            if signed.manifest.model.vocab == 256
+            else "The folder has no tokenizer: this computer has none of the run's; copy it from the model it began with."
+        )
+    return ExitCode.OK
+
+
+def _reporter(verb: str) -> Callable[[float], None]:
+    """Return a function that shows the share done in one line of the terminal, or nothing if standard error is none."""
+
+    def show(share: float) -> None:
+        print(f"\r{verb} {100 * share:3.0f} %", end="\n" if share == 1 else "", file=sys.stderr, flush=True)
+
+    return show if sys.stderr.isatty() else lambda share: None
+
+
+def _register_merge(subparsers: Subparsers) -> None:
+    parser = add_command(
+        subparsers,
+        "merge",
+        "merge models of one shape into a new Hugging Face folder",
+        run_merge,
+        epilog="Reads folders as `peer export` or transformers write them.  Tokenizer and configuration are the first "
+        "model's, with ties the base's.",
+    )
+    parser.add_argument("models", metavar="MODEL", nargs="+", help="a folder with a model")
+    parser.add_argument("folder", metavar="FOLDER", help="a new folder, which will have the merged model")
+    parser.add_argument(
+        "--rule",
+        choices=["linear", "slerp", "ties"],
+        default="linear",
+        help="the weighted mean (default); along the arc between two models; or what several learnt beyond a base, without "
+        "what contradicts",
+    )
+    parser.add_argument(
+        "--weights", type=_weights, metavar="W,W,…", help="how much each model counts (default: all the same)"
+    )
+    parser.add_argument("--t", type=float, metavar="T", help="slerp: how far from the first to the second (0.5)")
+    parser.add_argument("--base", metavar="MODEL", help="ties: the folder of the model that all others began with")
+    parser.add_argument(
+        "--density", type=float, metavar="SHARE", help="ties: of each model's differences, the largest (0.2)"
+    )
+    parser.add_argument(
+        "--scale", type=float, metavar="FACTOR", help="ties: of the differences that are added to the base (1)"
+    )
+    parser.add_argument(
+        "--dtype", choices=["bf16", "fp32"], default="bf16", help="of the numbers: rounded to bf16 (default), or fp32"
+    )
+
+
+def run_merge(args: argparse.Namespace) -> int:
+    """Merge, and print a summary."""
+    from peer.formatting import amount, size
+    from peer.weights.folders import MergeOptions, merge
+
+    models, folder = [Path(model).absolute() for model in args.models], Path(args.folder).absolute()
+    base = None if args.base is None else Path(args.base).absolute()
+    options = MergeOptions(args.rule, args.weights, args.t, base, args.density, args.scale)
+    done = merge(models, folder, options, args.dtype, _reporter("merging"))
+    print(f"rule        {args.rule}")
+    print(f"models      {len(models)}{' and their base' * (base is not None)}")
+    print(f"parameters  {done.parameters} ({amount(done.parameters)}), {args.dtype}")
+    print(f"folder      {folder} ({size(done.size_bytes)})")
+    if not done.tokenizer:
+        print("The folder has no tokenizer, as the model whose configuration it has.")
+    return ExitCode.OK
+
+
+def _weights(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text} is no list of weights; give numbers with commas between them") from error

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from peer.commands.status import describe
+from peer.commands.status import describe_status
 from peer.control.client import ControlClient
 from protocol.events import events as ev
 from tests.e2e.swarm import Peer, Swarm
@@ -67,7 +67,7 @@ def test_who_does_not_compute_has_one_reason_with_a_sentence_and_a_remedy(tmp_pa
         for why in SENTENCES:
             told = {event.detail for peer in swarm.peers for event in peer.heard(ev.PhaseChanged) if event.why_idle == why}
             assert any(re.fullmatch(SENTENCES[why], detail) for detail in told), (why, told)
-            shown = describe(replace(ControlClient(first.folder).status(), why_idle=why, why_detail=min(told)))
+            shown = describe_status(replace(ControlClient(first.folder).status(), why_idle=why, why_detail=min(told)))
             assert shown[2].endswith(f": {min(told)}") and shown[3] == f"to do     {remedies[why]}"
         for peer in swarm.peers:
             for event in peer.heard(ev.PhaseChanged):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from peer.commands.status import describe
+from peer.commands.status import describe_status
 from protocol.events.status import NodeStatus, PeerStatus, RolloutStatus, SwarmPeer
 from protocol.events.why_idle import REMEDIES, WhyIdle
 from tests.protocol.example_status import NEIGHBOUR, TRAINING, status
@@ -32,7 +32,7 @@ def test_every_reason_to_be_idle_is_explained_and_has_a_remedy() -> None:
 def test_a_status_says_what_to_do_about_its_reason(why: WhyIdle) -> None:
     shown = status(why_idle=why.value)
     assert shown.why_remedy == REMEDIES.get(why, "") == PeerStatus.around(shown, pid=1, uptime_s=1.0).why_remedy
-    assert (f"to do     {shown.why_remedy}" in describe(shown)) == (why is not WhyIdle.BUSY)
+    assert (f"to do     {shown.why_remedy}" in describe_status(shown)) == (why is not WhyIdle.BUSY)
     picture = Picture()
     picture.update(replace(shown, swarm=[NEIGHBOUR] * 9))
     for height in (3, 4, 12):
@@ -177,7 +177,7 @@ def test_a_status_says_what_a_peer_does_with_rollouts(role: str, text: str) -> N
         verified_per_s=1.5,
     )
     shown = status(role=role, rollouts=told)
-    assert f"rollouts  version 7, reward 0.500; {text}" in describe(shown)
+    assert f"rollouts  version 7, reward 0.500; {text}" in describe_status(shown)
     assert PeerStatus.from_fields(shown.to_fields()) == shown
     newer = {**shown.to_fields(), "rollouts": {**shown.to_fields()["rollouts"], "heat": 3}}
     assert PeerStatus.from_fields(newer) == shown, "what only a newer version knows is left out"

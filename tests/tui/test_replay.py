@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 
-from peer.commands.replay import recorded
+from peer.commands.watch import recorded
 from peer.control.client import Stamped
 from peer.control.event_log import LOG_NAMES, to_line
 from peer.errors import PeerError

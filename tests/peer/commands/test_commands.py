@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from peer.cli import main
-from peer.commands.pause import seconds_of
-from peer.commands.status import describe
+from peer.commands.status import describe_status
+from peer.commands.stop import seconds_of
 from peer.control.client import LOCK_NAME, Stamped, starting_process
 from peer.control.event_log import to_line
 from peer.control.ledger import names_in
@@ -31,15 +31,15 @@ def test_status_says_that_nothing_runs(tmp_path: Path, capsys: pytest.CaptureFix
 
 def test_status_says_what_a_peer_that_finishes_waits_for() -> None:
     waiting = status(finishing="1 of 8 accepted batches\x1b[2J of rollouts are here", finishing_left_s=1500.0)
-    (line,) = [line for line in describe(waiting) if "finishing" in line]
+    (line,) = [line for line in describe_status(waiting) if "finishing" in line]
     assert "after round 12" in line and "25 min" in line and "1 of 8 accepted batches" in line and "\x1b" not in line
-    assert not any("finishing" in line for line in describe(status()))
+    assert not any("finishing" in line for line in describe_status(status()))
 
 
 def test_status_says_how_far_the_clock_is_from_others() -> None:
-    skewed = describe(status(clock_skew="2 h 3 min behind the clocks of 5 peers"))
+    skewed = describe_status(status(clock_skew="2 h 3 min behind the clocks of 5 peers"))
     assert "clock     2 h 3 min behind the clocks of 5 peers; set it (invitations end by it)" in skewed
-    assert not any(line.startswith("clock") for line in describe(status()))
+    assert not any(line.startswith("clock") for line in describe_status(status()))
 
 
 @pytest.mark.parametrize("command", ["leave", "finish", "pause", "resume"])
@@ -72,13 +72,15 @@ def test_a_cap_has_its_old_name_too() -> None:
     [(0, 0, "0, step 11"), (12, 12, "12 (all final), step 11"), (41, 39, "41 (39 final, 2 provisional), step 11")],
 )
 def test_the_status_says_how_many_rounds_are_final(rounds: int, final: int, said: str) -> None:
-    (line,) = [line for line in describe(status(round=rounds, final_rounds=final)) if line.startswith("round ")]
+    (line,) = [line for line in describe_status(status(round=rounds, final_rounds=final)) if line.startswith("round ")]
     assert line.removeprefix("round").strip().startswith(said)
 
 
 def test_before_the_first_round_no_members_are_claimed() -> None:
-    assert "members   none before the first round, 0 other peers here" in describe(status(round=0, members=[], peers=0))
-    assert "members   2 in the last round, 1 other peer here" in describe(status())
+    assert "members   none before the first round, 0 other peers here" in describe_status(
+        status(round=0, members=[], peers=0)
+    )
+    assert "members   2 in the last round, 1 other peer here" in describe_status(status())
 
 
 def test_a_peer_that_is_starting_is_not_said_not_to_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

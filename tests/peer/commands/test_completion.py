@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from peer.cli import main
-from peer.commands.completion import SHELLS
+from peer.commands.config import SHELLS
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from peer.cli import main
-from peer.commands.weights import describe
+from peer.commands.weights import describe_weights
 from peer.control.requests import GIVEN
 from peer.errors import ExitCode
 from tests.protocol.peers import ANN
@@ -47,7 +47,7 @@ def test_versions_and_blobs_are_listed_with_what_is_on_its_way() -> None:
     first = {**VERSION, "version": 2, "kind": "anchor", "patch_bytes": None, "here": True}
     void = {**VERSION, "version": 1, "refused": "two statements were signed"}
     blobs = [a_blob("checkpoint", 40, 8000), *(a_blob("result", round, 1000) for round in (40, 41, 42))]
-    lines = describe(
+    lines = describe_weights(
         {
             "run": "ef" * 32,
             "newest": 2,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from peer.cli import main
-from peer.commands.runs import describe
+from peer.commands.status import describe_runs
 from peer.errors import ExitCode, PeerError
 from peer.joining.run_source import KnownRun, create_run, find_run, known_runs, store_manifest
 from peer.joining.standing import find_standing
@@ -64,7 +64,7 @@ def test_runs_are_listed_the_last_one_first(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_a_person_sees_which_one_runs_and_which_is_damaged() -> None:
-    lines = describe(
+    lines = describe_runs(
         [
             KnownRun("cd" * 32, "demo", 12, 3_000_000, 0.0, running=True),
             KnownRun("ab" * 32, "", 0, 10, 0.0, running=False, problem="torn"),

@@ -15,7 +15,7 @@ import pytest
 import trio
 
 from peer.cli import main
-from peer.commands.bench import PARTS
+from peer.commands.diagnosis import PARTS
 from peer.control.client import ControlError
 from peer.control.event_log import EventLog
 from peer.control.server import ControlServer

@@ -1,12 +1,14 @@
-"""`peer leave` and `peer finish`: stop the peer of this data directory, now or when its round is complete."""
+"""`peer leave`, `peer finish`, `peer pause` and `peer resume`: stop the peer here, or its computing."""
 
 from __future__ import annotations
 
 import argparse
+import re
 import time
 from typing import TYPE_CHECKING
 
 from peer.commands import add_command
+from peer.console.asking import ask
 from peer.errors import ExitCode, PeerError
 
 if TYPE_CHECKING:
@@ -14,16 +16,22 @@ if TYPE_CHECKING:
 
     from peer.commands import Subparsers
 
+
+def register(subparsers: Subparsers) -> None:
+    """Describe the command lines."""
+    _register_leave(subparsers)
+    _register_pause(subparsers)
+
+
 STOP_DEADLINE_S = 30.0
 
 
-def register(subparsers: Subparsers) -> None:
-    """Describe the command line."""
+def _register_leave(subparsers: Subparsers) -> None:
     add_command(
         subparsers,
         "leave",
         "say goodbye and stop the peer here",
-        run,
+        run_leave,
         epilog="Later the same `peer join` continues where the peer stopped.",
     )
     add_command(
@@ -37,7 +45,7 @@ def register(subparsers: Subparsers) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> int:
+def run_leave(args: argparse.Namespace) -> int:
     """Ask the peer to leave and wait until it has."""
     from peer.control.client import ControlError
     from peer.paths import data_dir
@@ -97,3 +105,46 @@ def _wait_for_end(pid: int) -> None:
         time.sleep(0.05)
     if pid > 0:
         raise TimeoutError
+
+
+UNITS = {"": 60, "s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+def _register_pause(subparsers: Subparsers) -> None:
+    parser = add_command(
+        subparsers,
+        "pause",
+        "compute nothing for a while, but stay in the run",
+        run_pause,
+        epilog="It prints when the pause ends.  The pause also holds for a peer that starts again meanwhile.",
+    )
+    parser.add_argument(
+        "time", metavar="TIME", nargs="?", type=seconds_of, help="how long: 45s, 30m, 2h, 1d (default: until `peer resume`)"
+    )
+    add_command(subparsers, "resume", "go on after a pause", run_resume)
+
+
+def run_pause(args: argparse.Namespace) -> int:
+    """Pause the peer here."""
+    from peer.formatting import clean
+
+    told = ask(args, "pause", **({"seconds": args.time} if args.time is not None else {}))
+    print(f"Paused {clean(told['until'], 100)}, also if the peer starts again meanwhile.")
+    return ExitCode.OK
+
+
+def run_resume(args: argparse.Namespace) -> int:
+    """Let the peer here compute again; print the reason if it still rests."""
+    from peer.formatting import clean
+
+    rests = ask(args, "resume").get("rests", "")
+    print(f"Resumed, but {clean(rests, 200)}." if rests else "Resumed.")
+    return ExitCode.OK
+
+
+def seconds_of(text: str) -> int:
+    """Return the seconds in "30m"; a number alone is minutes."""
+    match = re.fullmatch(r"(\d{1,6})([smhd]?)", text.strip())
+    if match is None or int(match[1]) == 0:
+        raise argparse.ArgumentTypeError(f"{text} is no time; write it like 45s, 30m, 2h or 1d")
+    return int(match[1]) * UNITS[match[2]]

@@ -1,0 +1,137 @@
+"""`peer doctor` and `peer bench`: can this computer take part, and how fast is it?"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import TYPE_CHECKING
+
+from peer.commands import add_command
+from peer.errors import ExitCode, PeerError
+
+if TYPE_CHECKING:
+    from peer.commands import Subparsers
+
+
+def register(subparsers: Subparsers) -> None:
+    """Describe the command lines."""
+    _register_doctor(subparsers)
+    _register_bench(subparsers)
+
+
+def _register_doctor(subparsers: Subparsers) -> None:
+    parser = add_command(
+        subparsers,
+        "doctor",
+        "check this computer, its network and the way into a run",
+        run_doctor,
+        epilog="Takes about half a minute.  Exit code 0 when nothing hinders this computer, else 1.",
+    )
+    parser.add_argument(
+        "what",
+        metavar="WHAT",
+        nargs="*",
+        help="as for `peer join`; default: the run of the peer here, else the demo (PEER_RUN)",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+    parser.add_argument("--anew", action="store_true", help="measure how fast it trains again, too")
+    parser.add_argument("--local", action="store_true", help="meet only peers on this computer")
+
+
+def run_doctor(args: argparse.Namespace) -> int:
+    """Run all checks, and print them."""
+    from functools import partial
+
+    import trio
+
+    from peer.console.streams import print_json
+    from peer.daemon.settings import choose
+    from peer.doctor.checks import Check, CheckResult
+    from peer.doctor.examination import DoctorProgress, Examination, fields, lines, may_take_part
+    from peer.paths import data_dir, make_private
+    from peer.settings.file import gather
+    from peer.settings.preferences import Preferences
+    from peer.settings.values import mapped_addresses
+
+    folder = make_private(data_dir(args.data_dir))
+    preferences, checks = Preferences(), []
+    try:
+        preferences = gather({}).preferences
+    except PeerError as error:
+        value, _, remedy = error.text.partition("; ")
+        checks = [Check("settings", CheckResult.FAIL, value, "", remedy or "see `peer config`")]
+    progress = DoctorProgress()
+    announce, what = preferences.announce, " ".join(args.what) or os.environ.get("PEER_RUN") or None
+    examination = Examination(
+        folder,
+        preferences,
+        partial(choose, what, folder),
+        progress.say,
+        named=what is not None,
+        anew=args.anew,
+        local=args.local,
+        checks=checks,
+        announce=mapped_addresses(os.environ, preferences.port or 4001) if announce is None else announce,
+    )
+    try:
+        checks = trio.run(examination.run)
+    finally:
+        progress.end()
+    if args.json:
+        print_json(fields(checks))
+    else:
+        print("\n".join(lines(checks)))
+    return ExitCode.OK if may_take_part(checks) else ExitCode.FAILED
+
+
+PARTS = ("lines", "codec", "exchange", "training", "disk")
+
+
+def _register_bench(subparsers: Subparsers) -> None:
+    parser = add_command(
+        subparsers,
+        "bench",
+        "measure this computer and its lines",
+        run_bench,
+        epilog="Takes about 15 seconds.  Lines are measured by the peer that runs here: a few MB from a few peers.",
+    )
+    parser.add_argument(
+        "--run",
+        dest="what",
+        metavar="RUN",
+        help="say what the figures mean for this run (default: the one of the peer here, else the demo)",
+    )
+    parser.add_argument("--only", nargs="+", choices=PARTS, metavar="PART", help=f"measure only some of: {', '.join(PARTS)}")
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+
+
+def run_bench(args: argparse.Namespace) -> int:
+    """Measure and print; return the exit code of the first required part that could not be measured."""
+    import time
+
+    import trio
+
+    from peer.console.streams import print_json
+    from peer.measurements.report import BenchProgress, RunSize, chosen, fields, table
+    from peer.measurements.speeds import measure_unless_interrupted
+    from peer.paths import data_dir, make_private
+
+    folder = make_private(data_dir(args.data_dir))
+    signed, status = chosen(args.what, folder)
+    size = RunSize.of(signed.manifest, len(status.members) if status is not None else 0)
+    progress, begun = BenchProgress(), time.monotonic()
+    wanted_run = signed.run.hex() if args.what is not None else None
+    try:
+        figures, problems = trio.run(measure_unless_interrupted, args.only or PARTS, folder, wanted_run, progress.say)
+    finally:
+        progress.end()
+    if args.json:
+        print_json(fields(figures, signed.run.hex(), size, time.monotonic() - begun))
+    else:
+        print(f"For {size.name}, {size.parameters / 1e6:.1f} M parameters, {size.members} members:\n")
+        print("\n".join(table(figures, size)))
+        if status is not None and status.trainer_pid is not None and status.phase == "computing":
+            print("\nA peer trains here meanwhile: this computer does more while it pauses (`peer pause`).")
+    if args.only is None and args.what is None:
+        problems.pop("lines", None)  # lines are optional: no peer has to run here
+    return next((problem.exit_code for problem in problems.values()), ExitCode.OK)
