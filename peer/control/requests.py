@@ -22,8 +22,7 @@ from peer.errors import PeerError
 from peer.rests.reasons import MAX_PAUSE_S, TimedPause
 from protocol.chain.store import Store
 from protocol.events.status import PeerStatus
-from protocol.node.extensions import CannotExtend, Extensions
-from protocol.node.line_probe import NotNow, ProbedLines
+from protocol.node.commands import CannotExtend, Extensions, NotNow, ProbedLines
 from protocol.run.sections import Unit
 from protocol.tasks.commands import CannotAmend, TaskSetCommands
 from protocol.versions.publishing import MOST_ANCHOR_EVERY, CannotPublish

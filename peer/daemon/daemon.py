@@ -39,8 +39,7 @@ from protocol.chain.store import Store
 from protocol.disk import StoreFailed
 from protocol.events.events import Left, Notice, Started
 from protocol.events.status import PeerStatus
-from protocol.node.extensions import Extensions
-from protocol.node.line_probe import ProbedLines
+from protocol.node.commands import Extensions, ProbedLines
 from protocol.node.node import Node
 from protocol.tasks.commands import TaskSetCommands
 from protocol.transport.interface import NetworkError

@@ -1,5 +1,5 @@
 """Proofs of lies by electors and members, and what follows from them.
 
-`evidence` makes and judges proofs, `auditor` looks for lies in results, `ejection` keeps out who lied.  Read `evidence`
-first.
+`evidence` makes and judges proofs, `witness` and `auditor` look for lies in statements and in results, `accusations` says
+whose rumours are looked into, `ejection` keeps out who lied.  Punishment beyond that does not exist.  Read `evidence` first.
 """

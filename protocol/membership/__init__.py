@@ -1,5 +1,5 @@
 """Peers that are here: heartbeats, liveness, and who may speak.
 
-`liveness` judges the heartbeats of others, `heartbeats` sends ours, `handshake` admits peers, `activity` is what this
-peer does now. Read `liveness` first.
+`liveness` judges who is alive (pure), `heartbeats` sends ours and hears those of others, `handshake` admits peers, and
+`activity` is what this peer does now.  What follows from a death is left to `protocol.agreement`.  Read `liveness` first.
 """

@@ -6,16 +6,17 @@ late, miss the exchange, have to fetch the next results as well, and stay behind
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from math import isfinite
 
 import numpy as np
+import trio
 
-from kernels.layout import payload_bytes
+from kernels.layout import ChunkSpan, payload_bytes
 from protocol.allreduce.assignment import contribution_leaves
 from protocol.chain.base import Base
 from protocol.chain.credit import learned_by
@@ -26,7 +27,6 @@ from protocol.chain.tasks_in_force import TasksInForce
 from protocol.events.events import ComputeProgress, Notice
 from protocol.membership.activity import Activity, Pause
 from protocol.membership.heartbeats import Pace
-from protocol.node.work import Work
 from protocol.offload import Offload
 from protocol.rollouts.selection import Selection
 from protocol.rollouts.trainer import WorkStatus
@@ -35,11 +35,54 @@ from protocol.trainer_link import ComputeTask, Contribution, Progress, TrainerDi
 from protocol.transport.interface import Session
 from protocol.wire.body import MAX_NUMBER
 from protocol.wire.envelope import Envelope
-from protocol.wire.hashes import Hash, hash_bytes, tree_root
+from protocol.wire.hashes import Hash, hash_bytes, tree_proof, tree_root
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Ready
 from protocol.wire.presence import Phase, WhyIdle
-from protocol.wire.ready import digest_in, weights_in
+from protocol.wire.ready import Learned, digest_in, weights_in
+
+# ------------------------------------------------------------------------------------------------------------------------
+# This peer's work in the running round: the progress of its compute, and the resulting contribution.
+
+
+@dataclass
+class Work:
+    """Our work in one round, for heartbeats, status and auditors.  leaves: the hashes of the contribution's chunks.
+
+    steps: inner steps done; wanted: inner steps in all.
+    """
+
+    layout: Sequence[ChunkSpan]
+    steps: int = 0
+    wanted: int = 0
+    tokens: int = 0
+    loss: float = 0.0
+    ready: Ready | None = None
+    ready_raw: bytes = b""
+    contribution: Contribution | None = None
+    leaves: list[Hash] = field(default_factory=list)
+    rollouts: Learned | None = None
+    """The batches that the contribution was made of, in a run with rollouts."""
+    against: int | None = None
+    """The sets of tasks that our READY is against, if the contribution was made of no batches."""
+    training: trio.Event = field(default_factory=trio.Event)
+    """Set once the trainer has been told to train."""
+
+    @property
+    def data(self) -> memoryview | None:
+        """The contribution's codec bytes; None before READY."""
+        return self.contribution.data if self.contribution is not None else None
+
+    def part(self, root: Hash, chunk: int) -> tuple[list[bytes], memoryview] | None:
+        """Return a chunk of the contribution with its tree proof; None if `root` is not the contribution's name."""
+        if self.ready is None or self.data is None or self.ready.root != root or chunk >= len(self.layout):
+            return None
+        span = self.layout[chunk]
+        return [*tree_proof(self.leaves, chunk)], self.data[span.encoded]
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+
 
 SPARE_STEPS = 1
 """Steps by which a latecomer does fewer than the others have left: better ready before them than after."""

@@ -20,18 +20,13 @@ from protocol.membership.activity import Activity
 from protocol.membership.handshake import Handshake
 from protocol.membership.heartbeats import FailureDetector, Heartbeats, Pace
 from protocol.membership.liveness import Membership
-from protocol.node.contributor import Contributor
-from protocol.node.current_round import CurrentRound, EarlyReadyBuffer, RoundHandlers
+from protocol.node.commands import Extensions, LineProbe
+from protocol.node.contributor import Contributor, Work
 from protocol.node.evaluator import Evaluator
-from protocol.node.extensions import Extensions
-from protocol.node.life import Departure, Life, RunEnd, StartupBarrier
-from protocol.node.line_probe import LineProbe
-from protocol.node.ratifier import Ratifier
-from protocol.node.rounds import Rounds
+from protocol.node.lifecycle import Departure, Life, LivenessTicker, RunEnd, StartupBarrier
+from protocol.node.rounds import CurrentRound, EarlyReadyBuffer, RoundHandlers, Rounds
 from protocol.node.router import MessageRouter, RateLimitedEmitter
-from protocol.node.state_keeper import StateKeeper
-from protocol.node.watch import LivenessTicker
-from protocol.node.work import Work
+from protocol.node.state import Ratifier, StateKeeper
 from protocol.offload import Offload
 from protocol.rollouts.rollouts import RolloutCounter, Rollouts
 from protocol.run.sections import FILE_CHUNK_BYTES

@@ -7,13 +7,13 @@ then READY), its exchanges, and the fetching of results.  All of it ends with th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
 
 import trio
 
-from kernels.layout import payload_bytes
 from protocol.agreement.events import (
     AmendmentHeld,
     Arrived,
@@ -21,6 +21,7 @@ from protocol.agreement.events import (
     AverageDisproved,
     BeginExchange,
     Committed,
+    ExchangeMoved,
     FinishCompute,
     Forward,
     ObtainResult,
@@ -29,7 +30,6 @@ from protocol.agreement.events import (
     PlanUnknown,
     Reject,
     Repair,
-    ResultObtained,
     RoundEffect,
     RoundEvent,
     Send,
@@ -40,32 +40,104 @@ from protocol.agreement.events import (
 from protocol.agreement.machine import RoundMachine
 from protocol.agreement.patience import Patience
 from protocol.agreement.policy import fair_time
-from protocol.agreement.validation import plan_of
-from protocol.allreduce.assignment import plan_hash
 from protocol.audit.auditor import Auditor, Unaccountable
 from protocol.audit.ejection import Ejections
-from protocol.audit.evidence import Evidence, ProvenLie, TwoStatements
+from protocol.audit.evidence import Evidence, ProvenLie
 from protocol.chain.base import Base
 from protocol.chain.replica import Replica
-from protocol.chain.results import ResultFile, ResultName
 from protocol.disk import StoreFailed
 from protocol.events.events import Dropped, Notice, ReadySent, RoundProposed, RoundVoted
 from protocol.membership.activity import Activity
 from protocol.membership.liveness import Liveness, Membership, Neighbour
-from protocol.node.contributor import Contributor
-from protocol.node.exchanges import Exchanges, RunningExchange
-from protocol.node.inbox import Inbox
-from protocol.node.work import Work
+from protocol.node.contributor import Contributor, Work
+from protocol.node.exchanges import Exchanges, ResultObtainer, RunningExchange
 from protocol.offload import Offload
 from protocol.sync.catch_up import CatchUp
 from protocol.trainer_link import Contribution
 from protocol.transport.handlers import Guard
 from protocol.transport.interface import NetworkError, Session, Unreachable
 from protocol.wire.body import Body
+from protocol.wire.envelope import Envelope
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import ChunkEntry, Commit, Plan, Proposal, Ready, Step, Vote, VoterState
+from protocol.wire.messages import Commit, Plan, Proposal, Ready, Step, Vote, VoterState
 from protocol.wire.presence import Heartbeat, Phase, Role, WhyIdle
+
+# ------------------------------------------------------------------------------------------------------------------------
+# The queue of a round's machine: statements of peers, limited in bytes, and events of our own.
+
+
+QUEUE = 4096
+"""Events waiting to be handled; more are dropped, and senders of statements send again."""
+QUEUE_BYTES = 16 << 20
+QUEUE_BYTES_PER_PEER = 4 << 20
+"""Bytes of one peer's waiting statements as they travelled; in memory they take up to 16 times as much."""
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    """A queued event.  size: bytes charged to the bringer until the event is taken."""
+
+    event: RoundEvent
+    bringer: PeerId
+    size: int
+
+
+class Inbox:
+    """The queue of one round, read by one task.  Nothing here waits except `next`."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._put, self._take = trio.open_memory_channel[_Waiting](QUEUE)
+        self._bytes: Counter[PeerId] = Counter()
+        self._noted: dict[type[RoundEvent], tuple[RoundEvent, float]] = {}
+
+    def receive(self, sender: PeerId, body: Body, envelope: Envelope, *, by: PeerId | None = None) -> None:
+        """Queue a statement.  by: the peer that brought it, if not its sender."""
+        bringer, size = by or sender, max(len(envelope.raw), QUEUE_BYTES // QUEUE)
+        if self._bytes.total() + size > QUEUE_BYTES or self._bytes[bringer] + size > QUEUE_BYTES_PER_PEER:
+            self._session.emit(Dropped(bringer, "statement", "too many bytes are waiting"))
+        elif self._post(_Waiting(Arrived(sender, body, envelope.signature), bringer, size)):
+            self._bytes[bringer] += size
+
+    def tell(self, event: RoundEvent) -> None:
+        """Queue an event of our own."""
+        self._post(_Waiting(event, self._session.me, 0))
+
+    def note(self, event: StateHashed | ExchangeMoved | AmendmentHeld) -> None:
+        """Keep the event for the moment before the next queued one.
+
+        The machine answers such events with nothing, so only the newest of a kind counts: chunks arrive by hundreds, and
+        must not fill the queue.
+        """
+        self._noted[type(event)] = (event, trio.current_time())
+
+    def take_notes(self) -> list[tuple[RoundEvent, float]]:
+        """Return the events noted since the last call, each with its time."""
+        notes = list(self._noted.values())
+        self._noted.clear()
+        return notes
+
+    async def next(self) -> RoundEvent:
+        """Wait for the next queued event and return it."""
+        waiting = await self._take.receive()
+        self._bytes[waiting.bringer] -= waiting.size
+        return waiting.event
+
+    async def aclose(self) -> None:
+        """Close the queue: the round is over, and later events are dropped."""
+        await self._take.aclose()
+
+    def _post(self, waiting: _Waiting) -> bool:
+        try:
+            self._put.send_nowait(waiting)
+            return True
+        except trio.BrokenResourceError:
+            return False  # the round is over
+        except trio.WouldBlock:
+            self._session.emit(Dropped(self._session.me, "statement", "too many are waiting"))
+            return False
+
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Delivering our statements to single peers, and to ourselves.  Some deliveries outlive the round that starts them: a leaving
@@ -139,128 +211,6 @@ class Delivery:
                     name = self._membership.name(peer)
                     self._session.emit(Notice("debug", f"{name} refused our {what}: {error}"))
                     return
-
-
-# ------------------------------------------------------------------------------------------------------------------------
-# Bringing the result of a record to disk: the chunks that our exchange has, and the others from peers that have them.
-#
-# A certified record's result is fetched until it is here.  The result of a record that is only put to the vote is audited
-# first, and given up when another takes its place.
-
-
-@dataclass
-class _Motion:
-    """The result of the record last put to the vote, on its way."""
-
-    root: bytes
-    scope: trio.CancelScope
-    ended: trio.Event
-
-
-class ResultObtainer:
-    """Fetches results for one round.  exchanges: the round's."""
-
-    def __init__(
-        self, replica: Replica, offload: Offload, catch_up: CatchUp, auditor: Auditor, exchanges: Exchanges
-    ) -> None:
-        self._replica, self._offload = replica, offload
-        self._catch_up, self._auditor, self._exchanges = catch_up, auditor, exchanges
-        self._certified: dict[bytes, None] = {}
-        self._motion: _Motion | None = None
-
-    async def obtain(self, effect: ObtainResult) -> ResultObtained | None:
-        """Bring a result to disk; return None if it is asked for twice, or if another motion took its place.
-
-        Raises `Unaccountable` if we must not vote for the record, `StoreFull` if the disk is full.
-        """
-        root = Hash(effect.record.result_root)
-        if effect.provenance is None:
-            return await self._obtain_certified(effect, root)
-        under_way, obtained = self._motion, None
-        if under_way is not None and under_way.root == root:
-            return None
-        if under_way is not None:
-            under_way.scope.cancel()
-        self._motion = mine = _Motion(root, trio.CancelScope(), trio.Event())
-        try:
-            with mine.scope:
-                await self._check(effect)
-                obtained = await self._bring(effect, root)
-        finally:
-            mine.ended.set()
-            if self._motion is mine:
-                self._motion = None
-        return obtained
-
-    async def contradictions(self, effect: ObtainResult) -> list[TwoStatements]:
-        """Return proof against members that signed two averages of one chunk: one for us, and another one in this record."""
-        if effect.provenance is None:
-            return []
-        exchange = self._exchanges.of(plan_hash(plan_of(effect.record, effect.provenance)))
-        return await self._auditor.contradictions(effect.record, effect.index, effect.provenance, exchange)
-
-    async def _obtain_certified(self, effect: ObtainResult, root: Hash) -> ResultObtained | None:
-        """Bring a certified result to disk; wait for a motion under way with the same result, and give up another one."""
-        if root in self._certified:
-            return None
-        self._certified[root] = None
-        under_way = self._motion
-        if under_way is not None and under_way.root == root:
-            await under_way.ended.wait()
-        elif under_way is not None:
-            under_way.scope.cancel()
-        return await self._bring(effect, root)
-
-    async def _check(self, effect: ObtainResult) -> None:
-        assert effect.provenance is not None
-        exchange = self._exchanges.of(plan_hash(plan_of(effect.record, effect.provenance)))
-        await self._auditor.check(
-            effect.record, effect.index, effect.provenance, None if effect.again else effect.proposer, exchange
-        )
-
-    async def _bring(self, effect: ObtainResult, root: Hash) -> ResultObtained:
-        record = effect.record
-        if await self._offload(self._replica.result, record, effect.index) is None:
-            await self._assemble(effect)
-        return ResultObtained(root)
-
-    async def _begin(self, index: Sequence[ChunkEntry]) -> tuple[ResultFile, list[int]]:
-        """Return a file for the result, and the chunks that it lacks.
-
-        Only a record made of our exchange's chunks alone gets that exchange's file.  Another record's chunks may be held by
-        nobody, and we would then have lost the chunks that the next record is made of.
-        """
-        replica, running = self._replica, self._exchanges.newest
-        held = running.exchange.result if running is not None and not running.taken else None
-        missing = running.exchange.machine.adopt(index) if running is not None and held is not None else [*range(len(index))]
-        if running is not None and held is not None and not missing:
-            running.taken = True
-            return running.file, running.exchange.adopt(index)
-        file = await self._offload(replica.store.results.make, payload_bytes(replica.layout))
-        if held is not None:
-            spans = [replica.layout[chunk].encoded for chunk in range(len(index)) if chunk not in missing]
-            await self._offload(_copy, held, file.view, spans)
-        return file, missing
-
-    async def _assemble(self, effect: ObtainResult) -> None:
-        """Build the result from our exchange's equal chunks and fetched ones; inspect the latter if it is not certified."""
-        record, index = effect.record, effect.index
-        file, missing = await self._begin(index)
-        try:
-            while missing:
-                if await self._catch_up.supplies.fetch_chunks(record, index, missing, file.view, effect.sources):
-                    break
-                await trio.sleep(RETRY_S)
-            if effect.provenance is not None:
-                await self._auditor.inspect(record, index, effect.provenance, missing, file.view)
-            await self._offload(file.commit, ResultName.of(record))
-        finally:
-            file.discard()
-
-
-def _copy(held: memoryview, into: memoryview, spans: Sequence[slice]) -> None:
-    for span in spans:
-        into[span] = held[span]
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -469,7 +419,7 @@ class RoundRunner:
         self._ejections, self._contributor, self._state_verified = ejections, contributor, state_verified
         self.machine = RoundMachine(session.me, replica.rounds, base, trio.current_time(), kept, patience, abstains=abstains)
         self.work, self.inbox = Work(replica.layout), Inbox(session)
-        self.exchanges = Exchanges(session, replica, offload, self.inbox)
+        self.exchanges = Exchanges(session, replica, offload, lambda: self.inbox.note(ExchangeMoved()))
         self._delivery = Delivery(session, membership, self.inbox, deliveries)
         auditor = Auditor(session, replica, offload, membership, self.work)
         self._obtainer = ResultObtainer(replica, offload, catch_up, auditor, self.exchanges)

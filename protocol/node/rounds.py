@@ -2,31 +2,287 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 import trio
 
+from protocol.agreement.contradictions import slot
 from protocol.agreement.patience import Patience
 from protocol.agreement.ratification import has_ratified
+from protocol.agreement.relay import RELAYED
+from protocol.allreduce.messages import ExchangeAsk, push_plan
+from protocol.allreduce.runner import ExchangeRunner
 from protocol.audit.ejection import Ejections
+from protocol.audit.evidence import ProvenLie, TwoStatements
 from protocol.chain.electorate import tolerated
 from protocol.chain.replica import Replica
 from protocol.events.events import Notice
 from protocol.membership.activity import Activity
+from protocol.membership.handshake import Handshake
 from protocol.membership.liveness import Membership
-from protocol.node.contributor import Contributor
-from protocol.node.current_round import CurrentRound, EarlyReadyBuffer
+from protocol.node.contributor import Contributor, Work
 from protocol.node.evaluator import Evaluator
+from protocol.node.exchanges import Exchanges
 from protocol.node.round_runner import Outcome, PendingDeliveries, RoundRunner
 from protocol.offload import Offload
 from protocol.sync.catch_up import CatchUp
-from protocol.transport.handlers import Guard
-from protocol.transport.interface import Session
-from protocol.wire.body import decode_body
+from protocol.transport.handlers import Guard, Statement, answers, hears, is_told, landed, lands
+from protocol.transport.interface import Acceptance, Landing, Members, Offence, Refused, Session
+from protocol.wire.body import Body, decode_body
 from protocol.wire.canonical import Malformed
-from protocol.wire.envelope import MAX_ENVELOPE_BYTES
+from protocol.wire.envelope import MAX_ENVELOPE_BYTES, Envelope
+from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Commit, VoterState
+from protocol.wire.messages import Commit, Ready, VoterState
+from protocol.wire.questions import PartReply, PartRequest
+
+# ------------------------------------------------------------------------------------------------------------------------
+# The round that runs now, as seen by the parts of a peer that outlive rounds, and the handlers of messages about rounds.
+
+
+class CurrentRound:
+    """The current round, opened by `protocol.node.rounds`.  Between rounds it answers nothing and ignores news."""
+
+    def __init__(self) -> None:
+        self._runner: RoundRunner | None = None
+
+    @contextmanager
+    def open(self, runner: RoundRunner) -> Iterator[None]:
+        """Make this the current round inside the context."""
+        self._runner = runner
+        try:
+            yield
+        finally:
+            self._runner = None
+
+    @property
+    def runner(self) -> RoundRunner | None:
+        """Runner of the current round; None between rounds."""
+        return self._runner
+
+    @property
+    def work(self) -> Work | None:
+        """Our work in the current round; None between rounds."""
+        return self._runner.work if self._runner is not None else None
+
+    @property
+    def exchanges(self) -> Exchanges | None:
+        """Exchanges of the current round, for arriving chunks and questions; None between rounds."""
+        return self._runner.exchanges if self._runner is not None else None
+
+    # -- implements `protocol.membership.heartbeats.RoundProgress` ----------------------------------------------------
+
+    @property
+    def steps(self) -> int:
+        """Inner steps done."""
+        return self._runner.work.steps if self._runner is not None else 0
+
+    @property
+    def loss(self) -> float:
+        """Mean loss so far, nats a token."""
+        return self._runner.work.loss if self._runner is not None else 0.0
+
+    @property
+    def ready_raw(self) -> bytes:
+        """Our READY as it was sent; empty until then."""
+        return self._runner.work.ready_raw if self._runner is not None else b""
+
+    # -- events -------------------------------------------------------------------------------------------------------
+
+    def receive(self, sender: PeerId, body: Body, envelope: Envelope, *, by: PeerId | None = None) -> None:
+        """Queue an arrived statement for the current round.  by: the peer that brought it, if not its sender."""
+        if self._runner is not None:
+            self._runner.inbox.receive(sender, body, envelope, by=by)
+
+    def peer_dead(self, peer: PeerId) -> None:
+        """Tell the exchanges that a peer is silent, gone or has left."""
+        if self._runner is not None:
+            self._runner.exchanges.peer_dead(peer)
+
+    def peer_alive(self, peer: PeerId) -> None:
+        """Tell the exchanges that a peer is heard again."""
+        if self._runner is not None:
+            self._runner.exchanges.peer_alive(peer)
+
+    def on_verdict(self, verdict: ProvenLie) -> None:
+        """Tell the round that a peer is proven to have lied."""
+        if self._runner is not None:
+            self._runner.on_verdict(verdict)
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# The newest READY of each peer, heard by gossip: a round may begin here after others are ready for it.
+#
+# A READY is forgotten when its round is over.  Members have room of their own.  Strangers, of whom there may be any number,
+# share as many places as two rounds have members.  A stranger that is alive takes the place of one that is not.
+
+
+MAX_OF_MEMBERS = 2048
+STRANGERS_PER_MEMBER = 2
+
+
+@dataclass(frozen=True)
+class _Heard:
+    ready: Ready
+    envelope: Envelope
+    was_live: bool
+
+
+class EarlyReadyBuffer:
+    """Remembers READYs between rounds, and detects two different ones for one slot.
+
+    members: tells members from strangers.  round_members: the most members that a round may have.
+    """
+
+    def __init__(self, members: Members, round_members: int) -> None:
+        self._members, self._strangers_room = members, STRANGERS_PER_MEMBER * round_members
+        self._round = 0
+        self._of_members: dict[PeerId, _Heard] = {}
+        self._of_strangers: dict[PeerId, _Heard] = {}
+
+    def __len__(self) -> int:
+        return len(self._of_members) + len(self._of_strangers)
+
+    def add(self, sender: PeerId, ready: Ready, envelope: Envelope, *, is_live: bool) -> bool | TwoStatements:
+        """Keep a READY; return True if it is news, or proof that its sender made two statements for one slot.
+
+        is_live: whether we take the sender for alive.
+        """
+        if ready.round < self._round:
+            return False
+        known = self._of_members.get(sender) or self._of_strangers.get(sender)
+        if known is not None and known.envelope.raw == envelope.raw:
+            return False
+        if known is not None and (ready.incarnation, ready.serial) <= (known.ready.incarnation, known.ready.serial):
+            contradicts = slot(ready) == slot(known.ready) and ready != known.ready
+            return TwoStatements(first=known.envelope.raw, second=envelope.raw) if contradicts else False
+        return self._keep(sender, _Heard(ready, envelope, is_live))
+
+    def _keep(self, sender: PeerId, heard: _Heard) -> bool:
+        """Keep a READY if there is room; return True if there is."""
+        if self._members.has_member(sender):
+            self._of_strangers.pop(sender, None)
+            if sender not in self._of_members and len(self._of_members) >= MAX_OF_MEMBERS:
+                return False
+            self._of_members[sender] = heard
+            return True
+        self._of_members.pop(sender, None)
+        if sender not in self._of_strangers and len(self._of_strangers) >= self._strangers_room:
+            dead = next((peer for peer, other in self._of_strangers.items() if not other.was_live), None)
+            if dead is None or not heard.was_live:
+                return False
+            del self._of_strangers[dead]
+        self._of_strangers[sender] = heard
+        return True
+
+    def begin(self, round: int, tip: Hash) -> list[tuple[PeerId, Ready, Envelope]]:
+        """Return the READYs for the round that begins here on `tip`; forget those of earlier rounds, which are news no more.
+
+        Strangers' READYs are kept only for this round: a peer that is ready says so again with each heartbeat.
+        """
+        self._round = round
+        self._of_members = {peer: heard for peer, heard in self._of_members.items() if heard.ready.round >= round}
+        self._of_strangers = {peer: heard for peer, heard in self._of_strangers.items() if heard.ready.base == tip}
+        found = (*self._of_members.items(), *self._of_strangers.items())
+        return [(peer, heard.ready, heard.envelope) for peer, heard in found if heard.ready.base == tip]
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PlanHeader:
+    """Header of a push of an exchange.  raw: as it travelled."""
+
+    plan: Hash
+    raw: bytes
+
+
+def read_plan(header: bytes) -> PlanHeader | None:
+    """Return the header of a push if it carries a chunk of an exchange."""
+    plan = push_plan(header)
+    return PlanHeader(plan, header) if plan is not None else None
+
+
+class RoundHandlers:
+    """Handlers of messages about rounds; they reach the current round, and READYs also the next one.
+
+    readys: READYs heard, also before their round begins here.
+    """
+
+    def __init__(
+        self,
+        handshake: Handshake,
+        membership: Membership,
+        ejections: Ejections,
+        readys: EarlyReadyBuffer,
+        current: CurrentRound,
+    ) -> None:
+        self._handshake, self._membership, self._ejections = handshake, membership, ejections
+        self._readys, self._round = readys, current
+
+    @hears(Ready)
+    def hear_ready(self, said: Statement[Ready]) -> Acceptance:
+        """Take in a READY of a peer that a record may name."""
+        if not self._handshake.may_be_named(said.sender, said.body):
+            return Acceptance.IGNORE
+        is_live = self._membership.is_live(said.sender)
+        news = self._readys.add(said.sender, said.body, said.envelope, is_live=is_live)
+        if isinstance(news, TwoStatements):
+            self._ejections.accuse(said.sender, news.first, news.second)
+            return Acceptance.IGNORE
+        if news:
+            self._round.receive(said.sender, said.body, said.envelope)
+        return Acceptance.of_news(news)
+
+    @is_told("round", Body)
+    async def told(self, said: Statement[Body]) -> None:
+        """Take in a statement about the round that was brought to us alone; raises `Offence`."""
+        if said.sender != said.by and not isinstance(said.body, (Commit, *RELAYED)):
+            raise Offence("a statement of somebody else")
+        self._ejections.compare(said)
+        self._round.receive(said.sender, said.body, said.envelope, by=said.by)
+
+    @answers("part", PartRequest)
+    async def answer_part(self, peer: PeerId, question: PartRequest) -> bytes:
+        """Return a slice of our contribution to an auditing peer."""
+        work = self._round.work
+        part = work.part(Hash(question.root), question.chunk) if work is not None else None
+        if part is None:
+            raise Refused("that contribution is not here")
+        proof, piece = part
+        return PartReply(proof=proof, data=bytes(piece[question.offset : question.offset + question.length])).encode()
+
+    @answers("exchange", ExchangeAsk)
+    async def answer_exchange(self, peer: PeerId, ask: ExchangeAsk) -> bytes:
+        """Note that a member asks for a chunk's average, or for its part."""
+        exchange = await self._exchange(Hash(ask.plan))
+        if exchange is None:
+            raise Refused("no such exchange here")
+        exchange.asked(peer, ask)
+        return b""
+
+    @lands(read_plan)
+    async def open_push(self, peer: PeerId, header: PlanHeader, size: int) -> Landing | None:
+        """Return the landing for a chunk of an exchange; None if it is not wanted."""
+        exchange = await self._exchange(header.plan)
+        return await exchange.open_push(peer, header.raw, size) if exchange is not None else None
+
+    @landed(read_plan)
+    async def finish_push(self, peer: PeerId, header: PlanHeader, landing: Landing | None) -> None:
+        """Finish a push of an exchange that is complete or was broken off."""
+        if self._round.exchanges is not None:
+            await self._round.exchanges.finish_push(header.plan, peer, header.raw, landing)
+
+    async def _exchange(self, plan: Hash) -> ExchangeRunner | None:
+        exchanges = self._round.exchanges
+        return await exchanges.find(plan) if exchanges is not None else None
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+
 
 ABSTENTIONS = 2
 """Rounds that must be committed before a peer with a copied or restored data directory votes."""

@@ -129,7 +129,7 @@ SPARE = 2
 
 
 class Keeping(Protocol):
-    """Keeper of the outer state (`protocol.node.state_keeper`)."""
+    """Keeper of the outer state (`protocol.node.state`)."""
 
     changing: trio.Lock
 

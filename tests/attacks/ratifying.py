@@ -8,7 +8,7 @@ from unittest.mock import patch
 from protocol.agreement.ballot import RATIFYING
 from protocol.agreement.ratification import vote_to_ratify
 from protocol.chain.base import Base
-from protocol.node.ratifier import Ratifier
+from protocol.node.state import Ratifier
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Certificate, Signature

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from protocol.node.line_probe import ROUNDS_AGO
+from protocol.node.commands import ROUNDS_AGO
 from tests.e2e.swarm import Swarm
 
 pytestmark = pytest.mark.slow

@@ -7,8 +7,8 @@ from protocol.blobs.swarm import Swarm
 from protocol.chain.serving import Serving
 from protocol.membership.handshake import Handshake
 from protocol.membership.heartbeats import FailureDetector
-from protocol.node.current_round import RoundHandlers
-from protocol.node.ratifier import Ratifier
+from protocol.node.rounds import RoundHandlers
+from protocol.node.state import Ratifier
 from protocol.transport.handlers import Answers, IsTold, declarations
 from protocol.transport.interface import MALFORMED, Refused
 from protocol.versions.weight_versions import WeightVersions

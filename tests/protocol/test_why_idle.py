@@ -13,7 +13,7 @@ import trio.testing
 from protocol.events.events import PhaseChanged
 from protocol.events.why_idle import REMEDIES, WhyIdle
 from protocol.membership.activity import Activity
-from protocol.node.life import StartupBarrier
+from protocol.node.lifecycle import StartupBarrier
 from protocol.node.round_runner import RoundReport
 from protocol.run.invitation import Anchor
 from protocol.run.settings import NodeSettings

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from protocol.events.events import Event, Notice
-from protocol.node.life import ALONE_S
+from protocol.node.lifecycle import ALONE_S
 from protocol.wire.presence import Role
 from tests.simulation.rollouts import cast, rl_run
 from tests.simulation.runs import begin, holds, simulate

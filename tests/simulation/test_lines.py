@@ -6,7 +6,7 @@ import pytest
 import trio
 
 from protocol.blobs.sampling import SAMPLE_BYTES, SAMPLE_S
-from protocol.node.line_probe import MOST_PEERS, ROUNDS_AGO, NotNow, ProbedLines
+from protocol.node.commands import MOST_PEERS, ROUNDS_AGO, NotNow, ProbedLines
 from tests.simulation.runs import holds, simulate
 from tests.simulation.world import World
 

@@ -20,11 +20,11 @@ from protocol.membership.activity import Activity
 from protocol.membership.handshake import Handshake
 from protocol.membership.heartbeats import FailureDetector
 from protocol.membership.liveness import Membership
-from protocol.node.current_round import CurrentRound, EarlyReadyBuffer, RoundHandlers
+from protocol.node.commands import Extensions
 from protocol.node.evaluator import Evaluator
-from protocol.node.extensions import Extensions
-from protocol.node.ratifier import Ratifier
+from protocol.node.rounds import CurrentRound, EarlyReadyBuffer, RoundHandlers
 from protocol.node.router import MessageRouter
+from protocol.node.state import Ratifier
 from protocol.run.manifest import SignedManifest
 from protocol.run.settings import NodeSettings
 from protocol.sync.claims import Settled

@@ -18,8 +18,7 @@ from protocol.chain.base import Base
 from protocol.events.events import ComputeProgress, Event, Notice
 from protocol.membership.activity import Activity
 from protocol.membership.heartbeats import Pace
-from protocol.node.contributor import Contributor
-from protocol.node.work import Work
+from protocol.node.contributor import Contributor, Work
 from protocol.run.rl_section import RlSection
 from protocol.run.settings import NodeSettings
 from protocol.trainer_link import ComputeTask, Contribution, Progress, TrainerDied, TrainerGaveUp

@@ -10,8 +10,8 @@ import trio
 import trio.testing
 
 from protocol.membership.activity import Activity
-from protocol.node import life
-from protocol.node.life import ALONE_S, LOOK_S, PATIENCE_S, Departure, helpers
+from protocol.node import lifecycle
+from protocol.node.lifecycle import ALONE_S, LOOK_S, PATIENCE_S, Departure, helpers
 from protocol.wire.presence import Phase, Role, WhyIdle
 
 T, S, R, V = Role.TRAINER, Role.SEED, Role.ROLLOUT, Role.VALIDATOR
@@ -114,8 +114,8 @@ def test_with_others_it_waits_until_the_deadline_beyond_its_own_training(others:
 def test_its_own_work_is_not_cut_short_and_an_impossible_estimate_ends_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert life.MAX_TRAINING_S == 86_400
-    monkeypatch.setattr(life, "MAX_TRAINING_S", 7200.0)  # so that it looks less often here
+    assert lifecycle.MAX_TRAINING_S == 86_400
+    monkeypatch.setattr(lifecycle, "MAX_TRAINING_S", 7200.0)  # so that it looks less often here
     stage = Stage(T, WhyIdle.BUSY, {})
     stage.run(training_s=float("inf"))
     assert 7200 <= stage.seconds < 7200 + PATIENCE_S + 2 * LOOK_S

@@ -10,7 +10,7 @@ import trio
 import trio.testing
 
 from protocol.membership.activity import Activity
-from protocol.node.life import StartupBarrier
+from protocol.node.lifecycle import StartupBarrier
 from protocol.run.invitation import Anchor
 from protocol.run.settings import NodeSettings
 from protocol.wire.presence import Role, WhyIdle

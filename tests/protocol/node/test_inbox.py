@@ -8,7 +8,7 @@ import trio
 
 from protocol.agreement.events import Arrived, ExchangeMoved, StateHashed, Tick
 from protocol.events.events import Dropped, Event
-from protocol.node.inbox import QUEUE, QUEUE_BYTES, QUEUE_BYTES_PER_PEER, Inbox
+from protocol.node.round_runner import QUEUE, QUEUE_BYTES, QUEUE_BYTES_PER_PEER, Inbox
 from protocol.wire.hashes import ZERO_HASH, Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import pack

@@ -12,7 +12,7 @@ import trio.testing
 from protocol.events.events import Event, PhaseChanged
 from protocol.membership.activity import Activity
 from protocol.membership.liveness import Membership
-from protocol.node.life import HAND_OVER_S, Departure, Life
+from protocol.node.lifecycle import HAND_OVER_S, Departure, Life
 from protocol.node.round_runner import Behind, Outcome, PendingDeliveries, StateDisagreement
 from protocol.run.settings import NodeSettings
 from protocol.transport.handlers import Guard

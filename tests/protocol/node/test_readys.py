@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from protocol.audit.evidence import TwoStatements
-from protocol.node.current_round import STRANGERS_PER_MEMBER, EarlyReadyBuffer
+from protocol.node.rounds import STRANGERS_PER_MEMBER, EarlyReadyBuffer
 from protocol.wire.envelope import Envelope
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protocol.node.state_keeper import FIRST_DISTANCE, MAX_DISTANCE, StateRecheckBackoff
+from protocol.node.state import FIRST_DISTANCE, MAX_DISTANCE, StateRecheckBackoff
 
 
 def test_each_time_that_ours_was_right_the_next_look_is_twice_as_far() -> None:

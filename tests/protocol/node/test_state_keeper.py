@@ -14,7 +14,7 @@ import trio.testing
 from protocol.chain.replica import Replica
 from protocol.chain.results import CheckpointName
 from protocol.events.events import CheckpointWritten, Desynced, RolledBack, RoundCommitted
-from protocol.node.state_keeper import StateKeeper
+from protocol.node.state import StateKeeper
 from protocol.run.manifest import SignedManifest
 from protocol.sync.following import Following, Move
 from protocol.trainer_link import StateMark, TrainerDied, TrainerGaveUp

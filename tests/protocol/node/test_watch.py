@@ -11,7 +11,7 @@ import trio.testing
 from protocol.events.events import Event, PeerSuspected
 from protocol.membership.heartbeats import FailureDetector
 from protocol.membership.liveness import BEAT_S, SUSPECT_BEATS, Membership
-from protocol.node.watch import TICK_S, LivenessTicker
+from protocol.node.lifecycle import TICK_S, LivenessTicker
 from protocol.transport.handlers import Guard
 from protocol.wire.hashes import Hash, chunk_hash
 from protocol.wire.identity import PeerId
