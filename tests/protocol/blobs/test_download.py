@@ -228,7 +228,7 @@ class Crowd:
             self.tell((Wrong if kind == "wrong" else Came)(peer, chunk))
 
 
-@settings(max_examples=150)
+@settings(max_examples=50)
 @given(st.integers(0, 2**32))
 def test_it_gets_all_that_honest_sources_have_whatever_the_others_do(seed: int) -> None:
     crowd = Crowd(Random(seed))
