@@ -16,8 +16,7 @@ from typing import Any
 import trio
 
 from benchmarks.json_lines import hear, say
-from protocol.blobs.blob import Blob, ChunkSet, EvenSpans, Spans, set_of
-from protocol.blobs.messages import LeavesRequest, read_chunk_header
+from protocol.blobs.blob import Blob, ChunkSet, EvenSpans, LeavesRequest, Spans, read_chunk_header, set_of
 from protocol.blobs.store import BlobStore, Held
 from protocol.blobs.swarm import Swarm
 from protocol.blobs.transfer import Purpose

@@ -11,7 +11,7 @@ import trio
 from benchmarks import broadcast_member, exchange_member
 from benchmarks.json_lines import hear, say
 from peer.measurements.exchange import RUN
-from protocol.blobs.messages import read_chunk_header
+from protocol.blobs.blob import read_chunk_header
 from protocol.blobs.swarm import Swarm
 from protocol.events.events import Dropped, Event
 from protocol.transport.interface import Acceptance, Landing, Session

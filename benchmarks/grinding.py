@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from random import Random
 from typing import Any
 
-from protocol.chain.tasks_in_force import TasksInForce, first_problem
+from protocol.chain.progress import TasksInForce, first_problem
 from protocol.rollouts.batch import PooledBatch, lot_of, problems_of, trainer_of
 from protocol.rollouts.events import TipChanged
 from protocol.rollouts.policy import PoolContext

@@ -14,8 +14,7 @@ from typing import Any
 import trio
 
 from benchmarks.broadcast_member import Peer, main
-from protocol.blobs.blob import to_bitmap
-from protocol.blobs.messages import BlobReply, BlobRequest, ChunkHeader, ChunksReply, ChunksRequest
+from protocol.blobs.blob import BlobReply, BlobRequest, ChunkHeader, ChunksReply, ChunksRequest, to_bitmap
 from protocol.transport.interface import NetworkError
 from protocol.transport.network import Libp2pNetwork
 from protocol.wire.body import decode_body

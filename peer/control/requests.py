@@ -25,8 +25,7 @@ from protocol.events.status import PeerStatus
 from protocol.node.commands import CannotExtend, Extensions, NotNow, ProbedLines
 from protocol.run.sections import Unit
 from protocol.tasks.commands import CannotAmend, TaskSetCommands
-from protocol.versions.publishing import MOST_ANCHOR_EVERY, CannotPublish
-from protocol.versions.weight_versions import WeightVersions
+from protocol.versions.weight_versions import MOST_ANCHOR_EVERY, CannotPublish, WeightVersions
 from protocol.wire.presence import Phase
 from protocol.wire.tasks import MAX_SET_TASKS, Amendment
 

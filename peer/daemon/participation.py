@@ -52,7 +52,7 @@ from protocol.node.node import Node
 from protocol.run.invitation import make_invitation
 from protocol.run.manifest import Admission, SignedManifest
 from protocol.run.settings import NodeSettings, WeightSettings
-from protocol.sync.run_files import paths_of
+from protocol.sync.supplies import paths_of
 from protocol.transport.dialer import peer_of
 from protocol.transport.inbound_policy import InboundLimits
 from protocol.transport.interface import Network, Session

@@ -21,7 +21,7 @@ from protocol.chain.stored_run import NotStored, StoredRun, StoredState
 from protocol.disk import Disk
 from protocol.events import events as ev
 from protocol.run.manifest import RunManifest, SignedManifest
-from protocol.sync.run_files import paths_of
+from protocol.sync.supplies import paths_of
 from protocol.wire.presence import Role
 from trainer.config import TrainingConfig
 from trainer.environments.sandbox import SandboxUnavailable

@@ -28,7 +28,7 @@ from protocol.run.manifest import STATE_BYTES_PER_PARAMETER, RunManifest, Signed
 from protocol.run.rl_section import RlSection
 from protocol.run.run_file import RunFileError, sections_of
 from protocol.run.sections import CHATS, MAX_FILE_BYTES, TASKS, TOKENIZER, FileSection
-from protocol.sync.run_files import file_section, keep_file
+from protocol.sync.supplies import file_section, keep_file
 from protocol.wire.hashes import Hash, chunk_hash, tree_root
 from trainer.config import TrainingConfig
 from trainer.data.chat import ChatReading

@@ -26,7 +26,7 @@ from protocol.chain.stored_run import F32, NotStored, StoredRun, StoredState
 from protocol.disk import Disk
 from protocol.run.manifest import RunManifest, SignedManifest
 from protocol.run.sections import TOKENIZER
-from protocol.sync.run_files import paths_of
+from protocol.sync.supplies import paths_of
 from trainer.config import TrainingConfig
 from trainer.models.llama.huggingface import ends_in
 from trainer.models.llama.initial import initial_parameters

@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import inf
 
-from protocol.blobs.blob import Blob, ChunkSet, set_of
-from protocol.blobs.messages import Copies, any_of
+from protocol.blobs.blob import Blob, ChunkSet, Copies, any_of, set_of
 from protocol.wire.identity import PeerId
 
 # ------------------------------------------------------------------------------------------------------------------------

@@ -14,8 +14,7 @@ from typing import Generic
 
 import trio
 
-from protocol.blobs.blob import Blob, Spans, set_of
-from protocol.blobs.messages import LeavesRequest
+from protocol.blobs.blob import Blob, LeavesRequest, Spans, set_of
 from protocol.blobs.store import BlobFolder, K
 from protocol.blobs.swarm import Swarm
 from protocol.blobs.transfer import Purpose

@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from protocol.blobs.blob import ChunkSet, set_of
-from protocol.blobs.messages import Copies, any_of
+from protocol.blobs.blob import ChunkSet, Copies, any_of, set_of
 from protocol.wire.identity import PeerId
 
 # ------------------------------------------------------------------------------------------------------------------------

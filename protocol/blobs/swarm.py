@@ -15,24 +15,27 @@ from math import inf
 
 import trio
 
-from protocol.blobs.blob import Blob, ChunkSet, chunks_in, from_bitmap, set_of, to_bitmap
-from protocol.blobs.fetching import Fetch
-from protocol.blobs.messages import (
+from protocol.blobs.blob import (
     MAX_NEIGHBOURS,
     MAX_NEWS,
+    Blob,
     BlobReply,
     BlobRequest,
     ChunkHeader,
     ChunkNews,
+    ChunkSet,
     ChunksReply,
     ChunksRequest,
     LeavesRequest,
+    chunks_in,
+    from_bitmap,
     read_chunk_header,
+    set_of,
+    to_bitmap,
 )
 from protocol.blobs.offers import Offer, OriginOffer
-from protocol.blobs.sampling import Sample, Sampled
 from protocol.blobs.store import Held, Shelf
-from protocol.blobs.transfer import Purpose
+from protocol.blobs.transfer import Fetch, Purpose, Sample, Sampled
 from protocol.blobs.uploads import Uploads
 from protocol.events.events import Event, TransferProgress
 from protocol.offload import Offload

@@ -1,13 +1,57 @@
-"""Progress of a blob on its way to us: its chunks, its rate, and the time that is left."""
+"""Transfers: the fetch of one blob, its progress, and samples of a peer's speed.
+
+`Fetch` is the trio shell around `protocol.blobs.download.Download`.  A chunk is received into memory, checked, and only then
+written to its place.  From that moment on it is offered to others.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from protocol.blobs.blob import Blob, ChunkSet, chunks_in
-from protocol.events.events import Event, TransferEnded, TransferProgress
+import trio
+
+from protocol.blobs.blob import (
+    MAX_WANTED,
+    Blob,
+    BlobReply,
+    BlobRequest,
+    ChunkSet,
+    ChunksReply,
+    ChunksRequest,
+    chunks_in,
+    from_bitmap,
+    set_of,
+    to_bitmap,
+)
+from protocol.blobs.download import (
+    MOST_OWED_BYTES,
+    MOST_SOURCES,
+    Busy,
+    Came,
+    Download,
+    DownloadEvent,
+    DownloadTick,
+    SourceGone,
+    SourceGot,
+    SourceHas,
+    TurnedDown,
+    Unanswered,
+    Want,
+    Wrong,
+)
+from protocol.blobs.offers import OpenOffer
+from protocol.events.events import Dropped, Event, TransferEnded, TransferProgress
+from protocol.transport.interface import Landing, Members, NetworkError, Session
+from protocol.wire.body import decode_body
+from protocol.wire.canonical import Malformed
+from protocol.wire.hashes import Hash, chunk_hash
+from protocol.wire.identity import PeerId
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Progress of a blob on its way to us: its chunks, its rate, and the time that is left.
+
 
 EVERY_S = 1.0
 MEMORY = 0.3
@@ -86,3 +130,348 @@ def cells(here: ChunkSet, count: int, most: int = MOST_CELLS) -> str:
         found = (here >> first & ((1 << (end - first)) - 1)).bit_count()
         line += "#" if found == end - first else "+" if found else "."
     return line
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Samples of a peer's speed: a few chunks that it has anyway, requested as usual, checked, and thrown away.
+#
+# The peer that is asked notices nothing new: it sends chunks of a blob that it shares, in turns with others' chunks, behind
+# all urgent ones.  So a stranger that measures costs no more than one that fetches.
+
+
+SAMPLE_BYTES = 4 << 20
+"""Bytes asked of one peer."""
+SAMPLE_S = 4.0
+BUSY_S = 0.2
+"""Seconds until a busy peer is asked again."""
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """Outcome of a sample.
+
+    seconds: from the beginning of the first chunk to the end of the last one.  problem: the reason why nothing came, in a
+    few words.
+    """
+
+    peer: PeerId
+    down_bytes: int
+    seconds: float
+    problem: str = ""
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Rate of the sample; 0 if nothing came."""
+        return self.down_bytes / self.seconds if self.down_bytes and self.seconds > 0 else 0.0
+
+
+class Sample:
+    """Sample of one peer; call `run` once.  Its chunks arrive through `landing` and `landed`."""
+
+    def __init__(self, session: Session, blob: Blob, peer: PeerId) -> None:
+        self.blob, self.peer = blob, peer
+        self._session = session
+        self._left = set_of(_first_chunks(blob.sizes))
+        self._expected = 0
+        self._coming: dict[int, Landing] = {}
+        self._began_at: float | None = None
+        self._ended_at = 0.0
+        self._bytes = 0
+        self._changed = trio.Event()
+
+    async def run(self) -> Sampled:
+        """Take the sample within `SAMPLE_S`."""
+        problem = "it sent nothing in time"
+        with trio.move_on_after(SAMPLE_S):
+            try:
+                problem = await self._fetch()
+            except (NetworkError, Malformed) as error:
+                problem = str(error)
+        self._expected = 0
+        begun = self._began_at if self._began_at is not None else self._ended_at
+        return Sampled(self.peer, self._bytes, max(0.0, self._ended_at - begun), "" if self._bytes else problem)
+
+    async def _fetch(self) -> str:
+        """Fetch until all chunks have come, or no more will; return the reason why nothing came, if nothing did."""
+        while self._left:
+            wanted = [*chunks_in(self._left)]
+            self._expected = self._left
+            question = ChunksRequest(blob=self.blob.name, chunks=wanted).encode()
+            raw = await self._session.network.request(self.peer, "want", question, timeout_s=SAMPLE_S)
+            reply = decode_body(ChunksReply, raw)
+            self._left &= ~set_of(reply.chunks)
+            coming = self._left & ~set_of(reply.busy)
+            while coming & self._left:
+                await self._changed.wait()
+            if not coming and self._left:
+                await trio.sleep(BUSY_S)
+        return "it does not have what we asked for"
+
+    def landing(self, peer: PeerId, chunk: int, size: int) -> Landing | None:
+        """Return memory for a chunk that we asked this peer for; None for other chunks."""
+        expected = peer == self.peer and chunk < len(self.blob) and self._expected >> chunk & 1
+        if not expected or size != self.blob.sizes[chunk] or chunk in self._coming:
+            return None
+        if self._began_at is None:
+            self._began_at = trio.current_time()
+        landing = self._coming[chunk] = Landing(memoryview(bytearray(size)), chunk_hash)
+        return landing
+
+    def landed(self, peer: PeerId, chunk: int, landing: Landing | None) -> None:
+        """Take a chunk that is complete.  landing: None if it broke off."""
+        if peer != self.peer or self._coming.pop(chunk, None) is None:
+            return
+        self._left &= ~(1 << chunk)
+        if landing is not None and landing.found == self.blob.leaves[chunk]:
+            self._bytes += len(landing.buffer)
+            self._ended_at = trio.current_time()
+        self._changed.set()
+        self._changed = trio.Event()
+
+
+def _first_chunks(sizes: Sequence[int]) -> list[int]:
+    """Return the first chunks that together have at most `SAMPLE_BYTES`; at least one."""
+    chunks, total = [0], sizes[0]
+    for chunk in range(1, min(len(sizes), MAX_WANTED)):
+        total += sizes[chunk]
+        if total > SAMPLE_BYTES:
+            break
+        chunks.append(chunk)
+    return chunks
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# The fetch of one blob.
+
+
+TICK_S = 0.25
+ASK_TIMEOUT_S = 10.0
+ASK_AGAIN_S = 5.0
+"""Seconds until a peer that did not answer, or had no chunk for us, is asked again about its chunks."""
+ASK_SOON_S = 0.5
+"""The same while nobody has the missing chunks: in a round they come to others at the same time as to us."""
+HOPE_S = 3.0
+"""Seconds after which a download is given up if nobody has the missing chunks, and nobody fetches them either."""
+PROMISE_S = 20.0
+"""Seconds for which others' fetching is a hope: they may hope for each other while nobody has the blob any more."""
+PATIENCE_S, SLOWEST_BYTES_PER_S = 60.0, 32 << 10
+"""Seconds without a chunk after which a download is given up, whatever others say that they have; chunks under way get
+the time that they take at this rate as well.  A chunk that merely begins is no progress: a liar could begin for ever."""
+MOST_LANDING_BYTES = 2 * MOST_OWED_BYTES
+"""Most bytes of chunks of one blob under way to us; at most a quarter of them from one peer."""
+
+
+class Fetch:
+    """Fetch of the missing chunks of `blob` into `into`.  here: the chunks that are there.
+
+    on_chunk: called for each chunk that comes.  tell: called with progress events.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        members: Members,
+        blob: Blob,
+        into: memoryview,
+        here: ChunkSet,
+        purpose: Purpose,
+        on_chunk: Callable[[], None],
+        tell: Callable[[Event], None],
+    ) -> None:
+        self.blob, self.offer = blob, OpenOffer(len(blob), here, members.has_member)
+        self._session, self._into, self._on_chunk = session, into, on_chunk
+        self.transfer = Transfer(purpose, blob, here, trio.current_time(), tell)
+        self._download = Download(blob, here, session.me.encode() + blob.name)
+        self._asked: dict[PeerId, float] = {}
+        self._unanswered: set[PeerId] = set()
+        """Peers asked about their chunks that have not answered yet."""
+        self._promising: set[PeerId] = set()
+        """Peers that say that more chunks will come to them."""
+        self._apart: set[PeerId] = set()
+        """Origins, which show us chunks that they show nobody else."""
+        self._landings: dict[tuple[PeerId, int], Landing] = {}
+        self._moved_at = self._hoped_at = trio.current_time()
+        self._over = trio.Event()
+        self._nursery: trio.Nursery | None = None
+
+    # -- what is here (`protocol.blobs.store.Held`) -----------------------------------------------------------------
+
+    @property
+    def count(self) -> int:
+        """Chunks of the whole blob."""
+        return len(self.blob)
+
+    @property
+    def here(self) -> ChunkSet:
+        """Chunks that can be read."""
+        return self._download.here
+
+    @property
+    def is_urgent(self) -> bool:
+        """False: nobody waits for us to pass the blob on."""
+        return False
+
+    def leaves(self) -> Sequence[Hash]:
+        """Return the hashes of all chunks."""
+        return self.blob.leaves
+
+    def read(self, chunk: int) -> bytes | None:
+        """Return the bytes of a chunk; None if it is not here."""
+        return bytes(self._into[self.blob.span(chunk)]) if self.here >> chunk & 1 else None
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    async def run(self, sources: Sequence[PeerId]) -> bool:
+        """Fetch until all chunks are here, or nobody has the missing ones; return True if all are here."""
+        self._moved_at = self._hoped_at = trio.current_time()
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                for peer in sources[:MOST_SOURCES]:
+                    self._ask(peer)
+                while self._download.missing and not self._is_hopeless():
+                    with trio.move_on_after(TICK_S):
+                        await self._over.wait()
+                    self._handle(DownloadTick())
+                    self.transfer.update(self.here, self._download.sources, trio.current_time())
+                    self._ask_again()
+                nursery.cancel_scope.cancel()
+        finally:
+            self._nursery = None
+            self.transfer.update(self.here, self._download.sources, trio.current_time())
+            self.transfer.end(trio.current_time())
+        return not self._download.missing
+
+    def _is_hopeless(self) -> bool:
+        now = trio.current_time()
+        if self._download.has_hope() or (self._promising and now - self._moved_at < PROMISE_S):
+            self._hoped_at = now
+        landing_bytes = sum(len(landing.buffer) for landing in self._landings.values())
+        patience_s = PATIENCE_S + landing_bytes / SLOWEST_BYTES_PER_S
+        return now - self._hoped_at > HOPE_S or now - self._moved_at > patience_s
+
+    # -- sources ------------------------------------------------------------------------------------------------------
+
+    def met(self, peer: PeerId, chunks: ChunkSet) -> None:
+        """Note that a peer asks us for this blob, and has these chunks of it itself."""
+        if peer not in self._asked and self._has_room():
+            self._ask(peer)  # so that it tells us about further chunks that it gets
+        if chunks:
+            self._handle(SourceHas(peer, chunks))
+
+    def add_sources(self, peers: Sequence[PeerId]) -> None:
+        """Ask these peers as well about their chunks."""
+        for peer in peers:
+            if peer not in self._asked and self._has_room():
+                self._ask(peer)
+
+    def got(self, peer: PeerId, chunks: ChunkSet) -> None:
+        """Note that a source now has these chunks as well."""
+        self._handle(SourceGot(peer, chunks))
+
+    def gone(self, peer: PeerId) -> None:
+        """Forget a peer that is not connected any more."""
+        self._asked.pop(peer, None)
+        self._promising.discard(peer)
+        self._apart.discard(peer)
+        self._handle(SourceGone(peer))
+
+    def _has_room(self) -> bool:
+        """Return True if one more peer may be asked about its chunks; a peer that was of no use makes room."""
+        if len(self._asked) < MOST_SOURCES:
+            return True
+        now = trio.current_time()
+        for peer, at in self._asked.items():
+            if now - at > ASK_TIMEOUT_S and not self._download.has_use_of(peer):
+                self.gone(peer)
+                return True
+        return False
+
+    def _ask(self, peer: PeerId) -> None:
+        if self._nursery is not None and peer != self._session.me and peer not in self._download.barred:
+            self._asked[peer] = trio.current_time()
+            self._nursery.start_soon(self._ask_what_it_has, peer)
+
+    def _ask_again(self) -> None:
+        now, pause_s = trio.current_time(), ASK_AGAIN_S if self._download.has_hope() else ASK_SOON_S
+        for peer, at in list(self._asked.items()):
+            if now - at > pause_s and peer not in self._unanswered and not self._download.has_use_of(peer):
+                self._ask(peer)
+
+    async def _ask_what_it_has(self, peer: PeerId) -> None:
+        question = BlobRequest(blob=self.blob.name, chunks=to_bitmap(self.here, self.count))
+        try:
+            self._unanswered.add(peer)
+            raw = await self._session.network.request(peer, "blob", question.encode(), timeout_s=ASK_TIMEOUT_S)
+            reply = decode_body(BlobReply, raw)
+            chunks = from_bitmap(reply.chunks, self.count)
+        except (NetworkError, Malformed) as error:
+            self._promising.discard(peer)
+            if isinstance(error, Malformed):
+                self._session.emit(Dropped(peer, "answer about a blob", str(error)))
+            return
+        finally:
+            self._unanswered.discard(peer)
+        if peer not in self._asked:
+            return  # the peer left meanwhile
+        (self._promising.add if reply.more else self._promising.discard)(peer)
+        (self._apart.add if reply.apart else self._apart.discard)(peer)
+        self._handle(SourceHas(peer, chunks))
+        connected = self._session.network.connected()
+        for other in map(PeerId, reply.neighbours):
+            if other in connected and other not in self._asked and self._has_room():
+                self._ask(other)
+
+    # -- chunks -------------------------------------------------------------------------------------------------------
+
+    def landing(self, peer: PeerId, chunk: int, size: int) -> Landing | None:
+        """Return memory for a chunk that we asked this peer for; None for other chunks."""
+        if chunk >= self.count or size != self.blob.sizes[chunk] or not self._download.expects(peer, chunk):
+            return None
+        sizes = [(other, len(landing.buffer)) for (other, _), landing in self._landings.items()]
+        from_it = sum(bytes_ for other, bytes_ in sizes if other == peer)
+        if (peer, chunk) in self._landings or (from_it and from_it + size > MOST_LANDING_BYTES // 4):
+            return None
+        if sum(bytes_ for _, bytes_ in sizes) + size > MOST_LANDING_BYTES:
+            return None
+        self._landings[peer, chunk] = landing = Landing(memoryview(bytearray(size)), chunk_hash)
+        return landing
+
+    def broke_off(self, peer: PeerId, chunk: int) -> None:
+        """Forget a chunk whose rest will not come."""
+        self._landings.pop((peer, chunk), None)
+
+    def landed(self, peer: PeerId, chunk: int, landing: Landing) -> None:
+        """Take a chunk that has arrived: write it to its place if it is right, and not here yet."""
+        self._landings.pop((peer, chunk), None)
+        if landing.found != self.blob.leaves[chunk]:
+            self._session.emit(Dropped(peer, "chunk", "its bytes are not those that were certified"))
+            self._handle(Wrong(peer, chunk))
+        elif not self.here >> chunk & 1:
+            self._into[self.blob.span(chunk)] = landing.buffer
+            self._moved_at = trio.current_time()
+            self.offer.add(chunk, is_first=peer in self._apart)
+            self._handle(Came(peer, chunk))
+            self._on_chunk()
+
+    def _handle(self, event: DownloadEvent) -> None:
+        wants = self._download.handle(event, trio.current_time())
+        if self._nursery is not None:
+            for want in wants:
+                self._nursery.start_soon(self._want, want)
+        if not self._download.missing:
+            self._over.set()
+
+    async def _want(self, want: Want) -> None:
+        question = ChunksRequest(blob=self.blob.name, chunks=list(want.chunks))
+        try:
+            raw = await self._session.network.request(want.peer, "want", question.encode(), timeout_s=ASK_TIMEOUT_S)
+            reply = decode_body(ChunksReply, raw)
+            refused, busy = (set_of(chunks) & set_of(want.chunks) for chunks in (reply.chunks, reply.busy))
+        except (NetworkError, Malformed):
+            self._handle(Unanswered(want.peer, want.chunks))
+            return
+        if refused:
+            self._handle(TurnedDown(want.peer, tuple(chunks_in(refused))))
+        if busy:
+            self._handle(Busy(want.peer, tuple(chunks_in(busy & ~refused))))

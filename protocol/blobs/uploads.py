@@ -21,7 +21,7 @@ from math import inf
 
 import trio
 
-from protocol.blobs.messages import ChunkHeader
+from protocol.blobs.blob import ChunkHeader
 from protocol.transport.interface import Members, Network, NetworkError
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId

@@ -6,9 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
-from protocol.chain.amendment import open_amendment
-from protocol.chain.progress import RunProgress
-from protocol.chain.tasks_in_force import TasksInForce
+from protocol.chain.progress import RunProgress, TasksInForce, open_amendment
 from protocol.run.admission import TokenUses
 from protocol.run.manifest import Admission, RunManifest
 from protocol.wire.hashes import Hash, hash_bytes

@@ -33,10 +33,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from protocol.chain.amendment import extension_of
 from protocol.chain.base import Base, RoundSettings, fragment_of
-from protocol.chain.progress import RunProgress
-from protocol.chain.tasks_in_force import TasksInForce
+from protocol.chain.progress import RunProgress, TasksInForce, extension_of
 from protocol.run.admission import TokenUses, verify_admission
 from protocol.run.manifest import MAX_ELECTORS, RunManifest
 from protocol.wire.hashes import Hash

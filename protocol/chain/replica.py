@@ -1,19 +1,38 @@
-"""This peer's copy of the run: its manifest, its record chain, and the state that the chain leads to."""
+"""This peer's copy of the run: its manifest, its record chain, the state that the chain leads to, and what others get of it.
+
+Others ask for records, and fetch results and checkpoints as blobs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from kernels.layout import Layout, chunk_layout, payload_bytes
+from protocol.blobs.blob import EvenSpans
+from protocol.blobs.store import Held, Holding, StoredBlob
 from protocol.chain.base import Base, RoundSettings, round_settings
 from protocol.chain.history import History
 from protocol.chain.outer_state import OuterState
-from protocol.chain.results import ResultName
+from protocol.chain.results import CheckpointName, ResultName
 from protocol.chain.store import Store
+from protocol.offload import Offload
 from protocol.run.manifest import RunManifest, SignedManifest
-from protocol.wire.hashes import chunk_hash
+from protocol.transport.handlers import answers
+from protocol.wire.body import Body
+from protocol.wire.hashes import Hash, chunk_hash
+from protocol.wire.identity import PeerId
 from protocol.wire.messages import ChunkEntry, Record
+from protocol.wire.questions import (
+    COMMITS_BYTES,
+    CommitsReply,
+    CommitsRequest,
+    HaveReply,
+    HaveRequest,
+    TipsReply,
+    TipsRequest,
+)
 
 
 @dataclass(frozen=True)
@@ -68,3 +87,123 @@ class Replica:
     def base(self) -> Base:
         """Base of the next round."""
         return self.history.base
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# The results and checkpoints of a run on disk, as blobs.
+#
+# A result is named by the root that its record names, a checkpoint by the digest of the state.  Every chunk read is checked
+# once more against its hash, if that is known: a disk may alter its data, and altered data is not served.
+
+
+class ReplicaShelf:
+    """A `protocol.blobs.store.ListedShelf` of a replica's results and checkpoints."""
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+        self._spans = [span.encoded for span in replica.layout]
+
+    def find(self, name: Hash) -> Held | None:
+        """See `Shelf.find`."""
+        return self._result(name) or self._checkpoint(name)
+
+    def holdings(self) -> list[Holding]:
+        """See `ListedShelf.holdings`."""
+        store, whole = self._replica.store, self._spans[-1].stop
+        known = [(mark.rounds, index[0], size) for mark, index, size in self._checkpoints()]
+        results = [(name.round, name.root, size) for name, size in sorted(store.results.sizes().items()) if size == whole]
+        return [
+            *(Holding("checkpoint", rounds, digest.hex(), size) for rounds, digest, size in known),
+            *(Holding("result", round, root.hex(), size) for round, root, size in results),
+        ]
+
+    def _result(self, root: Hash) -> Held | None:
+        results, history = self._replica.store.results, self._replica.history
+        name = results.find(root)
+        if name is None or results.sizes().get(name) != self._spans[-1].stop:
+            return None
+        commit = history.kept(name.round)
+        if commit is None or commit.record.result_root != root:
+            return StoredBlob(results, name, self._spans, None, is_urgent=True)
+        is_newest = name.round == history.length - 1
+        return StoredBlob(results, name, self._spans, [Hash(entry.hash) for entry in commit.index], is_urgent=is_newest)
+
+    def _checkpoint(self, digest: Hash) -> Held | None:
+        checkpoints = self._replica.store.checkpoints
+        for mark, (root, leaves), size in reversed(self._checkpoints()):
+            if root == digest:
+                checkpoints.note_read(mark, self._replica.history.length)
+                return StoredBlob(checkpoints, mark, EvenSpans(size, self._replica.manifest.checkpoint_chunk_bytes), leaves)
+        return None
+
+    def _checkpoints(self) -> list[tuple[CheckpointName, tuple[Hash, list[Hash]], int]]:
+        """Return the key, the index and the size of each checkpoint here that has its hashes, ascending."""
+        checkpoints, step = self._replica.store.checkpoints, self._replica.manifest.checkpoint_chunk_bytes
+        checkpoints.check()  # a file that became shorter is none
+        found = [(mark, checkpoints.index(mark), size) for mark, size in sorted(checkpoints.sizes().items())]
+        return [(mark, index, size) for mark, index, size in found if index and len(index[1]) == -(-size // step)]
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Answers to questions about the past: the run's manifest, its records, and the blobs that we hold.
+#
+# Only data on disk is served, in pieces of at most `MAX_REQUEST_BYTES`; questions cost no state.
+
+
+Q = TypeVar("Q", bound=Body)
+
+
+class Serving:
+    """Server of answers from `replica`, in worker threads."""
+
+    def __init__(self, replica: Replica, offload: Offload) -> None:
+        self._replica, self._offload = replica, offload
+
+    @answers("manifest", None, anyone=True)
+    async def answer_manifest(self, peer: PeerId) -> bytes:
+        """Return the signed manifest of the run."""
+        return self._replica.signed.raw
+
+    @answers("tips", TipsRequest)
+    async def answer_tips(self, peer: PeerId, question: TipsRequest) -> bytes:
+        """Return tips of our chain."""
+        return await self._offloaded(self._tips, question)
+
+    @answers("commits", CommitsRequest)
+    async def answer_commits(self, peer: PeerId, question: CommitsRequest) -> bytes:
+        """Return commits of our chain, the first ones of those asked for."""
+        return await self._offloaded(self._commits, question)
+
+    @answers("have", HaveRequest)
+    async def answer_have(self, peer: PeerId, question: HaveRequest) -> bytes:
+        """Return the rounds whose results and checkpoints we hold."""
+        return await self._offloaded(self._have, question)
+
+    async def _offloaded(self, function: Callable[[Q], bytes], question: Q) -> bytes:
+        answer: bytes = await self._offload(function, question)
+        return answer
+
+    def _tips(self, question: TipsRequest) -> bytes:
+        history = self._replica.history
+        return TipsReply(length=history.length, tips=list(history.tips(question.start, question.count))).encode()
+
+    def _commits(self, question: CommitsRequest) -> bytes:
+        history = self._replica.history
+        commits: list[bytes] = []
+        size = 0
+        for round, tip in enumerate(history.tips(question.start, question.count), question.start):
+            commit = history.kept(round)
+            if commit is None or commit.record.previous != tip:
+                break  # the newest, or an exchange of branches is under way: never serve records of both
+            raw = commit.encode()
+            size += len(raw)
+            if commits and size > COMMITS_BYTES:
+                break
+            commits.append(raw)
+        return CommitsReply(commits=commits).encode()
+
+    def _have(self, question: HaveRequest) -> bytes:
+        store, history = self._replica.store, self._replica.history
+        return HaveReply(
+            length=history.length, oldest_result=store.results.oldest(), checkpoints=store.checkpoints.of(history)[-16:]
+        ).encode()

@@ -18,9 +18,8 @@ import numpy.typing as npt
 from kernels.layout import Layout, chunk_layout, payload_bytes
 from kernels.outer_step import OuterStep, apply_result
 from protocol.blobs.store import leaves_of
-from protocol.chain.amendment import extension_of
 from protocol.chain.outer_state import certified_digest
-from protocol.chain.progress import RunProgress
+from protocol.chain.progress import RunProgress, extension_of
 from protocol.chain.records import genesis_tip, record_hash
 from protocol.chain.results import CheckpointName, Checkpoints, ResultName, Results
 from protocol.chain.store import Records

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 import trio
 
 from protocol.blobs.blob import Blob
-from protocol.blobs.sampling import Sampled
 from protocol.blobs.swarm import Swarm
-from protocol.chain.amendment import open_amendment
+from protocol.blobs.transfer import Sampled
 from protocol.chain.base import Base
-from protocol.chain.progress import RunProgress
+from protocol.chain.progress import RunProgress, open_amendment
 from protocol.chain.replica import Replica
 from protocol.disk import StoreFailed
 from protocol.events.events import Notice, RunExtended

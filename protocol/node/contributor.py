@@ -20,10 +20,9 @@ from kernels.layout import ChunkSpan, payload_bytes
 from protocol.allreduce.assignment import contribution_leaves
 from protocol.chain.base import Base
 from protocol.chain.credit import learned_by
-from protocol.chain.progress import RunProgress
+from protocol.chain.progress import RunProgress, TasksInForce
 from protocol.chain.records import most_tokens
 from protocol.chain.replica import Replica
-from protocol.chain.tasks_in_force import TasksInForce
 from protocol.events.events import ComputeProgress, Notice
 from protocol.membership.activity import Activity, Pause
 from protocol.membership.heartbeats import Pace

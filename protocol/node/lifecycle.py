@@ -25,9 +25,9 @@ from protocol.node.router import MessageRouter
 from protocol.node.state import Ratifier, StateKeeper
 from protocol.rollouts.rollouts import Rollouts
 from protocol.run.settings import NodeSettings
-from protocol.sync.claims import Claims
 from protocol.sync.following import Following
-from protocol.sync.run_files import RunFiles
+from protocol.sync.remote_chains import Claims
+from protocol.sync.supplies import RunFiles
 from protocol.tasks.task_sets import TaskSets
 from protocol.transport.interface import Session
 from protocol.versions.weight_versions import WeightVersions

@@ -13,8 +13,7 @@ import trio
 from protocol.audit.ejection import Ejections
 from protocol.blobs.store import Shelves, StoreShelf
 from protocol.blobs.swarm import Swarm
-from protocol.chain.replica import Replica
-from protocol.chain.serving import ReplicaShelf, Serving
+from protocol.chain.replica import Replica, ReplicaShelf, Serving
 from protocol.events.status import NodeStatus
 from protocol.membership.activity import Activity
 from protocol.membership.handshake import Handshake
@@ -32,18 +31,16 @@ from protocol.rollouts.rollouts import RolloutCounter, Rollouts
 from protocol.run.sections import FILE_CHUNK_BYTES
 from protocol.run.settings import NodeSettings, WeightSettings
 from protocol.sync.catch_up import CatchUp
-from protocol.sync.claims import Claims
 from protocol.sync.following import Following
 from protocol.sync.fork_choice import YOUNG_ROUNDS, ElectorTips
-from protocol.sync.run_files import RunFiles
-from protocol.sync.supplies import StateFetcher
+from protocol.sync.remote_chains import Claims
+from protocol.sync.supplies import RunFiles, StateFetcher
 from protocol.tasks.commands import TaskSetCommands
 from protocol.tasks.task_sets import TaskSets
 from protocol.trainer_link import RolloutLink, StateMark, TrainerLink
 from protocol.transport.handlers import Guard
 from protocol.transport.interface import Session
-from protocol.versions.catalogue import Catalogue
-from protocol.versions.shelf import VersionShelf
+from protocol.versions.catalogue import Catalogue, VersionShelf
 from protocol.versions.weight_versions import WeightVersions
 from protocol.wire.hashes import Hash
 from protocol.wire.messages import Commit

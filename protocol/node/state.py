@@ -11,8 +11,8 @@ import trio
 
 from protocol.agreement.ballot import RATIFYING
 from protocol.agreement.ratification import Tally, has_ratified, objection_to_ratify, ratify
-from protocol.chain.branch import Branch
 from protocol.chain.electorate import FEWEST_SEATED
+from protocol.chain.history import Branch
 from protocol.chain.records import is_full, record_hash, verify_quorum
 from protocol.chain.replica import Replica
 from protocol.chain.results import CheckpointName
@@ -22,8 +22,8 @@ from protocol.membership.activity import Activity
 from protocol.node.rounds import read_voter_state
 from protocol.offload import Offload
 from protocol.sync.catch_up import CatchUp, WrongState
-from protocol.sync.claims import Claims, Settled
 from protocol.sync.following import Following, Move
+from protocol.sync.remote_chains import Claims, Settled
 from protocol.trainer_link import StateMark, TrainerDied, TrainerGaveUp
 from protocol.transport.handlers import Guard, answers
 from protocol.transport.interface import NetworkError, Refused, Session

@@ -10,7 +10,7 @@ from functools import cached_property
 from heapq import nsmallest
 from itertools import count, islice
 
-from protocol.chain.tasks_in_force import TasksInForce, first_problem
+from protocol.chain.progress import TasksInForce, first_problem
 from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import PeerId
 from protocol.wire.rollouts import CODES, Reason, RolloutBatch, Verdict

@@ -10,7 +10,7 @@ import trio
 
 from protocol.blobs.store import BlobStore, leaves_of
 from protocol.blobs.swarm import Swarm
-from protocol.chain.tasks_in_force import TasksInForce
+from protocol.chain.progress import TasksInForce
 from protocol.disk import StoreFailed, map_file
 from protocol.events.events import Notice, RolloutsGenerated
 from protocol.offload import Offload

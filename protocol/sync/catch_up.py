@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 import trio
 
-from protocol.chain.branch import Branch
 from protocol.chain.credit import counted, named_in
+from protocol.chain.history import Branch
 from protocol.chain.outer_state import certified_digest
 from protocol.chain.replica import Replica
 from protocol.chain.results import CheckpointName

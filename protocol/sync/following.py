@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import trio
 
-from protocol.chain.branch import Branch, Uprooted
+from protocol.chain.history import Branch, Uprooted
 from protocol.chain.replica import Replica
 from protocol.disk import StoreFailed
 from protocol.events.events import Dropped, Notice
@@ -20,9 +20,8 @@ from protocol.offload import Offload
 from protocol.run.invitation import Anchor
 from protocol.short_id import short_id
 from protocol.sync.catch_up import CatchUp, WrongState
-from protocol.sync.claims import Claims, Settled
 from protocol.sync.fork_choice import Choice, ElectorTips, ForkChoice
-from protocol.sync.remote_chains import Budget, LookCost, OverBudget, RemoteChains
+from protocol.sync.remote_chains import Budget, Claims, LookCost, OverBudget, RemoteChains, Settled
 from protocol.trainer_link import TrainerDied, TrainerGaveUp
 from protocol.transport.handlers import Guard
 from protocol.transport.interface import NetworkError, Session

@@ -14,16 +14,15 @@ from dataclasses import dataclass, replace
 
 import trio
 
-from protocol.chain.branch import Branch
 from protocol.chain.electorate import FEWEST_SEATED
-from protocol.chain.history import History
+from protocol.chain.history import Branch, History
 from protocol.chain.records import Rank, is_full, prefer, rank, record_hash
 from protocol.chain.replica import Replica
 from protocol.events.events import Event, Notice, SecondHistory
 from protocol.membership.activity import Activity
 from protocol.membership.liveness import Membership
 from protocol.run.invitation import Anchor, AnchorChain
-from protocol.sync.claims import Settled
+from protocol.sync.remote_chains import Settled
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Commit

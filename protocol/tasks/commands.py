@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from protocol.chain.tasks_in_force import TasksInForce
+from protocol.chain.progress import TasksInForce
 from protocol.disk import StoreFailed
 from protocol.short_id import short_id
 from protocol.tasks.task_sets import MOST_OF_ONE, REPEAT_S, SignedOffer, TaskSets

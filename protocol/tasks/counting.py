@@ -3,7 +3,7 @@
 Pure: counts in, decisions out.  A contributor can be mistaken or hostile, and so can a peer that answers its tasks.  A set
 falls out when scoring its tasks is not repeatable (one answer gets different scores here), when nearly all tasks are never
 solved, as with wrong answers, or when nearly all are always solved, so that nothing can be learned.  Each accepted batch is
-counted once, with rewards that this trainer computed itself.  `protocol.chain.tasks_in_force` turns the findings of single
+counted once, with rewards that this trainer computed itself.  `protocol.chain.progress` turns the findings of single
 trainers into everybody's decision.
 
 Keys are free, so a set is judged by evidence that has a price:
@@ -26,7 +26,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from protocol.chain.tasks_in_force import TasksInForce, place_of
+from protocol.chain.progress import TasksInForce, place_of
 from protocol.trainer_link import Tried
 from protocol.wire import canonical
 from protocol.wire.hashes import Hash

@@ -15,8 +15,8 @@ from pathlib import Path
 import trio
 
 from protocol.blobs.swarm import Swarm
+from protocol.chain.progress import TasksInForce, first_problem
 from protocol.chain.replica import Replica
-from protocol.chain.tasks_in_force import TasksInForce, first_problem
 from protocol.disk import StoreFailed, read_guarded, write_guarded
 from protocol.events.events import Notice, TasksAmended, TaskSetFellOut, TaskSetOffered
 from protocol.offload import Offload

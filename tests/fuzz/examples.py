@@ -11,7 +11,7 @@ from protocol.audit.evidence import (
     WrongAverage,
     encode_evidence,
 )
-from protocol.blobs.messages import BlobReply, BlobRequest, ChunkHeader, ChunkNews, ChunksReply, ChunksRequest, LeavesRequest
+from protocol.blobs.blob import BlobReply, BlobRequest, ChunkHeader, ChunkNews, ChunksReply, ChunksRequest, LeavesRequest
 from protocol.run.admission import bearer_token, bound_token, make_proof
 from protocol.run.greeting import HelloReply, make_hello
 from protocol.wire.body import Body

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from protocol.audit.ejection import Ejections
 from protocol.blobs.swarm import Swarm
-from protocol.chain.serving import Serving
+from protocol.chain.replica import Serving
 from protocol.membership.handshake import Handshake
 from protocol.membership.heartbeats import FailureDetector
 from protocol.node.rounds import RoundHandlers

@@ -6,8 +6,7 @@ import contextlib
 
 import trio
 
-from protocol.blobs.blob import to_bitmap
-from protocol.blobs.messages import BlobReply, BlobRequest, ChunkHeader, ChunksReply, ChunksRequest
+from protocol.blobs.blob import BlobReply, BlobRequest, ChunkHeader, ChunksReply, ChunksRequest, to_bitmap
 from protocol.transport.interface import Acceptance, Handlers, Landing, NetworkError
 from protocol.wire.body import decode_body
 from protocol.wire.hashes import Hash

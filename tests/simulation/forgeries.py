@@ -12,8 +12,7 @@ import trio
 
 from kernels.codec import encode
 from kernels.layout import Layout, chunk_layout, payload_bytes
-from protocol.blobs.blob import to_bitmap
-from protocol.blobs.messages import BlobReply, BlobRequest, ChunkHeader, ChunksReply, ChunksRequest
+from protocol.blobs.blob import BlobReply, BlobRequest, ChunkHeader, ChunksReply, ChunksRequest, to_bitmap
 from protocol.chain.base import Base, fragment_of
 from protocol.chain.records import genesis_tip, index_root, record_hash
 from protocol.run.manifest import RunManifest

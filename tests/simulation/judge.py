@@ -20,8 +20,7 @@ from kernels.codec import encoded_bytes
 from kernels.layout import chunk_layout
 from protocol.agreement.patience import MAX_ROUNDS
 from protocol.allreduce.assignment import contribution_leaves
-from protocol.chain.amendment import extension_of
-from protocol.chain.progress import counted_tokens
+from protocol.chain.progress import counted_tokens, extension_of
 from protocol.chain.records import is_full
 from protocol.events.events import (
     Event,

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import trio
 
-from protocol.chain.tasks_in_force import OWN_PROBLEMS
+from protocol.chain.progress import OWN_PROBLEMS
 from protocol.run.manifest import RunManifest
 from protocol.trainer_link import (
     ComputeTask,

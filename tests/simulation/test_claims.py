@@ -10,8 +10,7 @@ import pytest
 import trio
 
 from protocol.blobs.swarm import Swarm
-from protocol.chain.replica import Replica
-from protocol.chain.serving import ReplicaShelf, Serving
+from protocol.chain.replica import Replica, ReplicaShelf, Serving
 from protocol.run.manifest import SignedManifest, sign
 from protocol.transport.interface import Session
 from protocol.wire.hashes import Hash

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import trio
 
-from protocol.blobs.sampling import SAMPLE_BYTES, SAMPLE_S
+from protocol.blobs.transfer import SAMPLE_BYTES, SAMPLE_S
 from protocol.node.commands import MOST_PEERS, ROUNDS_AGO, NotNow, ProbedLines
 from tests.simulation.runs import holds, simulate
 from tests.simulation.world import World

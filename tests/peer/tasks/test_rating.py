@@ -16,7 +16,7 @@ from peer.tasks import rating
 from peer.tasks.rating import Answering, AsInRun, MeasuredRates, OnProgress, Sampling, measure, survey
 from protocol.run.manifest import demo_manifest
 from protocol.run.sections import TokenizerSection
-from protocol.sync.run_files import file_section
+from protocol.sync.supplies import file_section
 from tests.simulation.rollouts import rl_run
 from tests.trainer.made_tokenizer import ENDS, VOCAB, make_tokenizer
 from tests.trainer.rl.test_rating import CONFIG

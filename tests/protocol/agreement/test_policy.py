@@ -14,7 +14,7 @@ from protocol.agreement.patience import FIRST_ROUNDS, HURRIED, Patience
 from protocol.agreement.policy import ANSWER_S, FINISH_S, LATE, RESEND_S, ClosingPolicy
 from protocol.agreement.validation import flaw_of_plan
 from protocol.chain.electorate import quorum_size
-from protocol.chain.tasks_in_force import TasksInForce
+from protocol.chain.progress import TasksInForce
 from protocol.run.admission import TokenUses, bearer_token, make_proof
 from protocol.run.manifest import Admission, RunManifest
 from protocol.run.rl_section import RlSection

@@ -6,8 +6,7 @@ from contextlib import suppress
 
 import trio
 
-from protocol.blobs.blob import to_bitmap
-from protocol.blobs.messages import (
+from protocol.blobs.blob import (
     MAX_NEWS,
     MAX_WANTED,
     BlobReply,
@@ -16,6 +15,7 @@ from protocol.blobs.messages import (
     ChunkNews,
     ChunksReply,
     ChunksRequest,
+    to_bitmap,
 )
 from protocol.transport.interface import Landing, NetworkError, Refused
 from protocol.wire.body import Body, decode_body

@@ -14,8 +14,7 @@ from random import Random
 import trio
 import trio.testing
 
-from protocol.blobs.blob import Blob, ChunkSet, EvenSpans, chunks_in
-from protocol.blobs.messages import read_chunk_header
+from protocol.blobs.blob import Blob, ChunkSet, EvenSpans, chunks_in, read_chunk_header
 from protocol.blobs.swarm import Swarm
 from protocol.blobs.transfer import Purpose
 from protocol.events.events import Event

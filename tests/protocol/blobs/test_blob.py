@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.blobs.blob import Blob, EvenSpans, chunks_in, from_bitmap, set_of, to_bitmap
-from protocol.blobs.messages import Copies, any_of
+from protocol.blobs.blob import Blob, Copies, EvenSpans, any_of, chunks_in, from_bitmap, set_of, to_bitmap
 from protocol.wire.canonical import Malformed
 from tests.protocol.blobs.peers import NAME, sized
 

@@ -9,9 +9,8 @@ import pytest
 import trio
 
 from protocol.blobs.store import Holding
-from protocol.chain.replica import Replica
+from protocol.chain.replica import Replica, ReplicaShelf, Serving
 from protocol.chain.results import CheckpointName, ResultName
-from protocol.chain.serving import ReplicaShelf, Serving
 from protocol.wire.body import decode_body
 from protocol.wire.hashes import Hash, tree_root
 from protocol.wire.questions import CommitsReply, CommitsRequest

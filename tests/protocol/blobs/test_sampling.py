@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import trio
 
-from protocol.blobs.messages import MAX_WANTED
-from protocol.blobs.sampling import SAMPLE_BYTES, SAMPLE_S, _first_chunks
+from protocol.blobs.blob import MAX_WANTED
+from protocol.blobs.transfer import SAMPLE_BYTES, SAMPLE_S, _first_chunks
 from tests.protocol.blobs.liars import AlwaysBusy, Corrupter, Swallower
 from tests.protocol.blobs.swarm_table import CHUNK_BYTES, Peer, SwarmTable, on_swarm_table
 

@@ -10,10 +10,10 @@ from math import inf
 import pytest
 import trio
 
-from protocol.blobs.fetching import HOPE_S, PATIENCE_S, PROMISE_S
-from protocol.blobs.messages import ChunksReply, ChunksRequest
+from protocol.blobs.blob import ChunksReply, ChunksRequest
 from protocol.blobs.offers import MAX_GUESTS
 from protocol.blobs.swarm import MAX_ASKERS
+from protocol.blobs.transfer import HOPE_S, PATIENCE_S, PROMISE_S
 from protocol.blobs.uploads import MOST_QUEUE
 from protocol.events.events import Dropped
 from protocol.transport.interface import Refused

@@ -10,7 +10,7 @@ from typing import Any
 import trio
 import trio.testing
 
-from protocol.blobs.messages import read_chunk_header
+from protocol.blobs.blob import read_chunk_header
 from protocol.blobs.uploads import LEAST_QUEUE, MAX_REMEMBERED, MOST, MOST_QUEUE, MOST_WITH_STALLED, PUSHES_TO_ONE, Uploads
 from protocol.transport.interface import Unreachable
 from protocol.wire.identity import PeerId

@@ -11,8 +11,7 @@ import pytest
 
 from protocol.blobs.blob import EvenSpans
 from protocol.chain.base import round_settings
-from protocol.chain.branch import Branch
-from protocol.chain.history import History
+from protocol.chain.history import Branch, History
 from protocol.chain.results import CheckpointName, ResultName
 from protocol.chain.store import NEVER, Store
 from protocol.disk import Disk, StoreFull

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from protocol.chain.base import Base
-from protocol.chain.tasks_in_force import OWN_PROBLEMS, TasksInForce, first_problem, place_of
+from protocol.chain.progress import OWN_PROBLEMS, TasksInForce, first_problem, place_of
 from protocol.rollouts.batch import problems_of
 from protocol.run.rl_section import RlSection
 from protocol.wire.canonical import Malformed

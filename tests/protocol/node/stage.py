@@ -13,8 +13,7 @@ from protocol.audit.ejection import Ejections
 from protocol.audit.evidence import TwoStatements
 from protocol.blobs.store import Shelves
 from protocol.blobs.swarm import Swarm
-from protocol.chain.replica import Replica
-from protocol.chain.serving import ReplicaShelf, Serving
+from protocol.chain.replica import Replica, ReplicaShelf, Serving
 from protocol.events.events import Event
 from protocol.membership.activity import Activity
 from protocol.membership.handshake import Handshake
@@ -27,11 +26,10 @@ from protocol.node.router import MessageRouter
 from protocol.node.state import Ratifier
 from protocol.run.manifest import SignedManifest
 from protocol.run.settings import NodeSettings
-from protocol.sync.claims import Settled
+from protocol.sync.remote_chains import Settled
 from protocol.transport.handlers import Guard
 from protocol.transport.interface import Acceptance
-from protocol.versions.catalogue import Catalogue
-from protocol.versions.shelf import VersionShelf
+from protocol.versions.catalogue import Catalogue, VersionShelf
 from protocol.versions.weight_versions import WeightVersions
 from protocol.wire.body import Body
 from protocol.wire.identity import Identity, PeerId

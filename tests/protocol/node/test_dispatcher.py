@@ -8,7 +8,7 @@ import pytest
 import trio
 import trio.testing
 
-from protocol.chain.serving import Serving
+from protocol.chain.replica import Serving
 from protocol.events.events import HandlerFailed, Notice
 from protocol.node import router
 from protocol.transport.handlers import answers

@@ -13,7 +13,7 @@ from protocol.agreement.ratification import vote_to_ratify
 from protocol.chain.base import Base
 from protocol.chain.history import History
 from protocol.node.rounds import read_voter_state
-from protocol.sync.claims import Settled
+from protocol.sync.remote_chains import Settled
 from protocol.transport.interface import Refused
 from protocol.wire.body import decode_body
 from protocol.wire.hashes import Hash

@@ -11,7 +11,7 @@ import pytest
 import trio
 import trio.testing
 
-from protocol.chain.tasks_in_force import TasksInForce
+from protocol.chain.progress import TasksInForce
 from protocol.rollouts.batch import PooledBatch, problems_of
 from protocol.rollouts.events import BatchVerified, DealHeard, Fetched, Idle, VerifyBatch
 from protocol.rollouts.trainer import TrainerLock

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from protocol.chain.tasks_in_force import TasksInForce
+from protocol.chain.progress import TasksInForce
 from protocol.rollouts.batch import TWICE, is_for, order_of, places_of, problems_of, trainer_of, validators_of
 from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import Identity, PeerId

@@ -13,7 +13,7 @@ from trio.testing import MockClock
 
 from protocol.blobs.blob import Blob
 from protocol.blobs.store import BlobStore, leaves_of
-from protocol.chain.tasks_in_force import TasksInForce
+from protocol.chain.progress import TasksInForce
 from protocol.disk import Disk, StoreFull
 from protocol.events.events import Event, Notice
 from protocol.rollouts.events import Ejected, FetchBatch, Fetched

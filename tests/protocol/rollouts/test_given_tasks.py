@@ -10,7 +10,7 @@ from typing import Any
 import trio
 import trio.testing
 
-from protocol.chain.tasks_in_force import TasksInForce, first_problem
+from protocol.chain.progress import TasksInForce, first_problem
 from protocol.rollouts.selection import AGAIN_S, GivenTasks
 from protocol.rollouts.trainer import TrainerLock
 from protocol.tasks.task_sets import TaskSets

@@ -12,7 +12,7 @@ import trio
 import trio.testing
 
 from protocol.blobs.store import BlobStore
-from protocol.chain.tasks_in_force import TasksInForce
+from protocol.chain.progress import TasksInForce
 from protocol.disk import Disk
 from protocol.rollouts.batch import PooledBatch
 from protocol.rollouts.selection import Selection

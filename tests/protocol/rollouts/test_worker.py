@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from protocol.blobs.store import BlobStore
-from protocol.chain.tasks_in_force import TasksInForce
+from protocol.chain.progress import TasksInForce
 from protocol.disk import Disk, StoreFailed
 from protocol.rollouts import worker as worker_module
 from protocol.rollouts.batch import problems_of

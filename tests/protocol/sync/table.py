@@ -10,21 +10,19 @@ from typing import Any, Literal
 import trio
 import trio.testing
 
-from protocol.blobs.messages import read_chunk_header
+from protocol.blobs.blob import read_chunk_header
 from protocol.blobs.swarm import Swarm
-from protocol.chain.branch import Branch
-from protocol.chain.replica import Replica
-from protocol.chain.serving import ReplicaShelf, Serving
+from protocol.chain.history import Branch
+from protocol.chain.replica import Replica, ReplicaShelf, Serving
 from protocol.events.events import Event
 from protocol.membership.activity import Activity
 from protocol.membership.liveness import Membership
 from protocol.run.invitation import Anchor
 from protocol.run.manifest import SignedManifest
 from protocol.sync.catch_up import CatchUp
-from protocol.sync.claims import Claims, Settled
 from protocol.sync.following import BranchCache, Following
 from protocol.sync.fork_choice import ElectorTips, ForkChoice
-from protocol.sync.remote_chains import Budget, RemoteChains
+from protocol.sync.remote_chains import Budget, Claims, RemoteChains, Settled
 from protocol.sync.supplies import StateFetcher
 from protocol.transport.interface import Refused, nothing
 from protocol.wire.identity import Identity, PeerId

@@ -8,8 +8,15 @@ import pytest
 import trio
 
 from protocol.chain.base import round_settings
-from protocol.sync.claims import DISBELIEF_S, HOPE_S, MAX_DISBELIEF_S, Settled
-from protocol.sync.remote_chains import BYTES_PER_MINUTE, CHECKS_PER_MINUTE, Budget
+from protocol.sync.remote_chains import (
+    BYTES_PER_MINUTE,
+    CHECKS_PER_MINUTE,
+    DISBELIEF_S,
+    HOPE_S,
+    MAX_DISBELIEF_S,
+    Budget,
+    Settled,
+)
 from protocol.wire.identity import Identity
 from tests.protocol.chains import a_run, grow
 from tests.protocol.peers import ANN, BOB, ME

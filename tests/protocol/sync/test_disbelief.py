@@ -6,7 +6,7 @@ from pathlib import Path
 
 import trio
 
-from protocol.sync.claims import DISBELIEF_S
+from protocol.sync.remote_chains import DISBELIEF_S
 from tests.protocol.peers import BOB, ME
 from tests.protocol.sync.table import CYN, Table, on_table
 

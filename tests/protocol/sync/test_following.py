@@ -10,8 +10,7 @@ from unittest.mock import patch
 import pytest
 import trio
 
-from protocol.chain.branch import Branch
-from protocol.chain.history import History
+from protocol.chain.history import Branch, History
 from protocol.chain.results import CheckpointName
 from protocol.chain.store import Store
 from protocol.disk import Disk

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from protocol.chain.branch import Branch
+from protocol.chain.history import Branch
 from protocol.events.events import SecondHistory
 from tests.protocol.chains import a_run, grow
 from tests.protocol.peers import ANN

@@ -10,14 +10,13 @@ from typing import Any
 import trio
 import trio.testing
 
-from protocol.blobs.blob import Blob, ChunkSet, chunks_in
+from protocol.blobs.blob import Blob, ChunkSet, LeavesRequest, chunks_in
 from protocol.blobs.fetcher import LEAVES_S
-from protocol.blobs.messages import LeavesRequest
 from protocol.blobs.store import BlobStore, leaves_of
 from protocol.disk import Disk
 from protocol.events.events import Event, Notice
 from protocol.run.sections import FILE_CHUNK_BYTES
-from protocol.sync.run_files import PATIENCE_S, RunFiles, file_section
+from protocol.sync.supplies import PATIENCE_S, RunFiles, file_section
 from protocol.transport.interface import NetworkError
 from protocol.wire.identity import PeerId
 from protocol.wire.questions import LeavesReply

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.chain.tasks_in_force import TasksInForce, first_problem
+from protocol.chain.progress import TasksInForce, first_problem
 from protocol.tasks.counting import LEAST_ATTEMPTS, MOST_MAKERS, OTHERS, ByMaker, Counting, TaskCounts, fault_of
 from protocol.trainer_link import Tried
 from protocol.wire.hashes import Hash

@@ -10,7 +10,7 @@ from typing import Any
 import trio
 
 from protocol.blobs.store import BlobStore
-from protocol.chain.tasks_in_force import TasksInForce
+from protocol.chain.progress import TasksInForce
 from protocol.disk import Disk
 from protocol.tasks.commands import TaskSetCommands
 from protocol.tasks.library import SetFiles

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protocol.chain.tasks_in_force import TasksInForce
+from protocol.chain.progress import TasksInForce
 from protocol.tasks.task_sets import Newest
 from protocol.wire.tasks import AdmittedSet, Amendment
 from tests.protocol.peers import ANN

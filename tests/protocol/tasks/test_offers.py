@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.chain.tasks_in_force import TasksInForce
+from protocol.chain.progress import TasksInForce
 from protocol.tasks.commands import CannotAmend, admitting, removing
 from protocol.tasks.task_sets import MOST, MOST_OF_ONE, Offers, SignedOffer
 from protocol.wire.hashes import hash_bytes
