@@ -84,8 +84,7 @@ class Improving:
         while (ways := self.ways(peer)) and all(way.relay is not None for way in ways):
             try:
                 sock, way = await self._meet(peer)
-                raw = raw_connection(trio.SocketStream(sock), way, dialled=True)
-                await self._swarm.upgrade_outbound_raw_conn(raw, library_id(peer))
+                await begin_connection(self._swarm, sock, way, peer)
                 return
             except Exception as error:  # noqa: BLE001 - the library raises anything
                 log.debug("no better way to %s: %r", peer, error)
@@ -103,6 +102,18 @@ class Improving:
 
     def _open(self, peer: PeerId) -> list[Connection]:
         return [each for each in self._swarm.connections.get(library_id(peer), []) if not each.is_closed]
+
+
+async def begin_connection(swarm: HostConnections, sock: trio.socket.SocketType, way: Way, peer: PeerId) -> None:
+    """Begin a connection of the library over a socket to this peer; close the socket if it does not come about.
+
+    The library leaves the socket open if the handshake is cancelled.
+    """
+    try:
+        await swarm.upgrade_outbound_raw_conn(raw_connection(trio.SocketStream(sock), way, dialled=True), library_id(peer))
+    except BaseException:
+        sock.close()
+        raise
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -206,8 +217,7 @@ class Traversal:
     async def connect(self, address: CircuitAddress) -> None:
         """Connect to a peer through its relay.  Raises `Unreachable`, OSError, and whatever the library raises."""
         sock, way = await self.circuits.open(address.relay, address.peer)
-        raw = raw_connection(trio.SocketStream(sock), way, dialled=True)
-        await self._swarm.upgrade_outbound_raw_conn(raw, library_id(address.peer))
+        await begin_connection(self._swarm, sock, way, address.peer)
 
     async def socket(self, peer: PeerId, connection: MuxedConnection, port: int) -> trio.socket.SocketType:
         """Return a socket to a connected peer, which listens at `port`.  Raises `LinkBroken` or OSError."""

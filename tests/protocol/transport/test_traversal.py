@@ -29,8 +29,9 @@ from protocol.transport.nat.punching import (
     write_candidates,
 )
 from protocol.transport.nat.reachability import AddressVerdict, Reachability
+from protocol.transport.nat.traversal import begin_connection
 from protocol.transport.network import Libp2pNetwork
-from protocol.transport.sockets import MAX_PENDING, Doorstep, End, LinkKind, receive, way_of
+from protocol.transport.sockets import DIRECT, MAX_PENDING, Doorstep, End, LinkKind, receive, way_of
 from protocol.transport.streams import ask
 from protocol.wire.identity import Identity, PeerId
 from tests.protocol.transport.recorder import RUN, Recorder, network, pair, stack
@@ -181,6 +182,18 @@ def test_pushes_go_through_the_relay_where_there_is_no_other_way() -> None:
             assert stack(between).traversal.relay.carried_bytes - before >= len(data)
             limit = stack(one).traversal.way(two.peer_id).bytes_per_s
             assert one.bandwidth().up_bytes_per_s == 0 and limit == 1.25e6
+
+    trio.run(main)
+
+
+def test_a_handshake_that_is_cancelled_leaves_no_socket_open() -> None:
+    async def main() -> None:
+        async with network(Recorder()) as end:
+            near, far = trio.socket.socketpair()
+            with far, trio.CancelScope() as scope:
+                scope.cancel()
+                await begin_connection(stack(end).host.get_network(), near, DIRECT, A)
+            assert scope.cancelled_caught and near.fileno() == -1
 
     trio.run(main)
 
