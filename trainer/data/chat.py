@@ -368,6 +368,7 @@ class ChatReading(Reading):
         self.digest = _digest(self._splits.values())
 
     def rows(self, windows: Sequence[int], *, held_out: bool = False) -> Rows:
+        """As `Reading.rows`."""
         rows, width = [self._rows[held_out][index] for index in windows], self._length + 1
         split = self._splits[held_out]
         tokens_bt = np.full((len(rows), width), self._fill, split.tokens.dtype)

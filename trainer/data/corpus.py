@@ -53,6 +53,7 @@ class TextReading(Reading):
             )
 
     def rows(self, windows: Sequence[int], *, held_out: bool = False) -> Rows:
+        """As `Reading.rows`."""
         tokens = self._corpus.held_out if held_out else self._corpus.train
         return Rows(np.stack([window(tokens, index, self._length) for index in windows]))
 

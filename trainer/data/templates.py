@@ -82,18 +82,23 @@ class TemplatedTokenizer(Tokenizer):
         return tokens
 
     def encode(self, text: str) -> list[int]:
+        """As `Tokenizer.encode`."""
         return self._tokenizer.encode(text)
 
     def decode(self, tokens: Sequence[int]) -> str:
+        """As `Tokenizer.decode`."""
         return self._tokenizer.decode(tokens)
 
     def special(self, name: str) -> int:
+        """As `Tokenizer.special`."""
         return self._tokenizer.special(name)
 
     def prompt(self, text: str) -> list[int]:
+        """As `Tokenizer.prompt`."""
         return self.opening([Message("user", text)])
 
     def reply(self, text: str) -> list[int]:
+        """As `Tokenizer.reply`."""
         return self._gap + self._conversation([Message("user", text)]).tokens + self._headings[LEARNT]
 
     def opening(self, messages: Sequence[Message]) -> list[int]:

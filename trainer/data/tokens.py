@@ -81,15 +81,18 @@ class ByteTokenizer(Tokenizer):
     vocab = 256
 
     def encode(self, text: str) -> list[int]:
+        """As `Tokenizer.encode`."""
         tokens = list(_utf8(text))
         if self.end in tokens:
             raise UnreadableText("holds a token that ends a turn (a byte 0)")
         return tokens
 
     def decode(self, tokens: Sequence[int]) -> str:
+        """As `Tokenizer.decode`."""
         return _decoded(tokens, lambda token: token < self.vocab, lambda some: bytes(some).decode(errors="replace"))
 
     def special(self, name: str) -> int:
+        """As `Tokenizer.special`."""
         raise ValueError(f"a byte-level model has no token {name!r}; give the run a tokenizer that has")
 
 
@@ -112,6 +115,7 @@ class TokenizerFile(Tokenizer):
         self._marks = {number: mark for mark in MARKS if (number := self._tokenizer.number(mark)) is not None}
 
     def encode(self, text: str) -> list[int]:
+        """As `Tokenizer.encode`."""
         size = len(_utf8(text))  # refuses a lone surrogate, at which the library would panic
         try:
             tokens = self._tokenizer.encode(text)
@@ -126,9 +130,11 @@ class TokenizerFile(Tokenizer):
         return tokens
 
     def decode(self, tokens: Sequence[int]) -> str:
+        """As `Tokenizer.decode`."""
         return _decoded(tokens, lambda token: token in self._known, self._tokenizer.decode)
 
     def special(self, name: str) -> int:
+        """As `Tokenizer.special`."""
         number = self._tokenizer.number(name)
         if number is None:
             raise ValueError(f"{self._path} has no token {name!r}, which the run's template needs; take another template")

@@ -67,19 +67,24 @@ class ProceduralTask(Environment):
 
     @property
     def size(self) -> int:
+        """As `Environment.size`."""
         return PROBLEMS
 
     def problem(self, index: int) -> Problem:
+        """As `Environment.problem`."""
         question, answer = self._make(Draw(self.name, self._checked(index)))
         return Problem(index, f"{self.name} {question}\n", answer)
 
     def score(self, problem: Problem, turns: Sequence[str]) -> float:
+        """As `Environment.score`."""
         return float(len(turns) == 1 and turns[0].strip() == problem.answer)
 
     def is_exact(self, problem: Problem) -> bool:
+        """As `Environment.is_exact`."""
         return True
 
     def solution(self, problem: Problem) -> tuple[str, ...]:
+        """As `Environment.solution`."""
         return (str(problem.answer),)
 
     @abstractmethod
@@ -217,10 +222,12 @@ class Guess(_Conversation):
         self.max_turns = self._most.bit_length()
 
     def problem(self, index: int) -> Problem:
+        """As `Environment.problem`."""
         secret = Draw(self.name, self._checked(index)).between(1, self._most)
         return Problem(index, f"{self.name} 1-{self._most}\n", secret)
 
     def reply(self, problem: Problem, turns: Sequence[str]) -> str | None:
+        """As `Environment.reply`."""
         guess = _whole_number(turns[-1])
         if guess == problem.answer or len(turns) >= self.max_turns:
             return None
@@ -229,9 +236,11 @@ class Guess(_Conversation):
         return "more\n" if guess < problem.answer else "less\n"
 
     def score(self, problem: Problem, turns: Sequence[str]) -> float:
+        """As `Environment.score`."""
         return float(0 < len(turns) <= self.max_turns and _whole_number(turns[-1]) == problem.answer)
 
     def solution(self, problem: Problem) -> tuple[str, ...]:
+        """As `Environment.solution`."""
         low, high, turns = 1, self._most, []
         while True:
             guess = (low + high) // 2
@@ -251,20 +260,24 @@ class Lookup(_Conversation):
     max_turns = 3
 
     def problem(self, index: int) -> Problem:
+        """As `Environment.problem`."""
         draw = Draw(self.name, self._checked(index))
         keys = draw.one_of("abcdefghijklm") + draw.one_of("nopqrstuvwxyz")
         return Problem(index, f"{self.name} {keys[0]} {keys[1]}\n", {key: draw.text("0123456789", 1) for key in keys})
 
     def reply(self, problem: Problem, turns: Sequence[str]) -> str | None:
+        """As `Environment.reply`."""
         said = turns[-1].strip()
         if len(turns) >= self.max_turns or said.startswith("="):
             return None
         return problem.answer.get(said[1:], NOT_UNDERSTOOD) + "\n" if said.startswith("?") else f"{NOT_UNDERSTOOD}\n"
 
     def score(self, problem: Problem, turns: Sequence[str]) -> float:
+        """As `Environment.score`."""
         return float(0 < len(turns) <= self.max_turns and turns[-1].strip() == "=" + "".join(problem.answer.values()))
 
     def solution(self, problem: Problem) -> tuple[str, ...]:
+        """As `Environment.solution`."""
         return *(f"?{key}" for key in problem.answer), "=" + "".join(problem.answer.values())
 
 
@@ -278,11 +291,13 @@ class Calculate(_Conversation):
     max_turns = 3
 
     def problem(self, index: int) -> Problem:
+        """As `Environment.problem`."""
         draw = Draw(self.name, self._checked(index))
         one, factor, more = draw.between(10, 99), draw.between(2, 9), draw.between(10, 99)
         return Problem(index, f"{self.name} {one}*{factor}+{more}\n", (one, factor, more))
 
     def reply(self, problem: Problem, turns: Sequence[str]) -> str | None:
+        """As `Environment.reply`."""
         said = turns[-1].strip()
         if len(turns) >= self.max_turns or said.startswith("="):
             return None
@@ -292,10 +307,12 @@ class Calculate(_Conversation):
         return f"{OPERATIONS[asked[2]](int(asked[1]), int(asked[3]))}\n"
 
     def score(self, problem: Problem, turns: Sequence[str]) -> float:
+        """As `Environment.score`."""
         one, factor, more = problem.answer
         return float(0 < len(turns) <= self.max_turns and turns[-1].strip() == f"={one * factor + more}")
 
     def solution(self, problem: Problem) -> tuple[str, ...]:
+        """As `Environment.solution`."""
         one, factor, more = problem.answer
         return f"?{one}*{factor}", f"?{one * factor}+{more}", f"={one * factor + more}"
 

@@ -190,14 +190,17 @@ class ReasoningGym(Environment):
 
     @property
     def size(self) -> int:
+        """As `Environment.size`."""
         return self._size
 
     def problem(self, index: int) -> Problem:
+        """As `Environment.problem`."""
         number = self._checked(index)
         question, answer = self._block(number // AT_ONCE)[number % AT_ONCE]
         return Problem(index, question, answer)
 
     def score(self, problem: Problem, turns: Sequence[str]) -> float:
+        """As `Environment.score`."""
         if len(turns) != 1:
             return 0.0
         said = answer_element(turns[0])
@@ -210,6 +213,7 @@ class ReasoningGym(Environment):
             return 0.0
 
     def solution(self, problem: Problem) -> tuple[str, ...]:
+        """As `Environment.solution`."""
         if problem.answer is None:
             raise ValueError(f"{self._what['task']} of reasoning-gym names no answers, so it has no examples")
         return (str(problem.answer),)
@@ -315,12 +319,15 @@ class VerifiersTasks(Environment):
 
     @property
     def size(self) -> int:
+        """As `Environment.size`."""
         return len(self._prompts)
 
     def problem(self, index: int) -> Problem:
+        """As `Environment.problem`."""
         return Problem(index, self._prompts[self._checked(index)], None)
 
     def score(self, problem: Problem, turns: Sequence[str]) -> float:
+        """As `Environment.score`."""
         if len(turns) != 1:
             return 0.0
         try:
@@ -330,4 +337,5 @@ class VerifiersTasks(Environment):
             return 0.0
 
     def solution(self, problem: Problem) -> tuple[str, ...]:
+        """As `Environment.solution`."""
         raise ValueError("tasks of verifiers name no solutions, so they give no examples")

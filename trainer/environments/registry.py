@@ -131,23 +131,29 @@ class Mixture(Environment):
 
     @property
     def size(self) -> int:
+        """As `Environment.size`."""
         return len(self._environments) * min(environment.size for environment in self._environments)
 
     def problem(self, index: int) -> Problem:
+        """As `Environment.problem`."""
         number, part = divmod(self._checked(index), len(self._environments))
         inner = self._environments[part].problem(number)
         return Problem(index, inner.prompt, inner)
 
     def score(self, problem: Problem, turns: Sequence[str]) -> float:
+        """As `Environment.score`."""
         return self._of(problem).score(problem.answer, turns)
 
     def is_exact(self, problem: Problem) -> bool:
+        """As `Environment.is_exact`."""
         return self._of(problem).is_exact(problem.answer)
 
     def solution(self, problem: Problem) -> tuple[str, ...]:
+        """As `Environment.solution`."""
         return self._of(problem).solution(problem.answer)
 
     def reply(self, problem: Problem, turns: Sequence[str]) -> str | None:
+        """As `Environment.reply`."""
         return self._of(problem).reply(problem.answer, turns)
 
     def _of(self, problem: Problem) -> Environment:

@@ -39,19 +39,24 @@ class RecordedTasks(Environment):
 
     @property
     def size(self) -> int:
+        """As `Environment.size`."""
         return len(self._tasks)
 
     def problem(self, index: int) -> Problem:
+        """As `Environment.problem`."""
         task = self._tasks[self._checked(index)]
         return Problem(index, task.prompt, task)
 
     def score(self, problem: Problem, turns: Sequence[str]) -> float:
+        """As `Environment.score`."""
         return self._verifier.score(problem.answer.verification, turns[0]) if len(turns) == 1 else 0.0
 
     def is_exact(self, problem: Problem) -> bool:
+        """As `Environment.is_exact`."""
         return isinstance(problem.answer.verification, ExactAnswer | NumericAnswer)
 
     def solution(self, problem: Problem) -> tuple[str, ...]:
+        """As `Environment.solution`."""
         if problem.answer.solution is None:
             raise ValueError(f"task {problem.answer.problem_id} names no solution, so it gives no example")
         return (problem.answer.solution,)
@@ -206,6 +211,7 @@ class Extended(Environment):
         return unusable
 
     def problem(self, index: int) -> Problem:
+        """As `Environment.problem`."""
         if index < self._own.size:
             return self._own.problem(index)
         environment, first = self._set_of(index)
@@ -213,15 +219,19 @@ class Extended(Environment):
         return Problem(index, inner.prompt, inner.answer)
 
     def score(self, problem: Problem, turns: Sequence[str]) -> float:
+        """As `Environment.score`."""
         return self._of(problem).score(problem, turns)
 
     def is_exact(self, problem: Problem) -> bool:
+        """As `Environment.is_exact`."""
         return self._of(problem).is_exact(problem)
 
     def solution(self, problem: Problem) -> tuple[str, ...]:
+        """As `Environment.solution`."""
         return self._of(problem).solution(problem)
 
     def reply(self, problem: Problem, turns: Sequence[str]) -> str | None:
+        """As `Environment.reply`."""
         return self._of(problem).reply(problem, turns)
 
     def _of(self, problem: Problem) -> Environment:

@@ -35,9 +35,11 @@ class Targeted(Environment):
 
     @property
     def size(self) -> int:
+        """As `Environment.size`."""
         return self._own.size
 
     def problem(self, index: int) -> Problem:
+        """As `Environment.problem`."""
         problem = self._own.problem(index)
         return replace(problem, prompt=with_target(problem.prompt, self.target(index)))
 
@@ -46,15 +48,19 @@ class Targeted(Environment):
         return target_length(self._targets, self._seed, index)
 
     def score(self, problem: Problem, turns: Sequence[str]) -> float:
+        """As `Environment.score`."""
         return self._own.score(problem, turns)
 
     def is_exact(self, problem: Problem) -> bool:
+        """As `Environment.is_exact`."""
         return self._own.is_exact(problem)
 
     def solution(self, problem: Problem) -> tuple[str, ...]:
+        """As `Environment.solution`."""
         return self._own.solution(problem)
 
     def reply(self, problem: Problem, turns: Sequence[str]) -> str | None:
+        """As `Environment.reply`."""
         return self._own.reply(problem, turns)
 
 
