@@ -19,6 +19,7 @@ from kernels.toploc import prove_all
 from trainer.data.tokens import ByteTokenizer
 from trainer.environments.environment import Environment, Problem, read_turns
 from trainer.generate.engine import Batch, Engine, Request, complete
+from trainer.generate.generator import Slots
 from trainer.generate.sampling import stream_key
 from trainer.models.llama.config import ModelConfig, parameter_layout
 from trainer.models.llama.initial import initial_parameters
@@ -102,13 +103,18 @@ class Choosing(Batch):
 class ChoosingEngine(Engine):
     """The engine of a peer that chooses tokens by its own rule."""
 
-    def __init__(
-        self, choice: Choice, config: ModelConfig, *, slots: int, length: int, dtype: torch.dtype, **rest: Any
-    ) -> None:
-        super().__init__(config, CPU, slots=slots, length=length, dtype=dtype, **rest)
-        batch = Choosing(config, CPU, dtype, slots, length)
+    def __init__(self, choice: Choice, config: ModelConfig, slots: Slots, *, dtype: torch.dtype, **rest: Any) -> None:
+        super().__init__(config, CPU, slots, dtype=dtype, **rest)
+        batch = Choosing(config, CPU, dtype, slots.count, slots.length)
         batch.choice = choice
         self._batch = batch
+
+
+def _engine_with(prefill: int) -> type[Engine]:
+    class Other(Engine):
+        prefill_tokens = prefill
+
+    return Other
 
 
 class Peer:
@@ -117,7 +123,13 @@ class Peer:
     def __init__(self, run: Run, flat: np.ndarray | None = None, choice: Choice | None = None, **engine: Any) -> None:
         self._run, self._choice = run, choice
         self.config, self.flat = run.config, torch.from_numpy(run.theta if flat is None else flat)
-        self._options: dict[str, Any] = {"slots": 32, "dtype": torch.float32} | engine
+        self._options: dict[str, Any] = {
+            "slots": 32,
+            "dtype": torch.float32,
+            "prefill_tokens": Engine.prefill_tokens,
+            **engine,
+        }
+        self._prefill_tokens = self._options.pop("prefill_tokens")
         self.spent_s = 0.0
         """Processor time of generating."""
 
@@ -133,13 +145,13 @@ class Peer:
     ) -> list[Rollout]:
         """Completions of the first problems, `GROUP` of each.  prompt: what the model reads instead of the prompt."""
         options = self._options | {
-            "length": PROMPT_TOKENS + self._run.length,
+            "slots": Slots(self._options["slots"], PROMPT_TOKENS + self._run.length),
             "temperature": temperature,
             "prove_all": prove_all,
             "reply": self._reply,
         }
         if self._choice is None:
-            engine = Engine(self.config, CPU, **options)
+            engine = _engine_with(self._prefill_tokens)(self.config, CPU, **options)
         else:
             engine = ChoosingEngine(self._choice, self.config, **options)
         engine.load(self.flat.to(self._options["dtype"]))

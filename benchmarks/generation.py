@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from protocol.run.manifest import demo_manifest
 from trainer.config import TrainingConfig
 from trainer.generate.engine import Engine, Request, complete
+from trainer.generate.generator import Slots
 from trainer.generate.sampling import choose
 from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.initial import initial_parameters
@@ -86,7 +87,7 @@ def measure(device: torch.device, dtype: torch.dtype, repeats: int) -> Iterator[
     config = demo_model()
     flat = parameters(config).to(dtype)
     for slots in BATCHES:
-        engine = Engine(config, device, slots=slots, length=PROMPT + 2 * TOKENS, dtype=dtype)
+        engine = Engine(config, device, Slots(slots, PROMPT + 2 * TOKENS), dtype=dtype)
         engine.load(flat)
         even = requests(config, slots, lambda _: TOKENS)
         ragged = requests(config, 4 * slots, lambda number: 1 + 97 * number % (2 * TOKENS - 1))

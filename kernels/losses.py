@@ -40,18 +40,23 @@ def language_model_loss(
     assert hidden.shape[:-1] == targets.shape, f"hidden {tuple(hidden.shape)} against targets {tuple(targets.shape)}"
     assert mask is None or mask.shape == targets.shape
     assert chunk_tokens > 0
-    counted = None if mask is None else mask.reshape(-1)
     differentiate = torch.is_grad_enabled() and (hidden.requires_grad or output_weight.requires_grad)
     loss: Tensor = _ChunkedLoss.apply(  # type: ignore[no-untyped-call]
         hidden.reshape(-1, hidden.shape[-1]),
         output_weight,
-        targets.reshape(-1),
-        counted,
+        _Targets(targets.reshape(-1), None if mask is None else mask.reshape(-1)),
         z_loss,
         chunk_tokens,
         differentiate,
     )
     return loss
+
+
+class _Targets(NamedTuple):
+    """Targets (tokens,), and for each True if it counts; None if all count."""
+
+    targets_t: Tensor
+    mask_t: Tensor | None
 
 
 class _ChunkedLoss(torch.autograd.Function):
@@ -60,12 +65,12 @@ class _ChunkedLoss(torch.autograd.Function):
         ctx: Any,
         hidden_td: Tensor,
         weight_vd: Tensor,
-        targets_t: Tensor,
-        mask_t: Tensor | None,
+        targets: _Targets,
         z_loss: float,
         chunk_tokens: int,
         differentiate: bool,
     ) -> Tensor:
+        targets_t, mask_t = targets
         count = targets_t.numel() if mask_t is None else int(mask_t.sum())
         scale = 1.0 / max(1, count)
         product_weight_vd = weight_vd.to(hidden_td.dtype)
@@ -92,7 +97,7 @@ class _ChunkedLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return *_saved_gradients(ctx, grads[0]), None, None, None, None, None
+        return *_saved_gradients(ctx, grads[0]), None, None, None, None
 
 
 def _saved_gradients(ctx: Any, factor: Tensor) -> tuple[Tensor | None, Tensor | None]:
@@ -146,20 +151,50 @@ class PolicyStatistics(NamedTuple):
     kl: Tensor
 
 
+@dataclass(frozen=True)
+class PolicyTerms:
+    """Numbers of the policy loss (`policy_loss`).
+
+    delta: at least 1 + eps; infinity clips on one side only (PPO).  kl_weight: other than 0 needs a reference.
+    """
+
+    eps: float = 0.2
+    delta: float = 4.0
+    temperature: float = 1.0
+    entropy_weight: float = 1e-4
+    kl_weight: float = 0.0
+
+    def __post_init__(self) -> None:
+        assert 0 <= self.eps < 1 and self.delta >= 1 + self.eps and self.temperature > 0
+
+
+class PolicyTokens(NamedTuple):
+    """Inputs of the policy loss for each token, (...), besides its logits.
+
+    targets: int64.  mask: bool, true for tokens that count.  old_logp, advantages, reference_logp: float, without gradient,
+    and read only where the token counts; reference_logp: None without a reference.
+    """
+
+    targets: Tensor
+    old_logp: Tensor
+    advantages: Tensor
+    mask: Tensor
+    reference_logp: Tensor | None = None
+
+    def flat(self) -> PolicyTokens:
+        """Return the inputs as (tokens,), without gradient."""
+        return PolicyTokens._make(None if each is None else each.detach().reshape(-1) for each in self)
+
+    def part(self, span: slice) -> PolicyTokens:
+        """Return the inputs for a part of the tokens."""
+        return PolicyTokens._make(None if each is None else each[span] for each in self)
+
+
 def policy_loss(
     hidden: Tensor,
     output_weight: Tensor,
-    targets: Tensor,
-    old_logp: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    *,
-    eps: float = 0.2,
-    delta: float = 4.0,
-    temperature: float = 1.0,
-    entropy_weight: float = 1e-4,
-    kl_weight: float = 0.0,
-    reference_logp: Tensor | None = None,
+    tokens: PolicyTokens,
+    terms: PolicyTerms,
     chunk_tokens: int = CHUNK_TOKENS,
 ) -> tuple[Tensor, PolicyStatistics]:
     """Return the loss of GRPO with two-sided clipping, a scalar differentiable in `hidden` and `output_weight`; statistics.
@@ -172,29 +207,14 @@ def policy_loss(
     the mean over all tokens and the bound `delta` on the ratios of tokens with a negative advantage, INTELLECT-2 (Prime
     Intellect 2025, section on two-sided GRPO clipping); k3, Schulman ("Approximating KL divergence", 2020).
 
-    hidden: (..., dim), float.  output_weight: (vocab, dim), float.  targets: (...), int64.  old_logp, advantages,
-    reference_logp: (...), float, without gradient, and read only where `mask` (..., bool) counts the token.  delta is at
-    least 1 + eps; infinity clips on one side only (PPO).  A `kl_weight` other than 0 needs a reference.
+    hidden: (..., dim), float.  output_weight: (vocab, dim), float.
     """
-    assert hidden.shape[:-1] == targets.shape, f"hidden {tuple(hidden.shape)} against targets {tuple(targets.shape)}"
-    assert {each.shape for each in (old_logp, advantages, mask, reference_logp) if each is not None} == {targets.shape}
-    assert 0 <= eps < 1 and delta >= 1 + eps and temperature > 0 and chunk_tokens > 0
-    assert reference_logp is not None or not kl_weight, "a KL term needs a reference"
-    tokens = _PolicyTokens(
-        targets.reshape(-1),
-        old_logp.detach().reshape(-1),
-        advantages.detach().reshape(-1),
-        mask.reshape(-1),
-        None if reference_logp is None else reference_logp.detach().reshape(-1),
-    )
+    assert hidden.shape[:-1] == tokens.targets.shape, f"hidden {tuple(hidden.shape)}, targets {tuple(tokens.targets.shape)}"
+    assert {each.shape for each in tokens if each is not None} == {tokens.targets.shape} and chunk_tokens > 0
+    assert tokens.reference_logp is not None or not terms.kl_weight, "a KL term needs a reference"
     differentiate = torch.is_grad_enabled() and (hidden.requires_grad or output_weight.requires_grad)
     loss, means = _ChunkedPolicyLoss.apply(  # type: ignore[no-untyped-call]
-        hidden.reshape(-1, hidden.shape[-1]),
-        output_weight,
-        tokens,
-        _PolicyTerms(eps, delta, temperature, entropy_weight, kl_weight),
-        chunk_tokens,
-        differentiate,
+        hidden.reshape(-1, hidden.shape[-1]), output_weight, tokens.flat(), terms, chunk_tokens, differentiate
     )
     return loss, PolicyStatistics(*means.unbind())
 
@@ -218,66 +238,40 @@ def token_log_probabilities(
     return torch.cat(parts).view(targets.shape) if parts else torch.zeros(targets.shape, device=hidden.device)
 
 
-@dataclass(frozen=True)
-class _PolicyTerms:
-    eps: float
-    delta: float
-    temperature: float
-    entropy_weight: float
-    kl_weight: float
-
-
-class _PolicyTokens(NamedTuple):
-    """Inputs of the policy loss for each token, (tokens,), besides its logits."""
-
-    targets_t: Tensor
-    old_logp_t: Tensor
-    advantages_t: Tensor
-    mask_t: Tensor
-    reference_logp_t: Tensor | None
-
-    def part(self, span: slice) -> _PolicyTokens:
-        """Return the inputs for a part of the tokens."""
-        reference_logp_t = None if self.reference_logp_t is None else self.reference_logp_t[span]
-        return _PolicyTokens(
-            self.targets_t[span], self.old_logp_t[span], self.advantages_t[span], self.mask_t[span], reference_logp_t
-        )
-
-
 class _ChunkedPolicyLoss(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
         hidden_td: Tensor,
         weight_vd: Tensor,
-        tokens: _PolicyTokens,
-        terms: _PolicyTerms,
+        tokens: PolicyTokens,
+        terms: PolicyTerms,
         chunk_tokens: int,
         differentiate: bool,
     ) -> tuple[Tensor, Tensor]:
         wide = torch.promote_types(hidden_td.dtype, torch.float32)
-        scale = 1.0 / max(1, int(tokens.mask_t.sum()))
+        scale = 1.0 / max(1, int(tokens.mask.sum()))
         product_weight_vd = weight_vd.to(hidden_td.dtype)
         totals = torch.zeros(5, dtype=wide, device=hidden_td.device)
         grad_hidden_td = torch.empty_like(hidden_td) if differentiate and hidden_td.requires_grad else None
         grad_weight_vd = torch.zeros_like(weight_vd, dtype=wide) if differentiate and weight_vd.requires_grad else None
-        for start in range(0, tokens.targets_t.numel(), chunk_tokens):
+        for start in range(0, tokens.targets.numel(), chunk_tokens):
             span = slice(start, start + chunk_tokens)
             part = tokens.part(span)
             log_p_tv = _log_softmax(hidden_td[span], product_weight_vd, terms.temperature)
             p_tv = log_p_tv.exp()
             entropy_t = -torch.bmm(p_tv[:, None, :], log_p_tv[:, :, None])[:, 0, 0]
-            logp_t = log_p_tv.gather(1, part.targets_t[:, None]).squeeze(1)
+            logp_t = log_p_tv.gather(1, part.targets[:, None]).squeeze(1)
             values_nt, slope_t = _policy_terms(logp_t, entropy_t, part, terms)
-            totals += values_nt.where(part.mask_t, 0.0).sum(dim=1) * scale
+            totals += values_nt.where(part.mask, 0.0).sum(dim=1) * scale
             if not differentiate:
                 continue
-            share_t = part.mask_t.to(wide) * (scale / terms.temperature)
-            slope_t = slope_t.where(part.mask_t, 0.0) * share_t
+            share_t = part.mask.to(wide) * (scale / terms.temperature)
+            slope_t = slope_t.where(part.mask, 0.0) * share_t
             bonus_t = share_t * terms.entropy_weight
             # of the logits: slope * (one-hot of target - p) + entropy weight * p * (log p + entropy)
             gradient_tv = log_p_tv.add_(entropy_t[:, None]).mul_(bonus_t[:, None]).sub_(slope_t[:, None]).mul_(p_tv)
-            gradient_tv = gradient_tv.scatter_add_(1, part.targets_t[:, None], slope_t[:, None]).to(hidden_td.dtype)
+            gradient_tv = gradient_tv.scatter_add_(1, part.targets[:, None], slope_t[:, None]).to(hidden_td.dtype)
             if grad_hidden_td is not None:
                 torch.mm(gradient_tv, product_weight_vd, out=grad_hidden_td[span])
             if grad_weight_vd is not None:
@@ -302,10 +296,10 @@ def _log_softmax(hidden_td: Tensor, weight_vd: Tensor, temperature: float) -> Te
     return logits_tv.sub_(torch.logsumexp(logits_tv, dim=1, keepdim=True))
 
 
-def _policy_terms(logp_t: Tensor, entropy_t: Tensor, tokens: _PolicyTokens, terms: _PolicyTerms) -> tuple[Tensor, Tensor]:
+def _policy_terms(logp_t: Tensor, entropy_t: Tensor, tokens: PolicyTokens, terms: PolicyTerms) -> tuple[Tensor, Tensor]:
     """Return loss, clipped, ratio, entropy, k3 of each token, (5, tokens), and the loss's derivative by logp, (tokens,)."""
-    advantages_t = tokens.advantages_t.to(logp_t.dtype)
-    ratio_t = (logp_t - tokens.old_logp_t).clamp(max=LARGEST_LOG_RATIO).exp()
+    advantages_t = tokens.advantages.to(logp_t.dtype)
+    ratio_t = (logp_t - tokens.old_logp).clamp(max=LARGEST_LOG_RATIO).exp()
     free_t = ratio_t.clamp(max=terms.delta) * advantages_t
     held_t = ratio_t.clamp(1 - terms.eps, 1 + terms.eps) * advantages_t
     clipped_t = torch.where(
@@ -314,8 +308,8 @@ def _policy_terms(logp_t: Tensor, entropy_t: Tensor, tokens: _PolicyTokens, term
     loss_t = -torch.minimum(free_t, held_t) - terms.entropy_weight * entropy_t
     slope_t = -(ratio_t * advantages_t).where(~clipped_t, 0.0)
     k3_t = torch.zeros_like(logp_t)
-    if tokens.reference_logp_t is not None:
-        beyond_t = (tokens.reference_logp_t - logp_t).clamp(max=LARGEST_LOG_RATIO)
+    if tokens.reference_logp is not None:
+        beyond_t = (tokens.reference_logp - logp_t).clamp(max=LARGEST_LOG_RATIO)
         k3_t = beyond_t.exp() - beyond_t - 1
         loss_t = loss_t + terms.kl_weight * k3_t
         slope_t = slope_t + terms.kl_weight * (1 - beyond_t.exp())

@@ -262,8 +262,10 @@ def _mismatches(proven_ck: Ints, own_ck: Ints) -> list[Mismatch]:
 def _top_values(
     sequences: Sequence[Tensor], top_k: int, chunk_tokens: int
 ) -> list[tuple[list[int], npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
-    """Return, for each number k of values that chunks prove (`top_k`, or fewer in short chunks), the chunks' owners, and the
-    positions and the 16 bits (C, k) of their largest values."""
+    """Return the owners of chunks, and the positions and the 16 bits (C, k) of their largest values.
+
+    They are grouped by the number k of values that a chunk proves: `top_k`, or fewer in short chunks.
+    """
     assert all(hidden.dtype == torch.bfloat16 and hidden.dim() == 2 for hidden in sequences)
     groups: dict[int, tuple[list[int], list[Tensor]]] = {}
     for owner, hidden_nh in enumerate(sequences):

@@ -108,8 +108,7 @@ def lot_of(tip: Hash, author: PeerId, number: int) -> Hash:
 
 
 def trainer_of(lot: Hash, trainers: Sequence[PeerId]) -> PeerId | None:
-    """Return the trainer that a batch with this lot is for, of the version's record (sorted); None if the record has
-    none."""
+    """Return the trainer that a batch with this lot is for; None without trainers.  trainers: in the record, sorted."""
     return trainers[_number_in(lot) % len(trainers)] if trainers else None
 
 

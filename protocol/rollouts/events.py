@@ -72,8 +72,10 @@ class PoolTick:
 
 @dataclass(frozen=True)
 class Fetched:
-    """End of a fetch.  here: True if the batch's bytes are here, False if we could not get them, None if our disk failed or
-    the fetch was ended."""
+    """End of a fetch.
+
+    here: True if the batch's bytes are here, False if we could not get them, None if our disk failed or the fetch was ended.
+    """
 
     author: PeerId
     root: Hash

@@ -138,8 +138,7 @@ class PoolContext:
         return trainers is not None and is_for(lot, self.me, trainers)
 
     def trainer_of(self, batch: PooledBatch) -> PeerId | None:
-        """Return the trainer in the version's record that a batch is for; None if there is none, or the record is not known
-        here."""
+        """Return the trainer in the version's record that a batch is for; None without a trainer or a known record."""
         return trainer_of(batch.lot, self.moved.trainers.get(batch.body.version, ()))
 
     def turn(self, batch: PooledBatch, dealt: Dealt, now: float) -> tuple[list[PeerId], bool]:
@@ -197,8 +196,7 @@ class PoolContext:
         return batch.body.version not in self.moved.tips
 
     def is_checkable(self, batch: PooledBatch) -> bool:
-        """Return True if both our trainer process and our chain, which may have gone back for now, have the batch's
-        version."""
+        """Return True if our trainer process has the batch's version, and so has our chain, which may have gone back."""
         version, tip = batch.body.version, batch.body.tip
         return self.kept.get(version) == tip and self.moved.tips.get(version) == tip
 

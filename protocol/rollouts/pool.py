@@ -83,8 +83,10 @@ MOST_SEQUENCES = 4096
 
 @dataclass
 class _MakerSequence:
-    """Progress of a maker at a version.  next: the number that we wait for.  held_since: when it began to hold up later
-    ones."""
+    """Progress of a maker at a version.
+
+    next: the number that we wait for.  held_since: when it began to hold up later ones.
+    """
 
     next: int
     held_since: float | None = None
@@ -329,8 +331,7 @@ class TrainerPolicy(Onlooker):
         return [*effects, *scene.decide(batch, Decision.REJECTED, reason)]
 
     def compare(self, batch: PooledBatch, validator: PeerId) -> list[PoolEffect]:
-        """As `Duty.compare`: set a validator aside if our check contradicts its verdict, or a score that all computers come
-        to.
+        """Set a validator aside if our check contradicts its verdict, or a score that all computers come to.
 
         Over other scores honest peers may differ: then the maker, or the set of tasks, is at fault.
         """
@@ -356,8 +357,10 @@ class TrainerPolicy(Onlooker):
         return [Compare(batch, batch.scores, scores)] if is_asked else []  # else a crowd of keys outvotes the peers asked
 
     def _note_agreement(self, batch: PooledBatch, ours: Opinion) -> None:
-        """Note that each validator asked was right if it had said the same before us.  Others may only repeat what they
-        heard."""
+        """Note that each validator asked was right if it had said the same before us.
+
+        Others may only repeat what they heard.
+        """
         standing, dealt = self._scene.standing, batch.deals.get(self._scene.me)
         for validator in dealt.turn if dealt is not None and ours in SURE else ():
             if opinion_in(batch, validator) is ours and not standing.aside(validator):
@@ -448,11 +451,10 @@ class Pool:
         return sorted(found, key=lambda batch: (batch.body.version, batch.root))
 
     def note_death(self, batches: Sequence[PooledBatch]) -> None:
-        """Note that our trainer process died while it learned from these batches; after a second death a batch is not
-        learned from.
+        """Note that our trainer process died while it learned from these batches.
 
-        One of them may be made to kill it, with only a validator to vouch for it.  So after a batch that we did not check
-        ourselves, we check all batches of its maker again.
+        After a second death a batch is not learned from.  One of them may be made to kill it, with only a validator to vouch
+        for it.  So after a batch that we did not check ourselves, we check all batches of its maker again.
         """
         for batch in batches:
             batch.deaths += 1

@@ -281,8 +281,7 @@ class Rollouts:
             self._repeating.say(batch.raw, times=1)
 
     def _ready_tips(self) -> dict[int, Hash]:
-        """Return the tips of versions whose batches can be verified here: the trainer process has the weights and the
-        tasks."""
+        """Return the tips of versions for which the trainer process has the weights and the tasks."""
         if self._kept is None or self._given is None:
             return {}
         return {version: tip for version, tip in self._kept.tips.items() if self._given.holds(version)}

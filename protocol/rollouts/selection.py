@@ -113,8 +113,10 @@ class Chosen:
     against: int | None = None
 
     def learned(self, reward: float | None) -> Learned | None:
-        """Return the batches as READY, and so the record, names them; None without batches.  reward: mean of the
-        rollouts."""
+        """Return the batches as READY, and so the record, names them; None without batches.
+
+        reward: mean of the rollouts.
+        """
         if not self.batches:
             return None
         return learned_from([UsedBatch(batch.author, batch.root, batch.body.tokens) for batch in self.batches], reward)
@@ -151,12 +153,11 @@ class Selection:
 
     @asynccontextmanager
     async def chosen(self, round: int, on_wait: Callable[[WhyIdle, str], None]) -> AsyncIterator[Chosen]:
-        """Wait for enough accepted batches that we have not learned from, for the weights that the loss compares with, and
-        for the trainer process, and hold them within the context.
+        """Wait for a round's batches, reference weights and trainer process, and hold them within the context.
 
-        The batches are chosen when the process is ours: until then it may verify another batch, for which their maker is set
-        aside.  If a set of tasks is lost there may be no batches after a while, as no more are made until the set has fallen
-        out.
+        There must be enough accepted batches that we have not learned from.  The batches are chosen when the process is
+        ours: until then it may verify another batch, for which their maker is set aside.  If a set of tasks is lost there
+        may be no batches after a while, as no more are made until the set has fallen out.
 
         on_wait: told why the round waits, and a sentence about it.
         """

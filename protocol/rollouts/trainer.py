@@ -153,8 +153,10 @@ class KeptVersions:
 
     @property
     def tips(self) -> Mapping[int, Hash]:
-        """Tips by version, the newest last; none without a process, and none for a new process, which has been given no
-        version yet."""
+        """Tips by version, the newest last; none without a process.
+
+        A new process has been given no version yet.
+        """
         return self._tips if self._link.pid is not None and self._pid == self._link.pid else {}
 
     @property
@@ -168,8 +170,10 @@ class KeptVersions:
         return rounds, self._replica.history.tip_at(rounds)
 
     async def follow(self) -> None:
-        """Give the process the present version, unless it holds it or somebody is changing the state.  Raises
-        `TrainerDied`."""
+        """Give the process the present version, unless it holds it or somebody is changing the state.
+
+        Raises `TrainerDied`.
+        """
         if self.newest is not None or not self._keeping.mark.digest:
             return
         async with self._turn.taken():

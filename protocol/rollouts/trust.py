@@ -62,8 +62,10 @@ class TrustScores:
         """Number of times that a peer was found to be wrong."""
 
     def histories(self) -> list[tuple[PeerId, int, str]]:
-        """Return each peer that has a history: its checks in a row that came out right, and the reason if it is set
-        aside."""
+        """Return each peer that has a history.
+
+        Each comes with its checks in a row that came out right, and with the reason if it is set aside.
+        """
         found = [(peer, known.clean, known.aside) for peer, known in self._known.items()]
         return [each for each in found if each[1] or each[2]]
 

@@ -136,12 +136,11 @@ class LostSets:
         self.places = lost
 
     def patience_s(self, tasks: TasksInForce) -> float:
-        """Return the seconds that a round waits for batches before a trainer contributes nothing; infinite if no set is
-        lost.
+        """Return the seconds that a round waits for batches before a trainer contributes nothing.
 
-        Only a voter's word takes a set out.  Other trainers wait `LOST_S` in a round for the peers that have the set: so a
-        trainer that lacks a sandbox closes no rounds before them.  If nobody has the set, the record that comes then may
-        carry an amendment.
+        They are infinite if no set is lost.  Only a voter's word takes a set out.  Other trainers wait `LOST_S` in a round
+        for the peers that have the set: so a trainer that lacks a sandbox closes no rounds before them.  If nobody has the
+        set, the record that comes then may carry an amendment.
         """
         if not any(each.place in self.places for each in tasks.live):
             return inf

@@ -9,7 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.losses import LARGEST_LOG_RATIO, PolicyStatistics, policy_loss, token_log_probabilities
+from kernels.losses import (
+    CHUNK_TOKENS,
+    LARGEST_LOG_RATIO,
+    PolicyStatistics,
+    PolicyTerms,
+    PolicyTokens,
+    policy_loss,
+    token_log_probabilities,
+)
 
 VOCAB, DIM, SHAPE = 23, 8, (3, 7)
 F64 = torch.float64
@@ -30,8 +38,19 @@ class Case:
         self.reference_logp = logp + 0.7 * torch.randn(SHAPE, generator=generator, dtype=F64)
 
     def given(self) -> tuple[Tensor, ...]:
-        """What `policy_loss` takes by position."""
+        """Inputs of `loss_and_statistics` but the reference."""
         return self.hidden, self.weight, self.targets, self.old_logp, self.advantages, self.mask
+
+
+def loss_and_statistics(
+    hidden: Tensor,
+    weight: Tensor,
+    *tokens: Tensor,
+    reference_logp: Tensor | None = None,
+    chunk_tokens: int = CHUNK_TOKENS,
+    **terms: float,
+) -> tuple[Tensor, PolicyStatistics]:
+    return policy_loss(hidden, weight, PolicyTokens._make([*tokens, reference_logp]), PolicyTerms(**terms), chunk_tokens)
 
 
 def plain_logp(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> Tensor:
@@ -75,7 +94,7 @@ def test_loss_and_gradients_are_those_of_the_plain_formula(terms: dict[str, Any]
         wanted = plain(case, terms)
         wanted_gradients = torch.autograd.grad(wanted * 3, [case.hidden, case.weight])
         reference = case.reference_logp if terms.get("kl_weight") else None
-        loss, _ = policy_loss(*case.given(), **terms, reference_logp=reference, chunk_tokens=chunk_tokens)
+        loss, _ = loss_and_statistics(*case.given(), **terms, reference_logp=reference, chunk_tokens=chunk_tokens)
         gradients = torch.autograd.grad(loss * 3, [case.hidden, case.weight])
         torch.testing.assert_close(loss, wanted, rtol=1e-12, atol=1e-12)
         for got, expected in zip(gradients, wanted_gradients, strict=True):
@@ -88,7 +107,7 @@ def test_gradients_are_finite_differences_of_the_loss() -> None:
     known = (case.targets % vocab, case.old_logp, case.advantages, torch.ones(SHAPE, dtype=torch.bool))
 
     def loss(hidden: Tensor, weight: Tensor) -> Tensor:
-        return policy_loss(
+        return loss_and_statistics(
             hidden, weight, *(each[0, :4] for each in known), reference_logp=case.reference_logp[0, :4],
             entropy_weight=0.3, kl_weight=0.4, temperature=1.3, chunk_tokens=3,
         )[0]  # fmt: skip
@@ -118,7 +137,7 @@ def test_each_side_of_the_clipping(ratio: float, advantage: float, objective: fl
     hidden = torch.tensor([[1.0]], dtype=F64)
     weight = torch.zeros(2, 1, dtype=F64, requires_grad=True)
     old_logp = torch.tensor([math.log(0.5) - math.log(ratio)], dtype=F64)
-    loss, statistics = policy_loss(
+    loss, statistics = loss_and_statistics(
         hidden, weight, torch.tensor([0]), old_logp, torch.tensor([advantage]), torch.tensor([True]), entropy_weight=0.0
     )
     loss.backward()
@@ -134,7 +153,7 @@ def test_kl_moves_the_policy_towards_the_reference() -> None:
     zero = torch.zeros(1, dtype=F64)
     for reference, sign in ((0.9, -1), (0.1, 1)):
         weight.grad = None
-        loss, statistics = policy_loss(
+        loss, statistics = loss_and_statistics(
             hidden, weight, torch.tensor([1]), zero, zero, torch.tensor([True]),
             entropy_weight=0.0, kl_weight=1.0, reference_logp=torch.tensor([math.log(reference)]),
         )  # fmt: skip
@@ -145,7 +164,7 @@ def test_kl_moves_the_policy_towards_the_reference() -> None:
 
 def test_statistics_are_means_over_the_counted_tokens() -> None:
     case = Case(1, 0.9)
-    _, statistics = policy_loss(*case.given(), temperature=0.9, reference_logp=case.reference_logp, chunk_tokens=4)
+    _, statistics = loss_and_statistics(*case.given(), temperature=0.9, reference_logp=case.reference_logp, chunk_tokens=4)
     distribution = torch.distributions.Categorical(logits=case.hidden @ case.weight.T / 0.9)
     logp = distribution.log_prob(case.targets)
     ratio, beyond = (logp - case.old_logp).exp(), case.reference_logp - logp
@@ -164,7 +183,7 @@ def test_tokens_that_do_not_count_need_no_numbers() -> None:
     wanted = plain(case, terms)
     for known in (case.old_logp, case.advantages, case.reference_logp):
         known[~case.mask] = math.nan
-    loss, statistics = policy_loss(*case.given(), **terms, reference_logp=case.reference_logp)
+    loss, statistics = loss_and_statistics(*case.given(), **terms, reference_logp=case.reference_logp)
     gradients = torch.autograd.grad(loss, [case.hidden, case.weight])
     torch.testing.assert_close(loss, wanted)
     assert all(bool(values.isfinite().all()) for values in (*gradients, *statistics))
@@ -174,7 +193,7 @@ def test_tokens_that_do_not_count_need_no_numbers() -> None:
 def test_no_counted_token_is_no_loss() -> None:
     case = Case()
     case.mask.zero_()
-    loss, statistics = policy_loss(*case.given())
+    loss, statistics = loss_and_statistics(*case.given())
     loss.backward()
     assert float(loss.detach()) == 0 and statistics == PolicyStatistics(*torch.zeros(4, dtype=F64))
     assert case.hidden.grad is not None and not case.hidden.grad.any()
@@ -184,7 +203,7 @@ def test_no_counted_token_is_no_loss() -> None:
 def test_no_token_at_all_is_no_loss() -> None:
     empty = torch.zeros(0)
     hidden, weight = torch.zeros(0, DIM, requires_grad=True), torch.zeros(VOCAB, DIM)
-    loss, _ = policy_loss(hidden, weight, empty.long(), empty, empty, empty.bool())
+    loss, _ = loss_and_statistics(hidden, weight, empty.long(), empty, empty, empty.bool())
     loss.backward()
     assert float(loss.detach()) == 0
     assert token_log_probabilities(hidden, weight, empty.long()).shape == (0,)
@@ -192,10 +211,10 @@ def test_no_token_at_all_is_no_loss() -> None:
 
 def test_only_what_asks_for_a_gradient_gets_one() -> None:
     case = Case()
-    policy_loss(case.hidden.detach(), *case.given()[1:])[0].backward()
+    loss_and_statistics(case.hidden.detach(), *case.given()[1:])[0].backward()
     assert case.hidden.grad is None and case.weight.grad is not None
     with torch.no_grad():
-        assert not policy_loss(*case.given())[0].requires_grad
+        assert not loss_and_statistics(*case.given())[0].requires_grad
 
 
 def test_bf16_hidden_states_give_an_fp32_loss_and_an_fp32_gradient_of_fp32_weights() -> None:
@@ -203,7 +222,7 @@ def test_bf16_hidden_states_give_an_fp32_loss_and_an_fp32_gradient_of_fp32_weigh
     hidden = case.hidden.detach().bfloat16().requires_grad_()
     weight = case.weight.detach().float().requires_grad_()
     old_logp = token_log_probabilities(hidden, weight, case.targets)
-    loss, statistics = policy_loss(
+    loss, statistics = loss_and_statistics(
         hidden, weight, case.targets, old_logp, case.advantages.float(), case.mask, entropy_weight=0.0, chunk_tokens=5
     )
     loss.backward()
@@ -238,7 +257,7 @@ def test_logits_of_all_tokens_are_never_in_memory() -> None:
 
     with Watch():
         old_logp = token_log_probabilities(hidden, weight, targets, 1.0, chunk)
-        loss, _ = policy_loss(
+        loss, _ = loss_and_statistics(
             hidden, weight, targets, old_logp, zeros, torch.ones(tokens, dtype=torch.bool),
             kl_weight=1.0, reference_logp=old_logp, chunk_tokens=chunk,
         )  # fmt: skip

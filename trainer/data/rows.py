@@ -42,6 +42,7 @@ class Permutation:
         return cls(size, keys, max(1, ((size - 1).bit_length() + 1) // 2))
 
     def __call__(self, index: int) -> int:
+        """Return the place of `index`."""
         assert 0 <= index < self.size
         value = self._once(index)
         while value >= self.size:  # ends: the cycle of a bijection leads back to `index` at the latest

@@ -178,7 +178,7 @@ class ReasoningGym(Environment):
     """One family of puzzles.  The answer is the content of the last `<answer>` element, or the whole turn without one."""
 
     def __init__(self, task: str, seed: int = 0, size: int = SIZE, settings: Mapping[str, Any] | None = None) -> None:
-        """settings: the family's own (see the package).  Raises ValueError if the package refuses them."""
+        """Make the first problems.  settings: the family's own (see the package).  Raises ValueError if it refuses them."""
         if type(size) is not int or size < 1:
             raise ValueError("size is how many problems there are, a whole number from 1 on")
         self.version = f"reasoning-gym {installed_version(*REASONING_GYM)}"

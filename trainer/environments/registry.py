@@ -310,8 +310,10 @@ def _check(name: str, options: Mapping[str, Any], tasks: Mapping[str, int] | Non
 
 
 def _check_file(options: Mapping[str, Any]) -> None:
-    """Raise ValueError unless the path is a bare file name, as manifests come from strangers, with a digest of the tasks,
-    which must be the same for all peers."""
+    """Raise ValueError unless the path is a bare file name, with a digest of the tasks.
+
+    Manifests come from strangers, and all peers must have the same tasks.
+    """
     path, digest = options["path"], options.get("digest")
     if not isinstance(path, str) or not _FILE_NAME.fullmatch(path):
         raise ValueError("the path of a run's tasks is the name of a file, without folders")

@@ -317,9 +317,9 @@ class Sandbox:
         mechanisms: Iterable[Mechanism] = tuple(Mechanism),
         packages: bool = False,
     ) -> None:
-        """required: run nothing without these.  mechanisms: use no others.  packages: True to allow installed packages.
+        """Find the mechanisms; raises SandboxUnavailable.
 
-        Raises SandboxUnavailable.
+        required: run nothing without these.  mechanisms: use no others.  packages: True to allow installed packages.
         """
         here = protections()
         self._limits = limits

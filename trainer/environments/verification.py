@@ -1,6 +1,6 @@
-"""Verification of a model's answers against a task's right answer.  The score is 1 or 0, nothing in between.
+r"""Verification of a model's answers against a task's right answer.  The score is 1 or 0, nothing in between.
 
-The answer in a longer text is the content of the last `\\boxed{…}`, or the text after the last "Answer:" in any case of
+The answer in a longer text is the content of the last `\boxed{…}`, or the text after the last "Answer:" in any case of
 letters, whichever comes later; without either it is the whole text.  Marks around the answer are ignored (`plain_answer`):
 emphasis of Markdown and LaTeX, dollar signs, one full stop.  An answer is taken as a whole: more words, units or a second
 number make it wrong.  A program is the last block between ``` fences; without fences the whole text.
@@ -188,7 +188,7 @@ def _stated(text: str) -> str:
 
 
 def plain_answer(answer: str) -> str:
-    """Return an answer without the marks around it: emphasis, dollar signs, `\\text{…}`, and one full stop."""
+    r"""Return an answer without the marks around it: emphasis, dollar signs, `\text{…}`, and one full stop."""
     if len(answer) > MAX_ANSWER_CHARACTERS:
         return answer
     return list(_forms(answer))[-1]

@@ -24,11 +24,11 @@ from trainer.generate.generator import (
     Ended,
     Generator,
     Line,
-    Prove,
     ProveAll,
     Proving,
     Reply,
     Request,
+    Slots,
     complete,
     continuation,
 )
@@ -238,7 +238,8 @@ __all__ = ["Completion", "Ended", "Engine", "Generator", "Reply", "Request", "co
 PREFILL_TOKENS = 1024
 """Known tokens computed between two steps of the running sequences; at least one of each sequence that has some."""
 GPU_STEPS = 8
-"""Steps on a GPU between two checks for ended turns.  Meanwhile the host only queues work; a CPU is checked after each."""
+"""Steps on a GPU between two checks for ended turns; meanwhile the host only queues work."""
+CPU_STEPS = 1
 
 
 @dataclass
@@ -256,36 +257,37 @@ class _Sequence:
 
 
 class Engine:
-    """Built-in `Generator`.  steps and row_steps count decoding steps, and the rows that they computed."""
+    """Built-in `Generator`.  steps and row_steps count decoding steps, and the rows that they computed.
+
+    prefill_tokens: known tokens computed at a time.  steps_at_once: steps between two checks for ended turns; 0 for the
+    device's default.
+    """
+
+    prefill_tokens = PREFILL_TOKENS
+    steps_at_once = 0
 
     def __init__(
         self,
         config: ModelConfig,
         device: torch.device,
+        slots: Slots,
         *,
-        slots: int,
-        length: int,
         temperature: float = 1.0,
         dtype: torch.dtype = torch.float32,
-        prove: Prove | None = None,
         prove_all: ProveAll | None = None,
         reply: Reply | None = None,
-        prefill_tokens: int = PREFILL_TOKENS,
-        steps_at_once: int | None = None,
     ) -> None:
-        """slots: sequences at a time.  length: tokens of the longest, prompt included.  dtype: of weights and products.
+        """Allocate memory for the slots.  dtype: of weights and products.
 
-        prove, prove_all: functions that prove one or many sequences at a time; without either, completions have hidden
-        states.  prefill_tokens: known tokens computed at a time.  steps_at_once: steps between two checks for ended turns;
-        None for the device's default.
+        prove_all: proves the hidden states of sequences; without it, completions have hidden states.
         """
-        self._batch = Batch(config, device, dtype, slots, length)
+        count, length = slots.count, slots.length
+        self._batch = Batch(config, device, dtype, count, length)
         self._line = Line(config.vocab, length, config.parameters)
         self._vocabulary, self._length, self._temperature = config.vocab, length, temperature
-        self._proving, self._reply = Proving(prove, prove_all), reply
-        self._prefill_tokens = prefill_tokens
-        self._steps_at_once = steps_at_once or (GPU_STEPS if device.type == "cuda" else 1)
-        self._slots: list[_Sequence | None] = [None] * slots
+        self._proving, self._reply = Proving(prove_all), reply
+        self._steps_at_once = self.steps_at_once or (GPU_STEPS if device.type == "cuda" else CPU_STEPS)
+        self._slots: list[_Sequence | None] = [None] * count
         self._loaded = False
         self.steps = self.row_steps = 0
 
@@ -362,7 +364,7 @@ class Engine:
         waiting = [(slot, sequence) for slot, sequence in enumerate(self._slots) if sequence and not sequence.running]
         pending = [(slot, sequence) for slot, sequence in waiting if sequence.fed < sequence.tokens - 1]
         if pending:
-            width = max(1, self._prefill_tokens // len(pending))
+            width = max(1, self.prefill_tokens // len(pending))
             pieces = [Piece(slot, each.fed, min(each.fed + width, each.tokens - 1)) for slot, each in pending]
             self._batch.feed(pieces)
             for piece, (_, sequence) in zip(pieces, pending, strict=True):

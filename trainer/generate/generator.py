@@ -60,6 +60,14 @@ Reply = Callable[[Request, tuple[int, ...], tuple[bool, ...]], Sequence[int] | N
 """Function from a request, its output so far and the tokens made, to the environment's reply; None ends the completion."""
 
 
+@dataclass(frozen=True)
+class Slots:
+    """Room of a generator.  count: sequences at a time.  length: tokens of the longest, prompt included."""
+
+    count: int
+    length: int
+
+
 class Generator(Protocol):
     """Generator that completes requests, some at a time."""
 
@@ -184,10 +192,9 @@ def continuation(
 # A completion waits for its proofs until AT_ONCE completions wait, until nothing else runs, or for PATIENCE looks.
 
 
-Prove = Callable[[Tensor], list[bytes]]
-"""Function that proves hidden states, bf16 (tokens, dim), chunk by chunk: `kernels.toploc.prove`."""
 ProveAll = Callable[[Sequence[Tensor]], list[list[bytes]]]
-"""Function that does so for several sequences: `kernels.toploc.prove_all`."""
+"""Function that proves the hidden states of several sequences, bf16 (tokens, dim) each, chunk by chunk:
+`kernels.toploc.prove_all`."""
 
 AT_ONCE = 16
 """Number of completions proven together."""
@@ -198,10 +205,8 @@ PATIENCE = 64
 class Proving:
     """Ended completions that wait for their proofs.  Without a proving function they are handed out at once, unproven."""
 
-    def __init__(self, prove: Prove | None, prove_all: ProveAll | None) -> None:
-        """Give at most one of the two functions."""
-        assert prove is None or prove_all is None
-        self._prove_all = _one_by_one(prove) if prove else prove_all
+    def __init__(self, prove_all: ProveAll | None) -> None:
+        self._prove_all = prove_all
         self.held: list[Completion] = []
         self._looks = 0
 
@@ -223,7 +228,3 @@ class Proving:
             finished = [replace(each, proofs=proof, hidden=None) for each, proof in zip(finished, proofs, strict=True)]
         self.held, self._looks = [], 0
         return finished
-
-
-def _one_by_one(prove: Prove) -> ProveAll:
-    return lambda sequences: [prove(hidden) for hidden in sequences]

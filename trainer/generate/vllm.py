@@ -31,7 +31,7 @@ from torch import Tensor
 
 from trainer.generate.choice import INSTALL
 from trainer.generate.engine import PREFILL_TOKENS, Batch, Piece
-from trainer.generate.generator import Completion, Line, Prove, ProveAll, Proving, Reply, Request, continuation
+from trainer.generate.generator import Completion, Line, ProveAll, Proving, Reply, Request, Slots, continuation
 from trainer.generate.sampling import gumbel
 from trainer.models.llama.config import ModelConfig, parameter_layout
 from trainer.models.llama.huggingface import config_json
@@ -68,11 +68,9 @@ class VllmEngine:
         self,
         config: ModelConfig,
         device: torch.device,
+        slots: Slots,
         *,
-        slots: int,
-        length: int,
         temperature: float = 1.0,
-        prove: Prove | None = None,
         prove_all: ProveAll | None = None,
         reply: Reply | None = None,
         **settings: Any,
@@ -84,7 +82,8 @@ class VllmEngine:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # parameters are handed over, not pickled
         vllm = _vllm()
         self._config, self._temperature = config, temperature
-        self._slots, self._proving, self._reply = slots, Proving(prove, prove_all), reply
+        count, length = slots.count, slots.length
+        self._slots, self._proving, self._reply = count, Proving(prove_all), reply
         self._line = Line(config.vocab, length, config.parameters)
         self._sequences: dict[str, _VllmSequence] = {}
         self._turns: deque[tuple[_VllmSequence, tuple[int, ...]]] = deque()  # written, and not yet continued or ended
@@ -101,11 +100,11 @@ class VllmEngine:
                 "skip_tokenizer_init": True,
                 "dtype": "bfloat16",
                 "max_model_len": length,
-                "max_num_seqs": slots,
+                "max_num_seqs": count,
                 "disable_log_stats": True,
                 "enforce_eager": device.type != "cuda",  # compiling for a CPU takes minutes
                 "async_scheduling": False,  # the noise at a position needs all tokens before it
-                **_memory(device, config, slots, length),
+                **_memory(device, config, count, length),
             }
             plan = vllm.EngineArgs(**arguments | settings).create_engine_config()
             noise = noise_of_v2() if plan.use_v2_model_runner else noise_of_v1()

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from kernels.layout import chunk_layout
-from kernels.losses import PolicyStatistics, policy_loss, token_log_probabilities
+from kernels.losses import PolicyStatistics, PolicyTerms, PolicyTokens, policy_loss, token_log_probabilities
 from trainer.config import InnerConfig
 from trainer.evaluation import load
 from trainer.models.llama.model import Decoder, hidden_states
@@ -370,19 +370,12 @@ class Learner:
         """Return the mean loss of some rows, its statistics, and the number of counted tokens."""
         config, rows = self.config, batch.packed.rows(span)
         tokens, documents, targets, mask, worth = _tensors(rows, self.model.flat.device)
+        reference_logp = None if batch.reference_logp is None else batch.reference_logp[span]
         loss, statistics = policy_loss(
             hidden_states(self.model, tokens, documents),
             self.model.output_weight,
-            targets,
-            batch.old_logp[span],
-            worth,
-            mask,
-            eps=config.eps,
-            delta=config.delta,
-            temperature=config.temperature,
-            entropy_weight=config.entropy_weight,
-            kl_weight=config.kl_weight,
-            reference_logp=None if batch.reference_logp is None else batch.reference_logp[span],
+            PolicyTokens(targets, batch.old_logp[span], worth, mask, reference_logp),
+            PolicyTerms(config.eps, config.delta, config.temperature, config.entropy_weight, config.kl_weight),
         )
         return loss, statistics, rows.counted_tokens
 

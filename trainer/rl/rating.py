@@ -16,6 +16,7 @@ from torch import Tensor
 from trainer.data.tokens import Tokenizer
 from trainer.environments.environment import Environment, read_turns
 from trainer.generate.engine import Engine, Reply, Request, complete
+from trainer.generate.generator import Slots
 from trainer.generate.sampling import stream_key
 from trainer.models.llama.config import ModelConfig
 from trainer.rl.config import SLOTS
@@ -114,8 +115,7 @@ class Rater:
         engine = Engine(
             self._config,
             self._device,
-            slots=sampling.slots,
-            length=longest + sampling.max_tokens,
+            Slots(sampling.slots, longest + sampling.max_tokens),
             temperature=sampling.temperature,
             dtype=dtype,
             reply=reply,

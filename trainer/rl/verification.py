@@ -225,7 +225,7 @@ class BatchBounds:
     """Tolerances applied to the rollouts of one batch, one after the other."""
 
     def __init__(self, tolerances: Tolerances, ends: Sequence[int], chunk_values: int) -> None:
-        """ends: tokens that end a turn.  chunk_values: values that a whole chunk's proof commits to."""
+        """Begin a batch.  ends: tokens that end a turn.  chunk_values: values that a whole chunk's proof commits to."""
         self.tolerances, self._ends, self._chunk_values = tolerances, torch.tensor(ends), chunk_values
         self._level = 0.0
         """The CUSUM after the accepted rollouts so far."""

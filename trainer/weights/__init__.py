@@ -1,1 +1,5 @@
-"""Weights in Hugging Face folders: reading, writing, and the formats of both.  Imports numpy, and never torch."""
+"""Weights in Hugging Face folders: reading, writing, merging, and the formats of numbers.
+
+It decides which folders can be used, and leaves the meaning of tensors to `trainer.models`.  It imports numpy, and never
+torch.  Read `folder` first.
+"""

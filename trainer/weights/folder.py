@@ -35,7 +35,6 @@ def write_folder(
     context: int,
     eos: Ends,
     generation: Mapping[str, Any] | None = None,
-    shard_bytes: int = SHARD_BYTES,
 ) -> None:
     """Write config.json, generation_config.json and the weights into an empty folder; every file is synced to disk.
 
@@ -44,7 +43,7 @@ def write_folder(
     """
     _write_json(folder / "config.json", config_json(config, form.torch_name, context=context, eos=eos))
     _write_json(folder / "generation_config.json", generation_json(eos, generation))
-    shards = _shards(parameter_layout(config), form, shard_bytes)
+    shards = _shards(parameter_layout(config), form, SHARD_BYTES)
     names = [_shard_name(number, len(shards)) for number in range(len(shards))]
     source = _Source(values)
     for name, places in zip(names, shards, strict=True):
@@ -260,6 +259,7 @@ def _is_file_name(name: Any) -> bool:
 
 
 def json_in(path: Path, remedy: str) -> dict[str, Any]:
+    """Return the JSON object in a file.  remedy: end of the sentence of the error.  Raises `FolderError`."""
     try:
         if path.exists() and not path.is_file():
             raise FolderError(f"{path} is no file; {remedy}")  # opening a pipe would wait for ever

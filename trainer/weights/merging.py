@@ -24,7 +24,8 @@ class Rule(Protocol):
     """Rule that merges the tensors of several models into one.  models: the number of models that it takes."""
 
     @property
-    def models(self) -> int: ...
+    def models(self) -> int:
+        """Number of models."""
 
     def __call__(self, tensors: Sequence[F32]) -> F32:
         """Return the merged tensor, of the same size; `tensors` stay unchanged."""
@@ -41,9 +42,11 @@ class Linear:
 
     @property
     def models(self) -> int:
+        """As `Rule.models`."""
         return len(self.weights)
 
     def __call__(self, tensors: Sequence[F32]) -> F32:
+        """As `Rule.__call__`."""
         total = math.fsum(self.weights)
         merged = np.zeros_like(tensors[0])
         for weight, tensor in zip(self.weights, tensors, strict=True):
@@ -67,9 +70,11 @@ class Slerp:
 
     @property
     def models(self) -> int:
+        """As `Rule.models`."""
         return 2
 
     def __call__(self, tensors: Sequence[F32]) -> F32:
+        """As `Rule.__call__`."""
         one, other = tensors
         lengths = math.sqrt(_dot(one, one) * _dot(other, other))
         cosine = _dot(one, other) / lengths if lengths else 1.0
@@ -102,9 +107,11 @@ class Ties:
 
     @property
     def models(self) -> int:
+        """As `Rule.models`."""
         return 1 + len(self.weights)
 
     def __call__(self, tensors: Sequence[F32]) -> F32:
+        """As `Rule.__call__`."""
         base, *others = tensors
         kept = [trimmed(other - base, self.density) for other in others]
         elected = np.zeros_like(base)
@@ -121,8 +128,10 @@ class Ties:
 
 
 def trimmed(difference: F32, density: float) -> F32:
-    """Keep the largest values by magnitude, a share of `density` and at least one, with all ties at the limit; zero the
-    others."""
+    """Zero all but the largest values by magnitude.
+
+    A share of `density` and at least one are kept, with all ties at the limit.
+    """
     count = max(1, round(density * difference.size))
     sizes = np.abs(difference)
     least = np.partition(sizes, difference.size - count)[difference.size - count]

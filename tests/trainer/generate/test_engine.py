@@ -11,7 +11,7 @@ import torch
 from tests.tiers import first_fast
 from tests.trainer.generate.naive import CPU, END, FAMILIES, Written, parameters, requests, write
 from trainer.generate.engine import Batch, Completion, Ended, Engine, Request, batch_bytes, complete
-from trainer.generate.generator import AT_ONCE, PATIENCE
+from trainer.generate.generator import AT_ONCE, PATIENCE, Slots
 from trainer.generate.sampling import shortfall
 from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.model import Decoder
@@ -22,6 +22,15 @@ CLOSE = 2e-4
 CONFIG = FAMILIES["qwen3"]
 FLAT = parameters(CONFIG)
 every_family = pytest.mark.parametrize("family", FAMILIES)
+
+
+def engine_with(prefill: int = 1024, steps: int = 0) -> type[Engine]:
+    """Return the engine, with another number of known tokens at a time, and of steps between two checks."""
+
+    class Other(Engine):
+        prefill_tokens, steps_at_once = prefill, steps
+
+    return Other
 
 
 @cache
@@ -56,10 +65,7 @@ def test_tokens_and_hidden_states_are_those_of_full_recomputation(
     family: str, temperature: float, slots: int, prefill_tokens: int, steps_at_once: int
 ) -> None:
     config, pairs = FAMILIES[family], naively(family, temperature)
-    engine = Engine(
-        config, CPU, slots=slots, length=LENGTH, temperature=temperature,
-        prefill_tokens=prefill_tokens, steps_at_once=steps_at_once,
-    )  # fmt: skip
+    engine = engine_with(prefill_tokens, steps_at_once)(config, CPU, Slots(slots, LENGTH), temperature=temperature)
     engine.load(parameters(config))
     got = completions(engine, [request for request, _ in pairs])
     assert sorted(got) == [request.id for request, _ in pairs]
@@ -69,7 +75,7 @@ def test_tokens_and_hidden_states_are_those_of_full_recomputation(
 
 def test_order_of_requests_does_not_matter_and_slots_serve_again_and_again() -> None:
     pairs = naively("qwen2", 1.0)
-    engine = Engine(FAMILIES["qwen2"], CPU, slots=3, length=LENGTH)
+    engine = Engine(FAMILIES["qwen2"], CPU, Slots(3, LENGTH))
     engine.load(parameters(FAMILIES["qwen2"]))
     for order in (pairs, pairs[::-1], pairs[1::2] + pairs[::2]):
         got = completions(engine, [request for request, _ in order])
@@ -85,7 +91,7 @@ def test_requests_begin_when_a_slot_is_free_and_are_taken_when_there_is_room() -
             taken.append(request.id)
             yield request
 
-    engine = Engine(CONFIG, CPU, slots=2, length=LENGTH)
+    engine = Engine(CONFIG, CPU, Slots(2, LENGTH))
     engine.load(FLAT)
     assert engine.room == 2
     done = complete(engine, source())
@@ -105,7 +111,7 @@ def same_length(count: int, tokens: list[int]) -> list[Request]:
 
 def test_last_sequences_move_together_so_that_no_row_is_computed_for_nobody() -> None:
     lengths = [2, 2, 12, 4, 30, 2, 6, 30]
-    engine = Engine(CONFIG, CPU, slots=8, length=LENGTH)
+    engine = Engine(CONFIG, CPU, Slots(8, LENGTH))
     engine.load(FLAT)
     got = completions(engine, same_length(8, lengths))
     assert [len(got[number].output) for number in range(8)] == lengths
@@ -115,7 +121,7 @@ def test_last_sequences_move_together_so_that_no_row_is_computed_for_nobody() ->
 
 
 def test_long_prompts_are_computed_between_the_steps_of_the_others() -> None:
-    engine = Engine(CONFIG, CPU, slots=2, length=LENGTH, prefill_tokens=10)
+    engine = engine_with(10)(CONFIG, CPU, Slots(2, LENGTH))
     engine.load(FLAT)
     short, long = Request(0, (5,), 1, 6, ()), Request(1, tuple(range(100)), 2, 3, ())
     engine.submit(short)
@@ -127,7 +133,7 @@ def test_long_prompts_are_computed_between_the_steps_of_the_others() -> None:
 
 def test_a_prompt_that_nearly_fills_its_slot_is_computed_beside_one_that_has_just_begun() -> None:
     wanted = [Request(0, tuple(range(139)), 1, 2, ()), Request(1, tuple(range(100, 200)), 2, 5, ())]
-    engine = Engine(CONFIG, CPU, slots=2, length=LENGTH, prefill_tokens=60)
+    engine = engine_with(60)(CONFIG, CPU, Slots(2, LENGTH))
     engine.load(FLAT)
     engine.submit(wanted[0])
     assert engine.advance() == engine.advance() == []  # 120 of 138 tokens: a block of two rows passes the last position
@@ -141,7 +147,7 @@ def test_a_prompt_that_nearly_fills_its_slot_is_computed_beside_one_that_has_jus
 def test_sequences_under_way_end_with_the_weights_they_began_with() -> None:
     old, new = FLAT, parameters(CONFIG, seed=1)
     first, second = requests(CONFIG, 5, seed=2), requests(CONFIG, 5, seed=3)
-    engine = Engine(CONFIG, CPU, slots=2, length=LENGTH)
+    engine = Engine(CONFIG, CPU, Slots(2, LENGTH))
     engine.load(old)
     for request in first:
         engine.submit(request)
@@ -164,7 +170,7 @@ def tuple_of(request: Request) -> tuple[tuple[int, ...], int, int, tuple[int, ..
 
 
 def test_withdrawn_requests_have_not_begun_and_those_that_have_are_completed() -> None:
-    engine = Engine(CONFIG, CPU, slots=2, length=LENGTH)
+    engine = Engine(CONFIG, CPU, Slots(2, LENGTH))
     engine.load(FLAT)
     wanted = same_length(5, [4] * 5)
     for request in wanted:
@@ -177,7 +183,7 @@ def test_withdrawn_requests_have_not_begun_and_those_that_have_are_completed() -
 
 
 def test_weights_that_are_no_numbers_do_not_outlive_their_successor() -> None:
-    engine = Engine(CONFIG, CPU, slots=2, length=LENGTH)
+    engine = Engine(CONFIG, CPU, Slots(2, LENGTH))
     engine.load(torch.full_like(FLAT, torch.nan))
     completions(engine, same_length(2, [9, 9]))
     engine.load(FLAT)
@@ -186,7 +192,7 @@ def test_weights_that_are_no_numbers_do_not_outlive_their_successor() -> None:
 
 
 def test_weights_are_needed_and_of_the_models_size() -> None:
-    engine = Engine(CONFIG, CPU, slots=1, length=LENGTH)
+    engine = Engine(CONFIG, CPU, Slots(1, LENGTH))
     with pytest.raises(ValueError, match="load some"):
         engine.advance()
     with pytest.raises(ValueError, match="parameters, not"):
@@ -214,7 +220,7 @@ def test_replies_go_into_the_output_as_not_made_and_the_model_goes_on() -> None:
     expected_turns = dict(turns)
     for slots in (1, 3):
         turns.clear()
-        engine = Engine(CONFIG, CPU, slots=slots, length=190, reply=reply, prefill_tokens=20)
+        engine = engine_with(20)(CONFIG, CPU, Slots(slots, 190), reply=reply)
         engine.load(FLAT)
         got = completions(engine, wanted)
         assert turns == expected_turns
@@ -232,7 +238,7 @@ def test_a_reply_without_room_for_a_token_after_it_ends_the_completion_without_i
     ends = (alone.output[4],)
     first = alone.output.index(ends[0])
     for reply_tokens, room in ((10, 10), (10, 11)):
-        engine = Engine(CONFIG, CPU, slots=1, length=LENGTH, reply=lambda *_, said=(5,) * reply_tokens: said)  # type: ignore[misc]
+        engine = Engine(CONFIG, CPU, Slots(1, LENGTH), reply=lambda *_, said=(5,) * reply_tokens: said)  # type: ignore[misc]
         engine.load(FLAT)
         got = completions(engine, [Request(0, request.prompt, request.key, first + 1 + room, ends)])[0]
         fits = reply_tokens < room
@@ -248,7 +254,7 @@ def test_what_was_completed_is_not_lost_when_the_environment_fails() -> None:
         if request.id == 1 and fails:
             raise OSError("no environment")
 
-    engine = Engine(CONFIG, CPU, slots=2, length=LENGTH, reply=reply)
+    engine = Engine(CONFIG, CPU, Slots(2, LENGTH), reply=reply)
     engine.load(FLAT)
     end = write(CONFIG, FLAT, Request(0, (1,), 0, 5, ())).output[4]  # both come to this end in the same step
     for number in (0, 1):
@@ -266,11 +272,11 @@ def test_what_was_completed_is_not_lost_when_the_environment_fails() -> None:
 def test_the_prover_gets_the_hidden_states_of_the_output_and_its_proofs_come_in_order() -> None:
     seen: list[torch.Tensor] = []
 
-    def prove(hidden: torch.Tensor) -> list[bytes]:
-        seen.append(hidden.clone())
-        return [bytes([len(chunk)]) for chunk in hidden.split(32)]
+    def prove(sequences: Sequence[torch.Tensor]) -> list[list[bytes]]:
+        seen.extend(hidden.clone() for hidden in sequences)
+        return [[bytes([len(chunk)]) for chunk in hidden.split(32)] for hidden in sequences]
 
-    engine = Engine(CONFIG, CPU, slots=3, length=LENGTH, prove=prove)
+    engine = Engine(CONFIG, CPU, Slots(3, LENGTH), prove_all=prove)
     engine.load(FLAT)
     pairs = naively("qwen3", 1.0)
     ended = list(complete(engine, [request for request, _ in pairs]))
@@ -289,7 +295,7 @@ def test_completions_are_proven_many_at_a_time_and_none_is_kept_for_long() -> No
         batches.append([len(hidden) for hidden in sequences])
         return [[bytes([len(hidden)])] for hidden in sequences]
 
-    engine = Engine(CONFIG, CPU, slots=20, length=LENGTH, prove_all=prove_all)
+    engine = Engine(CONFIG, CPU, Slots(20, LENGTH), prove_all=prove_all)
     engine.load(FLAT)
     lengths = [*[2] * 6, *[3] * (AT_ONCE - 5), 5, 20 + PATIENCE, 20]
     for request in same_length(len(lengths), lengths):
@@ -306,12 +312,12 @@ def test_completions_are_proven_many_at_a_time_and_none_is_kept_for_long() -> No
 def test_what_was_not_proven_because_the_prover_failed_is_proven_later() -> None:
     failures = [MemoryError("no room")]
 
-    def prove(hidden: torch.Tensor) -> list[bytes]:
+    def prove(sequences: Sequence[torch.Tensor]) -> list[list[bytes]]:
         if failures:
             raise failures.pop()
-        return [b"proof"]
+        return [[b"proof"] for _ in sequences]
 
-    engine = Engine(CONFIG, CPU, slots=1, length=LENGTH, prove=prove)
+    engine = Engine(CONFIG, CPU, Slots(1, LENGTH), prove_all=prove)
     engine.load(FLAT)
     with pytest.raises(MemoryError):
         completions(engine, same_length(1, [3]))
@@ -322,7 +328,7 @@ def test_what_was_not_proven_because_the_prover_failed_is_proven_later() -> None
 def test_in_bf16_tokens_are_those_that_had_to_be_chosen_within_its_rounding(family: str) -> None:
     config: ModelConfig = FAMILIES[family]
     flat = parameters(config).bfloat16()
-    engine = Engine(config, CPU, slots=5, length=LENGTH, dtype=torch.bfloat16)
+    engine = Engine(config, CPU, Slots(5, LENGTH), dtype=torch.bfloat16)
     engine.load(flat)
     reference = Decoder(config, CPU, flat.float())
     wanted = requests(config, 8)
@@ -357,7 +363,7 @@ def test_in_bf16_tokens_are_those_that_had_to_be_chosen_within_its_rounding(fami
     ],
 )
 def test_requests_that_can_never_be_completed_are_refused_in_a_sentence(request_: Request, says: str) -> None:
-    engine = Engine(CONFIG, CPU, slots=1, length=LENGTH)
+    engine = Engine(CONFIG, CPU, Slots(1, LENGTH))
     with pytest.raises(ValueError, match=says):
         engine.submit(request_)
     assert not engine.busy
@@ -365,7 +371,7 @@ def test_requests_that_can_never_be_completed_are_refused_in_a_sentence(request_
 
 def test_a_request_may_fill_its_slot_to_the_last_position() -> None:
     request = Request(0, tuple(range(100)), 9, 41, ())
-    engine = Engine(CONFIG, CPU, slots=2, length=LENGTH, steps_at_once=8)
+    engine = engine_with(steps=8)(CONFIG, CPU, Slots(2, LENGTH))
     engine.load(FLAT)
     got = completions(engine, [request])[0]
     assert got.output == write(CONFIG, FLAT, request).output and len(got.output) == 41

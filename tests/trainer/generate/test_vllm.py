@@ -13,6 +13,7 @@ from tests.trainer.generate import vllm_stand_in
 from tests.trainer.generate.naive import CPU, END, FAMILIES, parameters, requests, write
 from trainer.generate.choice import GeneratorName, choose_generator
 from trainer.generate.engine import Completion, Ended, Reply, Request, complete
+from trainer.generate.generator import Slots
 from trainer.generate.vllm import NotReloaded, VllmEngine, _memory
 
 LENGTH = 141
@@ -34,7 +35,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
 def engine(
     slots: int, family: str = "qwen3", temperature: float = 1.0, reply: Reply | None = None, **settings: Any
 ) -> VllmEngine:
-    return VllmEngine(FAMILIES[family], CPU, slots=slots, length=LENGTH, temperature=temperature, reply=reply, **settings)
+    return VllmEngine(FAMILIES[family], CPU, Slots(slots, LENGTH), temperature=temperature, reply=reply, **settings)
 
 
 @pytest.mark.parametrize("is_v2", [True, False], ids=["V2", "V1"])
@@ -91,7 +92,7 @@ def test_weights_are_swapped_when_the_earlier_requests_have_ended() -> None:
 
 def test_a_model_made_for_less_is_run_for_as_long_as_it_is_wanted() -> None:
     config = replace(CONFIG, context=64)
-    generator = VllmEngine(config, CPU, slots=1, length=LENGTH)
+    generator = VllmEngine(config, CPU, Slots(1, LENGTH))
     generator.load(rounded())
     wanted = Request(0, tuple(range(90)), 5, 40, ())
     assert [completion.output for completion in complete(generator, [wanted])] == [write(CONFIG, rounded(), wanted).output]

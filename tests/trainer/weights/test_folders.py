@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from safetensors import safe_open
 
 from tests.trainer.weights.models import CONFIGS, F32, QWEN2, in_blocks, random_parameters
 from trainer.models.llama.config import ModelConfig, parameter_layout
-from trainer.weights.folder import WeightsFolder, write_folder
+from trainer.weights.folder import SHARD_BYTES, WeightsFolder, write_folder
 from trainer.weights.safetensors_file import MAX_HEADER_BYTES, ExportFormat, FolderError, tensors_in
 
 CONFIG = ModelConfig.from_mapping(QWEN2 | {"tied": False, "context": 64})
@@ -25,7 +26,8 @@ SHARD = 60_000
 def write(folder: Path, config: ModelConfig = CONFIG, values: F32 = VALUES, **options: Any) -> Path:
     folder.mkdir(exist_ok=True)
     form = options.pop("form", ExportFormat.FP32)
-    write_folder(folder, config, in_blocks(values, options.pop("block", 1000)), form, context=64, eos=None, **options)
+    with patch("trainer.weights.folder.SHARD_BYTES", options.pop("shard_bytes", SHARD_BYTES)):
+        write_folder(folder, config, in_blocks(values, options.pop("block", 1000)), form, context=64, eos=None, **options)
     return folder
 
 

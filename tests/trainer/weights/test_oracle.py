@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ import torch
 
 from tests.trainer.weights.models import CONFIGS, in_blocks, our_logits, random_parameters, tokens_for
 from trainer.models.llama.config import ModelConfig, parameter_layout
-from trainer.weights.folder import WeightsFolder, write_folder
+from trainer.weights.folder import SHARD_BYTES, WeightsFolder, write_folder
 from trainer.weights.safetensors_file import ExportFormat
 
 transformers: Any = pytest.importorskip("transformers", reason="install the extra: pip install -e '.[oracle]'")
@@ -24,7 +25,8 @@ TOLERANCE = 1e-4
 
 
 def write(folder: Path, config: ModelConfig, values: Any, form: ExportFormat = ExportFormat.FP32, **options: Any) -> Path:
-    write_folder(folder, config, in_blocks(values), form, context=256, eos=None, **options)
+    with patch("trainer.weights.folder.SHARD_BYTES", options.pop("shard_bytes", SHARD_BYTES)):
+        write_folder(folder, config, in_blocks(values), form, context=256, eos=None, **options)
     return folder
 
 

@@ -189,8 +189,11 @@ def rotations(config: ModelConfig, length: int, device: torch.device) -> tuple[T
 
 
 def _stretched(config: ModelConfig, frequencies: Tensor) -> Tensor:
-    """Stretch frequencies as Llama 3.1 does beyond its original context: divide low ones by the factor, keep high ones, and
-    mix in between (transformers: `_compute_llama3_parameters`)."""
+    """Stretch frequencies as Llama 3.1 does beyond its original context.
+
+    Low ones are divided by the factor, high ones are kept, and those in between are mixed (transformers:
+    `_compute_llama3_parameters`).
+    """
     if config.rope_factor == 1.0:
         return frequencies
     low, high = config.rope_low_freq_factor, config.rope_high_freq_factor
