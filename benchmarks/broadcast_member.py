@@ -24,7 +24,7 @@ from protocol.disk import Disk
 from protocol.events.events import Dropped, Event
 from protocol.transport.interface import Acceptance, Landing, Refused, Session
 from protocol.transport.network import Libp2pNetwork, NetworkSettings
-from protocol.wire.body import decode_body
+from protocol.wire.envelope import decode_body
 from protocol.wire.hashes import Hash, chunk_hash, tree_root
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.questions import LeavesReply

@@ -20,14 +20,13 @@ from protocol.rollouts.batch import PooledBatch, lot_of, problems_of, trainer_of
 from protocol.rollouts.events import TipChanged
 from protocol.rollouts.policy import PoolContext
 from protocol.rollouts.pool import Intake
-from protocol.run.rl_section import RlSection
+from protocol.run.sections import RlSection
 from protocol.tasks.counting import Counting
 from protocol.trainer_link import Tried
 from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.presence import Role
-from protocol.wire.rollouts import MAX_BATCHES, RolloutBatch
-from protocol.wire.tasks import AdmittedSet
+from protocol.wire.rollouts import MAX_BATCHES, AdmittedSet, RolloutBatch
 
 RUN, TIP = hash_bytes("run", b""), hash_bytes("tip", b"1")
 PROMPTS, GROUP = 8, 16

@@ -17,7 +17,7 @@ from benchmarks.broadcast_member import Peer, main
 from protocol.blobs.blob import BlobReply, BlobRequest, ChunkHeader, ChunksReply, ChunksRequest, to_bitmap
 from protocol.transport.interface import NetworkError
 from protocol.transport.network import Libp2pNetwork
-from protocol.wire.body import decode_body
+from protocol.wire.envelope import decode_body
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 

@@ -16,9 +16,8 @@ import msgpack
 import trio
 
 from protocol.wire import canonical
-from protocol.wire.body import MAX_CHUNKS, MAX_ELECTORS, MAX_MEMBERS, Body, freeze_gc
 from protocol.wire.canonical import Malformed
-from protocol.wire.envelope import seal
+from protocol.wire.envelope import MAX_CHUNKS, MAX_ELECTORS, MAX_MEMBERS, Body, freeze_gc, seal
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity
 from protocol.wire.messages import (

@@ -48,8 +48,7 @@ def main() -> int:
 
 def replay(paths: list[Path]) -> int:
     """Show a recording until the person closes it."""
-    from tui.event_file import EventFile, NoEvents
-    from tui.player import Player
+    from tui.player import EventFile, NoEvents, Player
     from tui.replay import ReplayView
 
     try:

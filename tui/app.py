@@ -26,14 +26,12 @@ from peer.formatting import clean, duration
 from peer.sentences import sentence
 from protocol.events.events import Left
 from protocol.events.status import PeerStatus
-from tui.controls import ControlsDialog
-from tui.dialogs import Confirm, Help
 from tui.feed import FeedSource, PeerFound, Stopped
 from tui.own_peer import OwnPeer
-from tui.panel import Draw, Panel
 from tui.panels import header, log, me, rollouts, round, swarm, training, transfers
-from tui.panels.look import Look
+from tui.panels.drawing import Look
 from tui.picture import Picture
+from tui.widgets import Confirm, ControlsDialog, Draw, Help, Panel
 
 FRAME_S = 0.5
 PAUSE_S = 3600

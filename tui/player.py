@@ -1,16 +1,223 @@
-"""Position of a replay in its recording, and the picture of the peer there.
+"""Position of a replay in its recording, the recording, and the picture and status of the peer there.
 
-Pure but for the file that it reads: the caller says how much time has passed.  A seek backwards starts from a copy of the
+Pure but for the files that it reads: the caller says how much time has passed.  A seek backwards starts from a copy of the
 picture taken some events earlier, so that every place is reached equally fast.
 """
 
 from __future__ import annotations
 
+import math
+from array import array
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import BinaryIO
 
-from tui.event_file import EventFile
+from peer.control.client import Stamped, stamped_in
+from protocol.events import events as ev
+from protocol.events.status import PeerStatus, SwarmPeer
 from tui.picture import Picture
-from tui.told_status import ToldStatus
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Recorded event log: JSON lines in one or several files, oldest first.  The files are not trusted and may be damaged.
+#
+# In memory are only the place and the time of each line; a line is read when it is needed.
+
+
+MAX_LINE_BYTES = 1 << 18
+MAX_EVENTS = 2_000_000
+"""Events that are indexed, 32 MB of memory; later ones are left out."""
+ALARMS = ("Desynced", "SecondHistory", "PeerEjected", "HandlerFailed", "RolloutPeerSetAside", "ValidatorSetAside")
+MARKED = tuple(f'"{name}"'.encode() for name in ("RoundCommitted", *ALARMS))
+"""Names of the events with a mark on the scrubber: the first is a committed round, the others are alarms."""
+Mark = tuple[int, bool]
+"""The number of an event, and True if it is an alarm."""
+
+
+class NoEvents(Exception):
+    """Error for files without any event to show; the text is one sentence."""
+
+
+class EventFile:
+    """Index of the events in these files.  Raises `NoEvents`.
+
+    times: of each event in seconds since 1970, never less than the time before it.  damaged: lines that are no events.
+    """
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._paths = list(paths)
+        self._places, self.times, self.marks = array("Q"), array("d"), list[Mark]()
+        self.damaged = self.left_out = 0
+        for number, path in enumerate(paths):
+            try:
+                with path.open("rb") as file:
+                    self._index(number, file)
+            except OSError as error:
+                raise NoEvents(f"{path} cannot be read: {error.strerror}") from error
+        if not self.times:
+            raise NoEvents(f"{', '.join(map(str, paths))}: no events in there; name the events.jsonl of a run")
+
+    def __len__(self) -> int:
+        return len(self.times)
+
+    def read(self, start: int, end: int) -> Iterator[Stamped]:
+        """Yield the events numbered `start` to `end` - 1, without any that can no longer be read from their file."""
+        file_number, file = -1, None
+        try:
+            for place in self._places[start:end]:
+                if place >> 48 != file_number:
+                    if file is not None:
+                        file.close()
+                    file_number, file = place >> 48, self._paths[place >> 48].open("rb")
+                assert file is not None
+                file.seek(place & ((1 << 48) - 1))
+                stamped = stamped_in(file.readline(MAX_LINE_BYTES))
+                if stamped is not None:
+                    yield stamped
+        except OSError:
+            return  # a file is gone
+        finally:
+            if file is not None:
+                file.close()
+
+    def _index(self, number: int, file: BinaryIO) -> None:
+        place = 0
+        while line := file.readline(MAX_LINE_BYTES):
+            stamped = stamped_in(line) if line.endswith(b"\n") else None
+            if stamped is None:
+                self.damaged += bool(line.strip())
+            elif len(self.times) >= MAX_EVENTS:
+                self.left_out += 1
+            else:
+                kind = next((place for place, name in enumerate(MARKED) if name in line), None)
+                if kind is not None:
+                    self.marks.append((len(self.times), kind > 0))
+                self._places.append(number << 48 | place)
+                self.times.append(max(stamped.at, self.times[-1] if self.times else -math.inf))
+            place += len(line)
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Status of a peer derived from its events, for a recording, which holds no status.
+#
+# Pure.  Fields that no event tells (the phase of others, bytes moved) stay empty.
+
+
+MOST_PEERS = 2048
+ROLES = {"generating": "rollout", "verifying": "validator", "seeding": "seed"}
+"""Role of a peer, by the phase that only this role has."""
+
+
+class ToldStatus:
+    """Status after the events so far.  now: None before the peer has started."""
+
+    def __init__(self) -> None:
+        self.now: PeerStatus | None = None
+        self._swarm: dict[str, SwarmPeer] = {}
+        self._began = 0.0
+
+    def copy(self) -> ToldStatus:
+        """Return an independent copy."""
+        other = ToldStatus()
+        other.now, other._swarm, other._began = self.now, dict(self._swarm), self._began
+        return other
+
+    def apply(self, stamped: Stamped) -> None:
+        """Fold an event into the status."""
+        event = stamped.event
+        if isinstance(event, ev.Started):
+            self._begin(event, stamped.mono)
+        if self.now is None:
+            return
+        match event:
+            case ev.PeerJoined(peer, name):
+                self._set(peer, name=name, liveness="alive", heard_s=0.0)
+            case ev.PeerSuspected(peer, silent_s):
+                self._set(peer, liveness="suspect", heard_s=silent_s)
+            case ev.PeerGone(peer, goodbye):
+                self._set(peer, liveness="left" if goodbye else "gone", link="")
+            case ev.LinkChanged(peer, link) if peer in self._swarm:
+                self._set(peer, link=link)
+            case ev.RoundCommitted(number, _, members):
+                for peer in members:
+                    if peer in self._swarm:
+                        self._set(peer, round=number + 1)
+        alive = sum(known.liveness == "alive" for known in self._swarm.values())
+        self.now = replace(
+            _applied(self.now, event),
+            peers=alive,
+            swarm=list(self._swarm.values()),
+            uptime_s=max(0.0, stamped.mono - self._began),
+        )
+
+    def _begin(self, event: ev.Started, mono: float) -> None:
+        self._swarm, self._began = {}, mono
+        self.now = PeerStatus(
+            peer=event.peer,
+            name=event.name,
+            run=event.run,
+            run_name=event.run_name,
+            role="",
+            phase="starting",
+            why_idle="starting",
+            why_detail="",
+            version=event.version,
+            pid=event.pid,
+            uptime_s=0.0,
+            addresses=list(event.addresses),
+        )
+
+    def _set(self, peer: str, **fields: object) -> None:
+        known = self._swarm.get(peer)
+        if known is None:
+            if len(self._swarm) >= MOST_PEERS:
+                del self._swarm[next(iter(self._swarm))]
+            known = SwarmPeer(
+                peer=peer,
+                name="",
+                role="",
+                phase="",
+                round=0,
+                steps=0,
+                tokens_per_s=0.0,
+                liveness="",
+                heard_s=0.0,
+                version="",
+            )
+        self._swarm[peer] = replace(known, **fields)  # type: ignore[arg-type]
+
+
+def _applied(status: PeerStatus, event: object) -> PeerStatus:
+    """Return the status after an event about this peer itself."""
+    match event:
+        case ev.PhaseChanged(phase, why, detail):
+            role = ROLES.get(phase, status.role)
+            return replace(status, role=role, phase=phase, why_idle=why, why_detail=detail)
+        case ev.RoundCommitted(number, tip, members, tokens, loss):
+            return replace(status, round=number + 1, tip=tip, members=list(members), tokens=tokens, loss=loss)
+        case ev.RecordRatified(_, record, final):
+            return replace(status, final_rounds=final, final_tip=record)
+        case ev.StateApplied(rounds, digest):
+            seen = max(status.round, rounds)  # a peer that only follows commits no rounds
+            return replace(status, round=seen, state_rounds=rounds, state_digest=digest)
+        case ev.EvalLoss(rounds, loss, by):
+            return replace(status, eval_loss=loss, eval_rounds=rounds, eval_by=by)
+        case ev.TrainerStarted(pid):
+            return replace(status, trainer_pid=pid, role=status.role or "trainer")
+        case ev.TrainerStopped():
+            return replace(status, trainer_pid=None)
+        case ev.ReachabilityChanged(reachable, addresses):
+            return replace(status, reachable=reachable, reachability=dict(addresses))
+        case ev.Left():
+            return replace(status, phase="stopping", why_idle="", why_detail="the peer left")
+        case _:
+            return status
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# The position in the recording.
+
 
 SPEEDS = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
 COPIES = 50

@@ -3,19 +3,63 @@
 from __future__ import annotations
 
 import time
+from datetime import datetime
 from functools import partial
 from typing import Any
 
+from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
-from tui import scrubber
+from peer.formatting import duration, fit
 from tui.app import PeerApp
 from tui.feed import Told
-from tui.panel import Panel
+from tui.panels.drawing import ALARM, FAINT, STRONG, line
 from tui.player import Player
+from tui.widgets import Panel
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Scrubber of a replay, one line: the time, a bar with a mark for each round and each alarm, the speed.
+
+
+def draw_scrubber(player: Player, width: int, unicode: bool) -> Text:
+    """Draw the line, `width` columns wide; without the bar if there is little room."""
+    state = "end" if player.at_end else f"{player.speed:g}x" if player.plays else "stopped"
+    left = f"{datetime.fromtimestamp(player.time):%Y-%m-%d %H:%M:%S} "
+    right = f" {duration(player.time - player.begins)} of {duration(player.ends - player.begins)}  {state}"
+    room = width - len(left) - len(right)
+    if room < 10:
+        return line((fit(left + right.strip(), width), STRONG))
+    return line((left, STRONG), *_bar(player, room, unicode), (right, FAINT))
+
+
+def _bar(player: Player, room: int, unicode: bool) -> list[tuple[str, str]]:
+    """Return the cells of the bar: alarms cover rounds, and the present place covers both."""
+    here, round, alarm, past, rest = "█┃!━─" if unicode else "#|!=-"
+    seconds = max(1e-9, player.ends - player.begins)
+
+    def cell(time: float) -> int:
+        return min(room - 1, int(room * (time - player.begins) / seconds))
+
+    place, marks = cell(player.time), dict[int, bool]()
+    for number, is_alarm in player.file.marks:
+        at = cell(player.file.times[number])
+        marks[at] = marks.get(at, False) or is_alarm
+    return [
+        (here, STRONG)
+        if at == place
+        else (alarm if marks[at] else round, ALARM if marks[at] else "")
+        if at in marks
+        else (past if at < place else rest, FAINT)
+        for at in range(room)
+    ]
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# The interface.
+
 
 TICK_S = 0.1
 STEP_S, LONG_STEP_S = 10.0, 60.0
@@ -128,7 +172,7 @@ class ReplayView(PeerApp):
 
     def _draw_scrubber(self) -> None:
         width = max(1, self.size.width - 2)
-        self.query_one("#scrubber", Static).update(scrubber.draw(self._player, width, self._unicode))
+        self.query_one("#scrubber", Static).update(draw_scrubber(self._player, width, self._unicode))
 
     # -- keys ---------------------------------------------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ from protocol.run.sections import Unit
 from protocol.tasks.commands import CannotAmend, TaskSetCommands
 from protocol.versions.weight_versions import MOST_ANCHOR_EVERY, CannotPublish, WeightVersions
 from protocol.wire.presence import Phase
-from protocol.wire.tasks import MAX_SET_TASKS, Amendment
+from protocol.wire.rollouts import MAX_SET_TASKS, Amendment
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Commands of the control socket about tasks from the crowd.

@@ -19,11 +19,11 @@ from peer.rests.keeper import Rest, in_a_thread
 from peer.rests.reasons import MonthlyQuota, MonthTraffic, Sensors, TimedPause
 from protocol.disk import StoreFull
 from protocol.events.events import Event, PhaseChanged
-from protocol.events.status import NodeStatus
+from protocol.events.status import NodeStatus, WhyIdle
 from protocol.node.node import Node
 from protocol.transport.nat.reachability import AddressVerdict
 from protocol.wire.identity import Identity
-from protocol.wire.presence import Phase, WhyIdle
+from protocol.wire.presence import Phase
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Reasons to stay out of a run for a while: a full disk, or a month's quota that is used up.

@@ -47,7 +47,7 @@ from protocol.chain.replica import Replica
 from protocol.chain.store import Store
 from protocol.disk import StoreFull
 from protocol.events.events import Event, Notice, PhaseChanged, RecordRatified, RoundVoted
-from protocol.events.status import NodeStatus
+from protocol.events.status import NodeStatus, WhyIdle
 from protocol.node.node import Node
 from protocol.run.invitation import make_invitation
 from protocol.run.manifest import Admission, SignedManifest
@@ -59,9 +59,9 @@ from protocol.transport.interface import Network, Session
 from protocol.transport.nat.reachability import AddressVerdict
 from protocol.transport.network import Libp2pNetwork, NetworkSettings, open_network
 from protocol.version import version
-from protocol.wire.body import freeze_gc
+from protocol.wire.envelope import freeze_gc
 from protocol.wire.identity import Identity, PeerId
-from protocol.wire.presence import Phase, Role, WhyIdle
+from protocol.wire.presence import Phase, Role
 from trainer.generate.choice import GeneratorName
 
 MANIFEST_DEADLINE_S = 120.0

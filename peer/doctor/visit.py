@@ -23,7 +23,7 @@ from peer.joining.standing import find_standing
 from peer.paths import run_dir
 from peer.resources.computer import seconds_since_boot
 from protocol.membership.handshake import ClockOffsets, note_clock
-from protocol.run.greeting import make_hello
+from protocol.run.admission import make_hello
 from protocol.run.manifest import SignedManifest
 from protocol.transport.interface import Acceptance, NetworkError, Refused
 from protocol.transport.nat.reachability import AddressVerdict as Reached

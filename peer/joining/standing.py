@@ -16,12 +16,11 @@ from peer.joining.run_source import environment_problem
 from protocol.chain.base import round_settings
 from protocol.chain.history import History
 from protocol.chain.store import Store
-from protocol.run.admission import needs_proof, verify_admission
-from protocol.run.greeting import admit_at_door, version_problem
+from protocol.run.admission import admit_at_door, needs_proof, verify_admission, version_problem
 from protocol.run.invitation import Anchor
 from protocol.run.manifest import RunManifest
-from protocol.wire.body import MAX_ADMISSION_BYTES
 from protocol.wire.canonical import Malformed
+from protocol.wire.envelope import MAX_ADMISSION_BYTES
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.presence import Role

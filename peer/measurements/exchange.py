@@ -23,7 +23,7 @@ from protocol.allreduce.runner import ExchangeRunner
 from protocol.events.events import Event
 from protocol.transport.interface import Acceptance, Landing, Network, NetworkError, Refused, Session
 from protocol.transport.network import Libp2pNetwork, NetworkSettings, open_network
-from protocol.wire.body import decode_body
+from protocol.wire.envelope import decode_body
 from protocol.wire.hashes import ZERO_HASH, Hash, tree_root
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import Member, Plan

@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 import trio
 
 from peer.settings.values import Schedule
-from protocol.wire.presence import WhyIdle
+from protocol.events.status import WhyIdle
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Decision to rest, with the reason: a person's limits against the sensors' readings.

@@ -25,7 +25,7 @@ import trio
 from peer.files import write_atomically
 from peer.formatting import duration, size
 from peer.rests.keeper import Rest, SensorReading
-from protocol.wire.presence import WhyIdle
+from protocol.events.status import WhyIdle
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Monthly quota: counts the month's traffic, and tells when the quota is used up.

@@ -25,9 +25,8 @@ from protocol.chain.records import genesis_tip
 from protocol.chain.results import CheckpointName, Checkpoints
 from protocol.disk import Disk, StoreFailed
 from protocol.run.manifest import STATE_BYTES_PER_PARAMETER, RunManifest, SignedManifest
-from protocol.run.rl_section import RlSection
 from protocol.run.run_file import RunFileError, sections_of
-from protocol.run.sections import CHATS, MAX_FILE_BYTES, TASKS, TOKENIZER, FileSection
+from protocol.run.sections import CHATS, MAX_FILE_BYTES, TASKS, TOKENIZER, FileSection, RlSection
 from protocol.sync.supplies import file_section, keep_file
 from protocol.wire.hashes import Hash, chunk_hash, tree_root
 from trainer.config import TrainingConfig

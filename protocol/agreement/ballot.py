@@ -11,8 +11,8 @@ from protocol.allreduce.assignment import plan_hash
 from protocol.chain.base import Base
 from protocol.chain.electorate import tolerated
 from protocol.chain.records import quorum_of, record_hash, verify_votes
-from protocol.wire.body import MAX_VIEW_CHANGE_BYTES
 from protocol.wire.canonical import Malformed
+from protocol.wire.envelope import MAX_VIEW_CHANGE_BYTES
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Certificate, LockName, Plan, Record, Step, ViewChange, mask_of, unpack

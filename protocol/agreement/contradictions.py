@@ -22,8 +22,8 @@ from protocol.agreement.validation import plan_of
 from protocol.allreduce.assignment import plan_hash
 from protocol.chain.base import Base
 from protocol.chain.records import record_hash
-from protocol.wire.body import Body
 from protocol.wire.canonical import Malformed
+from protocol.wire.envelope import Body
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import (

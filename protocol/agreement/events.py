@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from protocol.wire.body import Body
+from protocol.wire.envelope import Body
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import ChunkEntry, Commit, Plan, Provenance, Record, VoterState
@@ -135,7 +135,7 @@ class Arrived:
 
 @dataclass(frozen=True)
 class StateHashed:
-    """Name of our outer state (`protocol.wire.ready.OnState.state`).  Before it is known, the proposer's word counts."""
+    """Name of our outer state (`protocol.wire.messages.OnState.state`).  Before it is known, the proposer's word counts."""
 
     state: bytes
 

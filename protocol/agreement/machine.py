@@ -78,9 +78,9 @@ from protocol.wire.messages import (
     ViewChange,
     Vote,
     VoterState,
+    digest_in,
     members_in,
 )
-from protocol.wire.ready import digest_in
 
 
 class RoundMachine:

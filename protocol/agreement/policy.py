@@ -27,11 +27,10 @@ from protocol.chain.base import Base, RoundSettings
 from protocol.chain.electorate import quorum_size
 from protocol.chain.records import check_claims
 from protocol.run.admission import verify_admission
-from protocol.wire.body import MAX_ELECTORS, MAX_MEMBERS
 from protocol.wire.canonical import Malformed
+from protocol.wire.envelope import MAX_ELECTORS, MAX_MEMBERS
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Finish, Member, Plan, Ready, member_of
-from protocol.wire.ready import digest_in, weights_in
+from protocol.wire.messages import Finish, Member, Plan, Ready, digest_in, member_of, weights_in
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Members of a round's plan, and the owner that averages each chunk.

@@ -13,7 +13,7 @@ from protocol.agreement.round_state import RoundState
 from protocol.agreement.validation import flaw_of_record_proposal, plan_of
 from protocol.allreduce.assignment import plan_hash
 from protocol.chain.records import index_root, record_hash
-from protocol.wire.body import MAX_ELECTORS, MAX_MEMBERS
+from protocol.wire.envelope import MAX_ELECTORS, MAX_MEMBERS
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import (

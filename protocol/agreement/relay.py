@@ -15,8 +15,7 @@ from protocol.agreement.round_state import RoundState
 from protocol.allreduce.assignment import plan_hash
 from protocol.chain.base import Base
 from protocol.chain.electorate import tolerated
-from protocol.wire.body import Body
-from protocol.wire.envelope import rebuild
+from protocol.wire.envelope import Body, rebuild
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Plan, PrevoteCertificate, Proposal, RecordProposal, Report

@@ -8,8 +8,8 @@ from typing import Annotated
 from pydantic import Field
 
 from protocol.transport.interface import MAX_PUSH_HEADER_BYTES
-from protocol.wire.body import MAX_CHUNKS, Body, FragmentNumber, HashField, decode_body
 from protocol.wire.canonical import Malformed
+from protocol.wire.envelope import MAX_CHUNKS, Body, FragmentNumber, HashField, decode_body
 from protocol.wire.hashes import Hash
 
 ChunkNumber = Annotated[int, Field(ge=0, lt=MAX_CHUNKS)]

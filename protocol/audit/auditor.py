@@ -33,9 +33,8 @@ from protocol.events.events import AuditDone
 from protocol.membership.liveness import Membership
 from protocol.offload import Offload
 from protocol.transport.interface import NetworkError, Session
-from protocol.wire.body import decode_body
 from protocol.wire.canonical import Malformed
-from protocol.wire.envelope import Envelope, is_authentic, rebuild
+from protocol.wire.envelope import Envelope, decode_body, is_authentic, rebuild
 from protocol.wire.hashes import Hash, chunk_hash, hash_bytes, verify_proof
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import ChunkEntry, ChunkResult, Plan, Provenance, Record, members_in

@@ -36,9 +36,8 @@ from protocol.membership.liveness import Membership
 from protocol.offload import Offload
 from protocol.transport.handlers import Guard, Statement, answers, hears
 from protocol.transport.interface import Acceptance, NetworkError, Refused, Session, Unreachable
-from protocol.wire.body import Body
 from protocol.wire.canonical import Malformed
-from protocol.wire.envelope import Envelope
+from protocol.wire.envelope import Body, Envelope
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Accusation

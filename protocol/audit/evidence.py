@@ -31,9 +31,8 @@ from protocol.allreduce.assignment import plan_hash
 from protocol.chain.base import Base, fragment_of
 from protocol.chain.records import record_hash, verify_quorum
 from protocol.wire import canonical
-from protocol.wire.body import MAX_MEMBERS, Body, HashField, decode_body
 from protocol.wire.canonical import Malformed
-from protocol.wire.envelope import MAX_ENVELOPE_BYTES
+from protocol.wire.envelope import MAX_ENVELOPE_BYTES, MAX_MEMBERS, Body, HashField, decode_body
 from protocol.wire.hashes import Hash, chunk_hash, hash_bytes, verify_proof
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Certificate, ChunkResult, Plan, Proposal, RecordProposal, Step, members_in, unpack

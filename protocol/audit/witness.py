@@ -18,8 +18,7 @@ from protocol.audit.evidence import ContraryMotion, Evidence, OneStatement, TwoS
 from protocol.chain.base import Base
 from protocol.chain.history import History
 from protocol.chain.records import record_hash
-from protocol.wire.body import Body
-from protocol.wire.envelope import Envelope, is_authentic, rebuild
+from protocol.wire.envelope import Body, Envelope, is_authentic, rebuild
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Certificate, Proposal, RecordProposal, ViewChange, Vote, unpack

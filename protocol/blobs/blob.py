@@ -16,8 +16,8 @@ from typing import Annotated, Protocol
 from pydantic import Field
 
 from protocol.transport.interface import MAX_PUSH_HEADER_BYTES
-from protocol.wire.body import Body, HashField, PeerField, decode_body
 from protocol.wire.canonical import Malformed
+from protocol.wire.envelope import Body, HashField, PeerField, decode_body
 from protocol.wire.hashes import Hash
 from protocol.wire.questions import MAX_LEAVES
 

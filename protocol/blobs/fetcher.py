@@ -22,8 +22,8 @@ from protocol.events.events import Dropped, Notice
 from protocol.offload import Offload
 from protocol.short_id import short_id
 from protocol.transport.interface import MAX_REQUEST_BYTES, NetworkError, Session
-from protocol.wire.body import decode_body
 from protocol.wire.canonical import Malformed
+from protocol.wire.envelope import decode_body
 from protocol.wire.hashes import Hash, tree_root
 from protocol.wire.identity import PeerId
 from protocol.wire.questions import LeavesReply

@@ -44,8 +44,8 @@ from protocol.blobs.download import (
 from protocol.blobs.offers import OpenOffer
 from protocol.events.events import Dropped, Event, TransferEnded, TransferProgress
 from protocol.transport.interface import Landing, Members, NetworkError, Session
-from protocol.wire.body import decode_body
 from protocol.wire.canonical import Malformed
+from protocol.wire.envelope import decode_body
 from protocol.wire.hashes import Hash, chunk_hash
 from protocol.wire.identity import PeerId
 

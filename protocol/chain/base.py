@@ -12,7 +12,7 @@ from protocol.run.manifest import Admission, RunManifest
 from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Extension
-from protocol.wire.tasks import Amendment
+from protocol.wire.rollouts import Amendment
 
 
 def fragment_of(round: int, fragments: int) -> int:

@@ -21,18 +21,18 @@ from functools import cached_property
 from kernels.aggregate import weights_of
 from protocol.run.sections import Goal, Unit
 from protocol.wire import canonical
-from protocol.wire.body import decode_body
 from protocol.wire.canonical import Malformed
+from protocol.wire.envelope import decode_body
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import MAX_TOTAL, Commit, Extension, Record, members_in, unpack
-from protocol.wire.tasks import MAX_AMENDMENT_BYTES, MAX_SET_TASKS, AdmittedSet, Amendment
+from protocol.wire.rollouts import MAX_AMENDMENT_BYTES, MAX_SET_TASKS, AdmittedSet, Amendment
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Amendments: signed changes of the organiser to a run that has begun, carried in the chain.
 #
-# A plan carries at most one amendment, and so does the record made from it: of the task sets (`protocol.wire.tasks`), or an
-# extension of the run (`protocol.wire.messages`).
+# A plan carries at most one amendment, and so does the record made from it: of the task sets (`protocol.wire.rollouts`), or
+# an extension of the run (`protocol.wire.messages`).
 
 
 def open_amendment(raw: bytes, run: Hash, organiser: PeerId) -> Amendment | Extension:

@@ -21,16 +21,18 @@ from protocol.wire.messages import (
     Certificate,
     ChunkEntry,
     Commit,
+    Learned,
     Member,
     Ready,
     Record,
     Signature,
     Step,
     Vote,
+    check_learned,
     members_in,
     ready_of,
+    weights_in,
 )
-from protocol.wire.ready import Learned, check_learned, weights_in
 
 # ------------------------------------------------------------------------------------------------------------------------
 # The interface of a chain of records to its readers, for our own chain and for branches beside it.

@@ -20,7 +20,7 @@ from protocol.chain.store import Store
 from protocol.offload import Offload
 from protocol.run.manifest import RunManifest, SignedManifest
 from protocol.transport.handlers import answers
-from protocol.wire.body import Body
+from protocol.wire.envelope import Body
 from protocol.wire.hashes import Hash, chunk_hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import ChunkEntry, Record
@@ -80,7 +80,7 @@ class Replica:
         return None
 
     def name_state(self) -> bytes:
-        """Return the name of the present state in READYs and records (`protocol.wire.ready.OnState.state`).  Blocking."""
+        """Return the name of the present state in READYs and records (`protocol.wire.messages.OnState.state`).  Blocking."""
         return self.state.digest() + (self.state.weights_root() if self.manifest.rl is not None else b"")
 
     @property

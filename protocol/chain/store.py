@@ -31,8 +31,8 @@ from protocol.chain.results import CheckpointName, Checkpoints, Results
 from protocol.disk import Disk, corrupt_name, read_guarded, set_aside, write_guarded
 from protocol.run.invitation import Anchor
 from protocol.wire import canonical
-from protocol.wire.body import decode_body
 from protocol.wire.canonical import Malformed
+from protocol.wire.envelope import decode_body
 from protocol.wire.hashes import Hash
 from protocol.wire.messages import Commit
 

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import trio
 
 from protocol.events.events import Event, PhaseChanged
-from protocol.wire.presence import Measurement, Phase, WhyIdle
+from protocol.events.status import WhyIdle
+from protocol.wire.presence import Measurement, Phase
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Pause of the computing at the user's wish.

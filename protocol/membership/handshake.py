@@ -1,6 +1,6 @@
 """Admission of peers to our run: greetings given and taken, and the peers that they let in.
 
-`protocol.run.greeting` says what a greeting contains.  In an open run every peer may speak at once.  In other runs a peer
+`protocol.run.admission` says what a greeting contains.  In an open run every peer may speak at once.  In other runs a peer
 may speak if it is listed, is a member of a record of our chain, or has shown a good admission proof.  It shows the proof in
 its greeting to us, or in a statement for our tip, which others forward to peers that have not met it.  That statement is a
 READY, or the heartbeat of a rollout peer or a validator, for these are in no record and say no READY.
@@ -19,14 +19,23 @@ from statistics import median
 from protocol.chain.history import History
 from protocol.events.events import Notice
 from protocol.membership.activity import Activity
-from protocol.run.admission import AdmittedBy, has_expired, needs_proof, verify_admission
-from protocol.run.greeting import Hello, HelloReply, admit_at_door, answer_hello, make_hello
+from protocol.run.admission import (
+    AdmittedBy,
+    Hello,
+    HelloReply,
+    admit_at_door,
+    answer_hello,
+    has_expired,
+    make_hello,
+    needs_proof,
+    verify_admission,
+)
 from protocol.run.manifest import Admission, RunManifest
 from protocol.run.settings import NodeSettings
 from protocol.transport.handlers import answers
 from protocol.transport.interface import Refused, Session, Unreachable
-from protocol.wire.body import Body, decode_body
 from protocol.wire.canonical import Malformed
+from protocol.wire.envelope import Body, decode_body
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Ready

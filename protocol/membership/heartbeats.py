@@ -14,7 +14,7 @@ import trio
 
 from protocol.chain.history import History
 from protocol.events.events import Event, PeerGone, PeerSuspected
-from protocol.events.status import SwarmPeer
+from protocol.events.status import SwarmPeer, WhyIdle
 from protocol.membership.activity import Activity
 from protocol.membership.liveness import Liveness, Membership
 from protocol.run.settings import NodeSettings
@@ -23,7 +23,7 @@ from protocol.transport.handlers import Guard, PeerMoment, Statement, at, hears,
 from protocol.transport.interface import Acceptance, NetworkError, Offence, Session
 from protocol.wire.envelope import MAX_GOSSIP_BYTES
 from protocol.wire.identity import PeerId
-from protocol.wire.presence import Goodbye, Heartbeat, Phase, WhyIdle
+from protocol.wire.presence import Goodbye, Heartbeat, Phase
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Training speed of this peer: the last known rate, kept from round to round, and the time left that follows from it.

@@ -24,6 +24,7 @@ from protocol.chain.progress import RunProgress, TasksInForce
 from protocol.chain.records import most_tokens
 from protocol.chain.replica import Replica
 from protocol.events.events import ComputeProgress, Notice
+from protocol.events.status import WhyIdle
 from protocol.membership.activity import Activity, Pause
 from protocol.membership.heartbeats import Pace
 from protocol.offload import Offload
@@ -32,13 +33,11 @@ from protocol.rollouts.trainer import WorkStatus
 from protocol.run.settings import NodeSettings
 from protocol.trainer_link import ComputeTask, Contribution, Progress, TrainerDied, TrainerGaveUp, TrainerLink
 from protocol.transport.interface import Session
-from protocol.wire.body import MAX_NUMBER
-from protocol.wire.envelope import Envelope
+from protocol.wire.envelope import MAX_NUMBER, Envelope
 from protocol.wire.hashes import Hash, hash_bytes, tree_proof, tree_root
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Ready
-from protocol.wire.presence import Phase, WhyIdle
-from protocol.wire.ready import Learned, digest_in, weights_in
+from protocol.wire.messages import Learned, Ready, digest_in, weights_in
+from protocol.wire.presence import Phase
 
 # ------------------------------------------------------------------------------------------------------------------------
 # This peer's work in the running round: the progress of its compute, and the resulting contribution.

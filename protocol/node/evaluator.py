@@ -15,16 +15,16 @@ import trio
 
 from protocol.chain.replica import Replica
 from protocol.events.events import Dropped, EvalLoss, EvalProgress, Notice
-from protocol.events.status import HeldOutStatus
+from protocol.events.status import HeldOutStatus, WhyIdle
 from protocol.membership.activity import Activity
 from protocol.membership.liveness import MAX_STRANGERS, Liveness, Membership
 from protocol.trainer_link import NotMeasured, TrainerDied, TrainerGaveUp, TrainerLink
 from protocol.transport.handlers import Statement, hears_news
 from protocol.transport.interface import Session
-from protocol.wire.body import MAX_LOSS
+from protocol.wire.envelope import MAX_LOSS
 from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import PeerId
-from protocol.wire.presence import Heartbeat, Measurement, Phase, Role, WhyIdle
+from protocol.wire.presence import Heartbeat, Measurement, Phase, Role
 
 # ------------------------------------------------------------------------------------------------------------------------
 # The draw of the peer that measures the held-out loss of a committed state, and the claims that we accept.

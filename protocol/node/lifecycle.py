@@ -14,6 +14,7 @@ from protocol.chain.history import History
 from protocol.chain.progress import RunPace, RunProgress, counted_tokens
 from protocol.chain.replica import Replica
 from protocol.events.events import Notice, RunEnded
+from protocol.events.status import WhyIdle
 from protocol.membership.activity import Activity
 from protocol.membership.heartbeats import FailureDetector, Heartbeats
 from protocol.membership.liveness import Membership, beat_interval_s
@@ -34,7 +35,7 @@ from protocol.versions.weight_versions import WeightVersions
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Commit
-from protocol.wire.presence import Phase, Role, WhyIdle
+from protocol.wire.presence import Phase, Role
 
 # ------------------------------------------------------------------------------------------------------------------------
 # The clock of a node: it judges silence, starts checks of claims, and ends a round for a better branch.

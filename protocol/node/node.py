@@ -14,7 +14,7 @@ from protocol.audit.ejection import Ejections
 from protocol.blobs.store import Shelves, StoreShelf
 from protocol.blobs.swarm import Swarm
 from protocol.chain.replica import Replica, ReplicaShelf, Serving
-from protocol.events.status import NodeStatus
+from protocol.events.status import NodeStatus, WhyIdle
 from protocol.membership.activity import Activity
 from protocol.membership.handshake import Handshake
 from protocol.membership.heartbeats import FailureDetector, Heartbeats, Pace
@@ -44,9 +44,8 @@ from protocol.versions.catalogue import Catalogue, VersionShelf
 from protocol.versions.weight_versions import WeightVersions
 from protocol.wire.hashes import Hash
 from protocol.wire.messages import Commit
-from protocol.wire.presence import Phase, Role, WhyIdle
-from protocol.wire.rollouts import ROLLOUT_CHUNK_BYTES
-from protocol.wire.tasks import TASK_CHUNK_BYTES
+from protocol.wire.presence import Phase, Role
+from protocol.wire.rollouts import ROLLOUT_CHUNK_BYTES, TASK_CHUNK_BYTES
 
 
 class Node:

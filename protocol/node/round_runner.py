@@ -47,6 +47,7 @@ from protocol.chain.base import Base
 from protocol.chain.replica import Replica
 from protocol.disk import StoreFailed
 from protocol.events.events import Dropped, Notice, ReadySent, RoundProposed, RoundVoted
+from protocol.events.status import WhyIdle
 from protocol.membership.activity import Activity
 from protocol.membership.liveness import Liveness, Membership, Neighbour
 from protocol.node.contributor import Contributor, Work
@@ -56,12 +57,11 @@ from protocol.sync.catch_up import CatchUp
 from protocol.trainer_link import Contribution
 from protocol.transport.handlers import Guard
 from protocol.transport.interface import NetworkError, Session, Unreachable
-from protocol.wire.body import Body
-from protocol.wire.envelope import Envelope
+from protocol.wire.envelope import Body, Envelope
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Commit, Plan, Proposal, Ready, Step, Vote, VoterState
-from protocol.wire.presence import Heartbeat, Phase, Role, WhyIdle
+from protocol.wire.presence import Heartbeat, Phase, Role
 
 # ------------------------------------------------------------------------------------------------------------------------
 # The queue of a round's machine: statements of peers, limited in bytes, and events of our own.

@@ -30,9 +30,8 @@ from protocol.offload import Offload
 from protocol.sync.catch_up import CatchUp
 from protocol.transport.handlers import Guard, Statement, answers, hears, is_told, landed, lands
 from protocol.transport.interface import Acceptance, Landing, Members, Offence, Refused, Session
-from protocol.wire.body import Body, decode_body
 from protocol.wire.canonical import Malformed
-from protocol.wire.envelope import MAX_ENVELOPE_BYTES, Envelope
+from protocol.wire.envelope import MAX_ENVELOPE_BYTES, Body, Envelope, decode_body
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Commit, Ready, VoterState

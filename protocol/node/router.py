@@ -31,9 +31,8 @@ from protocol.transport.handlers import (
     declarations,
 )
 from protocol.transport.interface import MALFORMED, Acceptance, Landing, Members, Offence, Refused, Session
-from protocol.wire.body import LARGE_BYTES, Body, decode_body, largest
 from protocol.wire.canonical import Malformed
-from protocol.wire.envelope import MAX_GOSSIP_BYTES
+from protocol.wire.envelope import LARGE_BYTES, MAX_GOSSIP_BYTES, Body, decode_body, largest
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import unpack
 

@@ -18,6 +18,7 @@ from protocol.chain.replica import Replica
 from protocol.chain.results import CheckpointName
 from protocol.chain.store import NEVER
 from protocol.events.events import CheckpointWritten, Desynced, Notice, RecordRatified, RoundCommitted
+from protocol.events.status import WhyIdle
 from protocol.membership.activity import Activity
 from protocol.node.rounds import read_voter_state
 from protocol.offload import Offload
@@ -27,12 +28,12 @@ from protocol.sync.remote_chains import Claims, Settled
 from protocol.trainer_link import StateMark, TrainerDied, TrainerGaveUp
 from protocol.transport.handlers import Guard, answers
 from protocol.transport.interface import NetworkError, Refused, Session
-from protocol.wire.body import decode_body
 from protocol.wire.canonical import Malformed
+from protocol.wire.envelope import decode_body
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Certificate, Commit, Signature, Step, Vote
-from protocol.wire.presence import Phase, WhyIdle
+from protocol.wire.presence import Phase
 from protocol.wire.questions import RatificationRequest
 
 # ------------------------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from protocol.rollouts.batch import (
 )
 from protocol.rollouts.events import Discard, GossipVerdicts, PoolEffect, Tell, TipChanged
 from protocol.rollouts.trust import TrustScores
-from protocol.run.rl_section import RlSection
+from protocol.run.sections import RlSection
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.presence import Role

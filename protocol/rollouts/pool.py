@@ -51,7 +51,7 @@ from protocol.rollouts.events import (
 )
 from protocol.rollouts.policy import PATIENCE, PoolContext, discard, judged, opinion_in
 from protocol.rollouts.trust import MOST_BATCHES, PoolLimits
-from protocol.run.rl_section import RlSection
+from protocol.run.sections import RlSection
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.presence import Role

@@ -17,7 +17,7 @@ from protocol.chain.replica import Replica
 from protocol.disk import StoreFailed
 from protocol.events.events import BatchJudged, Event, Notice, RolloutsGenerated
 from protocol.events.rollout_tally import ACCEPTED, REJECTED, STALE, RolloutTally
-from protocol.events.status import RolloutStatus
+from protocol.events.status import RolloutStatus, WhyIdle
 from protocol.membership.activity import Activity, Pause
 from protocol.membership.liveness import Liveness, Membership
 from protocol.offload import Offload
@@ -56,7 +56,7 @@ from protocol.transport.interface import Acceptance, Session
 from protocol.wire.envelope import Envelope
 from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import PeerId
-from protocol.wire.presence import Phase, Role, WhyIdle
+from protocol.wire.presence import Phase, Role
 from protocol.wire.rollouts import ROLLOUT_CHUNK_BYTES, Judgement, RolloutBatch
 from protocol.wire.rollouts import Deal as DealBody
 

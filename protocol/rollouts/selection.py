@@ -12,6 +12,7 @@ import trio
 
 from protocol.blobs.store import BlobStore
 from protocol.events.events import Notice, RolloutsUsed
+from protocol.events.status import WhyIdle
 from protocol.rollouts.batch import PooledBatch
 from protocol.rollouts.pool import Pool
 from protocol.rollouts.reference import Reference
@@ -22,9 +23,8 @@ from protocol.trainer_link import Contribution, RolloutLink, SharedTaskFile
 from protocol.transport.interface import Session
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
-from protocol.wire.presence import WhyIdle
-from protocol.wire.ready import Learned, UsedBatch, learned_from
-from protocol.wire.tasks import AdmittedSet, Place
+from protocol.wire.messages import Learned, UsedBatch, learned_from
+from protocol.wire.rollouts import AdmittedSet, Place
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Sets of tasks in the trainer process: it is given the sets of the versions, and a missing set is reported.

@@ -9,10 +9,11 @@ from typing import Protocol
 import trio
 
 from protocol.chain.replica import Replica
+from protocol.events.status import WhyIdle
 from protocol.membership.activity import Activity
 from protocol.trainer_link import RolloutLink, StateMark
 from protocol.wire.hashes import Hash
-from protocol.wire.presence import Phase, Role, WhyIdle
+from protocol.wire.presence import Phase, Role
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Work status of a rollout peer or a validator: that it computes, or the one reason why not.

@@ -27,8 +27,8 @@ from protocol.events.events import Notice
 from protocol.offload import Offload
 from protocol.rollouts.batch import Bytes, Decision, PooledBatch
 from protocol.transport.interface import Session
-from protocol.wire.body import Body, Count, PeerField, decode_body
 from protocol.wire.canonical import Malformed
+from protocol.wire.envelope import Body, Count, PeerField, decode_body
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 

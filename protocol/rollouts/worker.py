@@ -19,7 +19,7 @@ from protocol.rollouts.events import BatchVerified, Fetched
 from protocol.rollouts.pool import Pool
 from protocol.rollouts.selection import GivenTasks
 from protocol.rollouts.trainer import KeptVersions, TrainerLock
-from protocol.run.rl_section import RlSection
+from protocol.run.sections import RlSection
 from protocol.tasks.library import Library
 from protocol.tasks.task_sets import TaskSets
 from protocol.trainer_link import (

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from kernels.layout import chunk_count
-from protocol.wire.body import MAX_CHUNKS
-from protocol.wire.ready import MAX_USED_BY_ALL
+from protocol.wire.envelope import MAX_CHUNKS
+from protocol.wire.messages import MAX_USED_BY_ALL
 
 MAX_CHUNK_PARAMETERS = 1 << 22
 MAX_PARAMETERS = MAX_CHUNKS * MAX_CHUNK_PARAMETERS

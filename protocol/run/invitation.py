@@ -19,8 +19,8 @@ import base58
 from pydantic import Field
 
 from protocol.run.admission import make_proof
-from protocol.wire.body import MAX_TOKEN_BYTES, Body, HashField, PeerField, decode_body
 from protocol.wire.canonical import Malformed
+from protocol.wire.envelope import MAX_TOKEN_BYTES, Body, HashField, PeerField, decode_body
 from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import KEY_BYTES, Identity, PeerId, public_key_of
 

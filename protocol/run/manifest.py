@@ -32,7 +32,6 @@ from protocol.run.fitting import (
     total_problems,
     used_problems,
 )
-from protocol.run.rl_section import RlSection
 from protocol.run.sections import (
     CHATS,
     TOKENIZER,
@@ -40,13 +39,13 @@ from protocol.run.sections import (
     FileSection,
     Goal,
     ModelSection,
+    RlSection,
     Section,
     TokenizerSection,
     Unit,
 )
-from protocol.wire.body import MAX_FRAGMENTS, MAX_MEMBERS, PeerField, decode_body
 from protocol.wire.canonical import Malformed
-from protocol.wire.envelope import open_envelope
+from protocol.wire.envelope import MAX_FRAGMENTS, MAX_MEMBERS, PeerField, decode_body, open_envelope
 from protocol.wire.hashes import ZERO_HASH, Hash, hash_bytes
 from protocol.wire.identity import Identity
 from protocol.wire.messages import Total, pack

@@ -1,4 +1,4 @@
-"""Sections of the manifest: the base of all sections, the model, the data and its tokenizer, and the length of the run.
+"""Sections of the manifest: the model, the data and its tokenizer, the length of the run, and reinforcement learning.
 
 Chats, tokenizers and the tasks of an environment are files of the run: the manifest names them by the root over the hashes
 of their chunks, and every peer fetches them from others.
@@ -14,8 +14,10 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from protocol.run.fitting import ManifestProblem, ModelShape, data_problems, model_problems, refuse, rope_problems
-from protocol.wire.body import Body
+from protocol.wire.envelope import Body
 from protocol.wire.hashes import Hash
+from protocol.wire.messages import MAX_USED
+from protocol.wire.rollouts import MAX_BATCH_BYTES, MAX_ROLLOUTS
 
 # ------------------------------------------------------------------------------------------------------------------------
 # The base of the manifest's sections, which can grow without changing existing runs.
@@ -142,6 +144,7 @@ class ModelSection(Section):
 
 
 # ------------------------------------------------------------------------------------------------------------------------
+# Files of the run, and the sections that name them.
 
 
 FILE_CHUNK_BYTES = 1 << 20
@@ -230,3 +233,180 @@ class TokenizerSection(Section):
     def trainer_section(self) -> dict[str, Any]:
         """Return the section that `trainer.config` reads."""
         return {"template": self.template, "ends": self.ends}
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# The manifest's section on reinforcement learning: the environment, its rollouts, and the learning from them.
+#
+# All fields but `OURS` are the trainer's (`trainer.rl.config`), with the same names and defaults.
+
+
+OURS = frozenset({"environment", "problems", "prompts_per_batch", "batches_per_round", "judge_s", "warm_rounds", "files"})
+"""Fields that the trainer does not read in this section."""
+
+HEAD_BYTES, TOKEN_BYTES = 32, 3
+"""Bytes of a rollout's head, and of a token in it, at most (`trainer.rl.rollout`)."""
+
+Weight = Annotated[float, Field(ge=0, le=1e3, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+Above = Annotated[float, Field(gt=0, le=1e3, allow_inf_nan=False)]
+Mantissa = Annotated[float, Field(ge=0, le=127, allow_inf_nan=False)]
+Decay = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
+Tokens = Annotated[int, Field(ge=1, le=1 << 24)]
+
+
+class RlSection(Section):
+    """Rollouts and their learning; left out of a run that only reads text."""
+
+    LATER: ClassVar[frozenset[str]] = frozenset({"files"})
+
+    environment: Annotated[str, Field(min_length=1, max_length=1000, pattern=r"^[\x20-\x7e]+$")]
+    """Name of the tasks that rollouts solve, with its options: "add", "add(digits=3)", "mixture(add(digits=3), sort)"."""
+    problems: Annotated[int, Field(ge=1, le=1 << 40)] = 1 << 16
+    """Problems of the environment that are drawn from: those numbered 0 to problems - 1."""
+    prompts_per_batch: Annotated[int, Field(ge=1, le=MAX_ROLLOUTS)] = 8
+    """Prompts of a batch, which a rollout peer makes at a time."""
+    batches_per_round: Annotated[int, Field(ge=1, le=MAX_USED)] = 32
+    """Accepted batches that a trainer waits for before it learns from them."""
+    warm_rounds: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    """Rounds of ordinary training, on the text of the data section, before the first one that learns from rollouts."""
+    judge_s: Annotated[float, Field(ge=1, le=86_400, allow_inf_nan=False)] = 60.0
+    """Seconds after which a batch that its validator has not judged is dealt to the next one."""
+    group_size: Annotated[int, Field(ge=2, le=1024)] = 16
+    """Completions of each prompt (G); one alone could be compared with none."""
+    max_tokens: Tokens = 32_768
+    """Tokens of an output at most."""
+    temperature: Above = 1.0
+    """Logits are divided by it, in sampling and in the loss."""
+    max_async: Annotated[int, Field(ge=0, le=16)] = 2
+    """Versions by which a rollout may be older than the one that is trained."""
+    length_weight: Weight = 0.0003
+    """Reward taken away for each token between an output's length and the one that its prompt names."""
+    length_targets: Annotated[list[Tokens], Field(max_length=64)] = []
+    """Lengths in tokens of which each prompt names one; none is no length reward."""
+    min_solve_rate: Share = 0.1
+    """Tasks in files whose record has a `solve_rate` below it, from 0 to 1, are left out: too hard to learn from."""
+    max_solve_rate: Share = 0.8
+    """Tasks in files whose record has a `solve_rate` above it, from 0 to 1, are left out: too easy to learn from."""
+    divide_by_std: bool = True
+    """True: advantages are divided by the standard deviation of their group's rewards."""
+    drop_zero_advantage: bool = True
+    """True: groups in which all rewards are equal are left out of the batch."""
+    eps: Decay = 0.2
+    """Ratios of new to old probability count between 1 - eps and 1 + eps."""
+    delta: Annotated[float, Field(ge=1, le=1e3, allow_inf_nan=False)] = 4.0
+    """Ratios of tokens with a negative advantage count up to this."""
+    entropy_weight: Weight = 1e-4
+    """Weight of the entropy bonus: a nat is worth so much loss."""
+    kl_weight: Weight = 0.0
+    """Weight of the divergence from the weights that rollouts began with: a nat costs so much loss."""
+    optimizer_steps: Annotated[int, Field(ge=1, le=10_000)] = 8
+    """Steps in which a version's rollouts are trained on once."""
+    lr: Annotated[float, Field(gt=0, le=10, allow_inf_nan=False)] = 3e-7
+    """AdamW's learning rate after the warm-up, constant."""
+    warmup_steps: Annotated[int, Field(ge=0, le=2**40)] = 25
+    """Optimiser steps of the run over which the rate rises from 0."""
+    clip_norm: Above = 0.1
+    """Gradients are scaled down to this global norm."""
+    beta1: Decay = 0.9
+    """AdamW's decay of the mean of gradients."""
+    beta2: Decay = 0.95
+    """AdamW's decay of the mean of their squares."""
+    adam_eps: Above = 1e-8
+    """Added by AdamW to the root of the mean square."""
+    weight_decay: Weight = 0.0
+    """AdamW's, of matrices: by so much times the rate a step."""
+    row_tokens: Tokens = 40_960
+    """Tokens of a row into which sequences are packed: as many as the longest prompt and output together, less one."""
+    micro_batch_tokens: Tokens = 40_960
+    """Tokens that are computed at once: as many rows as have no more, and at least one row."""
+    top_k: Annotated[int, Field(ge=1, le=65_497)] = 128
+    """Values of a chunk's hidden states that its proof commits to."""
+    chunk_tokens: Annotated[int, Field(ge=1, le=1 << 16)] = 32
+    """Tokens that share a proof."""
+    min_end_probability: Share = 0.1
+    """An output shorter than `max_tokens` ends with an end token of at least this probability under the model."""
+    max_exponent_mismatches: Annotated[int, Field(ge=0, le=65_497)] = 38
+    """Values of a chunk's proof whose exponents may differ from those that a validator computes."""
+    max_mantissa_mean: Mantissa = 10.0
+    """Mean by which the 7 bits of mantissa of the others may differ."""
+    max_mantissa_median: Mantissa = 8.0
+    """Median by which they may differ."""
+    max_shortfall: Above = 0.5
+    """Units of logits over temperature by which all but two tokens of a rollout may fall short of the sampling's choice."""
+    shortfall_ceiling: Above = 1.0
+    """Units by which any token may fall short at most; max_shortfall at least."""
+    shortfall_rate: Annotated[float, Field(ge=0, le=0.1, allow_inf_nan=False)] = 0.001
+    """Mean by which honest tokens fall short, per unit of 1 - sum p^2; tokens together may by three times as much."""
+    files: Annotated[list[TasksSection], Field(max_length=MAX_TASKS_FILES)] = []
+    """The files that the environment reads, which every peer fetches; they follow from those beside the run file."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        refuse(self._problems())
+        return self
+
+    def _problems(self) -> Iterator[ManifestProblem]:
+        paths = [file.path for file in self.files]
+        if paths != sorted(set(paths)):
+            yield ManifestProblem(("files",), "files must be sorted by path and without repetition; sort them")
+        if self.rollouts_per_batch > MAX_ROLLOUTS:
+            would_do = max(1, MAX_ROLLOUTS // self.group_size)
+            yield ManifestProblem(
+                ("prompts_per_batch", "group_size"),
+                f"a batch of {self.prompts_per_batch} prompts with {self.group_size} completions each has more than "
+                f"{MAX_ROLLOUTS} rollouts; prompts_per_batch = {would_do} would do",
+            )
+        if self.problems < self.prompts_per_batch:
+            yield ManifestProblem(
+                ("problems", "prompts_per_batch"),
+                f"a batch has {self.prompts_per_batch} different problems, and there are {self.problems}; "
+                f"prompts_per_batch = {self.problems} would do",
+            )
+        if self.min_solve_rate > self.max_solve_rate:
+            yield ManifestProblem(
+                ("min_solve_rate", "max_solve_rate"),
+                f"min_solve_rate ({self.min_solve_rate:g}) is more than max_solve_rate ({self.max_solve_rate:g}); "
+                "exchange them",
+            )
+        if self.row_tokens < self.max_tokens:
+            yield ManifestProblem(
+                ("row_tokens", "max_tokens"),
+                f"row_tokens ({self.row_tokens}) is less than max_tokens ({self.max_tokens}), and a sequence is never cut; "
+                f"row_tokens = {self.max_tokens + self.max_tokens // 4} would do",
+            )
+        if self.shortfall_ceiling < self.max_shortfall:
+            yield ManifestProblem(
+                ("shortfall_ceiling", "max_shortfall"),
+                f"shortfall_ceiling ({self.shortfall_ceiling:g}) is less than max_shortfall ({self.max_shortfall:g}); "
+                f"shortfall_ceiling = {2 * self.max_shortfall:g} would do",
+            )
+        if self.delta < 1 + self.eps:
+            yield ManifestProblem(("delta", "eps"), f"delta ({self.delta:g}) is less than 1 + eps; delta = 4.0 would do")
+
+    @property
+    def rollouts_per_batch(self) -> int:
+        """Rollouts of a batch."""
+        return self.prompts_per_batch * self.group_size
+
+    @property
+    def tokens_per_batch(self) -> int:
+        """Tokens of a batch's outputs at most."""
+        return self.rollouts_per_batch * self.max_tokens
+
+    @property
+    def bytes_per_batch(self) -> int:
+        """Bytes of a batch at most: of each rollout its head, its tokens, a bit for each token's maker, and its proofs."""
+        proofs = -(-self.max_tokens // self.chunk_tokens) * 2 * (1 + self.top_k)
+        each = HEAD_BYTES + TOKEN_BYTES * (self.row_tokens + 1) + -(-self.max_tokens // 8) + proofs
+        return min(MAX_BATCH_BYTES, HEAD_BYTES + self.rollouts_per_batch * each)
+
+    @property
+    def tokens_per_round(self) -> int:
+        """Tokens that a member learns from in a round at most: prompts do not count."""
+        return self.batches_per_round * self.tokens_per_batch
+
+    def trainer_section(self) -> dict[str, Any]:
+        """Return the section that `trainer.rl.config` reads."""
+        fields = {name: value for name, value in self.model_dump().items() if name not in OURS}
+        return {**fields, "prompts": self.prompts_per_batch * self.batches_per_round}

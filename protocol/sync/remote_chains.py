@@ -21,8 +21,8 @@ from protocol.membership.liveness import Liveness, Membership
 from protocol.offload import Offload
 from protocol.run.invitation import Anchor
 from protocol.transport.interface import MAX_REQUEST_BYTES, NetworkError, Session
-from protocol.wire.body import Body, decode_body
 from protocol.wire.canonical import Malformed
+from protocol.wire.envelope import Body, decode_body
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Commit
 from protocol.wire.questions import MAX_COMMITS, MAX_TIPS, CommitsReply, CommitsRequest, TipsReply, TipsRequest

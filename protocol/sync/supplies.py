@@ -27,8 +27,8 @@ from protocol.offload import Offload
 from protocol.run.manifest import RunManifest
 from protocol.run.sections import FILE_CHUNK_BYTES, FileSection
 from protocol.transport.interface import MAX_REQUEST_BYTES, NetworkError, Session
-from protocol.wire.body import Body, decode_body
 from protocol.wire.canonical import Malformed
+from protocol.wire.envelope import Body, decode_body
 from protocol.wire.hashes import Hash, tree_root
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import ChunkEntry, Commit, Record

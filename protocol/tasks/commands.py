@@ -12,7 +12,7 @@ from protocol.short_id import short_id
 from protocol.tasks.task_sets import MOST_OF_ONE, REPEAT_S, SignedOffer, TaskSets
 from protocol.transport.interface import Session
 from protocol.wire.hashes import Hash
-from protocol.wire.tasks import MAX_ADMITTED_BYTES, MAX_SETS, AdmittedSet, Amendment, TaskSet
+from protocol.wire.rollouts import MAX_ADMITTED_BYTES, MAX_SETS, AdmittedSet, Amendment, TaskSet
 
 # ------------------------------------------------------------------------------------------------------------------------
 # The organiser's next amendment: admissions and removals on top of the newest one.  Pure.

@@ -31,8 +31,7 @@ from protocol.trainer_link import Tried
 from protocol.wire import canonical
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
-from protocol.wire.rollouts import UNSCORED
-from protocol.wire.tasks import MAX_SET_TASKS, Place
+from protocol.wire.rollouts import MAX_SET_TASKS, UNSCORED, Place
 
 LEAST_ATTEMPTS = 32
 """Attempts at a task before its solve rate says anything."""

@@ -22,7 +22,7 @@ from protocol.transport.handlers import Guard
 from protocol.transport.interface import Session
 from protocol.wire.hashes import Hash, tree_root
 from protocol.wire.identity import PeerId
-from protocol.wire.tasks import MAX_SET_BYTES, TASK_CHUNK_BYTES
+from protocol.wire.rollouts import MAX_SET_BYTES, TASK_CHUNK_BYTES
 
 AT_ONCE = 4
 """Most blobs that are fetched at a time."""

@@ -29,7 +29,7 @@ from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import unpack
-from protocol.wire.tasks import AdmittedSet, Amendment, Place, TaskSet
+from protocol.wire.rollouts import AdmittedSet, Amendment, Place, TaskSet
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Sets of tasks that peers offer, as one peer has heard of them.  Pure.

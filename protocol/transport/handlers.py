@@ -28,8 +28,7 @@ import trio
 
 from protocol.events.events import HandlerFailed
 from protocol.transport.interface import Refused, Session
-from protocol.wire.body import Body
-from protocol.wire.envelope import MAX_ENVELOPE_BYTES, Envelope
+from protocol.wire.envelope import MAX_ENVELOPE_BYTES, Body, Envelope
 from protocol.wire.identity import PeerId
 
 # ------------------------------------------------------------------------------------------------------------------------

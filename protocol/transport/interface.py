@@ -19,8 +19,7 @@ from enum import Enum
 from typing import Any, Protocol
 
 from protocol.events.events import Event
-from protocol.wire.body import Body
-from protocol.wire.envelope import Envelope
+from protocol.wire.envelope import Body, Envelope
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import pack

@@ -16,7 +16,7 @@ from protocol.blobs.store import BlobStore, Holding, StoreShelf
 from protocol.run.manifest import RunManifest, demo_manifest
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
-from protocol.wire.versions import BlobName, Version
+from protocol.wire.rollouts import BlobName, Version
 
 KEPT = 128
 """Numbers, from the highest one downwards, whose statements are remembered: at most two of each."""

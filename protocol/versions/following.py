@@ -27,7 +27,7 @@ from protocol.versions.catalogue import KEPT, Catalogue
 from protocol.versions.making import Leg, Made, Route, finish, route
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
-from protocol.wire.versions import Version
+from protocol.wire.rollouts import Version
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Choice of the files of weights that stay on the disk.

@@ -24,7 +24,7 @@ from protocol.versions.catalogue import HEADER_BYTES, WEIGHT_BYTES
 from protocol.wire import canonical
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash, chunk_hash, hash_bytes, tree_root
-from protocol.wire.versions import BlobName, PatchName, Version
+from protocol.wire.rollouts import BlobName, PatchName, Version
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Choice of the way to a version of the weights with the fewest bytes.

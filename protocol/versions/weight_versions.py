@@ -26,12 +26,12 @@ from protocol.transport.interface import MAX_REQUEST_BYTES, Acceptance, NetworkE
 from protocol.versions.catalogue import Catalogue, Signed, StatementOutcome
 from protocol.versions.following import Follower
 from protocol.versions.making import BaseVersion, make_version
-from protocol.wire.body import decode_body
 from protocol.wire.canonical import Malformed
+from protocol.wire.envelope import decode_body
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import unpack
-from protocol.wire.versions import MAX_STATEMENT_BYTES, Version, VersionsReply, VersionsRequest
+from protocol.wire.rollouts import MAX_STATEMENT_BYTES, Version, VersionsReply, VersionsRequest
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Publication of a version of the weights: taken in, compared with the one before, signed, kept, and only then told.

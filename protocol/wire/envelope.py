@@ -1,14 +1,27 @@
-"""The signed envelope: the only form in which a statement of a peer comes in.
+"""The signed envelope, the only form in which a statement of a peer comes in, and the body in it.
 
 `{v, run, kind, from, body, sig}` in canonical msgpack.  `sig` is over everything else under a domain string, so a
 statement made for one run, or of one kind, can never be shown as another.  `open_envelope` checks size, form, run and
-signature before anything looks at the body; the body is decoded by `protocol.wire.messages`.  An envelope can be forwarded
+signature before anything looks at the body; `protocol.wire.messages` decodes the body.  An envelope can be forwarded
 whole: it is evidence to a third party.
 """
 
 from __future__ import annotations
 
+import gc
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from enum import Enum
+from functools import cache
+from types import NoneType, UnionType
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
+
+from annotated_types import MaxLen
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import CoreSchema
 
 from protocol.wire import canonical
 from protocol.wire.canonical import Malformed
@@ -76,3 +89,206 @@ def open_envelope(data: bytes | memoryview, run: Hash, *, max_bytes: int = MAX_E
 
 def _signed_bytes(run: Hash, kind: str, sender: PeerId, body: bytes) -> bytes:
     return _DOMAIN + canonical.encode([VERSION, run, kind, sender, body])
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# The largest size of a message of a class, by its fields' limits.
+#
+# A message that is longer, or has more values, is refused before it is decoded.  The size follows from the schema, so a
+# message has its limit as soon as its fields have theirs.
+
+
+HEAD_BYTES = 5
+"""Bytes of the head of a string, a list or a map, at most."""
+NUMBER_BYTES = 9
+UTF8_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Size of the largest encoding: bytes, and values beneath it, keys included.  Infinite if the schema sets no limit."""
+
+    bytes: float
+    values: float
+
+
+_UNLIMITED = Shape(math.inf, math.inf)
+
+
+@cache
+def largest(cls: type[BaseModel]) -> Shape:
+    """Return the size of the largest message of a class."""
+    size, values = float(HEAD_BYTES), 0.0
+    for name, field in cls.model_fields.items():
+        shape = _largest(field.annotation, field.metadata)
+        size += HEAD_BYTES + len(name) + shape.bytes
+        values += 2 + shape.values
+    return Shape(size, values)
+
+
+def _largest(annotation: Any, metadata: Iterable[Any]) -> Shape:
+    """Return the size of the largest value of this type.  metadata: its limits."""
+    limits = [part for item in metadata for part in (item.metadata if isinstance(item, FieldInfo) else [item])]
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _largest(arguments[0], [*arguments[1:], *limits])
+    if origin in (Union, UnionType):
+        return _either([_largest(each, limits) for each in arguments])
+    if origin is Literal:
+        return _either([Shape(HEAD_BYTES + UTF8_BYTES * len(str(each)), 0) for each in arguments])
+    length = min((limit.max_length for limit in limits if isinstance(limit, MaxLen)), default=math.inf)
+    if origin is list:
+        item = _largest(arguments[0], [])
+        return Shape(HEAD_BYTES + length * item.bytes, length * (1 + item.values))
+    if not isinstance(annotation, type):
+        return _UNLIMITED
+    return _simple(annotation, length, limits)
+
+
+def _simple(cls: type, length: float, limits: list[Any]) -> Shape:
+    if issubclass(cls, BaseModel):
+        return largest(cls)
+    if issubclass(cls, Enum):
+        return Shape(HEAD_BYTES + max(UTF8_BYTES * len(str(each.value)) for each in cls), 0)
+    if issubclass(cls, NoneType | bool | int | float):
+        return Shape(NUMBER_BYTES, 0)
+    if issubclass(cls, bytes):
+        return Shape(HEAD_BYTES + length, 0)
+    if issubclass(cls, str):
+        pattern = next((limit.pattern for limit in limits if getattr(limit, "pattern", None)), "")
+        return Shape(HEAD_BYTES + length * (1 if pattern and pattern.isascii() and "." not in pattern else UTF8_BYTES), 0)
+    return _UNLIMITED
+
+
+def _either(shapes: list[Shape]) -> Shape:
+    return Shape(max(shape.bytes for shape in shapes), max(shape.values for shape in shapes))
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Models whose fields are kept in the order of their names, so that encoding one in canonical form needs no sorting.
+
+
+class Ordered(BaseModel):
+    """Frozen and strict model: each field has exactly its declared type, and there are no others."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Keep the fields, and so dump them, in the order of their names.
+
+        The first wrong item of a list ends its validation: nobody reads about the 4095 others.
+        """
+        schema = handler(source)
+        inner: Any = schema
+        while inner["type"] != "model-fields":
+            inner = inner["schema"]
+        inner["fields"] = dict(sorted(inner["fields"].items()))
+        for part in inner["fields"].values():
+            while part is not None:
+                if part.get("type") == "list":
+                    part["fail_fast"] = True
+                part = part.get("schema")
+        return schema
+
+    def encode(self) -> bytes:
+        """Return the canonical msgpack of the fields."""
+        return canonical.encode_sorted(self.model_dump(mode="python"))
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Less work for Python's garbage collector, which stops all threads while it runs.
+#
+# It scans the young objects after each 700 new ones.  A large message makes tens of thousands, which all stay: scanning
+# them takes longer than making them.  Now and then it scans all objects, most of which were there from the start.
+
+
+@contextmanager
+def collector_at_rest() -> Iterator[None]:
+    """Disable garbage collection in all threads inside the context; for moments.  Safe to use in several threads at once."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def freeze_gc() -> None:
+    """Exempt all present objects, modules above all, from collection until the next call.  Call it when all is loaded.
+
+    Objects that were exempt before and are garbage by now are freed: otherwise a peer that leaves its run and comes back,
+    all in one process, would keep every earlier network and node for good, since these refer to each other.
+    """
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Bodies, and the types of their fields, with their limits: a value beyond them cannot be sent.
+
+
+LARGE_BYTES = 16 << 10
+"""Statements over this size are decoded in a worker thread."""
+MAX_TOKEN_BYTES = 400
+"""Bytes of an invitation's token."""
+MAX_ADMISSION_BYTES = 512
+"""Bytes of the proof that a peer was admitted."""
+MAX_MEMBERS = 256
+MAX_ELECTORS = 64
+"""Voters of a ballot; if the members vote, a plan may have no more of them."""
+MAX_VIEW_CHANGE_BYTES = 8192
+"""Bytes of a signed ROLL as it travels."""
+MAX_CHUNKS = 4096
+"""Chunks of a contribution; with 1 MiB chunks 4 G parameters a fragment.  A motion names and signs each."""
+MAX_FRAGMENTS = 64
+"""Fragments of a state, of which a round exchanges one."""
+MAX_NUMBER = 1e9
+MAX_LOSS = 1e6
+"""A held-out loss beyond this means only that training has failed."""
+
+HashField = Annotated[bytes, Field(min_length=HASH_BYTES, max_length=HASH_BYTES)]
+PeerField = Annotated[str, Field(min_length=46, max_length=60, pattern=r"^[1-9A-HJ-NP-Za-km-z]+$")]
+SignatureField = Annotated[bytes, Field(min_length=SIGNATURE_BYTES, max_length=SIGNATURE_BYTES)]
+LaterHash = Annotated[HashField | None, Field(exclude_if=lambda value: value is None)]
+"""A hash field added after the first runs.  Without a value it is not written, so messages without one keep their encoding
+and their hash.  A written None is refused, as that encoding is not the only one."""
+Absent = Annotated[list[PeerField], Field(max_length=MAX_ELECTORS)]
+"""Electors that a ballot goes on without: sorted peer IDs."""
+Count = Annotated[int, Field(ge=0, le=2**53)]
+FragmentNumber = Annotated[int, Field(ge=0, lt=MAX_FRAGMENTS)]
+Number = Annotated[float, Field(ge=-MAX_NUMBER, le=MAX_NUMBER, allow_inf_nan=False)]
+Rate = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False)]
+
+
+class Body(Ordered):
+    """A statement.  `KIND` is the envelope's kind.  `BY_GOSSIP` is True if it travels to all peers by gossip."""
+
+    KIND: ClassVar[str] = ""
+    BY_GOSSIP: ClassVar[bool] = False
+
+
+B = TypeVar("B", bound=Body)
+
+
+def decode_body(cls: type[B], data: bytes, *, max_bytes: int = MAX_ENVELOPE_BYTES) -> B:
+    """Return the body of class `cls` in canonical bytes; raise `Malformed` if there is none."""
+    shape = largest(cls)
+    limit, max_values = int(min(max_bytes, shape.bytes)), int(min(canonical.MAX_VALUES, shape.values))
+    with collector_at_rest() if len(data) > LARGE_BYTES else nullcontext():
+        return _decode_body(cls, *canonical.read(data, max_bytes=limit, max_values=max_values))
+
+
+def _decode_body(cls: type[B], raw: bytes, fields: Any) -> B:
+    try:
+        body = cls.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise Malformed(f"{cls.__name__} with a bad field {where!r:.60}: {first['msg']:.120}") from error
+    if body.encode() != raw:  # an integer for a float, say, or keys in another order
+        raise Malformed(f"{cls.__name__} that does not say again what it said")
+    return body

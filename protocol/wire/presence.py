@@ -7,16 +7,8 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from protocol.events.why_idle import WhyIdle as WhyIdle
-from protocol.wire.body import (
-    MAX_ADMISSION_BYTES,
-    MAX_LOSS,
-    Body,
-    Count,
-    HashField,
-    Number,
-    Rate,
-)
+from protocol.events.status import WhyIdle
+from protocol.wire.envelope import MAX_ADMISSION_BYTES, MAX_LOSS, Body, Count, HashField, Number, Rate
 
 
 class Role(str, Enum):

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from protocol.wire.body import MAX_CHUNKS, Body, Count, HashField
+from protocol.wire.envelope import MAX_CHUNKS, Body, Count, HashField
 
 MAX_TIPS = 1024
 MAX_COMMITS = 64

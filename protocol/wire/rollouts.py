@@ -1,4 +1,4 @@
-"""Statements about rollouts: the commitment to a batch, its deal to validators, and a validator's verdicts.
+"""Statements in runs with rollouts: versions of the weights, sets of tasks, batches of rollouts, and verdicts on these.
 
 The bytes of a batch are a blob, which only trainer processes can read; here it has a name and a size.
 """
@@ -6,12 +6,195 @@ The bytes of a batch are a blob, which only trainer processes can read; here it 
 from __future__ import annotations
 
 from enum import Enum
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from protocol.wire.body import Body, Count, HashField, PeerField
+from protocol.wire.envelope import Body, Count, HashField, PeerField
+from protocol.wire.hashes import Hash
 from protocol.wire.questions import MAX_LEAVES
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Versions of the model's weights: a publisher's signed statement about each, and the question about all known ones.
+#
+# The statement names bytes by the roots over the hashes of their chunks.  So it stays small, and all bytes that it names can
+# be checked chunk by chunk.
+
+
+LEAST_CHUNK_BYTES, MOST_CHUNK_BYTES = 1 << 12, 1 << 24
+MAX_BLOB_BYTES = MAX_LEAVES * MOST_CHUNK_BYTES
+MAX_STATEMENT_BYTES = 1024
+"""Bytes of a signed `Version` as it travels; it has about 600."""
+MAX_STATEMENTS = 256
+"""Statements in one answer, at most."""
+
+VersionNumber = Annotated[int, Field(ge=1, le=1 << 40)]
+
+
+class BlobName(Body):
+    """Name of some bytes: their number, the size of their chunks, and the root over the hashes of the chunks."""
+
+    size: Annotated[int, Field(ge=1, le=MAX_BLOB_BYTES)]
+    chunk_bytes: Annotated[int, Field(ge=LEAST_CHUNK_BYTES, le=MOST_CHUNK_BYTES, multiple_of=LEAST_CHUNK_BYTES)]
+    root: HashField
+
+    @model_validator(mode="after")
+    def _not_too_many(self) -> Self:
+        if self.count > MAX_LEAVES:
+            raise ValueError("too many chunks")
+        return self
+
+    @property
+    def count(self) -> int:
+        """Number of chunks."""
+        return -(-self.size // self.chunk_bytes)
+
+
+class PatchName(Body):
+    """A patch (`protocol.versions.making`): it leads from the weights of the version `base`, whose root is `base_root`."""
+
+    base: VersionNumber
+    base_root: HashField
+    blob: BlobName
+
+
+class Version(Body):
+    """A version of the weights: one safetensors file in bf16.
+
+    weights: the whole file.  tensors: the root over the hashes of its tensors (`protocol.versions.making`).
+    anchor: whether it can be fetched whole.  patch: leads to it from an earlier version; None if there is no patch.
+    """
+
+    KIND: ClassVar[str] = "version"
+    BY_GOSSIP: ClassVar[bool] = True
+    version: VersionNumber
+    weights: BlobName
+    tensors: HashField
+    anchor: bool
+    patch: PatchName | None
+
+    @model_validator(mode="after")
+    def _can_be_reached(self) -> Self:
+        if not self.anchor and self.patch is None:
+            raise ValueError("neither whole nor by a patch")
+        if self.patch is not None and self.patch.base >= self.version:
+            raise ValueError("a patch that leads from a later version")
+        if self.patch is not None and self.patch.blob.size >= self.weights.size:
+            raise ValueError("a patch that is larger than the whole")
+        return self
+
+    @property
+    def blobs(self) -> list[BlobName]:
+        """All files that the statement names."""
+        return [self.weights, *([self.patch.blob] if self.patch is not None else [])]
+
+    @property
+    def kind(self) -> str:
+        """Kind of the version, in one word."""
+        return "anchor" if self.anchor else "patch"
+
+
+class VersionsRequest(Body):
+    """Asks for the statements about all versions that a peer knows."""
+
+
+class VersionsReply(Body):
+    """Signed `Version` statements, in the order of their numbers."""
+
+    statements: Annotated[list[Annotated[bytes, Field(max_length=MAX_STATEMENT_BYTES)]], Field(max_length=MAX_STATEMENTS)]
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Statements about sets of tasks from the crowd: a publisher's offer, and the organiser's amendment that admits sets.
+#
+# The bytes of a set are lines of JSON, which only trainer processes read; here a set has a name and a size.
+
+
+TASK_CHUNK_BYTES = 1 << 16
+"""Bytes of a chunk of a set."""
+MAX_SET_BYTES = 16 << 20
+MAX_SET_TASKS = 1 << 16
+MAX_SETS = 16
+"""Sets that are admitted at a time."""
+MAX_ADMITTED_BYTES = 64 << 20
+"""Bytes of all sets that are admitted at a time."""
+MAX_SLOT = 1 << 20
+MAX_AMENDMENT_BYTES = 6144
+"""Bytes of a signed `Amendment` as it travels; with `MAX_SETS` sets it has about 4000."""
+MAX_OFFER_BYTES = 1024
+"""Bytes of a signed `TaskSet` as it travels; it has about 350."""
+
+SetName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[\x20-\x7e]+$")]
+SetTasks = Annotated[int, Field(ge=1, le=MAX_SET_TASKS)]
+SetBytes = Annotated[int, Field(ge=1, le=MAX_SET_BYTES)]
+Slot = Annotated[int, Field(ge=1, lt=MAX_SLOT)]
+SlotMask = Annotated[int | None, Field(ge=1, lt=1 << MAX_SETS, exclude_if=lambda value: value is None)]
+"""Mask of sets: bit i is the i-th set of the newest amendment.  None, and not written, if no bit is set."""
+AmendmentField = Annotated[
+    bytes | None, Field(min_length=1, max_length=MAX_AMENDMENT_BYTES, exclude_if=lambda value: value is None)
+]
+"""A signed `Amendment`; None, and not written, if there is none."""
+
+Place = tuple[int, Hash]
+"""A slot, and the root of the set in it."""
+
+
+class TaskSet(Body):
+    """A peer offers a set of tasks.  name: for people.  count: number of tasks.  size, root: of the bytes, in chunks of
+    `TASK_CHUNK_BYTES`; the root names the set."""
+
+    KIND: ClassVar[str] = "task set"
+    BY_GOSSIP: ClassVar[bool] = True
+    name: SetName
+    count: SetTasks
+    size: SetBytes
+    root: HashField
+
+    @property
+    def chunks(self) -> int:
+        """Number of chunks of the set."""
+        return -(-self.size // TASK_CHUNK_BYTES)
+
+
+class AdmittedSet(TaskSet):
+    """A set in an amendment.  slot: its number, which no other set ever has; it gives the problems their numbers."""
+
+    KIND: ClassVar[str] = ""
+    slot: Slot
+    publisher: PeerField
+
+    @property
+    def place(self) -> Place:
+        """Slot and root of the set: on another branch of the chain the slot may be another set's."""
+        return self.slot, Hash(self.root)
+
+
+class Amendment(Body):
+    """The organiser's choice of sets, in force from the version that the record with this amendment makes.
+
+    number: a record takes no amendment with a lower number than its chain has.  percent: share of the problems that come
+    from these sets.  sets: by slot.
+    """
+
+    KIND: ClassVar[str] = "amendment"
+    BY_GOSSIP: ClassVar[bool] = True
+    number: Annotated[int, Field(ge=1, le=1 << 40)]
+    percent: Annotated[int, Field(ge=1, le=90)]
+    sets: Annotated[list[AdmittedSet], Field(max_length=MAX_SETS)]
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        slots = [each.slot for each in self.sets]
+        if slots != sorted(set(slots)) or len({each.root for each in self.sets}) != len(slots):
+            raise ValueError("sets that are not in the order of their slots, or twice")
+        if sum(each.size for each in self.sets) > MAX_ADMITTED_BYTES:
+            raise ValueError("sets with too many bytes")
+        return self
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Statements about rollouts: the commitment to a batch, its deal to validators, and a validator's verdicts.
+
 
 MAX_ROLLOUTS = 4096
 """Rollouts in a batch, at most."""

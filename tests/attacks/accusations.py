@@ -8,7 +8,7 @@ import trio
 
 from protocol.audit.evidence import TwoStatements, encode_evidence, evidence_hash
 from protocol.transport.interface import Refused
-from protocol.wire.body import decode_body
+from protocol.wire.envelope import decode_body
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import Accusation, Ready, pack
 from protocol.wire.questions import EvidenceRequest

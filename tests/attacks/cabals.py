@@ -6,7 +6,7 @@ from random import Random
 
 import trio
 
-from protocol.wire.body import Body
+from protocol.wire.envelope import Body
 from protocol.wire.messages import Commit, PrevoteCertificate, Proposal, RecordProposal, ViewChange, Vote
 from tests.attacks.attack import Attack, Conduct
 from tests.attacks.stage import Stage

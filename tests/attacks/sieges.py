@@ -13,12 +13,13 @@ from protocol.audit.evidence import TwoStatements, encode_evidence, evidence_has
 from protocol.chain.base import fragment_of
 from protocol.chain.records import genesis_tip
 from protocol.events import events as ev
+from protocol.events.status import WhyIdle
 from protocol.transport.interface import MAX_REQUEST_BYTES, NetworkError, Refused
-from protocol.wire.body import Body, decode_body
+from protocol.wire.envelope import Body, decode_body
 from protocol.wire.hashes import ZERO_HASH
 from protocol.wire.identity import Identity
 from protocol.wire.messages import Accusation, Certificate, Lock, Ready, Signature, ViewChange, pack
-from protocol.wire.presence import Heartbeat, Phase, Role, WhyIdle
+from protocol.wire.presence import Heartbeat, Phase, Role
 from protocol.wire.questions import EvidenceRequest
 from tests.attacks.siege import Conduct, Siege, forward
 from tests.attacks.statements import large_motion, motion

@@ -17,8 +17,8 @@ from protocol.node.node import Node
 from protocol.run.manifest import Admission, SignedManifest, sign
 from protocol.transport.interface import NetworkError
 from protocol.transport.simulated.network import MemoryNetwork
-from protocol.wire.body import Body
 from protocol.wire.canonical import Malformed
+from protocol.wire.envelope import Body
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import pack
 from tests.simulation.liars import Ghost

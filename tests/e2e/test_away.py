@@ -12,7 +12,7 @@ import pytest
 
 from peer.control.client import ControlClient
 from protocol.events import events as ev
-from protocol.events.why_idle import REMEDIES, WhyIdle
+from protocol.events.status import REMEDIES, WhyIdle
 from tests.e2e.swarm import Peer, Swarm
 from tests.e2e.test_invitation import free_port
 

@@ -12,8 +12,7 @@ import trio
 
 from peer.errors import ExitCode
 from peer.keyfile import load_identity
-from protocol.run.admission import bound_token, make_proof
-from protocol.run.greeting import make_hello
+from protocol.run.admission import bound_token, make_hello, make_proof
 from protocol.run.invitation import Invitation, make_invitation, read_invitation
 from protocol.run.manifest import SignedManifest, open_manifest
 from protocol.transport.interface import Refused

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from protocol.events import events as ev
-from protocol.events.why_idle import REMEDIES, WhyIdle
+from protocol.events.status import REMEDIES, WhyIdle
 from tests.e2e.swarm import Peer, Swarm
 
 pytestmark = pytest.mark.slow

@@ -18,7 +18,7 @@ from protocol.chain.records import record_hash
 from protocol.chain.store import VoteFiles
 from protocol.disk import Disk
 from protocol.node.rounds import read_voter_state
-from protocol.wire.body import Body
+from protocol.wire.envelope import Body
 from protocol.wire.messages import Certificate, Lock, PrevoteCertificate, RecordProposal, Step, ViewChange, Vote, VoterState
 from tests.explore.council import (
     AT_WORK,

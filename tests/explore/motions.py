@@ -15,8 +15,8 @@ from protocol.agreement.events import Send
 from protocol.agreement.proposer import Proposer
 from protocol.agreement.roll_call import ViewChangeLog
 from protocol.allreduce.assignment import plan_hash
-from protocol.wire.body import MAX_VIEW_CHANGE_BYTES
 from protocol.wire.canonical import Malformed
+from protocol.wire.envelope import MAX_VIEW_CHANGE_BYTES
 from protocol.wire.messages import Certificate, RecordProposal, Step, ViewChange, unpack
 from tests.explore.certificates import Assembled
 from tests.explore.council import NAMES, RUN, BallotKey, Council, LockKey, RollKey, Seats, VoteKey

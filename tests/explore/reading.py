@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protocol.wire.body import MAX_VIEW_CHANGE_BYTES
+from protocol.wire.envelope import MAX_VIEW_CHANGE_BYTES
 from protocol.wire.messages import Certificate, LockName, RecordProposal, ViewChange, unpack
 from tests.explore.council import NAMES, RUN, BallotKey, Council, Seats
 

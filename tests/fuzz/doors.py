@@ -44,9 +44,8 @@ from protocol.transport.interface import Refused
 from protocol.transport.requests import decode_answer, decode_question, encode_question
 from protocol.transport.streams import BadFrame
 from protocol.wire import canonical
-from protocol.wire.body import Body, decode_body
 from protocol.wire.canonical import Malformed
-from protocol.wire.envelope import MAX_ENVELOPE_BYTES, open_envelope, rebuild, seal
+from protocol.wire.envelope import MAX_ENVELOPE_BYTES, Body, decode_body, open_envelope, rebuild, seal
 from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.messages import STATEMENTS, unpack
 from protocol.wire.presence import Role

@@ -12,10 +12,8 @@ from protocol.audit.evidence import (
     encode_evidence,
 )
 from protocol.blobs.blob import BlobReply, BlobRequest, ChunkHeader, ChunkNews, ChunksReply, ChunksRequest, LeavesRequest
-from protocol.run.admission import bearer_token, bound_token, make_proof
-from protocol.run.greeting import HelloReply, make_hello
-from protocol.wire.body import Body
-from protocol.wire.envelope import seal
+from protocol.run.admission import HelloReply, bearer_token, bound_token, make_hello, make_proof
+from protocol.wire.envelope import Body, seal
 from protocol.wire.hashes import hash_bytes
 from protocol.wire.identity import Identity
 from protocol.wire.messages import (
@@ -37,8 +35,10 @@ from protocol.wire.messages import (
     Report,
     Signature,
     Step,
+    UsedBatch,
     ViewChange,
     Vote,
+    learned_from,
     pack,
 )
 from protocol.wire.presence import Goodbye, Measurement, Role
@@ -54,10 +54,19 @@ from protocol.wire.questions import (
     TipsReply,
     TipsRequest,
 )
-from protocol.wire.ready import UsedBatch, learned_from
-from protocol.wire.rollouts import Deal, Judgement, RolloutBatch
-from protocol.wire.tasks import AdmittedSet, Amendment, TaskSet
-from protocol.wire.versions import BlobName, PatchName, Version, VersionsReply, VersionsRequest
+from protocol.wire.rollouts import (
+    AdmittedSet,
+    Amendment,
+    BlobName,
+    Deal,
+    Judgement,
+    PatchName,
+    RolloutBatch,
+    TaskSet,
+    Version,
+    VersionsReply,
+    VersionsRequest,
+)
 from tests.protocol.members import a_member
 from tests.protocol.peers import a_first_ready, a_heartbeat
 

@@ -18,7 +18,7 @@ from annotated_types import Ge, Gt, Le, Lt, MaxLen, MinLen
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from protocol.wire.body import Body
+from protocol.wire.envelope import Body
 from protocol.wire.hashes import HASH_BYTES
 from protocol.wire.identity import SIGNATURE_BYTES, PeerId
 

@@ -31,10 +31,9 @@ from protocol.rollouts.events import (
 from protocol.rollouts.events import GossipDeal as DealIt
 from protocol.rollouts.pool import AHEAD, Pool
 from protocol.rollouts.trust import MOST_BATCHES, MOST_OF_ONE
-from protocol.run.rl_section import RlSection
-from protocol.wire.body import Body
+from protocol.run.sections import RlSection
 from protocol.wire.canonical import Malformed
-from protocol.wire.envelope import Envelope, seal
+from protocol.wire.envelope import Body, Envelope, seal
 from protocol.wire.hashes import hash_bytes
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import pack, unpack

@@ -16,12 +16,11 @@ from protocol.agreement.contradictions import slot, tip_of
 from protocol.allreduce.messages import PushHeader
 from protocol.events.events import Event, HandlerFailed
 from protocol.transport.interface import Acceptance, Handlers, Landing, Refused
-from protocol.wire.body import Body
 from protocol.wire.canonical import Malformed
+from protocol.wire.envelope import Body
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import STATEMENTS, Extension, pack, unpack
-from protocol.wire.tasks import Amendment
-from protocol.wire.versions import Version
+from protocol.wire.rollouts import Amendment, Version
 from tests.fuzz.examples import BODIES
 from tests.fuzz.examples import QUESTIONS as EXAMPLES
 from tests.fuzz.grammar import Grammar, Words, every_class

@@ -8,7 +8,7 @@ import pytest
 
 from protocol.agreement.roll_call import ViewChangeLog
 from protocol.membership.handshake import Handshake
-from protocol.wire.body import Body
+from protocol.wire.envelope import Body
 from protocol.wire.identity import Identity
 from protocol.wire.messages import STATEMENTS
 from tests.fuzz.examples import BODIES, QUESTIONS

@@ -12,8 +12,8 @@ from protocol.node.state import Ratifier
 from protocol.transport.handlers import Answers, IsTold, declarations
 from protocol.transport.interface import MALFORMED, Refused
 from protocol.versions.weight_versions import WeightVersions
-from protocol.wire.body import Body, decode_body
 from protocol.wire.canonical import Malformed
+from protocol.wire.envelope import Body, decode_body
 from protocol.wire.identity import PeerId
 
 COMPONENTS = (Handshake, FailureDetector, RoundHandlers, Ejections, Ratifier, Swarm, Serving, WeightVersions)

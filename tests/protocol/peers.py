@@ -8,11 +8,12 @@ from typing import Any
 import trio
 
 from protocol.events.events import Event
+from protocol.events.status import WhyIdle
 from protocol.transport.interface import Session, Unreachable
 from protocol.wire.hashes import ZERO_HASH, Hash
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import Ready
-from protocol.wire.presence import Heartbeat, Phase, Role, WhyIdle
+from protocol.wire.presence import Heartbeat, Phase, Role
 
 ME, ANN, BOB = (Identity.from_seed(bytes([number]) * 32) for number in (1, 2, 3))
 Answer = Callable[[str, bytes], Awaitable[bytes]]

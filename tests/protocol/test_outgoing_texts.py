@@ -12,15 +12,16 @@ from annotated_types import MaxLen
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from protocol.events.status import WhyIdle
 from protocol.membership.activity import Activity
 from protocol.membership.heartbeats import Heartbeats
-from protocol.run.greeting import Hello, HelloReply
+from protocol.run.admission import Hello, HelloReply
 from protocol.run.settings import NodeSettings
 from protocol.transport.interface import Bandwidth
-from protocol.wire.body import PeerField
+from protocol.wire.envelope import PeerField
 from protocol.wire.identity import Identity
 from protocol.wire.messages import STATEMENTS
-from protocol.wire.presence import Phase, Role, WhyIdle
+from protocol.wire.presence import Phase, Role
 from protocol.wire.questions import HaveReply, LeavesReply, PartReply, TipsReply
 from tests.protocol.chains import a_replica, a_run
 from tests.protocol.peers import ANN, ME, TableNetwork, a_session

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 from peer.commands.status import describe_status
-from protocol.events.status import NodeStatus, PeerStatus, RolloutStatus, SwarmPeer
-from protocol.events.why_idle import REMEDIES, WhyIdle
+from protocol.events.status import REMEDIES, NodeStatus, PeerStatus, RolloutStatus, SwarmPeer, WhyIdle
 from tests.protocol.example_status import NEIGHBOUR, TRAINING, status
 from tui.panels import round
-from tui.panels.look import Look
+from tui.panels.drawing import Look
 from tui.picture import Picture
 
 TROUBLE = Path(__file__).parents[2] / "docs" / "guides" / "troubleshooting.md"

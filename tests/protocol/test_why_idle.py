@@ -11,7 +11,7 @@ import trio
 import trio.testing
 
 from protocol.events.events import PhaseChanged
-from protocol.events.why_idle import REMEDIES, WhyIdle
+from protocol.events.status import REMEDIES, WhyIdle
 from protocol.membership.activity import Activity
 from protocol.node.lifecycle import StartupBarrier
 from protocol.node.round_runner import RoundReport

@@ -8,7 +8,7 @@ import trio
 
 from protocol.blobs.blob import BlobReply, BlobRequest, ChunkHeader, ChunksReply, ChunksRequest, to_bitmap
 from protocol.transport.interface import Acceptance, Handlers, Landing, NetworkError
-from protocol.wire.body import decode_body
+from protocol.wire.envelope import decode_body
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from tests.simulation.seat import Seat

@@ -13,7 +13,7 @@ from protocol.agreement.events import Arrived, RoundEffect, RoundEvent, Send, Vi
 from protocol.agreement.machine import RoundMachine
 from protocol.chain.electorate import tolerated
 from protocol.chain.records import record_hash
-from protocol.wire.body import Body
+from protocol.wire.envelope import Body
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import (
     Certificate,

@@ -17,7 +17,7 @@ from protocol.chain.base import Base, fragment_of
 from protocol.chain.records import genesis_tip, index_root, record_hash
 from protocol.run.manifest import RunManifest
 from protocol.transport.interface import NetworkError
-from protocol.wire.body import decode_body
+from protocol.wire.envelope import decode_body
 from protocol.wire.hashes import ZERO_HASH, Hash, chunk_hash
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import (

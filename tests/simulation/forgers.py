@@ -14,7 +14,7 @@ from unittest.mock import patch
 from protocol.agreement.events import RoundEffect, RoundEvent, Send, View
 from protocol.agreement.machine import RoundMachine
 from protocol.node import round_runner
-from protocol.wire.body import Body
+from protocol.wire.envelope import Body
 from protocol.wire.identity import PeerId
 
 

@@ -14,8 +14,8 @@ from protocol.chain.records import index_root, record_hash
 from protocol.offload import Offload
 from protocol.transport.interface import Acceptance, Landing, NetworkError, Refused
 from protocol.transport.simulated.network import MemoryNetwork
-from protocol.wire.body import Body
 from protocol.wire.canonical import Malformed
+from protocol.wire.envelope import Body
 from protocol.wire.hashes import ZERO_HASH, chunk_hash
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import (

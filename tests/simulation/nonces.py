@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import hashlib
 
-from protocol.wire.body import Body
-from protocol.wire.envelope import Envelope, _signed_bytes, rebuild
+from protocol.wire.envelope import Body, Envelope, _signed_bytes, rebuild
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity
 

@@ -24,8 +24,7 @@ from protocol.events.events import (
 )
 from protocol.node.node import Node
 from protocol.run.manifest import OuterSection, RoundSection, RunManifest, SignedManifest, sign
-from protocol.run.rl_section import RlSection
-from protocol.run.sections import DataSection, ModelSection
+from protocol.run.sections import DataSection, ModelSection, RlSection
 from protocol.trainer_link import GenerateTask
 from protocol.wire.hashes import tree_root
 from protocol.wire.identity import Identity

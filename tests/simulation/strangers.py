@@ -7,7 +7,7 @@ from random import Random
 import trio
 
 from protocol.node.node import Node
-from protocol.wire.body import Body
+from protocol.wire.envelope import Body
 from protocol.wire.identity import Identity
 from protocol.wire.messages import pack
 from protocol.wire.presence import Phase

@@ -14,13 +14,12 @@ import trio
 
 from protocol.agreement.policy import ClosingPolicy
 from protocol.events.events import Dropped, Event, Notice
-from protocol.run.admission import bearer_token, bound_token, make_proof
-from protocol.run.greeting import Hello
+from protocol.events.status import WhyIdle
+from protocol.run.admission import Hello, bearer_token, bound_token, make_proof
 from protocol.run.manifest import Admission, SignedManifest, sign
 from protocol.transport.interface import Refused
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import Ready
-from protocol.wire.presence import WhyIdle
 from tests.simulation.runs import holds, simulate
 from tests.simulation.seat import Seat
 from tests.simulation.world import World, simulated_run

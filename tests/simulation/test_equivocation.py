@@ -11,7 +11,7 @@ import trio
 
 from protocol.agreement.events import Send
 from protocol.node.round_runner import Delivery
-from protocol.wire.body import Body
+from protocol.wire.envelope import Body
 from protocol.wire.hashes import ZERO_HASH
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Proposal, RecordProposal, ViewChange, Vote

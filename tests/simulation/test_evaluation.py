@@ -10,10 +10,11 @@ import pytest
 import trio
 
 from protocol.events.events import Dropped, EvalLoss, EvalProgress, Event, Notice, RoundCommitted
+from protocol.events.status import WhyIdle
 from protocol.node.evaluator import drawn_order
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
-from protocol.wire.presence import Measurement, WhyIdle
+from protocol.wire.presence import Measurement
 from tests.simulation.arithmetic_trainer import ArithmeticTrainer
 from tests.simulation.liars import Ghost
 from tests.simulation.runs import begin, holds, simulate

@@ -8,7 +8,8 @@ import pytest
 import trio
 
 from protocol.events.events import BatchJudged, Event, RolloutsGenerated
-from protocol.wire.presence import Phase, Role, WhyIdle
+from protocol.events.status import WhyIdle
+from protocol.wire.presence import Phase, Role
 from tests.simulation.rollouts import ROLES, cast, rl_run
 from tests.simulation.runs import holds, simulate
 from tests.simulation.seat import Seat

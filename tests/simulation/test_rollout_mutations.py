@@ -19,8 +19,8 @@ from protocol.rollouts.selection import Chosen, Selection
 from protocol.rollouts.trust import TrustScores
 from protocol.trainer_link import Contribution
 from protocol.wire.hashes import hash_bytes
+from protocol.wire.messages import Learned, UsedBatch, learned_from
 from protocol.wire.presence import Role
-from protocol.wire.ready import Learned, UsedBatch, learned_from
 from protocol.wire.rollouts import Reason
 from tests.simulation.rollout_liars import OneBad, Turncoat
 from tests.simulation.rollout_trainer import RolloutTrainer

@@ -12,12 +12,13 @@ import trio
 
 from protocol.chain.progress import RunProgress
 from protocol.events.events import Event, RolloutsGenerated, RunEnded, RunExtended
+from protocol.events.status import WhyIdle
 from protocol.node.node import Node
 from protocol.run.manifest import SignedManifest, sign
 from protocol.run.sections import Unit
 from protocol.transport.simulated.wire import Weather
 from protocol.wire.identity import Identity
-from protocol.wire.presence import Role, WhyIdle
+from protocol.wire.presence import Role
 from tests.simulation.rollouts import cast, rl_run
 from tests.simulation.runs import Finished, begin, holds, simulate
 from tests.simulation.seat import Seat

@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from protocol.run.settings import WeightSettings
-from protocol.wire.versions import Version
+from protocol.wire.rollouts import Version
 from tests.protocol.versions.files import next_weights, weights
 from tests.simulation.seat import Seat
 from tests.simulation.versions import (

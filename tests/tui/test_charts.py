@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from peer.formatting import columns
-from tui.charts import curve
+from tui.panels.drawing import curve
 
 
 def test_a_falling_curve_begins_at_the_top_and_ends_at_the_bottom() -> None:

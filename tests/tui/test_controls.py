@@ -13,7 +13,7 @@ from tests.tui.recording import Recorded, read
 from tests.tui.test_keys import asked, ready, view_of, with_textual
 from tests.tui.test_snapshots import NEWCOMER, Compare
 from tui.app import PeerApp
-from tui.controls import ControlsDialog
+from tui.widgets import ControlsDialog
 
 
 class Answering(Recorded):

@@ -17,9 +17,8 @@ from protocol.events.status import PeerStatus, SwarmPeer
 from tests.protocol.example_status import OTHER, status
 from tests.tui.recording import Recorded
 from tui.app import PANELS, PeerApp
-from tui.dialogs import KEYS, OF_A_VIEW, OF_OWN, Confirm, Help
 from tui.feed import PeerFound, Stopped, Told
-from tui.panel import Panel
+from tui.widgets import KEYS, OF_A_VIEW, OF_OWN, Confirm, Help, Panel
 
 Test = Callable[..., Coroutine[Any, Any, None]]
 

@@ -12,10 +12,10 @@ from protocol.events import events as ev
 from protocol.events.status import RolloutStatus
 from tests.protocol.example_status import NEIGHBOUR, OTHER, status
 from tui.app import PANELS
-from tui.panel import Draw
 from tui.panels import header, rollouts, swarm, training
-from tui.panels.look import Look
+from tui.panels.drawing import Look
 from tui.picture import Picture
+from tui.widgets import Draw
 
 EVIL = "\x1b[2J\x1b[31mred\u202e[bold]right[/bold]\n\n\t宽宽宽宽"
 

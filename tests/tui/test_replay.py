@@ -17,11 +17,8 @@ from protocol.events import events as ev
 from tests.tui.recording import read
 from tests.tui.test_keys import with_textual
 from tests.tui.test_snapshots import NEWCOMER, SIZES, Compare
-from tui import scrubber
-from tui.event_file import EventFile, NoEvents
-from tui.player import LEAST_STEP, SPEEDS, Player
-from tui.replay import LONG_STEP_S, STEP_S, ReplayView
-from tui.told_status import ToldStatus
+from tui.player import LEAST_STEP, SPEEDS, EventFile, NoEvents, Player, ToldStatus
+from tui.replay import LONG_STEP_S, STEP_S, ReplayView, draw_scrubber
 
 ANN, BOB = "12D3KooWANN", "12D3KooWBOB"
 
@@ -112,7 +109,7 @@ def test_marks_are_reached_one_after_the_other_both_ways(tmp_path: Path) -> None
     assert rounds == [(1, 0), (2, 0), (3, 0), (3, 1)]
     player.next_mark(False)
     assert (len(player.picture.losses), len(player.picture.alarms)) == (3, 0)
-    assert "!" in scrubber.draw(player, 100, False).plain and scrubber.draw(player, 100, False).plain.count("|") == 2
+    assert "!" in draw_scrubber(player, 100, False).plain and draw_scrubber(player, 100, False).plain.count("|") == 2
 
 
 def test_a_damaged_log_shows_what_is_whole(log: Path, tmp_path: Path) -> None:
@@ -137,7 +134,7 @@ def test_a_damaged_log_shows_what_is_whole(log: Path, tmp_path: Path) -> None:
         (tmp_path / f"{number}.jsonl").write_bytes(data)
         player = Player(EventFile([tmp_path / f"{number}.jsonl"]))
         player.seek(player.ends)
-        assert scrubber.draw(player, 80, True).plain
+        assert draw_scrubber(player, 80, True).plain
 
 
 @pytest.mark.parametrize("content", [b"", b"nothing\n", b"\0" * 100], ids=["empty", "text", "zeros"])

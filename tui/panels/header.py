@@ -7,7 +7,7 @@ from textwrap import wrap
 from rich.text import Text
 
 from peer.formatting import bar, clean, columns, fit, short, spread, to_go
-from tui.panels.look import ALARM, FAINT, GOOD, STRONG, WARNING, line
+from tui.panels.drawing import ALARM, FAINT, GOOD, STRONG, WARNING, line
 from tui.picture import Picture
 
 WORKING = ("computing", "ready", "exchanging", "voting", "applying", "seeding", "generating", "verifying")

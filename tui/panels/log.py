@@ -8,7 +8,7 @@ from collections.abc import Callable
 from rich.text import Text
 
 from peer.formatting import fit
-from tui.panels.look import FAINT, LEVEL_STYLES, Look, line
+from tui.panels.drawing import FAINT, LEVEL_STYLES, Look, line
 from tui.picture import LogLine, Picture
 
 TITLE = "Log"

@@ -6,7 +6,7 @@ from rich.text import Text
 
 from peer.formatting import amount, clean, duration, fit, goal_line, many, number, short, size
 from protocol.events.status import PeerStatus
-from tui.panels.look import FAINT, Look, line
+from tui.panels.drawing import FAINT, Look, line
 from tui.picture import Picture
 
 TITLE = "Me"

@@ -8,8 +8,7 @@ from rich.text import Text
 
 from peer.formatting import amount, clean, fit, many, naming, number, pad
 from protocol.events.rollout_tally import ACCEPTED, REJECTED, STALE, UNSURE, WAITING, Aside, BatchSeen
-from tui.charts import curve
-from tui.panels.look import ALARM, FAINT, GOOD, STRONG, WARNING, Look, line
+from tui.panels.drawing import ALARM, FAINT, GOOD, STRONG, WARNING, Look, curve, line
 from tui.picture import Picture
 
 TITLE = "Rollouts"

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from peer.formatting import bar, clean, duration, fit, many, naming, pad, short
 from protocol.events.status import PeerStatus, SwarmPeer
-from tui.panels.look import FAINT, GOOD, WARNING, Look, line
+from tui.panels.drawing import FAINT, GOOD, WARNING, Look, line
 from tui.picture import PARTS, Picture, RoundPicture
 
 TITLE = "Round"

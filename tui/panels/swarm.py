@@ -10,7 +10,7 @@ from rich.text import Text
 
 from peer.formatting import amount, clean, duration, fit, pad, short
 from protocol.events.status import PeerStatus, SwarmPeer
-from tui.panels.look import FAINT, GOOD, STRONG, WARNING, Look, line
+from tui.panels.drawing import FAINT, GOOD, STRONG, WARNING, Look, line
 from tui.picture import Picture
 
 TITLE = "Swarm"

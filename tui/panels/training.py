@@ -6,8 +6,7 @@ from rich.text import Text
 
 from peer.formatting import amount, fit, many, naming, number
 from protocol.events.status import PeerStatus, SwarmPeer
-from tui.charts import curve
-from tui.panels.look import FAINT, GOOD, Look, line
+from tui.panels.drawing import FAINT, GOOD, Look, curve, line
 from tui.picture import Picture
 
 TITLE = "Training"

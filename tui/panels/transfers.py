@@ -6,7 +6,7 @@ from rich.text import Text
 
 from peer.formatting import duration, fit, size, sparkline
 from peer.sentences import blob, chunk_map, coming
-from tui.panels.look import FAINT, GOOD, Look, line
+from tui.panels.drawing import FAINT, GOOD, Look, line
 from tui.picture import Picture
 
 TITLE = "Transfers"

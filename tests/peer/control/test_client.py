@@ -9,8 +9,8 @@ import pytest
 
 from peer.control.client import stamped_in
 from peer.sentences import sentence
-from tui.event_file import EventFile
 from tui.picture import Picture
+from tui.player import EventFile
 
 GOOD = {
     "at": 1.0, "mono": 2.0, "event": "RoundCommitted",

@@ -18,7 +18,7 @@ from peer.resources.room import DiskRoom
 from peer.rests.keeper import Rest
 from peer.rests.reasons import MonthlyQuota, MonthTraffic
 from protocol.disk import StoreFailed, StoreFull
-from protocol.wire.presence import WhyIdle
+from protocol.events.status import WhyIdle
 
 NOVEMBER = datetime(2026, 11, 23, 12, 0)
 GB = 10**9

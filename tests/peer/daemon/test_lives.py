@@ -16,10 +16,11 @@ from peer.daemon.settings import DaemonSettings, RunChoice
 from peer.rests.keeper import Rest
 from peer.settings.file import LiveSettings, gather
 from protocol.events.events import Event
+from protocol.events.status import WhyIdle
 from protocol.node.node import Node
 from protocol.run.manifest import demo_manifest
 from protocol.wire.identity import Identity, PeerId
-from protocol.wire.presence import Role, WhyIdle
+from protocol.wire.presence import Role
 
 FULL = Rest(WhyIdle.DISK_FULL, "full")
 STAYS = 3

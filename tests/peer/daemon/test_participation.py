@@ -17,9 +17,10 @@ from peer.daemon.settings import DaemonSettings, RunChoice
 from peer.resources.room import DiskRoom
 from peer.settings.file import LiveSettings, gather
 from protocol.events.events import Event, Notice, PhaseChanged
+from protocol.events.status import WhyIdle
 from protocol.run.manifest import demo_manifest
 from protocol.wire.identity import Identity, PeerId
-from protocol.wire.presence import Role, WhyIdle
+from protocol.wire.presence import Role
 
 
 class Table:

@@ -20,7 +20,7 @@ from peer.rests.keeper import (
     in_a_thread,
 )
 from peer.settings.values import read_schedule
-from protocol.wire.presence import WhyIdle
+from protocol.events.status import WhyIdle
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Each reason to rest by itself: when it begins, what it says, and when it ends.

@@ -35,7 +35,7 @@ from peer.rests.reasons import (
     next_month,
     plugged,
 )
-from protocol.wire.presence import WhyIdle
+from protocol.events.status import WhyIdle
 from tests.peer.rests.test_keeper import NOON
 from tests.protocol.example_status import status
 

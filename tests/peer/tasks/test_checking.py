@@ -13,7 +13,7 @@ from peer.errors import PeerError
 from peer.joining.run_source import create_run
 from peer.paths import run_dir
 from peer.tasks.checking import check, prepared
-from protocol.wire.tasks import MAX_SET_TASKS
+from protocol.wire.rollouts import MAX_SET_TASKS
 from tests.simulation.rollouts import rl_run
 from tests.simulation.world import simulated_run
 from tests.trainer.made_tokenizer import VOCAB, make_tokenizer

@@ -10,7 +10,7 @@ from protocol.agreement.events import PeerView
 from protocol.chain.base import Base, RoundSettings
 from protocol.chain.records import index_root, record_hash
 from protocol.run.manifest import RunManifest
-from protocol.wire.body import Body
+from protocol.wire.envelope import Body
 from protocol.wire.hashes import ZERO_HASH, Hash, chunk_hash
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import (

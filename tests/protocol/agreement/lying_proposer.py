@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from protocol.chain.records import index_root, record_hash
-from protocol.wire.body import Body
+from protocol.wire.envelope import Body
 from protocol.wire.hashes import ZERO_HASH, chunk_hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import (

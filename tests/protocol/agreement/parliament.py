@@ -37,7 +37,7 @@ from protocol.agreement.machine import RoundMachine
 from protocol.allreduce.assignment import plan_hash
 from protocol.chain.base import Base, RoundSettings
 from protocol.chain.records import genesis_tip
-from protocol.wire.body import Body
+from protocol.wire.envelope import Body
 from protocol.wire.hashes import ZERO_HASH, Hash, chunk_hash
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import (

@@ -48,7 +48,7 @@ from protocol.agreement.events import (
 )
 from protocol.allreduce.assignment import plan_hash
 from protocol.chain.records import record_hash, verify_commit
-from protocol.wire.body import Body
+from protocol.wire.envelope import Body
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import (
     Certificate,

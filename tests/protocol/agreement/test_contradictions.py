@@ -11,8 +11,8 @@ from protocol.agreement.ballot import held_mask
 from protocol.agreement.contradictions import certified, contradict, lie_of, need_electors, slot, tip_of
 from protocol.chain.base import Base
 from protocol.chain.records import record_hash, verify_votes
-from protocol.wire.body import Body
 from protocol.wire.canonical import Malformed
+from protocol.wire.envelope import Body
 from protocol.wire.hashes import ZERO_HASH, Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import ChunkResult, Commit, Finish, PrevoteCertificate, Proposal, RecordProposal, Step, Vote

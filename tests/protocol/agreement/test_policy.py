@@ -17,12 +17,11 @@ from protocol.chain.electorate import quorum_size
 from protocol.chain.progress import TasksInForce
 from protocol.run.admission import TokenUses, bearer_token, make_proof
 from protocol.run.manifest import Admission, RunManifest
-from protocol.run.rl_section import RlSection
+from protocol.run.sections import RlSection
 from protocol.wire.hashes import ZERO_HASH, Hash, hash_bytes
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Finish
-from protocol.wire.ready import UsedBatch, learned_from
-from protocol.wire.tasks import AdmittedSet
+from protocol.wire.messages import Finish, UsedBatch, learned_from
+from protocol.wire.rollouts import AdmittedSet
 from tests.protocol.agreement.examples import (
     ARRIVING,
     AT_WORK,

@@ -8,7 +8,7 @@ from protocol.agreement.ballot import RATIFYING
 from protocol.agreement.ratification import Tally, has_ratified, objection_to_ratify, ratify, vote_to_ratify
 from protocol.agreement.voting import blank, cast_first, cast_second, objection_to_vote
 from protocol.chain.records import is_full, record_hash, verify_votes
-from protocol.wire.body import decode_body
+from protocol.wire.envelope import decode_body
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Certificate, Record, Signature, Step, VoterState

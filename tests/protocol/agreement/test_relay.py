@@ -7,7 +7,7 @@ from protocol.agreement.patience import Patience
 from protocol.agreement.relay import Relay, helpers
 from protocol.agreement.round_state import RoundState
 from protocol.chain.electorate import tolerated
-from protocol.wire.body import Body
+from protocol.wire.envelope import Body
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Proposal, ViewChange, unpack
 from tests.protocol.agreement.examples import (

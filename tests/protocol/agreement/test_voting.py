@@ -14,7 +14,7 @@ from protocol.agreement.voting import (
     view_change_of,
 )
 from protocol.chain.records import record_hash
-from protocol.wire.body import decode_body
+from protocol.wire.envelope import decode_body
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Record, Step, VoterState

@@ -26,7 +26,7 @@ from protocol.events.events import Dropped, Event, Notice, PeerEjected
 from protocol.membership.liveness import Membership
 from protocol.transport.handlers import Guard
 from protocol.transport.interface import Refused
-from protocol.wire.body import decode_body
+from protocol.wire.envelope import decode_body
 from protocol.wire.hashes import ZERO_HASH, Hash
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import Accusation, pack, unpack

@@ -29,8 +29,8 @@ from protocol.audit.evidence import (
 from protocol.chain.base import Base
 from protocol.chain.records import record_hash
 from protocol.wire import canonical
-from protocol.wire.body import Body
 from protocol.wire.canonical import Malformed
+from protocol.wire.envelope import Body
 from protocol.wire.hashes import ZERO_HASH, Hash, chunk_hash, tree_proof, tree_root
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import ChunkEntry, ChunkResult, Member, Plan, Ready, Record, Step, Vote, mask_of, member_of, pack

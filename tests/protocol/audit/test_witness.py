@@ -11,7 +11,7 @@ from protocol.audit.evidence import ContraryMotion, Evidence, Law, OneStatement,
 from protocol.audit.witness import KEPT_BYTES, KEPT_STATEMENTS, Witness
 from protocol.chain.base import Base
 from protocol.chain.records import record_hash
-from protocol.wire.body import Body
+from protocol.wire.envelope import Body
 from protocol.wire.hashes import ZERO_HASH, Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Commit, Finish, PrevoteCertificate, Record, Step, Vote, pack

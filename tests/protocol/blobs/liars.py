@@ -18,7 +18,7 @@ from protocol.blobs.blob import (
     to_bitmap,
 )
 from protocol.transport.interface import Landing, NetworkError, Refused
-from protocol.wire.body import Body, decode_body
+from protocol.wire.envelope import Body, decode_body
 from protocol.wire.identity import PeerId
 from tests.protocol.blobs.swarm_table import Peer
 

@@ -11,7 +11,7 @@ import trio
 from protocol.blobs.store import Holding
 from protocol.chain.replica import Replica, ReplicaShelf, Serving
 from protocol.chain.results import CheckpointName, ResultName
-from protocol.wire.body import decode_body
+from protocol.wire.envelope import decode_body
 from protocol.wire.hashes import Hash, tree_root
 from protocol.wire.questions import CommitsReply, CommitsRequest
 from tests.protocol.answering import ask

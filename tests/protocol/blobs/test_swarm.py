@@ -17,7 +17,7 @@ from protocol.blobs.transfer import HOPE_S, PATIENCE_S, PROMISE_S
 from protocol.blobs.uploads import MOST_QUEUE
 from protocol.events.events import Dropped
 from protocol.transport.interface import Refused
-from protocol.wire.body import decode_body
+from protocol.wire.envelope import decode_body
 from tests.protocol.blobs.liars import AlwaysBusy, Beginner, Claimer, Corrupter, Flooder, Repeater, Staller, Swallower
 from tests.protocol.blobs.swarm_table import CHUNK_BYTES, Peer, SwarmTable, members_of, on_swarm_table
 from tests.simulation.broadcast import measure

@@ -5,8 +5,7 @@ from __future__ import annotations
 from protocol.chain.credit import MOST_TOLD, Credit, counted, learned_by, ledger, named_in, reward_of
 from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import Identity, PeerId
-from protocol.wire.messages import Commit, Record, Step
-from protocol.wire.ready import UsedBatch, learned_from
+from protocol.wire.messages import Commit, Record, Step, UsedBatch, learned_from
 from tests.protocol.agreement.examples import INDEX, PEERS, RECORD, votes_for
 
 ANN, BOB, CAT, DAN, EVE = PEERS

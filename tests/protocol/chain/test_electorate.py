@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from protocol.chain.base import RoundSettings
 from protocol.chain.electorate import Electorate, contributors, quorum_size, tolerated, young_seats
 from protocol.run.manifest import MAX_ELECTORS
-from protocol.wire.body import MAX_MEMBERS
+from protocol.wire.envelope import MAX_MEMBERS
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import mask_of
 from tests.protocol.agreement.examples import SETTINGS

@@ -9,12 +9,12 @@ import pytest
 from protocol.chain.base import Base
 from protocol.chain.progress import OWN_PROBLEMS, TasksInForce, first_problem, place_of
 from protocol.rollouts.batch import problems_of
-from protocol.run.rl_section import RlSection
+from protocol.run.sections import RlSection
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import Record, pack
-from protocol.wire.tasks import AdmittedSet, Amendment, TaskSet
+from protocol.wire.rollouts import AdmittedSet, Amendment, TaskSet
 from tests.protocol.members import a_member
 from tests.simulation.world import simulated_run
 

@@ -6,8 +6,9 @@ import trio
 import trio.testing
 
 from protocol.events.events import Event, PhaseChanged
+from protocol.events.status import WhyIdle
 from protocol.membership.activity import Activity
-from protocol.wire.presence import Phase, WhyIdle
+from protocol.wire.presence import Phase
 
 
 def show(activity: Activity, phase: Phase) -> Phase:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from protocol.membership.handshake import MAX_PEERS, ClockOffsets, note_clock
-from protocol.run.greeting import LAST_SECOND, HelloReply
+from protocol.run.admission import LAST_SECOND, HelloReply
 from protocol.wire.identity import Identity, PeerId
 
 PEERS = [Identity.from_seed(bytes([number]) * 32).peer_id for number in range(MAX_PEERS + 8)]

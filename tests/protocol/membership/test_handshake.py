@@ -15,12 +15,11 @@ from protocol.chain.records import genesis_tip
 from protocol.chain.store import Store
 from protocol.membership.activity import Activity
 from protocol.membership.handshake import COMING_IN_S, NO_RECORDS, Handshake
-from protocol.run.admission import bearer_token, bound_token, make_proof
-from protocol.run.greeting import make_hello
+from protocol.run.admission import bearer_token, bound_token, make_hello, make_proof
 from protocol.run.manifest import Admission, RunManifest, run_id
 from protocol.run.settings import NodeSettings
 from protocol.transport.interface import Refused
-from protocol.wire.body import decode_body
+from protocol.wire.envelope import decode_body
 from protocol.wire.hashes import ZERO_HASH
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import Ready

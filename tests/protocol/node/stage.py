@@ -31,7 +31,7 @@ from protocol.transport.handlers import Guard
 from protocol.transport.interface import Acceptance
 from protocol.versions.catalogue import Catalogue, VersionShelf
 from protocol.versions.weight_versions import WeightVersions
-from protocol.wire.body import Body
+from protocol.wire.envelope import Body
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import Certificate, Ready, pack
 from protocol.wire.presence import Role

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from protocol.allreduce.messages import ExchangeAsk
-from protocol.run.greeting import make_hello
+from protocol.run.admission import make_hello
 from protocol.run.manifest import Admission, sign
 from protocol.transport.interface import Offence, Refused
-from protocol.wire.body import Body
+from protocol.wire.envelope import Body
 from protocol.wire.hashes import ZERO_HASH
 from protocol.wire.identity import Identity
 from protocol.wire.presence import Goodbye, Role

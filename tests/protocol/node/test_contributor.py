@@ -16,16 +16,17 @@ import trio.testing
 from kernels.layout import payload_bytes
 from protocol.chain.base import Base
 from protocol.events.events import ComputeProgress, Event, Notice
+from protocol.events.status import WhyIdle
 from protocol.membership.activity import Activity
 from protocol.membership.heartbeats import Pace
 from protocol.node.contributor import Contributor, Work
-from protocol.run.rl_section import RlSection
+from protocol.run.sections import RlSection
 from protocol.run.settings import NodeSettings
 from protocol.trainer_link import ComputeTask, Contribution, Progress, TrainerDied, TrainerGaveUp
 from protocol.wire.hashes import Hash, chunk_hash, verify_proof
 from protocol.wire.identity import PeerId
-from protocol.wire.presence import Phase, Role, WhyIdle
-from protocol.wire.ready import Learned, UsedBatch, learned_from
+from protocol.wire.messages import Learned, UsedBatch, learned_from
+from protocol.wire.presence import Phase, Role
 from tests.protocol.chains import a_replica, a_run, next_commit
 from tests.protocol.peers import ANN, BOB, ME, TableNetwork, a_session, at_once
 

@@ -9,10 +9,11 @@ import pytest
 import trio
 import trio.testing
 
+from protocol.events.status import WhyIdle
 from protocol.membership.activity import Activity
 from protocol.node import lifecycle
 from protocol.node.lifecycle import ALONE_S, LOOK_S, PATIENCE_S, Departure, helpers
-from protocol.wire.presence import Phase, Role, WhyIdle
+from protocol.wire.presence import Phase, Role
 
 T, S, R, V = Role.TRAINER, Role.SEED, Role.ROLLOUT, Role.VALIDATOR
 EVERYBODY = {T, S, R, V}

@@ -9,11 +9,12 @@ import pytest
 import trio
 import trio.testing
 
+from protocol.events.status import WhyIdle
 from protocol.membership.activity import Activity
 from protocol.node.lifecycle import StartupBarrier
 from protocol.run.invitation import Anchor
 from protocol.run.settings import NodeSettings
-from protocol.wire.presence import Role, WhyIdle
+from protocol.wire.presence import Role
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import trio
 import trio.testing
 
 from protocol.events.events import Event, PhaseChanged
+from protocol.events.status import WhyIdle
 from protocol.membership.activity import Activity
 from protocol.membership.liveness import Membership
 from protocol.node.lifecycle import HAND_OVER_S, Departure, Life
@@ -19,7 +20,7 @@ from protocol.transport.handlers import Guard
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Commit
-from protocol.wire.presence import Phase, Role, WhyIdle
+from protocol.wire.presence import Phase, Role
 from tests.protocol.agreement.examples import INDEX, PEERS, RECORD, votes_for
 from tests.protocol.peers import ANN
 

@@ -15,7 +15,7 @@ from protocol.chain.history import History
 from protocol.node.rounds import read_voter_state
 from protocol.sync.remote_chains import Settled
 from protocol.transport.interface import Refused
-from protocol.wire.body import decode_body
+from protocol.wire.envelope import decode_body
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import Certificate, Signature, Step, Vote, VoterState, pack

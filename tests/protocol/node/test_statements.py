@@ -13,7 +13,7 @@ from protocol.audit.evidence import encode_evidence, evidence_hash
 from protocol.events.events import Dropped, PeerEjected
 from protocol.membership.liveness import Liveness
 from protocol.transport.interface import Acceptance
-from protocol.wire.body import Body, decode_body
+from protocol.wire.envelope import Body, decode_body
 from protocol.wire.messages import Accusation, Finish, Step, Vote
 from protocol.wire.presence import Goodbye
 from protocol.wire.questions import EvidenceRequest

@@ -11,12 +11,11 @@ from protocol.events.events import Dropped, HandlerFailed, VersionPublished, Ver
 from protocol.transport.interface import Acceptance, Offence, Refused
 from protocol.versions.catalogue import KEPT
 from protocol.wire import canonical
-from protocol.wire.body import decode_body
 from protocol.wire.canonical import Malformed
-from protocol.wire.envelope import seal
+from protocol.wire.envelope import decode_body, seal
 from protocol.wire.identity import Identity
 from protocol.wire.messages import unpack
-from protocol.wire.versions import MAX_STATEMENT_BYTES, BlobName, Version, VersionsReply, VersionsRequest
+from protocol.wire.rollouts import MAX_STATEMENT_BYTES, BlobName, Version, VersionsReply, VersionsRequest
 from tests.protocol.node.stage import Stage, on_stage
 from tests.protocol.peers import ANN, BOB
 from tests.protocol.versions.test_route import a_blob, a_version

@@ -20,8 +20,7 @@ from protocol.tasks.task_sets import TaskSets
 from protocol.trainer_link import RolloutVerdict, VerifyTask
 from protocol.wire.hashes import Hash
 from protocol.wire.presence import Role
-from protocol.wire.rollouts import Reason, RolloutBatch, Verdict
-from protocol.wire.tasks import AdmittedSet
+from protocol.wire.rollouts import AdmittedSet, Reason, RolloutBatch, Verdict
 from tests.protocol.rollouts.test_pool import GOOD, ME, ONE_PLACE, RL, ROOT, WORKER, Table
 
 RUN: Hash = Hash(b"r" * 32)

@@ -16,7 +16,7 @@ from protocol.rollouts.trainer import TrainerLock
 from protocol.tasks.task_sets import TaskSets
 from protocol.trainer_link import SharedTaskFile
 from protocol.wire.hashes import Hash
-from protocol.wire.tasks import AdmittedSet, Amendment
+from protocol.wire.rollouts import AdmittedSet, Amendment
 from tests.protocol.peers import ANN
 
 A, B = Hash(b"a" * 32), Hash(b"b" * 32)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from protocol.events.events import Event, PhaseChanged
+from protocol.events.status import WhyIdle
 from protocol.membership.activity import Activity
 from protocol.rollouts.trainer import LASTS_S, WorkStatus
-from protocol.wire.presence import Phase, Role, WhyIdle
+from protocol.wire.presence import Phase, Role
 
 
 class Shown:

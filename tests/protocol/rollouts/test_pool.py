@@ -28,7 +28,7 @@ from protocol.rollouts.events import (
     VerifyBatch,
 )
 from protocol.rollouts.pool import HOLD_S, Pool
-from protocol.run.rl_section import RlSection
+from protocol.run.sections import RlSection
 from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.presence import Role

@@ -14,15 +14,14 @@ import trio.testing
 from protocol.blobs.store import BlobStore
 from protocol.chain.progress import TasksInForce
 from protocol.disk import Disk
+from protocol.events.status import WhyIdle
 from protocol.rollouts.batch import PooledBatch
 from protocol.rollouts.selection import Selection
 from protocol.rollouts.trainer import TrainerLock
 from protocol.tasks.task_sets import LOST_S, VOTE_S, LostSets
 from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import Identity, PeerId
-from protocol.wire.presence import WhyIdle
-from protocol.wire.rollouts import RolloutBatch
-from protocol.wire.tasks import AdmittedSet
+from protocol.wire.rollouts import AdmittedSet, RolloutBatch
 from tests.protocol.peers import ANN, BOB
 
 

@@ -26,9 +26,8 @@ from protocol.run.admission import (
 )
 from protocol.run.manifest import RunManifest, run_id
 from protocol.wire import canonical
-from protocol.wire.body import MAX_ADMISSION_BYTES, decode_body
 from protocol.wire.canonical import Malformed
-from protocol.wire.envelope import seal
+from protocol.wire.envelope import MAX_ADMISSION_BYTES, decode_body, seal
 from protocol.wire.hashes import ZERO_HASH, Hash
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import pack

@@ -4,8 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.run.admission import AdmittedBy, bearer_token, bound_token, make_proof
-from protocol.run.greeting import Hello, HelloReply, admit_at_door, answer_hello, make_hello, version_problem
+from protocol.run.admission import (
+    AdmittedBy,
+    Hello,
+    HelloReply,
+    admit_at_door,
+    answer_hello,
+    bearer_token,
+    bound_token,
+    make_hello,
+    make_proof,
+    version_problem,
+)
 from protocol.run.manifest import RunManifest, run_id
 from protocol.wire.hashes import ZERO_HASH
 from protocol.wire.identity import Identity, PeerId

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from protocol.run.admission import bearer_token, bound_token, verify_admission
 from protocol.run.invitation import Anchor, looks_like_invitation, make_invitation, read_invitation
 from protocol.run.manifest import RunManifest, run_id
-from protocol.wire.body import MAX_TOKEN_BYTES
 from protocol.wire.canonical import Malformed
+from protocol.wire.envelope import MAX_TOKEN_BYTES
 from protocol.wire.hashes import hash_bytes
 from protocol.wire.identity import Identity
 

@@ -21,7 +21,7 @@ from protocol.run.fitting import (
 from protocol.run.manifest import RunManifest, demo_manifest
 from protocol.run.run_file import TOKENS_A_PARAMETER, RunFileError, derived, dump, parse_run_file
 from protocol.run.sections import Goal, ModelSection, Unit
-from protocol.wire.body import MAX_CHUNKS
+from protocol.wire.envelope import MAX_CHUNKS
 from protocol.wire.identity import Identity, PeerId
 
 ME = Identity.from_seed(bytes(32)).peer_id

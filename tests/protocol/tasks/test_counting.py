@@ -13,8 +13,7 @@ from protocol.tasks.counting import LEAST_ATTEMPTS, MOST_MAKERS, OTHERS, ByMaker
 from protocol.trainer_link import Tried
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity
-from protocol.wire.rollouts import UNSCORED
-from protocol.wire.tasks import AdmittedSet
+from protocol.wire.rollouts import UNSCORED, AdmittedSet
 from tests.protocol.peers import ANN
 
 SETS = {slot: Hash(bytes([slot]) * 32) for slot in range(1, 10)}

@@ -15,7 +15,7 @@ from protocol.disk import Disk
 from protocol.tasks.commands import TaskSetCommands
 from protocol.tasks.library import SetFiles
 from protocol.tasks.task_sets import Offers, SignedOffer
-from protocol.wire.tasks import Amendment, TaskSet
+from protocol.wire.rollouts import Amendment, TaskSet
 from tests.protocol.peers import ANN, BOB, ME
 from tests.simulation.determinism import inline
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from protocol.chain.progress import TasksInForce
 from protocol.tasks.task_sets import Newest
-from protocol.wire.tasks import AdmittedSet, Amendment
+from protocol.wire.rollouts import AdmittedSet, Amendment
 from tests.protocol.peers import ANN
 
 

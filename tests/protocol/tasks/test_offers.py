@@ -9,7 +9,7 @@ from protocol.tasks.commands import CannotAmend, admitting, removing
 from protocol.tasks.task_sets import MOST, MOST_OF_ONE, Offers, SignedOffer
 from protocol.wire.hashes import hash_bytes
 from protocol.wire.identity import Identity, PeerId
-from protocol.wire.tasks import MAX_SET_BYTES, MAX_SETS, Amendment, TaskSet
+from protocol.wire.rollouts import MAX_SET_BYTES, MAX_SETS, Amendment, TaskSet
 
 PEERS = [Identity.from_seed(number.to_bytes(32, "big")).peer_id for number in range(MOST // MOST_OF_ONE + 1)]
 

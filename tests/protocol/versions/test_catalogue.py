@@ -5,7 +5,7 @@ from __future__ import annotations
 from protocol.run.manifest import demo_manifest
 from protocol.versions.catalogue import KEPT, Catalogue, Signed, StatementOutcome
 from protocol.wire.identity import PeerId
-from protocol.wire.versions import Version
+from protocol.wire.rollouts import Version
 from tests.protocol.chains import a_run
 from tests.protocol.peers import ANN, BOB, ME
 from tests.protocol.versions.test_route import a_blob, a_version

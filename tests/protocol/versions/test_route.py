@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from protocol.versions.making import Route, route
 from protocol.wire.hashes import Hash, hash_bytes
-from protocol.wire.versions import BlobName, PatchName, Version
+from protocol.wire.rollouts import BlobName, PatchName, Version
 
 WHOLE = 100_000
 

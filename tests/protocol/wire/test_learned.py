@@ -11,8 +11,18 @@ from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import MAX_GOSSIP_BYTES
 from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import Identity
-from protocol.wire.messages import Ready, pack, unpack
-from protocol.wire.ready import ENTRY_BYTES, MAX_USED, Learned, UsedBatch, UsedOfAuthor, check_learned, learned_from
+from protocol.wire.messages import (
+    ENTRY_BYTES,
+    MAX_USED,
+    Learned,
+    Ready,
+    UsedBatch,
+    UsedOfAuthor,
+    check_learned,
+    learned_from,
+    pack,
+    unpack,
+)
 from tests.protocol.peers import a_first_ready
 
 ANN, BOB = sorted(Identity.from_seed(bytes([number]) * 32).peer_id for number in (1, 2))

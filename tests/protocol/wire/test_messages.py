@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protocol.events.status import WhyIdle
 from protocol.wire import canonical
-from protocol.wire.body import MAX_FRAGMENTS, MAX_VIEW_CHANGE_BYTES, Body, decode_body
 from protocol.wire.canonical import Malformed
-from protocol.wire.envelope import seal
+from protocol.wire.envelope import MAX_FRAGMENTS, MAX_VIEW_CHANGE_BYTES, Body, decode_body, seal
 from protocol.wire.hashes import hash_bytes
 from protocol.wire.identity import Identity
 from protocol.wire.messages import (
@@ -22,16 +22,17 @@ from protocol.wire.messages import (
     Ready,
     Signature,
     Step,
+    UsedBatch,
     ViewChange,
     Vote,
     VoterState,
+    learned_from,
     member_of,
     pack,
     ready_of,
     unpack,
 )
-from protocol.wire.presence import Goodbye, Heartbeat, Measurement, Phase, Role, WhyIdle
-from protocol.wire.ready import UsedBatch, learned_from
+from protocol.wire.presence import Goodbye, Heartbeat, Measurement, Phase, Role
 
 ONE = Identity.from_seed(bytes(32))
 RUN = hash_bytes("manifest", b"run")

@@ -12,11 +12,19 @@ import pytest
 from pydantic import Field, ValidationError
 
 from protocol.wire import canonical
-from protocol.wire.body import NUMBER_BYTES, Body, Shape, collector_at_rest, freeze_gc, largest
 from protocol.wire.canonical import Malformed
-from protocol.wire.envelope import MAX_ENVELOPE_BYTES, seal
-from protocol.wire.messages import STATEMENTS, Finish, RecordProposal, unpack
-from protocol.wire.ready import ENTRY_BYTES, MAX_USED, MAX_USED_BY_ALL, Learned, UsedOfAuthor
+from protocol.wire.envelope import MAX_ENVELOPE_BYTES, NUMBER_BYTES, Body, Shape, collector_at_rest, freeze_gc, largest, seal
+from protocol.wire.messages import (
+    ENTRY_BYTES,
+    MAX_USED,
+    MAX_USED_BY_ALL,
+    STATEMENTS,
+    Finish,
+    Learned,
+    RecordProposal,
+    UsedOfAuthor,
+    unpack,
+)
 from tests.fuzz.examples import BODIES, HEADER, ONE, QUESTIONS, RUN
 
 EVERY = [*BODIES, *QUESTIONS, HEADER]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from protocol.wire.body import largest
-from protocol.wire.envelope import seal
+from protocol.wire.envelope import largest, seal
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity
-from protocol.wire.versions import MAX_BLOB_BYTES, MAX_STATEMENT_BYTES, BlobName, PatchName, Version
+from protocol.wire.rollouts import MAX_BLOB_BYTES, MAX_STATEMENT_BYTES, BlobName, PatchName, Version
 
 
 def test_the_largest_statement_fits_into_an_answer() -> None:

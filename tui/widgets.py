@@ -1,7 +1,4 @@
-"""Dialog with the settings that a running peer takes at once: shows them, and lets a person change one.
-
-This is only the form: the peer decides the meaning of a setting, its notation, and the values that it accepts.
-"""
+"""Widgets: panels, whose lines the modules of `tui.panels` draw, and the dialogs over them."""
 
 from __future__ import annotations
 
@@ -12,12 +9,97 @@ from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import Vertical
+from textual.geometry import Region
 from textual.screen import ModalScreen
+from textual.strip import Strip
+from textual.widget import Widget
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from peer.control.client import ControlError
 from peer.formatting import clean, fit, size
+from tui.panels.drawing import Look
+from tui.picture import Picture
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Dialogs over the panels: the help, and the confirmation of a command.
+
+
+KEYS = """\
+1 to 7    one panel alone (7: rollouts), the same key or 0 for all
+up, down  scroll (also page up, page down, home)
+s         order of the swarm        l  what the log shows
+p         pause; p again resumes    P  pause for an hour
+c         controls: settings that the peer takes at once
+f         finish this round, then stop the peer
+x         say goodbye and stop the peer
+a         the alarm was seen        t  light or dark
+"""
+OF_A_VIEW = """\
+q         close this view; the peer goes on
+"""
+OF_OWN = """\
+q         detach: the peer goes on, unseen
+Ctrl-C    say goodbye and stop the peer; twice: at once
+Closing the terminal stops the peer, too.
+"""
+ELSEWHERE = """
+From a shell: peer watch comes back, peer leave stops the peer,
+peer config shows the settings.                    Escape closes
+"""
+
+
+class Help(ModalScreen[None]):
+    """Help on every key.  own: True if this interface started the peer."""
+
+    BINDINGS = [Binding("escape,question_mark,q,enter", "dismiss_it", "close")]
+    DEFAULT_CSS = """
+    Help { align: center middle; }
+    Help Static { width: 72; height: auto; border: solid $primary; background: $surface; padding: 0 1; }
+    """
+
+    def __init__(self, *, own: bool) -> None:
+        super().__init__()
+        self._own = own
+
+    def compose(self) -> ComposeResult:
+        """Lay out one box."""
+        yield Static(KEYS + (OF_OWN if self._own else OF_A_VIEW) + ELSEWHERE, markup=False)
+
+    def action_dismiss_it(self) -> None:
+        """Go back to the panels."""
+        self.dismiss()
+
+
+class Confirm(ModalScreen[bool]):
+    """Question answered with yes or no; Escape, q and Enter mean no."""
+
+    BINDINGS = [Binding("y", "answer(True)", "yes"), Binding("n,escape,q,enter", "answer(False)", "no")]
+    DEFAULT_CSS = """
+    Confirm { align: center middle; }
+    Confirm Vertical { width: 64; height: auto; border: solid $warning; background: $surface; padding: 0 1; }
+    """
+
+    def __init__(self, question: str) -> None:
+        super().__init__()
+        self._question = question
+
+    def compose(self) -> ComposeResult:
+        """Lay out one box."""
+        with Vertical():
+            yield Static(self._question, markup=False)
+            yield Static("y  yes        n  no", markup=False)
+
+    def action_answer(self, yes: bool) -> None:
+        """Close the dialog and return the answer to its caller."""
+        self.dismiss(yes)
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Dialog with the settings that a running peer takes at once: shows them, and lets a person change one.
+#
+# This is only the form: the peer decides the meaning of a setting, its notation, and the values that it accepts.
+
 
 Ask = Callable[..., Mapping[str, Any]]
 """Function that sends the peer a command, by name, with its fields, and blocks.  Raises ControlError, OSError."""
@@ -136,3 +218,62 @@ class ControlsDialog(ModalScreen[None]):
     def action_close(self) -> None:
         """Go back to the panels."""
         self.dismiss()
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Panels.
+
+
+Draw = Callable[[Picture, int, int, Look], list[Text]]
+
+
+class Panel(Widget):
+    """Widget that draws one side of `picture`.  key: the digit that shows the panel alone.
+
+    Only changed lines are drawn again: most of a frame is as before.
+    """
+
+    DEFAULT_CSS = """
+    Panel { border-top: solid $primary; border-title-color: $text; border-title-style: bold; padding: 0 1; }
+    """
+
+    def __init__(self, key: str, title: str, draw: Draw, picture: Picture, look: Look) -> None:
+        super().__init__(id=title.lower())
+        self.border_title = f"{key} {title}"
+        self._draw, self.picture, self.look = draw, picture, look
+        self.lines: list[Text] = []
+        """Lines on the screen."""
+
+    def show(self) -> None:
+        """Draw the picture as it is now."""
+        width, height = self.content_size
+        before, self.lines = self.lines, self._draw(self.picture, width, height, self.look)[:height]
+        changed = [
+            y
+            for y in range(max(len(before), len(self.lines)))
+            if not (y < len(before) and y < len(self.lines) and _same(before[y], self.lines[y]))
+        ]
+        if changed:
+            self.refresh(*(Region(0, y, width, 1) for y in changed))  # in the content's coordinates
+
+    def on_resize(self) -> None:
+        """Draw everything again for the new size."""
+        self.show()
+        self.refresh()
+
+    def render_line(self, y: int) -> Strip:
+        """Return a line of the content, in the widget's colours."""
+        width, base = self.content_size.width, self.rich_style
+        if y >= len(self.lines):
+            return Strip.blank(width, base)
+        strip = Strip(list(self.lines[y].render(self.app.console))).apply_style(base)
+        return strip.adjust_cell_length(width, base)
+
+    @property
+    def text(self) -> str:
+        """Text on the screen, without styles."""
+        return "\n".join(line.plain for line in self.lines)
+
+
+def _same(one: Text, other: Text) -> bool:
+    return one.plain == other.plain and one.spans == other.spans

@@ -1,11 +1,18 @@
-"""Curves several lines high, drawn with braille dots, or with plain characters on terminals without Unicode."""
+"""Tools of all panels: styles, view settings, and curves."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.text import Text
 
 from peer.formatting import number
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Curves several lines high, drawn with braille dots, or with plain characters on terminals without Unicode.
+
 
 DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 """Bits of a braille character: by row, then column."""
@@ -50,3 +57,32 @@ def _resampled(values: Sequence[float], places: int) -> list[float]:
         finite = [value for value in some if math.isfinite(value)]
         found.append(sum(finite) / len(finite) if finite else math.nan)
     return found
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Styles and view settings.
+
+
+GOOD, WARNING, ALARM, FAINT, STRONG = "green", "yellow", "bold red", "dim", "bold"
+"""Styles.  Nothing is told by colour alone, so that everything can be read without colours."""
+LEVEL_STYLES = {"warning": WARNING, "error": ALARM, "debug": FAINT}
+
+
+@dataclass
+class Look:
+    """View settings of a panel.  scroll: lines.  order, filter: indices into the panel's lists.  unicode: may be drawn."""
+
+    scroll: int = 0
+    order: int = 0
+    filter: int = 0
+    unicode: bool = True
+
+    def window(self, lines: int, room: int) -> range:
+        """Return the lines, of `lines`, that are shown in `room`; if scrolled too far, scroll back."""
+        self.scroll = max(0, min(self.scroll, lines - room))
+        return range(self.scroll, min(lines, self.scroll + max(0, room)))
+
+
+def line(*parts: str | tuple[str, str]) -> Text:
+    """Join parts, each with or without a style, into a line."""
+    return Text.assemble(*parts, no_wrap=True, overflow="crop", end="")
