@@ -62,8 +62,10 @@ class Disk:
             os.fsync(file.fileno())
 
     def allocate(self, path: Path, size: int) -> mmap.mmap:
-        """Return a writable mapping of a new file of `size` bytes.  Its blocks exist: a full disk shows now, not as
-        SIGBUS."""
+        """Return a writable mapping of a new file of `size` bytes.
+
+        Its blocks exist: a full disk shows now, not as SIGBUS.
+        """
         try:
             with open(path, "w+b") as file:
                 self.reserve(file, size)
@@ -158,7 +160,10 @@ def write_guarded(disk: Disk, path: Path, data: bytes) -> None:
 
 
 def read_guarded(disk: Disk, path: Path) -> bytes | None:
-    """Return the data of a guarded file; None if it is missing.  A torn or altered file is set aside, and None returned."""
+    """Return the data of a guarded file; None if it is missing, or torn or altered, and then it is set aside.
+
+    Raises `StoreFailed` if it cannot be set aside.
+    """
     try:
         raw = path.read_bytes()
     except OSError:
@@ -170,8 +175,11 @@ def read_guarded(disk: Disk, path: Path) -> bytes | None:
 
 
 def set_aside(disk: Disk, path: Path) -> None:
-    """Move a damaged file out of the way without deleting it, so that its damage can be examined."""
-    disk.rename(path, corrupt_name(path))
+    """Move a damaged file out of the way without deleting it, so that its damage can be examined.  Raises `StoreFailed`."""
+    try:
+        disk.rename(path, corrupt_name(path))
+    except OSError as error:
+        raise _sentence(error, path) from error
 
 
 def corrupt_name(path: Path) -> Path:

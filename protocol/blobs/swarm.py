@@ -35,7 +35,7 @@ from protocol.blobs.blob import (
 )
 from protocol.blobs.offers import Offer, OriginOffer
 from protocol.blobs.store import Held, Shelf
-from protocol.blobs.transfer import Fetch, Purpose, Sample, Sampled
+from protocol.blobs.transfer import Fetch, Purpose, Sample, Sampled, Transfer
 from protocol.blobs.uploads import Uploads
 from protocol.events.events import Event, TransferProgress
 from protocol.offload import Offload
@@ -110,7 +110,8 @@ class Swarm:
             if others[0] is fetch:  # only one fetch of a blob reports
                 self._session.emit(event)
 
-        fetch = Fetch(self._session, self.members, blob, into, here, purpose, on_chunk, tell)
+        transfer = Transfer(purpose, blob, here, trio.current_time(), tell)
+        fetch = Fetch(self._session, self.members, transfer, into, on_chunk)
         others.append(fetch)
         try:
             return await fetch.run(sources)

@@ -77,8 +77,8 @@ class Transfer:
     """
 
     def __init__(self, purpose: Purpose, blob: Blob, here: ChunkSet, now: float, emit: Callable[[Event], None]) -> None:
-        self._purpose, self._blob, self._emit = purpose, blob, emit
-        self._here, self._sources = here, 0
+        self._purpose, self.blob, self._emit = purpose, blob, emit
+        self.here, self._sources = here, 0
         self._whole = sum(blob.sizes)
         self._bytes_left = self._whole - self._size(here)
         self._begun_at = self._told_at = now
@@ -87,8 +87,8 @@ class Transfer:
 
     def update(self, here: ChunkSet, sources: int, now: float) -> None:
         """Note the chunks that are here now, and the number of peers that have some of the blob."""
-        self._bytes_left -= self._size(here & ~self._here)
-        self._here, self._sources = here, sources
+        self._bytes_left -= self._size(here & ~self.here)
+        self.here, self._sources = here, sources
         passed_s, arrived = now - self._told_at, self._told_left - self._bytes_left
         if passed_s >= EVERY_S:
             self._rate += (MEMORY if self._rate else 1.0) * (arrived / passed_s - self._rate)
@@ -106,20 +106,20 @@ class Transfer:
         """Return the progress as an event."""
         return TransferProgress(
             **self._named(),
-            done=self._here.bit_count(),
-            total=len(self._blob),
+            done=self.here.bit_count(),
+            total=len(self.blob),
             size_bytes=self._whole,
-            chunks=cells(self._here, len(self._blob)),
+            chunks=cells(self.here, len(self.blob)),
             down_bytes_per_s=self._rate,
             sources=self._sources,
             left_s=self._bytes_left / self._rate if self._rate >= 1 else None,
         )
 
     def _named(self) -> dict[str, Any]:
-        return {"what": self._purpose.what, "number": self._purpose.number, "blob": self._blob.name.hex()}
+        return {"what": self._purpose.what, "number": self._purpose.number, "blob": self.blob.name.hex()}
 
     def _size(self, chunks: ChunkSet) -> int:
-        return sum(self._blob.sizes[chunk] for chunk in chunks_in(chunks))
+        return sum(self.blob.sizes[chunk] for chunk in chunks_in(chunks))
 
 
 def cells(here: ChunkSet, count: int, most: int = MOST_CELLS) -> str:
@@ -262,26 +262,18 @@ MOST_LANDING_BYTES = 2 * MOST_OWED_BYTES
 
 
 class Fetch:
-    """Fetch of the missing chunks of `blob` into `into`.  here: the chunks that are there.
+    """Fetch into `into` of the chunks that a transfer lacks.
 
-    on_chunk: called for each chunk that comes.  tell: called with progress events.
+    on_chunk: called for each chunk that comes.
     """
 
     def __init__(
-        self,
-        session: Session,
-        members: Members,
-        blob: Blob,
-        into: memoryview,
-        here: ChunkSet,
-        purpose: Purpose,
-        on_chunk: Callable[[], None],
-        tell: Callable[[Event], None],
+        self, session: Session, members: Members, transfer: Transfer, into: memoryview, on_chunk: Callable[[], None]
     ) -> None:
-        self.blob, self.offer = blob, OpenOffer(len(blob), here, members.has_member)
+        self.transfer, self.blob = transfer, transfer.blob
+        self.offer = OpenOffer(len(self.blob), transfer.here, members.has_member)
         self._session, self._into, self._on_chunk = session, into, on_chunk
-        self.transfer = Transfer(purpose, blob, here, trio.current_time(), tell)
-        self._download = Download(blob, here, session.me.encode() + blob.name)
+        self._download = Download(self.blob, transfer.here, session.me.encode() + self.blob.name)
         self._asked: dict[PeerId, float] = {}
         self._unanswered: set[PeerId] = set()
         """Peers asked about their chunks that have not answered yet."""

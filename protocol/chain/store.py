@@ -342,8 +342,7 @@ class Store:
             self.branches.drop(switch.slot)
 
     def make_room(self, chain: Chain) -> None:
-        """Remove all but `CHECKPOINTS_KEPT` checkpoints of our chain before the next is written, even if others read
-        them."""
+        """Remove all but `CHECKPOINTS_KEPT` checkpoints of our chain, even those that others read: the next one comes."""
         for rounds in self.checkpoints.of(chain)[:-CHECKPOINTS_KEPT]:
             self.checkpoints.remove(CheckpointName(rounds, chain.tip_at(rounds)))
 

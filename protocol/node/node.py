@@ -91,7 +91,7 @@ class Node:
         supplies = StateFetcher(session, replica, offload, self._swarm)
         self._catch_up = CatchUp(session, replica, offload, supplies, initialise)
         anchor = settings.anchor or replica.store.chosen()
-        self._following = Following.of(session, guard, self._catch_up, standpoints, claims, anchor)
+        self._following = Following(session, guard, self._catch_up, standpoints, claims, anchor)
         self._ejections = Ejections(session, guard, replica, membership, offload, self._round.on_verdict)
         self._detector = FailureDetector(session, guard, membership, self._round)
         self._readys = EarlyReadyBuffer(self._history, replica.rounds.max_members)

@@ -129,24 +129,26 @@ class Move:
 
 
 class Following:
-    """Follower of claims, one of known peers and one of strangers at a time; it keeps the resulting move."""
+    """Follower of claims, one of known peers and one of strangers at a time; it keeps the resulting move.
+
+    anchor: the record that our chain has to go through.
+    """
 
     def __init__(
         self,
         session: Session,
         guard: Guard,
-        replica: Replica,
-        offload: Offload,
-        claims: Claims,
-        chains: RemoteChains,
-        choice: ForkChoice,
         catch_up: CatchUp,
-        held: BranchCache,
-        settled: Settled,
+        standpoints: ElectorTips,
+        claims: Claims,
+        anchor: Anchor | None = None,
     ) -> None:
-        self._session, self._guard, self._replica, self._offload = session, guard, replica, offload
-        self._claims, self._chains, self._choice, self._catch_up = claims, chains, choice, catch_up
-        self._held, self.settled = held, settled
+        self._session, self._guard, self._catch_up, self._claims = session, guard, catch_up, claims
+        self._replica, self._offload = replica, offload = catch_up.replica, catch_up.offload
+        self.chains = RemoteChains(session, replica, offload, Budget(trio.current_time()), anchor)
+        self.settled = Settled(replica.rounds)
+        self.choice = ForkChoice(replica, standpoints, self.settled, anchor)
+        self._held = BranchCache(replica, offload)
         self._move: Move | None = None
         self._busy: dict[bool, None] = {}
         """Kinds of claimants (known or not) whose claims are being looked at."""
@@ -156,25 +158,6 @@ class Following:
         """Held while our chain changes its records, or is compared with a branch in another thread."""
         self._moving = False
         """True while files change their places: no look may touch files that are among them."""
-
-    @classmethod
-    def of(
-        cls,
-        session: Session,
-        guard: Guard,
-        catch_up: CatchUp,
-        standpoints: ElectorTips,
-        claims: Claims,
-        anchor: Anchor | None,
-    ) -> Following:
-        """Create one with a budget and branches of its own.  anchor: the record that our chain has to go through."""
-        replica, offload = catch_up.replica, catch_up.offload
-        chains = RemoteChains(session, replica, offload, Budget(trio.current_time()), anchor)
-        settled = Settled(replica.rounds)
-        choice = ForkChoice(replica, standpoints, settled, anchor)
-        return cls(
-            session, guard, replica, offload, claims, chains, choice, catch_up, BranchCache(replica, offload), settled
-        )
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
@@ -193,13 +176,13 @@ class Following:
         """Return the rest of a move after our chain changed, or became final or settled further; None if nothing is left."""
         if not move.branch.is_rooted or move.leader == self._session.me:
             return None
-        rounds = min(self._told(self._choice.judge(move.branch, move.leader)).rounds, move.rounds)
+        rounds = min(self._told(self.choice.judge(move.branch, move.leader)).rounds, move.rounds)
         tip = self._replica.history.tip
         return Move(move.branch, rounds, move.leader, tip) if rounds > move.branch.common else None
 
     def wants_back(self) -> bool:
         """Return True if we should give up provisional records; False while files change their places."""
-        return not self._moving and self._choice.back_to() is not None
+        return not self._moving and self.choice.back_to() is not None
 
     def has_claims(self, *, known: bool) -> bool:
         """Return True if a known peer, or a stranger, claims to be ahead and is not disbelieved."""
@@ -211,7 +194,7 @@ class Following:
         waited_s: seconds waited so far.  Strangers delay only a peer without any record.
         """
         is_new = self._replica.history.length == 0
-        progressed_at = max(self._chains.progressed_at, self._catch_up.supplies.progressed_at)
+        progressed_at = max(self.chains.progressed_at, self._catch_up.supplies.progressed_at)
         if (True in self._busy or (is_new and self._busy)) and trio.current_time() - progressed_at < PROGRESS_S:
             return True
         if is_new and (self._claims.hopes() or (waited_s < self._replica.rounds.eviction_s and self._held.leaving_at(0))):
@@ -241,7 +224,7 @@ class Following:
 
     async def _prepare_return(self) -> None:
         """Prepare to give up provisional records that most of their electors, as they are heard now, do not stand on."""
-        rounds = self._choice.back_to()
+        rounds = self.choice.back_to()
         if rounds is None:
             return
         history = self._replica.history
@@ -269,7 +252,7 @@ class Following:
 
     async def _follow(self, look: LookCost) -> None:
         """Fetch records, make the fork choice, then fetch the state."""
-        common, length = await self._chains.common(look)
+        common, length = await self.chains.common(look)
         if common == length:
             self._claims.disbelieve(look.peer)
             return
@@ -286,9 +269,9 @@ class Following:
         A held branch that loses is not used: for the same record they may have a certificate with which it wins.
         """
         for held in self._held.leaving_at(common):
-            if await self._chains.shares(look, held, length):
+            if await self.chains.shares(look, held, length):
                 choice = await self._judge(held, look.peer)
-                if (not choice.lost or not self._chains.is_judgeable(held, length)) and held.slot not in self._in_use():
+                if (not choice.lost or not self.chains.is_judgeable(held, length)) and held.slot not in self._in_use():
                     await self._held.trim(held.slot, *self._in_use())
                     return held
         slot = self._held.slot_of(look.peer, known=look.known)
@@ -300,7 +283,7 @@ class Following:
 
     async def _judge(self, branch: Branch, peer: PeerId) -> Choice:
         async with self._chain_in_use:
-            choice: Choice = await self._offload(self._choice.judge, branch, peer)
+            choice: Choice = await self._offload(self.choice.judge, branch, peer)
         return self._told(choice)
 
     def _told(self, choice: Choice) -> Choice:
@@ -315,17 +298,17 @@ class Following:
 
     async def _follow_branch(self, look: LookCost, branch: Branch, length: int) -> None:
         peer, claims = look.peer, self._claims
-        await self._chains.begin(look, branch, length)
+        await self.chains.begin(look, branch, length)
         choice = await self._judge(branch, peer)
         if choice.lost:
             claims.disbelieve(peer)
             return
-        await self._chains.extend(look, branch, length)
+        await self.chains.extend(look, branch, length)
         choice = await self._judge(branch, peer)
         if choice.rounds <= branch.common:
             claims.postpone(peer)
             return
-        self._chains.repay(look)
+        self.chains.repay(look)
         rounds = await self._bring(branch, choice.rounds, peer)
         is_fork = branch.is_rooted and branch.common < self._replica.history.length
         if rounds is None or rounds <= branch.common or (is_fork and rounds < choice.rounds):
@@ -368,7 +351,7 @@ class Following:
             self._moving = False
         await self._held.trim(was.hex(), *self._in_use())
         await self._offload(self._replica.store.prune, history, history.final)
-        anchor = self._chains.anchor
+        anchor = self.chains.anchor
         if taken and anchor is not None and anchor.holds(history):
             await self._offload(self._replica.store.choose, anchor)
         return taken

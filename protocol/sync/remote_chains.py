@@ -292,7 +292,7 @@ class RemoteChains:
     def __init__(
         self, session: Session, replica: Replica, offload: Offload, budget: Budget, anchor: Anchor | None = None
     ) -> None:
-        self._session, self._replica, self._offload, self._budget = session, replica, offload, budget
+        self._session, self._replica, self._offload, self.budget = session, replica, offload, budget
         self.anchor = anchor
         self.progressed_at = -1e9
 
@@ -372,7 +372,7 @@ class RemoteChains:
         return [await self._offload(decode_body, Commit, raw) for raw in reply.commits[:count]]
 
     async def _ask(self, look: LookCost, kind: str, question: Body, reply: type[R]) -> R:
-        if not self._budget.allows(trio.current_time(), known=look.known):
+        if not self.budget.allows(trio.current_time(), known=look.known):
             raise OverBudget("claims have cost enough for now")
         answer = await self._session.network.request(look.peer, kind, question.encode(), timeout_s=ASK_TIMEOUT_S)
         self._pay(look, len(answer), 0)
@@ -381,9 +381,9 @@ class RemoteChains:
     def _pay(self, look: LookCost, size_bytes: int, checks: int) -> None:
         look.size_bytes += size_bytes
         look.checks += checks
-        self._budget.pay(size_bytes, checks)
+        self.budget.pay(size_bytes, checks)
 
     def repay(self, look: LookCost) -> None:
         """Pay back the cost of a look so far: the fork choice accepts its branch."""
-        self._budget.repay(look.size_bytes, look.checks)
+        self.budget.repay(look.size_bytes, look.checks)
         look.size_bytes = look.checks = 0

@@ -192,8 +192,10 @@ U16 = npt.NDArray[np.uint16]
 
 
 def make_patch(old: memoryview, new: memoryview) -> Iterator[bytes]:
-    """Yield the pieces of the patch from `old` to `new`: its head, then one for each block.  Both have the same, even number
-    of bytes."""
+    """Yield the pieces of the patch from `old` to `new`: its head, then one for each block.
+
+    Both have the same, even number of bytes.
+    """
     before, after = _values(old), _values(new)
     assert len(before) == len(after), "versions of one size"
     yield _HEAD.pack(MAGIC, len(after))

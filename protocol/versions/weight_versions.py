@@ -216,8 +216,10 @@ class WeightVersions:
             pause_s = FIRST_SEEK_S if self._catalogue.changes != changes else min(2 * pause_s, LONGEST_SEEK_S)
 
     def _may_know(self) -> list[PeerId]:
-        """Return the peers to ask for missing statements: the publisher, then peers that told us of the newest version, then
-        others."""
+        """Return the peers to ask for missing statements.
+
+        They are the publisher, then peers that told us of the newest version, then others.
+        """
         newest, sources = self._catalogue.newest, self.follower.sources(self._catalogue.highest)
         if newest is None or newest.publisher not in self._session.network.connected():
             return sources

@@ -14,7 +14,7 @@ from protocol.chain.base import round_settings
 from protocol.chain.history import Branch, History
 from protocol.chain.results import CheckpointName, ResultName
 from protocol.chain.store import NEVER, Store
-from protocol.disk import Disk, StoreFull
+from protocol.disk import Disk, StoreFailed, StoreFull, read_guarded
 from protocol.wire.hashes import Hash, chunk_hash
 from protocol.wire.messages import Commit
 from tests.protocol.chains import FIVE, a_replica, a_run, grow
@@ -73,6 +73,16 @@ def test_a_damaged_record_counts_as_absent_and_is_set_aside(tmp_path: Path, dama
     (tmp_path / "records" / "00000001").write_bytes(damage)
     assert History(SETTINGS, Store(tmp_path)).length == 1, "what stands on it leads nowhere"
     assert sorted(path.name for path in (tmp_path / "records").iterdir()) == ["00000000", "00000001.corrupt"]
+
+
+def test_a_damaged_file_that_cannot_be_moved_away_is_a_failure_of_the_store(tmp_path: Path) -> None:
+    class Broken(Disk):
+        def move(self, source: Path, target: Path) -> None:
+            raise OSError(errno.EIO, "input/output error")
+
+    (tmp_path / "vote").write_bytes(b"torn")
+    with pytest.raises(StoreFailed, match="look after it"):
+        read_guarded(Broken(), tmp_path / "vote")
 
 
 def test_a_result_is_there_once_it_is_committed(tmp_path: Path) -> None:

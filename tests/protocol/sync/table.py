@@ -20,9 +20,9 @@ from protocol.membership.liveness import Membership
 from protocol.run.invitation import Anchor
 from protocol.run.manifest import SignedManifest
 from protocol.sync.catch_up import CatchUp
-from protocol.sync.following import BranchCache, Following
+from protocol.sync.following import Following
 from protocol.sync.fork_choice import ElectorTips, ForkChoice
-from protocol.sync.remote_chains import Budget, Claims, RemoteChains, Settled
+from protocol.sync.remote_chains import Claims
 from protocol.sync.supplies import StateFetcher
 from protocol.transport.interface import Refused, nothing
 from protocol.wire.identity import Identity, PeerId
@@ -94,24 +94,11 @@ class Table:
         self.supplies = StateFetcher(session, self.ours, at_once, self.swarm)
         self.catch_up = CatchUp(session, self.ours, at_once, self.supplies, initialise)
         self.claims = Claims(self.ours, self.membership)
-        self.budget, self.settled = Budget(trio.current_time()), Settled(self.ours.rounds)
-        self.chains = RemoteChains(session, self.ours, at_once, self.budget)
         self.standpoints = standpoints
-        self.choice = ForkChoice(self.ours, standpoints, self.settled)
-        self.held = BranchCache(self.ours, at_once)
         unguarded: Any = Unguarded()
-        self.following = Following(
-            session,
-            unguarded,
-            self.ours,
-            at_once,
-            self.claims,
-            self.chains,
-            self.choice,
-            self.catch_up,
-            self.held,
-            self.settled,
-        )
+        self.following = Following(session, unguarded, self.catch_up, standpoints, self.claims)
+        self.chains, self.choice, self.settled = self.following.chains, self.following.choice, self.following.settled
+        self.budget = self.chains.budget
 
     def serve(self, peer: PeerId, replica: Replica) -> None:
         """What this replica holds, `peer` answers, and pushes to us."""
@@ -139,8 +126,7 @@ class Table:
     def invite(self, anchor: Anchor) -> None:
         """We join with an invitation that names this record."""
         self.chains.anchor = anchor
-        self.choice = ForkChoice(self.ours, self.standpoints, self.settled, anchor)
-        self.following._choice = self.choice
+        self.choice = self.following.choice = ForkChoice(self.ours, self.standpoints, self.settled, anchor)
 
     def hear(self, peer: PeerId, replica: Replica | None = None, **changes: Any) -> None:
         """A heartbeat of `peer`, with the tip of `replica`."""
