@@ -191,7 +191,7 @@ def settings_page() -> str:
 
 def setting_row(setting: Setting) -> list[str]:
     """Return the row of a setting."""
-    words = setting.choices or (setting.placeholder or setting.name.upper()).split("|")
+    words = setting.notation.choices or setting.placeholder.split("|")
     flags = ", ".join(f"`{flag}`" for flag in (setting.flag, *setting.aliases))
     return [
         f"`{setting.name}`",

@@ -40,41 +40,26 @@ def _register_doctor(subparsers: Subparsers) -> None:
 
 def run_doctor(args: argparse.Namespace) -> int:
     """Run all checks, and print them."""
-    from functools import partial
-
     import trio
 
     from peer.console.streams import print_json
-    from peer.daemon.settings import choose
     from peer.doctor.checks import Check, CheckResult
     from peer.doctor.examination import DoctorProgress, Examination, fields, lines, may_take_part
     from peer.paths import data_dir, make_private
     from peer.settings.file import gather
     from peer.settings.preferences import Preferences
-    from peer.settings.values import mapped_addresses
 
     folder = make_private(data_dir(args.data_dir))
-    preferences, checks = Preferences(), []
+    preferences, wrong = Preferences(), list[Check]()
     try:
         preferences = gather({}).preferences
     except PeerError as error:
         value, _, remedy = error.text.partition("; ")
-        checks = [Check("settings", CheckResult.FAIL, value, "", remedy or "see `peer config`")]
-    progress = DoctorProgress()
-    announce, what = preferences.announce, " ".join(args.what) or os.environ.get("PEER_RUN") or None
-    examination = Examination(
-        folder,
-        preferences,
-        partial(choose, what, folder),
-        progress.say,
-        named=what is not None,
-        anew=args.anew,
-        local=args.local,
-        checks=checks,
-        announce=mapped_addresses(os.environ, preferences.port or 4001) if announce is None else announce,
-    )
+        wrong = [Check("settings", CheckResult.FAIL, value, "", remedy or "see `peer config`")]
+    progress, word = DoctorProgress(), " ".join(args.what) or os.environ.get("PEER_RUN") or None
+    examination = Examination(folder, preferences, word, progress.say, anew=args.anew, local=args.local)
     try:
-        checks = trio.run(examination.run)
+        checks = wrong + trio.run(examination.run)
     finally:
         progress.end()
     if args.json:

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from peer.commands import Subparsers
     from peer.daemon.settings import DaemonSettings
-    from protocol.wire.identity import PeerId
 
 MAX_ANSWER = 64
 """Limit of the characters that are read of an answer."""
@@ -71,8 +70,8 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
             *setting.aliases,
             dest=setting.name,
             type=_as_argument(setting.read),
-            choices=setting.choices,
-            metavar=None if setting.choices else setting.placeholder or setting.name.upper(),
+            choices=setting.notation.choices,
+            metavar=None if setting.notation.choices else setting.placeholder,
             help=f"{setting.meaning} ({setting.variable})",
         )
 
@@ -160,7 +159,7 @@ def _live_in(args: argparse.Namespace, folder: Path) -> int:
 
     identity = load_or_create_identity(folder)
     choice = choose(" ".join(args.what) or os.environ.get("PEER_RUN") or None, folder, identity.peer_id)
-    settings = _settings(args, folder, identity.peer_id)
+    settings = _settings(args, folder)
     _log_to(folder)
 
     async def live() -> int:
@@ -175,35 +174,21 @@ def _live_in(args: argparse.Namespace, folder: Path) -> int:
         raise problem_of(error, folder) from error
 
 
-def _settings(args: argparse.Namespace, folder: Path, peer: PeerId) -> DaemonSettings:
+def _settings(args: argparse.Namespace, folder: Path) -> DaemonSettings:
     """Return the settings of the command line, completed by the environment and peer.toml.  Raises PeerError."""
     from peer.console.display import Style
-    from peer.daemon.settings import DaemonSettings
+    from peer.daemon.settings import DaemonSettings, LeaveConditions
     from peer.settings.file import LiveSettings, gather, with_kept_name
     from peer.settings.preferences import SETTINGS
-    from protocol.wire.identity import PeerId
-    from protocol.wire.presence import Role
 
     gathered = with_kept_name(gather({name: getattr(args, name) for name in SETTINGS}), folder)
-    preferences = gathered.preferences
     return DaemonSettings(
-        data_dir=folder,
-        name=preferences.name or f"peer-{peer[-6:]}",
-        role=None if preferences.role == "auto" else Role(preferences.role),
-        style=Style.SILENT if args.attached else Style(preferences.log_format),
-        live=LiveSettings(gathered),
-        port=preferences.port,
-        rounds=args.rounds,
-        until_end=args.until_end,
-        local=args.local,
-        until_eof=args.until_eof,
-        ignore_closed_output=args.ignore_closed_output,
-        only_copy=args.only_copy,
-        metrics_port=preferences.metrics_port,
-        announce=preferences.announce,
-        owners=tuple(PeerId(owner) for owner in preferences.owner or ()),
-        port_mapping=preferences.port_mapping,
-        relay_rate=preferences.relay,
+        folder,
+        Style.SILENT if args.attached else Style(gathered.preferences.log_format),
+        LiveSettings(gathered),
+        LeaveConditions(args.rounds, args.until_end, args.until_eof, args.ignore_closed_output),
+        args.local,
+        args.only_copy,
     )
 
 

@@ -33,8 +33,10 @@ from protocol.events.status import PeerStatus
 
 
 class Thinner:
-    """Rate limiter: at most one progress event in `every_s`.  The newest one held back is `due` later, unless its phase or
-    subject has ended."""
+    """Rate limiter: at most one progress event in `every_s`.
+
+    The newest event held back is `due` later, unless its phase or subject has ended.
+    """
 
     def __init__(self, every_s: float) -> None:
         self._every_s = every_s

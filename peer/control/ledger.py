@@ -108,13 +108,12 @@ NAMED_IN = (b"PeerJoined", b"Started")
 
 
 def ledger(store: Store, most: int | None = None) -> dict[str, Any]:
-    """Return `{rounds, tokens, accepted_tokens, members: [{peer, rounds, tokens, share, batches, accepted_tokens}],
-    untold}`.
+    """Return all contributions: `{rounds, tokens, accepted_tokens, members, untold}`.
 
-    Members come in order of the tokens they trained, then of the tokens of their rollouts that were learned from.  A share
-    is a share of the tokens trained.
+    Each member is `{peer, rounds, tokens, share, batches, accepted_tokens}`.  Members are ordered by the tokens they
+    trained, then by the tokens of their rollouts that were learned from.  A share is a share of the tokens trained.
 
-    most: members told; `untold` counts the others.
+    most: members to list; `untold` counts the others.
     """
     length = store.records.length()
     credits = credit.ledger(_commits(store, length))

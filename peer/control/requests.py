@@ -39,19 +39,78 @@ NAME = re.compile(r"[\x20-\x7e]{1,64}")
 ID = re.compile(r"[0-9a-f]{6,64}")
 
 
-class TaskPeer(Protocol):
+class Peer(Protocol):
     """The daemon, on which the commands act."""
 
     @property
-    def tasks(self) -> TaskSetCommands | None: ...
+    def store(self) -> Store | None:
+        """Records of the run on disk; None until the run is known."""
+        ...
 
-    def status(self) -> PeerStatus: ...
+    @property
+    def contacts(self) -> Contacts | None:
+        """Addresses for guests; None until the network is open."""
+        ...
+
+    @property
+    def versions(self) -> WeightVersions | None:
+        """Versions of the weights; None until the peer takes part."""
+        ...
+
+    @property
+    def tasks(self) -> TaskSetCommands | None:
+        """Commands about sets of tasks; None until the peer takes part."""
+        ...
+
+    def extensions(self) -> Extensions:
+        """Return the organiser's means to extend the run."""
+        ...
+
+    def status(self) -> PeerStatus:
+        """Return the present status."""
+        ...
+
+    async def measure_lines(self) -> ProbedLines:
+        """Measure the lines to some peers."""
+        ...
+
+    async def weights(self) -> dict[str, Any]:
+        """Return the blobs and versions here and on their way."""
+        ...
+
+    def notice(self, level: str, text: str) -> None:
+        """Tell the user a sentence."""
+        ...
+
+    def leave(self) -> None:
+        """Leave the run in an orderly way."""
+        ...
+
+    def finish(self) -> float:
+        """Leave after this round; return the seconds within which that happens."""
+        ...
+
+    async def pause(self, pause: TimedPause) -> None:
+        """Pause, and keep the pause on disk."""
+        ...
+
+    async def resume(self) -> None:
+        """End the pause."""
+        ...
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings in force."""
+        ...
+
+    async def change(self, name: str, text: str | None, keep: bool) -> str | None:
+        """Change a setting; return the file that keeps it, if `keep`."""
+        ...
 
 
 class TaskControls:
     """Task commands of one peer."""
 
-    def __init__(self, peer: TaskPeer) -> None:
+    def __init__(self, peer: Peer) -> None:
         self._peer = peer
 
     def commands(self) -> dict[str, Command]:
@@ -138,44 +197,6 @@ def _told(amendment: Amendment) -> dict[str, Any]:
 MAX_VALUE_CHARACTERS = 2000
 LOOK_S = 30.0
 """Seconds between two looks at the clock during a pause."""
-
-
-class Peer(Protocol):
-    """The daemon, on which the commands act."""
-
-    @property
-    def store(self) -> Store | None: ...
-
-    @property
-    def contacts(self) -> Contacts | None: ...
-
-    @property
-    def versions(self) -> WeightVersions | None: ...
-
-    @property
-    def tasks(self) -> TaskSetCommands | None: ...
-
-    def extensions(self) -> Extensions: ...
-
-    def status(self) -> PeerStatus: ...
-
-    async def measure_lines(self) -> ProbedLines: ...
-
-    async def weights(self) -> dict[str, Any]: ...
-
-    def notice(self, level: str, text: str) -> None: ...
-
-    def leave(self) -> None: ...
-
-    def finish(self) -> float: ...
-
-    async def pause(self, pause: TimedPause) -> None: ...
-
-    async def resume(self) -> None: ...
-
-    def settings(self) -> dict[str, Any]: ...
-
-    async def change(self, name: str, text: str | None, keep: bool) -> str | None: ...
 
 
 class Controls:

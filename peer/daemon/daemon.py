@@ -93,22 +93,27 @@ def _singles(error: BaseException) -> Iterator[BaseException]:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-
-
-# ------------------------------------------------------------------------------------------------------------------------
 # Outside requests to leave: a signal, the end of standard input, a reader that went away.
 
 
 class LeavingPeer(Protocol):
     """The daemon, which is told to leave."""
 
-    def notice(self, level: str, text: str) -> None: ...
+    def notice(self, level: str, text: str) -> None:
+        """Tell the user a sentence."""
+        ...
 
-    def leave(self) -> None: ...
+    def leave(self) -> None:
+        """Leave the run in an orderly way."""
+        ...
 
-    def leave_at_once(self) -> None: ...
+    def leave_at_once(self) -> None:
+        """Leave without waiting for anything."""
+        ...
 
-    def stop(self, problem: PeerError) -> None: ...
+    def stop(self, problem: PeerError) -> None:
+        """Leave, and end with this problem."""
+        ...
 
 
 def open_signals() -> AbstractContextManager[AsyncIterator[int]]:
@@ -197,12 +202,12 @@ class Daemon:
                 nursery.start_soon(controls.run)
                 nursery.start_soon(self._show)
                 nursery.start_soon(obey_signals, self, signals)
-                nursery.start_soon(leave_with_the_reader, self, self._output, self._settings.ignore_closed_output)
-                if self._settings.metrics_port is not None:
-                    nursery.start_soon(serve_metrics, self._settings.metrics_port, self.status)
+                nursery.start_soon(leave_with_the_reader, self, self._output, self._settings.leave.ignore_closed_output)
+                if (port := self._settings.live.now.metrics_port) is not None:
+                    nursery.start_soon(serve_metrics, port, self.status)
                 if self._settings.style is Style.SILENT:
                     nursery.start_soon(leave_with_the_view, self)
-                if self._settings.until_eof:
+                if self._settings.leave.until_eof:
                     nursery.start_soon(leave_at_eof, self)
                 await self._participate()
                 code = self._say_how_it_ended()
@@ -364,7 +369,7 @@ class Daemon:
         part, settings = self._lives.part, self._settings
         return Started(
             self._identity.peer_id,
-            settings.name,
+            settings.name_of(self._identity.peer_id),
             part.choice.run.hex(),
             part.choice.run_name,
             version(),

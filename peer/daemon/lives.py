@@ -105,7 +105,7 @@ class Lives:
         self._settings, self._identity, self._emit = settings, identity, emit
         self._folder = run_dir(settings.data_dir, choice.run)
         live = settings.live
-        live.on_change = self._apply
+        live.on_change(self._apply)
         self._room = DiskRoom(settings.data_dir, lambda: live.now.max_disk)
         self.traffic = MonthTraffic(settings.data_dir)
         self._quota = MonthlyQuota(self.traffic, in_a_thread(Sensors().now), lambda: live.now.monthly_quota)

@@ -112,20 +112,22 @@ class Participation:
     async def run(self, opened: Callable[[], None]) -> None:
         """Take part until the node has left; call `opened` once the network listens.  Raises PeerError with the remedy."""
         settings = self._settings
+        preferences = settings.live.now
+        owners = [PeerId(owner) for owner in preferences.owner or ()]
         await trio.to_thread.run_sync(import_module, "libp2p")  # takes seconds, in which `peer leave` wants its answer
         async with AsyncExitStack() as stack:
             host = "127.0.0.1" if settings.local else "0.0.0.0"  # noqa: S104 - strangers are to reach us
-            port = stack.enter_context(chosen_port(settings.port, settings.local))
+            port = stack.enter_context(chosen_port(preferences.port, settings.local))
             how = NetworkSettings(
                 host,
                 port,
                 self._mdns.discover if self._mdns is not None else None,
-                settings.live.now.max_up,
-                settings.live.now.max_down,
+                preferences.max_up,
+                preferences.max_down,
                 InboundLimits.within(raise_open_files()),
-                announce=mapped_addresses(os.environ, port) if settings.announce is None else settings.announce,
-                serve_tls=Door(self._identity, settings.owners, settings.data_dir).serve if settings.owners else None,
-                relay_rate=settings.relay_rate,
+                announce=mapped_addresses(os.environ, port) if preferences.announce is None else preferences.announce,
+                serve_tls=Door(self._identity, owners, settings.data_dir).serve if owners else None,
+                relay_rate=preferences.relay,
             )
             self.network = network = await stack.enter_async_context(
                 open_network(self._identity, self.choice.run, self._lobby, how, emit=self._emit)
@@ -225,7 +227,7 @@ class Participation:
         settings, (why, sentence) = self._settings, self._early
         return NodeStatus(
             peer=self._identity.peer_id,
-            name=settings.name,
+            name=settings.name_of(self._identity.peer_id),
             run=self.choice.run.hex(),
             run_name=self.choice.run_name,
             role=self._role.value if self._role is not None else "auto",
@@ -244,7 +246,7 @@ class Participation:
         nursery.start_soon(book.keep)
         self.contacts = Contacts(self._folder, network, self._swarm)
         nursery.start_soon(self.contacts.keep)
-        if self._settings.port_mapping and not self._settings.local and network.own.need_a_router():
+        if self._settings.live.now.port_mapping and not self._settings.local and network.own.need_a_router():
             mapping = PortMapping(network.own.port, (Upnp(), NatPmp()), network.own.map, self._emit)
             nursery.start_soon(mapping.keep)
         self._search = Search(network, self.choice.addresses, self._emit, lambda: bool(self._swarm()))
@@ -365,13 +367,13 @@ class Participation:
         assert role is not None, "the manifest is known"
         introduced = frozenset(peer for address in self.choice.addresses if (peer := peer_of(address)) is not None)
         return NodeSettings(
-            name=settings.name,
+            name=settings.name_of(self._identity.peer_id),
             role=role,
             version=version(),
             incarnation=next_incarnation(settings.data_dir, floor=int(time.time())),
             wait_for_contact=bool(self.choice.addresses),
-            stop_after=settings.rounds,
-            until_end=settings.until_end,
+            stop_after=settings.leave.rounds,
+            until_end=settings.leave.until_end,
             admission=self.choice.admission,
             introduced=introduced,
             anchor=self.choice.anchor,

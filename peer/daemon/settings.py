@@ -88,39 +88,43 @@ class RunChoice:
 
 
 @dataclass(frozen=True)
-class DaemonSettings:
-    """Settings of the command line.
+class LeaveConditions:
+    """Conditions under which a peer leaves by itself.
 
-    role: None for the role that the run and this computer allow.
-    live: settings that may change while the peer runs.
-    port: None for the usual one, or for a free one if that is busy.  rounds: leave once this many are committed.
-    until_end: leave when the run has ended.
-    local: meet only peers on this computer.  until_eof: leave when standard input ends.
-    ignore_closed_output: go on when nobody reads standard output any more.
+    rounds: so many are committed; None for never.  until_end: the run has ended.  until_eof: standard input has ended.
+    ignore_closed_output: go on although nobody reads standard output any more.
+    """
+
+    rounds: int | None = None
+    until_end: bool = False
+    until_eof: bool = False
+    ignore_closed_output: bool = False
+
+
+@dataclass(frozen=True)
+class DaemonSettings:
+    """Settings of a running peer.
+
+    live: a person's settings, some of which may change while the peer runs.  local: meet only peers on this computer.
     only_copy: vote at once, although the data directory was copied or put back.
-    announce: multiaddrs at which others reach us; None for those that a provider tells.
-    port_mapping: have the router open the port.  relay_rate: bytes a second that we carry for others, 0 for none.
-    metrics_port: on loopback, for Prometheus.
-    owners: peers that may watch and steer this one from elsewhere.
     """
 
     data_dir: Path
-    name: str
-    role: Role | None
     style: Style
     live: LiveSettings
-    port: int | None = None
-    rounds: int | None = None
-    until_end: bool = False
+    leave: LeaveConditions = LeaveConditions()
     local: bool = False
-    until_eof: bool = False
-    ignore_closed_output: bool = False
     only_copy: bool = False
-    announce: tuple[str, ...] | None = None
-    port_mapping: bool = False
-    relay_rate: float = 1.25e6
-    metrics_port: int | None = None
-    owners: tuple[PeerId, ...] = ()
+
+    @property
+    def role(self) -> Role | None:
+        """Role that the person chose; None for the role that the run and this computer allow."""
+        role = self.live.now.role
+        return None if role == "auto" else Role(role)
+
+    def name_of(self, peer: PeerId) -> str:
+        """Return this peer's name, from its ID if the person gave none."""
+        return self.live.now.name or f"peer-{peer[-6:]}"
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -128,8 +132,10 @@ class DaemonSettings:
 
 
 def choose(what: str | None, folder: Path, peer: PeerId) -> RunChoice:
-    """Return the run that `what` names.  what: an invitation, a run file, a manifest, a stored run's ID; None for the demo.
-    Raises PeerError or Malformed."""
+    """Return the run that `what` names.  Raises PeerError or Malformed.
+
+    what: an invitation, a run file, a manifest, or a stored run's ID; None for the demo.
+    """
     found = demo_manifest() if what is None else find_run(what, folder, founding=True)
     if not isinstance(found, Invitation):
         return RunChoice(found.run, PeerId(found.manifest.organiser), found)

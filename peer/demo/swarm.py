@@ -132,9 +132,6 @@ def _private(organiser: Identity, manifest: RunManifest, changes: Mapping[str, A
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-
-
-# ------------------------------------------------------------------------------------------------------------------------
 # Processes of a demo: ordinary `peer join` in folders of their own.  They end with the demo, however it ends.
 
 

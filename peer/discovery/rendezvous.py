@@ -108,8 +108,10 @@ DIGITS = 64
 
 @dataclass(frozen=True)
 class Founded:
-    """Announcement of a run without records.  run: its ID.  file: digest of the manifest without organiser.  Both in
-    hexadecimal digits."""
+    """Announcement of a run without records.
+
+    run: its ID.  file: digest of the manifest without organiser.  Both are hexadecimal.
+    """
 
     run: str
     organiser: str

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version as version_of
 from pathlib import Path
@@ -20,7 +20,7 @@ import trio
 
 from peer.console.streams import draws
 from peer.control.client import ControlClient, ControlError
-from peer.daemon.settings import RunChoice
+from peer.daemon.settings import RunChoice, choose
 from peer.doctor import checks
 from peer.doctor.checks import Check, CheckResult, ok, reachable, skewed
 from peer.doctor.visit import Findings, Visit, visit
@@ -144,9 +144,6 @@ class DoctorProgress:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-
-
-# ------------------------------------------------------------------------------------------------------------------------
 # Training speed of this computer, measured once and kept: the measurement takes a trainer's start and a few steps.
 
 
@@ -209,21 +206,27 @@ NOT_MEASURED = Check(
 )
 
 
-@dataclass
 class Examination:
-    """The whole examination.  choose: returns the chosen run; raises PeerError.  named: the person named the run; otherwise
-    the running peer's run counts, if a peer runs here.  on_begin: called with the name of each check."""
+    """The whole examination.
 
-    folder: Path
-    preferences: Preferences
-    choose: Callable[[PeerId], RunChoice]
-    on_begin: Callable[[str], None]
-    named: bool = False
-    anew: bool = False
-    local: bool = False
-    announce: tuple[str, ...] = ()
-    checks: list[Check] = field(default_factory=list)
-    _peer: PeerId | None = None
+    word: names the run; None for the run of the peer here, if one runs, else the demo.  on_begin: called with the name of
+    each check.  anew: measure again, even if a figure is kept.  local: meet only peers on this computer.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        preferences: Preferences,
+        word: str | None,
+        on_begin: Callable[[str], None],
+        *,
+        anew: bool = False,
+        local: bool = False,
+    ) -> None:
+        self.folder, self.preferences, self.word, self.on_begin = folder, preferences, word, on_begin
+        self.anew, self.local = anew, local
+        self.checks: list[Check] = []
+        self._peer: PeerId | None = None
 
     async def run(self) -> list[Check]:
         """Run every check, in the order of display."""
@@ -263,14 +266,14 @@ class Examination:
         try:
             identity = load_or_create_identity(self.folder)
             self._peer = identity.peer_id
-            choice = self.choose(identity.peer_id)
+            choice = choose(self.word, self.folder, identity.peer_id)
         except (PeerError, KeyfileError, OSError, ValueError) as error:
             self._failed("identity" if isinstance(error, KeyfileError) else "run", error)
             return found
         status = self._status()
         if status is not None:
             self.checks.append(ok("identity", f"{identity.peer_id}, held by the peer that runs here ({status.pid})"))
-            if self.named and status.run != choice.run.hex():
+            if self.word is not None and status.run != choice.run.hex():
                 remedy = "stop it with `peer leave`, or give this one its own folder with --data-dir"
                 self.checks.append(Check("run", CheckResult.FAIL, "the peer here takes part in another run", "", remedy))
                 return found
@@ -289,9 +292,7 @@ class Examination:
         return found
 
     async def _visit(self, identity: Identity, choice: RunChoice) -> Findings:
-        role = Role.TRAINER if self.preferences.role == "auto" else Role(self.preferences.role)
-        port, mapping = self.preferences.port, self.preferences.port_mapping
-        how = Visit(self.folder, identity, choice, role, port, self.announce, self.local, mapping)
+        how = Visit(self.folder, identity, choice, self.preferences, self.local)
         self.on_begin("the swarm")
         with trio.move_on_after(VISIT_S):
             return await visit(how)

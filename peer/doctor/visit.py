@@ -5,6 +5,7 @@ The visitor greets like any peer, listens for a few heartbeats, and sends none i
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -22,6 +23,8 @@ from peer.joining.lobby import Lobby, fetch_manifest
 from peer.joining.standing import find_standing
 from peer.paths import run_dir
 from peer.resources.computer import seconds_since_boot
+from peer.settings.preferences import Preferences
+from peer.settings.values import USUAL_PORT, mapped_addresses
 from protocol.membership.handshake import ClockOffsets, note_clock
 from protocol.run.admission import make_hello
 from protocol.run.manifest import SignedManifest
@@ -46,18 +49,26 @@ MOST_HEARD = 1024
 MOST_GREETED = 8
 
 
-@dataclass
+@dataclass(frozen=True)
 class Visit:
-    """Settings of the visit.  port, local, port_mapping: as for `peer join`."""
+    """Input of a visit.  preferences, local: as for `peer join`."""
 
     folder: Path
     identity: Identity
     choice: RunChoice
-    role: Role
-    port: int | None
-    announce: tuple[str, ...]
+    preferences: Preferences
     local: bool = False
-    port_mapping: bool = True
+
+    @property
+    def role(self) -> Role:
+        """Role with which we greet."""
+        return Role.TRAINER if self.preferences.role == "auto" else Role(self.preferences.role)
+
+    @property
+    def announce(self) -> tuple[str, ...]:
+        """Addresses at which others reach this computer, as the person or the machine's provider says."""
+        announced = self.preferences.announce
+        return mapped_addresses(os.environ, self.preferences.port or USUAL_PORT) if announced is None else announced
 
 
 @dataclass
@@ -93,7 +104,7 @@ async def visit(how: Visit) -> Findings:
     await trio.to_thread.run_sync(import_module, "libp2p")
     host = "127.0.0.1" if how.local else "0.0.0.0"  # noqa: S104 - strangers are to reach us
     try:
-        with chosen_port(how.port, how.local) as port:
+        with chosen_port(how.preferences.port, how.local) as port:
             settings = NetworkSettings(host, port, None if how.local else Mdns().discover, announce=how.announce)
             visitor = _Visitor(how.choice.run, found.rates)
             async with open_network(how.identity, how.choice.run, visitor, settings) as network:
@@ -109,7 +120,7 @@ async def _stay(how: Visit, network: Libp2pNetwork, found: Findings) -> None:
     """Meet the swarm with the port open in the router, if the router can do that and may."""
     opened, problem = OpenedPort(), None
     async with trio.open_nursery() as nursery:
-        if how.port_mapping and not how.local and network.own.need_a_router():
+        if how.preferences.port_mapping and not how.local and network.own.need_a_router():
             nursery.start_soon(opened.keep, network)
         try:
             await _meet(how, network, found, opened)
@@ -131,12 +142,12 @@ async def _meet(how: Visit, network: Libp2pNetwork, found: Findings, opened: Ope
             while not network.connected():
                 await trio.sleep(0.1)
     found.signed = signed
-    refused = await _admission(how, signed) if signed is not None else None
+    refused, proof = await _admission(how, signed) if signed is not None else (None, b"")
     if signed is None or not network.connected():
         found.checks += [_nobody(how, search), *([refused] if refused is not None else [])]
         return
     found.checks.append(ok("peers", f"{len(network.connected())} answered"))
-    found.checks += [refused] if refused is not None else await _greet(how, signed, network)
+    found.checks += [refused] if refused is not None else await _greet(how, signed, proof, network)
     await trio.sleep(LISTEN_S)
     await opened.wait()
     await _ask_reachability(network)
@@ -159,8 +170,8 @@ def _nobody(how: Visit, search: Search) -> Check:
     return Check("peers", CheckResult.FAIL, said, "at least 1", remedy)
 
 
-async def _admission(how: Visit, signed: SignedManifest) -> Check | None:
-    """Return the problem that this computer can tell without asking; None if there is none."""
+async def _admission(how: Visit, signed: SignedManifest) -> tuple[Check | None, bytes]:
+    """Return the problem that this computer sees without asking, None if there is none, and our proof of admission."""
     folder = run_dir(how.folder, signed.run)
     standing = await trio.to_thread.run_sync(
         find_standing,
@@ -173,17 +184,14 @@ async def _admission(how: Visit, signed: SignedManifest) -> Check | None:
         folder,
     )
     if standing.problem is None:
-        how.choice = RunChoice(
-            signed.run, how.choice.organiser, signed, how.choice.addresses, standing.admission, how.choice.anchor
-        )
-        return None
+        return None, standing.admission
     value, _, remedy = standing.problem.partition("; ")
-    return Check("admission", CheckResult.FAIL, value, "", remedy or "ask the run's organiser")
+    return Check("admission", CheckResult.FAIL, value, "", remedy or "ask the run's organiser"), b""
 
 
-async def _greet(how: Visit, signed: SignedManifest, network: Libp2pNetwork) -> list[Check]:
+async def _greet(how: Visit, signed: SignedManifest, proof: bytes, network: Libp2pNetwork) -> list[Check]:
     """Check that the others accept our version of the software and our admission."""
-    hello = make_hello(signed.run, how.role, how.choice.admission, version()).encode()
+    hello = make_hello(signed.run, how.role, proof, version()).encode()
     refusals, welcomes, clocks = list[str](), 0, ClockOffsets(time.time, seconds_since_boot)
     for peer in list(network.connected())[:MOST_GREETED]:
         try:

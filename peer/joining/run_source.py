@@ -94,8 +94,7 @@ MAX_OWN_ADDRESSES = 8
 
 
 def create_run(path: Path, data: Path, tell: Tell = lambda what, about: None) -> SignedManifest:
-    """Sign the run file with this peer's identity as organiser, and store the manifest and all data that the run file brings
-    along in the data directory.
+    """Sign the run file as its organiser, and store the manifest and the run file's data in the data directory.
 
     tell: called with remarks on its chats, its tasks and its model.
     """
@@ -157,11 +156,11 @@ def read_manifest(path: Path) -> SignedManifest:
 
 
 def find_run(word: str, data: Path, *, founding: bool = False) -> SignedManifest | Invitation:
-    """Return the run named by `word`: an invitation, a run file (signed as ours, not stored), a manifest, or a stored run's
-    ID.
+    """Return the run named by `word`.  Raises `PeerError`, `Malformed` or `RunFileError`.
 
-    A run ID may be shortened to its first 8 or more digits.  founding: the run is about to be joined, so the run file's data
-    is kept in the data directory.  Raises `PeerError`, `Malformed` or `RunFileError`.
+    word: an invitation, a run file (signed as ours, not stored), a manifest, or a stored run's ID, which may be shortened to
+    its first 8 or more digits.  founding: the run is about to be joined, so the run file's data is kept in the data
+    directory.
     """
     if looks_like_invitation(word):
         return read_invitation(word)
@@ -251,8 +250,11 @@ def _stored_runs(word: str, data: Path) -> list[Hash]:
 
 @dataclass(frozen=True)
 class KnownRun:
-    """A stored run.  rounds: records on disk.  disk_bytes: of all its files.  last: time of its latest change, unix
-    seconds.  problem: why its manifest cannot be read; empty if it can."""
+    """A stored run.
+
+    rounds: records on disk.  disk_bytes: size of all its files.  last: time of its latest change, in unix seconds.
+    problem: reason why its manifest cannot be read; empty if it can.
+    """
 
     run: str
     name: str

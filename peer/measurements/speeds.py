@@ -76,8 +76,10 @@ class PeerLine:
 
 @dataclass(frozen=True)
 class LineSpeed:
-    """Speed of the lines to some peers of a run.  up_bytes_per_s: observed in pushes to them, or this peer's cap if none
-    was observed; 0 if neither is known."""
+    """Speed of the lines to some peers of a run.
+
+    up_bytes_per_s: observed in pushes to them, or this peer's cap if none was observed; 0 if neither is known.
+    """
 
     run: str
     peers: list[PeerLine]
@@ -259,9 +261,6 @@ async def _steps(trainer: TrainerProcess, theta: SharedRegion, most: int, second
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-
-
-# ------------------------------------------------------------------------------------------------------------------------
 # Codec speed: encoding and decoding contributions on one core.  Blocking.
 
 
@@ -280,8 +279,10 @@ def measure_codec(values: int = VALUES, seconds: float = CODEC_S) -> CodecSpeed:
 
 
 def best_s(work: Callable[[], object], seconds: float) -> float:
-    """Return the shortest time of `work`, repeated for about `seconds` and at least three times; the first call does not
-    count.  Other programs on the computer only make it longer."""
+    """Return the shortest time of `work`, repeated for about `seconds` and at least three times.
+
+    The first call does not count.  The shortest time is the one that other programs disturbed least.
+    """
     work()
     times: list[float] = []
     end = time.perf_counter() + seconds

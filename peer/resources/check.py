@@ -96,8 +96,10 @@ def check_together(manifest: RunManifest, peers: int) -> None:
 async def chosen_role(
     manifest: RunManifest, run: Hash, peer: PeerId, emit: Callable[[Event], None], wanted: Role | None = None
 ) -> Role:
-    """Return a peer's role: the one its owner wants, with a warning if the run may wait for another; else a suitable one,
-    which is announced with the reason in a run with rollouts."""
+    """Return the role that the peer's owner wants, else one that suits the run and this computer.
+
+    Emits a warning if a founder's wanted role may make the run wait; in a run with rollouts, emits the reason for a choice.
+    """
     if wanted is not None:
         if wanted is not Role.TRAINER and manifest.founders != "anyone" and peer in manifest.founders:
             emit(Notice("warning", FOUNDER_RESTS.format(role=wanted.value)))

@@ -204,9 +204,6 @@ def kept_pause(folder: Path, now: float) -> TimedPause | None:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-
-
-# ------------------------------------------------------------------------------------------------------------------------
 # The NVIDIA GPUs of this computer: their temperature, and the load by other programs on GPUs where peers compute.
 #
 # NVML as documented: `nvmlDeviceGetProcessUtilization` gives, for each process, the share of a second in which one of its

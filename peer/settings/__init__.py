@@ -1,1 +1,7 @@
-"""Settings of a peer: one definition each, and the source of the value in force."""
+"""Settings of a peer: one definition each, and the value in force with its source.
+
+`preferences.py` defines every setting: default, notation and meaning.  `values.py` reads and writes the notations.
+`file.py` gathers values from flags, environment and peer.toml, and holds the changes made while a peer runs.
+
+Read `preferences.py` first.
+"""

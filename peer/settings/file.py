@@ -189,8 +189,8 @@ def _kept(folder: Path) -> str:
 # ------------------------------------------------------------------------------------------------------------------------
 # Settings of a running peer: the values at its start, and the changes since.
 #
-# A change holds until the process ends, and outranks the flag, variable or file that gave the value before; `on_change` is
-# called.  The file's contents count at the next start.
+# A change holds until the process ends, and outranks the flag, variable or file that gave the value before.  The file's
+# contents count at the next start.
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -230,11 +230,15 @@ CHANGED = "changed while running"
 
 
 class LiveSettings:
-    """Settings that may change.  gathered: the values at the start.  `on_change` is called after each change."""
+    """Settings that may change.  gathered: the values at the start."""
 
     def __init__(self, gathered: Gathered) -> None:
         self.path, self._settings = gathered.path, dict(gathered.settings)
-        self.on_change: Callable[[], None] = lambda: None
+        self._listeners: list[Callable[[], None]] = []
+
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """Call `listener` after each change."""
+        self._listeners.append(listener)
 
     @property
     def now(self) -> Preferences:
@@ -249,7 +253,8 @@ class LiveSettings:
         """Set one from now on; None for its default.  On an error, raises PeerError and changes nothing."""
         value = read_change(name, text)
         self._settings[name] = Effective(value, DEFAULT if text is None else CHANGED)
-        self.on_change()
+        for listener in self._listeners:
+            listener()
 
 
 def read_change(name: str, text: str | None) -> Any:

@@ -6,11 +6,12 @@ None, if a field allows it, stands for "not set".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from peer.settings.values import (
+    Notation,
     Schedule,
     one_of,
     read_addresses,
@@ -34,27 +35,19 @@ from peer.settings.values import (
     show_temperature,
 )
 
-ROLES = ("auto", "trainer", "rollout", "validator", "seed")
-GENERATORS = ("auto", "builtin", "vllm")
-LOG_FORMATS = ("human", "json")
-
 
 @dataclass(frozen=True)
 class Setting:
-    """Definition of a setting.  read: raises ValueError with a sentence.  placeholder: the value in the flag's help.
+    """Definition of a setting.  aliases: other names of the flag.  live: a running peer takes a change at once.
 
-    aliases: other names of the flag.  choices: all permitted values.  live: a running peer takes a change at once.  unset:
-    describes the effect of no value, in words.
+    unset: describes the effect of no value, in words.
     """
 
     name: str
     default: Any
     meaning: str
-    read: Callable[[str], Any]
-    show: Callable[[Any], str]
-    placeholder: str | None
+    notation: Notation
     aliases: tuple[str, ...]
-    choices: tuple[str, ...] | None
     live: bool
     unset: str
 
@@ -68,9 +61,18 @@ class Setting:
         """Environment variable."""
         return f"PEER_{self.name.upper()}"
 
+    @property
+    def placeholder(self) -> str:
+        """Word that stands for the value in help texts."""
+        return self.notation.placeholder or self.name.upper()
+
+    def read(self, text: str) -> Any:
+        """Return the value that `text` writes.  Raises ValueError with a sentence."""
+        return self.notation.read(text)
+
     def shown(self, value: Any) -> str:
         """Return the value as a person would write it; empty if there is none."""
-        return "" if value is None else self.show(value)
+        return "" if value is None else self.notation.show(value)
 
     def told(self, value: Any) -> str:
         """Return the value as a person would write it; in words if there is none."""
@@ -80,19 +82,18 @@ class Setting:
 def _setting(
     default: Any,
     meaning: str,
-    read: Callable[[str], Any],
-    show: Callable[[Any], str] = str,
-    placeholder: str | None = None,
+    notation: Notation,
     aliases: tuple[str, ...] = (),
-    choices: tuple[str, ...] | None = None,
     live: bool = False,
     unset: str = "",
 ) -> Any:
-    return field(default=default, metadata={"how": (meaning, read, show, placeholder, aliases, choices, live, unset)})
+    return field(default=default, metadata={"definition": (meaning, notation, aliases, live, unset)})
 
 
-_SIZE = (read_size, show_size, "SIZE")
-_SWITCH = (read_switch, show_switch, "yes|no")
+_SIZE = Notation(read_size, show_size, "SIZE")
+_RATE = Notation(read_rate, show_rate, "RATE")
+_SWITCH = Notation(read_switch, show_switch, "yes|no")
+_COUNT = Notation(read_count, placeholder="N")
 
 
 @dataclass(frozen=True)
@@ -100,136 +101,122 @@ class Preferences:
     """Values in force.  Rates are bytes a second, sizes are bytes."""
 
     name: str = _setting(
-        "", "what others see as this peer's name (default: from the peer ID)", read_name, unset="from the peer ID"
+        "",
+        "name of this peer, as others see it (default: from the peer ID)",
+        Notation(read_name),
+        unset="from the peer ID",
     )
     role: str = _setting(
         "auto",
-        "rollout, validator: of a run with rollouts; seed: keep and serve the state, do not train",
-        one_of(ROLES),
-        choices=ROLES,
+        "work of this peer; rollout, validator: in a run with rollouts; seed: keep and serve the state without training",
+        one_of("auto", "trainer", "rollout", "validator", "seed"),
     )
     port: int | None = _setting(
-        None, "TCP port to listen on (default: 4001, or a free one)", read_port, unset="4001, or a free one"
+        None,
+        "TCP port to listen on (default: 4001, or a free one)",
+        Notation(read_port),
+        unset="4001, or a free one",
     )
     announce: tuple[str, ...] | None = _setting(
         None,
-        "where others reach this computer, as /ip4/203.0.113.7/tcp/4001 (default: what a provider's variables say)",
-        read_addresses,
-        ",".join,
-        "ADDRESS",
+        "addresses at which others reach this computer, as /ip4/203.0.113.7/tcp/4001 (default: from the variables of the "
+        "machine's provider)",
+        Notation(read_addresses, ",".join, "ADDRESS"),
         unset="as a provider says",
     )
-    port_mapping: bool = _setting(
-        True, "have the router open the port, by UPnP or NAT-PMP", read_switch, show_switch, "yes|no"
-    )
+    port_mapping: bool = _setting(True, "open the port in the router, by UPnP or NAT-PMP", _SWITCH)
     relay: float = _setting(
         1.25e6,
-        "carry at most so much between peers that do not reach each other, all together; or off (default: 10Mbit)",
-        read_rate_or_off,
-        show_rate_or_off,
-        "RATE|off",
+        "limit of the traffic relayed for peers that cannot reach each other, in total; or off (default: 10Mbit)",
+        Notation(read_rate_or_off, show_rate_or_off, "RATE|off"),
     )
     generator: str = _setting(
         "auto",
-        "who generates rollouts; auto: vLLM where it is installed and there is a GPU, else the built-in generator",
-        one_of(GENERATORS),
-        choices=GENERATORS,
+        "generator of rollouts; auto: vLLM if it is installed and there is a GPU, otherwise the built-in one",
+        one_of("auto", "builtin", "vllm"),
     )
     threads: int | None = _setting(
         None,
         "CPU threads of the trainer (default: a fair share of the cores)",
-        read_count,
-        placeholder="N",
+        _COUNT,
         live=True,
         unset="a fair share",
     )
     max_up: float | None = _setting(
         None,
-        "send at most so much in all, e.g. 20 or 20Mbit (bits), 1.5MB (bytes) a second",
-        read_rate,
-        show_rate,
-        "RATE",
+        "limit on the total upload rate, e.g. 20 or 20Mbit (bits), 1.5MB (bytes) a second",
+        _RATE,
         ("--up-limit",),
         live=True,
         unset="no limit",
     )
     max_down: float | None = _setting(
         None,
-        "receive at most so much in all, written likewise",
-        read_rate,
-        show_rate,
-        "RATE",
+        "limit on the total download rate, in the same form",
+        _RATE,
         ("--down-limit",),
         live=True,
         unset="no limit",
     )
     monthly_quota: int | None = _setting(
         None,
-        "rest for the rest of a month in which so much was sent and received, e.g. 200GB",
-        *_SIZE,
+        "traffic in a month, up and down together, after which the peer rests until the month ends, e.g. 200GB",
+        _SIZE,
         live=True,
         unset="no limit",
     )
     max_disk: int | None = _setting(
-        None, "disk that the whole data directory may take, e.g. 50GB", *_SIZE, live=True, unset="no limit"
+        None, "limit on the size of the whole data directory, e.g. 50GB", _SIZE, live=True, unset="no limit"
     )
-    keep_versions: int = _setting(2, "versions of the weights that stay whole", read_count, placeholder="N", live=True)
+    keep_versions: int = _setting(2, "number of versions of the weights that are kept whole", _COUNT, live=True)
     weights_cap: int | None = _setting(
         None,
-        "disk that all of them may take, e.g. 20GB (default: no more than needed)",
-        *_SIZE,
+        "limit on the disk space of all versions of the weights, e.g. 20GB (default: as much as they need)",
+        _SIZE,
         live=True,
         unset="as needed",
     )
     schedule: Schedule | None = _setting(
         None,
-        "compute in these hours only, as: mon-fri 18:00-08:00, sat-sun",
-        read_schedule,
-        lambda it: it.text,
-        "HOURS",
+        "compute only during these hours, e.g. mon-fri 18:00-08:00, sat-sun",
+        Notation(read_schedule, lambda schedule: schedule.text, "HOURS"),
         live=True,
         unset="always",
     )
     max_temperature: float | None = _setting(
         None,
-        "rest while a GPU is hotter, e.g. 83C",
-        read_temperature,
-        show_temperature,
-        "CELSIUS",
+        "rest while a GPU is hotter than this, e.g. 83C",
+        Notation(read_temperature, show_temperature, "CELSIUS"),
         live=True,
         unset="no limit",
     )
     max_power: float | None = _setting(
         None,
-        "draw at most so much on a GPU, on average, e.g. 200W",
-        read_power,
-        show_power,
-        "WATTS",
+        "limit on the average power that a GPU draws, e.g. 200W",
+        Notation(read_power, show_power, "WATTS"),
         live=True,
         unset="no limit",
     )
-    yield_gpu: bool = _setting(False, "rest while other programs use the GPU", *_SWITCH, live=True)
-    on_battery: bool = _setting(False, "compute on battery, too", *_SWITCH, live=True)
-    serve_while_paused: bool = _setting(True, "give others what they fetch here while it rests, too", *_SWITCH, live=True)
+    yield_gpu: bool = _setting(False, "rest while other programs use the GPU", _SWITCH, live=True)
+    on_battery: bool = _setting(False, "also compute on battery", _SWITCH, live=True)
+    serve_while_paused: bool = _setting(True, "keep serving data to others while the peer rests", _SWITCH, live=True)
     metrics_port: int | None = _setting(
         None,
-        "tell Prometheus's metrics on this port of 127.0.0.1 (default: not at all)",
-        read_metrics_port,
-        unset="not at all",
+        "port on 127.0.0.1 that serves metrics for Prometheus (default: none)",
+        Notation(read_metrics_port),
+        unset="none",
     )
     owner: tuple[str, ...] | None = _setting(
         None,
         "peer IDs that may watch and steer this peer from elsewhere (`peer watch ADDRESS`)",
-        read_owners,
-        ",".join,
-        "PEER",
+        Notation(read_owners, ",".join, "PEER"),
         unset="nobody",
     )
-    log_format: str = _setting("human", "what log lines are", one_of(LOG_FORMATS), choices=LOG_FORMATS)
+    log_format: str = _setting("human", "format of the log on standard output", one_of("human", "json"))
 
 
 def _defined() -> dict[str, Setting]:
-    return {each.name: Setting(each.name, each.default, *each.metadata["how"]) for each in fields(Preferences)}
+    return {each.name: Setting(each.name, each.default, *each.metadata["definition"]) for each in fields(Preferences)}
 
 
 SETTINGS = _defined()

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
 
 from peer.addresses import multiaddr_of
 
@@ -192,15 +193,29 @@ def read_owners(text: str) -> tuple[str, ...]:
     return owners
 
 
-def one_of(choices: Sequence[str]) -> Callable[[str], str]:
-    """Return a reader of these words alone."""
+@dataclass(frozen=True)
+class Notation:
+    """Notation of a setting's values.
+
+    read: text to value; raises ValueError with a sentence.  show: the way back.  placeholder: the value in the flag's help;
+    None for the setting's name.  choices: all permitted values; None for any that `read` takes.
+    """
+
+    read: Callable[[str], Any]
+    show: Callable[[Any], str] = str
+    placeholder: str | None = None
+    choices: tuple[str, ...] | None = None
+
+
+def one_of(*choices: str) -> Notation:
+    """Return the notation of values that are one of these words."""
 
     def read(text: str) -> str:
         if text not in choices:
             raise ValueError(f"{text} is none of {', '.join(choices)}")
         return text
 
-    return read
+    return Notation(read, choices=choices)
 
 
 def show_rate(rate: float) -> str:

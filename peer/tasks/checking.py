@@ -39,8 +39,10 @@ class Checked:
 
 
 def check(signed: SignedManifest, source: Path, data: Path) -> Checked:
-    """Check the tasks in a fetched file.  data: where the run's files are.  Raises `PeerError` with the line at fault and
-    the remedy."""
+    """Check the tasks in a fetched file.  Raises `PeerError` with the line at fault and the remedy.
+
+    data: the data directory, which has the run's files.
+    """
     plain, checked = _read(signed, source, data)
     if plain != source.read_bytes():
         raise PeerError(

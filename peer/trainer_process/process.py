@@ -261,8 +261,6 @@ class TrainerSettings:
     moments: Path | None = None
     generator: GeneratorName = GeneratorName.BUILTIN
     first_backoff_s: float = FIRST_BACKOFF_S
-    start_deadline_s: float = START_DEADLINE_S
-    silence_deadline_s: float = SILENCE_DEADLINE_S
 
     @classmethod
     def for_run(
@@ -531,7 +529,7 @@ class TrainerProcess:
         """Kill a trainer that has been silent for too long while it has work."""
         while True:
             await trio.sleep(WATCH_EVERY_S)
-            limit_s = self._settings.silence_deadline_s if self._ready else self._settings.start_deadline_s
+            limit_s = SILENCE_DEADLINE_S if self._ready else START_DEADLINE_S
             if not channel.busy or (self._paused and self._ready):
                 channel.heard_at = trio.current_time()
             elif trio.current_time() - channel.heard_at > limit_s:

@@ -213,8 +213,10 @@ BYTES_VOCABULARY, BYTES_EOS = 256, 0
 
 @dataclass(frozen=True)
 class Exported:
-    """Result of an export.  rounds: that the model has learned from.  is_final: the run has ended with this state.
-    tokenizer: the folder has one."""
+    """Result of an export.
+
+    rounds: that the model has learned from.  is_final: the run has ended with this state.  tokenizer: the folder has one.
+    """
 
     rounds: int
     is_final: bool

@@ -62,7 +62,7 @@ async def test_it_shows_what_may_change_with_its_value_and_source() -> None:
         assert found["schedule"] == ["mon-fri", "PEER_SCHEDULE"] and "port" not in found
         assert "12.3 GB moved this month" in text_of(view, "title") and "CPU threads" in text_of(view, "meaning")
         await pilot.press("down")
-        assert "send at most so much" in text_of(view, "meaning")
+        assert "limit on the total upload rate" in text_of(view, "meaning")
 
 
 @with_textual

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import trio
@@ -92,4 +92,4 @@ class Desk(Nothing):
 def test_what_is_malformed_is_refused(command: str, fields: dict[str, Any]) -> None:
     for peer in (Desk(), Nothing()):
         with pytest.raises(ControlError):
-            trio.run(TaskControls(peer).commands()[command], fields)
+            trio.run(TaskControls(cast(Any, peer)).commands()[command], fields)

@@ -20,7 +20,6 @@ from protocol.events.status import WhyIdle
 from protocol.node.node import Node
 from protocol.run.manifest import demo_manifest
 from protocol.wire.identity import Identity, PeerId
-from protocol.wire.presence import Role
 
 FULL = Rest(WhyIdle.DISK_FULL, "full")
 STAYS = 3
@@ -32,8 +31,8 @@ class Stays:
     def __init__(self, folder: Path) -> None:
         signed = demo_manifest()
         choice = RunChoice(signed.run, PeerId(signed.manifest.organiser), signed)
-        live = LiveSettings(gather({}, {"PEER_CONFIG": ""}))
-        settings = DaemonSettings(folder, "me", Role.SEED, Style.SILENT, live, local=True)
+        live = LiveSettings(gather({"role": "seed"}, {"PEER_CONFIG": ""}))
+        settings = DaemonSettings(folder, Style.SILENT, live, local=True)
         self.lives = Lives(settings, Identity.generate(), choice, self.emit)
         self.nodes: list[weakref.ref[Node]] = []
         self.left_over: list[int] = []

@@ -20,7 +20,6 @@ from protocol.events.events import Event, Notice, PhaseChanged
 from protocol.events.status import WhyIdle
 from protocol.run.manifest import demo_manifest
 from protocol.wire.identity import Identity, PeerId
-from protocol.wire.presence import Role
 
 
 class Table:
@@ -29,7 +28,7 @@ class Table:
     def __init__(self, folder: Path) -> None:
         self.signed, self.told = demo_manifest(), list[Event]()
         choice = RunChoice(self.signed.run, PeerId(self.signed.manifest.organiser), None)
-        settings = DaemonSettings(folder, "me", Role.SEED, Style.SILENT, LiveSettings(gather({}, {"PEER_CONFIG": ""})))
+        settings = DaemonSettings(folder, Style.SILENT, LiveSettings(gather({"role": "seed"}, {"PEER_CONFIG": ""})))
         self.part = Participation(settings, Identity.generate(), choice, DiskRoom(folder), self.told.append)
 
     @property

@@ -150,14 +150,15 @@ def test_a_wrong_invitation_and_a_check_that_raises_leave_the_others(
     def broken() -> Check:
         raise RuntimeError("what nobody foresaw")
 
-    def wrong(peer: PeerId) -> None:
+    def wrong(word: str | None, folder: Path, peer: PeerId) -> None:
         raise PeerError("the invitation is damaged; ask for it again")
 
     monkeypatch.setattr(examination, "measure_training", measure)
     monkeypatch.setattr(checks, "cores", broken)
     monkeypatch.setattr(checks, "measure_disk", lambda folder: (_ for _ in ()).throw(PeerError("x; y")))
     told = list[str]()
-    carried_out = Examination(tmp_path, Preferences(), wrong, told.append)  # type: ignore[arg-type]
+    monkeypatch.setattr(examination, "choose", wrong)
+    carried_out = Examination(tmp_path, Preferences(), None, told.append)
     found = trio.run(carried_out.run)
     by_name = {check.name: check for check in found}
     assert by_name["run"].verdict is CheckResult.FAIL and by_name["run"].remedy == "ask for it again"

@@ -64,7 +64,7 @@ ENVIRONMENT = {"PEER_CONFIG": "", "PEER_SCHEDULE": "mon"}
 
 def test_what_was_given_at_the_start_stays_until_it_is_changed(tmp_path: Path) -> None:
     live, heard = LiveSettings(gather({"max_up": 5e6}, ENVIRONMENT)), list[float | None]()
-    live.on_change = lambda: heard.append(live.now.max_up)
+    live.on_change(lambda: heard.append(live.now.max_up))
     sources = {name: each.source for name, each in live.gathered().settings.items()}
     assert (sources["max_up"], sources["schedule"], sources["max_down"]) == ("--max-up", "PEER_SCHEDULE", "default")
     live.change("max_up", "20Mbit")
@@ -86,7 +86,7 @@ def test_what_was_given_at_the_start_stays_until_it_is_changed(tmp_path: Path) -
 )
 def test_what_is_wrong_changes_nothing(name: str, text: str, said: str) -> None:
     live, heard = LiveSettings(gather({}, ENVIRONMENT)), list[None]()
-    live.on_change = lambda: heard.append(None)
+    live.on_change(lambda: heard.append(None))
     before = live.gathered()
     with pytest.raises(PeerError, match=said):
         live.change(name, text)
