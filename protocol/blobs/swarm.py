@@ -88,6 +88,10 @@ class Swarm:
         finally:
             self._nursery = None  # a fetch that ends later tells nobody
 
+    def serve(self, on: bool) -> None:
+        """Let others ask us for chunks, or not."""
+        self.serves = on
+
     # -- fetching and offering ----------------------------------------------------------------------------------------
 
     async def fetch(

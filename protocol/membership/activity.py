@@ -65,6 +65,19 @@ class Activity:
         """Phase of this peer, or its phase if it were not paused."""
         return self._beneath[0]
 
+    def note_away(self) -> None:
+        """Note that we were frozen or suspended: others may have gone on without us."""
+        self.was_away = True
+
+    def note_record(self) -> bool:
+        """Note that a record was made with us here; return True if we had been away before."""
+        was_away, self.was_away = self.was_away, False
+        return was_away
+
+    def tell_measured(self, measured: Measurement | None) -> None:
+        """Tell the others this held-out loss from now on, or none."""
+        self.measured = measured
+
     def show(self, phase: Phase, why: WhyIdle, detail: str) -> None:
         """Set our activity.  During a pause only another reason for it, or `STOPPING`, is shown at once."""
         if self.phase is Phase.STOPPING:

@@ -30,14 +30,20 @@ from protocol.wire.presence import Goodbye, Heartbeat, Phase
 
 
 class Pace:
-    """Training speed of this peer.
+    """Speed of this peer.
 
-    tokens_per_s: 0 before the first inner step of this life.  tokens_per_step: tokens of one inner step.
+    tokens_per_s: of training; 0 before the first inner step of this life.  tokens_per_step: tokens of one inner step.
+    generating: returns the tokens a second of a rollout peer, which does not train.
     """
 
-    def __init__(self, tokens_per_step: int) -> None:
-        self._tokens_per_step = tokens_per_step
+    def __init__(self, tokens_per_step: int, generating: Callable[[], float] = lambda: 0.0) -> None:
+        self._tokens_per_step, self._generating = tokens_per_step, generating
         self.tokens_per_s = 0.0
+
+    @property
+    def all_tokens_per_s(self) -> float:
+        """Tokens a second that are trained on or generated."""
+        return self.tokens_per_s + self._generating()
 
     def observe(self, progress: Progress) -> None:
         """Take note of an inner step."""
@@ -77,7 +83,7 @@ class RoundProgress(Protocol):
 
 
 class Heartbeats:
-    """Sender of our heartbeats and goodbye.  generating: returns tokens a second of a rollout peer, which does not train."""
+    """Sender of our heartbeats and goodbye."""
 
     def __init__(
         self,
@@ -88,11 +94,10 @@ class Heartbeats:
         pace: Pace,
         activity: Activity,
         progress: RoundProgress,
-        generating: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._session, self._settings, self._history = session, settings, history
         self._membership, self._pace, self._activity, self._progress = membership, pace, activity, progress
-        self._generating, self._seq = generating, 0
+        self._seq = 0
 
     async def run(self) -> None:
         """Publish heartbeats until cancelled.  READY is sent again with every beat, because gossip may lose it."""
@@ -128,7 +133,7 @@ class Heartbeats:
     @property
     def tokens_per_s(self) -> float:
         """Last known rate, as a round that has just begun has none of its own.  0 while paused."""
-        return 0.0 if self._activity.phase is Phase.PAUSED else self._pace.tokens_per_s + self._generating()
+        return 0.0 if self._activity.phase is Phase.PAUSED else self._pace.all_tokens_per_s
 
     def _heartbeat(self) -> Heartbeat:
         settings, history, activity = self._settings, self._history, self._activity
@@ -257,8 +262,13 @@ class FailureDetector:
             self._session.emit(event)
             self._observer.peer_dead(peer)
 
-    def judge_silence(self, now: float) -> None:
-        """Suspect peers that are silent, and give up those that are silent for long."""
+    def judge_silence(self, now: float, since: float) -> None:
+        """Suspect peers that are silent, and give up those that are silent for long.
+
+        since: time of the last call.  If our own address was gone meanwhile, nobody was silent.
+        """
+        if self._session.network.is_moving():
+            self._membership.excuse(now - since, now)
         events = self._membership.tick(now)
         self._emit(events)
         for event in events:

@@ -27,10 +27,12 @@ from protocol.events.events import ComputeProgress, Notice
 from protocol.events.status import WhyIdle
 from protocol.membership.activity import Activity, Pause
 from protocol.membership.heartbeats import Pace
+from protocol.node.commands import Extensions
 from protocol.offload import Offload
+from protocol.rollouts.rollouts import Rollouts
 from protocol.rollouts.selection import Selection
-from protocol.rollouts.trainer import WorkStatus
 from protocol.run.settings import NodeSettings
+from protocol.tasks.task_sets import TaskSets
 from protocol.trainer_link import ComputeTask, Contribution, Progress, TrainerDied, TrainerGaveUp, TrainerLink
 from protocol.transport.interface import Session
 from protocol.wire.envelope import MAX_NUMBER, Envelope
@@ -66,6 +68,26 @@ class Work:
     training: trio.Event = field(default_factory=trio.Event)
     """Set once the trainer has been told to train."""
 
+    def begin(self, wanted: int) -> None:
+        """Begin to train so many steps."""
+        self.wanted = wanted
+
+    def note(self, progress: Progress) -> None:
+        """Note an inner step."""
+        self.steps, self.tokens, self.loss = progress.steps, progress.tokens, progress.loss
+
+    def learn(self, rollouts: Learned | None) -> None:
+        """Note the batches that the contribution is made of."""
+        self.rollouts = rollouts
+
+    def learn_nothing(self, against: int | None) -> None:
+        """Note that the contribution is made of no batches, and the sets of tasks that our READY is against."""
+        self.against = against
+
+    def commit(self, contribution: Contribution, leaves: list[Hash], ready: Ready, raw: bytes) -> None:
+        """Take our contribution, and the READY that commits us to it.  raw: READY as it is sent."""
+        self.leaves, self.contribution, self.ready, self.ready_raw = leaves, contribution, ready, raw
+
     @property
     def data(self) -> memoryview | None:
         """The contribution's codec bytes; None before READY."""
@@ -86,54 +108,39 @@ SPARE_STEPS = 1
 """Steps by which a latecomer does fewer than the others have left: better ready before them than after."""
 
 
-class Contributor:
-    """Trains in one round after another.
+class OwnTrainer:
+    """The trainer of this peer, which computes nothing while there is a reason to rest.
 
-    trainer: None at a peer that does not train.  selection: chooses the rollouts to learn from.  occupation: the work of a
-    peer that generates or verifies.  against: returns the sets of tasks that our counts exclude.  progress: returns the
-    progress of the run in the round on a base.
+    link: None at a peer that does not train.
     """
 
-    def __init__(
-        self,
-        session: Session,
-        replica: Replica,
-        settings: NodeSettings,
-        trainer: TrainerLink | None,
-        offload: Offload,
-        pace: Pace,
-        activity: Activity,
-        selection: Selection | None = None,
-        occupation: WorkStatus | None = None,
-        against: Callable[[TasksInForce], int | None] = lambda tasks: None,
-        progress: Callable[[Base], RunProgress] = lambda base: base.progress,
-    ) -> None:
-        self._session, self._replica, self._settings = session, replica, settings
-        self._trainer, self._offload, self._pace, self._activity = trainer, offload, pace, activity
-        self._selection, self._occupation, self._against = selection, occupation, against
-        self._progress = progress
+    def __init__(self, link: TrainerLink | None, pace: Pace, activity: Activity) -> None:
+        self.link, self.pace, self.activity = link, pace, activity
         self._pause = Pause()
         self._rests: dict[WhyIdle, str] = {}
         """Reasons to compute nothing, each with its sentence; the person's own is shown, else the first."""
-        self._serials = count()
 
     @property
     def computes(self) -> bool:
         """True while the others can expect a contribution of us."""
-        return self._trainer is not None and not self._pause.on
+        return self.link is not None and not self._pause.on
 
     @property
     def rests(self) -> bool:
         """True while there is a reason to compute nothing."""
         return self._pause.on
 
+    async def rested(self) -> None:
+        """Wait until there is no reason to rest."""
+        await self._pause.wait()
+
     def rest(self, why: WhyIdle, detail: str) -> None:
         """Compute nothing for this reason, until `go_on`.  detail: a sentence that says what ends it."""
         self._rests[why] = detail
         if not self._pause.on:
             self._pause.begin()
-            if self._trainer is not None:
-                self._trainer.pause()
+            if self.link is not None:
+                self.link.pause()
         self._show_rest()
 
     def go_on(self, why: WhyIdle) -> None:
@@ -144,13 +151,72 @@ class Contributor:
             self._show_rest()
             return
         self._pause.end()
-        if self._trainer is not None:
-            self._trainer.resume()
-        self._activity.resume()
+        if self.link is not None:
+            self.link.resume()
+        self.activity.resume()
 
     def _show_rest(self) -> None:
         why = WhyIdle.PAUSED if WhyIdle.PAUSED in self._rests else next(iter(self._rests))
-        self._activity.show(Phase.PAUSED, why, self._rests[why][:200])
+        self.activity.show(Phase.PAUSED, why, self._rests[why][:200])
+
+
+class Amendments:
+    """Changes of the run that wait for a record: the organiser's extension, and what concerns the crowd's sets of tasks."""
+
+    def __init__(self, extensions: Extensions, tasks: TaskSets | None) -> None:
+        self._extensions, self._tasks = extensions, tasks
+
+    def next(self) -> bytes | None:
+        """Return the amendment for our plans; an extension comes first, as after the end of the run only it leads on."""
+        tasks = self._tasks.amendment if self._tasks is not None else lambda: None
+        return self._extensions.amendment() or tasks()
+
+    def progress(self, base: Base) -> RunProgress:
+        """Return the progress of the run in the round on `base`."""
+        return self._extensions.progress(base)
+
+    def against(self, tasks: TasksInForce) -> int | None:
+        """Return the sets of tasks that our counts exclude."""
+        return self._tasks.against(tasks) if self._tasks is not None else None
+
+
+class Contributor:
+    """Trains in one round after another.
+
+    rollouts: chooses the rollouts to learn from, and shows the work of a peer that generates or verifies; None in a run
+    without rollouts.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        replica: Replica,
+        settings: NodeSettings,
+        offload: Offload,
+        trainer: OwnTrainer,
+        amendments: Amendments,
+        rollouts: Rollouts | None = None,
+    ) -> None:
+        self._session, self._replica, self._settings, self._offload = session, replica, settings, offload
+        self._own, self._trainer, self._activity = trainer, trainer.link, trainer.activity
+        self._selection = rollouts.selection if rollouts is not None else None
+        self._occupation = rollouts.occupation if rollouts is not None else None
+        self._amendments = amendments
+        self._serials = count()
+
+    @property
+    def computes(self) -> bool:
+        """True while the others can expect a contribution of us."""
+        return self._own.computes
+
+    def amendment(self) -> bytes | None:
+        """Return the signed amendment for our plans."""
+        return self._amendments.next()
+
+    async def name_state(self) -> bytes:
+        """Return the name of our state."""
+        name: bytes = await self._offload(self._replica.name_state)
+        return name
 
     def finish(self) -> None:
         """Stop the running compute at the end of its step."""
@@ -169,7 +235,7 @@ class Contributor:
             self._show_other_work()
             return None
         while True:
-            await self._pause.wait()
+            await self._own.rested()
             try:
                 return self._sound(await self._train(self._trainer, base, work, ahead()), base)
             except TrainerGaveUp as end:
@@ -196,8 +262,8 @@ class Contributor:
     async def _train(self, trainer: TrainerLink, base: Base, work: Work, ahead: int) -> Contribution:
         manifest = self._replica.manifest
         inner_steps = manifest.steps_of(base.round)
-        work.wanted = max(1, inner_steps - ahead - SPARE_STEPS) if ahead else inner_steps
-        progress = self._progress(base)
+        work.begin(max(1, inner_steps - ahead - SPARE_STEPS) if ahead else inner_steps)
+        progress = self._amendments.progress(base)
         begun = 0 if manifest.learns_from_rollouts(base.round) else progress.first  # with rollouts the rate never comes down
         first, shares = (base.round - begun) * inner_steps, (progress.share, progress.next_share)
         task = ComputeTask(base.round, self._lane(base), work.wanted, first, shares=shares)
@@ -220,7 +286,7 @@ class Contributor:
             work.training.set()
             task = replace(task, rollouts=chosen.paths, reference=chosen.reference)
             if not chosen.batches:  # without rollouts the trainer process would read text
-                work.against = chosen.against
+                work.learn_nothing(chosen.against)
                 return self._nothing(task.round)
             try:
                 contribution = await trainer.compute(task, self._replica.state.theta, partial(self._on_progress, work))
@@ -229,10 +295,11 @@ class Contributor:
             except TrainerDied:
                 selection.note_death(chosen)
                 raise
-        work.rollouts = selection.use(task.round, chosen, contribution)
+        learned = selection.use(task.round, chosen, contribution)
+        work.learn(learned)
         # A batch may hold more than its maker said; a READY claims no more than the batches that it names.
         return replace(
-            contribution, tokens=min(contribution.tokens, most_tokens(self._replica.manifest, task.round, work.rollouts))
+            contribution, tokens=min(contribution.tokens, most_tokens(self._replica.manifest, task.round, learned))
         )
 
     def _learned_before(self) -> frozenset[tuple[PeerId, Hash]]:
@@ -258,8 +325,8 @@ class Contributor:
         return lanes + int.from_bytes(draw[:8], "big") % lanes
 
     def _on_progress(self, work: Work, progress: Progress) -> None:
-        work.steps, work.tokens, work.loss = progress.steps, progress.tokens, progress.loss
-        pace, total = self._pace, work.wanted
+        work.note(progress)
+        pace, total = self._own.pace, work.wanted
         pace.observe(progress)
         self._session.emit(
             ComputeProgress(
@@ -290,9 +357,8 @@ class Contributor:
             weights=weights_in(state),
             admission=self._settings.admission,
             rollouts=work.rollouts,
-            against=work.against or self._against(base.tasks),
+            against=work.against or self._amendments.against(base.tasks),
         )
         envelope = self._session.seal(ready)
-        work.leaves = leaves
-        work.contribution, work.ready, work.ready_raw = contribution, ready, envelope.raw
+        work.commit(contribution, leaves, ready, envelope.raw)
         return ready, envelope

@@ -184,7 +184,7 @@ class Evaluator:
         state = CommittedState(history.length, history.tip, members)
         self._known.open(state)
         if self._activity.measured is not None and self._known.state(Hash(self._activity.measured.tip)) is None:
-            self._activity.measured = None
+            self._activity.tell_measured(None)
         return state
 
     async def _take_turns(self, state: CommittedState, show: Show, patience_s: float) -> None:
@@ -227,7 +227,7 @@ class Evaluator:
             self._session.emit(Notice("warning", f"the held-out loss after {state.rounds} rounds is {loss}: told to nobody"))
             return False
         self._take(state, loss, self._session.me)
-        self._activity.measured = Measurement(rounds=state.rounds, tip=state.tip, loss=loss)
+        self._activity.tell_measured(Measurement(rounds=state.rounds, tip=state.tip, loss=loss))
         self._activity.tell_now()
         return True
 

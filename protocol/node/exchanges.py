@@ -19,12 +19,14 @@ from protocol.allreduce.buffers import OwnParts
 from protocol.allreduce.machine import ExchangeLimits, Observed
 from protocol.allreduce.runner import ExchangeRunner
 from protocol.audit.auditor import Auditor
-from protocol.audit.evidence import TwoStatements
+from protocol.audit.ejection import Ejections
+from protocol.audit.evidence import Evidence, TwoStatements
 from protocol.chain.replica import Replica
 from protocol.chain.results import ResultFile, ResultName
+from protocol.membership.liveness import Membership
 from protocol.node.contributor import Work
 from protocol.offload import Offload
-from protocol.sync.catch_up import CatchUp
+from protocol.sync.supplies import StateFetcher
 from protocol.transport.interface import Landing, Session
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
@@ -48,6 +50,10 @@ class RunningExchange:
     exchange: ExchangeRunner
     file: ResultFile
     taken: bool = False
+
+    def take(self) -> None:
+        """Note that the file is being made into the result of a record."""
+        self.taken = True
 
     async def outcome(self) -> ExchangeDone:
         """Wait until the exchange is complete, and return its result."""
@@ -163,10 +169,10 @@ class ResultObtainer:
     """Fetches results for one round.  exchanges: the round's."""
 
     def __init__(
-        self, replica: Replica, offload: Offload, catch_up: CatchUp, auditor: Auditor, exchanges: Exchanges
+        self, replica: Replica, offload: Offload, supplies: StateFetcher, auditor: Auditor, exchanges: Exchanges
     ) -> None:
         self._replica, self._offload = replica, offload
-        self._catch_up, self._auditor, self._exchanges = catch_up, auditor, exchanges
+        self._supplies, self._auditor, self._exchanges = supplies, auditor, exchanges
         self._certified: dict[bytes, None] = {}
         self._motion: _Motion | None = None
 
@@ -236,7 +242,7 @@ class ResultObtainer:
         held = running.exchange.result if running is not None and not running.taken else None
         missing = running.exchange.machine.adopt(index) if running is not None and held is not None else [*range(len(index))]
         if running is not None and held is not None and not missing:
-            running.taken = True
+            running.take()
             return running.file, running.exchange.adopt(index)
         file = await self._offload(replica.store.results.make, payload_bytes(replica.layout))
         if held is not None:
@@ -250,7 +256,7 @@ class ResultObtainer:
         file, missing = await self._begin(index)
         try:
             while missing:
-                if await self._catch_up.supplies.fetch_chunks(record, index, missing, file.view, effect.sources):
+                if await self._supplies.fetch_chunks(record, index, missing, file.view, effect.sources):
                     break
                 await trio.sleep(RETRY_S)
             if effect.provenance is not None:
@@ -263,3 +269,36 @@ class ResultObtainer:
 def _copy(held: memoryview, into: memoryview, spans: Sequence[slice]) -> None:
     for span in spans:
         into[span] = held[span]
+
+
+class AuditedResults:
+    """Results of records at one node: made by exchanges, fetched, and audited; liars are convicted."""
+
+    def __init__(
+        self,
+        session: Session,
+        replica: Replica,
+        offload: Offload,
+        membership: Membership,
+        supplies: StateFetcher,
+        ejections: Ejections,
+    ) -> None:
+        self._session, self._replica, self._offload, self._membership = session, replica, offload, membership
+        self._supplies, self._ejections = supplies, ejections
+
+    def exchanges(self, on_progress: Callable[[], None]) -> Exchanges:
+        """Return the exchanges of a round that begins."""
+        return Exchanges(self._session, self._replica, self._offload, on_progress)
+
+    def obtainer(self, work: Work, exchanges: Exchanges) -> ResultObtainer:
+        """Return the obtainer of results for a round that begins."""
+        auditor = Auditor(self._session, self._replica, self._offload, self._membership, work)
+        return ResultObtainer(self._replica, self._offload, self._supplies, auditor, exchanges)
+
+    async def convict(self, evidence: Evidence) -> None:
+        """Eject the peer that is proven to have lied."""
+        await self._ejections.convict(evidence)
+
+    async def judge_postponed(self) -> None:
+        """Judge the evidence about tips that we did not know before."""
+        await self._ejections.look_again()

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Protocol
 
 import trio
 
-from protocol.audit.ejection import Ejections
-from protocol.blobs.swarm import Swarm
 from protocol.chain.base import RoundSettings
 from protocol.chain.history import History
 from protocol.chain.progress import RunPace, RunProgress, counted_tokens
@@ -16,22 +15,20 @@ from protocol.chain.replica import Replica
 from protocol.events.events import Notice, RunEnded
 from protocol.events.status import WhyIdle
 from protocol.membership.activity import Activity
-from protocol.membership.heartbeats import FailureDetector, Heartbeats
+from protocol.membership.heartbeats import FailureDetector
 from protocol.membership.liveness import Membership, beat_interval_s
 from protocol.node.commands import Extensions
 from protocol.node.evaluator import Evaluator
 from protocol.node.round_runner import Behind, Outcome, PendingDeliveries, RoundRunner, StateDisagreement
 from protocol.node.rounds import CurrentRound, Rounds
 from protocol.node.router import MessageRouter
-from protocol.node.state import Ratifier, StateKeeper
+from protocol.node.state import StateKeeper
 from protocol.rollouts.rollouts import Rollouts
 from protocol.run.settings import NodeSettings
 from protocol.sync.following import Following
 from protocol.sync.remote_chains import Claims
 from protocol.sync.supplies import RunFiles
-from protocol.tasks.task_sets import TaskSets
 from protocol.transport.interface import Session
-from protocol.versions.weight_versions import WeightVersions
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Commit
@@ -53,32 +50,31 @@ class LivenessTicker:
 
     def __init__(
         self,
-        session: Session,
         rounds: RoundSettings,
-        membership: Membership,
         detector: FailureDetector,
         activity: Activity,
         following: Following,
         current: CurrentRound,
         boot_clock: Callable[[], float],
     ) -> None:
-        self._session, self._rounds, self._membership, self._activity = session, rounds, membership, activity
-        self._boot_clock, self._detector = boot_clock, detector
+        self._rounds, self._detector, self._activity, self._boot_clock = rounds, detector, activity, boot_clock
         self._following, self._current = following, current
         self._ahead: tuple[RoundRunner | None, float] | None = None
         """The round in which a peer was first seen ahead, and the time of that."""
 
-    async def run(self, nursery: trio.Nursery) -> None:
-        """Tick until cancelled.  nursery: runs the checks of claims."""
+    async def run(self) -> None:
+        """Tick until cancelled."""
+        async with trio.open_nursery() as nursery:
+            await self._tick(nursery)
+
+    async def _tick(self, nursery: trio.Nursery) -> None:
         last, last_boot = trio.current_time(), self._boot_clock()
         while True:
             now, boot = trio.current_time(), self._boot_clock()
             if max(now - last, boot - last_boot) >= self._rounds.eviction_s:
-                self._activity.was_away = True  # frozen or suspended: the others may have gone on without us
-            if self._session.network.is_moving():
-                self._membership.excuse(now - last, now)
+                self._activity.note_away()
+            self._detector.judge_silence(now, last)
             last, last_boot = now, boot
-            self._detector.judge_silence(now)
             self._follow(now, nursery)
             await trio.sleep(TICK_S)
 
@@ -132,9 +128,20 @@ class StartupBarrier:
         membership: Membership,
         claims: Claims,
         activity: Activity,
+        files: RunFiles,
     ) -> None:
         self._session, self._replica, self._settings = session, replica, settings
-        self._membership, self._claims, self._activity = membership, claims, activity
+        self._membership, self._claims, self._activity, self._files = membership, claims, activity, files
+
+    def begin(self) -> None:
+        """Show that the peer starts."""
+        self._show(WhyIdle.STARTING, "reading the records from disk")
+
+    async def fetch_files(self) -> None:
+        """Wait until the run's files are here."""
+        if not self._files.are_here:
+            await self._files.until_here(partial(self._activity.show, Phase.SYNCING, WhyIdle.FETCHING_STATE))
+        self._activity.show(Phase.SYNCING, WhyIdle.STARTING, "reading the state from disk")
 
     async def listen(self) -> None:
         """Listen to the swarm first: our records may be old.  The time since the start counts, as we listened all along."""
@@ -235,11 +242,17 @@ def helpers(role: Role, why: WhyIdle) -> frozenset[Role] | None:
 
 
 class Departure:
-    """Departure of this peer after the running round, begun once, when the person asks.  role: of this peer."""
+    """Departure of this peer, at once or after the running round, begun once, when the person asks.
 
-    def __init__(self, role: Role, membership: Membership, activity: Activity) -> None:
-        self._role, self._membership, self._activity = role, membership, activity
-        self._begun = trio.Event()
+    left: set when the peer leaves.  is_at_end: True if the peer leaves when the run has ended.
+    """
+
+    def __init__(
+        self, session: Session, settings: NodeSettings, history: History, membership: Membership, activity: Activity
+    ) -> None:
+        self._session, self._history, self._membership, self._activity = session, history, membership, activity
+        self._role, self._stop_after, self.is_at_end = settings.role, settings.stop_after, settings.until_end
+        self.left, self._begun = trio.Event(), trio.Event()
         self._deadline = self._latest = 0.0
         self._alone_since: float | None = None
 
@@ -255,6 +268,23 @@ class Departure:
             self._deadline = now + min(training_s, MAX_TRAINING_S) + PATIENCE_S
             self._latest = now + MAX_TRAINING_S + PATIENCE_S
             self._begun.set()
+
+    @property
+    def is_due(self) -> bool:
+        """True if no further round is begun here."""
+        return self.has_begun or (self._stop_after is not None and self._history.length >= self._stop_after)
+
+    def leave(self) -> None:
+        """Leave now."""
+        self._activity.show(Phase.STOPPING, WhyIdle.BUSY, "leaving")
+        self.left.set()
+
+    async def run(self) -> None:
+        """Leave without the round when waiting for it is pointless."""
+        reason = await self.given_up()
+        if not self.left.is_set():
+            self._session.emit(Notice("warning", f"leaving without round {self._history.length}: {reason}"[:300]))
+            self.leave()
 
     @property
     def left_s(self) -> float | None:
@@ -369,121 +399,87 @@ HAND_OVER_S = 2.0
 """Seconds that a leaving peer takes at most to pass on statements that others need."""
 
 
+class Memory(Protocol):
+    """A part that recalls what an earlier life has left on the disk."""
+
+    async def load(self) -> None:
+        """Recall it, before any part runs."""
+        ...
+
+
+class NodeService(Protocol):
+    """A part that runs as long as the peer lives."""
+
+    async def run(self) -> None:
+        """Run until cancelled."""
+        ...
+
+
 class Life:
-    """The life of one node; runs once."""
+    """The life of one node; runs once.  pace: of the run, as this life has seen it."""
 
     def __init__(
         self,
-        session: Session,
-        history: History,
-        settings: NodeSettings,
-        *,
         router: MessageRouter,
-        heartbeats: Heartbeats,
-        ejections: Ejections,
-        watch: LivenessTicker,
+        barrier: StartupBarrier,
         keeper: StateKeeper,
-        ratifier: Ratifier,
-        swarm: Swarm,
-        versions: WeightVersions,
-        files: RunFiles,
-        gathering: StartupBarrier,
         rounds: Rounds,
         evaluator: Evaluator,
-        extensions: Extensions,
-        run_end: RunEnd,
-        activity: Activity,
         departure: Departure,
-        rollouts: Rollouts | None = None,
-        tasks: TaskSets | None = None,
+        run_end: RunEnd,
     ) -> None:
-        self._session, self._history, self._settings = session, history, settings
-        self._router, self._heartbeats, self._ejections, self._watch = router, heartbeats, ejections, watch
-        self._keeper, self._gathering, self._rounds, self._evaluator = keeper, gathering, rounds, evaluator
-        self._activity, self._ratifier, self._swarm, self._versions = activity, ratifier, swarm, versions
-        self._rollouts, self._tasks, self._files = rollouts, tasks, files
-        self._extensions, self._run_end = extensions, run_end
+        self._router, self._barrier, self._keeper, self._rounds = router, barrier, keeper, rounds
+        self._evaluator, self._departure, self._run_end = evaluator, departure, run_end
         self.pace = RunPace()
-        self._leaving = trio.Event()
-        self._departure = departure
 
-    async def run(self) -> int:
-        """Live until `leave`, then say goodbye; return the number of peers that confirmed it.  Raises `StoreFull`."""
-        self._activity.show(Phase.STARTING, WhyIdle.STARTING, "reading the records from disk")
+    async def run(self, memories: Sequence[Memory], services: Sequence[NodeService]) -> None:
+        """Load the memories, start the services, and live until the departure.  Raises `StoreFull`."""
+        self._barrier.begin()
         async with self._router.open() as nursery:
-            await self._ejections.load()
-            await self._keeper.load()
-            await self._ratifier.load()
-            await self._extensions.load()
-            nursery.start_soon(self._heartbeats.run)
-            nursery.start_soon(self._ejections.run)
-            nursery.start_soon(self._watch.run, nursery)
-            nursery.start_soon(self._ratifier.run)
-            nursery.start_soon(self._swarm.run)
-            nursery.start_soon(self._files.run)
-            nursery.start_soon(self._extensions.run)
-            self._versions.resume()
-            if self._tasks is not None:
-                nursery.start_soon(self._tasks.run)
-            if self._rollouts is not None:
-                nursery.start_soon(self._rollouts.run)
-            nursery.start_soon(self._depart)
+            for memory in memories:
+                await memory.load()
+            for service in (*services, self._departure):
+                nursery.start_soon(service.run)
             deliveries = PendingDeliveries(nursery)
             nursery.start_soon(self._live, deliveries)
             self._router.greet_connected()
-            await self._leaving.wait()
+            await self._departure.left.wait()
             with trio.move_on_after(HAND_OVER_S):
                 await self._rounds.hand_over(deliveries)
             nursery.cancel_scope.cancel()
-        return await self._heartbeats.say_goodbye()
-
-    def leave(self) -> None:
-        """Stop now, with a goodbye; `run` returns."""
-        self._activity.show(Phase.STOPPING, WhyIdle.BUSY, "leaving")
-        self._leaving.set()
 
     def finish(self, training_s: float) -> None:
         """Stop when the running round is complete or cannot be.  training_s: seconds that our own training still needs."""
         self._departure.begin(training_s)
         self._evaluator.stop()
 
-    async def _depart(self) -> None:
-        reason = await self._departure.given_up()
-        if not self._leaving.is_set():
-            self._session.emit(Notice("warning", f"leaving without round {self._history.length}: {reason}"[:300]))
-            self.leave()
-
     async def _live(self, deliveries: PendingDeliveries) -> None:
-        if not self._files.are_here:
-            await self._files.until_here(partial(self._activity.show, Phase.SYNCING, WhyIdle.FETCHING_STATE))
-        self._activity.show(Phase.SYNCING, WhyIdle.STARTING, "reading the state from disk")
+        await self._barrier.fetch_files()
         await self._keeper.restore()
-        await self._gathering.listen()
+        await self._barrier.listen()
         while True:
             await self._keeper.reach_tip()
-            await self._ejections.look_again()
-            if self._is_done():
+            await self._rounds.prepare()
+            if self._departure.is_due:
                 if not self._departure.has_begun:
                     await self._evaluator.at_the_end()
-                await self._gathering.linger()
-                self.leave()
+                await self._barrier.linger()
+                self._departure.leave()
                 return
-            if self._leaving.is_set():
+            if self._departure.left.is_set():
                 await trio.sleep_forever()  # others would wait in vain for a round that we begin now
             if self._run_end.has_come:
                 self.pace.pause()
-                await self._run_end.stay(self._is_done, until_measured=self._settings.until_end)
-                if self._settings.until_end and self._run_end.has_come and self._keeper.is_at_rest:
-                    await self._gathering.linger()
-                    self.leave()
+                await self._run_end.stay(lambda: self._departure.is_due, until_measured=self._departure.is_at_end)
+                if self._departure.is_at_end and self._run_end.has_come and self._keeper.is_at_rest:
+                    await self._barrier.linger()
+                    self._departure.leave()
                     return
-            elif await self._gathering.may_begin():
-                outcome = await self._rounds.run_next(state_verified=self._keeper.is_verified, deliveries=deliveries)
+            elif await self._barrier.may_begin():
+                outcome = await self._rounds.run_next(
+                    self._evaluator.during_round, state_verified=self._keeper.is_verified, deliveries=deliveries
+                )
                 await self._conclude(outcome, deliveries.nursery)
-
-    def _is_done(self) -> bool:
-        stop_after = self._settings.stop_after
-        return self._departure.has_begun or (stop_after is not None and self._history.length >= stop_after)
 
     async def _conclude(self, outcome: Outcome, nursery: trio.Nursery) -> None:
         if isinstance(outcome, Commit):

@@ -20,9 +20,11 @@ from protocol.membership.handshake import Handshake
 from protocol.membership.heartbeats import FailureDetector, Heartbeats, Pace
 from protocol.membership.liveness import Membership
 from protocol.node.commands import Extensions, LineProbe
-from protocol.node.contributor import Contributor, Work
+from protocol.node.contributor import Amendments, Contributor, OwnTrainer, Work
 from protocol.node.evaluator import Evaluator
-from protocol.node.lifecycle import Departure, Life, LivenessTicker, RunEnd, StartupBarrier
+from protocol.node.exchanges import AuditedResults
+from protocol.node.lifecycle import Departure, Life, LivenessTicker, NodeService, RunEnd, StartupBarrier
+from protocol.node.round_runner import RoundPeers, VoteLog
 from protocol.node.rounds import CurrentRound, EarlyReadyBuffer, RoundHandlers, Rounds
 from protocol.node.router import MessageRouter, RateLimitedEmitter
 from protocol.node.state import Ratifier, StateKeeper
@@ -72,12 +74,11 @@ class Node:
         self._process = trainer if settings.role is not Role.SEED else None
         self._membership = membership = Membership(session.me, trio.current_time(), self._history)
         self._activity = activity = Activity(session.emit)
-        self._round = CurrentRound()
-        self._pace = Pace(replica.manifest.data.sequences_per_step * replica.manifest.data.sequence_length)
+        self._round = CurrentRound(EarlyReadyBuffer(self._history, replica.rounds.max_members))
+        data = replica.manifest.data
+        self._pace = Pace(data.sequences_per_step * data.sequence_length, self._generating)
         self._handshake = Handshake(session, replica.manifest, settings, self._history, activity)
-        self._heartbeats = Heartbeats(
-            session, settings, self._history, membership, self._pace, activity, self._round, self._generating
-        )
+        self._heartbeats = Heartbeats(session, settings, self._history, membership, self._pace, activity, self._round)
         self._evaluator = Evaluator(session, replica, membership, self._trainer, activity)
         standpoints = ElectorTips(session.me, self._history, membership, activity, replica.rounds.listen_s)
         initialise = trainer.initialise if trainer is not None and replica.manifest.genesis is None else None
@@ -94,19 +95,20 @@ class Node:
         self._following = Following(session, guard, self._catch_up, standpoints, claims, anchor)
         self._ejections = Ejections(session, guard, replica, membership, offload, self._round.on_verdict)
         self._detector = FailureDetector(session, guard, membership, self._round)
-        self._readys = EarlyReadyBuffer(self._history, replica.rounds.max_members)
         self._keeper = StateKeeper(session, replica, offload, activity, self._catch_up, self._following, claims)
         self._tasks = TaskSets(session, guard, replica, offload, self._swarm) if replica.manifest.rl is not None else None
         self.tasks = TaskSetCommands(session, self._tasks) if self._tasks is not None else None
         self.extensions = Extensions(session, guard, replica, offload)
         self._rollouts = self._make_rollouts(trainer)
-        self._contributor = self._make_contributor()
+        self._own_trainer = OwnTrainer(self._trainer, self._pace, activity)
+        amendments = Amendments(self.extensions, self._tasks)
+        self._contributor = Contributor(session, replica, settings, offload, self._own_trainer, amendments, self._rollouts)
         self._ratifier = Ratifier(
             session, guard, replica, offload, self._following, self._keeper.changing, is_copy=settings.is_copy
         )
         self.router = self._make_router()
-        self._departure = Departure(settings.role, membership, self._activity)
-        self._life = self._make_life(offload)
+        self._departure = Departure(session, settings, self._history, membership, activity)
+        self._life = self._make_life(supplies)
         self.goodbye_heard_by: int | None = None
         """Peers that confirmed our goodbye; None before it was said."""
 
@@ -129,25 +131,6 @@ class Node:
             self._tasks,
         )
 
-    def _make_contributor(self) -> Contributor:
-        rollouts, tasks = self._rollouts, self._tasks
-        selection, occupation = (rollouts.selection, rollouts.occupation) if rollouts is not None else (None, None)
-        against = tasks.against if tasks is not None else lambda tasks: None
-        session, replica, settings, offload = self._session, self._replica, self._settings, self._offload
-        return Contributor(
-            session,
-            replica,
-            settings,
-            self._trainer,
-            offload,
-            self._pace,
-            self._activity,
-            selection,
-            occupation,
-            against,
-            self.extensions.progress,
-        )
-
     def _generating(self) -> float:
         """Return the tokens a second that a rollout peer generates; 0 in other roles."""
         return self._counting.tokens_per_s if self._settings.role is Role.ROLLOUT else 0.0
@@ -155,69 +138,49 @@ class Node:
     def _make_router(self) -> MessageRouter:
         session, replica, membership = self._session, self._replica, self._membership
         router = MessageRouter(session, self._guard, self._offload, self._handshake, self._ejections, membership)
-        handlers = RoundHandlers(self._handshake, membership, self._ejections, self._readys, self._round)
+        handlers = RoundHandlers(self._handshake, membership, self._ejections, self._round)
         router.add(self._handshake, self._swarm, self._detector, handlers, self._ejections, self._evaluator)
         router.add(self.versions, Serving(replica, self._offload), self._ratifier, self.extensions)
         router.add(*(part for part in (self._rollouts, self._tasks) if part is not None))
         return router
 
-    def _make_life(self, offload: Offload) -> Life:
-        session, replica, settings, membership = self._session, self._replica, self._settings, self._membership
-        activity, current, following = self._activity, self._round, self._following
+    def _make_life(self, supplies: StateFetcher) -> Life:
+        session, replica, settings, offload = self._session, self._replica, self._settings, self._offload
+        membership, activity, keeper = self._membership, self._activity, self._keeper
+        self._ticker = LivenessTicker(
+            replica.rounds, self._detector, activity, self._following, self._round, settings.boot_clock
+        )
         rounds = Rounds(
-            session,
             self._guard,
             replica,
-            offload,
-            membership,
-            activity,
-            self._catch_up,
-            self._ejections,
+            RoundPeers(session, membership, activity),
+            VoteLog(session, replica, offload, membership, is_copy=settings.is_copy),
+            AuditedResults(session, replica, offload, membership, supplies, self._ejections),
             self._contributor,
-            self._evaluator,
-            self._readys,
-            current,
-            is_copy=settings.is_copy,
-            amendment=self._amendment,
+            self._round,
         )
         return Life(
-            session,
-            self._history,
-            settings,
-            extensions=self.extensions,
-            run_end=RunEnd(session, replica, activity, self._keeper, self.extensions, self._evaluator, self._rollouts),
-            router=self.router,
-            heartbeats=self._heartbeats,
-            ejections=self._ejections,
-            watch=LivenessTicker(
-                session, replica.rounds, membership, self._detector, activity, following, current, settings.boot_clock
-            ),
-            keeper=self._keeper,
-            ratifier=self._ratifier,
-            swarm=self._swarm,
-            versions=self.versions,
-            files=self.files,
-            rollouts=self._rollouts,
-            tasks=self._tasks,
-            gathering=StartupBarrier(session, replica, settings, membership, self._claims, activity),
-            rounds=rounds,
-            evaluator=self._evaluator,
-            activity=activity,
-            departure=self._departure,
+            self.router,
+            StartupBarrier(session, replica, settings, membership, self._claims, activity, self.files),
+            keeper,
+            rounds,
+            self._evaluator,
+            self._departure,
+            RunEnd(session, replica, activity, keeper, self.extensions, self._evaluator, self._rollouts),
         )
-
-    def _amendment(self) -> bytes | None:
-        """Return the amendment for our plans; an extension comes first, as after the end of the run only it leads on."""
-        tasks = self._tasks.amendment if self._tasks is not None else lambda: None
-        return self.extensions.amendment() or tasks()
 
     async def run(self) -> None:
         """Live until `leave`, then say goodbye.  Raises `StoreFull` when the disk is full: nothing is lost by that."""
-        self.goodbye_heard_by = await self._life.run()
+        memories = (self._ejections, self._keeper, self._ratifier, self.extensions)
+        services: list[NodeService] = [self._heartbeats, self._ejections, self._ticker, self._ratifier, self._swarm]
+        services += [self.files, self.extensions, self.versions]
+        services += [part for part in (self._tasks, self._rollouts) if part is not None]
+        await self._life.run(memories, services)
+        self.goodbye_heard_by = await self._heartbeats.say_goodbye()
 
     def leave(self) -> None:
         """Stop now, with a goodbye; `run` returns."""
-        self._life.leave()
+        self._departure.leave()
 
     def finish(self) -> float:
         """Stop when the running round is complete or cannot be; return the seconds that this takes at most."""
@@ -226,12 +189,12 @@ class Node:
 
     def rest(self, why: WhyIdle, detail: str) -> None:
         """Compute nothing for this reason until `go_on`; still follow the swarm.  detail: a sentence that names its end."""
-        self._contributor.rest(why, detail)
+        self._own_trainer.rest(why, detail)
         self._choose_whether_to_serve()
 
     def go_on(self, why: WhyIdle) -> None:
         """End this reason to rest."""
-        self._contributor.go_on(why)
+        self._own_trainer.go_on(why)
         self._choose_whether_to_serve()
 
     def keep_weights(self, settings: WeightSettings) -> None:
@@ -245,8 +208,8 @@ class Node:
 
     def _choose_whether_to_serve(self) -> None:
         if self._rollouts is not None:
-            self._rollouts.rest(self._contributor.rests)
-        self._swarm.serves = self._settings.serve_while_paused or not self._contributor.rests
+            self._rollouts.rest(self._own_trainer.rests)
+        self._swarm.serve(self._settings.serve_while_paused or not self._own_trainer.rests)
 
     @property
     def rounds(self) -> int:

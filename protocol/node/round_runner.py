@@ -8,7 +8,7 @@ then READY), its exchanges, and the fetching of results.  All of it ends with th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
 
@@ -40,10 +40,11 @@ from protocol.agreement.events import (
 from protocol.agreement.machine import RoundMachine
 from protocol.agreement.patience import Patience
 from protocol.agreement.policy import fair_time
-from protocol.audit.auditor import Auditor, Unaccountable
-from protocol.audit.ejection import Ejections
-from protocol.audit.evidence import Evidence, ProvenLie
+from protocol.agreement.ratification import has_ratified
+from protocol.audit.auditor import Unaccountable
+from protocol.audit.evidence import ProvenLie
 from protocol.chain.base import Base
+from protocol.chain.electorate import tolerated
 from protocol.chain.replica import Replica
 from protocol.disk import StoreFailed
 from protocol.events.events import Dropped, Notice, ReadySent, RoundProposed, RoundVoted
@@ -51,13 +52,13 @@ from protocol.events.status import WhyIdle
 from protocol.membership.activity import Activity
 from protocol.membership.liveness import Liveness, Membership, Neighbour
 from protocol.node.contributor import Contributor, Work
-from protocol.node.exchanges import Exchanges, ResultObtainer, RunningExchange
+from protocol.node.exchanges import AuditedResults, RunningExchange
 from protocol.offload import Offload
-from protocol.sync.catch_up import CatchUp
 from protocol.trainer_link import Contribution
 from protocol.transport.handlers import Guard
 from protocol.transport.interface import NetworkError, Session, Unreachable
-from protocol.wire.envelope import Body, Envelope
+from protocol.wire.canonical import Malformed
+from protocol.wire.envelope import MAX_ENVELOPE_BYTES, Body, Envelope, decode_body
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Commit, Plan, Proposal, Ready, Step, Vote, VoterState
@@ -364,6 +365,77 @@ def _near(beat: Heartbeat, base: Base) -> bool:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
+# Our votes on disk, which bind this peer in its next life.
+
+
+ABSTENTIONS = 2
+"""Rounds that must be committed before a peer with a copied or restored data directory votes."""
+MAX_VOTER_STATE_BYTES = 3 * MAX_ENVELOPE_BYTES
+"""Size limit of a `VoterState`: two locks, each as large as a motion."""
+
+
+class VoteLog:
+    """Votes of one node on its disk, and its abstention while some may be missing there.
+
+    is_copy: the data directory was copied or put back, so statements that bind our votes may be missing in it.
+    """
+
+    def __init__(
+        self, session: Session, replica: Replica, offload: Offload, membership: Membership, *, is_copy: bool
+    ) -> None:
+        self._session, self._replica, self._offload, self._membership = session, replica, offload, membership
+        self._abstentions = ABSTENTIONS if is_copy else 0
+
+    async def load(self, base: Base) -> tuple[VoterState | None, bool]:
+        """Return the votes that bind us on `base`, and True if we must not vote there."""
+        votes = self._replica.store.votes
+        kept = read_voter_state(await self._offload(votes.load, base.round, base.tip))
+        lost = kept is None and await self._offload(votes.has_lost, base.round, base.tip)
+        if lost:
+            self._session.emit(Notice("warning", f"what we voted in round {base.round} cannot be read: no vote in it"))
+        ratified = has_ratified(kept)
+        return None if ratified else kept, lost or self._abstentions > 0 or ratified
+
+    async def save(self, kept: VoterState) -> None:
+        """Write the votes that bind us at a tip."""
+        await self._offload(self._replica.store.votes.save, kept.round, Hash(kept.base), kept.encode())
+
+    async def note_commit(self, electors: Sequence[PeerId], rounds: int) -> None:
+        """Count a committed round towards the end of our abstention.
+
+        Electors that go on without our vote leave behind any statement that we made in a life unknown to our disk.  A round
+        that they left long ago, and whose record a peer shows us, does not count.
+        """
+        beats = [known.heartbeat for peer in electors if (known := self._membership.get(peer)) is not None]
+        is_old = sum(beat.round > rounds for beat in beats) > tolerated(len(electors))
+        if self._abstentions and not is_old:
+            if self._abstentions == 1:
+                await self._offload(self._replica.store.votes.set_complete_from, rounds)
+            self._abstentions -= 1
+            if not self._abstentions:
+                self._session.emit(Notice("info", f"votes again, from round {rounds} on"))
+
+
+def read_voter_state(raw: bytes | None) -> VoterState | None:
+    """Return the stored votes that bind us; None if there are none, or if they are unreadable."""
+    if raw is None:
+        return None
+    try:
+        return decode_body(VoterState, raw, max_bytes=MAX_VOTER_STATE_BYTES)
+    except Malformed:
+        return None
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RoundPeers:
+    """The other peers, as rounds reach them and see them, and our activity that they see."""
+
+    session: Session
+    membership: Membership
+    activity: Activity
 
 
 TICK_S = 0.25
@@ -384,50 +456,51 @@ class StateDisagreement:
 Outcome = Commit | Behind | StateDisagreement
 
 
-class RoundRunner:
-    """Runs one round.
+@dataclass(frozen=True)
+class RoundStart:
+    """Conditions under which a round begins.
 
     kept: the votes that bind us at this tip.  abstains: we do not vote, as earlier votes may be lost or a ratification binds
-    us.  patience: our memory of earlier rounds.
-    state_verified: the state was just rebuilt from certified data: peers that stand on another one are wrong.
-    deliveries: deliveries that outlive the round.  amendment: returns the organiser's signed amendment for our plans.
+    us.  votes: keeps our votes.  patience: our memory of earlier rounds.  state_verified: the state was just rebuilt from
+    certified data, so peers that stand on another one are wrong.  deliveries: deliveries that outlive the round.
     """
+
+    base: Base
+    kept: VoterState | None
+    abstains: bool
+    votes: VoteLog
+    patience: Patience
+    state_verified: bool
+    deliveries: PendingDeliveries
+
+
+class RoundRunner:
+    """Runs one round."""
 
     def __init__(
         self,
-        session: Session,
         guard: Guard,
         replica: Replica,
-        base: Base,
-        offload: Offload,
-        membership: Membership,
-        activity: Activity,
-        catch_up: CatchUp,
-        ejections: Ejections,
+        peers: RoundPeers,
+        results: AuditedResults,
         contributor: Contributor,
-        *,
-        kept: VoterState | None,
-        abstains: bool,
-        patience: Patience,
-        state_verified: bool,
-        deliveries: PendingDeliveries,
-        amendment: Callable[[], bytes | None],
+        start: RoundStart,
     ) -> None:
-        self.session, self.base, self._guard, self._amendment = session, base, guard, amendment
-        self._replica, self._offload, self._patience = replica, offload, patience
-        self._surroundings = Surroundings(session.me, membership, base)
-        self._ejections, self._contributor, self._state_verified = ejections, contributor, state_verified
-        self.machine = RoundMachine(session.me, replica.rounds, base, trio.current_time(), kept, patience, abstains=abstains)
-        self.work, self.inbox = Work(replica.layout), Inbox(session)
-        self.exchanges = Exchanges(session, replica, offload, lambda: self.inbox.note(ExchangeMoved()))
-        self._delivery = Delivery(session, membership, self.inbox, deliveries)
-        auditor = Auditor(session, replica, offload, membership, self.work)
-        self._obtainer = ResultObtainer(replica, offload, catch_up, auditor, self.exchanges)
-        self._report = RoundReport(session, membership, activity, abstains=abstains)
+        self.session, self.base, self._guard = peers.session, start.base, guard
+        self._replica, self._results, self._contributor = replica, results, contributor
+        self._votes, self._patience, self._state_verified = start.votes, start.patience, start.state_verified
+        me, now = self.session.me, trio.current_time()
+        self.machine = RoundMachine(me, replica.rounds, self.base, now, start.kept, start.patience, abstains=start.abstains)
+        self.work, self.inbox = Work(replica.layout), Inbox(self.session)
+        self.exchanges = results.exchanges(lambda: self.inbox.note(ExchangeMoved()))
+        self._obtainer = results.obtainer(self.work, self.exchanges)
+        self._surroundings = Surroundings(me, peers.membership, self.base)
+        self._delivery = Delivery(self.session, peers.membership, self.inbox, start.deliveries)
+        self._report = RoundReport(self.session, peers.membership, peers.activity, abstains=start.abstains)
         self._over = trio.Event()
         self._outcome: Outcome | None = None
         self._nursery: trio.Nursery | None = None
-        self._begun, self._computed_s = trio.current_time(), 0.0
+        self._begun, self._computed_s = now, 0.0
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
@@ -505,7 +578,7 @@ class RoundRunner:
         while True:
             for peer in self.exchanges.refusing():
                 self.inbox.tell(PlanUnknown(peer))
-            self.inbox.note(AmendmentHeld(self._amendment()))
+            self.inbox.note(AmendmentHeld(self._contributor.amendment()))
             self.inbox.tell(Tick())
             self._show_waiting()
             await trio.sleep(TICK_S)
@@ -519,8 +592,7 @@ class RoundRunner:
     async def _perform(self, effect: RoundEffect) -> None:
         assert self._nursery is not None
         if isinstance(effect, Persist):
-            kept = effect.kept
-            await self._offload(self._replica.store.votes.save, kept.round, Hash(kept.base), kept.encode())
+            await self._votes.save(effect.kept)
         elif isinstance(effect, Send):
             self._report.sent(effect.body)
             self._delivery.send(effect, self._nursery)
@@ -581,25 +653,22 @@ class RoundRunner:
 
     async def _obtain_or_refuse(self, effect: ObtainResult) -> None:
         for lie in await self._obtainer.contradictions(effect):
-            await self._convict(lie)
+            await self._results.convict(lie)
         try:
             obtained = await self._obtainer.obtain(effect)
         except Unaccountable as problem:
             if problem.evidence is not None:
-                await self._convict(problem.evidence)
+                await self._results.convict(problem.evidence)
             self.inbox.tell(AuditFailed(effect.record.result_root))
             self._report.unaccountable(effect.record.round, problem)
         else:
             if obtained is not None:
                 self.inbox.tell(obtained)
 
-    async def _convict(self, evidence: Evidence) -> None:
-        await self._ejections.convict(evidence)
-
     # -- contribution -------------------------------------------------------------------------------------------------
 
     async def _contribute(self) -> None:
-        state = await self._offload(self._replica.name_state)
+        state = await self._contributor.name_state()
         self.inbox.note(StateHashed(state))
         contribution = await self._contributor.compute(self.base, self.work, self._surroundings.steps_ahead)
         if contribution is not None:

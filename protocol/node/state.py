@@ -20,7 +20,7 @@ from protocol.chain.store import NEVER
 from protocol.events.events import CheckpointWritten, Desynced, Notice, RecordRatified, RoundCommitted
 from protocol.events.status import WhyIdle
 from protocol.membership.activity import Activity
-from protocol.node.rounds import read_voter_state
+from protocol.node.round_runner import read_voter_state
 from protocol.offload import Offload
 from protocol.sync.catch_up import CatchUp, WrongState
 from protocol.sync.following import Following, Move
@@ -437,8 +437,7 @@ class StateKeeper:
         self._activity.show(Phase.APPLYING, WhyIdle.COMMITTING, "the result goes into the state")
         async with self.changing:
             (await self._offload(history.written, commit))()
-            self._following.go_on(was_away=self._activity.was_away)
-            self._activity.was_away = False
+            self._following.go_on(was_away=self._activity.note_record())
             self._session.emit(
                 RoundCommitted(
                     record.round,

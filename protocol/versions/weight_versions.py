@@ -153,7 +153,7 @@ class WeightVersions:
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
-    def resume(self) -> None:
+    async def run(self) -> None:
         """Go on with an earlier life's files, if it left any."""
         if not self._files.is_empty:
             self._begin()

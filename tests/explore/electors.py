@@ -17,7 +17,7 @@ from protocol.agreement.voting import blank, objection_to_vote
 from protocol.chain.records import record_hash
 from protocol.chain.store import VoteFiles
 from protocol.disk import Disk
-from protocol.node.rounds import read_voter_state
+from protocol.node.round_runner import read_voter_state
 from protocol.wire.envelope import Body
 from protocol.wire.messages import Certificate, Lock, PrevoteCertificate, RecordProposal, Step, ViewChange, Vote, VoterState
 from tests.explore.council import (

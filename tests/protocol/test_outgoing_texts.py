@@ -87,7 +87,7 @@ class Network(TableNetwork):
 class Pace:
     """No rate is known."""
 
-    tokens_per_s = 0.0
+    all_tokens_per_s = 0.0
 
 
 class Progress:
@@ -146,7 +146,7 @@ def test_a_refusal_is_a_fixed_sentence() -> None:
 
 def sources() -> list[Path]:
     """All that runs in the peer process, but for what decodes the refusals of others."""
-    receivers = {"requests.py", "sending.py", "network.py"}
+    receivers = {"requests.py", "bulk_sending.py", "network.py"}
     found = [path for room in ("protocol", "peer") for path in (ROOT / room).rglob("*.py")]
     return [path for path in found if path.name not in receivers]
 

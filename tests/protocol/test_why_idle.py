@@ -34,8 +34,9 @@ class Stage:
         membership: Any = SimpleNamespace(live_peers=list, started=0.0, get=lambda peer: None)
         session: Any = SimpleNamespace(network=SimpleNamespace(connected=lambda: [str(n) for n in range(connected)]))
         claims: Any = None
+        files: Any = None
         activity = Activity(self.note)
-        self.gathering = StartupBarrier(session, replica, settings, membership, claims, activity)
+        self.gathering = StartupBarrier(session, replica, settings, membership, claims, activity, files)
 
     def note(self, event: object) -> None:
         assert isinstance(event, PhaseChanged)

@@ -72,7 +72,8 @@ class Stage:
         self.run, self.events, self.network = signed.run, list[Event](), StageNetwork()
         self.replica = replica = a_replica(signed, folder)
         session, history = a_session(self.run, self.network, self.events), replica.history
-        guard, activity, current = Guard(session), Activity(self.events.append), CurrentRound()
+        guard, activity = Guard(session), Activity(self.events.append)
+        current = CurrentRound(EarlyReadyBuffer(history, replica.rounds.max_members))
         settings = NodeSettings("me", Role.TRAINER, "0", 1)
         self.guard, self.membership = guard, Membership(ME.peer_id, 0.0, history)
         handshake = Handshake(session, signed.manifest, settings, history, activity)
@@ -81,7 +82,6 @@ class Stage:
         swarm = Swarm(session, self.membership, shelves, at_once)
         self.versions = WeightVersions(session, guard, replica, catalogue, at_once, swarm, settings.weights)
         self.ejections = Ejections(session, guard, replica, self.membership, at_once, current.on_verdict)
-        self.readys = EarlyReadyBuffer(history, replica.rounds.max_members)
         self.extensions = Extensions(session, guard, replica, at_once)
         self.chain, self.changing = StageChain(replica), trio.Lock()
         self.ratifier = Ratifier(session, guard, replica, at_once, self.chain, self.changing, is_copy=False)
@@ -90,7 +90,7 @@ class Stage:
             handshake,
             swarm,
             FailureDetector(session, guard, self.membership, current),
-            RoundHandlers(handshake, self.membership, self.ejections, self.readys, current),
+            RoundHandlers(handshake, self.membership, self.ejections, current),
             self.ejections,
             Evaluator(session, replica, self.membership, None, activity),
             self.versions,

@@ -19,10 +19,12 @@ from protocol.events.events import ComputeProgress, Event, Notice
 from protocol.events.status import WhyIdle
 from protocol.membership.activity import Activity
 from protocol.membership.heartbeats import Pace
-from protocol.node.contributor import Contributor, Work
+from protocol.node.commands import Extensions
+from protocol.node.contributor import Amendments, Contributor, OwnTrainer, Work
 from protocol.run.sections import RlSection
 from protocol.run.settings import NodeSettings
 from protocol.trainer_link import ComputeTask, Contribution, Progress, TrainerDied, TrainerGaveUp
+from protocol.transport.handlers import Guard
 from protocol.wire.hashes import Hash, chunk_hash, verify_proof
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Learned, UsedBatch, learned_from
@@ -63,7 +65,9 @@ class Table:
         self.activity = Activity(self.events.append)
         session, settings = a_session(a_run(ANN).run, TableNetwork(), self.events), NodeSettings("me", Role.TRAINER, "0", 4)
         trainer: Any = self.trainer if with_trainer else None
-        self.contributor = Contributor(session, self.replica, settings, trainer, at_once, Pace(8), self.activity)
+        self.own = OwnTrainer(trainer, Pace(8), self.activity)
+        amendments = Amendments(Extensions(session, Guard(session), self.replica, at_once), None)
+        self.contributor = Contributor(session, self.replica, settings, at_once, self.own, amendments)
 
 
 def on_table(folder: Path, check: Callable[[Table], Awaitable[None]], *, with_trainer: bool = True) -> None:
@@ -143,13 +147,13 @@ def test_numbers_of_failed_training_are_not_contributed(tmp_path: Path, loss: fl
 
 def test_nothing_is_computed_while_paused(tmp_path: Path) -> None:
     async def check(table: Table) -> None:
-        table.contributor.rest(WhyIdle.PAUSED, "paused")
+        table.own.rest(WhyIdle.PAUSED, "paused")
         assert not table.contributor.computes and table.activity.phase is Phase.PAUSED
         async with trio.open_nursery() as nursery:
             nursery.start_soon(table.contributor.compute, FAR, table.work)
             await trio.sleep(1000)
             assert table.trainer.tasks == []
-            table.contributor.go_on(WhyIdle.PAUSED)
+            table.own.go_on(WhyIdle.PAUSED)
         assert len(table.trainer.tasks) == 1 and table.contributor.computes
         assert table.trainer.told == ["pause", "resume"]
 
@@ -158,15 +162,15 @@ def test_nothing_is_computed_while_paused(tmp_path: Path) -> None:
 
 def test_a_rest_that_ends_and_begins_again_at_once_begins_no_work(tmp_path: Path) -> None:
     async def check(table: Table) -> None:
-        table.contributor.rest(WhyIdle.PAUSED, "paused")
+        table.own.rest(WhyIdle.PAUSED, "paused")
         async with trio.open_nursery() as nursery:
             nursery.start_soon(table.contributor.compute, FAR, table.work)
             await trio.sleep(1)
-            table.contributor.go_on(WhyIdle.PAUSED)
-            table.contributor.rest(WhyIdle.TOO_HOT, "hot")
+            table.own.go_on(WhyIdle.PAUSED)
+            table.own.rest(WhyIdle.TOO_HOT, "hot")
             await trio.sleep(1000)
             assert table.trainer.tasks == []
-            table.contributor.go_on(WhyIdle.TOO_HOT)
+            table.own.go_on(WhyIdle.TOO_HOT)
         assert len(table.trainer.tasks) == 1
 
     on_table(tmp_path, check)
@@ -176,14 +180,14 @@ def test_it_rests_as_long_as_there_is_a_reason_and_shows_one(tmp_path: Path) -> 
     async def check(table: Table) -> None:
         contributor, activity = table.contributor, table.activity
         activity.show(Phase.COMPUTING, WhyIdle.BUSY, "")
-        contributor.rest(WhyIdle.TOO_HOT, "90 degrees")
-        contributor.rest(WhyIdle.PAUSED, "paused by you")
-        contributor.rest(WhyIdle.TOO_HOT, "91 degrees")
+        table.own.rest(WhyIdle.TOO_HOT, "90 degrees")
+        table.own.rest(WhyIdle.PAUSED, "paused by you")
+        table.own.rest(WhyIdle.TOO_HOT, "91 degrees")
         assert (activity.why, activity.detail) == (WhyIdle.PAUSED, "paused by you"), "the person's own goes before others"
-        contributor.go_on(WhyIdle.ON_BATTERY)
-        contributor.go_on(WhyIdle.PAUSED)
+        table.own.go_on(WhyIdle.ON_BATTERY)
+        table.own.go_on(WhyIdle.PAUSED)
         assert (activity.why, activity.detail) == (WhyIdle.TOO_HOT, "91 degrees") and not contributor.computes
-        contributor.go_on(WhyIdle.TOO_HOT)
+        table.own.go_on(WhyIdle.TOO_HOT)
         assert contributor.computes and activity.phase is Phase.COMPUTING
         assert table.trainer.told == ["pause", "resume"]
 

@@ -13,6 +13,7 @@ from protocol.events.status import WhyIdle
 from protocol.membership.activity import Activity
 from protocol.node import lifecycle
 from protocol.node.lifecycle import ALONE_S, LOOK_S, PATIENCE_S, Departure, helpers
+from protocol.run.settings import NodeSettings
 from protocol.wire.presence import Phase, Role
 
 T, S, R, V = Role.TRAINER, Role.SEED, Role.ROLLOUT, Role.VALIDATOR
@@ -58,7 +59,9 @@ class Stage:
         self.others, self.gone = others, set[str]()
         self.activity = Activity(lambda event: None)
         self.activity.show(Phase.READY, why, "what it waits for")
-        self.departure = Departure(role, self._membership(), self.activity)
+        nothing: Any = SimpleNamespace()
+        settings = NodeSettings("me", role, "0", 1)
+        self.departure = Departure(nothing, settings, nothing, self._membership(), self.activity)
         self.reason, self.seconds = "", 0.0
 
     def _membership(self) -> Any:

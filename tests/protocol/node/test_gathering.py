@@ -29,8 +29,9 @@ def test_a_round_begins_when_the_record_of_the_invitation_is_here(length: int, t
     membership: Any = SimpleNamespace(live_peers=list, started=0.0)
     session: Any = SimpleNamespace(network=SimpleNamespace(connected=list))
     claims: Any = None
+    files: Any = None
     activity = Activity(lambda event: None)
-    gathering = StartupBarrier(session, replica, settings, membership, claims, activity)
+    gathering = StartupBarrier(session, replica, settings, membership, claims, activity, files)
 
     async def main() -> None:
         assert await gathering.may_begin() is begins

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import trio
 import trio.testing
@@ -13,7 +13,7 @@ from protocol.events.events import Event, PhaseChanged
 from protocol.events.status import WhyIdle
 from protocol.membership.activity import Activity
 from protocol.membership.liveness import Membership
-from protocol.node.lifecycle import HAND_OVER_S, Departure, Life
+from protocol.node.lifecycle import HAND_OVER_S, Departure, Life, StartupBarrier
 from protocol.node.round_runner import Behind, Outcome, PendingDeliveries, StateDisagreement
 from protocol.run.settings import NodeSettings
 from protocol.transport.handlers import Guard
@@ -26,12 +26,11 @@ from tests.protocol.peers import ANN
 
 COMMIT = Commit(record=RECORD, index=INDEX, certificate=votes_for(RECORD, PEERS[:4], 0))
 WRONG = StateDisagreement(Hash(b"\x04" * 32))
-HEARD_BY = 3
-BEGIN = ["ejections.load", "keeper.load", "ratifier.load", "extensions.load", "keeper.restore", "gathering.listen"]
-GOODBYE = ["rounds.hand_over", "heartbeats.say_goodbye"]
-REACH = ["keeper.reach_tip", "ejections.look_again"]
-ROUND = [*REACH, "gathering.may_begin", "rounds.run_next"]
-BESIDE = {"heartbeats.run", "ejections.run", "watch.run", "ratifier.run", "swarm.run", "extensions.run"}
+BEGIN = ["ejections.load", "keeper.load", "ratifier.load", "extensions.load", "keeper.restore", "barrier.listen"]
+GOODBYE = ["rounds.hand_over"]
+REACH = ["keeper.reach_tip", "rounds.prepare"]
+ROUND = [*REACH, "barrier.may_begin", "rounds.run_next"]
+BESIDE = {"heartbeats.run", "ejections.run", "ticker.run", "ratifier.run", "swarm.run", "extensions.run"}
 
 
 class Part:
@@ -49,6 +48,28 @@ class Part:
         return asked
 
 
+class Barrier(StartupBarrier):
+    """Notes in `log` what it waits for; it lets a round begin when `may` says so."""
+
+    def __init__(self, log: list[str], activity: Activity, files: object, may: Callable[[], bool]) -> None:
+        nothing, as_files = cast("Any", None), cast("Any", files)
+        super().__init__(nothing, nothing, nothing, nothing, nothing, activity, as_files)
+        self._log, self._may = log, may
+
+    async def listen(self) -> None:
+        self._log.append("barrier.listen")
+        await trio.lowlevel.checkpoint()
+
+    async def may_begin(self) -> bool:
+        self._log.append("barrier.may_begin")
+        await trio.lowlevel.checkpoint()
+        return self._may()
+
+    async def linger(self) -> None:
+        self._log.append("barrier.linger")
+        await trio.lowlevel.checkpoint()
+
+
 class Stage:
     """A life whose rounds end as `outcomes` says, in turn; after the last of them, a round never ends."""
 
@@ -64,36 +85,28 @@ class Stage:
         self.history, self.activity = SimpleNamespace(length=0), Activity(self.events.append)
         self.hand_over_s, self._files_s, self._files = hand_over_s, files_s, trio.Event()
         self.outcomes, self.refusals, self.repaired = list(outcomes), 0, list[Hash]()
-        session: Any = SimpleNamespace(network=SimpleNamespace(connected=list))
+        session: Any = SimpleNamespace(emit=self.events.append)
         router: Any = SimpleNamespace(open=Guard(session).open, greet_connected=self._greet_connected)
         evaluator: Any = Part("evaluator", self.log)
         evaluator.stop = lambda: self.log.append("evaluator.stop")
-        history: Any = self.history
-        parts: dict[str, Any] = {
-            "heartbeats": Part("heartbeats", self.log, say_goodbye=lambda: HEARD_BY),
-            "ejections": Part("ejections", self.log),
-            "watch": Part("watch", self.log),
-            "ratifier": Part("ratifier", self.log),
-            "swarm": Part("swarm", self.log),
-            "versions": SimpleNamespace(resume=lambda: None),
-            "files": SimpleNamespace(run=self._fetch_files, are_here=not files_s, until_here=self._until_files),
-            "keeper": Part("keeper", self.log, advance=lambda commit: checkpoint_due, repair=self.repaired.append),
-            "extensions": Part("extensions", self.log),
-            "run_end": SimpleNamespace(has_come=False),
-            "gathering": Part("gathering", self.log, may_begin=self._may_begin),
-        }
-        parts["keeper"].is_verified = True
-        rounds: Any = SimpleNamespace(run_next=self._run_next, hand_over=self._hand_over)
-        self.departure = Departure(Role.TRAINER, Membership(ANN.peer_id, 0.0, history), self.activity)
-        parts |= {
-            "departure": self.departure,
-            "router": router,
-            "rounds": rounds,
-            "evaluator": evaluator,
-            "activity": self.activity,
-        }
-        settings = NodeSettings("ann", Role.TRAINER, "0", 1, stop_after=stop_after)
-        self.life = Life(session, history, settings, **parts)
+        history, settings = cast("Any", self.history), NodeSettings("ann", Role.TRAINER, "0", 1, stop_after=stop_after)
+        keeper: Any = Part("keeper", self.log, advance=lambda commit: checkpoint_due, repair=self.repaired.append)
+        keeper.is_verified = True
+        files: Any = SimpleNamespace(run=self._fetch_files, are_here=not files_s, until_here=self._until_files)
+        rounds: Any = SimpleNamespace(
+            prepare=Part("rounds", self.log).prepare, run_next=self._run_next, hand_over=self._hand_over
+        )
+        run_end: Any = SimpleNamespace(has_come=False)
+        self.departure = Departure(session, settings, history, Membership(ANN.peer_id, 0.0, history), self.activity)
+        barrier = Barrier(self.log, self.activity, files, self._may_begin)
+        self.life = Life(router, barrier, keeper, rounds, evaluator, self.departure, run_end)
+        part: dict[str, Any] = {name: Part(name, self.log) for name in ("ejections", "ratifier", "extensions")}
+        self.memories = [part["ejections"], keeper, part["ratifier"], part["extensions"]]
+        self.services = [
+            *part.values(),
+            files,
+            *(cast("Any", Part(name, self.log)) for name in ("heartbeats", "ticker", "swarm")),
+        ]
 
     def _greet_connected(self) -> None:
         self.greeted.append(ANN.peer_id)
@@ -102,7 +115,7 @@ class Stage:
         self.refusals -= 1
         return self.refusals < 0
 
-    async def _run_next(self, *, state_verified: bool, deliveries: PendingDeliveries) -> Outcome:
+    async def _run_next(self, beside: object, *, state_verified: bool, deliveries: PendingDeliveries) -> Outcome:
         self.log.append("rounds.run_next")
         await trio.sleep(10)
         if not self.outcomes:
@@ -123,15 +136,15 @@ class Stage:
         self.log.append("rounds.hand_over")
         await trio.sleep(self.hand_over_s)
 
-    def run(self, meanwhile: Callable[[], None] = lambda: None, after_s: float = 1000.0) -> int:
-        """Live; `meanwhile` is called after so many seconds.  How many peers heard the goodbye."""
+    def run(self, meanwhile: Callable[[], None] = lambda: None, after_s: float = 1000.0) -> float:
+        """Live; `meanwhile` is called after so many seconds.  The time at which the life ended."""
 
-        async def main() -> int:
+        async def main() -> float:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(call)
-                heard = await self.life.run()
+                await self.life.run(self.memories, self.services)
                 nursery.cancel_scope.cancel()
-            return heard
+            return trio.current_time()
 
         async def call() -> None:
             await trio.sleep(after_s)
@@ -148,7 +161,7 @@ class Stage:
 def test_before_the_runs_files_are_here_nothing_of_its_state_is_read() -> None:
     stage = Stage(COMMIT, stop_after=1, files_s=30.0)
     seen: list[object] = []
-    assert stage.run(lambda: seen.extend([stage.steps[:], stage.activity.why, stage.activity.detail]), 29.0) == HEARD_BY
+    stage.run(lambda: seen.extend([stage.steps[:], stage.activity.why, stage.activity.detail]), 29.0)
     early, why, detail = seen
     assert isinstance(early, list) and "keeper.restore" not in early and "keeper.restore" in stage.steps
     assert (why, detail) == (WhyIdle.FETCHING_STATE, "fetching the run's file tasks.jsonl from its peers")
@@ -156,8 +169,8 @@ def test_before_the_runs_files_are_here_nothing_of_its_state_is_read() -> None:
 
 def test_a_life_of_two_rounds() -> None:
     stage = Stage(COMMIT, COMMIT, stop_after=2)
-    assert stage.run() == HEARD_BY
-    end = [*REACH, "evaluator.at_the_end", "gathering.linger", *GOODBYE]
+    stage.run()
+    end = [*REACH, "evaluator.at_the_end", "barrier.linger", *GOODBYE]
     assert stage.steps == [*BEGIN, *[*ROUND, "keeper.advance"] * 2, *end]
     assert set(stage.log) > BESIDE and stage.activity.phase is Phase.STOPPING
     assert stage.greeted == [ANN.peer_id], "they were connected already"
@@ -169,7 +182,8 @@ def test_until_the_records_are_read_it_is_starting() -> None:
     def load() -> None:
         seen.append((stage.activity.phase, stage.activity.why, stage.activity.detail))
 
-    stage.life._ratifier = Part("ratifier", stage.log, load=load)  # type: ignore[assignment]
+    memory: Any = Part("ratifier", stage.log, load=load)
+    stage.memories[2] = memory
     stage.run()
     assert seen == [(Phase.STARTING, WhyIdle.STARTING, "reading the records from disk")]
     told = [(event.why_idle, event.detail) for event in stage.events if isinstance(event, PhaseChanged)]
@@ -193,19 +207,19 @@ def test_no_round_begins_before_the_gathering_says_so() -> None:
     stage = Stage(COMMIT, stop_after=1)
     stage.refusals = 2
     stage.run()
-    assert stage.steps[len(BEGIN) :][:11] == [*[*REACH, "gathering.may_begin"] * 2, *ROUND, "keeper.advance"]
+    assert stage.steps[len(BEGIN) :][:11] == [*[*REACH, "barrier.may_begin"] * 2, *ROUND, "keeper.advance"]
 
 
 def test_to_finish_is_to_leave_after_the_running_round_with_nothing_left_to_measure() -> None:
     stage = Stage(COMMIT, COMMIT)
     stage.run(lambda: stage.life.finish(0.0), after_s=5)
-    end = [*REACH, "gathering.linger", *GOODBYE]
+    end = [*REACH, "barrier.linger", *GOODBYE]
     assert stage.steps == [*BEGIN, *ROUND, "evaluator.stop", "keeper.advance", *end]
 
 
 def test_to_leave_is_to_break_the_running_round_off_with_a_goodbye() -> None:
     stage = Stage(COMMIT)
-    assert stage.run(stage.life.leave, after_s=5) == HEARD_BY
+    stage.run(stage.departure.leave, after_s=5)
     assert stage.steps == [*BEGIN, *ROUND, *GOODBYE]
 
 
@@ -216,12 +230,6 @@ def test_a_leaver_waits_for_what_it_hands_over_but_not_for_long() -> None:
 
     def leave() -> None:
         began.append(trio.current_time())
-        stage.life.leave()
+        stage.departure.leave()
 
-    async def say_goodbye() -> int:
-        began.append(trio.current_time())
-        return HEARD_BY
-
-    stage.life._heartbeats.say_goodbye = say_goodbye  # type: ignore[method-assign]
-    stage.run(leave, after_s=5)
-    assert began[1] - began[0] == HAND_OVER_S
+    assert stage.run(leave, after_s=5) - began[0] == HAND_OVER_S

@@ -12,7 +12,7 @@ from protocol.agreement.ballot import RATIFYING
 from protocol.agreement.ratification import vote_to_ratify
 from protocol.chain.base import Base
 from protocol.chain.history import History
-from protocol.node.rounds import read_voter_state
+from protocol.node.round_runner import read_voter_state
 from protocol.sync.remote_chains import Settled
 from protocol.transport.interface import Refused
 from protocol.wire.envelope import decode_body

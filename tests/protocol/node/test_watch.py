@@ -46,9 +46,9 @@ def suspected_at(network: TableNetwork) -> float:
         activity: Any = SimpleNamespace(was_away=False)
         session = a_session(RUN, network, events)
         detector = FailureDetector(session, Guard(session), membership, current)
-        watch = LivenessTicker(session, rounds, membership, detector, activity, nobody_else, current, trio.current_time)
+        watch = LivenessTicker(rounds, detector, activity, nobody_else, current, trio.current_time)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(watch.run, nursery)
+            nursery.start_soon(watch.run)
             await trio.sleep(MOVING_S * 2)
             nursery.cancel_scope.cancel()
 
