@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from protocol.chain.records import verify_votes
 from protocol.wire.canonical import Malformed
 from protocol.wire.messages import Certificate, Step
-from tests.explore.council import NAMES, RUN, Council, LockKey, Seats, VoteKey
+from tests.explore.council import NAMES, Council, LockKey, Seats, VoteKey
+from tests.protocol.council import RUN
 
 Votes = tuple[frozenset[VoteKey], ...]
 """The votes that were cast, by seat; those of the liars are not needed."""

@@ -17,11 +17,10 @@ from protocol.agreement.events import PeerView, View
 from protocol.agreement.patience import Patience
 from protocol.agreement.round_state import RoundState
 from protocol.allreduce.assignment import assign_owners
-from protocol.chain.base import Base, round_settings
+from protocol.chain.base import round_settings
 from protocol.chain.records import index_root, record_hash
-from protocol.run.manifest import RunManifest
 from protocol.wire.hashes import ZERO_HASH, Hash, chunk_hash
-from protocol.wire.identity import Identity, PeerId
+from protocol.wire.identity import PeerId
 from protocol.wire.messages import (
     Certificate,
     ChunkEntry,
@@ -40,17 +39,26 @@ from protocol.wire.messages import (
     VoterState,
     mask_of,
     member_of,
-    pack,
 )
-from tests.protocol.peers import a_first_ready
+from tests.protocol.council import (
+    RUN,
+    SETTINGS,
+    TIP,
+    a_plan,
+    a_ready,
+    a_record,
+    a_roll,
+    a_vote,
+    base_of,
+    peers,
+    signature_of,
+    signed,
+)
 
-RUN = Hash(b"\x07" * 32)
 SEATS = 4
 CHUNKS = 1
 NAMES = "AB"
 """Of the two records: results of one exchange that differ in their chunks."""
-TIP = Hash(b"\x09" * 32)
-ROUND = 5
 
 Seats = tuple[int, ...]
 """Sorted seats."""
@@ -98,14 +106,9 @@ class Council:
     """The electors with their keys, the base that they stand on and the two records that can be put to the vote."""
 
     def __init__(self) -> None:
-        identities = [Identity.from_seed(bytes([number + 1]) * 32) for number in range(SEATS)]
-        manifest = RunManifest(name="explored", organiser=identities[0].peer_id, founders="anyone", total_rounds=10**6)
-        self.settings = replace(round_settings(RUN, manifest), chunks=CHUNKS)
-        electors = tuple(sorted(identity.peer_id for identity in identities))
-        self.base = Base(ROUND, 0, TIP, electors, electors)
-        ranked = self.base.ranked(electors)
-        self.peers = tuple(ranked)
-        self._identities = sorted(identities, key=lambda identity: ranked.index(identity.peer_id))
+        self.settings = replace(round_settings(RUN, SETTINGS.manifest), chunks=CHUNKS)
+        self.base = base_of(peers(SEATS))
+        self.peers = tuple(self.base.ranked(self.base.electors))
         self._rolls: dict[tuple[int, RollKey], bytes] = {}
         self._votes: dict[tuple[int, VoteKey], bytes] = {}
 
@@ -114,19 +117,15 @@ class Council:
     @cached_property
     def readys(self) -> dict[PeerId, tuple[Ready, bytes]]:
         """A signed READY of each elector."""
-        signed = {}
-        for identity in self._identities:
-            root = chunk_hash(identity.peer_id.encode())
-            ready = a_first_ready(round=ROUND, base=TIP, tokens=1000, root=root)
-            signed[identity.peer_id] = (ready, pack(identity, RUN, ready).signature)
-        return signed
+        readys = {peer: a_ready(state_digest=ZERO_HASH, root=chunk_hash(peer.encode())) for peer in self.peers}
+        return {peer: (ready, signature_of(peer, ready)) for peer, ready in readys.items()}
 
     @cached_property
     def plan(self) -> Plan:
         """The one plan: all electors are members."""
         members: list[Member] = [member_of(peer, *self.readys[peer]) for peer in self.base.electors]
         owners = assign_owners(TIP, list(self.base.electors), CHUNKS, [0.0] * SEATS)
-        return Plan(round=ROUND, fragment=0, base=TIP, members=members, owners=owners, state_digest=ZERO_HASH)
+        return a_plan(members=members, owners=owners, state_digest=ZERO_HASH)
 
     @cached_property
     def indices(self) -> list[list[ChunkEntry]]:
@@ -146,15 +145,7 @@ class Council:
     def records(self) -> list[Record]:
         """The records that can be put to the vote."""
         return [
-            Record(
-                round=ROUND,
-                fragment=0,
-                previous=TIP,
-                members=self.plan.members,
-                codec=self.settings.codec,
-                result_root=index_root(index),
-                state_digest=ZERO_HASH,
-            )
+            a_record(members=self.plan.members, result_root=index_root(index), state_digest=ZERO_HASH)
             for index in self.indices
         ]
 
@@ -187,9 +178,13 @@ class Council:
         stay = tuple(seat for seat in range(SEATS) if seat not in absent)
         return stay or tuple(range(SEATS))
 
+    def away(self, seats: Seats) -> list[PeerId]:
+        """The peers in these seats, sorted."""
+        return sorted(self.peers[seat] for seat in seats)
+
     def absent(self, seats: Seats) -> list[str]:
         """The peers in these seats, as statements list them."""
-        return sorted(self.peers[seat] for seat in seats)
+        return [*self.away(seats)]
 
     def seats(self, peers: Sequence[str]) -> Seats:
         """The seats of these peers."""
@@ -221,37 +216,22 @@ class Council:
 
     def roll_body(self, key: RollKey) -> ViewChange:
         """The roll of a peer that holds all READYs."""
-        return ViewChange(
-            round=ROUND,
-            base=TIP,
-            attempt=key.attempt,
-            absent=self.absent(key.absent),
-            held=mask_of(range(SEATS), SEATS),
-            plan=None,
-            lock=self.lock_name(key.lock),
-            reduced=self.lock_name(key.reduced),
-        )
+        lock, reduced = self.lock_name(key.lock), self.lock_name(key.reduced)
+        return a_roll(key.attempt, *self.away(key.absent), on=self.base, held=self.peers, lock=lock, reduced=reduced)
 
     def roll(self, seat: int, key: RollKey) -> bytes:
         """A signed roll as it travels."""
         raw = self._rolls.get((seat, key))
         if raw is None:
-            raw = self._rolls[seat, key] = pack(self._identities[seat], RUN, self.roll_body(key)).raw
+            raw = self._rolls[seat, key] = signed(self.peers[seat], self.roll_body(key))
         return raw
 
     def signature(self, seat: int, key: VoteKey) -> bytes:
         """The signature of a vote."""
         signature = self._votes.get((seat, key))
         if signature is None:
-            vote = Vote(
-                round=ROUND,
-                base=TIP,
-                attempt=key.attempt,
-                step=key.step,
-                absent=self.absent(key.absent),
-                record_hash=self.hash(key.record),
-            )
-            signature = self._votes[seat, key] = pack(self._identities[seat], RUN, vote).signature
+            vote = a_vote(key.attempt, *self.away(key.absent), record=self.hash(key.record), step=key.step)
+            signature = self._votes[seat, key] = signature_of(self.peers[seat], vote)
         return signature
 
     def certificate(self, key: VoteKey, votes: dict[int, VoteKey]) -> Certificate:

@@ -19,7 +19,8 @@ from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import MAX_VIEW_CHANGE_BYTES
 from protocol.wire.messages import Certificate, RecordProposal, Step, ViewChange, unpack
 from tests.explore.certificates import Assembled
-from tests.explore.council import NAMES, RUN, BallotKey, Council, LockKey, RollKey, Seats, VoteKey
+from tests.explore.council import NAMES, BallotKey, Council, LockKey, RollKey, Seats, VoteKey
+from tests.protocol.council import RUN
 
 Effect = tuple[LockKey | None, ...]
 SignedRoll = tuple[int, RollKey]

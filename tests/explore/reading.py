@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from protocol.wire.envelope import MAX_VIEW_CHANGE_BYTES
 from protocol.wire.messages import Certificate, LockName, RecordProposal, ViewChange, unpack
-from tests.explore.council import NAMES, RUN, BallotKey, Council, Seats
+from tests.explore.council import NAMES, BallotKey, Council, Seats
+from tests.protocol.council import RUN
 
 
 def read_absent(council: Council, absent: list[str]) -> str:

@@ -13,15 +13,13 @@ from protocol.wire.messages import (
     PrevoteCertificate,
     Proposal,
     RecordProposal,
-    Signature,
     Step,
     ViewChange,
     Vote,
     member_of,
-    pack,
 )
-from tests.protocol.agreement.examples import RUN
 from tests.protocol.agreement.parliament import Parliament, first_proposer, put_to_the_vote
+from tests.protocol.council import certificate_of, signature_of, signed
 
 
 class LyingProposer:
@@ -34,19 +32,14 @@ class LyingProposer:
         self._heard = self.parliament.make_puppet(self.peer)
         self.parliament.ready()
         self.parliament.pass_on(ViewChange)
-        identity = self.parliament.seats[self.peer].identity
-        called = {peer: pack(self.parliament.seats[peer].identity, RUN, body).raw for peer, body in self._heard}
-        called[self.peer] = pack(identity, RUN, self.parliament.roll(0)).raw
+        called = {peer: signed(peer, body) for peer, body in self._heard}
+        called[self.peer] = signed(self.peer, self.parliament.roll(0))
         self.rolls = [called[peer] for peer in sorted(called)]
-        self._identity = identity
 
     def plan(self, owner: int) -> Plan:
         """All four, and one of them averages everything."""
         readys = self.parliament.seats[self.others[0]].machine.readys
-        members = [
-            member_of(peer, ready, pack(self.parliament.seats[peer].identity, RUN, ready).signature)
-            for peer, ready in sorted(readys.items())
-        ]
+        members = [member_of(peer, ready, signature_of(peer, ready)) for peer, ready in sorted(readys.items())]
         base = self.parliament.base
         return Plan(
             round=base.round,
@@ -81,11 +74,7 @@ class LyingProposer:
         }
         own = next(iter(votes.values()))
         votes[self.peer] = own
-        seats = self.parliament.seats
-        signatures = [
-            Signature(peer=peer, signature=pack(seats[peer].identity, RUN, votes[peer]).signature) for peer in sorted(votes)
-        ]
-        return Certificate(attempt=0, absent=[], votes=signatures)
+        return certificate_of(0, [], votes)
 
     def says(self, body: Body, *to: PeerId) -> None:
         """And they hear it at once; what they answer, too."""

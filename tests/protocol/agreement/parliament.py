@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
-from protocol.agreement.ballot import Ballot, held_mask
+from protocol.agreement.ballot import Ballot
 from protocol.agreement.events import (
     Arrived,
     AuditFailed,
@@ -39,7 +39,7 @@ from protocol.chain.base import Base, RoundSettings
 from protocol.chain.records import genesis_tip
 from protocol.wire.envelope import Body
 from protocol.wire.hashes import ZERO_HASH, Hash, chunk_hash
-from protocol.wire.identity import Identity, PeerId
+from protocol.wire.identity import PeerId
 from protocol.wire.messages import (
     ChunkEntry,
     Commit,
@@ -53,11 +53,10 @@ from protocol.wire.messages import (
     Vote,
     VoterState,
     mask_of,
-    pack,
     unpack,
 )
-from tests.protocol.agreement.examples import CHUNKS, RUN, SETTINGS, a_ready
 from tests.protocol.agreement.witness import Witness
+from tests.protocol.council import CHUNKS, RUN, SETTINGS, a_ready, a_roll, base_of, peers, signature_of
 
 
 def settings(min_members: int = 1) -> RoundSettings:
@@ -66,16 +65,12 @@ def settings(min_members: int = 1) -> RoundSettings:
 
 @dataclass
 class Seat:
-    identity: Identity
+    me: PeerId
     machine: RoundMachine
     alive: bool = True
     kept: VoterState | None = None
     exchanged: set[Hash] = field(default_factory=set)
     committed: Commit | None = None
-
-    @property
-    def me(self) -> PeerId:
-        return self.identity.peer_id
 
 
 class Parliament:
@@ -89,18 +84,14 @@ class Parliament:
         self.random = Random(seed)
         self.loss, self.versions = loss, versions
         self.now = 0.0
-        identities = sorted(
-            (Identity.from_seed(bytes([i + 1]) * 32) for i in range(electors + joiners)),
-            key=lambda identity: identity.peer_id,
-        )
-        voters = tuple(identity.peer_id for identity in identities[:electors])
+        everybody = peers(electors + joiners)
         self.near: set[PeerId] = set()
         self.left: set[PeerId] = set()
         self.puppets: dict[PeerId, list[tuple[PeerId, Body]]] = {}
         self.witness = Witness()
         self._readys: dict[PeerId, Ready] = {}
-        self.base = Base(5, 0, Hash(b"\x09" * 32), voters, voters) if voters else Base(0, 0, genesis_tip(RUN), ())
-        self.seats = {identity.peer_id: self._seat(identity, None) for identity in identities}
+        self.base = base_of(everybody[:electors]) if electors else Base(0, 0, genesis_tip(RUN), ())
+        self.seats = {peer: self._seat(peer, None) for peer in everybody}
         self.lie: bytes | None = None
         """The hash of a chunk that was proven wrong: nobody averages to it again."""
         self.refused: set[bytes] = set()
@@ -113,10 +104,10 @@ class Parliament:
         self.silent_since: dict[PeerId, float] = {}
         self.performed: list[RoundEffect] = []
 
-    def _seat(self, identity: Identity, kept: VoterState | None) -> Seat:
-        machine = RoundMachine(identity.peer_id, settings(), self.base, self.now, kept)
+    def _seat(self, peer: PeerId, kept: VoterState | None) -> Seat:
+        machine = RoundMachine(peer, settings(), self.base, self.now, kept)
         machine.handle(StateHashed(ZERO_HASH), {}, self.now)
-        return Seat(identity, machine, kept=kept)
+        return Seat(peer, machine, kept=kept)
 
     # -- what happens -------------------------------------------------------------------------------------------------
 
@@ -147,8 +138,7 @@ class Parliament:
 
     def restart(self, peer: PeerId) -> None:
         """Back with its disk: what it is bound by.  It hears the READYs of the others."""
-        old = self.seats[peer]
-        seat = self.seats[peer] = self._seat(old.identity, old.kept)
+        seat = self.seats[peer] = self._seat(peer, self.seats[peer].kept)
         self.silent_since.pop(peer, None)
         for other, statement in self._readys.items():
             if other != peer and self.seats[other].alive:
@@ -195,9 +185,7 @@ class Parliament:
 
     def roll(self, attempt: int, **changes: Any) -> ViewChange:
         """A roll of the whole electorate that names nothing."""
-        fields: dict[str, Any] = {"absent": [], "held": held_mask(self.base.electors, []), "plan": None}
-        fields |= {"lock": None, "reduced": None, **changes}
-        return ViewChange(round=self.base.round, base=self.base.tip, attempt=attempt, **fields)
+        return a_roll(attempt, on=self.base, **changes)
 
     def pass_on(self, *kinds: type[Body]) -> list[Body]:
         """Deliver the statements of these kinds that are under way, and nothing that follows from them.  Returns them."""
@@ -212,7 +200,7 @@ class Parliament:
         """`seat` is told that this statement arrived."""
         if seat.me in self.puppets:
             self.puppets[seat.me].append((sender, body))
-        return self.tell(seat, Arrived(sender, body, pack(self.seats[sender].identity, RUN, body).signature))
+        return self.tell(seat, Arrived(sender, body, signature_of(sender, body)))
 
     def tell(self, seat: Seat, event: RoundEvent) -> list[RoundEffect]:
         """The machine of `seat` handles an event, and its effects are performed."""

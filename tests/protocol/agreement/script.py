@@ -67,9 +67,9 @@ from protocol.wire.messages import (
     Vote,
     unpack,
 )
-from tests.protocol.agreement.examples import RUN
 from tests.protocol.agreement.lying_proposer import LyingProposer
 from tests.protocol.agreement.parliament import Parliament, Seat, settings
+from tests.protocol.council import RUN
 
 KINDS: dict[str, tuple[type[Body], Step | None]] = {
     "view-change": (ViewChange, None),

@@ -15,8 +15,8 @@ from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import Body
 from protocol.wire.hashes import ZERO_HASH, Hash
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import ChunkResult, Commit, Finish, PrevoteCertificate, Proposal, RecordProposal, Step, Vote
-from tests.protocol.agreement.examples import (
+from protocol.wire.messages import ChunkResult, Commit, Finish, PrevoteCertificate, Proposal, RecordProposal, Step
+from tests.protocol.council import (
     BASE,
     INDEX,
     OTHER_RECORD,
@@ -31,6 +31,7 @@ from tests.protocol.agreement.examples import (
     a_plan,
     a_ready,
     a_roll,
+    a_vote,
     name_of,
     signed,
     votes_for,
@@ -40,11 +41,6 @@ ANN, BOB, CAT, DAN, EVE = PEERS
 """Eve is no elector."""
 MAX_MEMBERS = 4
 ONE, OTHER = record_hash(RECORD), record_hash(OTHER_RECORD)
-
-
-def a_vote(attempt: int, *absent: PeerId, record: Hash = ONE, step: Step = Step.FIRST, **changes: Any) -> Vote:
-    vote = Vote(round=5, base=TIP, attempt=attempt, step=step, absent=sorted(absent), record_hash=record)
-    return vote.model_copy(update=changes)
 
 
 def a_proposal(attempt: int, *absent: PeerId, rolls: list[bytes] | None = None, **changes: Any) -> Proposal:

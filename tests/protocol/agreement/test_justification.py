@@ -13,7 +13,7 @@ from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import ZERO_HASH, Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Finish, LockName, Step, ViewChange
-from tests.protocol.agreement.examples import (
+from tests.protocol.council import (
     BASE,
     OTHER_RECORD,
     PEERS,

@@ -21,7 +21,7 @@ from protocol.agreement.patience import (
 )
 from protocol.allreduce.machine import Observed
 from protocol.wire.identity import PeerId
-from tests.protocol.agreement.examples import BASE, PEERS
+from tests.protocol.council import BASE, PEERS
 
 LATE = PEERS[0]
 NEWCOMER, MEMBER = PeerId("newcomer"), PeerId("member")

@@ -16,7 +16,7 @@ from protocol.run.admission import bearer_token, make_proof
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import Member, Plan
-from tests.protocol.agreement.examples import BASE, RUN, SETTINGS, STATE
+from tests.protocol.council import BASE, RUN, SETTINGS, STATE
 from tests.protocol.members import a_member
 
 KEYS = [Identity.from_seed(bytes([number]) * 32).peer_id for number in range(10, 24)]

@@ -22,7 +22,7 @@ from protocol.wire.hashes import ZERO_HASH, Hash, hash_bytes
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Finish, UsedBatch, learned_from
 from protocol.wire.rollouts import AdmittedSet
-from tests.protocol.agreement.examples import (
+from tests.protocol.council import (
     ARRIVING,
     AT_WORK,
     BASE,

@@ -22,9 +22,7 @@ from protocol.wire.messages import (
     Step,
     ViewChange,
     Vote,
-    pack,
 )
-from tests.protocol.agreement.examples import RUN
 from tests.protocol.agreement.lying_proposer import LyingProposer
 from tests.protocol.agreement.parliament import (
     STEPS,
@@ -33,6 +31,7 @@ from tests.protocol.agreement.parliament import (
     leader_and_voter,
     put_to_the_vote,
 )
+from tests.protocol.council import signed
 
 # -- proposers that die ---------------------------------------------------------------------------------------------------
 
@@ -210,12 +209,9 @@ def test_a_proposer_may_not_leave_the_roll_of_a_locked_voter_without_an_answer()
     liar.says(proof, one, two)
     name = {"attempt": 0, "absent": [], "record_hash": record_hash(first.record)}
     attempt = next(number for number in range(1, 20) if first_proposer(liar.parliament, number) == liar.peer)
-    rolls = [
-        pack(liar.parliament.seats[peer].identity, RUN, liar.parliament.roll(attempt)).raw
-        for peer in sorted([liar.peer, three])
-    ]
+    rolls = [signed(peer, liar.parliament.roll(attempt)) for peer in sorted([liar.peer, three])]
     locked = ViewChange.model_validate({**liar.parliament.roll(attempt).model_dump(), "lock": name})
-    rolls.append(pack(liar.parliament.seats[one].identity, RUN, locked).raw)
+    rolls.append(signed(one, locked))
     seat = liar.parliament.seats[three]
     must = "it does not carry on the highest lock that its rolls name"
     for update, objection in [

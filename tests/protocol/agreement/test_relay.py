@@ -10,7 +10,8 @@ from protocol.chain.electorate import tolerated
 from protocol.wire.envelope import Body
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Proposal, ViewChange, unpack
-from tests.protocol.agreement.examples import (
+from tests.protocol.agreement.parliament import Parliament, first_proposer
+from tests.protocol.council import (
     BASE,
     PEERS,
     RUN,
@@ -21,7 +22,6 @@ from tests.protocol.agreement.examples import (
     signature_of,
     signed,
 )
-from tests.protocol.agreement.parliament import Parliament, first_proposer
 
 PROPOSER, NEEDY = BASE.ranked(PEERS[:4])[0], BASE.ranked(PEERS[:4])[2]
 HELPER, OTHER = helpers(BASE, NEEDY, PEERS[:4])[0], BASE.ranked(PEERS[:4])[1]

@@ -8,9 +8,9 @@ from protocol.agreement.ballot import RATIFYING, Ballot, held_mask
 from protocol.agreement.roll_call import MAX_LEAD
 from protocol.wire.hashes import ZERO_HASH
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Proposal, ViewChange, pack
-from tests.protocol.agreement.examples import BASE, RUN
+from protocol.wire.messages import Proposal, ViewChange
 from tests.protocol.agreement.parliament import Parliament
+from tests.protocol.council import BASE, signed
 
 
 def attempt_of_three(attempt: int) -> int | None:
@@ -48,7 +48,7 @@ def _propose(parliament: Parliament, honest: PeerId, liars: tuple[PeerId, PeerId
         lock=None,
         reduced=None,
     )
-    rolls = [pack(parliament.seats[peer].identity, RUN, roll).raw for peer in liars]
+    rolls = [signed(peer, roll) for peer in liars]
     parliament.say(ballot.proposer, Proposal(attempt=ballot.attempt, absent=absent, plan=plan, rolls=rolls), honest)
     parliament.deliver()
     return machine.attempt if machine.plan == plan else None

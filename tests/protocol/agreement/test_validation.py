@@ -12,7 +12,7 @@ from protocol.allreduce.assignment import plan_hash
 from protocol.chain.base import fragment_of
 from protocol.chain.records import index_root
 from protocol.wire.hashes import ZERO_HASH
-from tests.protocol.agreement.examples import (
+from tests.protocol.council import (
     BASE,
     INDEX,
     PEERS,

@@ -18,7 +18,7 @@ from protocol.wire.envelope import decode_body
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Record, Step, VoterState
-from tests.protocol.agreement.examples import (
+from tests.protocol.council import (
     BASE,
     OTHER_RECORD,
     PEERS,

@@ -32,7 +32,7 @@ from protocol.allreduce.runner import entry_of
 from protocol.wire.hashes import ZERO_HASH, chunk_hash
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import Plan
-from tests.protocol.agreement.examples import BASE
+from tests.protocol.council import BASE
 from tests.protocol.members import a_member
 
 PEERS = sorted(Identity.from_seed(bytes([number]) * 32).peer_id for number in range(7))

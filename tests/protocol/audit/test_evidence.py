@@ -33,15 +33,16 @@ from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import Body
 from protocol.wire.hashes import ZERO_HASH, Hash, chunk_hash, tree_proof, tree_root
 from protocol.wire.identity import Identity, PeerId
-from protocol.wire.messages import ChunkEntry, ChunkResult, Member, Plan, Ready, Record, Step, Vote, mask_of, member_of, pack
+from protocol.wire.messages import ChunkEntry, ChunkResult, Member, Plan, Ready, Step, mask_of, member_of, pack
 from protocol.wire.rollouts import RolloutBatch
-from tests.protocol.agreement import examples
-from tests.protocol.agreement.examples import (
+from tests.protocol import council
+from tests.protocol.council import (
     OTHER_RECORD,
     RECORD,
     a_ballot,
     a_motion,
     a_roll,
+    a_vote,
     name_of,
     signed,
     votes_for,
@@ -177,8 +178,8 @@ def test_two_readys_under_one_serial_convict_and_others_do_not() -> None:
 
 # -- lies about ballots ---------------------------------------------------------------------------------------------------
 
-BALLOT_LAW = Law(examples.RUN, 1, chunk_layout(600, 256), "clip", 4)
-BASE = Base(5, 0, examples.TIP, tuple(examples.PEERS[:4]))
+BALLOT_LAW = Law(council.RUN, 1, chunk_layout(600, 256), "clip", 4)
+BASE = Base(5, 0, council.TIP, tuple(council.PEERS[:4]))
 LEADER = a_ballot(2).proposer
 VOTER = next(peer for peer in BASE.electors if peer != LEADER)
 UNPROVEN = a_motion(2, rolls=[signed(peer, a_roll(2, lock=name_of(1))) for peer in BASE.electors])
@@ -186,10 +187,6 @@ UNPROVEN = a_motion(2, rolls=[signed(peer, a_roll(2, lock=name_of(1))) for peer 
 HONEST = a_motion(2)
 AGAINST = votes_for(OTHER_RECORD, BASE.electors[:3], 2)
 """A quorum voted for another record than the leader put to the vote."""
-
-
-def vote(attempt: int, record: Record = RECORD, step: Step = Step.FIRST) -> Vote:
-    return Vote(round=5, base=BASE.tip, attempt=attempt, step=step, absent=[], record_hash=record_hash(record))
 
 
 def contrary(motion: Body = HONEST, sender: PeerId = LEADER, **changes: Any) -> ContraryMotion:
@@ -202,13 +199,13 @@ def two(sender: PeerId, first: Body, second: Body) -> TwoStatements:
 
 
 NEED_NO_ELECTORS = {
-    "two votes": (VOTER, two(VOTER, vote(2), vote(2, OTHER_RECORD))),
+    "two votes": (VOTER, two(VOTER, a_vote(2), a_vote(2, record=OTHER_RECORD))),
     "two motions": (LEADER, two(LEADER, HONEST, a_motion(2, record=OTHER_RECORD))),
     "an impossible lock": (VOTER, OneStatement(statement=signed(VOTER, a_roll(2, lock=name_of(2))))),
     "absent by its own word": (VOTER, OneStatement(statement=signed(VOTER, a_roll(2, VOTER)))),
 }
 NEED_ELECTORS = {
-    "a lock that is not told": (VOTER, two(VOTER, vote(1, step=Step.SECOND), a_roll(2))),
+    "a lock that is not told": (VOTER, two(VOTER, a_vote(1, step=Step.SECOND), a_roll(2))),
     "two locks in one attempt": (VOTER, two(VOTER, a_roll(2, lock=name_of(1)), a_roll(2))),
     "a motion without its proof": (LEADER, OneStatement(statement=signed(LEADER, UNPROVEN))),
     "a certificate against it": (LEADER, contrary()),
@@ -253,26 +250,26 @@ def test_evidence_about_ballots_cannot_be_forged(liar: PeerId, case: Evidence) -
 @pytest.mark.parametrize(
     "case",
     [
-        two(VOTER, vote(2), vote(2)),
-        two(VOTER, vote(2), vote(3, OTHER_RECORD)),
-        TwoStatements(first=signed(VOTER, vote(2)), second=signed(LEADER, vote(2, OTHER_RECORD))),
-        two(VOTER, vote(1, step=Step.SECOND), a_roll(2, lock=name_of(1))),
+        two(VOTER, a_vote(2), a_vote(2)),
+        two(VOTER, a_vote(2), a_vote(3, record=OTHER_RECORD)),
+        TwoStatements(first=signed(VOTER, a_vote(2)), second=signed(LEADER, a_vote(2, record=OTHER_RECORD))),
+        two(VOTER, a_vote(1, step=Step.SECOND), a_roll(2, lock=name_of(1))),
         OneStatement(statement=signed(VOTER, a_roll(2))),
-        OneStatement(statement=signed(VOTER, vote(2))),
+        OneStatement(statement=signed(VOTER, a_vote(2))),
         OneStatement(statement=signed(LEADER, HONEST)),
-        OneStatement(statement=signed(examples.PEERS[4], UNPROVEN)),
+        OneStatement(statement=signed(council.PEERS[4], UNPROVEN)),
         contrary(record_hash=record_hash(RECORD), certificate=votes_for(RECORD, BASE.electors[:3], 2)),
         contrary(certificate=votes_for(OTHER_RECORD, BASE.electors[:2], 2)),
-        contrary(certificate=votes_for(OTHER_RECORD, [*BASE.electors[:2], examples.PEERS[4]], 2)),
+        contrary(certificate=votes_for(OTHER_RECORD, [*BASE.electors[:2], council.PEERS[4]], 2)),
         contrary(certificate=votes_for(OTHER_RECORD, BASE.electors[:3], 1)),
         contrary(step=Step.SECOND),
         contrary(sender=VOTER),
         contrary(
-            a_motion(2, examples.PEERS[3]),
-            a_ballot(2, examples.PEERS[3]).proposer,
-            certificate=votes_for(OTHER_RECORD, BASE.electors[:3], 2, examples.PEERS[3]),
+            a_motion(2, council.PEERS[3]),
+            a_ballot(2, council.PEERS[3]).proposer,
+            certificate=votes_for(OTHER_RECORD, BASE.electors[:3], 2, council.PEERS[3]),
         ),
-        contrary(vote(2)),
+        contrary(a_vote(2)),
     ],
     ids=[
         "one vote",

@@ -18,19 +18,19 @@ from protocol.chain.base import Base
 from protocol.events.events import Dropped, Notice
 from protocol.wire.hashes import ZERO_HASH
 from protocol.wire.messages import Step, pack
-from tests.protocol.agreement import examples
+from tests.protocol import council
 from tests.protocol.audit.test_ejection import ACCUSER, LIAR, OTHER, Table, accusation, on_table, ready
 from tests.protocol.peers import BOB
 from tests.simulation.world import simulated_run
 
-UNFOUNDED = OneStatement(statement=pack(BOB, simulated_run().run, examples.a_motion(0, rolls=[b"none"])).raw)
+UNFOUNDED = OneStatement(statement=pack(BOB, simulated_run().run, council.a_motion(0, rolls=[b"none"])).raw)
 """BOB moves without the rolls that it needs, on a tip that is not in our chain."""
 UNFOUNDED_RAW = encode_evidence(UNFOUNDED)
 
 
 def learn_tip(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     """Our chain grows up to the tip, where BOB is the only elector."""
-    base = Base(5, 0, examples.TIP, (LIAR,))
+    base = Base(5, 0, council.TIP, (LIAR,))
     monkeypatch.setattr(table.replica.history, "base_at", lambda *tip: base if tip == (5, base.tip) else None)
 
 
@@ -78,7 +78,7 @@ def test_evidence_with_false_signatures_is_dropped_whatever_its_kind(tmp_path: P
 
     async def check(table: Table) -> None:
         forged = UNFOUNDED.statement[:-1] + bytes([UNFOUNDED.statement[-1] ^ 1])
-        certificate = examples.votes_for(examples.RECORD, examples.PEERS[:3], 0)
+        certificate = council.votes_for(council.RECORD, council.PEERS[:3], 0)
         for case in (
             OneStatement(statement=forged),
             OneStatement(statement=b""),

@@ -14,8 +14,8 @@ from protocol.chain.records import record_hash
 from protocol.wire.envelope import Body
 from protocol.wire.hashes import ZERO_HASH, Hash
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Commit, Finish, PrevoteCertificate, Record, Step, Vote, pack
-from tests.protocol.agreement.examples import (
+from protocol.wire.messages import Commit, Finish, PrevoteCertificate, Record, Step, pack
+from tests.protocol.council import (
     BASE,
     IDENTITIES,
     INDEX,
@@ -28,6 +28,7 @@ from tests.protocol.agreement.examples import (
     a_ballot,
     a_motion,
     a_roll,
+    a_vote,
     name_of,
     signed,
     votes_for,
@@ -73,10 +74,6 @@ class Table:
         return [judge(LAW, case, BASE).peer for case in self.hear(sender, body)]
 
 
-def vote(attempt: int = 2, record: Record = RECORD, step: Step = Step.FIRST, base: Base = BASE) -> Vote:
-    return Vote(round=base.round, base=base.tip, attempt=attempt, step=step, absent=[], record_hash=record_hash(record))
-
-
 def proof(record: Record, *voters: PeerId, attempt: int = 2) -> PrevoteCertificate:
     certificate = votes_for(record, voters, attempt)
     return PrevoteCertificate(round=5, base=TIP, record_hash=record_hash(record), certificate=certificate)
@@ -97,12 +94,12 @@ def test_a_round_of_honest_electors_shows_no_lie() -> None:
         *[(peer, a_roll(2)) for peer in BASE.electors],
         *[(peer, a_roll(2, held=[ANN])) for peer in BASE.electors],
         (LEADER, a_motion(2)),
-        *[(peer, vote()) for peer in BASE.electors],
+        *[(peer, a_vote(2)) for peer in BASE.electors],
         (LEADER, certified),
-        *[(peer, vote(step=Step.SECOND)) for peer in BASE.electors],
+        *[(peer, a_vote(2, step=Step.SECOND)) for peer in BASE.electors],
         *[(peer, a_roll(3, lock=name_of(2))) for peer in BASE.electors],
         (a_ballot(3).proposer, carried),
-        *[(peer, vote(3, step=Step.SECOND)) for peer in BASE.electors],
+        *[(peer, a_vote(3, step=Step.SECOND)) for peer in BASE.electors],
         (LEADER, commit(RECORD, LEADER, ANN, BOB)),
         (LEADER, Finish(round=5, base=TIP)),
     ]
@@ -113,9 +110,9 @@ def test_a_round_of_honest_electors_shows_no_lie() -> None:
 @pytest.mark.parametrize(
     ("first", "second"),
     [
-        (vote(), vote(record=OTHER_RECORD)),
-        (vote(step=Step.SECOND), a_roll(3)),
-        (a_roll(3), vote(step=Step.SECOND)),
+        (a_vote(2), a_vote(2, record=OTHER_RECORD)),
+        (a_vote(2, step=Step.SECOND), a_roll(3)),
+        (a_roll(3), a_vote(2, step=Step.SECOND)),
         (a_roll(3, lock=name_of(2)), a_roll(4)),
     ],
 )
@@ -157,7 +154,7 @@ def test_two_motions_and_a_motion_by_another_plan() -> None:
 def test_a_vote_beside_a_certificate(shown: Body, step: Step, late: bool) -> None:
     table, bringer = Table(), a_ballot(4).proposer
     record = RECORD if not isinstance(shown, PrevoteCertificate | Commit) else OTHER_RECORD
-    single = vote(record=OTHER_RECORD if record == RECORD else RECORD, step=step)
+    single = a_vote(2, record=OTHER_RECORD if record == RECORD else RECORD, step=step)
     heard: list[tuple[PeerId, Body]] = [(LIAR, single), (bringer, shown)]
     found = [case for sender, body in (heard[::-1] if late else heard) for case in table.hear(sender, body)]
     assert [judge(LAW, case, BASE).peer for case in found] == [LIAR]
@@ -179,37 +176,37 @@ def test_a_motion_beside_a_certificate_of_its_ballot(late: bool) -> None:
 
 def test_a_forged_certificate_frames_nobody() -> None:
     table = Table()
-    table.hear(LIAR, vote())
+    table.hear(LIAR, a_vote(2))
     forged = proof(OTHER_RECORD, LIAR, ANN, BOB)
     votes = [each.model_copy(update={"signature": bytes(64)}) for each in forged.certificate.votes]
     forged = forged.model_copy(update={"certificate": forged.certificate.model_copy(update={"votes": votes})})
     assert table.hear(ANN, forged) == []
-    assert table.hear(BOB, vote()) == []
+    assert table.hear(BOB, a_vote(2)) == []
 
 
 def test_only_electors_are_heard_on_the_newest_two_tips() -> None:
     table = Table()
-    for body in (vote(), vote(record=OTHER_RECORD)):
+    for body in (a_vote(2), a_vote(2, record=OTHER_RECORD)):
         assert table.hear(EVE, body) == [], "a stranger's vote counts nowhere"
-    table.hear(LIAR, vote())
+    table.hear(LIAR, a_vote(2))
     next_base = table.chain.grow()
-    assert table.verdicts(LIAR, vote(record=OTHER_RECORD)) == [LIAR], "the last votes may still come"
-    table.hear(ANN, vote(base=next_base))
+    assert table.verdicts(LIAR, a_vote(2, record=OTHER_RECORD)) == [LIAR], "the last votes may still come"
+    table.hear(ANN, a_vote(2, on=next_base))
     table.chain.grow()
-    table.hear(ANN, vote(base=next_base))
-    assert table.hear(LIAR, vote(record=OTHER_RECORD)) == [], "the round is long over"
+    table.hear(ANN, a_vote(2, on=next_base))
+    assert table.hear(LIAR, a_vote(2, record=OTHER_RECORD)) == [], "the round is long over"
     elsewhere = replace(BASE, tip=Hash(ZERO_HASH))
     for record in (RECORD, OTHER_RECORD):
-        assert table.hear(LIAR, vote(record=record, base=elsewhere)) == [], "who the electors are is not known"
+        assert table.hear(LIAR, a_vote(2, record=record, on=elsewhere)) == [], "who the electors are is not known"
 
 
 def test_what_is_kept_is_bounded() -> None:
     table = Table()
     for attempt in range(10 * KEPT_STATEMENTS):
-        table.hear(LIAR, vote(attempt))
+        table.hear(LIAR, a_vote(attempt))
         table.hear(LIAR, proof(RECORD, LIAR, ANN, BOB, attempt=attempt))
     testimony = table.witness._testimonies[LIAR]
     assert len(testimony.statements) == KEPT_STATEMENTS
     assert sum(len(each.raw) for each in testimony.statements.values()) <= KEPT_BYTES
     newest = 10 * KEPT_STATEMENTS - 1
-    assert table.verdicts(LIAR, vote(newest, OTHER_RECORD))[0] == LIAR
+    assert table.verdicts(LIAR, a_vote(newest, record=OTHER_RECORD))[0] == LIAR

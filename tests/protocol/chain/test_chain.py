@@ -26,7 +26,7 @@ from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash, chunk_hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Certificate, ChunkEntry, Commit, Record, Signature, Step, mask_of
-from tests.protocol.agreement.examples import (
+from tests.protocol.council import (
     BASE,
     INDEX,
     OTHER_INDEX,

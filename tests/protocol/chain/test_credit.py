@@ -6,7 +6,7 @@ from protocol.chain.credit import MOST_TOLD, Credit, counted, learned_by, ledger
 from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import Commit, Record, Step, UsedBatch, learned_from
-from tests.protocol.agreement.examples import INDEX, PEERS, RECORD, votes_for
+from tests.protocol.council import INDEX, PEERS, RECORD, votes_for
 
 ANN, BOB, CAT, DAN, EVE = PEERS
 """The first three are members of the record."""

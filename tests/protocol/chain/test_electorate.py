@@ -14,7 +14,7 @@ from protocol.run.manifest import MAX_ELECTORS
 from protocol.wire.envelope import MAX_MEMBERS
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import mask_of
-from tests.protocol.agreement.examples import SETTINGS
+from tests.protocol.council import SETTINGS
 
 OPEN = replace(SETTINGS, founders=None, is_open=True, seasoning_rounds=3, tenure_rounds=100)
 CLOSED = replace(OPEN, is_open=False)

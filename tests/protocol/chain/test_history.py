@@ -14,7 +14,7 @@ from protocol.chain.history import History
 from protocol.chain.store import Store
 from protocol.wire.hashes import ZERO_HASH, Hash
 from protocol.wire.messages import Commit, Step
-from tests.protocol.agreement.examples import INDEX, PEERS, a_record, members, votes_for
+from tests.protocol.council import INDEX, PEERS, a_record, members, votes_for
 from tests.simulation.world import simulated_run
 
 SETTINGS = round_settings(simulated_run().run, simulated_run().manifest)

@@ -14,7 +14,7 @@ from protocol.run.sections import Goal, Unit
 from protocol.wire.canonical import Malformed
 from protocol.wire.identity import Identity
 from protocol.wire.messages import Commit, Extension, mask_of, pack
-from tests.protocol.agreement.examples import INDEX, PEERS, RECORD, RUN, SETTINGS, TIP, votes_for
+from tests.protocol.council import INDEX, PEERS, RECORD, RUN, SETTINGS, TIP, votes_for
 
 ROUNDS = RunProgress(Goal(Unit.ROUNDS, 10, 0.2))
 TOKENS = RunProgress(Goal(Unit.TOKENS, 1000, 0.2))

@@ -24,7 +24,7 @@ from protocol.wire.hashes import ZERO_HASH
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import Ready
 from protocol.wire.presence import Heartbeat, Role
-from tests.protocol.agreement.examples import a_ready
+from tests.protocol.council import a_ready
 from tests.protocol.peers import a_heartbeat
 
 ORGANISER, KEY = (Identity.from_seed(bytes([number]) * 32) for number in (0, 8))

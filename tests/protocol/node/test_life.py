@@ -21,7 +21,7 @@ from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Commit
 from protocol.wire.presence import Phase, Role
-from tests.protocol.agreement.examples import INDEX, PEERS, RECORD, votes_for
+from tests.protocol.council import INDEX, PEERS, RECORD, votes_for
 from tests.protocol.peers import ANN
 
 COMMIT = Commit(record=RECORD, index=INDEX, certificate=votes_for(RECORD, PEERS[:4], 0))

@@ -12,7 +12,7 @@ from protocol.wire.envelope import Envelope
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Ready, pack
-from tests.protocol.agreement.examples import TIP, a_ready
+from tests.protocol.council import TIP, a_ready
 from tests.protocol.peers import ANN, TheseMembers
 
 RUN = Hash(b"\x07" * 32)

@@ -1,8 +1,12 @@
-"""Peers, settings and signed statements of a small round, for the tables of the pure modules."""
+"""The council: electors with their keys on one tip of round 5, and the signed statements that they may make.
+
+The tables of the pure modules, the parliament (`agreement/parliament.py`) and the explorer (`tests/explore/council.py`) have
+theirs from here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from protocol.agreement.ballot import Ballot, held_mask
@@ -32,10 +36,18 @@ from protocol.wire.messages import (
     pack,
 )
 
+MOST_PEERS = 64
 IDENTITIES = {
-    identity.peer_id: identity for identity in (Identity.from_seed(bytes([number + 1]) * 32) for number in range(5))
+    identity.peer_id: identity for identity in (Identity.from_seed(bytes([number + 1]) * 32) for number in range(MOST_PEERS))
 }
-PEERS: list[PeerId] = sorted(IDENTITIES)
+
+
+def peers(count: int) -> list[PeerId]:
+    """The first so many peers, sorted."""
+    return sorted([*IDENTITIES][:count])
+
+
+PEERS = peers(5)
 RUN = Hash(b"\x07" * 32)
 TIP = Hash(b"\x09" * 32)
 STATE = Hash(b"\x03" * 32)
@@ -59,8 +71,14 @@ SETTINGS = RoundSettings(
     settle_s=86_400.0,
     listen_s=6.0,
 )
-BASE = Base(5, 0, TIP, tuple(PEERS[:4]), tuple(PEERS[:4]), frozenset(PEERS[:4]))
-"""A round with the first four peers as electors."""
+
+
+def base_of(electors: Sequence[PeerId]) -> Base:
+    """Round 5 with these electors, who are the members of the record before it."""
+    return Base(5, 0, TIP, tuple(electors), tuple(electors), frozenset(electors))
+
+
+BASE = base_of(PEERS[:4])
 INDEX = [ChunkEntry(hash=chunk_hash(bytes([chunk])), mask=b"\x07") for chunk in range(CHUNKS)]
 OTHER_INDEX = [ChunkEntry(hash=chunk_hash(bytes([chunk, 1])), mask=b"\x07") for chunk in range(CHUNKS)]
 PROVENANCE = Provenance(owners=b"\0\1\2", signers=b"\0\1\2", signatures=[bytes(64)] * CHUNKS)
@@ -135,14 +153,14 @@ def a_ballot(attempt: int, *absent: PeerId) -> Ballot:
     return Ballot(BASE, attempt, tuple(sorted(absent)))
 
 
-def a_roll(attempt: int, *absent: PeerId, held: Iterable[PeerId] = (), **changes: Any) -> ViewChange:
-    """A ROLL of round 5 that names no plan and no lock.  held: the electors whose READY its sender holds."""
+def a_roll(attempt: int, *absent: PeerId, held: Iterable[PeerId] = (), on: Base = BASE, **changes: Any) -> ViewChange:
+    """A view change that names no plan and no lock.  held: the electors whose READY its sender holds.  on: the base."""
     fields: dict[str, Any] = {
-        "round": 5,
-        "base": TIP,
+        "round": on.round,
+        "base": on.tip,
         "attempt": attempt,
         "absent": sorted(absent),
-        "held": held_mask(BASE.electors, list(held)),
+        "held": held_mask(on.electors, list(held)),
         "plan": None,
         "lock": None,
         "reduced": None,
@@ -160,20 +178,33 @@ def name_of(attempt: int, *absent: PeerId, record: Record = RECORD) -> LockName:
     return LockName(attempt=attempt, absent=sorted(absent), record_hash=record_hash(record))
 
 
+def a_vote(
+    attempt: int,
+    *absent: PeerId,
+    record: Record | Hash = RECORD,
+    step: Step = Step.FIRST,
+    on: Base = BASE,
+    **changes: Any,
+) -> Vote:
+    """A vote for this record, or the record of this hash."""
+    name = record_hash(record) if isinstance(record, Record) else record
+    vote = Vote(round=on.round, base=on.tip, attempt=attempt, step=step, absent=sorted(absent), record_hash=name)
+    return vote.model_copy(update=changes)
+
+
+def certificate_of(attempt: int, absent: Iterable[PeerId], votes: Mapping[PeerId, Vote]) -> Certificate:
+    """A certificate of this ballot with what these peers sign, whatever that is."""
+    signatures = [Signature(peer=peer, signature=signature_of(peer, votes[peer])) for peer in sorted(votes)]
+    return Certificate(attempt=attempt, absent=sorted(absent), votes=signatures)
+
+
 def votes_for(
     record: Record, voters: Iterable[PeerId], attempt: int, *absent: PeerId, step: Step = Step.FIRST
 ) -> Certificate:
     """The votes of these peers for this record, as a certificate; of first votes: a proof of lock."""
-    vote = Vote(
-        round=record.round,
-        base=record.previous,
-        attempt=attempt,
-        step=step,
-        absent=sorted(absent),
-        record_hash=record_hash(record),
-    )
-    votes = [Signature(peer=peer, signature=signature_of(peer, vote)) for peer in sorted(voters)]
-    return Certificate(attempt=attempt, absent=sorted(absent), votes=votes)
+    on = Base(record.round, record.fragment, Hash(record.previous), ())
+    vote = a_vote(attempt, *absent, record=record, step=step, on=on)
+    return certificate_of(attempt, absent, dict.fromkeys(voters, vote))
 
 
 def a_lock(attempt: int, *absent: PeerId, record: Record = RECORD) -> Lock:
