@@ -18,8 +18,7 @@ import numpy as np
 from peer.errors import ExitCode, PeerError
 from peer.paths import make_private, run_dir
 from peer.weights.tokenizer_files import check_readable, keep_tokenizer
-from protocol.blobs.blob import EvenSpans
-from protocol.blobs.store import BlobStore
+from protocol.blobs.store import BlobStore, leaves_of
 from protocol.chain.outer_state import genesis_state
 from protocol.chain.records import genesis_tip
 from protocol.chain.results import CheckpointName, Checkpoints
@@ -97,7 +96,7 @@ class FolderStart:
                     raw = block.astype("<f4", copy=False).tobytes()
                     part.view[at : at + len(raw)] = raw
                     at += len(raw)
-            if part.missing(leaves, EvenSpans(state.size_bytes, state.piece_bytes)):
+            if leaves_of(part.view, state.piece_bytes) != leaves:
                 raise changed
             checkpoints.publish(part, leaves)
         except StoreFailed as error:
