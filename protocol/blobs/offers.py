@@ -8,9 +8,9 @@ that fetches a blob itself offers each chunk as soon as it has it.  An origin sh
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from protocol.blobs.blob import ChunkSet, Copies, any_of, set_of
 from protocol.wire.identity import PeerId
@@ -233,62 +233,77 @@ MAX_GUESTS = 64
 IsMember = Callable[[PeerId], bool]
 
 
-def has_place(peer: PeerId, guests: Mapping[PeerId, ChunkSet], all_: ChunkSet, is_member: IsMember) -> PeerId | bool:
-    """Return True if there is room for one more guest, or the guest that has to go for it, or False.
+class Offer(ABC):
+    """Offer of a blob of `count` chunks to its guests, the peers that fetch it.  `now` is trio time."""
 
-    The guest to go is one that has all chunks, or, if `peer` is a member, a stranger.  guests: the chunks of each guest.
-    """
-    if peer in guests or len(guests) < MAX_GUESTS:
-        return True
-    done = next((guest for guest, has in guests.items() if has == all_), None)
-    if done is None and is_member(peer):
-        done = next((guest for guest in guests if not is_member(guest)), None)
-    return done if done is not None else False
+    def __init__(self, count: int, is_member: IsMember) -> None:
+        self._all, self._is_member = (1 << count) - 1, is_member
+        self._has: dict[PeerId, ChunkSet] = {}
+        """Chunks of each guest."""
+        self._untold: dict[PeerId, ChunkSet] = {}
+        """Chunks that each guest is still to be told of."""
 
-
-class Offer(Protocol):
-    """An offer of a blob to its guests.  `now` is trio time."""
-
+    @abstractmethod
     def join(self, peer: PeerId, has: ChunkSet, now: float) -> ChunkSet:
         """Add a peer that fetches the blob, and has these chunks of it; return the chunks that it may ask us for."""
-        ...
+
+    def _place(self, peer: PeerId) -> PeerId | bool:
+        """Return True if there is room for one more guest, or the guest that has to go for it, or False.
+
+        The guest to go is one that has all chunks, or, if `peer` is a member, a stranger.
+        """
+        if peer in self._has or len(self._has) < MAX_GUESTS:
+            return True
+        done = next((guest for guest, has in self._has.items() if has == self._all), None)
+        if done is None and self._is_member(peer):
+            done = next((guest for guest in self._has if not self._is_member(guest)), None)
+        return done if done is not None else False
+
+    def _take_in(self, peer: PeerId, has: ChunkSet) -> bool:
+        """Take in a guest, if there is a place for it."""
+        place = self._place(peer)
+        if isinstance(place, str):
+            self.leave(place)
+        if place:
+            self._has[peer] = has
+        return bool(place)
 
     def got(self, peer: PeerId, chunks: ChunkSet) -> None:
         """Note that a peer now has these chunks as well."""
-        ...
+        if peer in self._has:
+            self._has[peer] |= chunks & self._all
 
     def fed(self, peer: PeerId, chunk: int, now: float) -> None:
         """Note that a peer has fetched a chunk from us."""
-        ...
+        self.got(peer, 1 << chunk)
 
     def leave(self, peer: PeerId) -> None:
         """Remove a peer that is gone."""
-        ...
+        self._has.pop(peer, None)
+        self._untold.pop(peer, None)
 
     def guests(self) -> list[PeerId]:
         """Return the peers that fetch the blob, as far as we are told."""
-        ...
+        return [*self._has]
 
+    @abstractmethod
     def news(self, now: float) -> dict[PeerId, ChunkSet]:
         """Return the chunks to tell each peer about now; all of them if `now` is infinite."""
-        ...
 
 
-class OpenOffer:
-    """Offer to everybody of all chunks that are here, of a blob of `count` chunks.
+class OpenOffer(Offer):
+    """Offer to everybody of all chunks that are here.
 
     Guests are told at once of chunks that nobody else can give them.  The same message lists all chunks that came since
     their last one.
     """
 
     def __init__(self, count: int, here: ChunkSet, is_member: IsMember) -> None:
-        self._here, self._all, self._is_member = here, (1 << count) - 1, is_member
-        self._untold: dict[PeerId, ChunkSet] = {}
-        """Chunks that came since each guest was told."""
+        super().__init__(count, is_member)
+        self._here = here
         self._told_at: dict[PeerId, float] = {}
         self._firsts: ChunkSet = 0
         """Chunks that nobody had before us, as far as we know."""
-        self._has: dict[PeerId, ChunkSet] = {}
 
     def add(self, chunk: int, *, is_first: bool = False) -> None:
         """Add a chunk that is here now.  is_first: it came from an origin, which shows it to nobody else."""
@@ -300,31 +315,14 @@ class OpenOffer:
 
     def join(self, peer: PeerId, has: ChunkSet, now: float) -> ChunkSet:
         """See `Offer.join`."""
-        place = has_place(peer, self._has, self._all, self._is_member)
-        if isinstance(place, str):
-            self.leave(place)
-        if place:
-            self._has[peer], self._untold[peer], self._told_at[peer] = has, 0, now
+        if self._take_in(peer, has):
+            self._untold[peer], self._told_at[peer] = 0, now
         return self._here
-
-    def got(self, peer: PeerId, chunks: ChunkSet) -> None:
-        """See `Offer.got`."""
-        if peer in self._has:
-            self._has[peer] |= chunks & self._all
-
-    def fed(self, peer: PeerId, chunk: int, now: float) -> None:
-        """See `Offer.fed`."""
-        self.got(peer, 1 << chunk)
 
     def leave(self, peer: PeerId) -> None:
         """See `Offer.leave`."""
-        self._has.pop(peer, None)
-        self._untold.pop(peer, None)
+        super().leave(peer)
         self._told_at.pop(peer, None)
-
-    def guests(self) -> list[PeerId]:
-        """See `Offer.guests`."""
-        return [*self._has]
 
     def news(self, now: float) -> dict[PeerId, ChunkSet]:
         """Return news as `Offer.news` does, without chunks that the guests have."""
@@ -338,13 +336,12 @@ class OpenOffer:
         return news
 
 
-class OriginOffer:
-    """Offer of a blob of `count` chunks that nobody else has, or few."""
+class OriginOffer(Offer):
+    """Offer of a blob that nobody else has, or few."""
 
     def __init__(self, count: int, random_: random.Random, is_member: IsMember) -> None:
-        self._showing, self._all, self._is_member = Superseeding(count, random_), (1 << count) - 1, is_member
-        self._has: dict[PeerId, ChunkSet] = {}
-        self._untold: dict[PeerId, ChunkSet] = {}
+        super().__init__(count, is_member)
+        self._showing = Superseeding(count, random_)
 
     @property
     def only_here(self) -> ChunkSet:
@@ -353,15 +350,14 @@ class OriginOffer:
 
     def join(self, peer: PeerId, has: ChunkSet, now: float) -> ChunkSet:
         """See `Offer.join`."""
-        place = has_place(peer, self._has, self._all, self._is_member) or self._place_of_an_idler(peer)
-        if isinstance(place, str):
-            self.leave(place)
-        if place:
-            self._has[peer] = has
+        if self._take_in(peer, has):
             self._showing.join(peer, has)
             self._note(now)
         self._untold.pop(peer, None)
         return self._showing.shown_to(peer)
+
+    def _place(self, peer: PeerId) -> PeerId | bool:
+        return super()._place(peer) or self._place_of_an_idler(peer)
 
     def _place_of_an_idler(self, peer: PeerId) -> PeerId | bool:
         """Return a guest that fetched nothing although it could, to make room; a member makes room only for a member."""
@@ -371,25 +367,18 @@ class OriginOffer:
 
     def got(self, peer: PeerId, chunks: ChunkSet) -> None:
         """See `Offer.got`."""
-        if peer in self._has:
-            self._has[peer] |= chunks & self._all
-            self._showing.got(peer, chunks & self._all)
+        super().got(peer, chunks)
+        self._showing.got(peer, chunks & self._all)
 
     def fed(self, peer: PeerId, chunk: int, now: float) -> None:
         """See `Offer.fed`."""
-        if peer in self._has:
-            self._has[peer] |= 1 << chunk
-            self._showing.fed(peer, chunk, now)
+        self._showing.fed(peer, chunk, now)
+        super().fed(peer, chunk, now)
 
     def leave(self, peer: PeerId) -> None:
         """See `Offer.leave`."""
+        super().leave(peer)
         self._showing.leave(peer)
-        self._has.pop(peer, None)
-        self._untold.pop(peer, None)
-
-    def guests(self) -> list[PeerId]:
-        """See `Offer.guests`."""
-        return [*self._has]
 
     def news(self, now: float) -> dict[PeerId, ChunkSet]:
         """See `Offer.news`."""
