@@ -32,7 +32,6 @@ from protocol.offload import Offload
 from protocol.rollouts.rollouts import Rollouts
 from protocol.rollouts.selection import Selection
 from protocol.run.settings import NodeSettings
-from protocol.tasks.task_sets import TaskSets
 from protocol.trainer_link import ComputeTask, Contribution, Progress, TrainerDied, TrainerGaveUp, TrainerLink
 from protocol.transport.interface import Session
 from protocol.wire.envelope import MAX_NUMBER, Envelope
@@ -163,13 +162,13 @@ class OwnTrainer:
 class Amendments:
     """Changes of the run that wait for a record: the organiser's extension, and what concerns the crowd's sets of tasks."""
 
-    def __init__(self, extensions: Extensions, tasks: TaskSets | None) -> None:
-        self._extensions, self._tasks = extensions, tasks
+    def __init__(self, extensions: Extensions, rollouts: Rollouts | None) -> None:
+        self._extensions, self._rollouts = extensions, rollouts
 
     def next(self) -> bytes | None:
         """Return the amendment for our plans; an extension comes first, as after the end of the run only it leads on."""
-        tasks = self._tasks.amendment if self._tasks is not None else lambda: None
-        return self._extensions.amendment() or tasks()
+        of_tasks = self._rollouts.amendment if self._rollouts is not None else lambda: None
+        return self._extensions.amendment() or of_tasks()
 
     def progress(self, base: Base) -> RunProgress:
         """Return the progress of the run in the round on `base`."""
@@ -177,7 +176,7 @@ class Amendments:
 
     def against(self, tasks: TasksInForce) -> int | None:
         """Return the sets of tasks that our counts exclude."""
-        return self._tasks.against(tasks) if self._tasks is not None else None
+        return self._rollouts.against(tasks) if self._rollouts is not None else None
 
 
 class Contributor:
@@ -200,7 +199,7 @@ class Contributor:
         self._session, self._replica, self._settings, self._offload = session, replica, settings, offload
         self._own, self._trainer, self._activity = trainer, trainer.link, trainer.activity
         self._selection = rollouts.selection if rollouts is not None else None
-        self._occupation = rollouts.occupation if rollouts is not None else None
+        self._occupation = rollouts.status if rollouts is not None else None
         self._amendments = amendments
         self._serials = count()
 

@@ -29,7 +29,8 @@ from protocol.node.rounds import CurrentRound, EarlyReadyBuffer, RoundHandlers, 
 from protocol.node.router import MessageRouter, RateLimitedEmitter
 from protocol.node.state import Ratifier, StateKeeper
 from protocol.offload import Offload
-from protocol.rollouts.rollouts import RolloutCounter, Rollouts
+from protocol.rollouts.rollouts import RolloutCounter, RolloutPeers, Rollouts
+from protocol.rollouts.trainer import SharedTrainer
 from protocol.run.sections import FILE_CHUNK_BYTES
 from protocol.run.settings import NodeSettings, WeightSettings
 from protocol.sync.catch_up import CatchUp
@@ -101,7 +102,7 @@ class Node:
         self.extensions = Extensions(session, guard, replica, offload)
         self._rollouts = self._make_rollouts(trainer)
         self._own_trainer = OwnTrainer(self._trainer, self._pace, activity)
-        amendments = Amendments(self.extensions, self._tasks)
+        amendments = Amendments(self.extensions, self._rollouts)
         self._contributor = Contributor(session, replica, settings, offload, self._own_trainer, amendments, self._rollouts)
         self._ratifier = Ratifier(
             session, guard, replica, offload, self._following, self._keeper.changing, is_copy=settings.is_copy
@@ -116,20 +117,11 @@ class Node:
         """Build this peer's work with rollouts; return None in a run without them."""
         if self._tasks is None:
             return None
-        return Rollouts(
-            self._session,
-            self._guard,
-            self._replica,
-            self._offload,
-            self._swarm,
-            self._membership,
-            self._ejections,
-            self._keeper,
-            self._settings,
-            self._activity,
-            trainer if isinstance(trainer, RolloutLink) else None,
-            self._tasks,
-        )
+        session, replica = self._session, self._replica
+        link = trainer if isinstance(trainer, RolloutLink) else None
+        shared = SharedTrainer(session, replica, self._keeper, link, self._tasks, self._activity, self._settings)
+        peers = RolloutPeers(session.me, self._membership, self._ejections)
+        return Rollouts(session, self._guard, replica, self._offload, self._swarm, peers, shared)
 
     def _generating(self) -> float:
         """Return the tokens a second that a rollout peer generates; 0 in other roles."""

@@ -450,6 +450,15 @@ class Pool:
         ]
         return sorted(found, key=lambda batch: (batch.body.version, batch.root))
 
+    def remember(self, named: frozenset[tuple[PeerId, Hash]]) -> None:
+        """Note that our places in the last records name these batches, by author and root."""
+        self.before = named
+
+    def note_used(self, batches: Sequence[PooledBatch]) -> None:
+        """Note that we have learned from these batches."""
+        for batch in batches:
+            batch.used = True
+
     def note_death(self, batches: Sequence[PooledBatch]) -> None:
         """Note that our trainer process died while it learned from these batches.
 

@@ -23,7 +23,7 @@ from protocol.events.events import Notice
 from protocol.membership.liveness import Membership
 from protocol.offload import Offload
 from protocol.rollouts.trainer import Keeping
-from protocol.tasks.library import Library
+from protocol.tasks.library import BlobKind, Library
 from protocol.transport.interface import Session
 from protocol.wire.hashes import Hash, chunk_hash, tree_root
 from protocol.wire.identity import PeerId
@@ -55,7 +55,7 @@ class Reference:
         self._sources, self._files = sources, replica.store.reference
         self._round, self._size = manifest.rl.warm_rounds, manifest.reference_bytes
         self._piece = manifest.checkpoint_chunk_bytes
-        self._library = Library(session, self._files, swarm, offload, "reference", self._piece, at_once=1)
+        self._library = Library(session, self._files, swarm, offload, BlobKind("reference", self._piece, at_once=1))
         self._known: tuple[Hash, Hash] | None = None
         """Tip that rollouts began on, and the root of the weights there."""
         self._named_by: Hash | None = None

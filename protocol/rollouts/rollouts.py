@@ -13,12 +13,13 @@ from typing import Protocol
 import trio
 
 from protocol.blobs.swarm import Swarm
+from protocol.chain.progress import TasksInForce
 from protocol.chain.replica import Replica
 from protocol.disk import StoreFailed
 from protocol.events.events import BatchJudged, Event, Notice, RolloutsGenerated
 from protocol.events.rollout_tally import ACCEPTED, REJECTED, STALE, RolloutTally
 from protocol.events.status import RolloutStatus, WhyIdle
-from protocol.membership.activity import Activity, Pause
+from protocol.membership.activity import Pause
 from protocol.membership.liveness import Liveness, Membership
 from protocol.offload import Offload
 from protocol.rollouts.batch import PooledBatch, beacon_of
@@ -43,13 +44,11 @@ from protocol.rollouts.events import (
 )
 from protocol.rollouts.pool import Pool
 from protocol.rollouts.reference import reference_of
-from protocol.rollouts.selection import GivenTasks, Selection
-from protocol.rollouts.trainer import WORK, Keeping, KeptVersions, TrainerLock, WorkStatus
+from protocol.rollouts.selection import Selection
+from protocol.rollouts.trainer import SharedTrainer, WorkStatus
 from protocol.rollouts.trust import PLACES, KeptStanding
 from protocol.rollouts.worker import RETRY_S, Checking, Fetching, Repeating, RolloutMaker
-from protocol.run.settings import NodeSettings
-from protocol.tasks.library import Library
-from protocol.tasks.task_sets import TaskSets
+from protocol.tasks.library import BlobKind, Library
 from protocol.trainer_link import RolloutLink, TrainerDied, TrainerGaveUp
 from protocol.transport.handlers import Guard, Statement, hears
 from protocol.transport.interface import Acceptance, Session
@@ -123,6 +122,7 @@ class RolloutCounter:
 # ------------------------------------------------------------------------------------------------------------------------
 
 
+BATCHES = BlobKind("rollouts", ROLLOUT_CHUNK_BYTES, at_once=2 * PLACES)
 LOOK_S = 0.25
 MOST_PENDING = 16
 """Number of our batches without a verdict at which we make no more."""
@@ -143,10 +143,34 @@ class Liars(Container[object], Protocol):
         ...
 
 
+class RolloutPeers:
+    """Peers of a run by their part in rollouts.  me: this peer.  liars: proven ones."""
+
+    def __init__(self, me: PeerId, membership: Membership, liars: Liars) -> None:
+        self.me, self.membership, self.liars = me, membership, liars
+
+    def validators(self) -> frozenset[PeerId]:
+        """Return the other live validators that do not rest: nobody waits for a resting one."""
+        live = {*self.membership.live_peers()}
+        return frozenset(
+            peer
+            for peer, known in self.membership
+            if peer in live
+            and known.heartbeat.role is Role.VALIDATOR
+            and known.heartbeat.phase is not Phase.PAUSED
+            and peer not in self.liars
+        )
+
+    def makers(self) -> frozenset[PeerId]:
+        """Return the rollout peers that were connected to us since we started."""
+        known = [(peer, each) for peer, each in self.membership if each.liveness is not Liveness.UNPROVEN]
+        return frozenset(peer for peer, each in known if each.heartbeat.role is Role.ROLLOUT)
+
+
 class Rollouts:
     """Rollouts at one node, in a run that has them; `run` it.
 
-    link: the trainer process, at peers whose trainer process can generate and verify.  liars: proven ones.
+    selection: chooses what a trainer learns from.
     """
 
     def __init__(
@@ -156,47 +180,32 @@ class Rollouts:
         replica: Replica,
         offload: Offload,
         swarm: Swarm,
-        membership: Membership,
-        liars: Liars,
-        keeping: Keeping,
-        settings: NodeSettings,
-        activity: Activity,
-        link: RolloutLink | None,
-        tasks: TaskSets,
+        peers: RolloutPeers,
+        trainer: SharedTrainer,
     ) -> None:
         rl = replica.manifest.rl
         assert rl is not None, "no run with rollouts"
-        self._session, self._guard, self._replica, self._offload = session, guard, replica, offload
-        self._membership, self._liars, self._settings, self._rl, self._link = membership, liars, settings, rl, link
-        self._files = replica.store.rollouts
-        self._pool = pool = Pool(session.me, settings.role, rl, self._draw)
-        self._standing, self._tasks = KeptStanding(session, pool.standing, replica.store, offload), tasks
-        self._library = Library(
-            session, self._files, swarm, offload, "rollouts", ROLLOUT_CHUNK_BYTES, at_once=2 * PLACES, needed=pool.needs
-        )
+        self._session, self._guard, self._replica, self._offload, self._rl = session, guard, replica, offload, rl
+        self._peers, self._trainer, self._files = peers, trainer, replica.store.rollouts
+        self._pool = pool = Pool(session.me, trainer.role, rl, self._draw)
+        self._standing = KeptStanding(session, pool.standing, replica.store, offload)
+        self._library = Library(session, self._files, swarm, offload, BATCHES, pool.needs)
         self._repeating = Repeating(session)
         self._fetching = Fetching(session, guard, self._library, pool, rl.judge_s, self._handle)
         self._tip: Hash | None = None
         self._length = 0
         self._reminded_at, self._reminded = trio.current_time(), 0
         self._nursery: trio.Nursery | None = None
-        self._turn = TrainerLock()
-        self._checking = Checking(session, rl, self._files, self._turn, tasks)
-        self.selection = Selection(session, self._pool, self._files, self._turn, rl.batches_per_round, tasks)
-        self.selection.reference = reference_of(session, replica, offload, swarm, membership, keeping, settings.role)
-        self._kept: KeptVersions | None = None
-        self._given: GivenTasks | None = None
-        self._worker: RolloutMaker | None = None
+        self._checking = Checking(session, rl, self._files, trainer.lock, trainer.tasks)
+        self._reference = reference_of(session, replica, offload, swarm, peers.membership, trainer.keeping, trainer.role)
+        self.selection = Selection(session, pool, self._files, trainer, rl.batches_per_round, self._reference)
+        self._worker = RolloutMaker(session, rl, self._files, swarm, offload, trainer) if trainer.link is not None else None
         self._pause, self._rests, self._ended = Pause(), False, False
-        self.occupation = WorkStatus(activity, settings.role) if settings.role in WORK and link is not None else None
+
+    @property
+    def status(self) -> WorkStatus | None:
         """Work shown of a rollout peer or a validator; None at other peers."""
-        if link is not None:
-            self._given = self.selection.given = given = GivenTasks(session, tasks, link, self._turn)
-            self._kept = kept = KeptVersions(replica, keeping, link, self._turn, rl.max_async)
-            incarnation = settings.incarnation
-            self._worker = RolloutMaker(
-                session, rl, self._files, swarm, offload, link, self._turn, kept, given, tasks, incarnation
-            )
+        return self._trainer.status
 
     @property
     def waiting(self) -> int:
@@ -205,7 +214,7 @@ class Rollouts:
         At a rollout peer these are our batches that nobody judged, at a validator the batches to be verified here, and at a
         trainer the batches to be decided.
         """
-        role, me = self._settings.role, self._session.me
+        role, me = self._trainer.role, self._session.me
         if role is Role.ROLLOUT:
             return sum(batch.author == me and not batch.judgements for batch in self._pool)
         if role is Role.VALIDATOR:
@@ -224,13 +233,13 @@ class Rollouts:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             nursery.start_soon(self._again, self._look)
-            if self.selection.reference is not None:
-                nursery.start_soon(self._again, self.selection.reference.run)
-            if self._kept is not None:
-                nursery.start_soon(self._again, self._follow, self._kept)
-                if self._settings.role in (Role.TRAINER, Role.VALIDATOR):
-                    nursery.start_soon(self._again, self._check, self._link)
-                if self._settings.role is Role.ROLLOUT:
+            if self._reference is not None:
+                nursery.start_soon(self._again, self._reference.run)
+            if self._trainer.link is not None:
+                nursery.start_soon(self._again, self._follow)
+                if self._trainer.role in (Role.TRAINER, Role.VALIDATOR):
+                    nursery.start_soon(self._again, self._check, self._trainer.link)
+                if self._trainer.role is Role.ROLLOUT:
                     nursery.start_soon(self._again, self._work)
 
     async def _begin(self) -> None:
@@ -257,11 +266,11 @@ class Rollouts:
     async def _look(self) -> None:
         while True:
             self._move()
-            self._turn.look()
+            self._trainer.lock.look()
             for peer in {batch.author for batch in self._pool}:
-                if peer in self._liars and not self._pool.standing.aside(peer):
-                    self._handle(Ejected(peer, self._liars.reason(peer)))
-            self._handle(PoolTick(self._validators(), self._ready_tips()))
+                if peer in self._peers.liars and not self._pool.standing.aside(peer):
+                    self._handle(Ejected(peer, self._peers.liars.reason(peer)))
+            self._handle(PoolTick(self._validators(), self._trainer.ready_tips()))
             self._fetching.end_useless()
             await self._standing.keep(trio.current_time())
             self._remind(trio.current_time())
@@ -280,28 +289,10 @@ class Rollouts:
         for batch in some:
             self._repeating.say(batch.raw, times=1)
 
-    def _ready_tips(self) -> dict[int, Hash]:
-        """Return the tips of versions for which the trainer process has the weights and the tasks."""
-        if self._kept is None or self._given is None:
-            return {}
-        return {version: tip for version, tip in self._kept.tips.items() if self._given.holds(version)}
-
     def _validators(self) -> frozenset[PeerId]:
-        """Return the live validators that do not rest: nobody waits for a resting one."""
-        live = {*self._membership.live_peers()}
-        found = {
-            peer
-            for peer, known in self._membership
-            if peer in live and known.heartbeat.role is Role.VALIDATOR and known.heartbeat.phase is not Phase.PAUSED
-        }
-        if self._settings.role is Role.VALIDATOR and not self._pause.on:
-            found.add(self._session.me)
-        return frozenset(peer for peer in found if peer not in self._liars)
-
-    def _makers(self) -> frozenset[PeerId]:
-        """Return the rollout peers that were connected to us since we started."""
-        known = [(peer, each) for peer, each in self._membership if each.liveness is not Liveness.UNPROVEN]
-        return frozenset(peer for peer, each in known if each.heartbeat.role is Role.ROLLOUT)
+        """Return the live validators, including us if we are one and do not rest."""
+        works = self._trainer.role is Role.VALIDATOR and not self._pause.on
+        return self._peers.validators() | ({self._session.me} if works else frozenset())
 
     def _move(self) -> None:
         history = self._replica.history
@@ -312,9 +303,17 @@ class Rollouts:
         length = self._length
         oldest = max(0, length - self._rl.max_async)
         tips = {oldest + at: tip for at, tip in enumerate(history.tips(oldest, length + 1 - oldest))}
-        self._turn.moved(tips)
+        self._trainer.lock.moved(tips)
         trainers = {version: history.roster_at(version).contributors for version in tips}
-        self._handle(TipChanged(length, tips, trainers, history.roster.electorate.electors, self._makers(), before))
+        self._handle(TipChanged(length, tips, trainers, history.roster.electorate.electors, self._peers.makers(), before))
+
+    def amendment(self) -> bytes | None:
+        """Return the organiser's newest amendment for our plans, once we have its sets of tasks."""
+        return self._trainer.tasks.amendment(self._trainer.can_use)
+
+    def against(self, tasks: TasksInForce) -> int | None:
+        """Return the sets of tasks that fall out by our counts, or are lost, in the form of our READY."""
+        return self._trainer.tasks.against(tasks)
 
     def rest(self, on: bool) -> None:
         """Rest, or go on, because the owner or the computer says so; the batches made so far are served all the same."""
@@ -331,9 +330,7 @@ class Rollouts:
         if on == self._pause.on:
             return
         (self._pause.begin if on else self._pause.end)()
-        self._turn.rest(on)
-        if self._link is not None and self._settings.role is not Role.TRAINER:  # a trainer's process is told already
-            (self._link.pause if on else self._link.resume)()
+        self._trainer.rest(on)
 
     # -- hearing ------------------------------------------------------------------------------------------------------
 
@@ -356,7 +353,7 @@ class Rollouts:
     def _hear(self, sender: PeerId, event: PoolEvent) -> Acceptance:
         heard = self._handle(event) if self._nursery is not None else False
         if isinstance(heard, Contrary):
-            self._liars.accuse(sender, heard.first, heard.second)
+            self._peers.liars.accuse(sender, heard.first, heard.second)
             return Acceptance.IGNORE
         return Acceptance.of_news(heard)
 
@@ -377,9 +374,9 @@ class Rollouts:
                 case GossipVerdicts():
                     self._repeating.say(self._session.seal(effect.body).raw)
                 case Compare():
-                    self._tasks.note_scores(self._checking.problems(effect.batch), effect.ours, effect.theirs)
+                    self._trainer.tasks.note_scores(self._checking.problems(effect.batch), effect.ours, effect.theirs)
                 case Discard():
-                    self._fetching.unwanted.append(effect.root)
+                    self._fetching.discard(effect.root)
                 case GossipDeal():
                     self._deal(effect.batch)
                 case FetchBatch():
@@ -396,12 +393,10 @@ class Rollouts:
 
     # -- the trainer process ------------------------------------------------------------------------------------------
 
-    async def _follow(self, kept: KeptVersions) -> None:
+    async def _follow(self) -> None:
         while True:
             try:
-                await kept.follow()
-                if self._given is not None:
-                    await self._given.follow()
+                await self._trainer.follow()
             except TrainerGaveUp:
                 await trio.sleep_forever()  # the starter of the trainer ends this peer, with the reason
             except TrainerDied:
@@ -415,26 +410,26 @@ class Rollouts:
             checks = [effect.batch for effect in found if isinstance(effect, VerifyBatch)]
             for batch in checks:
                 self._show_work()
-                self._handle(await self._checking.check(link, batch, self._ready_tips))
+                self._handle(await self._checking.check(link, batch, self._trainer.ready_tips))
             if not checks:
                 self._show_idle(WhyIdle.NOTHING_TO_CHECK, "no batch that this peer is to check is here")
                 await trio.sleep(LOOK_S)
 
     def _show_work(self) -> None:
-        if self.occupation is not None:
-            self.occupation.works()
+        if self.status is not None:
+            self.status.works()
 
     def _show_idle(self, why: WhyIdle, detail: str) -> None:
         """Show that we are idle; a reason that keeps the trainer process from working comes before the given one."""
-        missing = self._given.missing(self._replica.history.length) if self._given is not None else ""
-        if self._link is not None and self._link.pid is None:
+        trainer, missing = self._trainer, self._trainer.missing(self._replica.history.length)
+        if trainer.link is not None and trainer.link.pid is None:
             why, detail = WhyIdle.TRAINER_RESTARTING, "the trainer process is not ready"
-        elif self._kept is not None and not self._kept.tips:
+        elif trainer.versions is not None and not trainer.versions.tips:
             why, detail = WhyIdle.WAITING_FOR_WEIGHTS, "the trainer has no weights yet"
         elif missing:
             why, detail = WhyIdle.FETCHING_TASKS, missing[:200]
-        if self.occupation is not None:
-            self.occupation.idles(why, detail, trio.current_time())
+        if self.status is not None:
+            self.status.idles(why, detail, trio.current_time())
 
     async def _work(self) -> None:
         assert self._worker is not None
@@ -456,7 +451,7 @@ class Rollouts:
             if self._handle(BatchHeard(self._session.me, body, envelope.raw)):
                 self._repeating.say(envelope.raw)
             else:
-                self._fetching.unwanted.append(Hash(body.root))  # the batch is too old by now
+                self._fetching.discard(Hash(body.root))  # the batch is too old by now
             if body.version > forgotten:
                 forgotten = body.version
                 await self._worker.forget_before(forgotten - self._rl.max_async)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from math import inf
@@ -11,90 +11,18 @@ from pathlib import Path
 import trio
 
 from protocol.blobs.store import BlobStore
-from protocol.events.events import Notice, RolloutsUsed
+from protocol.events.events import RolloutsUsed
 from protocol.events.status import WhyIdle
 from protocol.rollouts.batch import PooledBatch
 from protocol.rollouts.pool import Pool
 from protocol.rollouts.reference import Reference
-from protocol.rollouts.trainer import TrainerLock
+from protocol.rollouts.trainer import SharedTrainer
 from protocol.tasks.counting import LEAST_CLEAN
-from protocol.tasks.task_sets import TaskSets
-from protocol.trainer_link import Contribution, RolloutLink, SharedTaskFile
+from protocol.trainer_link import Contribution
 from protocol.transport.interface import Session
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Learned, UsedBatch, learned_from
-from protocol.wire.rollouts import AdmittedSet, Place
-
-# ------------------------------------------------------------------------------------------------------------------------
-# Sets of tasks in the trainer process: it is given the sets of the versions, and a missing set is reported.
-
-
-AGAIN_S = 60.0
-"""Seconds after which sets that could not be used are tried again."""
-
-
-class GivenTasks:
-    """Sets of tasks that one trainer process has.
-
-    A version whose sets it lacks is not generated with, judged or learned from.
-    """
-
-    def __init__(self, session: Session, tasks: TaskSets, link: RolloutLink, turn: TrainerLock) -> None:
-        self._session, self._tasks, self._link, self._turn = session, tasks, link, turn
-        self._given: Mapping[Place, SharedTaskFile] = {}
-        self._held: frozenset[Place] = frozenset()
-        self._pid: int | None = None
-        self._again_at, self._told = inf, ""
-        tasks.opened = self._has
-
-    def _has(self, sets: Sequence[AdmittedSet]) -> bool:
-        return not sets or (self._pid == self._link.pid and self._held.issuperset(each.place for each in sets))
-
-    def holds(self, version: int) -> bool:
-        """Return True if the process has all sets of a version of our chain."""
-        return self._has(self._tasks.at(version).live)
-
-    def missing(self, version: int) -> str:
-        """Return the reason why a version has to wait, as a sentence; empty if it need not wait."""
-        for each in self._tasks.at(version).live:
-            if each.root not in self._tasks.files.digests:
-                return f"the tasks of the set {each.name} ({each.root.hex()[:12]}) are still being fetched"
-            if each.place in self._tasks.unusable:
-                return f"the tasks of the set {each.name} cannot be used here: {self._tasks.unusable[each.place]}"
-            if not self._has([each]):
-                return f"the trainer process reads the tasks of the set {each.name}"
-        return ""
-
-    async def follow(self) -> None:
-        """Give the process the sets that it lacks, and now and then the sets that it refused.
-
-        A refused set's file, or this computer, may have been at fault.  Raises `TrainerDied`.
-        """
-        if trio.current_time() >= self._again_at:
-            await self._tasks.files.look_again([root for _, root in self._tasks.unusable])
-        wanted = self._tasks.usable_files()
-        is_given = wanted == self._given and (not wanted or self._pid == self._link.pid)
-        if is_given and trio.current_time() < self._again_at:
-            return
-        async with self._turn.taken():
-            refused = await self._link.use_tasks([*wanted.values()])
-            self._pid = self._link.pid
-        self._given = wanted
-        self._held = frozenset(place for place, file in wanted.items() if file.first not in refused)
-        self._tasks.unusable = {place: refused[file.first] for place, file in wanted.items() if file.first in refused}
-        self._again_at = trio.current_time() + AGAIN_S if refused else inf
-        self._tell()
-
-    def _tell(self) -> None:
-        text = "; ".join(self._tasks.unusable.values())
-        if text and text != self._told:
-            self._session.emit(Notice("warning", f"a set of tasks cannot be used here: {text}"))
-        self._told = text
-
-
-# ------------------------------------------------------------------------------------------------------------------------
-
 
 LOOK_S = 0.25
 
@@ -125,23 +53,25 @@ class Chosen:
 class Selection:
     """Selection of batches at one trainer.
 
-    wanted: batches of a round.  given: the sets of tasks that the trainer process has.  reference: the weights that the KL
-    term compares with, in a run that has one.
+    wanted: batches of a round.  reference: the weights that the KL term compares with, in a run that has one.
     """
 
-    given: GivenTasks | None = None
-    reference: Reference | None = None
-
     def __init__(
-        self, session: Session, pool: Pool, files: BlobStore, turn: TrainerLock, wanted: int, tasks: TaskSets
+        self,
+        session: Session,
+        pool: Pool,
+        files: BlobStore,
+        trainer: SharedTrainer,
+        wanted: int,
+        reference: Reference | None = None,
     ) -> None:
-        self._session, self._pool, self._files, self._turn, self.wanted = session, pool, files, turn, wanted
-        self._tasks = tasks
+        self._session, self._pool, self._files, self._trainer, self.wanted = session, pool, files, trainer, wanted
+        self._tasks, self.reference = trainer.tasks, reference
         self._hurried, self._begun = False, 0.0
 
     def remember(self, before: frozenset[tuple[PeerId, Hash]]) -> None:
         """Note that we have learned from these batches already, by author and root."""
-        self._pool.before = before
+        self._pool.remember(before)
 
     def hurry(self) -> None:
         """Begin with the batches that are here, if there are any: the others wait for us."""
@@ -149,7 +79,7 @@ class Selection:
 
     def alone(self) -> AbstractAsyncContextManager[None]:
         """Hold the trainer process exclusively, for a round that reads text."""
-        return self._turn.taken()
+        return self._trainer.lock.taken()
 
     @asynccontextmanager
     async def chosen(self, round: int, on_wait: Callable[[WhyIdle, str], None]) -> AsyncIterator[Chosen]:
@@ -166,7 +96,7 @@ class Selection:
             while lacking := self._lacking(round, len(self._usable(round))):
                 on_wait(*lacking)
                 await trio.sleep(LOOK_S)
-            async with self._turn.taken():
+            async with self._trainer.lock.taken():
                 usable = self._usable(round)
                 if self._lacking(round, len(usable)):
                     continue
@@ -185,7 +115,7 @@ class Selection:
             return WhyIdle.FETCHING_REFERENCE, missing
         if usable >= least:
             return None
-        if self.given is not None and (missing := self.given.missing(round)):
+        if missing := self._trainer.missing(round):
             return WhyIdle.FETCHING_TASKS, missing
         return WhyIdle.WAITING_FOR_ROLLOUTS, f"{usable} of {self.wanted} accepted batches of rollouts are here"
 
@@ -198,8 +128,7 @@ class Selection:
 
     def _usable(self, round: int) -> list[PooledBatch]:
         """Return the batches that we have not learned from and whose tasks the trainer process has."""
-        given = self.given
-        return [batch for batch in self._pool.usable(round) if given is None or given.holds(batch.body.version)]
+        return [batch for batch in self._pool.usable(round) if self._trainer.has_tasks(batch.body.version)]
 
     def note_death(self, chosen: Chosen) -> None:
         """Note that the trainer process died while it learned from these batches."""
@@ -213,8 +142,7 @@ class Selection:
         learned = chosen.learned(contribution.reward)
         if learned is None:
             return None
-        for batch in chosen.batches:
-            batch.used = True
+        self._pool.note_used(chosen.batches)
         makers = [
             batch.author if self._pool.standing.clean(batch.author) >= LEAST_CLEAN else None for batch in chosen.batches
         ]

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from math import inf
 from typing import Protocol
 
 import trio
 
 from protocol.chain.replica import Replica
+from protocol.events.events import Notice
 from protocol.events.status import WhyIdle
 from protocol.membership.activity import Activity
-from protocol.trainer_link import RolloutLink, StateMark
+from protocol.run.settings import NodeSettings
+from protocol.tasks.task_sets import TaskSets
+from protocol.trainer_link import RolloutLink, SharedTaskFile, StateMark
+from protocol.transport.interface import Session
 from protocol.wire.hashes import Hash
 from protocol.wire.presence import Phase, Role
+from protocol.wire.rollouts import AdmittedSet, Place
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Work status of a rollout peer or a validator: that it computes, or the one reason why not.
@@ -193,3 +199,132 @@ class KeptVersions:
         held = {} if self._pid != pid else {version: known for version, known in self._tips.items() if version < rounds}
         held[rounds], self._pid = tip, pid
         self._tips = {version: held[version] for version in sorted(held)[-self._most :]}
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Sets of tasks in the trainer process: it is given the sets of the versions, and a missing set is reported.
+
+
+AGAIN_S = 60.0
+"""Seconds after which sets that could not be used are tried again."""
+
+
+class GivenTasks:
+    """Sets of tasks that one trainer process has.
+
+    A version whose sets it lacks is not generated with, judged or learned from.
+    """
+
+    def __init__(self, session: Session, tasks: TaskSets, link: RolloutLink, turn: TrainerLock) -> None:
+        self._session, self._tasks, self._link, self._turn = session, tasks, link, turn
+        self._given: Mapping[Place, SharedTaskFile] = {}
+        self._held: frozenset[Place] = frozenset()
+        self._pid: int | None = None
+        self._again_at, self._told = inf, ""
+
+    def has(self, sets: Sequence[AdmittedSet]) -> bool:
+        """Return True if the process has all of these sets."""
+        return not sets or (self._pid == self._link.pid and self._held.issuperset(each.place for each in sets))
+
+    def holds(self, version: int) -> bool:
+        """Return True if the process has all sets of a version of our chain."""
+        return self.has(self._tasks.at(version).live)
+
+    def missing(self, version: int) -> str:
+        """Return the reason why a version has to wait, as a sentence; empty if it need not wait."""
+        for each in self._tasks.at(version).live:
+            if each.root not in self._tasks.files.digests:
+                return f"the tasks of the set {each.name} ({each.root.hex()[:12]}) are still being fetched"
+            if each.place in self._tasks.unusable:
+                return f"the tasks of the set {each.name} cannot be used here: {self._tasks.unusable[each.place]}"
+            if not self.has([each]):
+                return f"the trainer process reads the tasks of the set {each.name}"
+        return ""
+
+    async def follow(self) -> None:
+        """Give the process the sets that it lacks, and now and then the sets that it refused.
+
+        A refused set's file, or this computer, may have been at fault.  Raises `TrainerDied`.
+        """
+        if trio.current_time() >= self._again_at:
+            await self._tasks.files.look_again([root for _, root in self._tasks.unusable])
+        wanted = self._tasks.usable_files()
+        is_given = wanted == self._given and (not wanted or self._pid == self._link.pid)
+        if is_given and trio.current_time() < self._again_at:
+            return
+        async with self._turn.taken():
+            refused = await self._link.use_tasks([*wanted.values()])
+            self._pid = self._link.pid
+        self._given = wanted
+        self._held = frozenset(place for place, file in wanted.items() if file.first not in refused)
+        self._tasks.note_unusable({place: refused[file.first] for place, file in wanted.items() if file.first in refused})
+        self._again_at = trio.current_time() + AGAIN_S if refused else inf
+        self._tell()
+
+    def _tell(self) -> None:
+        text = "; ".join(self._tasks.unusable.values())
+        if text and text != self._told:
+            self._session.emit(Notice("warning", f"a set of tasks cannot be used here: {text}"))
+        self._told = text
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+
+
+class SharedTrainer:
+    """Part of one peer in rollouts: its role, its trainer process, and the versions and tasks that the process holds.
+
+    link: the trainer process, if it can generate and verify.  tasks: the sets of tasks of this peer.  status: work shown of
+    a rollout peer or a validator; None at other peers.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        replica: Replica,
+        keeping: Keeping,
+        link: RolloutLink | None,
+        tasks: TaskSets,
+        activity: Activity,
+        settings: NodeSettings,
+    ) -> None:
+        assert replica.manifest.rl is not None, "no run with rollouts"
+        self.link, self.tasks, self.keeping = link, tasks, keeping
+        self.role, self.incarnation = settings.role, settings.incarnation
+        self.lock = TrainerLock()
+        self.status = WorkStatus(activity, self.role) if self.role in WORK and link is not None else None
+        self.versions: KeptVersions | None = None
+        self._given: GivenTasks | None = None
+        if link is not None:
+            self.versions = KeptVersions(replica, keeping, link, self.lock, replica.manifest.rl.max_async)
+            self._given = GivenTasks(session, tasks, link, self.lock)
+
+    def has_tasks(self, version: int) -> bool:
+        """Return True if the process has all sets of a version of our chain, or there is no process."""
+        return self._given is None or self._given.holds(version)
+
+    def can_use(self, sets: Sequence[AdmittedSet]) -> bool:
+        """Return True if the process has all of these sets, or there is no process."""
+        return self._given is None or self._given.has(sets)
+
+    def missing(self, version: int) -> str:
+        """Return the reason why a version has to wait for its tasks, as a sentence; empty if it need not wait."""
+        return self._given.missing(version) if self._given is not None else ""
+
+    def ready_tips(self) -> dict[int, Hash]:
+        """Return the tips of versions for which the process has the weights and the tasks."""
+        if self.versions is None:
+            return {}
+        return {version: tip for version, tip in self.versions.tips.items() if self.has_tasks(version)}
+
+    async def follow(self) -> None:
+        """Give the process the present version and the sets of tasks that it lacks.  Raises `TrainerDied`."""
+        if self.versions is not None and self._given is not None:
+            await self.versions.follow()
+            await self._given.follow()
+
+    def rest(self, on: bool) -> None:
+        """Begin or end a rest of the peer."""
+        self.lock.rest(on)
+        if self.link is not None and self.role is not Role.TRAINER:  # a trainer's process is told already
+            (self.link.pause if on else self.link.resume)()

@@ -17,8 +17,7 @@ from protocol.offload import Offload
 from protocol.rollouts.batch import PooledBatch, problems_of
 from protocol.rollouts.events import BatchVerified, Fetched
 from protocol.rollouts.pool import Pool
-from protocol.rollouts.selection import GivenTasks
-from protocol.rollouts.trainer import KeptVersions, TrainerLock
+from protocol.rollouts.trainer import SharedTrainer, TrainerLock
 from protocol.run.sections import RlSection
 from protocol.tasks.library import Library
 from protocol.tasks.task_sets import TaskSets
@@ -175,10 +174,7 @@ class Repeating:
 
 
 class Fetching:
-    """Fetching of batches at one peer.  within_s: limit for one batch.  told: is told the outcome of each fetch.
-
-    unwanted: the roots of bytes to be removed, as soon as nobody reads them.
-    """
+    """Fetching of batches at one peer.  within_s: limit for one batch.  told: is told the outcome of each fetch."""
 
     def __init__(
         self,
@@ -192,7 +188,8 @@ class Fetching:
         self._session, self._guard, self._library, self._pool = session, guard, library, pool
         self._within_s, self._told = within_s, told
         self._under_way: dict[trio.CancelScope, PooledBatch] = {}
-        self.unwanted: deque[Hash] = deque()
+        self._unwanted: deque[Hash] = deque()
+        """Roots of bytes to be removed, as soon as nobody reads them."""
         self._trouble = ""
 
     async def fetch(self, batch: PooledBatch) -> None:
@@ -212,7 +209,11 @@ class Fetching:
             await trio.sleep(RETRY_S)
         self._told(Fetched(batch.author, batch.root, here))
         if here is None:
-            self.unwanted.append(batch.root)  # the partial bytes, unless they are fetched again
+            self.discard(batch.root)  # the partial bytes, unless they are fetched again
+
+    def discard(self, root: Hash) -> None:
+        """Remove these bytes as soon as nobody reads them."""
+        self._unwanted.append(root)
 
     def _warn(self, trouble: str) -> None:
         """Warn once, however many batches strangers state: a disk that failed for one fails for the next."""
@@ -228,10 +229,10 @@ class Fetching:
 
     async def remove_unwanted(self) -> None:
         """Remove the unwanted bytes that can be removed now."""
-        for _ in range(len(self.unwanted)):
-            root = self.unwanted.popleft()
+        for _ in range(len(self._unwanted)):
+            root = self._unwanted.popleft()
             if not await self._library.remove(root):
-                self.unwanted.append(root)
+                self._unwanted.append(root)
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -245,7 +246,7 @@ VERSIONS_REMEMBERED = 4096
 
 
 class RolloutMaker:
-    """Work of one rollout peer.  incarnation: of this life."""
+    """Work of one rollout peer."""
 
     def __init__(
         self,
@@ -254,16 +255,11 @@ class RolloutMaker:
         files: BlobStore,
         swarm: Swarm,
         offload: Offload,
-        link: RolloutLink,
-        turn: TrainerLock,
-        versions: KeptVersions,
-        given: GivenTasks,
-        tasks: TaskSets,
-        incarnation: int,
+        trainer: SharedTrainer,
     ) -> None:
+        assert trainer.link is not None and trainer.versions is not None, "a peer with a trainer process"
         self._session, self._rl, self._files, self._swarm, self._offload = session, rl, files, swarm, offload
-        self._link, self._turn, self._versions, self._incarnation = link, turn, versions, incarnation
-        self._given, self._tasks = given, tasks
+        self._trainer, self._link, self._versions = trainer, trainer.link, trainer.versions
         self._died_over: tuple[Hash, int] | None = None
         self._next: dict[Hash, int] = {}
         """Number of the next batch at each tip.
@@ -294,7 +290,7 @@ class RolloutMaker:
             return "the trainer has not got the newest weights yet"
         if newest[0] < warm:
             return f"rollouts begin with round {warm}; until then the run reads text"
-        if missing := self._given.missing(newest[0]):
+        if missing := self._trainer.missing(newest[0]):
             return missing
         return "all batches of these weights are made" if self._next.get(newest[1], 0) >= MAX_BATCHES else ""
 
@@ -304,14 +300,14 @@ class RolloutMaker:
         Returns None if there are no weights to make it with, or if it was given up.  Raises `TrainerDied`, `StoreFailed`.
         """
         begun, rl, made = trio.current_time(), self._rl, None
-        async with self._turn.lent() as lent:
+        async with self._trainer.lock.lent() as lent:
             newest = self._versions.newest
             if newest is None or self.obstacle():
                 return None
             version, tip = newest
             lent.about(version, tip)
             number = self._next.get(tip, 0)
-            run, me, sets = self._session.run, self._session.me, self._tasks.at(version)
+            run, me, sets = self._session.run, self._session.me, self._trainer.tasks.at(version)
             problems = problems_of(run, tip, me, number, rl.prompts_per_batch, rl.problems, sets)
             task = GenerateTask(run, version, me, problems, rl.group_size)
             path = self._files.folder / MADE
@@ -373,7 +369,7 @@ class RolloutMaker:
             version=version,
             tip=tip,
             number=number,
-            incarnation=self._incarnation,
+            incarnation=self._trainer.incarnation,
             rollouts=made.rollouts,
             tokens=made.tokens,
             size=size,

@@ -88,8 +88,7 @@ class TaskSetCommands:
             oldest = next((root for root in sets.own if root not in admitted), None)
             if oldest is None:
                 raise CannotAmend(f"{MOST_OF_ONE} of your sets are admitted; ask the organiser to remove one")
-            del sets.own[oldest]
-            sets.offers.drop(oldest)
+            sets.withdraw(oldest)
         try:
             root, size = await sets.files.adopt(source)
             body = TaskSet(name=name, count=count, size=size, root=root)
@@ -99,7 +98,7 @@ class TaskSetCommands:
             raise CannotAmend(f"the tasks cannot be kept: {error}") from error
         except ValueError as error:
             raise CannotAmend(f"the tasks cannot be offered: {error}") from error
-        sets.own[root] = raw
+        sets.own_offer(root, raw)
         sets.hear_offer(self._session.me, body, raw)
         await sets.say(raw)
         return body
@@ -111,7 +110,7 @@ class TaskSetCommands:
         if len(found) != 1:
             raise CannotAmend(f"{len(found)} sets that are offered begin with {name}; `peer tasks list` shows their IDs")
         offer = found[0]
-        self._sets.asked = {offer.root}
+        self._sets.ask_for(offer.root)
         if not await self._sets.files.obtain(nursery, offer.root, offer.body.size, offer.publisher):
             if offer.publisher != self._session.me:
                 self._sets.offers.drop(offer.root)  # the offer may be of another's set, in a false size

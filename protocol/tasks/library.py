@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from random import Random
+from typing import NamedTuple
 
 import trio
 
@@ -30,10 +31,18 @@ TRIES = 3
 RETRY_S = 2.0
 
 
-class Library(BlobFetcher[Hash]):
-    """Store of blobs that are fetched and removed again.  what: their kind, in a word.  chunk_bytes: of all of them.
+class BlobKind(NamedTuple):
+    """Kind of blobs.  what: its name, in a word.  chunk_bytes: of all of them.  at_once: fetches at a time."""
 
-    at_once: fetches at a time.  needed: returns True if a blob is still wanted and must not be removed: several peers may
+    what: str
+    chunk_bytes: int
+    at_once: int = AT_ONCE
+
+
+class Library(BlobFetcher[Hash]):
+    """Store of blobs of one kind that are fetched and removed again.
+
+    needed: returns True if a blob is still wanted and must not be removed: several peers may
     have stated the same bytes.
     """
 
@@ -43,15 +52,12 @@ class Library(BlobFetcher[Hash]):
         store: BlobStore,
         swarm: Swarm,
         offload: Offload,
-        what: str,
-        chunk_bytes: int,
-        *,
-        at_once: int = AT_ONCE,
+        kind: BlobKind,
         needed: Callable[[Hash], bool] = lambda root: False,
     ) -> None:
         super().__init__(session, swarm, store, offload)
-        self._what, self._chunk_bytes = what, chunk_bytes
-        self._places, self._needed, self._removing = trio.CapacityLimiter(at_once), needed, trio.Lock()
+        self._what, self._chunk_bytes = kind.what, kind.chunk_bytes
+        self._places, self._needed, self._removing = trio.CapacityLimiter(kind.at_once), needed, trio.Lock()
         self._random = Random(session.me)
 
     async def obtain(self, root: Hash, size: int, number: int, first: Container[PeerId], within_s: float) -> bool:
@@ -110,7 +116,7 @@ class SetFiles:
 
     def __init__(self, session: Session, guard: Guard, files: BlobStore, offload: Offload, swarm: Swarm) -> None:
         self._session, self._guard, self._files, self._offload, self._swarm = session, guard, files, offload, swarm
-        self._library = Library(session, files, swarm, offload, "tasks", TASK_CHUNK_BYTES)
+        self._library = Library(session, files, swarm, offload, BlobKind("tasks", TASK_CHUNK_BYTES))
         self.digests: dict[Hash, str] = {}
         self._coming: dict[Hash, trio.Event] = {}
 

@@ -217,9 +217,8 @@ OWN = 1 << 50
 class TaskSets:
     """Sets of tasks at one node, in a run with rollouts; `run` it.
 
-    own: our offers.  asked: sets that our owner wants.  counting: outcomes of tasks, at a trainer.  opened: returns True if
-    the trainer process can use these sets.  unusable: the sets that it cannot use, and why.  lost: sets in force that could
-    not be fetched or used for long.
+    own: our offers.  asked: sets that our owner wants.  counting: outcomes of tasks, at a trainer.  unusable: the sets that
+    the trainer process cannot use, and why.  lost: sets in force that could not be fetched or used for long.
     """
 
     def __init__(self, session: Session, guard: Guard, replica: Replica, offload: Offload, swarm: Swarm) -> None:
@@ -237,7 +236,6 @@ class TaskSets:
         self._seen = TasksInForce()
         self.lost = LostSets(session, replica)
         self.counting = Counting()
-        self.opened: Callable[[Sequence[AdmittedSet]], bool] = lambda sets: True
         self.unusable: Mapping[Place, str] = {}
 
     # -- life ---------------------------------------------------------------------------------------------------------
@@ -356,14 +354,34 @@ class TaskSets:
             if (root := Hash(each.root)) in self.files.digests
         }
 
-    def amendment(self) -> bytes | None:
-        """Return the amendment for our plans: the newest one, once its sets are here and can be used."""
+    def note_unusable(self, unusable: Mapping[Place, str]) -> None:
+        """Note the sets that the trainer process cannot use, and why."""
+        self.unusable = unusable
+
+    def own_offer(self, root: Hash, raw: bytes) -> None:
+        """Take an offer of ours over, to repeat it and to keep its set."""
+        self.own[root] = raw
+
+    def withdraw(self, root: Hash) -> None:
+        """Repeat an offer of ours no more."""
+        del self.own[root]
+        self.offers.drop(root)
+
+    def ask_for(self, root: Hash) -> None:
+        """Keep this set, and no other one that our owner wanted before."""
+        self.asked = {root}
+
+    def amendment(self, can_use: Callable[[Sequence[AdmittedSet]], bool]) -> bytes | None:
+        """Return the amendment for our plans: the newest one, once its sets are here and can be used.
+
+        can_use: returns True if the trainer process has these sets.
+        """
         following = self._newest.next(self.in_force)
         if following is None:
             return None
         body, raw = following
         are_here = all(each.root in self.files.digests for each in body.sets)
-        return raw if are_here and self.opened(body.sets) else None
+        return raw if are_here and can_use(body.sets) else None
 
     def note_tried(self, tried: Iterable[Tried], makers: Sequence[PeerId | None]) -> None:
         """Count as `Counting.note_tried`, for rollouts of versions of our chain."""

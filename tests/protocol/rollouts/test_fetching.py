@@ -17,6 +17,7 @@ from protocol.chain.progress import TasksInForce
 from protocol.disk import Disk, StoreFull
 from protocol.events.events import Event, Notice
 from protocol.rollouts.events import Ejected, FetchBatch, Fetched
+from protocol.rollouts.rollouts import BATCHES
 from protocol.rollouts.trainer import TrainerLock
 from protocol.rollouts.worker import RETRY_S, Fetching, RolloutMaker
 from protocol.tasks.library import Library
@@ -52,7 +53,7 @@ class Stage:
         swarm: Any = self
         guard: Any = self
         self.members = SimpleNamespace(has_member=lambda peer: False)
-        library = Library(session, self.files, swarm, inline, "rollouts", ROLLOUT_CHUNK_BYTES, needed=self.table.pool.needs)
+        library = Library(session, self.files, swarm, inline, BATCHES, self.table.pool.needs)
         self.fetching = Fetching(session, guard, library, self.table.pool, RL.judge_s, self._take)
 
     def _take(self, fetched: Fetched) -> None:
@@ -103,10 +104,10 @@ def test_nothing_stays_of_a_batch_whose_maker_is_set_aside_while_it_comes(tmp_pa
             await trio.testing.wait_all_tasks_blocked()
             for effect in stage.table.tell(Ejected(WORKER, "two batches of one number")):
                 if hasattr(effect, "root"):
-                    stage.fetching.unwanted.append(effect.root)
+                    stage.fetching.discard(effect.root)
             stage.fetching.end_useless()
         await stage.fetching.remove_unwanted()
-        assert stage.on_disk == [] and not stage.fetching.unwanted
+        assert stage.on_disk == [] and not stage.fetching._unwanted
         assert len(stage.told) == 1, "whatever came of it, its place is free"
 
     play(main)
@@ -155,7 +156,9 @@ def test_a_batch_of_ours_that_cannot_be_stated_for_want_of_room_takes_none(tmp_p
             missing=lambda version: "",
             at=lambda version: TasksInForce(),
         )
-        worker = RolloutMaker(others, RL, files, others, inline, others, TrainerLock(), others, others, others, 1)
+        others.link = others.versions = others.tasks = others
+        others.lock, others.incarnation = TrainerLock(), 1
+        worker = RolloutMaker(others, RL, files, others, inline, others)
         for _ in range(3):
             with pytest.raises(StoreFull):
                 await worker.make(lambda done, total: None)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import trio
 import trio.testing
 
 from protocol.chain.progress import TasksInForce, first_problem
-from protocol.rollouts.selection import AGAIN_S, GivenTasks
-from protocol.rollouts.trainer import TrainerLock
+from protocol.rollouts.trainer import AGAIN_S, GivenTasks, TrainerLock
 from protocol.tasks.task_sets import TaskSets
 from protocol.trainer_link import SharedTaskFile
 from protocol.wire.hashes import Hash
@@ -39,6 +39,7 @@ class Stage:
         files = SimpleNamespace(digests=self.digests, path=lambda root: Path(root.hex()), look_again=self.look_again)
         self.sets: Any = SimpleNamespace(files=files, unusable={}, at=lambda version: self.tasks, _versions=lambda: [3])
         self.sets.usable_files = self.usable_files
+        self.sets.note_unusable = partial(TaskSets.note_unusable, cast(Any, self.sets))
         others: Any = self
         self.held = GivenTasks(others, others.sets, others, TrainerLock())
 

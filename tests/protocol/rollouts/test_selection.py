@@ -35,6 +35,13 @@ def lost(*slots: int, voters: Sequence[PeerId] = ()) -> LostSets:
     return made
 
 
+def shared(tasks: Any, lock: TrainerLock | None = None) -> Any:
+    """A trainer process that has all tasks."""
+    return SimpleNamespace(
+        tasks=tasks, lock=lock or TrainerLock(), missing=lambda version: "", has_tasks=lambda version: True
+    )
+
+
 def a_batch(number: int) -> PooledBatch:
     root = hash_bytes("batch", bytes([number]))
     body = RolloutBatch(version=3, tip=bytes(32), number=number, incarnation=1, rollouts=8, tokens=64, size=9, root=root)
@@ -51,7 +58,7 @@ def test_what_is_dropped_while_the_trainer_process_still_verifies_is_not_learned
 
     async def main() -> None:
         files, turn = BlobStore(Disk(), tmp_path), TrainerLock()
-        selection = Selection(session, pool, files, turn, 1, tasks)
+        selection = Selection(session, pool, files, shared(tasks, turn), 1)
 
         async def learn() -> None:
             async with selection.chosen(4, lambda why, detail: None) as chosen:
@@ -82,8 +89,7 @@ def test_a_round_waits_for_the_weights_that_its_loss_compares_with(tmp_path: Pat
     told = list[tuple[WhyIdle, str]]()
 
     async def main() -> None:
-        selection = Selection(session, pool, BlobStore(Disk(), tmp_path), TrainerLock(), 2, tasks)
-        selection.reference = reference
+        selection = Selection(session, pool, BlobStore(Disk(), tmp_path), shared(tasks), 2, reference)
 
         def on_wait(why: WhyIdle, detail: str) -> None:
             told.append((why, detail))
@@ -106,7 +112,7 @@ def test_where_a_set_is_lost_a_round_begins_with_nothing_and_says_against_which(
     tasks: Any = SimpleNamespace(lost=lost(7), at=lambda version: in_force[version % 2], against=lambda at: 1)
 
     async def main() -> None:
-        selection = Selection(session, pool, BlobStore(Disk(), tmp_path), TrainerLock(), 2, tasks)
+        selection = Selection(session, pool, BlobStore(Disk(), tmp_path), shared(tasks), 2)
         async with selection.chosen(5, lambda have, missing: None) as chosen:
             tasks.lost = lost()  # it came after all, while the trainer process was busy
             assert (chosen.batches, chosen.against, chosen.learned(None)) == ([], 1, None)
@@ -134,7 +140,7 @@ def test_rounds_of_nothing_leave_those_that_have_the_set_time_and_come_one_by_on
     tasks: Any = SimpleNamespace(lost=gone, at=lambda version: TasksInForce(1, 50, (one,)), against=lambda at: 1)
 
     async def main() -> None:
-        selection = Selection(session, pool, BlobStore(Disk(), tmp_path), TrainerLock(), 2, tasks)
+        selection = Selection(session, pool, BlobStore(Disk(), tmp_path), shared(tasks), 2)
         for round in (4, 5):
             begun = trio.current_time()
             async with trio.open_nursery() as nursery:

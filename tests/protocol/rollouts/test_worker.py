@@ -46,7 +46,10 @@ class Stage:
             originate=lambda root, count: None,
             emit=lambda event: None,
         )
-        self.worker = RolloutMaker(others, RL, self.files, others, inline, others, TrainerLock(), self, others, others, 1)  # type: ignore[arg-type]
+        trainer: Any = SimpleNamespace(
+            link=others, lock=TrainerLock(), versions=self, tasks=others, missing=lambda version: "", incarnation=1
+        )
+        self.worker = RolloutMaker(others, RL, self.files, others, inline, trainer)
 
     async def generate(self, task: GenerateTask, path: Path, on_progress: object) -> Generated:
         await trio.lowlevel.checkpoint()

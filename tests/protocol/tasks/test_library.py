@@ -14,7 +14,7 @@ from protocol.blobs import fetcher as asking
 from protocol.blobs.download import MOST_SOURCES
 from protocol.blobs.store import BlobStore, leaves_of
 from protocol.disk import Disk
-from protocol.tasks.library import RETRY_S, Library
+from protocol.tasks.library import RETRY_S, BlobKind, Library
 from protocol.transport.interface import Refused, Unreachable
 from protocol.wire.hashes import tree_root
 from protocol.wire.identity import PeerId
@@ -65,7 +65,7 @@ def library(folder: Path, others: Any) -> Library:
     files = BlobStore(Disk(durable=False), folder / "files")
     files.load()
     session: Any = SimpleNamespace(me=ANN.peer_id, network=others, emit=lambda event: None)
-    return Library(session, files, others, inline, "reference", PIECE)
+    return Library(session, files, others, inline, BlobKind("reference", PIECE))
 
 
 def fetched_in_s(library: Library, first: Sequence[PeerId]) -> float:
