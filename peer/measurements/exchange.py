@@ -17,9 +17,8 @@ from kernels.layout import chunk_layout, payload_bytes
 from peer.errors import PeerError
 from protocol.allreduce.assignment import assign_owners, contribution_leaves
 from protocol.allreduce.buffers import OwnParts
-from protocol.allreduce.machine import ExchangeLimits
-from protocol.allreduce.messages import ExchangeAsk, push_plan
-from protocol.allreduce.runner import ExchangeRunner
+from protocol.allreduce.lateness import ExchangeLimits
+from protocol.allreduce.runner import ExchangeAsk, ExchangeRunner, push_plan
 from protocol.events.events import Event
 from protocol.transport.interface import Acceptance, Landing, Network, NetworkError, Refused, Session
 from protocol.transport.network import Libp2pNetwork, NetworkSettings, open_network

@@ -1,6 +1,6 @@
 """Agreement of the electors on one record for each round: a two-step vote with locks.
 
-`machine` is a pure state machine and tells the whole story at its top.  `voter` and `proposer` are its two halves, `policy`
-decides when a round is closed and with which members, and all safety rests on `voting` and `ballot`.  No module here does
-I/O.
+The package decides when a round is closed, with which members it is made, and which record ends it.  It leaves the averages
+to `protocol.allreduce`, their checks to `protocol.audit`, and all I/O to `protocol.node`.  Read `machine` first, which tells
+the whole story at its top; `voter` and `proposer` are its two halves.  All safety rests on `ballot`.
 """

@@ -1,4 +1,9 @@
-"""A ballot: one attempt to agree on a record, with one proposer and one quorum."""
+"""Ballots, and the rules that make them safe: pure functions that every peer computes alike.
+
+A ballot is one attempt to agree on a record, with one proposer and one quorum.  The first part defines it, the second what
+justifies a proposal in it, the third what binds a voter, the fourth what a plan and a record must be, and the last one how
+absent electors vote for a record later.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +11,38 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import ceil
 
 from protocol.allreduce.assignment import plan_hash
-from protocol.chain.base import Base
+from protocol.chain.base import Base, RoundSettings
 from protocol.chain.electorate import tolerated
-from protocol.chain.records import quorum_of, record_hash, verify_votes
+from protocol.chain.records import quorum_of, record_hash, verify_members, verify_record, verify_votes
 from protocol.wire.canonical import Malformed
-from protocol.wire.envelope import MAX_VIEW_CHANGE_BYTES
+from protocol.wire.envelope import MAX_VIEW_CHANGE_BYTES, is_authentic, rebuild
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Certificate, LockName, Plan, Record, Step, ViewChange, mask_of, unpack
+from protocol.wire.messages import (
+    Certificate,
+    ChunkEntry,
+    Lock,
+    LockName,
+    Member,
+    Plan,
+    Provenance,
+    Ready,
+    Record,
+    RecordProposal,
+    Signature,
+    Step,
+    ViewChange,
+    Vote,
+    VoterState,
+    mask_of,
+    unpack,
+)
 
 RATIFYING = 1 << 40
-"""Last attempt of every tip, in which electors ratify a record (`protocol.agreement.ratification`), without a ballot."""
+"""Last attempt of every tip, in which electors ratify a record without a ballot."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +111,7 @@ def held_in(electors: Sequence[PeerId], mask: bytes) -> set[PeerId] | None:
 # ------------------------------------------------------------------------------------------------------------------------
 # Justification of a ballot: the signed rolls of a quorum, and the proof of the highest lock that they name.
 #
-# Pure.  A voter that has sent a roll for an attempt votes in no lower one.  So if a record was certified in a lower ballot,
+# A voter that has sent a roll for an attempt votes in no lower one.  So if a record was certified in a lower ballot,
 # a quorum had locked itself on it, and an honest signer in any quorum of rolls names this lock or a higher one.  A motion
 # must carry on the highest lock that its rolls name, and show its proof.  If they name none, no record was certified before,
 # and any record may be put to the vote.  (PBFT's view change: Castro and Liskov 1999, section 4.4; the lock is Tendermint's:
@@ -207,3 +231,285 @@ def carries_lock(run: Hash, justification: Justification, record: Record, proof:
         raise Malformed("it does not carry on the highest lock that its rolls name")
     check_lock(run, justification.ballot, record, lock, proof)
     return True
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Rules that bind an elector at one tip: pure functions over `VoterState`, the voter state on disk.
+#
+# * An elector's attempts only grow.  A roll for an attempt, or a vote in it, ends all lower ones.
+# * In an attempt it casts one first vote and one second vote, for one record and with one list of absent electors.
+# * A second vote needs a proof of lock, which is a quorum of first votes, and locks the voter on the record.  Every later
+#   roll names the lock, until a lock of a higher attempt takes its place.
+# * A lock of a part never replaces a lock of the whole electorate; a lock of a part binds only ballots of the same part.
+
+
+def blank(base: Base) -> VoterState:
+    """Return the voter state of an elector that has said nothing yet."""
+    return VoterState(
+        round=base.round, base=base.tip, attempt=0, absent=[], first=None, second=None, lock=None, reduced=None
+    )
+
+
+def enter(kept: VoterState, attempt: int) -> VoterState:
+    """Take part in `attempt`, which is no lower than the last one."""
+    assert attempt >= kept.attempt, "attempts only grow"
+    if attempt == kept.attempt:
+        return kept
+    return kept.model_copy(update={"attempt": attempt, "absent": [], "first": None, "second": None})
+
+
+def name_of(lock: Lock | None) -> LockName | None:
+    """Return the name of a lock, as a roll gives it."""
+    if lock is None:
+        return None
+    return LockName(attempt=lock.proof.attempt, absent=lock.proof.absent, record_hash=record_hash(lock.record))
+
+
+def view_change_of(kept: VoterState, ballot: Ballot, held: list[PeerId], plan: Hash | None) -> ViewChange | None:
+    """Return our roll for `ballot`, which has been entered; None if we are locked in it, for it has moved on then."""
+    assert ballot.attempt == kept.attempt, "a roll follows what is kept"
+    lock, reduced = name_of(kept.lock), name_of(kept.reduced)
+    if any(name is not None and name.attempt >= ballot.attempt for name in (lock, reduced)):
+        return None
+    return ViewChange(
+        round=kept.round,
+        base=kept.base,
+        attempt=ballot.attempt,
+        absent=list(ballot.absent),
+        held=held_mask(ballot.base.electors, held),
+        plan=plan,
+        lock=lock,
+        reduced=reduced,
+    )
+
+
+def objection_to_vote(kept: VoterState, step: Step, attempt: int, absent: list[str], record: Hash) -> str | None:
+    """Return the reason why our earlier statements forbid this vote; None if they do not.
+
+    The same vote may be cast again.
+    """
+    if attempt < kept.attempt:
+        return f"attempt {kept.attempt} was entered"
+    if attempt > kept.attempt:
+        return None
+    cast = [vote for vote in (kept.first, kept.second) if vote is not None]
+    if cast and list(kept.absent) != absent:
+        return "we voted with other electors absent"
+    own = kept.first if step is Step.FIRST else kept.second
+    if own is not None and own != record:
+        return "we voted for another record in this attempt"
+    return None
+
+
+def objection_of_lock(kept: VoterState, motion: RecordProposal) -> str | None:
+    """Return the reason why our lock forbids a first vote for this motion, whose justification holds; None if it does not.
+
+    In a ballot of the whole electorate the rolls speak for us: if none names our lock, the lock certified nothing.  A ballot
+    of a part has no such quorum.
+    """
+    if motion.absent and kept.lock is not None and kept.lock.record != motion.record:
+        return "we are locked on another record by the whole electorate"
+    return None
+
+
+def cast_first(kept: VoterState, motion: RecordProposal) -> tuple[VoterState, Vote]:
+    """Cast the first vote for a motion that nothing forbids; return the new voter state and the vote."""
+    name = record_hash(motion.record)
+    assert objection_to_vote(kept, Step.FIRST, motion.attempt, list(motion.absent), name) is None
+    kept = enter(kept, motion.attempt).model_copy(update={"absent": motion.absent, "first": name})
+    return kept, _vote(kept, Step.FIRST, name)
+
+
+def cast_second(kept: VoterState, motion: RecordProposal, proof: Certificate) -> tuple[VoterState, Vote]:
+    """Cast the second vote for a motion; return the new voter state, which is locked on it, and the vote.
+
+    proof: a quorum of first votes for the motion.
+    """
+    name = record_hash(motion.record)
+    assert objection_to_vote(kept, Step.SECOND, motion.attempt, list(motion.absent), name) is None
+    assert (proof.attempt, proof.absent) == (motion.attempt, motion.absent)
+    lock = Lock(record=motion.record, index=motion.index, provenance=motion.provenance, proof=proof)
+    update = {"absent": motion.absent, "second": name, "reduced" if motion.absent else "lock": lock}
+    kept = enter(kept, motion.attempt).model_copy(update=update)
+    return kept, _vote(kept, Step.SECOND, name)
+
+
+def _vote(kept: VoterState, step: Step, record: Hash) -> Vote:
+    return Vote(round=kept.round, base=kept.base, attempt=kept.attempt, step=step, absent=kept.absent, record_hash=record)
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Checks of plans, records and motions that need only the statement, the base and the settings of the round.
+#
+# A flaw is a phrase for the log.  `protocol.agreement.voter` checks if the ballot permits the statement.
+
+
+UNEQUAL = 1.5
+"""Multiple of its equal share of the chunks that one member may own, if liars are tolerated."""
+FEWEST = 4
+"""Electors below which no liar is tolerated, and a member may own all chunks."""
+
+
+def flaw_of_plan(settings: RoundSettings, base: Base, plan: Plan) -> str | None:
+    """Return the reason why this cannot be a plan of the round on `base`; None if it can."""
+    if plan.round != base.round or plan.base != base.tip:
+        return "its plan is for another round"
+    if plan.fragment != base.fragment:
+        return f"its plan is for fragment {plan.fragment}, not {base.fragment}"
+    if len(plan.owners) != settings.chunks:
+        return f"its plan has {len(plan.owners)} chunks, not {settings.chunks}"
+    if max(plan.owners) >= len(plan.members):
+        return "a chunk of its plan has an owner that is no member"
+    if _is_unfair(settings, base, plan.members, plan.owners):
+        return "a member of its plan owns more than its share of the chunks"
+    try:
+        verify_members(settings, plan.members, base, plan.state)
+        base.check_amendment(settings.run, settings.manifest, plan.amendment)
+    except Malformed as error:
+        return f"its plan has {error}"
+    return None
+
+
+def flaw_of_record_proposal(
+    settings: RoundSettings, base: Base, record: Record, index: Sequence[ChunkEntry], provenance: Provenance
+) -> str | None:
+    """Return the reason why this cannot be the next record with its provenance; None if it can.
+
+    The signatures of the provenance are left to the auditor.
+    """
+    try:
+        verify_record(settings, record, index, base)
+    except Malformed as error:
+        return str(error)
+    sizes = (provenance.owners, provenance.signers, provenance.signatures)
+    if any(len(size) != settings.chunks for size in sizes):
+        return "its provenance is not of this many chunks"
+    if max(max(provenance.owners), max(provenance.signers)) >= len(record.members):
+        return "its provenance names an owner or a signer that is no member"
+    if _is_unfair(settings, base, record.members, provenance.owners):
+        return "a member of its plan owns more than its share of the chunks"
+    return None
+
+
+def _is_unfair(settings: RoundSettings, base: Base, members: Sequence[Member], owners: bytes) -> bool:
+    """Return True if one of these members owns more chunks than one member may."""
+    electors = sum(member.peer in base.electors for member in members)
+    return max(Counter(owners).values()) > most_chunks(settings.chunks, len(base.electors), electors)
+
+
+def most_chunks(chunks: int, electors: int, members: int) -> int:
+    """Return the number of chunks that one member may own.
+
+    electors: the number of electors of the tip.  members: the number of them in the plan.
+
+    The result is `UNEQUAL` times the equal share of an elector, so that the liars tolerated among four or more electors own
+    less than half, whichever electors are missing.  It is larger only if the electors in the plan are too few to own all
+    chunks, or if there are at most twice as many chunks as such liars.
+    """
+    if electors < FEWEST or not members:
+        return chunks
+    return min(chunks, max(ceil(UNEQUAL * chunks / electors), ceil(chunks / members)))
+
+
+def plan_of(record: Record, provenance: Provenance) -> Plan:
+    """Return the plan whose exchange made this record."""
+    return Plan(
+        round=record.round,
+        fragment=record.fragment,
+        base=record.previous,
+        members=record.members,
+        owners=provenance.owners,
+        state_digest=record.state_digest,
+        weights=record.weights,
+        amendment=record.amendment,
+    )
+
+
+def is_in(plan: Plan, peer: PeerId, ready: Ready | None) -> bool:
+    """Return True if the plan has the contribution for which `peer` said READY, none of an earlier life and none invented.
+
+    An earlier life may have made the same contribution, and signed averages of this plan that we do not remember.
+    """
+    said = (ready.incarnation, ready.serial, ready.root, ready.tokens) if ready is not None else None
+    return any(
+        member.peer == peer and (member.incarnation, member.serial, member.root, member.tokens) == said
+        for member in plan.members
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Ratification: votes of the electors that were away make a provisional record full.
+#
+# A record that was certified without the absent may be given up for a full record on the same tip, together with all
+# records that stand on it.  When the provisional record is settled, and a full record stands on it, each elector ratifies
+# it: it casts a second vote for it, of the whole electorate, in the attempt `RATIFYING` of its tip.  That attempt is above
+# all others, and has no proposer, no first votes and no proof.  A quorum of such votes is a full certificate like any other,
+# for the same record.  Nothing is exchanged again.
+#
+# It is safe for the same reason as the other ballots of a tip.  If another record of this tip had a full certificate, one
+# honest elector of any quorum would have cast a second vote for it, and still be locked on it: so it does not ratify.  An
+# elector that has ratified takes part in no attempt of that tip any more.
+
+
+def has_ratified(kept: VoterState | None) -> bool:
+    """Return True if an elector has ratified a record of this tip, which is its last vote there."""
+    return kept is not None and kept.attempt == RATIFYING
+
+
+def objection_to_ratify(kept: VoterState | None, record: Hash) -> str | None:
+    """Return the reason why our voter state at a tip forbids us to ratify this record of it; None if it does not.
+
+    The same record may be ratified again.
+    """
+    if kept is None:
+        return None
+    if has_ratified(kept):
+        return None if kept.second == record else "we ratified another record"
+    if kept.lock is not None and record_hash(kept.lock.record) != record:
+        return "we are locked on another record by the whole electorate"
+    return None
+
+
+def ratify(kept: VoterState | None, base: Base, record: Hash) -> tuple[VoterState, Vote]:
+    """Return our vote to ratify a record on `base`, which nothing forbids, after the new voter state that binds us."""
+    assert objection_to_ratify(kept, record) is None
+    kept = enter(kept or blank(base), RATIFYING).model_copy(update={"second": record})
+    return kept, vote_to_ratify(base, record)
+
+
+def vote_to_ratify(base: Base, record: Hash) -> Vote:
+    """Return the vote with which an elector ratifies this record on `base`."""
+    return Vote(round=base.round, base=base.tip, attempt=RATIFYING, step=Step.SECOND, absent=[], record_hash=record)
+
+
+class Tally:
+    """Known votes to ratify one record.  base: the base of the record; it has electors."""
+
+    def __init__(self, run: Hash, base: Base, record: Hash) -> None:
+        self.base, self.record = base, record
+        self._run, self._vote = run, vote_to_ratify(base, record).encode()
+        self._votes: dict[PeerId, bytes] = {}
+
+    def add(self, votes: Sequence[Signature]) -> None:
+        """Take the votes that electors truly signed, and ignore others."""
+        for each in votes:
+            peer = PeerId(each.peer)
+            if peer in self._votes or peer not in self.base.electors:
+                continue
+            if is_authentic(rebuild(self._run, Vote.KIND, peer, self._vote, each.signature)):
+                self._votes[peer] = each.signature
+
+    def has(self, peer: PeerId) -> bool:
+        """Return True if the vote of this elector is known."""
+        return peer in self._votes
+
+    @property
+    def is_enough(self) -> bool:
+        """True if the votes are a quorum of the whole electorate."""
+        return len(self._votes) >= quorum_of(self.base, self.base.electors, ())
+
+    @property
+    def certificate(self) -> Certificate | None:
+        """Certificate of all known votes; it certifies the record once they are enough.  None while there are no votes."""
+        votes = [Signature(peer=peer, signature=self._votes[peer]) for peer in sorted(self._votes)]
+        return Certificate(attempt=RATIFYING, absent=[], votes=votes) if votes else None

@@ -17,8 +17,7 @@ member.  So these rules are applied to electors of the tip only.
 
 from __future__ import annotations
 
-from protocol.agreement.ballot import Ballot, carries_lock, flaw_of_locks, justify
-from protocol.agreement.validation import plan_of
+from protocol.agreement.ballot import Ballot, carries_lock, flaw_of_locks, justify, plan_of
 from protocol.allreduce.assignment import plan_hash
 from protocol.chain.base import Base
 from protocol.chain.records import record_hash

@@ -9,7 +9,7 @@ Pure.  Nothing here is needed for safety: two peers may judge differently, and t
 * Nobody may cost a round much more than it brings.  The fair time for one more trainer is `LATE` of the time that the ready
   electors took, divided by their number, but at most `grace_s`.  Late trainers are asked to finish after half of it.  A
   trainer that is not ready `ANSWER_S` after all of it has stalled.  It gets less of our time in the next rounds, or none
-  (`protocol.agreement.patience`).
+  (`protocol.allreduce.lateness`).
 * Electors are absent if they said goodbye, or were silent for `eviction_s`, but only as many as leave a quorum within reach.
 """
 
@@ -18,11 +18,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil
 
+from protocol.agreement.ballot import most_chunks
 from protocol.agreement.events import RoundEffect, Send, View
-from protocol.agreement.patience import STRANGERS, Patience, Stalls, is_tenured, judge, share_of
 from protocol.allreduce.assignment import assign_owners
+from protocol.allreduce.lateness import STRANGERS, Patience, Stalls, is_tenured, judge, share_of
 from protocol.chain.base import Base, RoundSettings
 from protocol.chain.electorate import quorum_size
 from protocol.chain.records import check_claims
@@ -49,10 +49,6 @@ from protocol.wire.messages import Finish, Member, Plan, Ready, digest_in, membe
 #   others out of its averages unseen, and the liars that the electors tolerate must not own half of a record.
 
 
-UNEQUAL = 1.5
-"""Multiple of its equal share of the chunks that one member may own, if liars are tolerated."""
-FEWEST = 4
-"""Electors below which no liar is tolerated, and a member may own all chunks."""
 TRIED = 4
 """Number of other members for each newcomer that is tried while strangers are on probation."""
 
@@ -111,20 +107,6 @@ def plan_with(
         weights=weights_in(state),
         amendment=amendment,
     )
-
-
-def most_chunks(chunks: int, electors: int, members: int) -> int:
-    """Return the number of chunks that one member may own.
-
-    electors: the number of electors of the tip.  members: the number of them in the plan.
-
-    The result is `UNEQUAL` times the equal share of an elector, so that the liars tolerated among four or more electors own
-    less than half, whichever electors are missing.  It is larger only if the electors in the plan are too few to own all
-    chunks, or if there are at most twice as many chunks as such liars.
-    """
-    if electors < FEWEST or not members:
-        return chunks
-    return min(chunks, max(ceil(UNEQUAL * chunks / electors), ceil(chunks / members)))
 
 
 def _able(base: Base, stalls: Stalls, peers: Sequence[PeerId], needed: int) -> list[PeerId]:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from protocol.agreement.ballot import Ballot
+from protocol.agreement.ballot import Ballot, blank, is_in
 from protocol.agreement.events import View
-from protocol.agreement.patience import Patience
 from protocol.agreement.policy import ClosingPolicy
-from protocol.agreement.validation import is_in
-from protocol.agreement.voting import blank
 from protocol.allreduce.assignment import plan_hash
-from protocol.allreduce.machine import SPREAD
+from protocol.allreduce.lateness import SPREAD, Patience
 from protocol.chain.base import Base, RoundSettings
 from protocol.chain.records import voters_of
 from protocol.wire.hashes import Hash
@@ -21,6 +18,8 @@ from protocol.wire.messages import ChunkEntry, Commit, Member, Plan, Provenance,
 PATIENCE_S = 3.0
 """Seconds that a proposer gets for each step; doubled, `MAX_DOUBLINGS` times at most, each time that we lost patience."""
 MAX_DOUBLINGS = 2
+MAX_LEAD = 16
+"""Attempts by which a single voter may take us ahead."""
 
 
 class RoundState:

@@ -2,22 +2,77 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from protocol.agreement.ballot import Ballot, Justification, carries_lock, justify
+from protocol.agreement.ballot import (
+    Ballot,
+    Justification,
+    carries_lock,
+    cast_first,
+    cast_second,
+    enter,
+    flaw_of_plan,
+    flaw_of_record_proposal,
+    is_in,
+    justify,
+    objection_of_lock,
+    objection_to_vote,
+    plan_of,
+    view_change_of,
+)
 from protocol.agreement.events import BeginExchange, ObtainResult, Persist, Reject, RoundEffect, Send, View
 from protocol.agreement.policy import CALL_S, RESEND_S
-from protocol.agreement.relay import reminder, result_for_planner
-from protocol.agreement.roll_call import MAX_LEAD
-from protocol.agreement.round_state import RoundState, carried_lock, carried_plan
-from protocol.agreement.validation import flaw_of_plan, flaw_of_record_proposal, is_in, plan_of
-from protocol.agreement.voting import cast_first, cast_second, enter, objection_of_lock, objection_to_vote, view_change_of
+from protocol.agreement.round_state import MAX_LEAD, RoundState, carried_lock, carried_plan
 from protocol.allreduce.assignment import plan_hash
-from protocol.chain.base import RoundSettings
+from protocol.chain.base import Base, RoundSettings
+from protocol.chain.electorate import tolerated
 from protocol.chain.records import record_hash, verify_votes
 from protocol.wire.canonical import Malformed
+from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Plan, PrevoteCertificate, Proposal, RecordProposal, Step, Vote, VoterState
+from protocol.wire.messages import Plan, PrevoteCertificate, Proposal, RecordProposal, Report, Step, Vote, VoterState
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Reports of our exchange to the proposer of its plan, if it has no result of its own.
+
+
+def helpers(base: Base, peer: PeerId, circle: Iterable[PeerId]) -> list[PeerId]:
+    """Return the peers of a circle that follow this one in the order of the tip, so many that one of them is honest."""
+    ranked = base.ranked({*circle, peer})
+    place = ranked.index(peer)
+    return [*ranked[place + 1 :], *ranked[:place]][: 1 + tolerated(len(ranked))]
+
+
+def result_for_planner(state: RoundState, plan: Hash) -> list[Send]:
+    """Return the result of the exchange of this plan, if it is over, for a proposer that takes no part in it."""
+    if state.plan is None or plan_hash(state.plan) != plan or state.planner in _members(state.plan):
+        return []
+    return _send(state, plan)
+
+
+def reminder(state: RoundState) -> list[Send]:
+    """Return the result for a proposer that should have put it to the vote by now, if we are among its helpers."""
+    if state.plan is None or state.me == state.planner:
+        return []
+    is_helper = state.me in helpers(state.base, state.planner, _members(state.plan))
+    return _send(state, plan_hash(state.plan)) if is_helper else []
+
+
+def _send(state: RoundState, plan: Hash) -> list[Send]:
+    result = state.results.get(plan)
+    if result is None:
+        return []
+    index, provenance = list(result[0]), result[1]
+    body = Report(round=state.base.round, base=state.base.tip, plan=plan, index=index, provenance=provenance)
+    return [Send((state.planner,), body)]
+
+
+def _members(plan: Plan) -> list[PeerId]:
+    return [PeerId(member.peer) for member in plan.members]
+
+
+# ------------------------------------------------------------------------------------------------------------------------
 
 
 @dataclass

@@ -15,7 +15,7 @@ Policy
   then requested at once.
 * A member that is never lost may still be late each time.  The time for which it keeps us waiting for its parts is counted
   (`delays`), and so is the lateness of its averages beside those of other owners (`lateness`).
-  `protocol.agreement.patience` remembers both.
+  `protocol.allreduce.lateness` remembers both.
 * An owner waits for late parts no longer than `wait_s`, and then averages without them.  So a member that withholds its part
   from one owner cannot make the owner's averages so late that others lose the owner, which they do after `owner_s`.
 * A lost member stays lost in this exchange: nobody waits for it any more.  Chunks that it still sends are taken.
@@ -25,307 +25,187 @@ Policy
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from math import inf
 
 from protocol.allreduce.assignment import plan_hash, takeover_order
 from protocol.allreduce.buffers import share_of_buffers
-from protocol.allreduce.events import (
-    AllReduceDone,
-    Ask,
-    Asked,
-    Averaged,
-    ContributionReady,
-    ExchangeEffect,
-    ExchangeEvent,
-    ExchangeTick,
-    Heard,
-    Lost,
-    Moving,
-    PartArrived,
-    PeerBack,
-    PeerDead,
-    Reduce,
-    ResultArrived,
-    SendPart,
-    SendResult,
-    SignedEarly,
+from protocol.allreduce.lateness import (
+    CHUNK_TIMES,
+    OWNER_SHARE,
+    PACES,
+    RESULT_PATIENCE,
+    Delays,
+    ExchangeLimits,
+    ExclusionCounts,
+    Observed,
+    Ownership,
+    PartDeadline,
+    SilenceTracker,
 )
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import ChunkEntry, Plan, members_in
+from protocol.wire.messages import ChunkEntry, Plan
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Debts in an exchange: the members that owe us something, since when, and when we last heard of each.
-#
-# A chunk may take long on a line that carries several at a time, so its bytes count as they come.  Only bytes of one chunk
-# count until it is here and right: else a member that pushes rubbish would be waited for as long as it does.  A member that
-# has to wait for a buffer here does not owe us the parts that it could not send.
+# The events of the exchange machine.  A chunk is one of the plan's chunks, except in `Asked`.
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# The effects of the exchange machine: actions that `protocol.allreduce.runner` performs, in the order of the list.
 
 
 @dataclass(frozen=True)
-class ExchangeLimits:
-    """Limits on the waiting of one member in one exchange.
+class SendPart:
+    """Push our part of a chunk."""
 
-    stall_s: seconds for which a member that owes us a part may be silent if lines are quick.  wait_s: seconds for which our
-    averages may wait for late parts.  owner_s: seconds by which the averages of each member may be late; a member without an
-    entry is never given up for late averages.  jury: the members by which lateness is judged: others are late once more than
-    half of these gave theirs; empty for all members.  shares: fraction of the time for each member that kept earlier
-    exchanges waiting; others get all of it.  A member with 0 is not waited for at all: its chunks count if they are here in
-    time.
-    """
-
-    stall_s: float
-    wait_s: float = inf
-    owner_s: Mapping[PeerId, float] = field(default_factory=dict[PeerId, float])
-    jury: Sequence[PeerId] = ()
-    shares: Mapping[PeerId, float] = field(default_factory=dict[PeerId, float])
+    to: PeerId
+    chunk: int
 
 
 @dataclass(frozen=True)
-class Observed:
-    """Observations of one or more exchanges of a round, in seconds.
+class SendResult:
+    """Push the average of a chunk with its owner's statement."""
 
-    delays, lateness: how late the parts and the averages were of members that were not given up.  waited_s: how long our
-    averages waited for parts.  left_out: members for which they waited no longer.  stalled: members that were given up.
-    """
-
-    delays: Mapping[PeerId, float]
-    lateness: Mapping[PeerId, float]
-    waited_s: float
-    left_out: Collection[PeerId]
-    stalled: Collection[PeerId]
-
-    @classmethod
-    def merge(cls, each: Sequence[Observed]) -> Observed:
-        """Return the longest times of these exchanges, and the members that any of them left out or gave up."""
-        return cls(
-            _longest([one.delays for one in each]),
-            _longest([one.lateness for one in each]),
-            max((one.waited_s for one in each), default=0.0),
-            {peer for one in each for peer in one.left_out},
-            {peer for one in each for peer in one.stalled},
-        )
+    to: PeerId
+    chunk: int
 
 
-def _longest(each: Sequence[Mapping[PeerId, float]]) -> dict[PeerId, float]:
-    longest: dict[PeerId, float] = {}
-    for seconds in each:
-        longest |= {peer: max(longest.get(peer, 0.0), passed) for peer, passed in seconds.items()}
-    return longest
+@dataclass(frozen=True)
+class Reduce:
+    """Average these members' parts of a chunk (indices in the plan, ascending), then report `Averaged`."""
+
+    chunk: int
+    members: tuple[int, ...]
 
 
-class SilenceTracker:
-    """Debts of other members, and the last sign of life of each.
+@dataclass(frozen=True)
+class Ask:
+    """Ask a peer for the result of a chunk, or for its part."""
 
-    `now` is trio time.  chunk_s: seconds for which the bytes of one chunk count.
-    """
+    peer: PeerId
+    chunk: int
 
-    def __init__(self, peers: Iterable[PeerId], now: float, chunk_s: float) -> None:
-        self._heard, self._chunk_s, self._begun = dict.fromkeys(peers, now), chunk_s, now
-        self._announced: dict[PeerId, float] = {}
-        """Peers that have begun to push something since they last delivered, and when."""
-        self._first: dict[PeerId, float] = {}
-        self._delivered: dict[PeerId, float] = {}
-        self._owing: dict[PeerId, float] = {}
 
-    def announced(self, peer: PeerId, now: float) -> None:
-        """Note that a peer began to push something.  That counts once; then only its arriving bytes and new chunks count."""
-        if peer in self._heard and peer not in self._announced:
-            self._announced[peer] = now
-            self._heard[peer] = now
+@dataclass(frozen=True)
+class Lost:
+    """Stop waiting for this member."""
 
-    def moving(self, peer: PeerId, now: float) -> None:
-        """Note that more bytes of a peer's current push are here."""
-        if now - max(self._announced.get(peer, -inf), self._delivered.get(peer, -inf)) < self._chunk_s:
-            self._heard[peer] = now
+    peer: PeerId
 
-    def held(self, peer: PeerId, now: float) -> None:
-        """Note that a push of this peer waits for a buffer here: the peer is not to blame for that."""
-        if peer in self._heard:
-            self._heard[peer] = now
 
-    def delivered(self, peer: PeerId, now: float) -> None:
-        """Note that a peer delivered something new."""
-        if peer in self._heard:
-            self._announced.pop(peer, None)
-            self._heard[peer] = self._delivered[peer] = now
-            self._first.setdefault(peer, now)
+@dataclass(frozen=True)
+class AllReduceDone:
+    """Report that all results are here."""
 
-    def pace_s(self, peers: Collection[PeerId], most_s: float, now: float) -> float:
-        """Return the seconds until half of these peers delivered something; until then, the time so far, `most_s` at most.
 
-        The pace is slow on lines that carry large chunks to many peers at a time, and honest silences are as long.
-        """
-        first = sorted(self._first[peer] for peer in peers if peer in self._first)
-        half = (len(peers) + 1) // 2
-        return first[half - 1] - self._begun if 0 < half <= len(first) else min(now - self._begun, most_s)
-
-    def overdue(self, owing: Mapping[PeerId, float], now: float) -> list[PeerId]:
-        """Return the peers that have kept us waiting for too long, sorted.
-
-        owing: all peers that owe us something now, and how long (s) each may be silent; patience begins with the debt.
-        """
-        self._owing = {peer: self._owing.get(peer, now) for peer in owing}
-        return sorted(peer for peer, patience in owing.items() if now - max(self._heard[peer], self._owing[peer]) > patience)
+ExchangeEffect = SendPart | SendResult | Reduce | Ask | Lost | AllReduceDone
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Members that the owners of an exchange leave out of their averages: a member that gives nobody its parts gives us none.
 
 
-class ExclusionCounts:
-    """Counter of the members left out, read from the masks of the averages that are here.
+@dataclass(frozen=True)
+class ContributionReady:
+    """Start of the exchange: our own contribution may be sent."""
 
-    chunks: number of chunks of a contribution.
+
+@dataclass(frozen=True)
+class Heard:
+    """Start of a push from this peer: its bytes are coming."""
+
+    peer: PeerId
+
+
+@dataclass(frozen=True)
+class Moving:
+    """Progress of a push: more bytes have come from this peer, or its push still waits for a buffer here (`held`)."""
+
+    peer: PeerId
+    held: bool
+
+
+@dataclass(frozen=True)
+class PartArrived:
+    """A verified part of a member.  If we have that chunk's result, the sender takes us for the owner and wants it."""
+
+    peer: PeerId
+    chunk: int
+
+
+@dataclass(frozen=True)
+class ResultArrived:
+    """A verified result, from its owner or from a member that passes it on.
+
+    A successor may get a result that the dead owner made.  Members that took the successor for the owner, and sent it their
+    parts, wait for that result.
     """
 
-    def __init__(self, members: Sequence[PeerId], chunks: int) -> None:
-        self._members, self._chunks = members, chunks
-        self._without: dict[PeerId, dict[int, PeerId]] = {}
-        """For each member, the chunks whose average leaves it out, with the signer of each."""
+    peer: PeerId
+    chunk: int
+    entry: ChunkEntry
+    signer: PeerId
 
-    def note(self, signer: PeerId, chunk: int, entry: ChunkEntry) -> None:
-        """Take the average of a chunk by this member; its mask is well formed."""
-        taken = members_in(entry.mask, len(self._members))
-        for index, peer in enumerate(self._members):
-            if index not in taken:
-                self._without.setdefault(peer, {}).setdefault(chunk, signer)
 
-    def is_left_out(self, peer: PeerId) -> bool:
-        """Return True if at least two others, together, average more than half of the chunks without this member.
+@dataclass(frozen=True)
+class SignedEarly:
+    """A result that a member signed out of turn: it gave up an owner for which we still wait."""
 
-        Liars among four or more electors own less than half (`protocol.agreement.policy`).  Members that are no electors may
-        own more.  All they can do to an owner in this way is to halve its time.
-        """
-        signers = [signer for signer in self._without.get(peer, {}).values() if signer != peer]
-        return 2 * len(signers) > self._chunks and len(set(signers)) > 1
+    signer: PeerId
+    chunk: int
+
+
+@dataclass(frozen=True)
+class Averaged:
+    """Our own average of a chunk, now complete."""
+
+    chunk: int
+    entry: ChunkEntry
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A successor's request for the result of a chunk, or for our part.  The chunk number is unchecked."""
+
+    peer: PeerId
+    chunk: int
+
+
+@dataclass(frozen=True)
+class PeerDead:
+    """Death of this peer, as membership judges."""
+
+    peer: PeerId
+
+
+@dataclass(frozen=True)
+class PeerBack:
+    """Return of a peer: nobody waits for it, but it may have our averages."""
+
+    peer: PeerId
+
+
+@dataclass(frozen=True)
+class ExchangeTick:
+    """Passage of time."""
+
+
+ExchangeEvent = (
+    ContributionReady
+    | Heard
+    | Moving
+    | PartArrived
+    | ResultArrived
+    | SignedEarly
+    | Averaged
+    | Asked
+    | PeerDead
+    | PeerBack
+    | ExchangeTick
+)
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Delays by each member in an exchange, although it was never silent for so long that it was lost.
-
-
-LONGEST_S = 1.0
-"""Longest time (s) that counts between two ticks: if more passed, we slept, and no other member is to blame for it."""
-SPREAD = 0.5
-"""Fraction of the time taken by most members since the exchange began, by which others may be slower.
-
-No two lines are equally fast.  The time lost is nothing if exchanges are short beside the work, and half an exchange if they
-are long.  The fraction is clearly larger than the difference in bandwidth that the shares of chunks ignore
-(`protocol.allreduce.assignment.ALIKE`).
-"""
-
-
-class PartDeadline:
-    """Deadline for the debts of others: the time in which most of us gave theirs, or would have, plus `SPREAD` of it.
-
-    Most members are held up if there is room for only a share of their debts.  The time in which they gave that share tells
-    how long the whole would have taken them.  begun: trio time.
-    """
-
-    def __init__(self, begun: float) -> None:
-        self._begun = self._looked_at = begun
-        self._gave_s = 0.0
-        self._most_gave = False
-        self.at = begun
-        """Trio time of the deadline; the beginning while most still give."""
-
-    def has_come(self, most_gave: bool, share: float, now: float) -> bool:
-        """Return True if the deadline has come.
-
-        most_gave: True if most members gave all that they can now.  share: that amount as a fraction of the whole.
-        """
-        if not self._most_gave:
-            self._gave_s += now - self._looked_at
-        self._most_gave, self._looked_at = most_gave, now
-        self.at = self._begun + ((1 + SPREAD) * self._gave_s / share if most_gave else 0.0)
-        return most_gave and now >= self.at
-
-
-class Delays:
-    """Seconds for which each member delayed anything.  Several chunks that wait at a time count once.  `now` is trio time.
-
-    seconds: by member, for each that delayed anything.  all_s: the seconds in which any member did.
-    """
-
-    def __init__(self, now: float) -> None:
-        self.seconds: dict[PeerId, float] = {}
-        self.all_s = 0.0
-        self._looked_at = now
-
-    def note(self, delaying: Collection[PeerId], now: float) -> None:
-        """Note that these members delayed something since the last call."""
-        passed, self._looked_at = min(now - self._looked_at, LONGEST_S), now
-        self.all_s += passed if delaying else 0.0
-        for peer in delaying:
-            self.seconds[peer] = self.seconds.get(peer, 0.0) + passed
-
-
-# ------------------------------------------------------------------------------------------------------------------------
-# Late averages in an exchange: later than an honest owner's can be, beside the averages of other owners.
-
-
-class Ownership:
-    """Chunks that the plan gave to each member.
-
-    owners: the owner of each chunk.  members: number of members in the plan.  begun: trio time.
-
-    Others have had the time to average if three things hold.  All averages are here of more than half of the owners in the
-    jury.  These owners own more than half of the jury's chunks.  `SPREAD` of the time that this took has passed since.  An
-    honest owner is among them, however early liars sign: liars are fewer, and own less than half
-    (`protocol.agreement.policy`).  Members that own nothing, or little, make nobody look late.  An owner with more chunks
-    than these owners gets more time in proportion to its load.  (It tells nothing that all our own averages are made:
-    averages of others may still be on their lines.)
-
-    An honest owner averages when it has all parts, or has waited for late parts as long as it may
-    (`ExchangeMachine.wait_s`), which is at least the fair time.  So if the lines of honest members differ by no more than
-    that, another honest owner has their parts by then as well.  It waits only for late parts, and for a bounded time.
-    """
-
-    def __init__(self, owners: Sequence[PeerId], members: int, begun: float) -> None:
-        self._all, self._members, self._begun = len(owners), members, begun
-        self._chunks: dict[PeerId, list[int]] = {}
-        for chunk, peer in enumerate(owners):
-            self._chunks.setdefault(peer, []).append(chunk)
-        self._reference: tuple[float, float] | None = None
-        """Seconds until the averages of more than half were here, and the mean load of their owners."""
-
-    def late(
-        self, here: Collection[int], jury: Collection[PeerId], owner: Callable[[int], PeerId], now: float
-    ) -> set[PeerId]:
-        """Return the members whose averages are late.
-
-        here: chunks whose averages are here.  owner: returns the present owner of a chunk; a successor is not late.
-        """
-        missing = {peer: [chunk for chunk in chunks if chunk not in here] for peer, chunks in self._chunks.items()}
-        if self._reference is None:
-            self._reference = self._refer(missing, jury, now)
-        return {
-            peer
-            for peer, chunks in missing.items()
-            if self._is_due(peer, now) and any(owner(chunk) == peer for chunk in chunks)
-        }
-
-    def _refer(
-        self, missing: Mapping[PeerId, Sequence[int]], jury: Collection[PeerId], now: float
-    ) -> tuple[float, float] | None:
-        owned = {peer: len(self._chunks[peer]) for peer in jury if peer in self._chunks}
-        done = [chunks for peer, chunks in owned.items() if not missing[peer]]
-        if 2 * len(done) <= len(owned) or 2 * sum(done) <= sum(owned.values()):
-            return None
-        return now - self._begun, sum(map(self._load, done)) / len(done)
-
-    def _is_due(self, peer: PeerId, now: float) -> bool:
-        if self._reference is None:
-            return False
-        took_s, load = self._reference
-        most = max(load, self._load(len(self._chunks[peer])))  # an owner of less may have a slower line
-        return (now - self._begun) * load >= (1 + SPREAD) * took_s * most
-
-    def _load(self, chunks: int) -> int:
-        """Return the chunks that an owner of so many sends, and receives (`protocol.allreduce.assignment`)."""
-        return self._all + (self._members - 2) * chunks
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -380,17 +260,6 @@ class OwnerFailover:
 # ------------------------------------------------------------------------------------------------------------------------
 
 
-OWNER_SHARE = 0.2
-"""Smallest fraction of the time for an owner: the plan has given it chunks, and others may wait for it."""
-CHUNK_TIMES = 6.0
-"""Multiple of `stall_s` for which the bytes of one chunk are a sign of life: a line may carry several chunks at a time."""
-PACES = 3.0
-"""Multiple of the exchange's pace for which a member may be silent beyond `stall_s`.
-
-The pace is the time that half of the jury took for one chunk.
-"""
-RESULT_PATIENCE = 2.0
-"""Factor by which an owner may be silent longer while it owes a result."""
 ASK_EVERY_S = 2.0
 """Seconds between two rounds of requests for the parts that a successor misses."""
 

@@ -11,14 +11,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
+from typing import Annotated
 
 import trio
+from pydantic import Field
 
 from kernels.aggregate import Rule, aggregate
 from kernels.codec import is_sane
 from protocol.allreduce.buffers import AverageBuffer, ExchangeBuffers, OwnParts, share_of_buffers
-from protocol.allreduce.events import (
+from protocol.allreduce.lateness import ExchangeLimits
+from protocol.allreduce.machine import (
     AllReduceDone,
     Ask,
     Asked,
@@ -26,6 +29,7 @@ from protocol.allreduce.events import (
     ContributionReady,
     ExchangeEffect,
     ExchangeEvent,
+    ExchangeMachine,
     ExchangeTick,
     Heard,
     Lost,
@@ -39,16 +43,69 @@ from protocol.allreduce.events import (
     SendResult,
     SignedEarly,
 )
-from protocol.allreduce.machine import ExchangeLimits, ExchangeMachine
-from protocol.allreduce.messages import ExchangeAsk, PushHeader, read_header
 from protocol.events.events import Dropped, Event, ExchangeFinished, ExchangeProgress, MemberLost
 from protocol.offload import Offload
-from protocol.transport.interface import MALFORMED, Landing, Network, NetworkError, Offence, Refused, Session
+from protocol.transport.interface import (
+    MALFORMED,
+    MAX_PUSH_HEADER_BYTES,
+    Landing,
+    Network,
+    NetworkError,
+    Offence,
+    Refused,
+    Session,
+)
 from protocol.wire.canonical import Malformed
-from protocol.wire.envelope import Envelope
+from protocol.wire.envelope import MAX_CHUNKS, Body, Envelope, FragmentNumber, HashField, decode_body
 from protocol.wire.hashes import Hash, chunk_hash, verify_proof
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import ChunkEntry, ChunkResult, Plan, Provenance, mask_of, members_in, unpack
+
+# ------------------------------------------------------------------------------------------------------------------------
+# The messages of an exchange that are not signed statements: the header of a push, and a successor's request.
+
+
+ChunkNumber = Annotated[int, Field(ge=0, lt=MAX_CHUNKS)]
+
+
+class PushHeader(Body):
+    """Header of a push, which carries a part with its tree proof, or a result with its owner's statement.
+
+    plan: hash of the plan.  fragment: the plan's.  proof: sibling hashes from the part's leaf to the root; empty for a
+    result.  statement: the owner's envelope around a `ChunkResult`; None for a part.
+    """
+
+    plan: HashField
+    fragment: FragmentNumber
+    chunk: ChunkNumber
+    proof: Annotated[list[HashField], Field(max_length=16)]
+    statement: Annotated[bytes, Field(max_length=4096)] | None
+
+
+class ExchangeAsk(Body):
+    """Request to a member for the result of a chunk, or for its part.  plan: hash of the plan.  fragment: the plan's."""
+
+    plan: HashField
+    fragment: FragmentNumber
+    chunk: ChunkNumber
+
+
+@lru_cache(maxsize=256)
+def read_header(raw: bytes) -> PushHeader:
+    """Decode the header of a push; raise `Malformed` if that fails.  Cached, because one push asks several times."""
+    return decode_body(PushHeader, raw, max_bytes=MAX_PUSH_HEADER_BYTES)
+
+
+def push_plan(header: bytes) -> Hash | None:
+    """Return the hash of the plan that a push belongs to; None if the header is malformed."""
+    try:
+        return Hash(read_header(header).plan)
+    except Malformed:
+        return None
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Events about an exchange for people and programs: its progress, and at the end its time and bytes.

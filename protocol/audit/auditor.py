@@ -23,7 +23,7 @@ import trio
 
 from kernels.codec import is_sane
 from kernels.codec import parts as codec_parts
-from protocol.agreement.validation import plan_of
+from protocol.agreement.ballot import plan_of
 from protocol.allreduce.assignment import plan_hash, takeover_order
 from protocol.allreduce.runner import ExchangeRunner
 from protocol.audit.evidence import AveragedPart, TwoStatements, WrongAverage, right_hash

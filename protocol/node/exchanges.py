@@ -8,15 +8,15 @@ from dataclasses import dataclass
 import trio
 
 from kernels.layout import payload_bytes
+from protocol.agreement.ballot import plan_of
 from protocol.agreement.events import (
     ExchangeDone,
     ObtainResult,
     ResultObtained,
 )
-from protocol.agreement.validation import plan_of
 from protocol.allreduce.assignment import plan_hash
 from protocol.allreduce.buffers import OwnParts
-from protocol.allreduce.machine import ExchangeLimits, Observed
+from protocol.allreduce.lateness import ExchangeLimits, Observed
 from protocol.allreduce.runner import ExchangeRunner
 from protocol.audit.auditor import Auditor
 from protocol.audit.ejection import Ejections

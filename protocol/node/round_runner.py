@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 import trio
 
+from protocol.agreement.ballot import has_ratified
 from protocol.agreement.events import (
     AmendmentHeld,
     Arrived,
@@ -38,9 +39,8 @@ from protocol.agreement.events import (
     View,
 )
 from protocol.agreement.machine import RoundMachine
-from protocol.agreement.patience import Patience
 from protocol.agreement.policy import fair_time
-from protocol.agreement.ratification import has_ratified
+from protocol.allreduce.lateness import Patience
 from protocol.audit.auditor import Unaccountable
 from protocol.audit.evidence import ProvenLie
 from protocol.chain.base import Base

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 import trio
 
 from protocol.agreement.contradictions import slot
-from protocol.agreement.patience import Patience
-from protocol.agreement.relay import RELAYED
-from protocol.allreduce.messages import ExchangeAsk, push_plan
-from protocol.allreduce.runner import ExchangeRunner
+from protocol.agreement.machine import RELAYED
+from protocol.allreduce.lateness import Patience
+from protocol.allreduce.runner import ExchangeAsk, ExchangeRunner, push_plan
 from protocol.audit.ejection import Ejections
 from protocol.audit.evidence import ProvenLie, TwoStatements
 from protocol.chain.replica import Replica

@@ -9,8 +9,7 @@ from typing import Protocol
 
 import trio
 
-from protocol.agreement.ballot import RATIFYING
-from protocol.agreement.ratification import Tally, has_ratified, objection_to_ratify, ratify
+from protocol.agreement.ballot import RATIFYING, Tally, has_ratified, objection_to_ratify, ratify
 from protocol.chain.electorate import FEWEST_SEATED
 from protocol.chain.history import Branch
 from protocol.chain.records import is_full, record_hash, verify_quorum

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import trio
 
-from protocol.allreduce.events import ExchangeEffect
+from protocol.allreduce.machine import ExchangeEffect
 from protocol.allreduce.runner import ExchangeRunner
 from protocol.run.manifest import SignedManifest
 from protocol.wire.identity import PeerId

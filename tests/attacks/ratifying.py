@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from unittest.mock import patch
 
-from protocol.agreement.ballot import RATIFYING
-from protocol.agreement.ratification import vote_to_ratify
+from protocol.agreement.ballot import RATIFYING, vote_to_ratify
 from protocol.chain.base import Base
 from protocol.node.state import Ratifier
 from protocol.wire.hashes import Hash

@@ -10,13 +10,12 @@ from functools import lru_cache
 import trio
 
 from kernels.aggregate import aggregate
+from protocol.agreement.ballot import plan_of
 from protocol.agreement.events import Arrived, RoundEffect, RoundEvent, Send
 from protocol.agreement.machine import RoundMachine
-from protocol.agreement.validation import plan_of
 from protocol.allreduce.assignment import plan_hash
-from protocol.allreduce.events import ExchangeEffect, Reduce, SendPart, SendResult
-from protocol.allreduce.messages import PushHeader
-from protocol.allreduce.runner import ExchangeRunner, entry_of
+from protocol.allreduce.machine import ExchangeEffect, Reduce, SendPart, SendResult
+from protocol.allreduce.runner import ExchangeRunner, PushHeader, entry_of
 from protocol.chain.electorate import contributors
 from protocol.chain.records import index_root
 from protocol.run.manifest import SignedManifest, sign

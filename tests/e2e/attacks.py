@@ -11,7 +11,7 @@ from typing import Any
 
 import trio
 
-from protocol.allreduce.messages import ExchangeAsk
+from protocol.allreduce.runner import ExchangeAsk
 from protocol.run.admission import make_hello
 from protocol.transport.bulk import FIRST_BYTE
 from protocol.transport.bulk_link import NONCE_BYTES, FrameKind, Link

@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 from protocol.agreement.ballot import Ballot
 from protocol.agreement.events import PeerView, View
-from protocol.agreement.patience import Patience
 from protocol.agreement.round_state import RoundState
 from protocol.allreduce.assignment import assign_owners
+from protocol.allreduce.lateness import Patience
 from protocol.chain.base import round_settings
 from protocol.chain.records import index_root, record_hash
 from protocol.wire.hashes import ZERO_HASH, Hash, chunk_hash

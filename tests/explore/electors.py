@@ -11,9 +11,9 @@ from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
+from protocol.agreement.ballot import blank, objection_to_vote
 from protocol.agreement.events import Persist, RoundEffect, Send, View
 from protocol.agreement.voter import Voter
-from protocol.agreement.voting import blank, objection_to_vote
 from protocol.chain.records import record_hash
 from protocol.chain.store import VoteFiles
 from protocol.disk import Disk

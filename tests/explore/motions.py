@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 from protocol.agreement.ballot import Ballot, Justification, check_lock, check_view_change, justify
 from protocol.agreement.events import Send
-from protocol.agreement.proposer import Proposer
-from protocol.agreement.roll_call import ViewChangeLog
+from protocol.agreement.proposer import Proposer, ViewChangeLog
 from protocol.allreduce.assignment import plan_hash
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import MAX_VIEW_CHANGE_BYTES

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
-from protocol.agreement import ballot, policy, ratification, roll_call, voter, voting
+from protocol.agreement import ballot, policy, proposer, voter
 from protocol.agreement.ballot import Justification, highest
 from protocol.chain import electorate, records
 from protocol.chain.base import Base
@@ -62,12 +62,12 @@ def _persistence() -> Sequence[Any]:
 
 
 def _proof_check() -> Sequence[Any]:
-    modules = (roll_call, ballot, motions)
+    modules = (proposer, ballot, motions)
     return [patch.object(module, "check_lock", lambda run, ballot, record, lock, proof: None) for module in modules]
 
 
 def _monotony() -> Sequence[Any]:
-    real = voting.view_change_of
+    real = ballot.view_change_of
 
     def view_change_of(kept: VoterState, ballot: ballot.Ballot, held: list[PeerId], plan: Hash | None) -> ViewChange | None:
         return real(kept.model_copy(update={"attempt": ballot.attempt}), ballot, held, plan)
@@ -108,7 +108,7 @@ def _reduced_as_full() -> Sequence[Any]:
 
 
 def _ratifying() -> Sequence[Any]:
-    return [patch.object(ratification, "objection_to_ratify", lambda kept, record: None)]
+    return [patch.object(ballot, "objection_to_ratify", lambda kept, record: None)]
 
 
 def _coming() -> Sequence[Any]:

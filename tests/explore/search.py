@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from protocol.agreement import ratification
+from protocol.agreement import ballot as ballot_rules
 from protocol.chain.electorate import quorum_size
 from protocol.chain.records import is_full, prefer
 from protocol.wire.messages import Certificate, Commit, RecordProposal, Step
@@ -303,7 +303,7 @@ class Search:
     def _may_ratify(self, number: int, record: int) -> bool:
         known = self._ratifies.get((number, record))
         if known is None:
-            objection = ratification.objection_to_ratify(self.electors.kept(number), self.council.hash(record))
+            objection = ballot_rules.objection_to_ratify(self.electors.kept(number), self.council.hash(record))
             known = self._ratifies[number, record] = objection is None
         return known
 

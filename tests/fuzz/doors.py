@@ -25,7 +25,7 @@ from peer.control.client import MAX_REQUEST_BYTES as MAX_CONTROL_BYTES
 from peer.control.client import BadControlFrame as BadControlFrame
 from peer.control.client import Stamped, pack_frame, take_frame
 from peer.discovery import contacts, rendezvous
-from protocol.allreduce.messages import PushHeader, push_plan
+from protocol.allreduce.runner import PushHeader, push_plan
 from protocol.audit.evidence import (
     Law,
     decode_evidence,

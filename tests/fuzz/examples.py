@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protocol.allreduce.messages import ExchangeAsk, PushHeader
+from protocol.allreduce.runner import ExchangeAsk, PushHeader
 from protocol.audit.evidence import (
     AveragedPart,
     ContraryMotion,

@@ -13,7 +13,7 @@ from random import Random
 import trio
 
 from protocol.agreement.contradictions import slot, tip_of
-from protocol.allreduce.messages import PushHeader
+from protocol.allreduce.runner import PushHeader
 from protocol.events.events import Event, HandlerFailed
 from protocol.transport.interface import Acceptance, Handlers, Landing, Refused
 from protocol.wire.canonical import Malformed

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from protocol.agreement.roll_call import ViewChangeLog
+from protocol.agreement.proposer import ViewChangeLog
 from protocol.membership.handshake import Handshake
 from protocol.wire.envelope import Body
 from protocol.wire.identity import Identity

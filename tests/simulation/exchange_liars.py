@@ -10,9 +10,8 @@ from unittest.mock import patch
 import trio
 
 from protocol.allreduce.buffers import PART_BUFFERS
-from protocol.allreduce.events import ExchangeEffect, SendPart, SendResult
-from protocol.allreduce.messages import PushHeader, read_header
-from protocol.allreduce.runner import ExchangeRunner
+from protocol.allreduce.machine import ExchangeEffect, SendPart, SendResult
+from protocol.allreduce.runner import ExchangeRunner, PushHeader, read_header
 from protocol.node import exchanges
 from protocol.transport.interface import NetworkError
 from protocol.wire.hashes import chunk_hash

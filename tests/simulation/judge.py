@@ -18,8 +18,8 @@ from __future__ import annotations
 from kernels.aggregate import aggregate
 from kernels.codec import encoded_bytes
 from kernels.layout import chunk_layout
-from protocol.agreement.patience import MAX_ROUNDS
 from protocol.allreduce.assignment import contribution_leaves
+from protocol.allreduce.lateness import MAX_ROUNDS
 from protocol.chain.progress import counted_tokens, extension_of
 from protocol.chain.records import is_full
 from protocol.events.events import (

@@ -8,7 +8,7 @@ import pytest
 
 from protocol.agreement.ballot import held_mask
 from protocol.agreement.events import AverageDisproved, FinishCompute, Reject, Send, StateHashed
-from protocol.agreement.roll_call import MAX_LEAD
+from protocol.agreement.round_state import MAX_LEAD
 from protocol.wire.envelope import Body
 from protocol.wire.hashes import ZERO_HASH, Hash
 from protocol.wire.messages import Finish, Proposal, RecordProposal, ViewChange, Vote

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from protocol.agreement.patience import (
+from protocol.allreduce.lateness import (
     FIRST_ROUNDS,
     FOR_PARTS,
     HURRIED,
@@ -13,13 +13,13 @@ from protocol.agreement.patience import (
     STRANGERS,
     WINDOW,
     Missed,
+    Observed,
     Patience,
     Slowness,
     Stalls,
     judge,
     share_of,
 )
-from protocol.allreduce.machine import Observed
 from protocol.wire.identity import PeerId
 from tests.protocol.council import BASE, PEERS
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from protocol.agreement.patience import STRANGERS, Stalls
-from protocol.agreement.policy import TRIED, choose_members, most_chunks, plan_with, within_uses
-from protocol.agreement.validation import flaw_of_plan
+from protocol.agreement.ballot import flaw_of_plan, most_chunks
+from protocol.agreement.policy import TRIED, choose_members, plan_with, within_uses
+from protocol.allreduce.lateness import STRANGERS, Stalls
 from protocol.chain.electorate import quorum_size, tolerated
 from protocol.run.admission import bearer_token, make_proof
 from protocol.wire.hashes import Hash

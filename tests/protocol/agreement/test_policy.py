@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from protocol.agreement.ballot import flaw_of_plan
 from protocol.agreement.events import PeerView, Send, View
-from protocol.agreement.patience import FIRST_ROUNDS, HURRIED, Patience
 from protocol.agreement.policy import ANSWER_S, FINISH_S, LATE, RESEND_S, ClosingPolicy
-from protocol.agreement.validation import flaw_of_plan
+from protocol.allreduce.lateness import FIRST_ROUNDS, HURRIED, Patience
 from protocol.chain.electorate import quorum_size
 from protocol.chain.progress import TasksInForce
 from protocol.run.admission import TokenUses, bearer_token, make_proof

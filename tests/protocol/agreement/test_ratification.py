@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.agreement.ballot import RATIFYING
-from protocol.agreement.ratification import Tally, has_ratified, objection_to_ratify, ratify, vote_to_ratify
-from protocol.agreement.voting import blank, cast_first, cast_second, objection_to_vote
+from protocol.agreement.ballot import (
+    RATIFYING,
+    Tally,
+    blank,
+    cast_first,
+    cast_second,
+    has_ratified,
+    objection_to_ratify,
+    objection_to_vote,
+    ratify,
+    vote_to_ratify,
+)
 from protocol.chain.records import is_full, record_hash, verify_votes
 from protocol.wire.envelope import decode_body
 from protocol.wire.hashes import Hash

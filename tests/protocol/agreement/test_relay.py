@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from protocol.agreement.events import Arrived, Forward, PlanUnknown
-from protocol.agreement.patience import Patience
-from protocol.agreement.relay import Relay, helpers
+from protocol.agreement.machine import Relay
 from protocol.agreement.round_state import RoundState
+from protocol.agreement.voter import helpers
+from protocol.allreduce.lateness import Patience
 from protocol.chain.electorate import tolerated
 from protocol.wire.envelope import Body
 from protocol.wire.identity import PeerId

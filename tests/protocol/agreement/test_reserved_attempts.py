@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from protocol.agreement.ballot import RATIFYING, Ballot, held_mask
-from protocol.agreement.roll_call import MAX_LEAD
+from protocol.agreement.round_state import MAX_LEAD
 from protocol.wire.hashes import ZERO_HASH
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Proposal, ViewChange

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from protocol.agreement.validation import flaw_of_plan, flaw_of_record_proposal, is_in, plan_of
+from protocol.agreement.ballot import flaw_of_plan, flaw_of_record_proposal, is_in, plan_of
 from protocol.allreduce.assignment import plan_hash
 from protocol.chain.base import fragment_of
 from protocol.chain.records import index_root

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.agreement.voting import (
+from protocol.agreement.ballot import (
     blank,
     cast_first,
     cast_second,

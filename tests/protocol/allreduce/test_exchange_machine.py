@@ -8,13 +8,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from protocol.allreduce.events import (
+from protocol.allreduce.lateness import ExchangeLimits
+from protocol.allreduce.machine import (
+    ASK_EVERY_S,
     AllReduceDone,
     Ask,
     Asked,
     Averaged,
     ContributionReady,
     ExchangeEvent,
+    ExchangeMachine,
     ExchangeTick,
     Lost,
     PartArrived,
@@ -25,7 +28,6 @@ from protocol.allreduce.events import (
     SendResult,
     SignedEarly,
 )
-from protocol.allreduce.machine import ASK_EVERY_S, ExchangeLimits, ExchangeMachine
 from protocol.allreduce.runner import entry_of
 from protocol.wire.hashes import ZERO_HASH, chunk_hash
 from protocol.wire.identity import Identity, PeerId

@@ -10,14 +10,15 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from protocol.agreement.patience import FOR_PARTS, WINDOW, Patience
-from protocol.allreduce.events import (
+from protocol.allreduce.lateness import FOR_PARTS, WINDOW, ExchangeLimits, Patience
+from protocol.allreduce.machine import (
     Ask,
     Asked,
     Averaged,
     ContributionReady,
     ExchangeEffect,
     ExchangeEvent,
+    ExchangeMachine,
     ExchangeTick,
     Lost,
     PartArrived,
@@ -27,7 +28,6 @@ from protocol.allreduce.events import (
     SendResult,
     SignedEarly,
 )
-from protocol.allreduce.machine import ExchangeLimits, ExchangeMachine
 from protocol.allreduce.runner import entry_of
 from protocol.wire.hashes import ZERO_HASH, chunk_hash
 from protocol.wire.identity import Identity, PeerId

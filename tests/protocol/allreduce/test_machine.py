@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from protocol.allreduce.events import (
+from protocol.allreduce.lateness import ExchangeLimits
+from protocol.allreduce.machine import (
     AllReduceDone,
     Ask,
     Asked,
@@ -14,6 +15,7 @@ from protocol.allreduce.events import (
     ContributionReady,
     ExchangeEffect,
     ExchangeEvent,
+    ExchangeMachine,
     ExchangeTick,
     Heard,
     Lost,
@@ -27,7 +29,6 @@ from protocol.allreduce.events import (
     SendResult,
     SignedEarly,
 )
-from protocol.allreduce.machine import ExchangeLimits, ExchangeMachine
 from protocol.allreduce.runner import entry_of
 from protocol.wire.hashes import ZERO_HASH, chunk_hash
 from protocol.wire.identity import Identity, PeerId

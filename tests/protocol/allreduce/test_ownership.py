@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from protocol.allreduce.machine import Ownership
+from protocol.allreduce.lateness import Ownership
 from protocol.wire.identity import PeerId
 
 A, B, C, D, E, F, G = JURY = [PeerId(letter) for letter in "abcdefg"]

@@ -11,10 +11,9 @@ from trio.testing import wait_all_tasks_blocked
 from kernels.layout import chunk_layout, payload_bytes
 from protocol.allreduce.assignment import contribution_leaves, plan_hash
 from protocol.allreduce.buffers import PART_BUFFERS, ExchangeBuffers, OwnParts
-from protocol.allreduce.events import Moving
-from protocol.allreduce.machine import ExchangeLimits, ExchangeMachine
-from protocol.allreduce.messages import PushHeader
-from protocol.allreduce.runner import Receiver, entry_of
+from protocol.allreduce.lateness import ExchangeLimits
+from protocol.allreduce.machine import ExchangeMachine, Moving
+from protocol.allreduce.runner import PushHeader, Receiver, entry_of
 from protocol.events.events import Dropped, Event
 from protocol.transport.interface import Offence
 from protocol.wire.hashes import ZERO_HASH, Hash, chunk_hash

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protocol.allreduce.machine import SilenceTracker
+from protocol.allreduce.lateness import SilenceTracker
 from protocol.wire.identity import PeerId
 
 A, B, C, D = PEERS = [PeerId(letter) for letter in "abcd"]

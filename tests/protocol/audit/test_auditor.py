@@ -9,7 +9,7 @@ from typing import Any
 import trio
 
 from kernels.layout import chunk_layout
-from protocol.agreement.validation import plan_of
+from protocol.agreement.ballot import plan_of
 from protocol.allreduce.assignment import plan_hash
 from protocol.audit.auditor import Auditor
 from protocol.audit.evidence import Law, TwoStatements, judge

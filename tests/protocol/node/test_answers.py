@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from protocol.allreduce.messages import ExchangeAsk
+from protocol.allreduce.runner import ExchangeAsk
 from protocol.run.admission import make_hello
 from protocol.run.manifest import Admission, sign
 from protocol.transport.interface import Offence, Refused

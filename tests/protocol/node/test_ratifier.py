@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from protocol.agreement.ballot import RATIFYING
-from protocol.agreement.ratification import vote_to_ratify
+from protocol.agreement.ballot import RATIFYING, vote_to_ratify
 from protocol.chain.base import Base
 from protocol.chain.history import History
 from protocol.node.round_runner import read_voter_state

@@ -1,0 +1,554 @@
+"""Lateness."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
+
+from protocol.chain.base import Base
+from protocol.chain.electorate import tolerated
+from protocol.wire.identity import PeerId
+from protocol.wire.messages import ChunkEntry, members_in
+
+OWNER_SHARE = 0.2
+"""Smallest fraction of the time for an owner: the plan has given it chunks, and others may wait for it."""
+CHUNK_TIMES = 6.0
+"""Multiple of `stall_s` for which the bytes of one chunk are a sign of life: a line may carry several chunks at a time."""
+PACES = 3.0
+"""Multiple of the exchange's pace for which a member may be silent beyond `stall_s`.
+
+The pace is the time that half of the jury took for one chunk.
+"""
+RESULT_PATIENCE = 2.0
+"""Factor by which an owner may be silent longer while it owes a result."""
+
+
+@dataclass(frozen=True)
+class ExchangeLimits:
+    """Limits on the waiting of one member in one exchange.
+
+    stall_s: seconds for which a member that owes us a part may be silent if lines are quick.  wait_s: seconds for which our
+    averages may wait for late parts.  owner_s: seconds by which the averages of each member may be late; a member without an
+    entry is never given up for late averages.  jury: the members by which lateness is judged: others are late once more than
+    half of these gave theirs; empty for all members.  shares: fraction of the time for each member that kept earlier
+    exchanges waiting; others get all of it.  A member with 0 is not waited for at all: its chunks count if they are here in
+    time.
+    """
+
+    stall_s: float
+    wait_s: float = inf
+    owner_s: Mapping[PeerId, float] = field(default_factory=dict[PeerId, float])
+    jury: Sequence[PeerId] = ()
+    shares: Mapping[PeerId, float] = field(default_factory=dict[PeerId, float])
+
+
+@dataclass(frozen=True)
+class Observed:
+    """Observations of one or more exchanges of a round, in seconds.
+
+    delays, lateness: how late the parts and the averages were of members that were not given up.  waited_s: how long our
+    averages waited for parts.  left_out: members for which they waited no longer.  stalled: members that were given up.
+    """
+
+    delays: Mapping[PeerId, float]
+    lateness: Mapping[PeerId, float]
+    waited_s: float
+    left_out: Collection[PeerId]
+    stalled: Collection[PeerId]
+
+    @classmethod
+    def merge(cls, each: Sequence[Observed]) -> Observed:
+        """Return the longest times of these exchanges, and the members that any of them left out or gave up."""
+        return cls(
+            _longest([one.delays for one in each]),
+            _longest([one.lateness for one in each]),
+            max((one.waited_s for one in each), default=0.0),
+            {peer for one in each for peer in one.left_out},
+            {peer for one in each for peer in one.stalled},
+        )
+
+
+def _longest(each: Sequence[Mapping[PeerId, float]]) -> dict[PeerId, float]:
+    longest: dict[PeerId, float] = {}
+    for seconds in each:
+        longest |= {peer: max(longest.get(peer, 0.0), passed) for peer, passed in seconds.items()}
+    return longest
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Debts in an exchange: the members that owe us something, since when, and when we last heard of each.
+#
+# A chunk may take long on a line that carries several at a time, so its bytes count as they come.  Only bytes of one chunk
+# count until it is here and right: else a member that pushes rubbish would be waited for as long as it does.  A member that
+# has to wait for a buffer here does not owe us the parts that it could not send.
+
+
+class SilenceTracker:
+    """Debts of other members, and the last sign of life of each.
+
+    `now` is trio time.  chunk_s: seconds for which the bytes of one chunk count.
+    """
+
+    def __init__(self, peers: Iterable[PeerId], now: float, chunk_s: float) -> None:
+        self._heard, self._chunk_s, self._begun = dict.fromkeys(peers, now), chunk_s, now
+        self._announced: dict[PeerId, float] = {}
+        """Peers that have begun to push something since they last delivered, and when."""
+        self._first: dict[PeerId, float] = {}
+        self._delivered: dict[PeerId, float] = {}
+        self._owing: dict[PeerId, float] = {}
+
+    def announced(self, peer: PeerId, now: float) -> None:
+        """Note that a peer began to push something.  That counts once; then only its arriving bytes and new chunks count."""
+        if peer in self._heard and peer not in self._announced:
+            self._announced[peer] = now
+            self._heard[peer] = now
+
+    def moving(self, peer: PeerId, now: float) -> None:
+        """Note that more bytes of a peer's current push are here."""
+        if now - max(self._announced.get(peer, -inf), self._delivered.get(peer, -inf)) < self._chunk_s:
+            self._heard[peer] = now
+
+    def held(self, peer: PeerId, now: float) -> None:
+        """Note that a push of this peer waits for a buffer here: the peer is not to blame for that."""
+        if peer in self._heard:
+            self._heard[peer] = now
+
+    def delivered(self, peer: PeerId, now: float) -> None:
+        """Note that a peer delivered something new."""
+        if peer in self._heard:
+            self._announced.pop(peer, None)
+            self._heard[peer] = self._delivered[peer] = now
+            self._first.setdefault(peer, now)
+
+    def pace_s(self, peers: Collection[PeerId], most_s: float, now: float) -> float:
+        """Return the seconds until half of these peers delivered something; until then, the time so far, `most_s` at most.
+
+        The pace is slow on lines that carry large chunks to many peers at a time, and honest silences are as long.
+        """
+        first = sorted(self._first[peer] for peer in peers if peer in self._first)
+        half = (len(peers) + 1) // 2
+        return first[half - 1] - self._begun if 0 < half <= len(first) else min(now - self._begun, most_s)
+
+    def overdue(self, owing: Mapping[PeerId, float], now: float) -> list[PeerId]:
+        """Return the peers that have kept us waiting for too long, sorted.
+
+        owing: all peers that owe us something now, and how long (s) each may be silent; patience begins with the debt.
+        """
+        self._owing = {peer: self._owing.get(peer, now) for peer in owing}
+        return sorted(peer for peer, patience in owing.items() if now - max(self._heard[peer], self._owing[peer]) > patience)
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Members that the owners of an exchange leave out of their averages: a member that gives nobody its parts gives us none.
+
+
+class ExclusionCounts:
+    """Counter of the members left out, read from the masks of the averages that are here.
+
+    chunks: number of chunks of a contribution.
+    """
+
+    def __init__(self, members: Sequence[PeerId], chunks: int) -> None:
+        self._members, self._chunks = members, chunks
+        self._without: dict[PeerId, dict[int, PeerId]] = {}
+        """For each member, the chunks whose average leaves it out, with the signer of each."""
+
+    def note(self, signer: PeerId, chunk: int, entry: ChunkEntry) -> None:
+        """Take the average of a chunk by this member; its mask is well formed."""
+        taken = members_in(entry.mask, len(self._members))
+        for index, peer in enumerate(self._members):
+            if index not in taken:
+                self._without.setdefault(peer, {}).setdefault(chunk, signer)
+
+    def is_left_out(self, peer: PeerId) -> bool:
+        """Return True if at least two others, together, average more than half of the chunks without this member.
+
+        Liars among four or more electors own less than half (`protocol.agreement.policy`).  Members that are no electors may
+        own more.  All they can do to an owner in this way is to halve its time.
+        """
+        signers = [signer for signer in self._without.get(peer, {}).values() if signer != peer]
+        return 2 * len(signers) > self._chunks and len(set(signers)) > 1
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Delays by each member in an exchange, although it was never silent for so long that it was lost.
+
+
+LONGEST_S = 1.0
+"""Longest time (s) that counts between two ticks: if more passed, we slept, and no other member is to blame for it."""
+SPREAD = 0.5
+"""Fraction of the time taken by most members since the exchange began, by which others may be slower.
+
+No two lines are equally fast.  The time lost is nothing if exchanges are short beside the work, and half an exchange if they
+are long.  The fraction is clearly larger than the difference in bandwidth that the shares of chunks ignore
+(`protocol.allreduce.assignment.ALIKE`).
+"""
+
+
+class PartDeadline:
+    """Deadline for the debts of others: the time in which most of us gave theirs, or would have, plus `SPREAD` of it.
+
+    Most members are held up if there is room for only a share of their debts.  The time in which they gave that share tells
+    how long the whole would have taken them.  begun: trio time.
+    """
+
+    def __init__(self, begun: float) -> None:
+        self._begun = self._looked_at = begun
+        self._gave_s = 0.0
+        self._most_gave = False
+        self.at = begun
+        """Trio time of the deadline; the beginning while most still give."""
+
+    def has_come(self, most_gave: bool, share: float, now: float) -> bool:
+        """Return True if the deadline has come.
+
+        most_gave: True if most members gave all that they can now.  share: that amount as a fraction of the whole.
+        """
+        if not self._most_gave:
+            self._gave_s += now - self._looked_at
+        self._most_gave, self._looked_at = most_gave, now
+        self.at = self._begun + ((1 + SPREAD) * self._gave_s / share if most_gave else 0.0)
+        return most_gave and now >= self.at
+
+
+class Delays:
+    """Seconds for which each member delayed anything.  Several chunks that wait at a time count once.  `now` is trio time.
+
+    seconds: by member, for each that delayed anything.  all_s: the seconds in which any member did.
+    """
+
+    def __init__(self, now: float) -> None:
+        self.seconds: dict[PeerId, float] = {}
+        self.all_s = 0.0
+        self._looked_at = now
+
+    def note(self, delaying: Collection[PeerId], now: float) -> None:
+        """Note that these members delayed something since the last call."""
+        passed, self._looked_at = min(now - self._looked_at, LONGEST_S), now
+        self.all_s += passed if delaying else 0.0
+        for peer in delaying:
+            self.seconds[peer] = self.seconds.get(peer, 0.0) + passed
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Late averages in an exchange: later than an honest owner's can be, beside the averages of other owners.
+
+
+class Ownership:
+    """Chunks that the plan gave to each member.
+
+    owners: the owner of each chunk.  members: number of members in the plan.  begun: trio time.
+
+    Others have had the time to average if three things hold.  All averages are here of more than half of the owners in the
+    jury.  These owners own more than half of the jury's chunks.  `SPREAD` of the time that this took has passed since.  An
+    honest owner is among them, however early liars sign: liars are fewer, and own less than half
+    (`protocol.agreement.policy`).  Members that own nothing, or little, make nobody look late.  An owner with more chunks
+    than these owners gets more time in proportion to its load.  (It tells nothing that all our own averages are made:
+    averages of others may still be on their lines.)
+
+    An honest owner averages when it has all parts, or has waited for late parts as long as it may
+    (`ExchangeMachine.wait_s`), which is at least the fair time.  So if the lines of honest members differ by no more than
+    that, another honest owner has their parts by then as well.  It waits only for late parts, and for a bounded time.
+    """
+
+    def __init__(self, owners: Sequence[PeerId], members: int, begun: float) -> None:
+        self._all, self._members, self._begun = len(owners), members, begun
+        self._chunks: dict[PeerId, list[int]] = {}
+        for chunk, peer in enumerate(owners):
+            self._chunks.setdefault(peer, []).append(chunk)
+        self._reference: tuple[float, float] | None = None
+        """Seconds until the averages of more than half were here, and the mean load of their owners."""
+
+    def late(
+        self, here: Collection[int], jury: Collection[PeerId], owner: Callable[[int], PeerId], now: float
+    ) -> set[PeerId]:
+        """Return the members whose averages are late.
+
+        here: chunks whose averages are here.  owner: returns the present owner of a chunk; a successor is not late.
+        """
+        missing = {peer: [chunk for chunk in chunks if chunk not in here] for peer, chunks in self._chunks.items()}
+        if self._reference is None:
+            self._reference = self._refer(missing, jury, now)
+        return {
+            peer
+            for peer, chunks in missing.items()
+            if self._is_due(peer, now) and any(owner(chunk) == peer for chunk in chunks)
+        }
+
+    def _refer(
+        self, missing: Mapping[PeerId, Sequence[int]], jury: Collection[PeerId], now: float
+    ) -> tuple[float, float] | None:
+        owned = {peer: len(self._chunks[peer]) for peer in jury if peer in self._chunks}
+        done = [chunks for peer, chunks in owned.items() if not missing[peer]]
+        if 2 * len(done) <= len(owned) or 2 * sum(done) <= sum(owned.values()):
+            return None
+        return now - self._begun, sum(map(self._load, done)) / len(done)
+
+    def _is_due(self, peer: PeerId, now: float) -> bool:
+        if self._reference is None:
+            return False
+        took_s, load = self._reference
+        most = max(load, self._load(len(self._chunks[peer])))  # an owner of less may have a slower line
+        return (now - self._begun) * load >= (1 + SPREAD) * took_s * most
+
+    def _load(self, chunks: int) -> int:
+        """Return the chunks that an owner of so many sends, and receives (`protocol.allreduce.assignment`)."""
+        return self._all + (self._members - 2) * chunks
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Memory of the peers that stalled rounds lately, and the patience that is left for each.
+
+
+MAX_STALLED = 1024
+FIRST_ROUNDS, MAX_ROUNDS = 4, 64
+"""Rounds that the first stall costs, and the most rounds that one stall costs."""
+WINDOW = 16
+"""Rounds for which a peer's missing or late parts are remembered."""
+FOR_PARTS = 0.5
+"""Fraction of `stall_s` by which parts may be late in `WINDOW` rounds, beyond the fair time.
+
+It limits the parts of one member, and all parts that one owner waits for.  Averages may be late by the whole of `stall_s`:
+an honest owner waits half of it for parts.
+"""
+HURRIED = 0.2
+"""Fraction of the time of other peers that a peer on probation gets."""
+STRANGERS = PeerId("strangers")
+"""Name under which all peers but the electors are remembered together.
+
+Keys cost nothing, so one stall of each key would be too many.  Strangers are out for `FIRST_ROUNDS` at most, because honest
+newcomers must be able to come in.
+"""
+
+
+@dataclass
+class Conduct:
+    """Record of one peer's stalls.
+
+    out_until: the first round in which the peer counts again.  rounds: the rounds that its next stall costs.  good: rounds
+    since its last stall in which it counted and did its part.
+    """
+
+    out_until: int
+    rounds: int
+    good: int = 0
+
+
+class Stalls:
+    """Register of stalls, with penalties that grow.
+
+    * The first stall puts a peer on probation: it gets `HURRIED` of the time of others until it has done its part in as many
+      rounds as the stall costs.
+    * A further stall puts the peer out for that many rounds, then on probation, and doubles the cost of the next one.
+    * After `MAX_ROUNDS` good rounds in a row everything is forgotten.  So nobody can stall often.
+
+    lenient: False if the first stall already puts a peer out.
+    """
+
+    def __init__(self, *, lenient: bool = True) -> None:
+        self._lenient = lenient
+        self._conduct: dict[PeerId, Conduct] = {}
+
+    def lost_with(self, peer: PeerId, round: int) -> None:
+        """Record that this peer stalled this round."""
+        known = self._conduct.pop(peer, None)
+        if len(self._conduct) >= MAX_STALLED:
+            self._conduct.pop(next(iter(self._conduct)))
+        if known is None:
+            known = Conduct(round + 1 + (0 if self._lenient else FIRST_ROUNDS), FIRST_ROUNDS)
+        elif known.out_until <= round:  # else this round was judged before, or the peer did not count
+            out = FIRST_ROUNDS if peer == STRANGERS else known.rounds
+            known = Conduct(round + 1 + out, min(2 * known.rounds, MAX_ROUNDS))
+        self._conduct[peer] = known
+
+    def suspect(self, peer: PeerId, round: int) -> None:
+        """Put a peer on probation from now on, because others say that it stalls.
+
+        Their word never puts a peer out: else peers that do not wait for it could take turns in blaming it for ever.
+        """
+        if peer in self._conduct:
+            self._conduct[peer].good = 0
+        else:
+            self.lost_with(peer, round)
+
+    def delivered(self, peer: PeerId, round: int) -> None:
+        """Credit this peer with its part of this round.
+
+        Only a round in which the peer counts is credited: else it could earn its next stall by being quick while nobody
+        waits for it.
+        """
+        known = self._conduct.get(peer)
+        if known is not None and known.out_until <= round:
+            known.good += 1
+            if known.good >= MAX_ROUNDS:
+                del self._conduct[peer]
+
+    @property
+    def is_blank(self) -> bool:
+        """True if no peer is remembered, so that all get the whole of our patience."""
+        return not self._conduct
+
+    def share(self, peer: PeerId, round: int) -> float:
+        """Return this peer's fraction of our patience in this round: 1, `HURRIED`, or 0 while it does not count."""
+        known = self._conduct.get(peer)
+        if known is None:
+            return 1.0
+        if known.out_until > round:
+            return 0.0
+        return HURRIED if known.good < known.rounds else 1.0
+
+
+class Missed:
+    """Register of the signers whose averages lacked a peer's parts in the last `WINDOW` rounds."""
+
+    def __init__(self) -> None:
+        self._missed: dict[PeerId, dict[PeerId, int]] = {}
+
+    def note(self, missed: Mapping[PeerId, Collection[PeerId]], round: int) -> None:
+        """Record that averages of these signers lack these peers' parts in this round."""
+        for peer, signers in missed.items():
+            self._missed[peer] = self._missed.pop(peer, {}) | dict.fromkeys(signers, round)
+        while len(self._missed) > MAX_STALLED:
+            self._missed.pop(next(iter(self._missed)))
+
+    def by_more_than(self, liars: int, round: int) -> list[PeerId]:
+        """Return the peers whose parts more signers missed than may be liars: each signer missed them for itself."""
+        lately = round - WINDOW
+        return [peer for peer, by in self._missed.items() if sum(last > lately for last in by.values()) > liars]
+
+
+class Slowness:
+    """Seconds for which peers that were never given up kept us waiting in the last `WINDOW` rounds.
+
+    A peer that is a little less than `stall_s` late each time costs as much as one that stalls.  All peers but the electors
+    count as one: else new keys could each be late once, without end.
+    """
+
+    def __init__(self) -> None:
+        self._seconds: dict[PeerId, dict[int, float]] = {}
+
+    def note(self, delays: Mapping[PeerId, float], base: Base, fair_s: float) -> None:
+        """Record the seconds that members kept us waiting in the round on `base`; `fair_s` of them are nobody's fault."""
+        for peer, seconds in delays.items():
+            if seconds > fair_s:
+                rounds = self._seconds.setdefault(_named(peer, base), {})
+                rounds[base.round] = max(rounds.get(base.round, 0.0), seconds - fair_s)
+        self._seconds = {name: kept for name, rounds in self._seconds.items() if (kept := _lately(rounds, base.round))}
+
+    def left(self, peer: PeerId, base: Base, most_s: float) -> float:
+        """Return the rest of `most_s` that this peer has in the round on `base`; negative if it has taken more."""
+        return most_s - sum(_lately(self._seconds.get(_named(peer, base), {}), base.round).values())
+
+    def forget(self, peers: Collection[PeerId]) -> None:
+        """Forget these peers, whose stall is remembered elsewhere."""
+        for peer in peers:
+            self._seconds.pop(peer, None)
+
+    def take_beyond(self, most_s: float) -> list[PeerId]:
+        """Remove and return the peers that kept us waiting for longer than this in all: that counts as one stall."""
+        late = [name for name, rounds in self._seconds.items() if sum(rounds.values()) > most_s]
+        for name in late:
+            del self._seconds[name]
+        return late
+
+
+def _lately(rounds: Mapping[int, float], round: int) -> dict[int, float]:
+    return {each: seconds for each, seconds in rounds.items() if each > round - WINDOW}
+
+
+def _named(peer: PeerId, base: Base) -> PeerId:
+    return peer if peer in base.electors else STRANGERS
+
+
+class Patience:
+    """Memory of one peer from round to round.
+
+    trainers: peers that kept a round from being closed.  proposers: peers under which nothing moved.  members: peers that
+    owed something in an exchange.  A peer that is late in one of these roles may be in time in another.
+
+    slowness: delays of parts.  owners: delays of averages.  waits: waits of our own averages for late parts.  used: how much
+    of these waits each member took, which a stall does not erase.
+    """
+
+    def __init__(self) -> None:
+        self.trainers, self.proposers, self.members = Stalls(), Stalls(lenient=False), Stalls()
+        self.missed, self.slowness = Missed(), Slowness()
+        self.owners, self.waits, self.used = Slowness(), Slowness(), Slowness()
+
+    def limits(self, me: PeerId, members: Collection[PeerId], base: Base, stall_s: float, fair_s: float) -> ExchangeLimits:
+        """Return our limits in an exchange of these members.  fair_s: seconds that are nobody's fault."""
+        electors = [peer for peer in members if peer in base.electors]
+        return ExchangeLimits(
+            stall_s=stall_s,
+            wait_s=fair_s + self.waits.left(me, base, FOR_PARTS * stall_s),
+            owner_s={peer: fair_s + self.owners.left(peer, base, stall_s) for peer in members if peer != me},
+            jury=electors if tolerated(len(electors)) else [],  # keys of strangers cost nothing
+            shares={peer: share_of(self.members, base, peer) for peer in members},
+        )
+
+    def judge_exchange(
+        self, me: PeerId, members: Collection[PeerId], base: Base, seen: Observed, stall_s: float, fair_s: float
+    ) -> None:
+        """Remember which members of a record stalled its exchange; the others did well."""
+        named = {*members}
+        seen = replace(seen, left_out=named & {*seen.left_out}, stalled=named & {*seen.stalled})
+        judge(self.members, base, self.judge_late(me, seen, base, stall_s, fair_s), members, each=True)
+
+    def judge_missed(self, missed: Mapping[PeerId, Collection[PeerId]], base: Base) -> None:
+        """Put peers on probation whose parts are missing in averages of several electors.
+
+        Otherwise a peer could stall one elector after the other.  A few liars cannot take a peer's good name by leaving it
+        out of their averages.  missed: by peer, the signers of the averages that lack its parts.
+        """
+        self.missed.note(missed, base.round)
+        for peer in self.missed.by_more_than(tolerated(len(base.electors)), base.round):
+            self.members.suspect(_named(peer, base), base.round)
+
+    def judge_late(self, me: PeerId, seen: Observed, base: Base, stall_s: float, fair_s: float) -> set[PeerId]:
+        """Return the peers that stalled the exchange of the round on `base`.
+
+        They are members that were given up, members that were late for too long in `WINDOW` rounds, and members that we
+        waited no longer for because at least half of our waiting time had been spent on them.
+        """
+        parts_s = FOR_PARTS * stall_s
+        self.waits.note({me: seen.waited_s}, base, fair_s)
+        for slowness, seconds in ((self.used, seen.delays), (self.slowness, seen.delays), (self.owners, seen.lateness)):
+            slowness.note(seconds, base, fair_s)
+        late = {*seen.stalled, *(peer for peer in seen.left_out if self.used.left(peer, base, parts_s / 2) <= 0)}
+        for slowness, most_s in ((self.slowness, parts_s), (self.owners, stall_s)):
+            slowness.forget(late)
+            late |= {*slowness.take_beyond(most_s)}
+        self.slowness.forget(late)
+        return late
+
+
+def is_tenured(base: Base, peer: PeerId) -> bool:
+    """Return True if this peer is judged by itself, as an elector or a contributor to the last record."""
+    return peer in base.electors or peer in base.contributors
+
+
+def share_of(stalls: Stalls, base: Base, peer: PeerId) -> float:
+    """Return the fraction of our patience that this peer has in the round on `base`.
+
+    A peer that is no elector has no more than all strangers together.
+    """
+    if stalls.is_blank:
+        return 1.0
+    own = stalls.share(peer, base.round)
+    return own if peer in base.electors else min(own, stalls.share(STRANGERS, base.round))
+
+
+def judge(stalls: Stalls, base: Base, late: Collection[PeerId], good: Collection[PeerId], *, each: bool = False) -> None:
+    """Remember which peers kept the round on `base` waiting, and which did their part.
+
+    each: True if strangers are remembered by name as well; they are few.  A stall of a peer that is no elector counts
+    against all strangers: else new keys could come in to stall once each.
+    """
+    outsiders = {peer for peer in {*late, *good} if peer not in base.electors}
+    named = {peer for peer in {*late, *good} if each or is_tenured(base, peer)}
+    stalled = (named & {*late}) | ({STRANGERS} if outsiders & {*late} else set())
+    for peer in sorted(stalled):
+        stalls.lost_with(peer, base.round)
+    for peer in sorted((named | ({STRANGERS} if outsiders else set())) - stalled):
+        stalls.delivered(peer, base.round)
