@@ -57,7 +57,7 @@ def check(got: Completion, request: Request, written: Written) -> None:
 
 
 @every_family
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", first_fast([1.0, 0.0]))
 @pytest.mark.parametrize(
     "slots, prefill_tokens, steps_at_once", first_fast([(5, 48, 1), (4, 7, 8), (1, 1024, 1), (12, 1024, 1), (12, 100, 3)], 2)
 )
