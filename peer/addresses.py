@@ -39,7 +39,7 @@ def multiaddr_of(text: str, port: int) -> str:
         ip = ipaddress.ip_address(host)
     except ValueError:
         if not NAME.fullmatch(host.lower()) or len(host) > MAX_NAME_CHARS:
-            raise ValueError(f"{_shown(text)} is no address of a peer; {HOW}") from None
+            raise ValueError(f"{_shown(text)} is not the address of a peer; {HOW}") from None
         return _checked(f"/dns/{host.lower().rstrip('.')}/tcp/{port_text}")
     return _checked(f"/ip{ip.version}/{ip}/tcp/{port_text}")
 
@@ -80,19 +80,19 @@ def _checked(address: str) -> str:
     if kind == "dnsaddr":
         raise ValueError(f"{_shown(address)} names a record that leads to further addresses, which is not followed; {HOW}")
     if len(parts) < 5 or parts[3] != "tcp" or kind not in ("ip4", "ip6", *NAMED_BY):
-        raise ValueError(f"{_shown(address)} is no address of a peer; {HOW}")
+        raise ValueError(f"{_shown(address)} is not the address of a peer; {HOW}")
     port = parts[4]
     if not port.isascii() or not port.isdecimal() or len(port) > 5 or not 0 < int(port) < 65536:
-        raise ValueError(f"{_shown(port) or 'nothing'} is no port; {HOW}")
+        raise ValueError(f"{_shown(port) or 'nothing'} is not a port; {HOW}")
     if kind in NAMED_BY:
         if not NAME.fullmatch(parts[2].lower()) or len(parts[2]) > MAX_NAME_CHARS:
-            raise ValueError(f"{_shown(parts[2]) or 'nothing'} is no name of a computer; {HOW}")
+            raise ValueError(f"{_shown(parts[2]) or 'nothing'} is not the name of a computer; {HOW}")
         if int(port) < LEAST_NAMED_PORT:
             raise ValueError(
                 f"port {port} is not dialled by name: give the IP address, or a port from {LEAST_NAMED_PORT} on"
             )
     elif not _is_host(kind, parts[2]):
-        raise ValueError(f"{_shown(parts[2]) or 'nothing'} is no address of one computer; {HOW}")
+        raise ValueError(f"{_shown(parts[2]) or 'nothing'} is not the address of one computer; {HOW}")
     return address
 
 

@@ -62,7 +62,7 @@ def load_identity(data_dir: Path) -> Identity | None:
         return parse_key(data)
     except Malformed as error:
         raise KeyfileError(
-            f"the identity {path} is damaged ({error}); bring back a copy with `peer id import FILE --force`, "
+            f"the identity {path} is damaged ({error}); restore a copy with `peer id import FILE --force`, "
             "or remove the file to start with a new identity"
         ) from error
 
@@ -146,8 +146,8 @@ def identity_lock(data_dir: Path) -> Iterator[None]:
         except LockHeld as error:
             who = f"process {error.holder}" if error.holder is not None else "another process"
             raise IdentityLocked(
-                f"the identity in {data_dir} is in use by {who}; stop that one with `peer leave`, "
-                "or give this one its own folder with --data-dir"
+                f"the identity in {data_dir} is in use by {who}; stop that peer with `peer leave`, or give this one its "
+                f"own folder with --data-dir"
             ) from error
         remove_left_overs(data_dir)
         yield

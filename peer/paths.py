@@ -88,9 +88,10 @@ def _flaw_of(folder: Path, found: os.stat_result) -> str | None:
     for parent in folder.absolute().resolve().parents:
         above = parent.stat()
         if above.st_mode & stat.S_IWOTH and not above.st_mode & stat.S_ISVTX:
-            return f"other users can replace the folder {folder}, for they can write in {parent}; run: chmod o-w {parent}"
+            return f"other users can replace the folder {folder}, because they can write in {parent}; run: chmod o-w "
+            f"{parent}"
         if above.st_uid not in (0, os.getuid(), OVERFLOW_UID):
-            return f"the folder {folder} lies in {parent}, which is another user's; choose another one with --data-dir"
+            return f"the folder {folder} lies in {parent}, which belongs to another user; choose another one with --data-dir"
     return None
 
 

@@ -54,7 +54,7 @@ def sentence(event: ev.Event, name: Naming = short) -> str:
         case ev.NobodyAnswers(seconds, tried, check):
             return f"no peer of the invitation answers after {duration(seconds)}: {attempted(tried)}; {clean(check, 200)}"
         case ev.ReachabilityChanged("unknown"):
-            return "whether others reach this peer is not known now"
+            return "it is not known now if others reach this peer"
         case ev.ReachabilityChanged(_, addresses):
             there = [address for address, verdict in addresses.items() if verdict == "reachable"]
             return f"others reach this peer at {', '.join(there)}" if there else "nobody reaches this peer"
@@ -109,7 +109,8 @@ def _of_tasks(event: ev.Event, name: Naming) -> str:
             return f"from version {version} on {len(sets)} sets of tasks are in force (amendment {number}){share}"
         case ev.TaskSetFellOut(root, called, version):
             return (
-                f"the set of tasks {clean(called, 64)} ({root[:12]}) fell out at version {version}, as the trainers counted"
+                f"the set of tasks {clean(called, 64)} ({root[:12]}) was dropped at version {version}, by the trainers' "
+                f"counts"
             )
         case _:
             return ""
@@ -257,7 +258,7 @@ def _of_a_round(event: ev.Event, name: Naming) -> str:
             return f"round {round}: {name(peer)} stopped delivering; averaging without it"
         case ev.AuditDone(round, chunks, checked):
             missing = "" if checked == chunks else f" ({chunks - checked} could not be)"
-            return f"round {round}: {checked} averages of others computed again{missing}"
+            return f"round {round}: {checked} averages of others recomputed{missing}"
         case ev.RoundVoted(round, attempt, _):
             return f"round {round}: voted"
         case ev.RecordRatified(round, _, final):

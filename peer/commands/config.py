@@ -26,14 +26,14 @@ def _register_config(subparsers: Subparsers) -> None:
         "config",
         "show the settings and where each comes from, or change one",
         run_config,
-        epilog="A change is written into peer.toml, and told to the peer that runs with this data directory.  What that "
-        "cannot change at once takes effect when it starts again.  Flags go before the environment, and that before "
-        "peer.toml.",
+        epilog="A change is written to peer.toml, and passed to the peer that runs with this data directory.  A setting "
+        "that a running peer cannot change takes effect when it starts again.  Flags override the environment, and the "
+        "environment overrides peer.toml.",
     )
-    parser.add_argument("setting", metavar="SETTING", nargs="?", help="the one to show or to set, as max_up")
-    parser.add_argument("value", metavar="VALUE", nargs="?", help="what to set it to")
+    parser.add_argument("setting", metavar="SETTING", nargs="?", help="the setting to show or to change, such as max_up")
+    parser.add_argument("value", metavar="VALUE", nargs="?", help="its new value")
     parser.add_argument("--unset", action="store_true", help="back to the default: remove the setting from peer.toml")
-    parser.add_argument("--now", action="store_true", help="change the running peer alone, until it ends; write nothing")
+    parser.add_argument("--now", action="store_true", help="change only the running peer, until it stops; write nothing")
     parser.add_argument("--json", action="store_true", help="one JSON object")
 
 
@@ -94,15 +94,16 @@ def _tell(args: argparse.Namespace, name: str) -> str:
             _client(args).request("settings")
             if args.now:
                 raise PeerError(f"a running peer cannot change {name}; leave out --now, and start it again", ExitCode.USAGE)
-            return "The running peer goes by what it was started with; this takes effect when it starts again."
+            return "The running peer keeps the value that it was started with; the new one takes effect when it starts "
+            "again."
         _client(args).request("set", name=name, value=args.value)
     except NotRunning as error:
         if args.now:
             raise PeerError(str(error), ExitCode.NOT_RUNNING) from error
         return ""
     except ControlError as error:
-        raise PeerError(f"the running peer did not take it: {error}") from error
-    return "The running peer goes by it from now on."
+        raise PeerError(f"the running peer refused the change: {error}") from error
+    return "The running peer uses it from now on."
 
 
 def _client(args: argparse.Namespace) -> Any:
@@ -165,7 +166,7 @@ def _register_completion(subparsers: Subparsers) -> None:
     parser = add_command(
         subparsers,
         "completion",
-        "print what a shell needs to complete commands and options",
+        "print a script with which a shell completes commands and options",
         run_completion,
         epilog="To install it: " + "; ".join(HOW.values()) + ".",
     )

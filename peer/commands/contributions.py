@@ -52,16 +52,16 @@ def _register_ledger(subparsers: Subparsers) -> None:
         "ledger",
         "show who contributed how much",
         run_ledger,
-        epilog="Reads the record chain on this disk, so no peer has to run.  Peers have the names that they give "
-        "themselves, and this peer is marked (me).  In a run with rollouts it also shows whose "
-        "rollouts were learned from: batches, and tokens of their outputs.  The JSON object has whole peer IDs, `me` and "
+        epilog="Reads the record chain on this disk, so no peer has to run.  Peers appear under the names that they "
+        "chose, and this peer is marked (me).  In a run with rollouts it also shows the batches from which the run "
+        "learned, and the tokens of their outputs.  The JSON object has whole peer IDs, `me` and "
         "`names`.",
     )
     parser.add_argument(
         "run_id",
         metavar="RUN",
         nargs="?",
-        help="a run ID, also its beginning (default: the running one, else the latest here)",
+        help="a run ID or its beginning (default: the running run, else the latest one here)",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object")
 
@@ -90,7 +90,7 @@ def run_ledger(args: argparse.Namespace) -> int:
         made = f"{member['batches']:>9}{amount(member['accepted_tokens']):>10}" if has_rollouts else ""
         print(row + made)
     if found["untold"]:
-        print(f"and {found['untold']} more; all of them are told while the peer does not run")
+        print(f"and {found['untold']} more; all of them are listed while the peer is not running")
     return ExitCode.OK
 
 
@@ -136,9 +136,9 @@ def _register_rollouts(subparsers: Subparsers) -> None:
         "run_id",
         metavar="RUN",
         nargs="?",
-        help="a run ID, also its beginning (default: the running one, else the latest here)",
+        help="a run ID or its beginning (default: the running run, else the latest one here)",
     )
-    parser.add_argument("--last", metavar="N", type=int, default=SHOWN, help=f"so many batches (default {SHOWN})")
+    parser.add_argument("--last", metavar="N", type=int, default=SHOWN, help=f"number of batches to show (default {SHOWN})")
     parser.add_argument("--json", action="store_true", help="one JSON object")
 
 

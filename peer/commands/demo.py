@@ -22,25 +22,25 @@ CHEATS = ("rollout", "validator")
 
 def register(subparsers: Subparsers) -> None:
     """Describe the command line."""
-    parser = add_command(subparsers, "demo", "train with several peers on this computer, to see that it works", run)
+    parser = add_command(subparsers, "demo", "train with several peers on this computer, as a test", run)
     parser.add_argument("--rl", action="store_true", help="learn from rollouts: a trainer, two rollout peers, a validator")
     parser.add_argument(
         "--cheat", choices=CHEATS, help="with --rl: a rollout peer that cheats, or a second validator that lies"
     )
     parser.add_argument(
-        "--peers", type=whole_number(1, 1 << 20), metavar="N", help=f"how many peers (default: {PEERS}); not with --rl"
+        "--peers", type=whole_number(1, 1 << 20), metavar="N", help=f"number of peers (default: {PEERS}); not with --rl"
     )
     parser.add_argument(
         "--rounds",
         type=whole_number(1, 1 << 20),
         metavar="R",
-        help=f"how many rounds (default: {ROUNDS}); with --rl, how many that learn from rollouts (default and least: "
-        f"{RL_ROUNDS}, with which the reward rises)",
+        help=f"number of rounds (default: {ROUNDS}); with --rl, number of rounds that learn from rollouts (default: "
+        f"{RL_ROUNDS}, the least with which the reward rises)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end, and nothing else")
     parser.add_argument("--keep", action="store_true", help="keep the peers' directories, and say where they are")
     parser.add_argument(
-        "--run", dest="run_file", type=Path, metavar="RUN.toml", help="another model or recipe than the demo's"
+        "--run", dest="run_file", type=Path, metavar="RUN.toml", help="run file with another model or recipe than the demo's"
     )
 
 
@@ -86,7 +86,7 @@ def _play(args: argparse.Namespace) -> Play:
 
     if not args.rl:
         if args.cheat is not None:
-            raise PeerError("--cheat is about rollouts; add --rl", ExitCode.USAGE)
+            raise PeerError("--cheat needs rollouts; add --rl", ExitCode.USAGE)
         peers = args.peers or PEERS
         if peers > MAX_PEERS:
             raise PeerError(f"{peers} peers do not fit on one computer; at most {MAX_PEERS}", ExitCode.USAGE)

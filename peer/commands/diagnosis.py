@@ -23,9 +23,9 @@ def _register_doctor(subparsers: Subparsers) -> None:
     parser = add_command(
         subparsers,
         "doctor",
-        "check this computer, its network and the way into a run",
+        "check whether this computer and its network can take part in a run",
         run_doctor,
-        epilog="Takes about half a minute.  Exit code 0 when nothing hinders this computer, else 1.",
+        epilog="Takes about half a minute.  The exit code is 0 if this computer can take part, else 1.",
     )
     parser.add_argument(
         "what",
@@ -34,7 +34,7 @@ def _register_doctor(subparsers: Subparsers) -> None:
         help="as for `peer join`; default: the run of the peer here, else the demo (PEER_RUN)",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object")
-    parser.add_argument("--anew", action="store_true", help="measure how fast it trains again, too")
+    parser.add_argument("--anew", action="store_true", help="also measure the training speed again")
     parser.add_argument("--local", action="store_true", help="meet only peers on this computer")
 
 
@@ -84,7 +84,7 @@ def _register_bench(subparsers: Subparsers) -> None:
         "--run",
         dest="what",
         metavar="RUN",
-        help="say what the figures mean for this run (default: the one of the peer here, else the demo)",
+        help="explain the figures for this run (default: the run of the peer here, else the demo)",
     )
     parser.add_argument("--only", nargs="+", choices=PARTS, metavar="PART", help=f"measure only some of: {', '.join(PARTS)}")
     parser.add_argument("--json", action="store_true", help="one JSON object")
@@ -116,7 +116,7 @@ def run_bench(args: argparse.Namespace) -> int:
         print(f"For {size.name}, {size.parameters / 1e6:.1f} M parameters, {size.members} members:\n")
         print("\n".join(table(figures, size)))
         if status is not None and status.trainer_pid is not None and status.phase == "computing":
-            print("\nA peer trains here meanwhile: this computer does more while it pauses (`peer pause`).")
+            print("\nA peer is training here: this computer is faster while that peer is paused (`peer pause`).")
     if args.only is None and args.what is None:
         problems.pop("lines", None)  # lines are optional: no peer has to run here
     return next((problem.exit_code for problem in problems.values()), ExitCode.OK)

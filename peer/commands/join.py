@@ -28,12 +28,13 @@ def register(subparsers: Subparsers) -> None:
         "join",
         "train together with others",
         run,
-        epilog="Without WHAT: the demo run, with whoever runs it on this computer or network; the first one founds it.",
+        epilog="Without WHAT it joins the demo run, together with the peers that run it on this computer or network; "
+        "the first one founds it.",
     )
     parser.add_argument(
         "what", metavar="WHAT", nargs="*", help="an invitation, a run file (you found the run), or a manifest (PEER_RUN)"
     )
-    parser.add_argument("--headless", action="store_true", help="log lines instead of the terminal interface")
+    parser.add_argument("--headless", action="store_true", help="print log lines instead of showing the terminal interface")
     _add_settings(parser)
     parser.add_argument(
         "--rounds", type=whole_number(1, 1 << 30), metavar="N", help="leave when the run has committed N rounds"
@@ -49,12 +50,13 @@ def register(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--ignore-closed-output",
         action="store_true",
-        help="go on when nobody reads standard output any more (default: leave)",
+        help="continue when nobody reads standard output any more (default: leave)",
     )
     parser.add_argument(
         "--only-copy",
         action="store_true",
-        help="vote at once with a data directory that was copied or put back: no other copy runs, and none is newer",
+        help="vote at once although the data directory was copied or restored; say this only if no other copy runs and "
+        "none is newer",
     )
     parser.add_argument("--local", action="store_true", help="meet only peers on this computer")
 
@@ -63,7 +65,7 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
     """Add the settings, which peer.toml and the environment have as well."""
     from peer.settings.preferences import SETTINGS
 
-    group = parser.add_argument_group("settings", "each also in peer.toml and in the environment (`peer config`)")
+    group = parser.add_argument_group("settings", "also available in peer.toml and in the environment (`peer config`)")
     for setting in SETTINGS.values():
         group.add_argument(
             setting.flag,
@@ -121,7 +123,7 @@ def _ask_before_founding(args: argparse.Namespace, folder: Path) -> None:
         return
     for text in twins:
         print(f"peer: {visible(text)}", file=sys.stderr)
-    print("Found a run of your own all the same? [y/N] ", end="", file=sys.stderr, flush=True)
+    print("Found your own run anyway? [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline(MAX_ANSWER).strip().lower() not in ("y", "yes"):
         raise PeerError("no run was founded; join the other one with its invitation", ExitCode.INPUT)
 

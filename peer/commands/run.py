@@ -42,10 +42,10 @@ def register(subparsers: Subparsers) -> None:
     show = add_command(
         group,
         "show",
-        "print what a run file, manifest or invitation says",
+        "describe a run file, a manifest or an invitation",
         run_show,
-        epilog="It says what is trained, on what, at which rate, until when, and who organises it; of a token its role, its "
-        "peer or its uses, and its end.  The peers of an invitation are asked for its manifest, for up to 20 s.",
+        epilog="It prints the run's model, data, learning rate, end and organiser, and a token's role, peer or uses, "
+        "and expiry.  The peers of an invitation are asked for its manifest, for up to 20 s.",
     )
     show.add_argument("what", metavar="WHAT", help="a run file, a manifest, an invitation or a run ID")
 
@@ -54,39 +54,46 @@ def register(subparsers: Subparsers) -> None:
         "invite",
         "print an invitation with a token",
         run_invite,
-        epilog="A guest's `peer id` prints its ID; send it the invitation that this prints.",
+        epilog="The guest's `peer id` prints the guest's ID.  Send the guest the invitation that this command prints.",
     )
     invite.add_argument(
         "what", metavar="RUN", nargs="?", help="a run ID (its first 8 digits) or a manifest (default: your run)"
     )
-    invite.add_argument("peer", metavar="PEER_ID", nargs="?", help="the guest, the only peer that it is for")
-    invite.add_argument("--bearer", action="store_true", help="let in whoever holds the invitation; keep it secret")
-    invite.add_argument("--uses", type=int, metavar="N", help="how many peers --bearer lets in (default: 16, at most 4096)")
     invite.add_argument(
-        "--role", choices=["trainer", "rollout", "validator", "seed"], default="trainer", help="what the token is for"
+        "peer", metavar="PEER_ID", nargs="?", help="ID of the guest, the only peer that may use the invitation"
+    )
+    invite.add_argument("--bearer", action="store_true", help="admit anybody who has the invitation; keep it secret")
+    invite.add_argument(
+        "--uses", type=int, metavar="N", help="number of peers that --bearer admits (default: 16, at most 4096)"
+    )
+    invite.add_argument(
+        "--role",
+        choices=["trainer", "rollout", "validator", "seed"],
+        default="trainer",
+        help="role for which the token admits",
     )
     invite.add_argument(
         "--expires",
         metavar="TIME",
         default="7d",
-        help="how long it lets somebody in: 30m, 12h, 7d (default); members stay in",
+        help="time until the token expires: 30m, 12h, 7d (default); members stay in the run",
     )
-    invite.add_argument("--until-round", type=int, metavar="N", help="no record after round N may have it as a new member")
+    invite.add_argument("--until-round", type=int, metavar="N", help="the guest must become a member by round N")
     invite.add_argument(
         "--choose",
         action="store_true",
-        help="choose your peer's history, though it is not final: who joins with it leaves another one for it",
+        help="name your peer's history although it is not final: guests leave any other history for it",
     )
     _add_addresses(invite)
 
     extend = add_command(
         group,
         "extend",
-        "let your run go on for longer, also after its end",
+        "extend your run, even after its end",
         run_extend,
-        epilog="Your peer must run.  The new total holds from the record on that carries it, which the next round makes.",
+        epilog="Your peer must be running.  The new total takes effect with the next record.",
     )
-    extend.add_argument("what", metavar="RUN", nargs="?", help="a run ID, also its beginning (default: the running one)")
+    extend.add_argument("what", metavar="RUN", nargs="?", help="a run ID or its beginning (default: the running run)")
     total = extend.add_mutually_exclusive_group(required=True)
     total.add_argument(
         "--tokens", type=whole_number(1, 1 << 53), metavar="N", help="the run's new total, if it counts tokens"
@@ -127,8 +134,8 @@ def run_create(args: argparse.Namespace) -> int:
         print(f"peer: {warning}", file=sys.stderr, flush=True)
     if manifest.admission is Admission.INVITE:
         print(
-            "This run admits by token, which this invitation has not; while your peer runs, make one for each guest, whose "
-            "`peer id` prints its PEER_ID: " + invite_command(signed.run, data)
+            "This run admits by token, and this invitation has none; while your peer runs, make an invitation for each "
+            "guest, whose `peer id` prints the PEER_ID: " + invite_command(signed.run, data)
         )
     print("invitation")
     print(_invitation(signed, addresses, None))
@@ -175,10 +182,10 @@ def run_extend(args: argparse.Namespace) -> int:
     except ControlError as error:
         raise PeerError(str(error), ExitCode.INPUT) from error
     print(f"run         {status.run}")
-    print(f"until       {done['total']} {unit}, once the next record carries it; before: {done['before']}")
+    print(f"until       {done['total']} {unit}, once the next record carries it; until then: {done['before']}")
     print(
-        "After the end of the run, or while its rate comes down, the rate warms up again, stays, and comes down at the "
-        "end of what was added."
+        "If the run has ended or its rate is coming down, the rate warms up again, stays constant, and comes down at "
+        "the end of the extension."
     )
     return ExitCode.OK
 
@@ -280,7 +287,8 @@ def _add_addresses(parser: argparse.ArgumentParser) -> None:
         metavar="ADDR",
         action="append",
         default=[],
-        help="where guests find a first peer, as HOST[:PORT] or a multiaddr; may be repeated (default: where others reached "
+        help="address at which guests find a first peer, as HOST[:PORT] or a multiaddr; may be repeated (default: where "
+        "others reached "
         "your peer)",
     )
     parser.add_argument("--port", type=int, help="name this computer's addresses with this port instead")
@@ -307,14 +315,14 @@ def _addresses(args: argparse.Namespace, run: Hash, peer: PeerId, data: Path) ->
 def _port(given: int | str) -> int:
     text = str(given)
     if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= 65535:
-        raise PeerError(f"{text} is no port; give --port a number from 1 to 65535", ExitCode.USAGE)
+        raise PeerError(f"{text} is not a port; give --port a number from 1 to 65535", ExitCode.USAGE)
     return int(text)
 
 
 def _duration_s(text: str) -> int:
     match = re.fullmatch(r"([1-9][0-9]{0,4})([smhd])", text)
     if match is None:
-        raise PeerError(f"--expires {text} is no time; write it like 90s, 30m, 12h or 7d", ExitCode.USAGE)
+        raise PeerError(f"--expires {text} is not a time; write it like 90s, 30m, 12h or 7d", ExitCode.USAGE)
     return int(match[1]) * _SECONDS[match[2]]
 
 

@@ -66,7 +66,7 @@ def _reachable(status: PeerStatus) -> str:
     if status.reachable == "unknown":
         return "not known yet"
     there = [address for address, verdict in status.reachability.items() if verdict == "reachable"]
-    return f"yes, at {', '.join(there)}" if there else "no; this peer reaches others, who cannot reach it"
+    return f"yes, at {', '.join(there)}" if there else "no; this peer can reach others, but they cannot reach it"
 
 
 def _rounds(status: PeerStatus) -> str:
@@ -113,7 +113,7 @@ def describe_status(status: PeerStatus) -> list[str]:
         todo.append(
             f"finishing leaves after round {status.round}, in {within} at most; it waits for: {clean(status.finishing, 200)}"
         )
-    skewed = [f"clock     {status.clock_skew}; set it (invitations end by it)"] if status.clock_skew else []
+    skewed = [f"clock     {status.clock_skew}; set it, because invitations expire by it"] if status.clock_skew else []
     rollouts = [f"rollouts  {_rollouts(status.role, status.rollouts)}"] if status.rollouts is not None else []
     lines = [
         f"peer      {clean(status.name)} {status.peer}",
@@ -151,7 +151,7 @@ def _register_runs(subparsers: Subparsers) -> None:
         "runs",
         "list the runs that this peer has been in",
         run_runs,
-        epilog="`peer join ID` goes on with one of them, without an invitation; the first digits of the ID will do.",
+        epilog="`peer join ID` continues one of them, without an invitation; the first digits of the ID suffice.",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object")
 
@@ -195,13 +195,15 @@ def _register_id(subparsers: Subparsers) -> None:
         "id",
         "show, export or import this peer's identity",
         run_id,
-        epilog="Without a command it prints the peer ID; the first use makes the identity.",
+        epilog="Without a command it prints the peer ID; the first use creates the identity.",
     )
     group = parser.add_subparsers(title="commands", metavar="COMMAND")
     export = add_command(group, "export", "write the private key to a file, as a copy to keep safe", run_id_export)
     export.add_argument("file", metavar="FILE", help="a new file (PEM, mode 0600), or - for the terminal")
     bring = add_command(group, "import", "take the private key from a file", run_id_import)
-    bring.add_argument("file", metavar="FILE", help="a file of `peer id export`, or one line of base64; - reads stdin")
+    bring.add_argument(
+        "file", metavar="FILE", help="a file written by `peer id export`, or one line of base64; - reads stdin"
+    )
     bring.add_argument(
         "--force", action="store_true", help="replace the identity that is there, and keep it as `identity.old-N.pem`"
     )
@@ -234,7 +236,7 @@ def run_id_export(args: argparse.Namespace) -> int:
         write_atomically(path, to_pem(identity), replace=False)
     except FileExistsError as error:
         raise PeerError(f"{path} exists already; choose another name", ExitCode.IDENTITY) from error
-    print(f"Wrote the identity {identity.peer_id} to {path}; whoever has this file is this peer.")
+    print(f"Wrote the identity {identity.peer_id} to {path}; whoever has this file can act as this peer.")
     return ExitCode.OK
 
 

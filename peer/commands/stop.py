@@ -39,9 +39,9 @@ def _register_leave(subparsers: Subparsers) -> None:
         "finish",
         "complete the running round, then stop the peer here",
         run_finish,
-        epilog="`peer status` says what it waits for.  If nobody is left to complete the round with (no other trainer; for "
-        "a trainer that waits for rollouts, no rollout peer), the peer leaves after 30 s without it, and in any case 30 "
-        "minutes after its own training should be done.",
+        epilog="`peer status` says what it waits for.  If nobody is left to complete the round with (no other trainer "
+        "or, for a trainer that waits for rollouts, no rollout peer), the peer leaves without it after 30 s.  It leaves "
+        "at the latest 30 minutes after its own training should be done.",
     )
 
 
@@ -116,10 +116,14 @@ def _register_pause(subparsers: Subparsers) -> None:
         "pause",
         "compute nothing for a while, but stay in the run",
         run_pause,
-        epilog="It prints when the pause ends.  The pause also holds for a peer that starts again meanwhile.",
+        epilog="It prints the end of the pause.  A peer that is restarted meanwhile stays paused.",
     )
     parser.add_argument(
-        "time", metavar="TIME", nargs="?", type=seconds_of, help="how long: 45s, 30m, 2h, 1d (default: until `peer resume`)"
+        "time",
+        metavar="TIME",
+        nargs="?",
+        type=seconds_of,
+        help="length of the pause: 45s, 30m, 2h, 1d (default: until `peer resume`)",
     )
     add_command(subparsers, "resume", "go on after a pause", run_resume)
 
@@ -129,7 +133,7 @@ def run_pause(args: argparse.Namespace) -> int:
     from peer.formatting import clean
 
     told = ask(args, "pause", **({"seconds": args.time} if args.time is not None else {}))
-    print(f"Paused {clean(told['until'], 100)}, also if the peer starts again meanwhile.")
+    print(f"Paused {clean(told['until'], 100)}, even if the peer is restarted meanwhile.")
     return ExitCode.OK
 
 
@@ -146,5 +150,5 @@ def seconds_of(text: str) -> int:
     """Return the seconds in "30m"; a number alone is minutes."""
     match = re.fullmatch(r"(\d{1,6})([smhd]?)", text.strip())
     if match is None or int(match[1]) == 0:
-        raise argparse.ArgumentTypeError(f"{text} is no time; write it like 45s, 30m, 2h or 1d")
+        raise argparse.ArgumentTypeError(f"{text} is not a time; write it like 45s, 30m, 2h or 1d")
     return int(match[1]) * UNITS[match[2]]

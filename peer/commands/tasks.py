@@ -42,7 +42,7 @@ def register(subparsers: Subparsers) -> None:
     )
     parser.set_defaults(json=False)
     group = parser.add_subparsers(title="commands", metavar="COMMAND")
-    listed = add_command(group, "list", "the sets that are admitted or offered, and what is counted of them", run_list)
+    listed = add_command(group, "list", "list the admitted and offered sets with their counts", run_list)
     listed.add_argument("--json", action="store_true", help="one JSON object")
     _register_rate(group)
     publish = add_command(
@@ -50,29 +50,29 @@ def register(subparsers: Subparsers) -> None:
         "publish",
         "check a file of tasks and offer it to the run",
         run_publish,
-        epilog="The peer has to run; it serves the file until the other peers have it.",
+        epilog="The peer must be running; it serves the file until the other peers have it.",
     )
     publish.add_argument(
         "source", metavar="FILE", help="JSON lines, plain or compressed by zstd (docs/guides/environments.md)"
     )
-    publish.add_argument("--name", help="what people see, up to 64 plain characters (default: the file's name)")
+    publish.add_argument("--name", help="name that people see, up to 64 plain characters (default: the file's name)")
     show = add_command(group, "show", "fetch a set that is offered, check it, and show some of its tasks", run_show)
     show.add_argument("id", metavar="ID", help="the beginning of the set's ID, 6 digits or more")
     admit = add_command(
         group,
         "admit",
-        "as the organiser: fetch and check a set, and have the run solve its tasks",
+        "as the organiser: fetch and check a set, and admit its tasks to the run",
         run_admit,
-        epilog="It holds for everybody from the version on whose record has the signed amendment.",
+        epilog="It takes effect for everybody at the version whose record has the signed amendment.",
     )
     admit.add_argument("id", metavar="ID", help="the beginning of the set's ID, 6 digits or more")
     admit.add_argument(
         "--percent",
         type=whole_number(1, 90),
         metavar="P",
-        help="so many of all problems are of the sets (1 to 90; default: as before, 50 at first)",
+        help="percentage of all problems that come from the sets (1 to 90; default: unchanged, 50 at first)",
     )
-    remove = add_command(group, "remove", "as the organiser: have no more problems of a set", run_remove)
+    remove = add_command(group, "remove", "as the organiser: stop using the problems of a set", run_remove)
     remove.add_argument("id", metavar="ID", help="the beginning of the set's ID, 6 digits or more")
 
 
@@ -80,10 +80,10 @@ def _register_rate(group: Subparsers) -> None:
     rate = add_command(
         group,
         "rate",
-        "have a model solve the tasks of a file, and write them with their solve rates",
+        "let a model solve the tasks of a file, and write the tasks with their solve rates",
         run_rate,
         epilog="Tasks with a solve_rate outside a run's min_solve_rate and max_solve_rate are left out of it.  No peer has "
-        "to run.  Interrupted, the same command goes on where it was.",
+        "to run.  After an interruption, the same command continues where it stopped.",
     )
     rate.add_argument("source", metavar="FILE", nargs="?", help="JSON lines (docs/guides/environments.md)")
     rate.add_argument(
@@ -91,37 +91,44 @@ def _register_rate(group: Subparsers) -> None:
         metavar="NAME",
         help='instead of a file, tasks of an environment as run files name it, "add(digits=3)"; nothing is written',
     )
-    rate.add_argument("--problems", type=_count, default=64, metavar="N", help="of an --environment, spread over it (64)")
-    rate.add_argument("--model", metavar="FOLDER", required=True, help="as `peer export` or transformers write it")
-    rate.add_argument("--samples", type=_count, default=8, metavar="N", help="answers to each task (8)")
+    rate.add_argument(
+        "--problems", type=_count, default=64, metavar="N", help="number of problems, spread over the --environment (64)"
+    )
+    rate.add_argument(
+        "--model", metavar="FOLDER", required=True, help="folder of the model, as `peer export` or transformers write it"
+    )
+    rate.add_argument("--samples", type=_count, default=8, metavar="N", help="number of answers to each task (8)")
     rate.add_argument("--out", metavar="FILE", help="a new file for the result (default: FILE with .rated in its name)")
     rate.add_argument(
         "--run",
         dest="what",
         metavar="RUN",
-        help="a run file, manifest or run ID: answers have its length, temperature, template and end tokens",
+        help="a run file, manifest or run ID: answers take its length, temperature, template and end tokens",
     )
     rate.add_argument(
         "--max-tokens",
         type=_count,
         metavar="N",
-        help="of an answer at most (default: the run's, else 1024)",
+        help="maximum length of an answer (default: the run's, else 1024)",
     )
-    rate.add_argument("--temperature", type=float, metavar="T", help="of sampling (default: the run's, else 1)")
+    rate.add_argument("--temperature", type=float, metavar="T", help="temperature of sampling (default: the run's, else 1)")
     rate.add_argument(
         "--template",
         choices=["raw", "plain", "chatml", "llama3"],
-        help="how prompts are laid out (default: the run's, else as in a run that begins with FOLDER)",
+        help="layout of prompts (default: the run's, else as in a run that begins with FOLDER)",
     )
     rate.add_argument(
         "--at-once",
         type=_count,
         default=32,
         metavar="N",
-        help="answers made at a time (32); fewer take less memory",
+        help="number of answers generated at once (32); fewer take less memory",
     )
     rate.add_argument(
-        "--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto takes a GPU where there is one"
+        "--device",
+        choices=["auto", "cpu", "cuda"],
+        default="auto",
+        help="device to compute on; auto uses a GPU if there is one",
     )
 
 
@@ -149,7 +156,7 @@ def run_rate(args: argparse.Namespace) -> int:
         else:
             done = measure(source, target, how, progress.say)
     except KeyboardInterrupt:
-        kept = "; the same command goes on there" if args.source else ", and nothing is kept"
+        kept = "; the same command continues there" if args.source else ", and nothing is kept"
         print(f"\npeer: {progress.done} of {progress.total} tasks are measured{kept}", file=sys.stderr)
         return ExitCode.INTERRUPTED
     print(f"tasks       {len(done.rates)}, {args.samples} answers to each")
@@ -172,7 +179,7 @@ def _of_the_run(args: argparse.Namespace) -> AsInRun:
     found = find_run(args.what, data_dir(args.data_dir))
     if isinstance(found, Invitation):
         raise PeerError(
-            "only the run's peers know what an invitation is to; give the run ID or the manifest", ExitCode.INPUT
+            "only the run's peers know the run of an invitation; give the run ID or the manifest", ExitCode.INPUT
         )
     return AsInRun.of(found.manifest)
 
@@ -258,7 +265,7 @@ def run_remove(args: argparse.Namespace) -> int:
 def _say_amended(done: dict[str, Any]) -> None:
     count = len(done["sets"])
     print(f"amendment   {done['amendment']}: {count} set{'s' if count != 1 else ''}, {done['percent']} % of the problems")
-    print("It holds from the version on whose record has it; `peer tasks list` shows when.")
+    print("It takes effect at the version whose record has it; `peer tasks list` shows when.")
 
 
 def _kinds(kinds: dict[str, int]) -> str:

@@ -27,15 +27,16 @@ def _register_watch(subparsers: Subparsers) -> None:
     parser = add_command(
         subparsers,
         "watch",
-        "look at a running peer: curves, rounds, swarm, transfers, log",
+        "watch a running peer: curves, rounds, swarm, transfers, log",
         run_watch,
-        epilog="q closes the view and the peer goes on; ? shows every key.  Any number of views may look at one peer.",
+        epilog="q closes the view, and the peer goes on; ? shows every key.  Any number of views may watch one peer.",
     )
     parser.add_argument(
         "address",
         metavar="ADDRESS",
         nargs="?",
-        help="of a peer elsewhere whose `owner` is this one, as /ip4/203.0.113.7/tcp/4001/p2p/12D3…; default: the peer here",
+        help="address of a peer elsewhere whose `owner` is this one, as /ip4/203.0.113.7/tcp/4001/p2p/12D3…; default: "
+        "the peer here",
     )
 
 
@@ -45,7 +46,9 @@ def run_watch(args: argparse.Namespace) -> int:
     from peer.paths import data_dir
 
     if not (sys.stdin.isatty() and draws(sys.stdout)):
-        raise PeerError("this is no terminal to draw on; use `peer status`, or `peer status --json`", ExitCode.USAGE)
+        raise PeerError(
+            "this terminal cannot show the interface; use `peer status`, or `peer status --json`", ExitCode.USAGE
+        )
     folder = data_dir(args.data_dir)
     return _watch_here(folder) if args.address is None else _watch_there(args.address, folder)
 
@@ -90,7 +93,7 @@ def _register_replay(subparsers: Subparsers) -> None:
     parser = add_command(
         subparsers,
         "replay",
-        "look at a recorded event log, forwards and backwards",
+        "replay a recorded event log, forwards and backwards",
         run_replay,
         epilog="space plays and stops, the arrows move, n goes to the next round; ? shows every key.",
     )
@@ -108,7 +111,7 @@ def run_replay(args: argparse.Namespace) -> int:
     from peer.paths import data_dir
 
     if not (sys.stdin.isatty() and draws(sys.stdout)):
-        raise PeerError("this is no terminal to draw on; an event log is plain JSON lines to read", ExitCode.USAGE)
+        raise PeerError("this terminal cannot show the interface; the event log is plain JSON lines", ExitCode.USAGE)
     files = recorded(Path(args.events) if args.events is not None else data_dir(args.data_dir))
     become_interface("--replay", *map(str, files))
 

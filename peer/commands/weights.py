@@ -32,7 +32,7 @@ def _register_weights(subparsers: Subparsers) -> None:
     parser = add_command(
         subparsers,
         "weights",
-        "show what is here of the weights and on its way, or publish a version",
+        "show the weights that are here or on their way, or publish a version",
         run_weights,
         epilog="Every peer of the run takes each version that its publishers sign.  The files are the run's own.",
     )
@@ -43,17 +43,17 @@ def _register_weights(subparsers: Subparsers) -> None:
         "publish",
         "sign a file of weights as the next version, for all peers of the run",
         run_publish,
-        epilog="The peer has to run, and be the run's organiser or named in its publishers.",
+        epilog="The peer must be running, as the run's organiser or one of its publishers.",
     )
     publish.add_argument(
-        "source", metavar="FILE", help="a safetensors file in bf16, or a folder with some, as `peer export` writes it"
+        "source", metavar="FILE", help="a safetensors file in bf16, or a folder of such files, as `peer export` writes"
     )
     publish.add_argument(
         "--anchor-every",
         type=whole_number(1, 64),
         default=10,
         metavar="K",
-        help="each Kth version is to be had whole, the others as patches (1 to 64; default: 10)",
+        help="publish every Kth version whole, and the others as patches (1 to 64; default: 10)",
     )
 
 
@@ -76,7 +76,7 @@ def run_publish(args: argparse.Namespace) -> int:
     with prepared(chosen_run(running, folder), source, folder) as name:
         done = ask(args, "publish-weights", timeout_s=PUBLISH_TIMEOUT_S, file=name, anchor_every=args.anchor_every)
     print(f"version     {done['version']}")
-    print(f"whole       {size(done['size_bytes'])}{'' if done['kind'] == 'anchor' else ', to be had by patches'}")
+    print(f"whole       {size(done['size_bytes'])}{'' if done['kind'] == 'anchor' else ', available as patches'}")
     print(f"patch       {size(done['patch_bytes']) if done['patch_bytes'] is not None else '-'}")
     print(f"weights     {done['weights']}")
     return ExitCode.OK
@@ -135,23 +135,23 @@ def _register_export(subparsers: Subparsers) -> None:
         "export",
         "write the model to a Hugging Face folder",
         run_export,
-        epilog="Reads this computer's disk alone, whether the peer runs or not.  transformers loads the folder.",
+        epilog="It reads only this computer's disk, whether the peer runs or not.  transformers can load the folder.",
     )
     parser.add_argument(
         "run_id",
         metavar="RUN",
         nargs="?",
-        help="a run ID, also its beginning (default: the running one, else the latest here)",
+        help="a run ID or its beginning (default: the running run, else the latest one here)",
     )
-    parser.add_argument("folder", metavar="FOLDER", help="a new folder, which will have the model")
+    parser.add_argument("folder", metavar="FOLDER", help="new folder for the model")
     parser.add_argument(
         "--checkpoint",
         type=whole_number(0, 1 << 53),
         metavar="ROUNDS",
-        help="the checkpoint after so many rounds (default: the newest state)",
+        help="write the checkpoint after this many rounds (default: the newest state)",
     )
     parser.add_argument(
-        "--dtype", choices=["bf16", "fp32"], default="bf16", help="of the numbers: rounded to bf16 (default), or exact"
+        "--dtype", choices=["bf16", "fp32"], default="bf16", help="number format: bf16, rounded (default), or fp32, exact"
     )
 
 
@@ -173,7 +173,8 @@ def run_export(args: argparse.Namespace) -> int:
         print(
             "The folder has no tokenizer: the run reads bytes, and a token's number is the byte's value."
             if signed.manifest.model.vocab == 256
-            else "The folder has no tokenizer: this computer has none of the run's; copy it from the model it began with."
+            else "The folder has no tokenizer: this computer does not have the run's; copy it from the model that the "
+            "run began with."
         )
     return ExitCode.OK
 
@@ -193,31 +194,34 @@ def _register_merge(subparsers: Subparsers) -> None:
         "merge",
         "merge models of one shape into a new Hugging Face folder",
         run_merge,
-        epilog="Reads folders as `peer export` or transformers write them.  Tokenizer and configuration are the first "
-        "model's, with ties the base's.",
+        epilog="Reads folders as `peer export` or transformers write them.  The tokenizer and the configuration are "
+        "those of the first model, or of the base with ties.",
     )
     parser.add_argument("models", metavar="MODEL", nargs="+", help="a folder with a model")
-    parser.add_argument("folder", metavar="FOLDER", help="a new folder, which will have the merged model")
+    parser.add_argument("folder", metavar="FOLDER", help="new folder for the merged model")
     parser.add_argument(
         "--rule",
         choices=["linear", "slerp", "ties"],
         default="linear",
-        help="the weighted mean (default); along the arc between two models; or what several learnt beyond a base, without "
-        "what contradicts",
+        help="linear: the weighted mean (default); slerp: a point on the arc between two models; ties: the differences "
+        "of several models from a base, without those that contradict each other",
+    )
+    parser.add_argument("--weights", type=_weights, metavar="W,W,…", help="weight of each model (default: all equal)")
+    parser.add_argument(
+        "--t", type=float, metavar="T", help="slerp: position between the first model (0) and the second (1); default 0.5"
+    )
+    parser.add_argument("--base", metavar="MODEL", help="ties: folder of the model from which all others were trained")
+    parser.add_argument(
+        "--density",
+        type=float,
+        metavar="SHARE",
+        help="ties: share of each model's differences that is kept, the largest first (0.2)",
     )
     parser.add_argument(
-        "--weights", type=_weights, metavar="W,W,…", help="how much each model counts (default: all the same)"
-    )
-    parser.add_argument("--t", type=float, metavar="T", help="slerp: how far from the first to the second (0.5)")
-    parser.add_argument("--base", metavar="MODEL", help="ties: the folder of the model that all others began with")
-    parser.add_argument(
-        "--density", type=float, metavar="SHARE", help="ties: of each model's differences, the largest (0.2)"
+        "--scale", type=float, metavar="FACTOR", help="ties: factor on the differences that are added to the base (1)"
     )
     parser.add_argument(
-        "--scale", type=float, metavar="FACTOR", help="ties: of the differences that are added to the base (1)"
-    )
-    parser.add_argument(
-        "--dtype", choices=["bf16", "fp32"], default="bf16", help="of the numbers: rounded to bf16 (default), or fp32"
+        "--dtype", choices=["bf16", "fp32"], default="bf16", help="number format: bf16, rounded (default), or fp32"
     )
 
 
@@ -235,7 +239,7 @@ def run_merge(args: argparse.Namespace) -> int:
     print(f"parameters  {done.parameters} ({amount(done.parameters)}), {args.dtype}")
     print(f"folder      {folder} ({size(done.size_bytes)})")
     if not done.tokenizer:
-        print("The folder has no tokenizer, as the model whose configuration it has.")
+        print("The folder has no tokenizer, because the model that gives its configuration has none.")
     return ExitCode.OK
 
 
@@ -243,4 +247,6 @@ def _weights(text: str) -> tuple[float, ...]:
     try:
         return tuple(float(part) for part in text.split(","))
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text} is no list of weights; give numbers with commas between them") from error
+        raise argparse.ArgumentTypeError(
+            f"{text} is not a list of weights; give numbers with commas between them"
+        ) from error

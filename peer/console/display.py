@@ -149,7 +149,7 @@ class Output:
         if error is not None and self._is_hang_up(error):
             self.gone.set()
         elif error is not None and not self.broken:
-            self._on_trouble(f"standard output: {error.strerror or error}; its lines are lost until that is mended")
+            self._on_trouble(f"standard output: {error.strerror or error}; its lines are lost until this is fixed")
         self.broken = error is not None
         return not self.broken
 

@@ -284,7 +284,9 @@ def _status(fields: Any) -> PeerStatus:
     try:
         return PeerStatus.from_fields(fields)
     except ValueError as error:
-        raise ControlError("the peer's status lacks what this version shows; is the peer of another version?") from error
+        raise ControlError(
+            "the peer's status lacks a field that this version shows; does the peer run another version?"
+        ) from error
 
 
 def _known(fields: dict[str, Any]) -> Stamped | None:

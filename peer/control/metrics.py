@@ -34,7 +34,7 @@ def families(status: PeerStatus) -> Iterator[Metric]:
     info = GaugeMetricFamily("manyhands_info", "What this peer is; the value is 1.", labels=[*labels])
     info.add_metric([*labels.values()], 1)
     yield info
-    phases = GaugeMetricFamily("manyhands_phase", "1 for what the peer does now.", labels=["phase", "why_idle"])
+    phases = GaugeMetricFamily("manyhands_phase", "1 for the peer's present activity.", labels=["phase", "why_idle"])
     for phase in Phase:
         is_now = phase.value == status.phase
         phases.add_metric([phase.value, status.why_idle if is_now else ""], float(is_now))
@@ -50,7 +50,7 @@ def families(status: PeerStatus) -> Iterator[Metric]:
 
 def _of_rollouts(told: RolloutStatus) -> Iterator[Metric]:
     batches = CounterMetricFamily(
-        "manyhands_rollout_batches", "Batches of rollouts of this life, by what became of them.", labels=["verdict"]
+        "manyhands_rollout_batches", "Batches of rollouts since the start, by verdict.", labels=["verdict"]
     )
     for verdict, count in (("accepted", told.accepted), ("rejected", told.rejected), ("stale", told.stale)):
         batches.add_metric([verdict], count)
@@ -59,9 +59,13 @@ def _of_rollouts(told: RolloutStatus) -> Iterator[Metric]:
         ("rollout_version", "Version of the weights.", told.version),
         ("reward", "Mean reward of the last round's rollouts, 0 to 1.", told.reward),
         ("rollout_batches_waiting", "Batches that wait for a verdict.", told.waiting),
-        ("generated_tokens_per_second", "Tokens of rollouts that this peer makes a second.", told.generated_tokens_per_s),
+        (
+            "generated_tokens_per_second",
+            "Tokens of rollouts that this peer generates a second.",
+            told.generated_tokens_per_s,
+        ),
         ("verified_rollouts_per_second", "Rollouts that this peer verifies a second.", told.verified_per_s),
-        ("rollout_peers_set_aside", "Peers of which nothing is used any more.", told.set_aside),
+        ("rollout_peers_set_aside", "Peers whose work is not used any more.", told.set_aside),
     ):
         if value is not None:
             yield GaugeMetricFamily(f"manyhands_{name}", text, value=value)

@@ -113,7 +113,7 @@ async def call(address: str, identity: Identity) -> trio.SSLStream:
                 raise
             return stream
     except (OSError, trio.TooSlowError, trio.BrokenResourceError) as error:
-        raise ControlError(f"{address} does not answer; see that the peer runs and its port is forwarded") from error
+        raise ControlError(f"{address} does not answer; check that the peer runs and that its port is forwarded") from error
     except NotOurs as error:
         raise ControlError(str(error)) from error
 
@@ -125,7 +125,7 @@ async def _prove(stream: trio.SSLStream, peer: PeerId, identity: Identity) -> No
     hello = await receive(stream, NONCE_BYTES + SIGNATURE_BYTES)
     nonce, signature = hello[:NONCE_BYTES], hello[NONCE_BYTES:]
     if not verify(peer, signature, PEER_SAYS + certificate + nonce):
-        raise NotOurs(f"what answers there is not {peer}; see `peer status` there for its address")
+        raise NotOurs(f"the peer that answers there is not {peer}; see `peer status` there for its address")
     await stream.send_all(identity.public_key + identity.sign(CALLER_SAYS + certificate + nonce))
     try:
         await receive(stream, len(WELCOME))
@@ -142,7 +142,7 @@ def parts_of(address: str) -> tuple[str, int, PeerId]:
         if kind in ("ip4", "ip6", "dns", "dns4", "dns6") and (tcp, p2p) == ("tcp", "p2p") and 0 < int(port) < 65536:
             public_key_of(PeerId(peer))
             return host, int(port), PeerId(peer)
-    raise ControlError(f"{address} is no address of a peer; give one as `peer status` shows there: /ip4/…/tcp/…/p2p/…")
+    raise ControlError(f"{address} is not the address of a peer; give one as `peer status` shows there: /ip4/…/tcp/…/p2p/…")
 
 
 async def join(one: trio.abc.Stream, other: trio.abc.Stream) -> None:

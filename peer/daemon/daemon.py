@@ -153,7 +153,7 @@ async def leave_with_the_reader(peer: LeavingPeer, output: Output, ignore: bool)
     """Leave when standard output loses its reader: an unwatched peer would train for ever.  ignore: go on all the same."""
     await output.until_gone()
     if ignore:
-        peer.notice("warning", "nobody reads standard output any more; going on all the same")
+        peer.notice("warning", "nobody reads standard output any more; continuing anyway")
     else:
         peer.stop(reader_gone())
 
@@ -189,7 +189,7 @@ class Daemon:
         controls = Controls(self, paused)
         if paused is not None:
             self._lives.pause(paused)
-            self._pending_notice = f"still paused {paused.end(time.time())}; `peer resume` goes on"
+            self._pending_notice = f"still paused {paused.end(time.time())}; `peer resume` ends the pause"
         server = ControlServer(self._settings.data_dir, self._log, controls.commands(), self.status)
         with open_signals() as signals:
             try:

@@ -48,7 +48,7 @@ def full_disk(error: BaseException) -> Rest | None:
         sentence = f"{where} is full: make room there"
     else:
         return None
-    return Rest(WhyIdle.DISK_FULL, f"{sentence}; goes on by itself when there is room")
+    return Rest(WhyIdle.DISK_FULL, f"{sentence}; the peer resumes by itself when there is room")
 
 
 class Away:

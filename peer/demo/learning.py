@@ -200,9 +200,7 @@ class Learning:
     def title(self) -> str:
         """See `Aim.title`."""
         cheats = [f"{part.name} cheats" for part in self._cast.values() if part.cheat is not None]
-        return ", ".join(
-            [f"{len(self._cast)} peers learn '{self._environment}' from rollouts that nobody has to believe", *cheats]
-        )
+        return ", ".join([f"{len(self._cast)} peers learn '{self._environment}' from rollouts that others check", *cheats])
 
     def headline(self, seconds: float, *, unicode: bool) -> str:
         """See `Aim.headline`."""

@@ -334,7 +334,7 @@ class Demo:
                 raise failure(member, f"ended with exit code {code} before the demo was over")
         if time.monotonic() - self._moved > self._patience_s:
             slowest = min(self.members, key=lambda member: member.committed)
-            raise failure(slowest, f"got no further for {self._patience_s:.0f} s")
+            raise failure(slowest, f"made no progress for {self._patience_s:.0f} s")
 
 
 # ------------------------------------------------------------------------------------------------------------------------

@@ -150,8 +150,8 @@ class FoundedTwice:
         self._told.add(other.run)
         return (
             f"{short(other.organiser)} on your network has founded another run with the same {same} ({clean(other.name)}), "
-            "and the two never meet: to train together, one of you leaves and types `peer join INVITATION` with the "
-            "invitation that `peer status` prints at the other"
+            "and the two never meet: to train together, one of you has to leave and run `peer join INVITATION` with the "
+            "invitation that the other's `peer status` prints"
         )
 
 

@@ -32,14 +32,14 @@ CHECKS = (
     (NO_ROUTE, "check this computer's own network connection"),
     (SILENT, "check that the peer runs, and that its router and firewall let this port in"),
     (REFUSED, "check that the peer runs and listens on this port (its `peer status` names its addresses)"),
-    (OTHER_RUN, "ask who invited you to start that peer with this run, or for a newer invitation"),
-    (WRONG_PEER, "ask who invited you for a newer invitation"),
+    (OTHER_RUN, "ask the person who invited you to start that peer with this run, or to send a newer invitation"),
+    (WRONG_PEER, "ask the person who invited you for a newer invitation"),
 )
 ELSEWHERE = (
-    "the invitation names only addresses of the local network that it was made in: join from there, or ask for one with an "
-    "address that you reach"
+    "the invitation names only addresses of the local network that it was made in: join from there, or ask for one with "
+    "an address that you can reach"
 )
-OTHERWISE = "ask who invited you for a newer invitation"
+OTHERWISE = "ask the person who invited you for a newer invitation"
 
 
 class DiallingNetwork(Protocol):

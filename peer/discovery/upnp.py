@@ -42,7 +42,7 @@ class Upnp:
             address, taken, where = answer.split(maxsplit=2)
             ip, outside = str(ipaddress.IPv4Address(address)), int(taken)
         except ValueError as error:
-            raise OSError("no port by UPnP: the router says nonsense") from error
+            raise OSError("no port by UPnP: the router's answer makes no sense") from error
         self._outside, self._where = outside, where.strip()
         return ip, outside
 
@@ -61,7 +61,7 @@ def ask(*words: str | int) -> str:
             command, stdin=subprocess.DEVNULL, capture_output=True, timeout=ANSWER_S, env=child_environment(os.environ)
         )
     except subprocess.TimeoutExpired as error:
-        raise OSError("no port by UPnP: the router does not end its answer") from error
+        raise OSError("no port by UPnP: the router did not finish its answer") from error
     if done.returncode != 0:
         raise OSError(f"no port by UPnP: {done.stderr.decode(errors='replace').strip()[-200:]}")
     return done.stdout.decode(errors="replace")

@@ -87,7 +87,7 @@ OPENING_S = 10.0
 """Seconds for the router to open a port; a silent router counts as unable."""
 MIRRORS = 2
 KEEPS = "it keeps ports, so holes can be punched through it"
-RENUMBERS = "it gives each connection another port, so peers behind such routers meet through a relay"
+RENUMBERS = "it gives each connection a different port, so peers behind such routers meet through a relay"
 
 
 class OpenedPort:
@@ -143,12 +143,12 @@ def reachable(found: Reachability, announced: Sequence[str] = (), opened_by: str
             return [ok("reachable", f"others reach {', '.join(found.reached[:2])}"), router]
         case Reached.UNREACHABLE:
             value = f"nobody reaches {', '.join(seen[:2])}"
-            remedy = "forward this TCP port in your router; peers that can be reached work with you all the same"
+            remedy = "forward this TCP port in your router; reachable peers still work with you"
             if opened_by:
                 remedy = "another router stands before yours: ask the provider for a public address, or for IPv6"
             return [Check("reachable", CheckResult.WARN, value, "", remedy), router]
         case _:
-            remedy = "nothing to do; `peer status` tells once the peer has run for a while"
+            remedy = "nothing to do; `peer status` shows it once the peer has run for a while"
             return [Check("reachable", CheckResult.UNKNOWN, "no peer could tell", "", remedy)]
 
 
@@ -167,7 +167,7 @@ def _kind(found: Reachability, announced: Sequence[str], opened_by: str) -> str:
     public = {address.split("/")[2] for address in found.verdicts if is_public(address)}
     reached = found.overall is Reached.REACHABLE
     if not public:
-        return "the peers that were asked are on this network, too"
+        return "all peers that answered are on this network"
     if seen & ours & public:
         return "none: this computer has a public address" + ("" if reached else ", and a firewall that lets nobody in")
     if opened_by:
@@ -243,7 +243,7 @@ def _text(told: str | bytes) -> str:
     return told.decode("utf-8", "replace") if isinstance(told, bytes) else told
 
 
-SET_CLOCK = "set this computer's clock; invitations end by it"
+SET_CLOCK = "set this computer's clock, by which invitations expire"
 
 
 def clock(now: float | None = None) -> Check:
@@ -315,7 +315,7 @@ def generator(wanted: GeneratorName, gpu_free: int | None) -> Check:
     try:
         chosen, why = choose_generator(wanted, gpu_free is not None)
     except ImportError as error:
-        return Check("generator", CheckResult.FAIL, "vLLM is set, and not installed", "", str(error))
+        return Check("generator", CheckResult.FAIL, "vLLM is chosen, but not installed", "", str(error))
     return ok("generator", f"{chosen.value}: {why}")
 
 
@@ -327,7 +327,7 @@ def memory_speed() -> Check:
         begun = time.perf_counter()
         memoryview(target)[:] = source
         rates.append(COPIED_BYTES / max(time.perf_counter() - begun, 1e-9))
-    remedy = "stop what else keeps this computer busy"
+    remedy = "stop other programs that keep this computer busy"
     return at_least("memory speed", max(rates), LEAST_COPY_RATE, _rate, remedy, CheckResult.WARN)
 
 

@@ -60,7 +60,7 @@ def ask_the_peer(status: PeerStatus, folder: Path) -> Findings:
     if others:
         found.checks.append(ok("peers", f"{len(others)} live"))
     else:
-        remedy = "nothing to do when you are the first; else see that the others run"
+        remedy = "nothing to do if you are the first; otherwise check that the others run"
         found.checks.append(Check("peers", CheckResult.WARN, "nobody else is here", "at least 1", remedy))
     if status.clock_skew:
         found.checks.append(skewed(status.clock_skew))
@@ -86,7 +86,7 @@ def check_lines(status: PeerStatus, folder: Path) -> Check:
             CheckResult.WARN,
             shown,
             f"at least {_line(LEAST_LINE)}",
-            "stop what else uses the line, or raise the caps",
+            "stop other programs that use the line, or raise the caps",
         )
     return ok("lines", shown, f"at least {_line(LEAST_LINE)}")
 
@@ -305,7 +305,7 @@ class Examination:
             check, speed = await training(self.folder, anew=self.anew)
             self.checks.append(check)
         if scope.cancelled_caught:
-            remedy = "stop what else keeps this computer busy, and try again"
+            remedy = "stop other programs that keep this computer busy, and try again"
             self.checks.append(Check("training", CheckResult.WARN, f"no result within {TRAINING_S:.0f} s", "", remedy))
         if speed is not None:
             self.checks.append(estimate(speed, manifest, rates))
@@ -366,6 +366,6 @@ def estimate(speed: TrainingSpeed, manifest: RunManifest, rates: Mapping[PeerId,
     mine, others = speed.tokens_per_s * speed.parameters / manifest.parameters, sum(rates.values())
     about = f"about {mine:.0f} tokens/s" if mine >= 10 else f"about {mine:.2g} tokens/s"
     if not others:
-        return ok("estimate", f"this computer would give {about}; nobody else was heard training")
+        return ok("estimate", f"this computer would contribute {about}; no other trainer was heard")
     share = 100 * mine / (mine + others)
     return ok("estimate", f"this computer would contribute about {share:.2g} % of the swarm's tokens, {about}")

@@ -164,8 +164,8 @@ async def _ask_reachability(network: Libp2pNetwork) -> None:
 
 def _nobody(how: Visit, search: Search) -> Check:
     if not how.choice.addresses:
-        remedy = "nothing to do when you are the first; else join with an invitation of somebody who takes part"
-        return Check("peers", CheckResult.WARN, "nobody of this run on this computer or network", "at least 1", remedy)
+        remedy = "nothing to do if you are the first; otherwise join with an invitation from somebody who takes part"
+        return Check("peers", CheckResult.WARN, "no peer of this run on this computer or network", "at least 1", remedy)
     said, _, remedy = search.failure(MEET_S).partition("; ")
     return Check("peers", CheckResult.FAIL, said, "at least 1", remedy)
 

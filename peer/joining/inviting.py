@@ -88,8 +88,8 @@ def chosen_record(run: Hash, data: Path) -> Anchor:
         raise PeerError("no peer of yours runs for this run now; start the one whose history you choose", ExitCode.INPUT)
     if status.settled_rounds <= status.final_rounds:
         raise PeerError(
-            "your peer has settled on nothing that is not final, so there is nothing to choose: its history becomes one "
-            "with others by itself, or has already; invite without --choose",
+            "your peer has settled on no history that is not final, so there is nothing to choose: histories unite by "
+            "themselves; invite without --choose",
             ExitCode.INPUT,
         )
     return Anchor(rounds=status.settled_rounds, tip=bytes.fromhex(status.settled_tip))
@@ -113,7 +113,7 @@ def describe_anchor(invitation: Invitation) -> str:
     """Describe the history of the invitation in a line."""
     anchor = invitation.anchor
     if anchor is None:
-        return "to whatever chain its first peers have"
+        return "to the chain of its first peers"
     return f"to the chain whose tip after {anchor.rounds} rounds is {anchor.tip.hex()[:16]}"
 
 
@@ -130,15 +130,15 @@ def describe_token(invitation: Invitation, wall_now: float) -> Sequence[str]:
     try:
         token = read_token(invitation.token, Hash(invitation.run), PeerId(invitation.organiser))
     except Malformed as error:
-        return [f"with a token that is not good: {error}"]
+        return [f"with an invalid token: {error}"]
     left = token.expires - wall_now
     at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(min(token.expires, LAST_YEAR)))
-    holders = f"a bearer token: it lets in up to {token.uses} peers of whoever holds this invitation"
+    holders = f"a bearer token: it admits up to {token.uses} peers that hold this invitation"
     lines = [
         f"with a token for the role {token.role.value}",
         f"for {token.peer} alone" if token.peer is not None else holders,
-        f"to come in until {at} (in {roughly(left)})" if left > 0 else f"expired at {at} ({roughly(-left)} ago)",
+        f"valid until {at} (in {roughly(left)})" if left > 0 else f"expired at {at} ({roughly(-left)} ago)",
     ]
     if token.until_round is not None:
-        lines.append(f"to be a member first in round {token.until_round} at the latest")
+        lines.append(f"the guest must become a member by round {token.until_round}")
     return lines

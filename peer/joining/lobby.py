@@ -123,4 +123,4 @@ async def _ask(invitation: Invitation) -> SignedManifest:
             problem = waits[-1] if network.connected() else search.failure(ANSWER_S)
     except NetworkError as error:
         problem = str(error)
-    raise PeerError(f"the run's manifest cannot be had now: {problem}", ExitCode.UNREACHABLE)
+    raise PeerError(f"the run's manifest is not available now: {problem}", ExitCode.UNREACHABLE)

@@ -149,7 +149,7 @@ def read_manifest(path: Path) -> SignedManifest:
         return open_manifest(raw)
     except Malformed as error:
         raise PeerError(
-            f"{path} is no signed manifest ({error}); give a run file ending in .toml, a manifest written by "
+            f"{path} is not a signed manifest ({error}); give a run file ending in .toml, a manifest written by "
             "`peer run create --out`, or an invitation",
             ExitCode.INPUT,
         ) from error
@@ -181,8 +181,8 @@ def find_run(word: str, data: Path, *, founding: bool = False) -> SignedManifest
     if found:
         raise PeerError(f"{len(found)} runs begin with {word}; give more digits of the run ID", ExitCode.INPUT)
     raise PeerError(
-        f"{word[:80]} is {'a folder' if path.is_dir() else 'no file'}, no invitation and no run that this peer knows; check "
-        "it, or create a run with `peer run create RUN.toml`",
+        f"{word[:80]} is {'a folder' if path.is_dir() else 'not a file'}, not an invitation and not a run that this peer "
+        "knows; check it, or create a run with `peer run create RUN.toml`",
         ExitCode.INPUT,
     )
 

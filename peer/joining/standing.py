@@ -80,7 +80,7 @@ def compare_with_anchor(anchor: Anchor | None, history: History, run: Hash) -> N
     """Raise PeerError if our disk has another final history than the one to which we are invited."""
     if anchor is not None and history.final >= anchor.rounds and history.tip_at(anchor.rounds) != anchor.tip:
         raise PeerError(
-            f"the invitation is to a history with another round {anchor.rounds - 1} than the one on this disk; join "
+            f"the invitation names a history whose round {anchor.rounds - 1} differs from the one on this disk; join "
             f"with the run ID {run.hex()[:12]} to stay with it, or follow it with another --data-dir",
             ExitCode.INPUT,
         )

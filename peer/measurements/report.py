@@ -79,7 +79,7 @@ def rows(figures: Figures, run: RunSize) -> list[Row]:
     if (exchange := figures.exchange) is not None:
         text = f"{amount(exchange.parameters_per_s)} parameters/s"
         least = _time(run.parameters / exchange.parameters_per_s)
-        meaning = f"an exchange of {run.name} takes {least} where lines cost nothing"
+        meaning = f"an exchange of {run.name} takes {least} if lines take no time"
         found.append((f"exchange, {exchange.peers} peers here", text, meaning))
     if figures.training is not None:
         found.append(_training(figures.training, run))
@@ -118,7 +118,7 @@ def _lines(lines: LineSpeed, run: RunSize) -> list[Row]:
             found.append((name, "not measured", clean(line.problem, 80)))
     up, down = lines.up_bytes_per_s, lines.down_bytes_per_s
     if not up:
-        found.append(("to peers", "not known yet", "rounds in which this peer sends more than 256 kB a second tell it"))
+        found.append(("to peers", "not known yet", "known after a round in which this peer sends more than 256 kB a second"))
     else:
         found.append(
             ("to peers (seen in rounds, or the cap)", line_rate(up), f"sends {size(run.exchange_bytes)} in an exchange")
@@ -183,7 +183,7 @@ def _named(word: str, folder: Path) -> SignedManifest:
         return found
     known = stored_manifest(Hash(found.run), folder)
     if known is None:
-        raise PeerError("only the run's peers know what this invitation is to; join first: `peer join`", ExitCode.INPUT)
+        raise PeerError("only the run's peers know the run of this invitation; join first: `peer join`", ExitCode.INPUT)
     return known
 
 

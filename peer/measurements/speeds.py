@@ -207,7 +207,7 @@ def _line_speed(answer: dict[str, Any]) -> LineSpeed:
         ]
         return LineSpeed(str(answer["run"]), peers, float(answer["up_bytes_per_s"]))
     except (KeyError, TypeError, ValueError) as error:
-        raise ControlError("the peer's answer lacks a figure; is it of another version?") from error
+        raise ControlError("the peer's answer lacks a figure; does it run another version?") from error
 
 
 # ------------------------------------------------------------------------------------------------------------------------

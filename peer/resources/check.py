@@ -88,7 +88,7 @@ def check_together(manifest: RunManifest, peers: int) -> None:
     if peers * need.host > available:
         raise PeerError(
             f"{peers} peers need about {size(peers * need.host)} of memory (each {size(need.peer)}, its trainer "
-            f"{size(need.trainer)}) and {size(available)} are free here; start fewer, or take a smaller model",
+            f"{size(need.trainer)}) and {size(available)} are free here; start fewer, or choose a smaller model",
             ExitCode.RESOURCES,
         )
 

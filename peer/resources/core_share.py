@@ -45,7 +45,7 @@ def chosen_threads(option: int) -> int:
     for name in CHOSEN_IN:
         text = os.environ.get(name, "").partition(",")[0].strip()  # OpenMP allows a list, for nested loops
         if text and not (text.isascii() and text.isdigit() and 1 <= int(text) <= 1 << 16):
-            raise PeerError(f"{name} is {text[:40]!r}; set it to a number of threads, or not at all", ExitCode.USAGE)
+            raise PeerError(f"{name} is {text[:40]!r}; set it to a number of threads, or unset it", ExitCode.USAGE)
         if text:
             return int(text)
     return 0
@@ -86,7 +86,7 @@ async def keep_share(trainer: Trainer, emit: Callable[[Event], None], chosen: Ca
     try:
         share = CoreShare(runtime_dir() / "cores", cores)
     except PeerError as error:
-        emit(Notice("warning", f"{error.text}; without it the trainer uses all cores, unless --threads says how many"))
+        emit(Notice("warning", f"{error.text}; without it the trainer uses all cores, unless --threads sets the number"))
         while True:
             trainer.use_threads(chosen() or cores)
             await trio.sleep(RECOUNT_S)
@@ -125,8 +125,8 @@ def _counted(share: CoreShare, tell: Callable[[str], None]) -> tuple[int, int]:
         return share.take()
     except OSError as error:
         tell(
-            f"the peers on this computer cannot be counted in {share.folder} ({error.strerror}), so the trainer uses all "
-            "cores; say how many with --threads"
+            f"the peers on this computer cannot be counted in {share.folder} ({error.strerror}), so the trainer uses "
+            f"all cores; set the number with --threads"
         )
         return 0, 1
 

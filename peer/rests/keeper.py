@@ -111,20 +111,20 @@ class RestJudge:
     def _by_battery(self, reading: SensorReading) -> Rest | None:
         if reading.plugged is not False or self.limits.on_battery:
             return None
-        return Rest(WhyIdle.ON_BATTERY, "on battery: goes on when it is plugged in, or with `peer config on_battery yes`")
+        return Rest(WhyIdle.ON_BATTERY, "on battery: resumes when it is plugged in, or with `peer config on_battery yes`")
 
     def _by_heat(self, reading: SensorReading) -> Rest | None:
         heat = self._heat
         if not heat.is_passed(reading.temperature, reading.at):
             return None
-        return Rest(WhyIdle.TOO_HOT, f"a GPU was hotter than {heat.most:.0f} °C: goes on at {heat.enough:.0f} °C")
+        return Rest(WhyIdle.TOO_HOT, f"a GPU was hotter than {heat.most:.0f} °C: resumes at {heat.enough:.0f} °C")
 
     def _by_others(self, reading: SensorReading) -> Rest | None:
         if not self._others.is_passed(reading.gpu_used_by_others, reading.at):
             return None
         return Rest(
             WhyIdle.GPU_WANTED,
-            f"other programs use the GPU: goes on when they use less than {FREE_PERCENT:.0f} % of it (yield_gpu)",
+            f"other programs use the GPU: resumes when they use less than {FREE_PERCENT:.0f} % of it (yield_gpu)",
         )
 
 

@@ -141,7 +141,7 @@ class MonthlyQuota:
         begins = f"{next_month(now):%Y-%m-%d}"
         return Rest(
             WhyIdle.MONTHLY_QUOTA,
-            f"this month's {size(quota)} (monthly_quota) are sent and received: goes on at {begins}, or with a larger quota",
+            f"this month's {size(quota)} (monthly_quota) are used up: resumes at {begins}, or with a larger quota",
         )
 
 
@@ -177,8 +177,8 @@ class TimedPause:
     def detail(self, now: float) -> str:
         """Return the sentence of a paused peer."""
         if not math.isfinite(self.until):
-            return "paused by you; `peer resume` goes on"
-        return f"paused by you {self.end(now).partition(' (')[0]}; `peer resume` goes on before"
+            return "paused by you; `peer resume` ends the pause"
+        return f"paused by you {self.end(now).partition(' (')[0]}; `peer resume` ends the pause early"
 
 
 def keep_pause(folder: Path, pause: TimedPause | None) -> None:

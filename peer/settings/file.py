@@ -50,12 +50,14 @@ def _text_of(path: Path) -> str:
     except FileNotFoundError:
         return ""
     if len(raw) > MAX_FILE_BYTES:
-        raise PeerError(f"{path} is larger than {MAX_FILE_BYTES} bytes, so it is no file of settings", ExitCode.USAGE)
+        raise PeerError(f"{path} is larger than {MAX_FILE_BYTES} bytes, so it is not a settings file", ExitCode.USAGE)
     try:
         text = decode_toml(raw)
         parse_toml(text)
     except ValueError as error:
-        raise PeerError(f"{path} is no TOML ({str(error)[:MAX_SAID]}); mend it, or move it away", ExitCode.USAGE) from error
+        raise PeerError(
+            f"{path} is not TOML ({str(error)[:MAX_SAID]}); correct it, or move it away", ExitCode.USAGE
+        ) from error
     return text
 
 
@@ -261,7 +263,7 @@ def read_change(name: str, text: str | None) -> Any:
     """Return the value that a running peer is to take.  Raises PeerError."""
     setting = SETTINGS.get(name)
     if setting is None or not setting.live:
-        raise PeerError(f"{name} is nothing that a running peer changes; it takes effect at the next start", ExitCode.USAGE)
+        raise PeerError(f"{name} cannot change while the peer runs; it takes effect at the next start", ExitCode.USAGE)
     if text is None:
         return setting.default
     try:

@@ -64,10 +64,10 @@ def read_schedule(text: str) -> Schedule:
 def _spans(part: str) -> list[tuple[int, int]]:
     match = _SPAN.fullmatch(part)
     if not part or match is None:
-        raise ValueError(f"{part or 'nothing'} is no part of a schedule; {HOW}")
+        raise ValueError(f"{part or 'nothing'} is not part of a schedule; {HOW}")
     first, last = match["first"] or "mon", match["last"] or match["first"] or "sun"
     if first not in DAYS or last not in DAYS:
-        raise ValueError(f"{first if first not in DAYS else last} is no day; {HOW}")
+        raise ValueError(f"{first if first not in DAYS else last} is not a day; {HOW}")
     begin = _minutes(match["from"]) if match["from"] else 0
     end = _minutes(match["to"]) if match["to"] else DAY_MINUTES
     length = (end - begin) % DAY_MINUTES or DAY_MINUTES
@@ -78,7 +78,7 @@ def _spans(part: str) -> list[tuple[int, int]]:
 def _minutes(text: str) -> int:
     hours, minutes = map(int, text.split(":"))
     if minutes > 59 or hours * 60 + minutes > DAY_MINUTES:
-        raise ValueError(f"{text} is no time of day; {HOW}")
+        raise ValueError(f"{text} is not a time of day; {HOW}")
     return hours * 60 + minutes
 
 
@@ -115,21 +115,21 @@ def read_name(text: str) -> str:
 def read_port(text: str) -> int:
     """Read a TCP port; 0 for a free one."""
     if not _is_number(text, 5) or int(text) > 65535:
-        raise ValueError(f"{text} is no port; give a number from 1 to 65535, or 0 for a free one")
+        raise ValueError(f"{text} is not a port; give a number from 1 to 65535, or 0 for a free one")
     return int(text)
 
 
 def read_metrics_port(text: str) -> int:
     """Read a TCP port other than 0: the collector has to know it."""
     if not _is_number(text, 5) or not 0 < int(text) < 65536:
-        raise ValueError(f"{text} is no port; give a number from 1 to 65535")
+        raise ValueError(f"{text} is not a port; give a number from 1 to 65535")
     return int(text)
 
 
 def read_count(text: str) -> int:
     """Read a whole number from 1."""
     if not _is_number(text, 10) or not 1 <= int(text) <= 1 << 30:
-        raise ValueError(f"{text} is no count; give a whole number from 1")
+        raise ValueError(f"{text} is not a count; give a whole number from 1")
     return int(text)
 
 
@@ -137,7 +137,7 @@ def read_rate(text: str) -> float:
     """Read a rate in bytes a second, from Mbit/s, bits a second (kbit, mbit, gbit) or bytes a second (kB, MB, GB)."""
     rate = _scaled(text, RATE_UNITS)
     if not LEAST_RATE <= rate <= MOST_RATE:
-        raise ValueError(f"{text} is no rate; give 16kB or more, as 20Mbit (bits) or 1.5MB (bytes) a second")
+        raise ValueError(f"{text} is not a rate; give 16kB or more, as 20Mbit (bits) or 1.5MB (bytes) a second")
     return rate
 
 
@@ -150,7 +150,7 @@ def read_size(text: str) -> int:
     """Read a size in bytes, from "500MB", "20GB", "1TB"."""
     size = _scaled(text, SIZE_UNITS)
     if not LEAST_SIZE <= size <= MOST_SIZE:
-        raise ValueError(f"{text} is no size; give 1MB or more, as 500MB or 20GB")
+        raise ValueError(f"{text} is not a size; give 1MB or more, as 500MB or 20GB")
     return int(size)
 
 
@@ -189,7 +189,7 @@ def read_owners(text: str) -> tuple[str, ...]:
         raise ValueError(f"at most {MOST_ADDRESSES} owners")
     for owner in owners:
         if not PEER_ID.fullmatch(owner):
-            raise ValueError(f"{owner or 'nothing'} is no peer ID; `peer id` shows yours on the computer you watch from")
+            raise ValueError(f"{owner or 'nothing'} is not a peer ID; `peer id` shows yours on the computer you watch from")
     return owners
 
 
@@ -212,7 +212,7 @@ def one_of(*choices: str) -> Notation:
 
     def read(text: str) -> str:
         if text not in choices:
-            raise ValueError(f"{text} is none of {', '.join(choices)}")
+            raise ValueError(f"{text} is not one of {', '.join(choices)}")
         return text
 
     return Notation(read, choices=choices)
@@ -261,7 +261,7 @@ def _between(text: str, unit: str, least: float, most: float, what: str, example
     except ValueError:
         value = 0.0
     if not least <= value <= most:
-        raise ValueError(f"{text} is no {what}; give one as {example}")
+        raise ValueError(f"{text} is not a {what}; give one as {example}")
     return value
 
 

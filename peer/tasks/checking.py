@@ -94,7 +94,8 @@ def _read(signed: SignedManifest, source: Path, data: Path) -> tuple[bytes, Chec
     if len(longest.prompt.encode()) > most:
         raise PeerError(
             f"{source}: the prompt of {longest.problem_id!r:.80} has {len(longest.prompt.encode())} bytes, and this run "
-            f"learns from prompts of at most {most} (row_tokens + 1 - max_tokens, less what names a length); shorten it, or "
+            f"learns from prompts of at most {most} (row_tokens + 1 - max_tokens, less the naming of a length); shorten "
+            f"it, or "
             "leave it out",
             ExitCode.INPUT,
         )

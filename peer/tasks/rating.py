@@ -78,7 +78,7 @@ def _read(path: Path, measured: Mapping[str, Any], tasks: int) -> dict[int, floa
     if not path.exists():
         return {}
     if not path.is_file():
-        raise PeerError(f"{path} is no file; remove it, or give another --out", ExitCode.INPUT)
+        raise PeerError(f"{path} is not a file; remove it, or give another --out", ExitCode.INPUT)
     most = HEAD_BYTES + LINE_BYTES * tasks
     with path.open("rb") as file:
         raw = file.read(most + 1)
@@ -214,7 +214,7 @@ def survey(name: str, count: int, how: Answering, on_progress: OnProgress = lamb
     """Measure `count` problems, spread over an environment that is named as in a run file.  Raises `PeerError`."""
     with _naming_errors():
         if read_name(name)[0] == FILE or files_of(name):
-            raise ValueError("tasks in a file are measured all, and written with their rates; name the file instead")
+            raise ValueError("the tasks of a file are all measured, and written with their rates; name the file instead")
         environment = open_named(name)
         rater, _ = _rater(how)
         count = min(count, environment.size)
@@ -267,7 +267,7 @@ def _tokenizer(how: Answering, folder: WeightsFolder) -> tuple[TemplatedTokenize
         return TemplatedTokenizer(TokenizerFile(path, facts["ends"]), facts["template"]), read
     check_readable(folder.folder)
     if folder.config.vocab != ByteTokenizer.vocab:
-        raise PeerError(f"{folder.folder} has no {TOKENIZER}; copy the one of the model there", ExitCode.INPUT)
+        raise PeerError(f"{folder.folder} has no {TOKENIZER}; copy the model's own one there", ExitCode.INPUT)
     template = how.template or "raw"
     return TemplatedTokenizer(ByteTokenizer(), template), {"template": template}
 
@@ -305,7 +305,7 @@ def _naming_errors() -> Iterator[None]:
         if not _is_out_of_memory(error):
             raise
         raise PeerError(
-            "the device has not enough memory for so many answers at a time; give a smaller --at-once or --max-tokens",
+            "the device lacks the memory for so many answers at once; give a smaller --at-once or --max-tokens",
             ExitCode.RESOURCES,
         ) from error
 

@@ -136,7 +136,7 @@ class TrainerChannel:
         try:
             await self._receive()
         except (ValueError, TypeError, KeyError) as error:
-            self.kill(f"the trainer spoke nonsense: {error}")
+            self.kill(f"the trainer sent an invalid message: {error}")
 
     async def _receive(self) -> None:
         buffer = bytearray()
@@ -237,7 +237,7 @@ MAX_BACKOFF_S = 60.0
 MAX_FAILURES = 5
 WATCH_EVERY_S = 5.0
 STOPPED = "the trainer was stopped"
-UNMEASURED = "nobody can tell what the trainer draws ({device} has no counter of energy), so max_power is not kept"
+UNMEASURED = "the trainer's power cannot be measured ({device} has no energy counter), so max_power has no effect"
 
 
 @dataclass(frozen=True)

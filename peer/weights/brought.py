@@ -293,7 +293,8 @@ class Brought:
             for task in read_tasks(io.BytesIO(self._data[name])):
                 if task.solution is None:
                     raise ValueError(
-                        f"{self._paths[name]}: the task {task.problem_id!r:.80} names no solution, so it is no example; add "
+                        f"{self._paths[name]}: the task {task.problem_id!r:.80} names no solution, so it is not an "
+                        f"example; add "
                         "gold_standard_solution to it, or leave data.corpus out"
                     )
         if files:
@@ -365,8 +366,8 @@ def tell_of_mismatches(manifest: RunManifest, tell: Tell) -> None:
         if 0 < model.context < tokens:
             tell(
                 "context",
-                f"{name} is {tokens}, and the model was made for {model.context} (max_position_embeddings): it learns on "
-                f"positions that it has not seen, and what is exported says {model.context} still",
+                f"{name} is {tokens}, and the model was made for {model.context} (max_position_embeddings): it learns "
+                f"on positions that it has not seen, and exports still say {model.context}",
             )
 
 

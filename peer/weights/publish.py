@@ -81,7 +81,7 @@ def _check(source: Path, tensors: dict[str, StoredTensor], layout: list[Paramete
             )
     strange = sorted(set(tensors).difference(place.name for place in layout))
     if strange:
-        raise PeerError(f"{source} has a tensor {strange[0][:80]}, which the run's model has not", ExitCode.INPUT)
+        raise PeerError(f"{source} has a tensor {strange[0][:80]}, which the run's model lacks", ExitCode.INPUT)
 
 
 def _raw(tensor: StoredTensor) -> Iterator[bytes]:

@@ -42,7 +42,7 @@ def test_at_its_monthly_quota_a_peer_leaves_and_comes_back_in_the_next_month(tmp
         status = rester.status()
         assert (status["phase"], status["peers"], status["swarm"]) == ("paused", 0, [])
         assert status["why_remedy"] == REMEDIES[WhyIdle.MONTHLY_QUOTA]
-        assert "goes on at 2026-12-01" in status["why_detail"] and "monthly_quota" in status["why_detail"]
+        assert "resumes at 2026-12-01" in status["why_detail"] and "monthly_quota" in status["why_detail"]
         swarm.until(
             "goodbye", lambda: any(gone.goodbye and gone.peer == rester.peer_id for gone in others[0].heard(ev.PeerGone))
         )

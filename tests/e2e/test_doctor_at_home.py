@@ -19,7 +19,7 @@ WHY_NOT = why_not()
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)]
 
 NOBODY = "a router or firewall that lets nobody in"
-RELAY = "it gives each connection another port, so peers behind such routers meet through a relay"
+RELAY = "it gives each connection a different port, so peers behind such routers meet through a relay"
 HOLES = "it keeps ports, so holes can be punched through it"
 TOLD = {
     Kind.REACHABLE: ("ok", "", "none: this computer has a public address"),

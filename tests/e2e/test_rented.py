@@ -72,6 +72,6 @@ def test_a_variable_names_the_run_and_a_word_goes_before_it(tmp_path: Path) -> N
     with Swarm(tmp_path) as swarm:
         swarm.environment["PEER_RUN"] = "nonsense"
         said = swarm.command(swarm.place("peer"), "join", "--headless", code=ExitCode.INPUT)
-        assert "nonsense is no file" in said
+        assert "nonsense is not a file" in said
         said = swarm.command(swarm.place("peer"), "join", "others", "--headless", code=ExitCode.INPUT)
-        assert "others is no file" in said
+        assert "others is not a file" in said

@@ -41,8 +41,8 @@ def test_a_peer_rests_for_what_its_owner_set_and_goes_on(tmp_path: Path) -> None
         reasons: list[tuple[dict[str, Any], str, str]] = [
             ({"plugged": False}, "on battery", "peer config on_battery yes"),
             ({"now": "2026-11-23T18:00"}, "outside hours", "rests until Tuesday 09:00"),
-            ({"temperature": 84}, "too hot", "a GPU was hotter than 83 °C: goes on at 78 °C"),
-            ({"gpu_used_by_others": 62}, "gpu wanted", "goes on when they use less than 5 % of it"),
+            ({"temperature": 84}, "too hot", "a GPU was hotter than 83 °C: resumes at 78 °C"),
+            ({"gpu_used_by_others": 62}, "gpu wanted", "resumes when they use less than 5 % of it"),
         ]
         for number, (what, why, end) in enumerate(reasons):
             feel(**calm | what)

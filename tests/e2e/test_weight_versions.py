@@ -51,7 +51,7 @@ def test_what_one_peer_publishes_all_have(tmp_path: Path) -> None:
         values[::100] += np.float32(0.5)
         second = write_weights(tmp_path / "second", config, values) / "model.safetensors"
         said = swarm.command(organiser.folder, "weights", "publish", str(second))
-        assert "version     2" in said and "to be had by patches" in said
+        assert "version     2" in said and "available as patches" in said
         late = swarm.peer("late").start()
         swarm.until("version 2 everywhere", lambda: has(guest, 2) and has(late, 2))
         for peer in (guest, late):

@@ -28,7 +28,7 @@ SENTENCES = {
     "exchanging": r"with (1 other|2 others)",
     "committing": r"voted, waiting for the quorum|the result goes into the state",
     "trainer restarting": r"the trainer stopped: .+",
-    "paused": r"paused by you; `peer resume` goes on",
+    "paused": r"paused by you; `peer resume` ends the pause",
     "not a trainer": r"this peer keeps and serves the state, it does not train",
 }
 

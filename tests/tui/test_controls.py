@@ -112,10 +112,10 @@ async def test_a_value_that_is_refused_stays_to_be_mended() -> None:
     view, source = answering()
     async with view.run_test(size=(80, 24)) as pilot:
         await opened(pilot)
-        source.refusal = "threads: many is no count; give a whole number from 1"
+        source.refusal = "threads: many is not a count; give a whole number from 1"
         await pilot.press("enter", *"many", "enter")
         await asked(pilot)
-        assert "many is no count" in text_of(view, "said") and view.screen.query_one(Input).has_focus
+        assert "many is not a count" in text_of(view, "said") and view.screen.query_one(Input).has_focus
 
 
 @with_textual

@@ -283,7 +283,7 @@ def test_a_full_disk_loses_lines_and_says_so_once(monkeypatch: pytest.MonkeyPatc
         monkeypatch.undo()
         os.close(descriptor)
         assert results == [True, False, False, False, True] and not output.gone.is_set()
-        assert troubles == ["standard output: No space left on device; its lines are lost until that is mended"]
+        assert troubles == ["standard output: No space left on device; its lines are lost until this is fixed"]
         assert (tmp_path / "log").read_text() == "line 0\nlin\nline 4\n"
 
     with_patience(main)

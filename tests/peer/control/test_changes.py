@@ -23,7 +23,7 @@ class Peer:
         if name == "disk":
             raise OSError(28, "No space left on device")
         if not name.startswith("max_"):
-            raise PeerError(f"{name} is nothing that a running peer changes")
+            raise PeerError(f"{name} cannot change while the peer runs")
         self.changed.append((name, text, keep))
         return "/home/ada/peer.toml" if keep else None
 
@@ -50,7 +50,7 @@ def test_a_change_is_handed_on_and_says_where_it_was_written() -> None:
         ({"name": "max_up", "value": 20}, "a change has the name of a setting"),
         ({"name": "max_up", "value": "20", "keep": "yes"}, "a change has the name of a setting"),
         ({"name": "max_up", "value": "2" * (MAX_VALUE_CHARACTERS + 1)}, "a value has at most"),
-        ({"name": "port", "value": "1"}, "port is nothing that a running peer changes"),
+        ({"name": "port", "value": "1"}, "port cannot change while the peer runs"),
         ({"name": "disk", "value": "1"}, "No space left"),
     ],
 )

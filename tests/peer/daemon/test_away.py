@@ -29,7 +29,7 @@ def test_only_a_disk_without_room_is_a_reason() -> None:
     full = StoreFull("the disk that holds /data is full: make room there")
     rest = full_disk(ExceptionGroup("", [ValueError(), ExceptionGroup("", [full])]))
     assert rest is not None and rest.why is WhyIdle.DISK_FULL
-    assert rest.detail == "the disk that holds /data is full: make room there; goes on by itself when there is room"
+    assert rest.detail == "the disk that holds /data is full: make room there; the peer resumes by itself when there is room"
     small = full_disk(OSError(errno.ENOSPC, "No space left on device", "/data/incarnation"))
     assert small is not None and "the disk that holds /data/incarnation is full" in small.detail
     assert full_disk(OSError(errno.EACCES, "Permission denied")) is None

@@ -132,12 +132,12 @@ def test_a_run_that_others_have_founded_is_asked_about_on_a_terminal(
 
     from peer.commands import join
 
-    def interface(folder: Path) -> None:
+    def interface(*words: str) -> None:
         raise SystemExit(77)
 
     monkeypatch.setenv("PEER_RUNTIME_DIR", str(tmp_path / "runtime"))
     monkeypatch.setattr(join, "_wants_interface", lambda args: True)
-    monkeypatch.setattr(join, "_become_interface", interface)
+    monkeypatch.setattr(join, "become_interface", interface)
     monkeypatch.setattr("sys.stdin", io.StringIO(answer))
     path = tmp_path / "run.toml"
     path.write_text('name = "mine"\n')
@@ -151,7 +151,7 @@ def test_a_run_that_others_have_founded_is_asked_about_on_a_terminal(
         board.withdraw()
     said = capsys.readouterr().err
     assert ended == code and "has founded another run with the same name (mine)" in said
-    assert "Found a run of your own all the same? [y/N]" in said
+    assert "Found your own run anyway? [y/N]" in said
 
 
 def test_nobody_is_asked_where_nobody_else_has_founded_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -179,5 +179,5 @@ def test_a_device_that_never_ends_its_answer_is_given_up(
 ) -> None:
     library("import time; time.sleep(3600)")
     monkeypatch.setattr(upnp, "ANSWER_S", 0.2)
-    with pytest.raises(OSError, match="does not end its answer"):
+    with pytest.raises(OSError, match="did not finish its answer"):
         Upnp().open(4001, 3600)

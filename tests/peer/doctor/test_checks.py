@@ -94,7 +94,7 @@ def test_a_full_disk_fails_both_of_its_checks(monkeypatch: pytest.MonkeyPatch, t
 def test_a_clock_that_differs_from_others_is_named_with_the_remedy() -> None:
     check = checks.skewed("2 h 3 min behind the clocks of 5 peers")
     assert (check.name, check.verdict, check.value) == ("clock", CheckResult.WARN, "2 h 3 min behind the clocks of 5 peers")
-    assert check.remedy == "set this computer's clock; invitations end by it"
+    assert check.remedy == "set this computer's clock, by which invitations expire"
 
 
 def test_a_clock_that_was_never_set_fails() -> None:
@@ -117,7 +117,7 @@ def test_without_an_answer_it_is_unknown() -> None:
 
 def test_the_estimate_is_this_computers_part_of_all_tokens() -> None:
     alone = estimate(SPEED, DEMO, {})
-    assert "nobody else" in alone.value
+    assert "no other trainer" in alone.value
     among = estimate(SPEED, DEMO, {PeerId("a"): 2000.0, PeerId("b"): 1000.0})
     assert "about 25 % of the swarm's tokens" in among.value
 

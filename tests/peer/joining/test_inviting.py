@@ -163,7 +163,7 @@ def test_an_invitation_tells_to_which_history_it_is() -> None:
     anchor = anchor_of(replace(status, final_rounds=7, final_tip="ab" * 32))
     named = Invitation(run=RUN, organiser=ORGANISER.peer_id, addresses=[at(ME)], anchor=anchor, token=None, secret=None)
     assert describe_anchor(named) == "to the chain whose tip after 7 rounds is abababababababab"
-    assert "whatever chain" in describe_anchor(named.model_copy(update={"anchor": None}))
+    assert "the chain of its first peers" in describe_anchor(named.model_copy(update={"anchor": None}))
 
 
 @pytest.mark.parametrize(
@@ -186,11 +186,11 @@ def test_an_organiser_chooses_the_history_of_its_running_peer(
 
 def test_an_invitation_tells_its_role_its_holder_and_its_end() -> None:
     bearer = said(bearer_token(ORGANISER, RUN, ORGANISER, expires=int(NOW) + 6 * DAY_S, uses=5, until_round=70))
-    assert "role trainer" in bearer and "up to 5 peers" in bearer and "in round 70 at the latest" in bearer
+    assert "role trainer" in bearer and "up to 5 peers" in bearer and "become a member by round 70" in bearer
     assert "until 2023-11-20 22:13:20 UTC (in 6 days)" in bearer
     bound = said(bound_token(ORGANISER, RUN, ONE, role=Role.SEED, expires=int(NOW) - 3 * DAY_S))
     assert "role seed" in bound and f"for {ONE} alone" in bound and "round" not in bound
     assert "expired at 2023-11-11 22:13:20 UTC (3 days ago)" in bound
     assert said(None) == "without a token"
-    assert "not good" in said(bound_token(Identity.from_seed(bytes([9]) * 32), RUN, ONE, expires=1))
+    assert "invalid token" in said(bound_token(Identity.from_seed(bytes([9]) * 32), RUN, ONE, expires=1))
     assert "9999-12-31" in said(bound_token(ORGANISER, RUN, ONE, expires=2**53))

@@ -184,7 +184,7 @@ def test_at_the_quota_it_rests_and_says_until_when(tmp_path: Path) -> None:
     table.live(lambda: setattr(table, "moved", 2 * GB))
     (rest,) = table.told
     assert rest.why is WhyIdle.MONTHLY_QUOTA
-    assert "2.0 GB (monthly_quota)" in rest.detail and "goes on at 2026-12-01, or with a larger quota" in rest.detail
+    assert "2.0 GB (monthly_quota)" in rest.detail and "resumes at 2026-12-01, or with a larger quota" in rest.detail
     assert MonthTraffic(tmp_path).bytes == 2 * GB
     later = Table(tmp_path, 2 * GB)
     assert trio.run(later.quota.rest) == rest, "also after a restart"
@@ -236,9 +236,9 @@ NOW = 1_700_000_000.0
 def test_a_pause_says_when_it_ends() -> None:
     clock = time.strftime("%H:%M", time.localtime(NOW + 1500))
     assert TimedPause(NOW + 1500).end(NOW) == f"until {clock} (in 25 min)"
-    assert TimedPause(NOW + 1500).detail(NOW) == f"paused by you until {clock}; `peer resume` goes on before"
+    assert TimedPause(NOW + 1500).detail(NOW) == f"paused by you until {clock}; `peer resume` ends the pause early"
     assert TimedPause().end(NOW) == "until `peer resume`"
-    assert TimedPause().detail(NOW) == "paused by you; `peer resume` goes on"
+    assert TimedPause().detail(NOW) == "paused by you; `peer resume` ends the pause"
     day = time.strftime("%A", time.localtime(NOW + 3 * 86_400))
     assert TimedPause(NOW + 3 * 86_400).end(NOW).startswith(f"until {day} ")
 

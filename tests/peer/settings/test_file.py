@@ -79,9 +79,9 @@ def test_what_was_given_at_the_start_stays_until_it_is_changed(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("max_up", "much", "max_up: much is no rate"),
+        ("max_up", "much", "max_up: much is not a rate"),
         ("port", "4002", "takes effect at the next start"),
-        ("colour", "red", "colour is nothing that a running peer changes"),
+        ("colour", "red", "colour cannot change while the peer runs"),
     ],
 )
 def test_what_is_wrong_changes_nothing(name: str, text: str, said: str) -> None:
@@ -133,13 +133,13 @@ def test_flags_go_before_the_environment_and_that_before_the_file(tmp_path: Path
     [
         ("max_upp = 3", "there is no setting max_upp; did you mean max_up?"),
         ("colour = 3", "there is no setting colour; `peer config` lists them"),
-        ('max_up = "much"', "max_up: much is no rate"),
+        ('max_up = "much"', "max_up: much is not a rate"),
         ("max_up = [1]", "max_up is neither text nor a number"),
-        ("max_up = ", "is no TOML"),
-        ("threads = " + "9" * 5000, "is no TOML"),
+        ("max_up = ", "is not TOML"),
+        ("threads = " + "9" * 5000, "is not TOML"),
         ("max_up = 3\nmax-up = 4", "max_up is there twice"),
         ("#" * (1 << 20) + "\nthreads = 3", "is larger than"),
-        ("port = 70000", "port: 70000 is no port"),
+        ("port = 70000", "port: 70000 is not a port"),
     ],
 )
 def test_what_is_wrong_in_the_file_is_said_with_its_path(tmp_path: Path, text: str, said: str) -> None:
@@ -149,7 +149,7 @@ def test_what_is_wrong_in_the_file_is_said_with_its_path(tmp_path: Path, text: s
 
 
 def test_what_is_wrong_in_the_environment_is_said_with_the_variable() -> None:
-    with pytest.raises(PeerError, match="PEER_MAX_UP: much is no rate"):
+    with pytest.raises(PeerError, match="PEER_MAX_UP: much is not a rate"):
         gather({}, {"PEER_CONFIG": "", "PEER_MAX_UP": "much"})
 
 
@@ -159,7 +159,7 @@ def test_the_file_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch,
     assert config_file({}) == tmp_path / "manyhands" / "peer.toml"
     assert read_config(tmp_path / "not there") == {}
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
-    with pytest.raises(PeerError, match="is no TOML"):
+    with pytest.raises(PeerError, match="is not TOML"):
         read_config(tmp_path / "binary")
 
 
@@ -214,7 +214,7 @@ def test_what_a_person_set_for_their_own_peer_is_not_for_a_demo() -> None:
     ("words", "said"),
     [
         (["max_upp"], "did you mean max_up?"),
-        (["max_up", "much"], "max_up: much is no rate"),
+        (["max_up", "much"], "max_up: much is not a rate"),
         (["--unset"], "--unset takes a setting"),
         (["max_up", "3", "--unset"], "--unset takes a setting"),
         (["max_up", "3"], "PEER_CONFIG is empty"),

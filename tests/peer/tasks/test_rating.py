@@ -167,7 +167,7 @@ def test_a_task_with_no_room_for_its_rate_is_told_before_anything_is_measured(pl
 def test_what_somebody_else_put_in_the_place_of_kept_rates_is_not_waited_for_nor_written_to(place: Place) -> None:
     for odd in (os.mkfifo, Path.mkdir):
         odd(place.kept)
-        with pytest.raises(PeerError, match="is no file; remove it"):
+        with pytest.raises(PeerError, match="is not a file; remove it"):
             place.measure()
         (place.kept.rmdir if place.kept.is_dir() else place.kept.unlink)()
     with place.kept.open("wb") as file:
@@ -332,6 +332,6 @@ def test_an_interruption_is_told_with_the_way_on(
     monkeypatch.setattr(rating, "measure", interrupted)
     monkeypatch.setattr(rating, "survey", interrupted)
     assert main(["tasks", "rate", str(place.source), "--model", str(place.how.model)]) == ExitCode.INTERRUPTED
-    assert "3 of 5 tasks are measured; the same command goes on there" in capsys.readouterr().err
+    assert "3 of 5 tasks are measured; the same command continues there" in capsys.readouterr().err
     assert main(["tasks", "rate", "--environment", "sort", "--model", str(place.how.model)]) == ExitCode.INTERRUPTED
     assert "3 of 5 tasks are measured, and nothing is kept" in capsys.readouterr().err

@@ -113,7 +113,7 @@ def test_nonsense_ends_the_process(said: bytes) -> None:
         await far.say_bytes(said)
         while not process.kills:
             await trio.lowlevel.checkpoint()
-        assert channel.fault.startswith("the trainer spoke nonsense")
+        assert channel.fault.startswith("the trainer sent an invalid message")
 
     conversed(scenario)
 

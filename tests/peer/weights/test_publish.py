@@ -70,7 +70,7 @@ def test_an_exported_folder_is_published_as_it_is(tmp_path: Path) -> None:
     ("spoil", "why"),
     [
         (lambda held: held.pop(LAYOUT[0].name), "has no tensor"),
-        (lambda held: held.update(more=("BF16", [1], b"xx")), "has a tensor more, which the run's model has not"),
+        (lambda held: held.update(more=("BF16", [1], b"xx")), "has a tensor more, which the run's model lacks"),
         (
             lambda held: held.update({LAYOUT[0].name: ("BF16", [LAYOUT[0].count], held[LAYOUT[0].name][2])}),
             "has the shape",
