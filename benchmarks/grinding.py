@@ -2,8 +2,8 @@
 
     python -m benchmarks.grinding [--json]
 
-Real draws (`problems_of`, `lot_of`), a real `Intake`, real `Counting`; solve rates are drawn.  A choice is worth what it
-adds to the problems of the maker's own set in a batch of eight, where a tenth of all problems is of two sets.
+Real draws (`problems_of`, `lot_of`), a real `Intake`, real `OutcomeCounts`; solve rates are drawn.  A choice is worth what
+it adds to the problems of the maker's own set in a batch of eight, where a tenth of all problems is of two sets.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from protocol.rollouts.events import TipChanged
 from protocol.rollouts.policy import PoolContext
 from protocol.rollouts.pool import Intake
 from protocol.run.sections import RlSection
-from protocol.tasks.counting import Counting
+from protocol.tasks.counting import OutcomeCounts
 from protocol.trainer_link import Tried
 from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import Identity, PeerId
@@ -112,7 +112,7 @@ class Trial:
 
     def __init__(self, tasks: TasksInForce, makers: int, seed: int = 1) -> None:
         self.tasks, self.random, self.makers = tasks, Random(seed), makers
-        self.counting, self.hit = Counting(), Counter[int]()
+        self.counting, self.hit = OutcomeCounts(), Counter[int]()
         self._roots = {each.slot: Hash(each.root) for each in tasks.sets}
         self._rates = [self.random.uniform(0.05, 0.9) for _ in range(tasks.sets[0].count)]
         self._numbers = Counter[PeerId]()

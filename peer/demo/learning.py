@@ -28,7 +28,7 @@ from trainer.environments.sandbox import SandboxUnavailable
 from trainer.evaluation import load
 from trainer.models.llama.initial import initial_parameters
 from trainer.reading import environment_of, tokenizer_of
-from trainer.rl.groups import Targeted
+from trainer.rl.groups import TargetedEnvironment
 from trainer.rl.rating import Rater, Sampling
 from trainer.worker import pick_device
 
@@ -352,7 +352,7 @@ class Examiner:
         self._config = TrainingConfig.from_sections(sections)
         rl = self._config.rl
         assert rl is not None
-        self._environment = Targeted(environment_of(self._config), rl.length_targets, self._config.seed)
+        self._environment = TargetedEnvironment(environment_of(self._config), rl.length_targets, self._config.seed)
         count = min(problems, self._environment.size)
         self._problems: Sequence[int] = [number * self._environment.size // count for number in range(count)]
         self._sampling = Sampling(SAMPLES, rl.max_tokens, rl.temperature)

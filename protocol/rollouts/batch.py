@@ -150,7 +150,7 @@ class Opinion(Enum):
     UNSURE = "unsure"
 
 
-class Bytes(Enum):
+class BytesLocation(Enum):
     """Location of a batch's bytes."""
 
     ABSENT = "absent"
@@ -170,7 +170,7 @@ class Decision(Enum):
 
 
 @dataclass
-class Dealt:
+class BatchDeal:
     """Deal of a batch by one trainer.
 
     beacon: draws the validators.  at: when we heard of the deal.  order: the first of the validators, drawn among `among`;
@@ -207,7 +207,7 @@ class PooledBatch:
     body: RolloutBatch
     raw: bytes
     at: float = 0.0
-    deals: dict[PeerId, Dealt] = field(default_factory=dict)
+    deals: dict[PeerId, BatchDeal] = field(default_factory=dict)
     judgements: dict[PeerId, JudgementResult] = field(default_factory=dict)
     own: bytes | None = None
     scores: bytes | None = None
@@ -216,7 +216,7 @@ class PooledBatch:
     """Places of the rollouts that every computer gives the same score."""
     sure: bool = True
     """True if every honest computer comes to the same opinion as our own check."""
-    bytes_: Bytes = Bytes.ABSENT
+    bytes_: BytesLocation = BytesLocation.ABSENT
     wanted: bool = False
     """True if we are to check the batch."""
     checking: bool = False
@@ -260,7 +260,11 @@ class PooledBatch:
         """True if the maker has done its part, as far as we can see."""
         if self.used or self.is_named:
             return True
-        return not self.is_withheld and not self.is_restated and (self.bytes_ is Bytes.HERE or self.decision is not None)
+        return (
+            not self.is_withheld
+            and not self.is_restated
+            and (self.bytes_ is BytesLocation.HERE or self.decision is not None)
+        )
 
     @property
     def key(self) -> tuple[PeerId, Hash]:

@@ -71,7 +71,7 @@ class PoolTick:
 
 
 @dataclass(frozen=True)
-class Fetched:
+class FetchEnded:
     """End of a fetch.
 
     here: True if the batch's bytes are here, False if we could not get them, None if our disk failed or the fetch was ended.
@@ -101,7 +101,7 @@ class BatchVerified:
 
 
 @dataclass(frozen=True)
-class Idle:
+class TrainerIdle:
     """Readiness of our trainer process to verify a batch: answered with at most one `VerifyBatch`."""
 
 
@@ -113,7 +113,9 @@ class Ejected:
     reason: str
 
 
-PoolEvent = BatchHeard | DealHeard | JudgementHeard | TipChanged | PoolTick | Fetched | BatchVerified | Idle | Ejected
+PoolEvent = (
+    BatchHeard | DealHeard | JudgementHeard | TipChanged | PoolTick | FetchEnded | BatchVerified | TrainerIdle | Ejected
+)
 
 # -- effects --------------------------------------------------------------------------------------------------------------
 
@@ -124,7 +126,7 @@ class ForwardBatch:
 
 
 @dataclass(frozen=True)
-class Contrary:
+class ContradictoryBatches:
     """Two batches that one peer stated in one slot."""
 
     first: bytes
@@ -160,14 +162,14 @@ class GossipVerdicts:
 
 
 @dataclass(frozen=True)
-class Discard:
+class DiscardBytes:
     """Request to remove the bytes of a batch, which are not needed any more."""
 
     root: Hash
 
 
 @dataclass(frozen=True)
-class Compare:
+class CompareScores:
     """Our scores and another peer's for the rollouts of one batch: one byte a rollout."""
 
     batch: PooledBatch
@@ -176,10 +178,20 @@ class Compare:
 
 
 @dataclass(frozen=True)
-class Tell:
+class EmitEvent:
     """Request to emit an event."""
 
     event: Event
 
 
-PoolEffect = ForwardBatch | Contrary | GossipDeal | FetchBatch | VerifyBatch | GossipVerdicts | Discard | Compare | Tell
+PoolEffect = (
+    ForwardBatch
+    | ContradictoryBatches
+    | GossipDeal
+    | FetchBatch
+    | VerifyBatch
+    | GossipVerdicts
+    | DiscardBytes
+    | CompareScores
+    | EmitEvent
+)

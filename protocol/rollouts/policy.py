@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from protocol.events.events import BatchDecided, BatchJudged, Event, RolloutPeerSetAside, ValidatorSetAside
 from protocol.rollouts.batch import (
-    Bytes,
-    Dealt,
+    BatchDeal,
+    BytesLocation,
     Decision,
     Opinion,
     PooledBatch,
@@ -18,7 +18,7 @@ from protocol.rollouts.batch import (
     some_of,
     trainer_of,
 )
-from protocol.rollouts.events import Discard, GossipVerdicts, PoolEffect, Tell, TipChanged
+from protocol.rollouts.events import DiscardBytes, EmitEvent, GossipVerdicts, PoolEffect, TipChanged
 from protocol.rollouts.trust import TrustScores
 from protocol.run.sections import RlSection
 from protocol.wire.hashes import Hash
@@ -141,7 +141,7 @@ class PoolContext:
         """Return the trainer in the version's record that a batch is for; None without a trainer or a known record."""
         return trainer_of(batch.lot, self.moved.trainers.get(batch.body.version, ()))
 
-    def turn(self, batch: PooledBatch, dealt: Dealt, now: float) -> tuple[list[PeerId], bool]:
+    def turn(self, batch: PooledBatch, dealt: BatchDeal, now: float) -> tuple[list[PeerId], bool]:
         """Return the validators whose turn has come, in order, and True if we still wait for validators after them."""
         order, waited = self._order(batch, dealt), int((now - dealt.at) // self.rl.judge_s)
         passed = places_of(dealt.beacon) + waited - 1 if waited else 0
@@ -161,7 +161,7 @@ class PoolContext:
             return opinion_in(batch, peer) is Opinion.UNSURE
         return peer in self._mute
 
-    def _order(self, batch: PooledBatch, dealt: Dealt) -> tuple[PeerId, ...]:
+    def _order(self, batch: PooledBatch, dealt: BatchDeal) -> tuple[PeerId, ...]:
         """Return the validators of a deal that may be asked; draw them anew if others live now."""
         if dealt.among is None or (dealt.among is not self.validators and self._redraws > 0):
             self._redraws -= dealt.among is not None
@@ -210,7 +210,7 @@ class PoolContext:
         if decision is Decision.ACCEPTED:
             self.accepted_at = self._now
         is_for_us = batch.led or (batch.author == self.me and not batch.judgements)
-        told: list[PoolEffect] = [Tell(decided(batch, reason))] if is_for_us else []
+        told: list[PoolEffect] = [EmitEvent(decided(batch, reason))] if is_for_us else []
         return told if decision is Decision.ACCEPTED else [*told, *discard(batch)]
 
     def say(self, batch: PooledBatch, codes: bytes) -> list[PoolEffect]:
@@ -218,7 +218,7 @@ class PoolContext:
         batch.own, batch.wanted = codes, False
         batch.judgements[self.me] = found_in(codes, batch.scores)
         said = Judgement(author=batch.author, root=batch.root, codes=codes, scores=batch.scores)
-        return [GossipVerdicts(said), Tell(judged(batch, self.me, codes)), *self.accuse(batch)]
+        return [GossipVerdicts(said), EmitEvent(judged(batch, self.me, codes)), *self.accuse(batch)]
 
     def accuse(self, batch: PooledBatch) -> list[PoolEffect]:
         """Set the batch's maker aside if enough electors have come to the same rejection as other peers."""
@@ -231,7 +231,7 @@ class PoolContext:
 
     def set_aside(self, peer: PeerId, reason: str, role: Role = Role.ROLLOUT) -> list[PoolEffect]:
         """Use nothing of this peer any more."""
-        return [Tell(set_aside(peer, reason, role))] if self.standing.set_aside(peer, reason) else []
+        return [EmitEvent(set_aside(peer, reason, role))] if self.standing.set_aside(peer, reason) else []
 
 
 def opinion_in(batch: PooledBatch, validator: PeerId) -> Opinion | None:
@@ -242,7 +242,7 @@ def opinion_in(batch: PooledBatch, validator: PeerId) -> Opinion | None:
 
 def discard(batch: PooledBatch) -> list[PoolEffect]:
     """Give up the bytes of a batch; if they are on their way, their fetch frees its place at once."""
-    if batch.bytes_ not in (Bytes.COMING, Bytes.HERE):
+    if batch.bytes_ not in (BytesLocation.COMING, BytesLocation.HERE):
         return []
-    batch.bytes_ = Bytes.GONE
-    return [Discard(batch.root)]
+    batch.bytes_ = BytesLocation.GONE
+    return [DiscardBytes(batch.root)]

@@ -1,7 +1,7 @@
 """Pure state machine of the batches that a peer knows: heard, dealt, judged, decided, used, forgotten.
 
-The peer's role decides how it treats a batch (`Duty`).  Batches are bounded in number, in bytes and in checks, for all peers
-together and for each (`protocol.rollouts.trust`).
+The peer's role decides how it treats a batch (`RolePolicy`).  Batches are bounded in number, in bytes and in checks, for all
+peers together and for each (`protocol.rollouts.trust`).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from protocol.rollouts.batch import (
     MOST_DEATHS,
     UNSURE,
     WITHHELD,
-    Bytes,
-    Dealt,
+    BatchDeal,
+    BytesLocation,
     Decision,
     Opinion,
     PooledBatch,
@@ -31,22 +31,22 @@ from protocol.rollouts.batch import (
 from protocol.rollouts.events import (
     BatchHeard,
     BatchVerified,
-    Compare,
-    Contrary,
+    CompareScores,
+    ContradictoryBatches,
     DealHeard,
-    Discard,
+    DiscardBytes,
     Ejected,
+    EmitEvent,
     FetchBatch,
-    Fetched,
+    FetchEnded,
     ForwardBatch,
     GossipDeal,
-    Idle,
     JudgementHeard,
     PoolEffect,
     PoolEvent,
     PoolTick,
-    Tell,
     TipChanged,
+    TrainerIdle,
     VerifyBatch,
 )
 from protocol.rollouts.policy import PATIENCE, PoolContext, discard, judged, opinion_in
@@ -181,7 +181,7 @@ class Intake:
 SURE = (Opinion.GOOD, Opinion.BAD)
 
 
-class Duty(Protocol):
+class RolePolicy(Protocol):
     """Treatment of another peer's batch before it is decided."""
 
     def look(self, batch: PooledBatch, now: float) -> list[PoolEffect]:
@@ -205,38 +205,38 @@ class Duty(Protocol):
         ...
 
 
-class Onlooker:
+class ObserverPolicy:
     """Duty of peers that only hand messages on."""
 
     def look(self, batch: PooledBatch, now: float) -> list[PoolEffect]:
-        """As `Duty.look`."""
+        """As `RolePolicy.look`."""
         return []
 
     def needs_bytes(self, batch: PooledBatch) -> bool:
-        """As `Duty.needs_bytes`."""
+        """As `RolePolicy.needs_bytes`."""
         return False
 
     def unavailable(self, batch: PooledBatch) -> list[PoolEffect]:
-        """As `Duty.unavailable`."""
+        """As `RolePolicy.unavailable`."""
         return []
 
     def checked(self, batch: PooledBatch, codes: bytes) -> list[PoolEffect]:
-        """As `Duty.checked`."""
+        """As `RolePolicy.checked`."""
         return []
 
     def compare(self, batch: PooledBatch, validator: PeerId) -> list[PoolEffect]:
-        """As `Duty.compare`."""
+        """As `RolePolicy.compare`."""
         return []
 
 
-class Validating(Onlooker):
+class ValidatorPolicy(ObserverPolicy):
     """Duty of a validator: it verifies the batches that are dealt to it, and states its verdicts."""
 
     def __init__(self, scene: PoolContext) -> None:
         self._scene = scene
 
     def look(self, batch: PooledBatch, now: float) -> list[PoolEffect]:
-        """As `Duty.look`."""
+        """As `RolePolicy.look`."""
         batch.wanted = batch.own is None and (batch.wanted or self._is_dealt_to_me(batch, now))
         return []
 
@@ -249,19 +249,19 @@ class Validating(Onlooker):
         return False
 
     def needs_bytes(self, batch: PooledBatch) -> bool:
-        """As `Duty.needs_bytes`."""
+        """As `RolePolicy.needs_bytes`."""
         return batch.wanted
 
     def unavailable(self, batch: PooledBatch) -> list[PoolEffect]:
-        """As `Duty.unavailable`."""
+        """As `RolePolicy.unavailable`."""
         return self._scene.say(batch, bytes([WITHHELD]) * batch.body.rollouts)
 
     def checked(self, batch: PooledBatch, codes: bytes) -> list[PoolEffect]:
-        """As `Duty.checked`."""
+        """As `RolePolicy.checked`."""
         return self._scene.say(batch, codes)
 
 
-class TrainerPolicy(Onlooker):
+class TrainerPolicy(ObserverPolicy):
     """Duty of a trainer: it deals the batches that are for it, hears the verdicts, checks, and decides.
 
     draw: gives each name a number from 0 to 1 that nobody else can foresee.
@@ -271,11 +271,11 @@ class TrainerPolicy(Onlooker):
         self._scene, self._intake, self._draw = scene, intake, draw
 
     def needs_bytes(self, batch: PooledBatch) -> bool:
-        """As `Duty.needs_bytes`."""
+        """As `RolePolicy.needs_bytes`."""
         return batch.is_due and self._scene.is_mine(batch)
 
     def look(self, batch: PooledBatch, now: float) -> list[PoolEffect]:
-        """As `Duty.look`."""
+        """As `RolePolicy.look`."""
         scene = self._scene
         if not scene.is_mine(batch) or batch.own is not None:
             return []
@@ -287,7 +287,7 @@ class TrainerPolicy(Onlooker):
         if dealt is None:
             if scene.validators - {batch.author} and scene.trainer_of(batch) == scene.me:
                 return (
-                    [GossipDeal(batch)] if batch.bytes_ is Bytes.HERE else []
+                    [GossipDeal(batch)] if batch.bytes_ is BytesLocation.HERE else []
                 )  # a withheld batch costs nobody else anything
             batch.wanted = True  # no validator works for us yet, or none lives
             return []
@@ -299,21 +299,21 @@ class TrainerPolicy(Onlooker):
         elif len(said) >= places_of(dealt.beacon):
             chance = max(map(scene.standing.chance, [batch.author, *said]))
             batch.wanted = batch.wanted or self._draw(batch.root) < chance
-            if not batch.wanted and batch.bytes_ is Bytes.HERE:
+            if not batch.wanted and batch.bytes_ is BytesLocation.HERE:
                 return scene.decide(batch, Decision.ACCEPTED)
         elif not more:
             batch.wanted = True  # enough have been asked
         return []
 
     def unavailable(self, batch: PooledBatch) -> list[PoolEffect]:
-        """As `Duty.unavailable`."""
+        """As `RolePolicy.unavailable`."""
         batch.is_withheld = True
         self._scene.standing.anomaly(batch.author)
         said = self._scene.say(batch, bytes([WITHHELD]) * batch.body.rollouts)  # for the maker: we have not dealt the batch
         return [*said, *self._scene.decide(batch, Decision.REJECTED, Reason.WITHHELD)]
 
     def checked(self, batch: PooledBatch, codes: bytes) -> list[PoolEffect]:
-        """As `Duty.checked`."""
+        """As `RolePolicy.checked`."""
         scene, opinion, reason = self._scene, opinion_of(codes), reason_of(codes)
         effects = scene.say(batch, codes)
         for validator in [*batch.judgements]:
@@ -354,7 +354,9 @@ class TrainerPolicy(Onlooker):
             return scene.set_aside(validator, "it gave rollouts other scores than those of our own check", Role.VALIDATOR)
         dealt = batch.deals.get(scene.me)
         is_asked = dealt is not None and validator in dealt.order[: places_of(dealt.beacon)]
-        return [Compare(batch, batch.scores, scores)] if is_asked else []  # else a crowd of keys outvotes the peers asked
+        return (
+            [CompareScores(batch, batch.scores, scores)] if is_asked else []
+        )  # else a crowd of keys outvotes the peers asked
 
     def _note_agreement(self, batch: PooledBatch, ours: Opinion) -> None:
         """Note that each validator asked was right if it had said the same before us.
@@ -385,11 +387,11 @@ class Pool:
         self._scene = scene = PoolContext(me, role, rl)
         self._slots: dict[Slot, PooledBatch] = {}
         self._intake = Intake(scene, self._slots)
-        self._duty: Duty = Onlooker()
+        self._duty: RolePolicy = ObserverPolicy()
         if role is Role.TRAINER:
             self._duty = TrainerPolicy(scene, self._intake, draw)
         elif role is Role.VALIDATOR:
-            self._duty = Validating(scene)
+            self._duty = ValidatorPolicy(scene)
         self.standing = scene.standing
         self._room = PoolLimits(scene.standing, AHEAD_ROUNDS * rl.batches_per_round)
         self._batches: dict[tuple[PeerId, Hash], PooledBatch] = {}
@@ -416,11 +418,14 @@ class Pool:
 
     def lacks(self, batch: PooledBatch) -> bool:
         """Return True if the bytes of a batch are on their way and still of use."""
-        return self._batches.get(batch.key) is batch and batch.bytes_ is Bytes.COMING and batch.decision is None
+        return self._batches.get(batch.key) is batch and batch.bytes_ is BytesLocation.COMING and batch.decision is None
 
     def needs(self, root: Hash) -> bool:
         """Return True if these are the bytes of a batch that we still want, even if others stated them as well."""
-        return any(batch.root == root and batch.bytes_ in (Bytes.COMING, Bytes.HERE) for batch in self._batches.values())
+        return any(
+            batch.root == root and batch.bytes_ in (BytesLocation.COMING, BytesLocation.HERE)
+            for batch in self._batches.values()
+        )
 
     def pending(self, now: float) -> int:
         """Return the number of our batches whose verdict we wait for before we make many more.
@@ -444,7 +449,7 @@ class Pool:
             if batch.decision is Decision.ACCEPTED
             and not batch.used
             and batch.key not in self.before
-            and batch.bytes_ is Bytes.HERE
+            and batch.bytes_ is BytesLocation.HERE
             and oldest <= batch.body.version <= version
             and self._scene.is_mine(batch)
         ]
@@ -483,7 +488,7 @@ class Pool:
             if batch is None:
                 break
             del self._lacking[batch.key]
-            batch.bytes_ = Bytes.COMING
+            batch.bytes_ = BytesLocation.COMING
             effects.append(FetchBatch(batch))
         return effects
 
@@ -500,11 +505,11 @@ class Pool:
             case PoolTick():
                 self._scene.tick(event.validators, event.kept, now)
                 return [effect for batch in self for effect in self._look(batch, now)]
-            case Fetched():
+            case FetchEnded():
                 return self._fetched(event, now)
             case BatchVerified():
                 return self._checked(event)
-            case Idle():
+            case TrainerIdle():
                 return self._next_check()
             case Ejected():
                 return [*self._scene.set_aside(event.peer, event.reason), *self._drop_all_of(event.peer)]
@@ -519,7 +524,7 @@ class Pool:
         if known is not None:
             return self._hear_again(known, event)
         is_ours = author == self._scene.me
-        batch = PooledBatch(author, body, event.raw, now, bytes_=Bytes.HERE if is_ours else Bytes.ABSENT)
+        batch = PooledBatch(author, body, event.raw, now, bytes_=BytesLocation.HERE if is_ours else BytesLocation.ABSENT)
         if batch.key in self._batches:
             return []
         batch.decision = self._past.get(batch.place)
@@ -542,7 +547,7 @@ class Pool:
         if known.body == event.body:
             return []
         if known.body.incarnation == event.body.incarnation:
-            return [Contrary(known.raw, event.raw)]
+            return [ContradictoryBatches(known.raw, event.raw)]
         if known.is_restated:
             return []
         known.is_restated = True
@@ -565,7 +570,7 @@ class Pool:
         batch = self.find(event.author, event.root)
         if batch is None or event.trainer in batch.deals or event.trainer != self._scene.trainer_of(batch):
             return []
-        batch.deals[event.trainer] = Dealt(event.beacon, now)
+        batch.deals[event.trainer] = BatchDeal(event.beacon, now)
         return [ForwardBatch(), *self._look(batch, now)]
 
     def _hear_judgement(self, event: JudgementHeard, now: float) -> list[PoolEffect]:
@@ -577,7 +582,7 @@ class Pool:
         scene.note_voice(validator)
         effects: list[PoolEffect] = [ForwardBatch()]
         if batch.author == scene.me:
-            effects.append(Tell(judged(batch, validator, codes)))
+            effects.append(EmitEvent(judged(batch, validator, codes)))
         effects += self._duty.compare(batch, validator)
         effects += scene.accuse(batch)
         return [*effects, *self._drop_all_of(batch.author), *self._look(batch, now)]
@@ -604,26 +609,26 @@ class Pool:
         if batch.decision is not None or batch.author == self._scene.me:
             return []
         effects = self._duty.look(batch, now)
-        if batch.bytes_ is Bytes.ABSENT and batch.decision is None and self._duty.needs_bytes(batch):
+        if batch.bytes_ is BytesLocation.ABSENT and batch.decision is None and self._duty.needs_bytes(batch):
             self._lacking[batch.key] = batch
         else:
             self._lacking.pop(batch.key, None)
         return effects
 
-    def _fetched(self, event: Fetched, now: float) -> list[PoolEffect]:
+    def _fetched(self, event: FetchEnded, now: float) -> list[PoolEffect]:
         batch = self.find(event.author, event.root)
         if batch is None or batch.decision is not None:
             if batch is not None:
-                batch.bytes_ = Bytes.GONE
-            return [Discard(event.root)]
+                batch.bytes_ = BytesLocation.GONE
+            return [DiscardBytes(event.root)]
         if event.here is None:
-            batch.bytes_ = Bytes.ABSENT
+            batch.bytes_ = BytesLocation.ABSENT
             return []
-        batch.bytes_ = Bytes.HERE if event.here else Bytes.GONE
+        batch.bytes_ = BytesLocation.HERE if event.here else BytesLocation.GONE
         if event.here:
             return self._look(batch, now)
         self._room.note_withheld(batch.author)
-        return [Discard(event.root), *self._duty.unavailable(batch)]
+        return [DiscardBytes(event.root), *self._duty.unavailable(batch)]
 
     def _will_be_decided(self, batch: PooledBatch) -> bool:
         """Return False for a batch that is another trainer's by now, or of a version that cannot be checked here now."""
@@ -641,7 +646,7 @@ class Pool:
         waiting = [
             batch
             for batch in self._batches.values()
-            if batch.wanted and not batch.checking and batch.bytes_ is Bytes.HERE and self._scene.is_checkable(batch)
+            if batch.wanted and not batch.checking and batch.bytes_ is BytesLocation.HERE and self._scene.is_checkable(batch)
         ]
         if not waiting:
             return []

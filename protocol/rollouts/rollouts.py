@@ -25,29 +25,29 @@ from protocol.offload import Offload
 from protocol.rollouts.batch import PooledBatch, beacon_of
 from protocol.rollouts.events import (
     BatchHeard,
-    Compare,
-    Contrary,
+    CompareScores,
+    ContradictoryBatches,
     DealHeard,
-    Discard,
+    DiscardBytes,
     Ejected,
+    EmitEvent,
     FetchBatch,
     ForwardBatch,
     GossipDeal,
     GossipVerdicts,
-    Idle,
     JudgementHeard,
     PoolEvent,
     PoolTick,
-    Tell,
     TipChanged,
+    TrainerIdle,
     VerifyBatch,
 )
 from protocol.rollouts.pool import Pool
 from protocol.rollouts.reference import reference_of
 from protocol.rollouts.selection import Selection
 from protocol.rollouts.trainer import SharedTrainer, WorkStatus
-from protocol.rollouts.trust import PLACES, KeptStanding
-from protocol.rollouts.worker import RETRY_S, Checking, Fetching, Repeating, RolloutMaker
+from protocol.rollouts.trust import PLACES, TrustStore
+from protocol.rollouts.worker import RETRY_S, BatchFetcher, BatchVerifier, RolloutMaker, StatementRepeater
 from protocol.tasks.library import BlobKind, Library
 from protocol.trainer_link import RolloutLink, TrainerDied, TrainerGaveUp
 from protocol.transport.handlers import Guard, Statement, hears
@@ -188,15 +188,15 @@ class Rollouts:
         self._session, self._guard, self._replica, self._offload, self._rl = session, guard, replica, offload, rl
         self._peers, self._trainer, self._files = peers, trainer, replica.store.rollouts
         self._pool = pool = Pool(session.me, trainer.role, rl, self._draw)
-        self._standing = KeptStanding(session, pool.standing, replica.store, offload)
+        self._standing = TrustStore(session, pool.standing, replica.store, offload)
         self._library = Library(session, self._files, swarm, offload, BATCHES, pool.needs)
-        self._repeating = Repeating(session)
-        self._fetching = Fetching(session, guard, self._library, pool, rl.judge_s, self._handle)
+        self._repeating = StatementRepeater(session)
+        self._fetching = BatchFetcher(session, guard, self._library, pool, rl.judge_s, self._handle)
         self._tip: Hash | None = None
         self._length = 0
         self._reminded_at, self._reminded = trio.current_time(), 0
         self._nursery: trio.Nursery | None = None
-        self._checking = Checking(session, rl, self._files, trainer.lock, trainer.tasks)
+        self._checking = BatchVerifier(session, rl, self._files, trainer.lock, trainer.tasks)
         self._reference = reference_of(session, replica, offload, swarm, peers.membership, trainer.keeping, trainer.role)
         self.selection = Selection(session, pool, self._files, trainer, rl.batches_per_round, self._reference)
         self._worker = RolloutMaker(session, rl, self._files, swarm, offload, trainer) if trainer.link is not None else None
@@ -352,30 +352,30 @@ class Rollouts:
 
     def _hear(self, sender: PeerId, event: PoolEvent) -> Acceptance:
         heard = self._handle(event) if self._nursery is not None else False
-        if isinstance(heard, Contrary):
+        if isinstance(heard, ContradictoryBatches):
             self._peers.liars.accuse(sender, heard.first, heard.second)
             return Acceptance.IGNORE
         return Acceptance.of_news(heard)
 
-    def _handle(self, event: PoolEvent) -> bool | Contrary:
+    def _handle(self, event: PoolEvent) -> bool | ContradictoryBatches:
         """Tell the pool an event, and carry out its effects or begin to.
 
         Return True if the event is news, or two statements of one peer that contradict each other.
         """
-        answer: bool | Contrary = False
+        answer: bool | ContradictoryBatches = False
         for effect in self._pool.handle(event, trio.current_time()):
             match effect:
                 case ForwardBatch():
                     answer = True
-                case Contrary():
+                case ContradictoryBatches():
                     answer = effect
-                case Tell():
+                case EmitEvent():
                     self._session.emit(effect.event)
                 case GossipVerdicts():
                     self._repeating.say(self._session.seal(effect.body).raw)
-                case Compare():
+                case CompareScores():
                     self._trainer.tasks.note_scores(self._checking.problems(effect.batch), effect.ours, effect.theirs)
-                case Discard():
+                case DiscardBytes():
                     self._fetching.discard(effect.root)
                 case GossipDeal():
                     self._deal(effect.batch)
@@ -406,7 +406,7 @@ class Rollouts:
     async def _check(self, link: RolloutLink) -> None:
         while True:
             await self._pause.wait()
-            found = self._pool.handle(Idle(), trio.current_time())
+            found = self._pool.handle(TrainerIdle(), trio.current_time())
             checks = [effect.batch for effect in found if isinstance(effect, VerifyBatch)]
             for batch in checks:
                 self._show_work()

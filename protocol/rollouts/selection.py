@@ -28,7 +28,7 @@ LOOK_S = 0.25
 
 
 @dataclass(frozen=True)
-class Chosen:
+class SelectedBatches:
     """Batches to learn from in a round, in the order of their names, and their files.
 
     reference: the weights that the loss compares with, if the run has a KL term.
@@ -82,7 +82,7 @@ class Selection:
         return self._trainer.lock.taken()
 
     @asynccontextmanager
-    async def chosen(self, round: int, on_wait: Callable[[WhyIdle, str], None]) -> AsyncIterator[Chosen]:
+    async def chosen(self, round: int, on_wait: Callable[[WhyIdle, str], None]) -> AsyncIterator[SelectedBatches]:
         """Wait for a round's batches, reference weights and trainer process, and hold them within the context.
 
         There must be enough accepted batches that we have not learned from.  The batches are chosen when the process is
@@ -105,7 +105,7 @@ class Selection:
                 roots = [batch.root for batch in batches]
                 reference = self.reference.path if self.reference is not None else None
                 with self._files.using(*roots):
-                    yield Chosen(batches, tuple(self._files.path(root) for root in roots), reference, against)
+                    yield SelectedBatches(batches, tuple(self._files.path(root) for root in roots), reference, against)
                 return
 
     def _lacking(self, round: int, usable: int) -> tuple[WhyIdle, str] | None:
@@ -130,11 +130,11 @@ class Selection:
         """Return the batches that we have not learned from and whose tasks the trainer process has."""
         return [batch for batch in self._pool.usable(round) if self._trainer.has_tasks(batch.body.version)]
 
-    def note_death(self, chosen: Chosen) -> None:
+    def note_death(self, chosen: SelectedBatches) -> None:
         """Note that the trainer process died while it learned from these batches."""
         self._pool.note_death(chosen.batches)
 
-    def use(self, round: int, chosen: Chosen, contribution: Contribution) -> Learned | None:
+    def use(self, round: int, chosen: SelectedBatches, contribution: Contribution) -> Learned | None:
         """Note that a contribution was made of these batches, and return them as READY names them.
 
         They are never learned from again, whatever becomes of the contribution.

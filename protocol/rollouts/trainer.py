@@ -209,7 +209,7 @@ AGAIN_S = 60.0
 """Seconds after which sets that could not be used are tried again."""
 
 
-class GivenTasks:
+class LoadedTasks:
     """Sets of tasks that one trainer process has.
 
     A version whose sets it lacks is not generated with, judged or learned from.
@@ -294,10 +294,10 @@ class SharedTrainer:
         self.lock = TrainerLock()
         self.status = WorkStatus(activity, self.role) if self.role in WORK and link is not None else None
         self.versions: KeptVersions | None = None
-        self._given: GivenTasks | None = None
+        self._given: LoadedTasks | None = None
         if link is not None:
             self.versions = KeptVersions(replica, keeping, link, self.lock, replica.manifest.rl.max_async)
-            self._given = GivenTasks(session, tasks, link, self.lock)
+            self._given = LoadedTasks(session, tasks, link, self.lock)
 
     def has_tasks(self, version: int) -> bool:
         """Return True if the process has all sets of a version of our chain, or there is no process."""

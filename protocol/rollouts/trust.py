@@ -1,13 +1,13 @@
 """Trust in rollout peers and validators: how often each is checked, and which of them are set aside.
 
-Pure, but for `KeptStanding`.  Keys are free, so a stranger's word proves nothing: at first everything is checked.  Each
+Pure, but for `TrustStore`.  Keys are free, so a stranger's word proves nothing: at first everything is checked.  Each
 check that comes out right makes the next one rarer, down to `RARELY`; after one anomaly everything is checked again.  A peer
 that our own check proves wrong is set aside: a validator for a false verdict, a rollout peer for a rollout that no honest
 one makes.
 
 Findings of others count as well, once enough electors have reproduced them that one of these must be honest.
 
-Histories outlive us (`KeptStanding`); other peers' verdicts are heard again.
+Histories outlive us (`TrustStore`); other peers' verdicts are heard again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from protocol.chain.store import Store
 from protocol.disk import StoreFailed
 from protocol.events.events import Notice
 from protocol.offload import Offload
-from protocol.rollouts.batch import Bytes, Decision, PooledBatch
+from protocol.rollouts.batch import BytesLocation, Decision, PooledBatch
 from protocol.transport.interface import Session
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import Body, Count, PeerField, decode_body
@@ -172,7 +172,7 @@ class KnownPeers(Body):
     peers: Annotated[list[KnownPeer], Field(max_length=MAX_KNOWN)]
 
 
-class KeptStanding:
+class TrustStore:
     """Storage of `standing` in the store of a run."""
 
     def __init__(self, session: Session, standing: TrustScores, store: Store, offload: Offload) -> None:
@@ -283,13 +283,13 @@ class PoolLimits:
         coming: set[Hash] = set()
         places, ahead, in_all = [PLACES, PLACES], [self._enough, self._enough], [MOST_BYTES // 2, MOST_BYTES // 2]
         for other in others:
-            if other.bytes_ not in (Bytes.COMING, Bytes.HERE):
+            if other.bytes_ not in (BytesLocation.COMING, BytesLocation.HERE):
                 continue
             known = self._is_known(other)
             held[other.author] += other.body.size
             in_all[known] -= other.body.size
             ahead[known] -= other.decision is None and other.own is None and counts(other)
-            if other.bytes_ is Bytes.COMING:
+            if other.bytes_ is BytesLocation.COMING:
                 coming.add(other.root)
                 places[known] -= 1
         fitting = [

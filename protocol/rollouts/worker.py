@@ -15,7 +15,7 @@ from protocol.disk import StoreFailed, map_file
 from protocol.events.events import Notice, RolloutsGenerated
 from protocol.offload import Offload
 from protocol.rollouts.batch import PooledBatch, problems_of
-from protocol.rollouts.events import BatchVerified, Fetched
+from protocol.rollouts.events import BatchVerified, FetchEnded
 from protocol.rollouts.pool import Pool
 from protocol.rollouts.trainer import SharedTrainer, TrainerLock
 from protocol.run.sections import RlSection
@@ -58,7 +58,7 @@ RETRY_S = 1.0
 OVERSTATED = CODES.index((Verdict.REJECT, Reason.MALFORMED))
 
 
-class Checking:
+class BatchVerifier:
     """Verification of batches at one peer.  files: the batches.  tasks: the sets of tasks that rollouts are about."""
 
     def __init__(self, session: Session, rl: RlSection, files: BlobStore, turn: TrainerLock, tasks: TaskSets) -> None:
@@ -141,7 +141,7 @@ MOST = 4096
 """Most statements that are said again; the oldest make room."""
 
 
-class Repeating:
+class StatementRepeater:
     """Repetition of this peer's statements about rollouts."""
 
     def __init__(self, session: Session) -> None:
@@ -173,7 +173,7 @@ class Repeating:
 # Bytes of other peers' batches: their fetching and their removal.
 
 
-class Fetching:
+class BatchFetcher:
     """Fetching of batches at one peer.  within_s: limit for one batch.  told: is told the outcome of each fetch."""
 
     def __init__(
@@ -183,7 +183,7 @@ class Fetching:
         library: Library,
         pool: Pool,
         within_s: float,
-        told: Callable[[Fetched], object],
+        told: Callable[[FetchEnded], object],
     ) -> None:
         self._session, self._guard, self._library, self._pool = session, guard, library, pool
         self._within_s, self._told = within_s, told
@@ -207,7 +207,7 @@ class Fetching:
         del self._under_way[scope]
         if here is None and not scope.cancelled_caught:
             await trio.sleep(RETRY_S)
-        self._told(Fetched(batch.author, batch.root, here))
+        self._told(FetchEnded(batch.author, batch.root, here))
         if here is None:
             self.discard(batch.root)  # the partial bytes, unless they are fetched again
 

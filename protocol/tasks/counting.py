@@ -144,7 +144,7 @@ def _tried(task: ByMaker) -> tuple[int, int]:
     return attempts, solved
 
 
-class Counting:
+class OutcomeCounts:
     """Counts of one trainer.  is_new: True if something was counted since the last `encode`.
 
     Counts belong to a set in a slot: on another branch of the chain the slot may hold another set.
@@ -211,7 +211,7 @@ class Counting:
         return canonical.encode({f"{slot} {root.hex()}": _encoded(of_set) for (slot, root), of_set in self._sets.items()})
 
     @classmethod
-    def decode(cls, data: bytes) -> Counting:
+    def decode(cls, data: bytes) -> OutcomeCounts:
         """Decode counts; raises ValueError for bytes that are not of `encode`."""
         made, fields = cls(), canonical.decode(data, max_bytes=len(data))
         if not isinstance(fields, dict):

@@ -20,7 +20,7 @@ from protocol.chain.replica import Replica
 from protocol.disk import StoreFailed, read_guarded, write_guarded
 from protocol.events.events import Notice, TasksAmended, TaskSetFellOut, TaskSetOffered
 from protocol.offload import Offload
-from protocol.tasks.counting import Counting
+from protocol.tasks.counting import OutcomeCounts
 from protocol.tasks.library import SetFiles
 from protocol.trainer_link import SharedTaskFile, Tried
 from protocol.transport.handlers import Guard, Statement, hears
@@ -155,15 +155,15 @@ class LostSets:
 # record, and then the amendment waits for another one.
 
 
-Signed = tuple[Amendment, bytes]
+SignedAmendment = tuple[Amendment, bytes]
 """Amendment, and its statement as it travels."""
 
 
-class Newest:
+class NewestAmendment:
     """Newest amendment that one peer knows.  The organiser has signed every amendment given to it."""
 
     def __init__(self) -> None:
-        self._known: Signed | None = None
+        self._known: SignedAmendment | None = None
 
     def hear(self, tasks: TasksInForce, body: Amendment, raw: bytes) -> bool:
         """Take in an amendment; return True if it is news and can follow the sets in force.
@@ -180,11 +180,11 @@ class Newest:
         if body.number > self._number:
             self._known = body, raw
 
-    def pending(self, tasks: TasksInForce) -> Signed | None:
+    def pending(self, tasks: TasksInForce) -> SignedAmendment | None:
         """Return the amendment while no record of the chain has it or a newer one."""
         return self._known if self._number > tasks.number else None
 
-    def next(self, tasks: TasksInForce) -> Signed | None:
+    def next(self, tasks: TasksInForce) -> SignedAmendment | None:
         """Return the amendment if the next record may carry it: another that came first may leave no room for it."""
         pending = self.pending(tasks)
         return pending if pending is not None and _can_follow(tasks, pending[0]) else None
@@ -229,13 +229,13 @@ class TaskSets:
         self.files = SetFiles(session, guard, replica.store.tasks, offload, swarm)
         self.offers = Offers()
         self.own: dict[Hash, bytes] = {}
-        self._newest = Newest()
+        self._newest = NewestAmendment()
         self.asked: set[Hash] = set()
         self.nursery: trio.Nursery | None = None
         self._said_at, self._told = -REPEAT_S, 0
         self._seen = TasksInForce()
         self.lost = LostSets(session, replica)
-        self.counting = Counting()
+        self.counting = OutcomeCounts()
         self.unusable: Mapping[Place, str] = {}
 
     # -- life ---------------------------------------------------------------------------------------------------------
@@ -266,7 +266,7 @@ class TaskSets:
                 self._newest.recall(body, raw)
         counts = await self._offload(read_guarded, self._statements.disk, self._counts_path)
         try:
-            self.counting = Counting.decode(counts) if counts is not None else self.counting
+            self.counting = OutcomeCounts.decode(counts) if counts is not None else self.counting
         except ValueError as error:
             self._session.emit(Notice("warning", f"what was counted of tasks cannot be read, and is counted anew: {error}"))
 
@@ -314,7 +314,7 @@ class TaskSets:
         return self._replica.history.roster.tasks
 
     @property
-    def pending(self) -> Signed | None:
+    def pending(self) -> SignedAmendment | None:
         """Newest amendment, while no record has it."""
         return self._newest.pending(self.in_force)
 
@@ -384,11 +384,11 @@ class TaskSets:
         return raw if are_here and can_use(body.sets) else None
 
     def note_tried(self, tried: Iterable[Tried], makers: Sequence[PeerId | None]) -> None:
-        """Count as `Counting.note_tried`, for rollouts of versions of our chain."""
+        """Count as `OutcomeCounts.note_tried`, for rollouts of versions of our chain."""
         self.counting.note_tried(tried, makers, self._roots())
 
     def note_scores(self, problems: Iterable[int], ours: bytes, theirs: bytes) -> None:
-        """Count as `Counting.note_scores`, for rollouts of versions of our chain."""
+        """Count as `OutcomeCounts.note_scores`, for rollouts of versions of our chain."""
         self.counting.note_scores(problems, ours, theirs, self._roots())
 
     def _roots(self) -> Mapping[int, Hash]:

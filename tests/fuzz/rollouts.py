@@ -18,14 +18,14 @@ from protocol.rollouts.events import (
     BatchHeard,
     BatchVerified,
     DealHeard,
-    Fetched,
+    FetchEnded,
     ForwardBatch,
-    Idle,
     JudgementHeard,
     PoolEffect,
     PoolEvent,
     PoolTick,
     TipChanged,
+    TrainerIdle,
     VerifyBatch,
 )
 from protocol.rollouts.events import GossipDeal as DealIt
@@ -224,9 +224,9 @@ class StatementCases:
                 self._handle(pool, PoolTick(self._validators, TIPS))
             elif what == 1:
                 batch = random.choice(batches)
-                self._handle(pool, Fetched(batch.author, batch.root, random.random() < 0.8))
+                self._handle(pool, FetchEnded(batch.author, batch.root, random.random() < 0.8))
             else:
-                for effect in self._handle(pool, Idle()):
+                for effect in self._handle(pool, TrainerIdle()):
                     if isinstance(effect, VerifyBatch):
                         codes = random.choice((None, b"", bytes(2), bytes([0, 5]), bytes([0, 255]), bytes(3)))
                         self._handle(pool, BatchVerified(effect.batch.author, effect.batch.root, codes))

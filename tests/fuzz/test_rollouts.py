@@ -8,7 +8,7 @@ from protocol.rollouts.pool import Pool
 from tests.fuzz import proofs
 from tests.fuzz.rollouts import fuzz
 from tests.tiers import first_fast
-from trainer.rl.verification import Forms, Judged, Verifier
+from trainer.rl.verification import FormChecker, Judged, Verifier
 
 CASES = 3000
 
@@ -31,7 +31,7 @@ def test_changed_proofs_rollouts_batches_and_statements_are_refused_or_mean_the_
                 "is accepted",
             ),
             (proofs, "check_form", lambda *arguments: None, "Malformed"),
-            (Forms, "_check_bounds", lambda self, rollout: None, "Malformed"),
+            (FormChecker, "_check_bounds", lambda self, rollout: None, "Malformed"),
             (Pool, "_is_possible", lambda self, body: True, "a pool passes on"),
         ]
     ),

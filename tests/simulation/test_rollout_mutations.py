@@ -11,11 +11,11 @@ import pytest
 
 from protocol.node.contributor import Contributor
 from protocol.rollouts import pool
-from protocol.rollouts.batch import Bytes, Decision, Opinion, PooledBatch
+from protocol.rollouts.batch import BytesLocation, Decision, Opinion, PooledBatch
 from protocol.rollouts.events import PoolEffect
 from protocol.rollouts.policy import PoolContext
 from protocol.rollouts.pool import Pool, TrainerPolicy
-from protocol.rollouts.selection import Chosen, Selection
+from protocol.rollouts.selection import SelectedBatches, Selection
 from protocol.rollouts.trust import TrustScores
 from protocol.trainer_link import Contribution
 from protocol.wire.hashes import hash_bytes
@@ -45,7 +45,7 @@ def _unverified() -> Any:
     def look(self: TrainerPolicy, batch: PooledBatch, now: float) -> list[PoolEffect]:
         batch.is_due = True
         batch.led = self.needs_bytes(batch)
-        ready = batch.led and batch.bytes_ is Bytes.HERE
+        ready = batch.led and batch.bytes_ is BytesLocation.HERE
         return self._scene.decide(batch, Decision.ACCEPTED) if ready else []
 
     return patch.object(TrainerPolicy, "look", look)
@@ -60,7 +60,11 @@ def _undecided_used() -> Any:
     """Learns from whatever is here."""
 
     def usable(self: Pool, version: int) -> list[PooledBatch]:
-        return [batch for batch in self if batch.bytes_ is Bytes.HERE and not batch.used and batch.body.version <= version]
+        return [
+            batch
+            for batch in self
+            if batch.bytes_ is BytesLocation.HERE and not batch.used and batch.body.version <= version
+        ]
 
     return patch.object(Pool, "usable", usable)
 
@@ -81,7 +85,7 @@ def _used_again() -> Iterator[None]:
     """Nothing is remembered of what was learned from, and nothing read of it in the records."""
     use = Selection.use
 
-    def forgetful(self: Selection, round: int, chosen: Chosen, contribution: Contribution) -> Learned | None:
+    def forgetful(self: Selection, round: int, chosen: SelectedBatches, contribution: Contribution) -> Learned | None:
         learned = use(self, round, chosen, contribution)
         for batch in chosen.batches:
             batch.used = False

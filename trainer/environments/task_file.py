@@ -178,7 +178,7 @@ class TaskFile:
     digest: str
 
 
-class Extended(Environment):
+class ExtendedEnvironment(Environment):
     """Environment with the problems of `own`, from 0 on, and of the sets given to `use`."""
 
     def __init__(self, own: Environment, rates: SolveRates = ALL) -> None:

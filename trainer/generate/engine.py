@@ -23,11 +23,11 @@ from trainer.generate.generator import (
     Completion,
     Ended,
     Generator,
-    Line,
+    ProofQueue,
     ProveAll,
-    Proving,
     Reply,
     Request,
+    RequestQueue,
     Slots,
     complete,
     continuation,
@@ -283,9 +283,9 @@ class Engine:
         """
         count, length = slots.count, slots.length
         self._batch = Batch(config, device, dtype, count, length)
-        self._line = Line(config.vocab, length, config.parameters)
+        self._line = RequestQueue(config.vocab, length, config.parameters)
         self._vocabulary, self._length, self._temperature = config.vocab, length, temperature
-        self._proving, self._reply = Proving(prove_all), reply
+        self._proving, self._reply = ProofQueue(prove_all), reply
         self._steps_at_once = self.steps_at_once or (GPU_STEPS if device.type == "cuda" else CPU_STEPS)
         self._slots: list[_Sequence | None] = [None] * count
         self._loaded = False

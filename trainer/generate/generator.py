@@ -1,7 +1,7 @@
 """Interface of generators, which complete prompts in turns with an environment, with weights that change.
 
-All implementations share `Line`, the order of requests and weights, and `continuation`, the environment's replies.  Requests
-submitted before `load` are completed with the earlier weights, requests after it with the new ones.  The built-in
+All implementations share `RequestQueue`, the order of requests and weights, and `continuation`, the environment's replies.
+Requests submitted before `load` are completed with the earlier weights, requests after it with the new ones.  The built-in
 implementation is `trainer.generate.engine`; another is `trainer.generate.vllm`.
 """
 
@@ -114,7 +114,7 @@ def complete(
         yield from generator.advance()
 
 
-class Line:
+class RequestQueue:
     """Queue of requests and parameters.  Parameters wait until no request runs with the earlier ones."""
 
     def __init__(self, vocabulary: int, length: int, parameters: int) -> None:
@@ -202,7 +202,7 @@ PATIENCE = 64
 """Most looks, one every few steps, for which a completion waits."""
 
 
-class Proving:
+class ProofQueue:
     """Ended completions that wait for their proofs.  Without a proving function they are handed out at once, unproven."""
 
     def __init__(self, prove_all: ProveAll | None) -> None:

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from trainer.generate.choice import INSTALL
 from trainer.generate.engine import PREFILL_TOKENS, Batch, Piece
-from trainer.generate.generator import Completion, Line, ProveAll, Proving, Reply, Request, Slots, continuation
+from trainer.generate.generator import Completion, ProofQueue, ProveAll, Reply, Request, RequestQueue, Slots, continuation
 from trainer.generate.sampling import gumbel
 from trainer.models.llama.config import ModelConfig, parameter_layout
 from trainer.models.llama.huggingface import config_json
@@ -83,8 +83,8 @@ class VllmEngine:
         vllm = _vllm()
         self._config, self._temperature = config, temperature
         count, length = slots.count, slots.length
-        self._slots, self._proving, self._reply = count, Proving(prove_all), reply
-        self._line = Line(config.vocab, length, config.parameters)
+        self._slots, self._proving, self._reply = count, ProofQueue(prove_all), reply
+        self._line = RequestQueue(config.vocab, length, config.parameters)
         self._sequences: dict[str, _VllmSequence] = {}
         self._turns: deque[tuple[_VllmSequence, tuple[int, ...]]] = deque()  # written, and not yet continued or ended
         self._begun, self._length = 0, length

@@ -23,7 +23,7 @@ from trainer.rl.rollout import Rollout
 # the same prompt and the same reward.
 
 
-class Targeted(Environment):
+class TargetedEnvironment(Environment):
     """Environment with the problems of another one, each with its target length in the prompt.
 
     targets: lengths to draw from; without any the prompts stay unchanged.  seed: the run's.

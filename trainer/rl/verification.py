@@ -60,7 +60,7 @@ class RolloutRefused(ValueError):
         self.reason, self.detail = reason, detail
 
 
-class Forms:
+class FormChecker:
     """Checks of the form of a run's rollouts."""
 
     def __init__(self, model: ModelConfig, environment: Environment, tokenizer: Tokenizer, config: RlConfig) -> None:
@@ -345,7 +345,7 @@ class Verifier:
     def __init__(self, model: Decoder, environment: Environment, tokenizer: Tokenizer, config: RlConfig) -> None:
         self._model, self._environment, self._tokenizer = model, environment, tokenizer
         self._config, self._tolerances = config, Tolerances.of(config)
-        self._forms = Forms(model.config, environment, tokenizer, config)
+        self._forms = FormChecker(model.config, environment, tokenizer, config)
 
     def verify(
         self, assignment: Assignment, rollouts: Sequence[Rollout], between: Callable[[], None] = lambda: None

@@ -29,10 +29,10 @@ from trainer.generate.sampling import stream_key
 from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.model import Decoder
 from trainer.rl.config import SLOTS, SPARE_VERSIONS, RlConfig
-from trainer.rl.groups import Group, Scored, Targeted, grouped, scored
+from trainer.rl.groups import Group, Scored, TargetedEnvironment, grouped, scored
 from trainer.rl.learner import check_lengths
 from trainer.rl.rollout import MAX_BYTES, Rollout
-from trainer.rl.verification import Assignment, Forms, Judged, RejectionReason, Verifier
+from trainer.rl.verification import Assignment, FormChecker, Judged, RejectionReason, Verifier
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Encoding of a batch: the rollouts that a peer submits at once, one after the other.
@@ -113,8 +113,8 @@ class RolloutWorker:
         self._slots = slots
         self._wanted = generator
         self.config, self._model, self._tokenizer, self._device = config, model, tasks.tokenizer, device
-        self._environment = Targeted(tasks.environment, config.length_targets, tasks.seed)
-        self._forms = Forms(model, self._environment, tasks.tokenizer, config)
+        self._environment = TargetedEnvironment(tasks.environment, config.length_targets, tasks.seed)
+        self._forms = FormChecker(model, self._environment, tasks.tokenizer, config)
         self.versions: dict[int, Tensor] = {}
         self._engine: tuple[int, Generator] | None = None
         """Generator, after the most tokens of its sequences."""

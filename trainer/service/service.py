@@ -24,7 +24,7 @@ import torch
 
 from kernels.layout import payload_bytes
 from trainer.config import TrainingConfig
-from trainer.environments.task_file import Extended, TaskFile
+from trainer.environments.task_file import ExtendedEnvironment, TaskFile
 from trainer.evaluation import Evaluation
 from trainer.generate.choice import GeneratorName
 from trainer.models.llama.initial import initial_parameters
@@ -149,7 +149,7 @@ class RolloutJobs:
         generator: GeneratorName = GeneratorName.BUILTIN,
     ) -> None:
         self._config, self._rl, self._worker, self._moments = config, rl, worker, moments
-        self._environment = Extended(environment_of(config), rl.solve_rates)
+        self._environment = ExtendedEnvironment(environment_of(config), rl.solve_rates)
         self._tokenizer = worker.tokenizer if worker is not None else tokenizer_of(config)
         tasks = RolloutTasks(self._environment, self._tokenizer, config.seed)
         self._rollouts = RolloutWorker(rl, config.model, tasks, device, generator=generator)

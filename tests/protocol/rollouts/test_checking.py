@@ -13,9 +13,9 @@ import trio.testing
 
 from protocol.chain.progress import TasksInForce
 from protocol.rollouts.batch import PooledBatch, problems_of
-from protocol.rollouts.events import BatchVerified, DealHeard, Fetched, Idle, VerifyBatch
+from protocol.rollouts.events import BatchVerified, DealHeard, FetchEnded, TrainerIdle, VerifyBatch
 from protocol.rollouts.trainer import TrainerLock
-from protocol.rollouts.worker import Checking, is_sure
+from protocol.rollouts.worker import BatchVerifier, is_sure
 from protocol.tasks.task_sets import TaskSets
 from protocol.trainer_link import RolloutVerdict, VerifyTask
 from protocol.wire.hashes import Hash
@@ -48,7 +48,7 @@ class Stage:
         tasks.on = lambda version, tip: TaskSets.on(tasks, version, tip)
         others: Any = SimpleNamespace(run=RUN, me=ME, using=lambda root: nullcontext(), path=lambda root: Path("b"))
         self.turn = TrainerLock()
-        self.checking = Checking(others, RL, others, self.turn, tasks)
+        self.checking = BatchVerifier(others, RL, others, self.turn, tasks)
 
     def tip_at(self, rounds: int) -> Hash:
         return TIPS[rounds]
@@ -116,12 +116,12 @@ def test_what_our_chain_went_back_before_waits_until_it_comes_again() -> None:
     table.tick()
     table.hear()
     table.tell(DealHeard(WORKER, WORKER, ROOT, ONE_PLACE))
-    table.tell(Fetched(WORKER, ROOT, True))
+    table.tell(FetchEnded(WORKER, ROOT, True))
     for _ in range(2):
-        assert [type(effect) for effect in table.tell(Idle())] == [VerifyBatch]
+        assert [type(effect) for effect in table.tell(TrainerIdle())] == [VerifyBatch]
         table.move(2)
         table.tell(BatchVerified(WORKER, ROOT, None))
-        assert table.tell(Idle()) == []
+        assert table.tell(TrainerIdle()) == []
         table.move(3)
     table.check(GOOD)
     batch = table.pool.find(WORKER, ROOT)

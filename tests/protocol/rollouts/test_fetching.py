@@ -16,10 +16,10 @@ from protocol.blobs.store import BlobStore, leaves_of
 from protocol.chain.progress import TasksInForce
 from protocol.disk import Disk, StoreFull
 from protocol.events.events import Event, Notice
-from protocol.rollouts.events import Ejected, FetchBatch, Fetched
+from protocol.rollouts.events import Ejected, FetchBatch, FetchEnded
 from protocol.rollouts.rollouts import BATCHES
 from protocol.rollouts.trainer import TrainerLock
-from protocol.rollouts.worker import RETRY_S, Fetching, RolloutMaker
+from protocol.rollouts.worker import RETRY_S, BatchFetcher, RolloutMaker
 from protocol.tasks.library import Library
 from protocol.trainer_link import Generated
 from protocol.wire.hashes import Hash, tree_root
@@ -45,7 +45,7 @@ class Stage:
     """A trainer whose bytes come from a swarm that gives all of them, or, `slow`, none."""
 
     def __init__(self, folder: Path, disk: Disk, slow: bool = False) -> None:
-        self.slow, self.said, self.told = slow, list[Event](), list[Fetched]()
+        self.slow, self.said, self.told = slow, list[Event](), list[FetchEnded]()
         self.table = Table(Role.TRAINER, trainers=())
         self.files = BlobStore(disk, folder / "rollouts")
         self.files.load()
@@ -54,9 +54,9 @@ class Stage:
         guard: Any = self
         self.members = SimpleNamespace(has_member=lambda peer: False)
         library = Library(session, self.files, swarm, inline, BATCHES, self.table.pool.needs)
-        self.fetching = Fetching(session, guard, library, self.table.pool, RL.judge_s, self._take)
+        self.fetching = BatchFetcher(session, guard, library, self.table.pool, RL.judge_s, self._take)
 
-    def _take(self, fetched: Fetched) -> None:
+    def _take(self, fetched: FetchEnded) -> None:
         self.told.append(fetched)
         self.table.tell(fetched)
 

@@ -12,7 +12,7 @@ import trio
 import trio.testing
 
 from protocol.chain.progress import TasksInForce, first_problem
-from protocol.rollouts.trainer import AGAIN_S, GivenTasks, TrainerLock
+from protocol.rollouts.trainer import AGAIN_S, LoadedTasks, TrainerLock
 from protocol.tasks.task_sets import TaskSets
 from protocol.trainer_link import SharedTaskFile
 from protocol.wire.hashes import Hash
@@ -41,7 +41,7 @@ class Stage:
         self.sets.usable_files = self.usable_files
         self.sets.note_unusable = partial(TaskSets.note_unusable, cast(Any, self.sets))
         others: Any = self
-        self.held = GivenTasks(others, others.sets, others, TrainerLock())
+        self.held = LoadedTasks(others, others.sets, others, TrainerLock())
 
     def emit(self, event: object) -> None:
         """Told to nobody."""

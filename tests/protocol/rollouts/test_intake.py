@@ -11,11 +11,11 @@ from protocol.rollouts.events import (
     BatchVerified,
     DealHeard,
     FetchBatch,
-    Fetched,
+    FetchEnded,
     ForwardBatch,
     GossipDeal,
-    Idle,
     TipChanged,
+    TrainerIdle,
 )
 from protocol.rollouts.policy import PoolContext
 from protocol.rollouts.pool import HOLD_S, NEWCOMERS_S, Intake
@@ -55,7 +55,7 @@ class Stall(Table):
         return self.fetched_numbers(self.tick())
 
     def deliver(self, number: int, here: bool = True) -> list[int]:
-        effects = self.tell(Fetched(WORKER, root_of(number), here))
+        effects = self.tell(FetchEnded(WORKER, root_of(number), here))
         return [*self.fetched_numbers(effects), *self.wait()]
 
     @staticmethod
@@ -130,13 +130,13 @@ def test_newcomers_are_taken_where_the_others_are_gone() -> None:
     stall.say(number, STRANGER)
     stall.say(OURS[0])
     stall.now = NEWCOMERS_S / 2
-    stall.tell(Fetched(WORKER, root_of(OURS[0]), True))
+    stall.tell(FetchEnded(WORKER, root_of(OURS[0]), True))
     stall.tell(DealHeard(ME, WORKER, root_of(OURS[0]), ONE_PLACE))
     stall.validators = frozenset()
     stall.tick()
     [batch] = [batch for batch in stall.pool if batch.author == WORKER]
     assert batch.wanted
-    stall.tell(Idle())
+    stall.tell(TrainerIdle())
     stall.tell(BatchVerified(WORKER, batch.root, GOOD))
     assert batch.decision is Decision.ACCEPTED
     assert stall.wait(NEWCOMERS_S - 1) == [], "an accepted batch shows that others are there"
@@ -155,7 +155,7 @@ def test_in_a_version_that_we_came_into_the_first_number_heard_is_the_first() ->
     """What was said before nobody says again, and without accepted batches no next version comes."""
     stall = Table(Role.TRAINER)
     assert kinds(stall.hear(number=17)) == [ForwardBatch, FetchBatch]
-    stall.tell(Fetched(WORKER, hash_bytes("root", b"0"), True))
+    stall.tell(FetchEnded(WORKER, hash_bytes("root", b"0"), True))
     assert kinds(stall.hear(number=19, root=root_of(19))) == [ForwardBatch]
     assert kinds(stall.hear(number=18, root=root_of(18))) == [ForwardBatch, FetchBatch]
     branch = {version: hash_bytes("branch", bytes([version])) for version in (2, 3, 4)}
@@ -229,7 +229,7 @@ def test_what_is_out_of_order_or_does_not_fit_is_not_taken(what: str, changes: d
 def test_the_bytes_of_one_batch_under_another_number_are_no_second_batch() -> None:
     stall = Stall()
     assert stall.say(OURS[0]) == [OURS[0]]
-    stall.tell(Fetched(WORKER, root_of(OURS[0]), True))
+    stall.tell(FetchEnded(WORKER, root_of(OURS[0]), True))
     assert stall.say(OURS[1], root=root_of(OURS[0])) == [] and stall.wait() == []
 
 

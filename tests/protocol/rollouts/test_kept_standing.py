@@ -12,7 +12,7 @@ import trio
 from protocol.chain.store import Store
 from protocol.disk import StoreFailed
 from protocol.events.events import Notice
-from protocol.rollouts.trust import MAX_KNOWN, WRITE_S, KeptStanding, TrustScores
+from protocol.rollouts.trust import MAX_KNOWN, WRITE_S, TrustScores, TrustStore
 from protocol.wire.identity import Identity, PeerId
 
 ANN, BOB, CID = (Identity.from_seed(bytes([number]) * 32).peer_id for number in range(3))
@@ -30,7 +30,7 @@ class Life:
         self.events: list[Any] = []
         self.standing, self.store = TrustScores(), Store(folder)
         session: Any = SimpleNamespace(emit=self.events.append)
-        self.kept = KeptStanding(session, self.standing, self.store, inline)
+        self.kept = TrustStore(session, self.standing, self.store, inline)
         self.writes = 0
         write = self.store.keep_standing
 

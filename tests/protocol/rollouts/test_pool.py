@@ -11,20 +11,20 @@ from protocol.rollouts.batch import Decision, order_of, places_of
 from protocol.rollouts.events import (
     BatchHeard,
     BatchVerified,
-    Contrary,
+    ContradictoryBatches,
     DealHeard,
-    Discard,
+    DiscardBytes,
+    EmitEvent,
     FetchBatch,
-    Fetched,
+    FetchEnded,
     ForwardBatch,
     GossipDeal,
     GossipVerdicts,
-    Idle,
     JudgementHeard,
     PoolEffect,
     PoolTick,
-    Tell,
     TipChanged,
+    TrainerIdle,
     VerifyBatch,
 )
 from protocol.rollouts.pool import HOLD_S, Pool
@@ -90,13 +90,13 @@ class Table:
         return self.tell(DealHeard(trainer, WORKER, ROOT, ONE_PLACE))
 
     def fetched(self, here: bool = True) -> list[PoolEffect]:
-        return self.tell(Fetched(WORKER, ROOT, here))
+        return self.tell(FetchEnded(WORKER, ROOT, here))
 
     def judge(self, validator: PeerId, codes: bytes) -> list[PoolEffect]:
         return self.tell(JudgementHeard(validator, Judgement(author=WORKER, root=ROOT, codes=codes)))
 
     def check(self, codes: bytes) -> list[PoolEffect]:
-        assert [type(effect) for effect in self.tell(Idle())] == [VerifyBatch]
+        assert [type(effect) for effect in self.tell(TrainerIdle())] == [VerifyBatch]
         return self.tell(BatchVerified(WORKER, ROOT, codes))
 
     @property
@@ -110,7 +110,7 @@ class Table:
 
 
 def kinds(effects: list[PoolEffect]) -> list[type]:
-    return [type(effect.event) if isinstance(effect, Tell) else type(effect) for effect in effects]
+    return [type(effect.event) if isinstance(effect, EmitEvent) else type(effect) for effect in effects]
 
 
 def dealt() -> Table:
@@ -132,7 +132,7 @@ def test_the_validators_word_is_enough_where_no_check_was_drawn() -> None:
     table = dealt()
     assert BatchDecided in kinds(table.judge(table.order[0], GOOD))
     assert table.decision is Decision.ACCEPTED and [batch.root for batch in table.pool.usable(3)] == [ROOT]
-    assert table.tell(Idle()) == []
+    assert table.tell(TrainerIdle()) == []
 
 
 def test_strangers_are_always_checked() -> None:
@@ -215,11 +215,11 @@ def test_all_batches_of_a_peer_that_is_set_aside_are_dropped_and_no_more_are_hea
     other = hash_bytes("root", b"1")
     table.hear(root=other, number=1)
     table.tell(DealHeard(ME, WORKER, other, ONE_PLACE))
-    table.tell(Fetched(WORKER, other, True))
+    table.tell(FetchEnded(WORKER, other, True))
     table.tell(JudgementHeard(table.order[0], Judgement(author=WORKER, root=other, codes=BAD)))
     for peer in order_of(ONE_PLACE, other, VALIDATORS):
         table.tell(JudgementHeard(peer, Judgement(author=WORKER, root=other, codes=BAD)))
-    assert [type(effect) for effect in table.tell(Idle())] == [VerifyBatch]
+    assert [type(effect) for effect in table.tell(TrainerIdle())] == [VerifyBatch]
     table.tell(BatchVerified(WORKER, other, BAD))
     assert table.pool.usable(3) == [] and table.hear(number=2, root=hash_bytes("root", b"2")) == []
 
@@ -229,8 +229,8 @@ def test_what_nobody_serves_is_rejected_without_blame() -> None:
     table.pool.standing.right(WORKER)
     table.hear()
     effects = table.fetched(here=False)
-    assert Discard in kinds(effects) and GossipVerdicts in kinds(effects), "its maker hears why"
-    [told] = [e.event for e in effects if isinstance(e, Tell) and isinstance(e.event, BatchDecided)]
+    assert DiscardBytes in kinds(effects) and GossipVerdicts in kinds(effects), "its maker hears why"
+    [told] = [e.event for e in effects if isinstance(e, EmitEvent) and isinstance(e.event, BatchDecided)]
     assert isinstance(told, BatchDecided) and (told.verdict, told.reason) == ("rejected", "withheld")
     assert not table.pool.standing.aside(WORKER) and table.pool.standing.chance(WORKER) == 1.0
 
@@ -246,7 +246,7 @@ def test_a_trainer_that_was_not_in_the_last_record_checks_itself() -> None:
 def test_a_batch_gets_one_verdict_and_is_stale_when_it_was_not_decided_in_time() -> None:
     table = dealt()
     effects = table.move(3 + RL.max_async + 1)
-    [told] = [effect.event for effect in effects if isinstance(effect, Tell)]
+    [told] = [effect.event for effect in effects if isinstance(effect, EmitEvent)]
     assert isinstance(told, BatchDecided) and told.verdict == "stale"
     decided = dealt()
     decided.judge(decided.order[0], GOOD)
@@ -325,12 +325,12 @@ def test_a_validator_steps_in_when_those_before_it_are_silent() -> None:
 
 def test_a_validator_says_what_it_found_or_that_the_bytes_are_withheld() -> None:
     table = validating(first=True)
-    table.tell(Fetched(VALIDATORS[0], ROOT, True))
-    assert [type(effect) for effect in table.tell(Idle())] == [VerifyBatch]
+    table.tell(FetchEnded(VALIDATORS[0], ROOT, True))
+    assert [type(effect) for effect in table.tell(TrainerIdle())] == [VerifyBatch]
     [said] = [effect for effect in table.tell(BatchVerified(VALIDATORS[0], ROOT, BAD)) if isinstance(effect, GossipVerdicts)]
     assert said.body.codes == BAD
     table = validating(first=True)
-    [said] = [effect for effect in table.tell(Fetched(VALIDATORS[0], ROOT, False)) if isinstance(effect, GossipVerdicts)]
+    [said] = [effect for effect in table.tell(FetchEnded(VALIDATORS[0], ROOT, False)) if isinstance(effect, GossipVerdicts)]
     assert {CODES[code] for code in said.body.codes} == {(Verdict.REJECT, Reason.WITHHELD)}
 
 
@@ -342,9 +342,9 @@ def test_a_deal_of_somebody_else_than_the_batchs_trainer_is_not_followed() -> No
 
 def test_a_version_that_our_trainer_does_not_hold_is_not_verified() -> None:
     table = validating(first=True)
-    table.tell(Fetched(VALIDATORS[0], ROOT, True))
+    table.tell(FetchEnded(VALIDATORS[0], ROOT, True))
     table.tell(PoolTick(table.validators, {3: hash_bytes("other", b"")}))
-    assert table.tell(Idle()) == []
+    assert table.tell(TrainerIdle()) == []
 
 
 # -- what is heard --------------------------------------------------------------------------------------------------------
@@ -361,7 +361,7 @@ def test_two_batches_of_one_number_contradict_each_other_in_one_life() -> None:
     table = Table(Role.SEED)
     table.hear()
     assert table.hear() == []
-    assert kinds(table.hear(root=hash_bytes("root", b"1"))) == [Contrary]
+    assert kinds(table.hear(root=hash_bytes("root", b"1"))) == [ContradictoryBatches]
 
 
 @pytest.mark.parametrize("accepted", [False, True])
@@ -371,7 +371,9 @@ def test_of_a_number_that_is_stated_in_several_lives_nobody_learns(accepted: boo
     if accepted:
         table.judge(table.order[0], GOOD)
     told = kinds(table.hear(root=others[0], incarnation=2))
-    assert told == ([ForwardBatch, Discard] if accepted else [ForwardBatch, BatchDecided, Discard]), "all have to hear of it"
+    assert told == ([ForwardBatch, DiscardBytes] if accepted else [ForwardBatch, BatchDecided, DiscardBytes]), (
+        "all have to hear of it"
+    )
     assert table.hear(root=others[1], incarnation=3) == [], "once is enough"
     table.judge(table.order[0], GOOD)
     assert table.pool.usable(3) == [] and not table.pool.standing.aside(WORKER), "it may have lost its disk"
@@ -394,7 +396,7 @@ def test_a_batch_of_ours_that_nobody_judged_in_time_is_told_to_be_stale_and_one_
     judged = Judgement(author=ME, root=ROOT, codes=GOOD)
     assert BatchJudged in kinds(table.tell(JudgementHeard(VALIDATORS[0], judged)))
     effects = table.move(3 + RL.max_async + 1)
-    told = [effect.event for effect in effects if isinstance(effect, Tell)]
+    told = [effect.event for effect in effects if isinstance(effect, EmitEvent)]
     assert [(event.author, event.number, event.verdict) for event in told if isinstance(event, BatchDecided)] == [
         (ME, 1, "stale")
     ]

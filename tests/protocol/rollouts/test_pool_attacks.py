@@ -11,17 +11,17 @@ from protocol.rollouts.batch import Decision, order_of
 from protocol.rollouts.events import (
     BatchVerified,
     DealHeard,
-    Discard,
+    DiscardBytes,
     Ejected,
     FetchBatch,
-    Fetched,
+    FetchEnded,
     ForwardBatch,
     GossipDeal,
     GossipVerdicts,
-    Idle,
     JudgementHeard,
     PoolEffect,
     PoolTick,
+    TrainerIdle,
     VerifyBatch,
 )
 from protocol.rollouts.pool import HOLD_S
@@ -52,11 +52,11 @@ def test_a_copy_that_is_rejected_does_not_take_the_bytes_from_who_made_them() ->
     table.hear()
     table.fetched()
     table.hear(COPIER)
-    table.tell(Fetched(COPIER, ROOT, True))
-    table.tell(Idle())
-    table.tell(Idle())
+    table.tell(FetchEnded(COPIER, ROOT, True))
+    table.tell(TrainerIdle())
+    table.tell(TrainerIdle())
     bad = bytes([CODES.index(next(code for code in CODES if code[0] is Verdict.REJECT))]) * 2
-    assert Discard in kinds(table.tell(BatchVerified(COPIER, ROOT, bad)))
+    assert DiscardBytes in kinds(table.tell(BatchVerified(COPIER, ROOT, bad)))
     assert table.pool.needs(ROOT), "the maker's batch is still to be learned from"
     table.tell(BatchVerified(WORKER, ROOT, GOOD))
     assert table.decision is Decision.ACCEPTED and table.pool.needs(ROOT)
@@ -66,7 +66,7 @@ def test_the_same_bytes_are_fetched_by_one_at_a_time() -> None:
     table = Table(Role.TRAINER, trainers=())
     assert fetched_in(table.hear(COPIER, size=7)) == [COPIER]
     assert fetched_in(table.hear()) == []
-    assert fetched_in(table.tell(Fetched(COPIER, ROOT, False))) == [WORKER]
+    assert fetched_in(table.tell(FetchEnded(COPIER, ROOT, False))) == [WORKER]
 
 
 def test_copies_in_a_false_size_keep_nobody_with_a_clean_history_from_being_fetched() -> None:
@@ -74,18 +74,18 @@ def test_copies_in_a_false_size_keep_nobody_with_a_clean_history_from_being_fetc
     table = Table(Role.TRAINER, trainers=())
     table.pool.standing.right(WORKER)
     table.hear(root=root_of(1))
-    table.tell(Fetched(WORKER, root_of(1), True))
+    table.tell(FetchEnded(WORKER, root_of(1), True))
     for key in CROWD[:40]:
         table.hear(key, size=7)
     assert fetched_in(table.hear(number=1)) == [], "a copy is being fetched"
-    assert fetched_in(table.tell(Fetched(CROWD[0], ROOT, False))) == [WORKER]
+    assert fetched_in(table.tell(FetchEnded(CROWD[0], ROOT, False))) == [WORKER]
 
 
 def test_bytes_that_nobody_needs_are_discarded_after_a_fetch() -> None:
     table = Table(Role.TRAINER, trainers=())
     table.hear()
     table.move(3 + RL.max_async + 1)
-    assert kinds(table.fetched()) == [Discard] and not table.pool.needs(ROOT)
+    assert kinds(table.fetched()) == [DiscardBytes] and not table.pool.needs(ROOT)
 
 
 # -- bytes ----------------------------------------------------------------------------------------------------------------
@@ -102,9 +102,9 @@ def test_bytes_over_which_the_trainer_process_dies_are_not_tried_for_ever() -> N
     table.hear()
     table.fetched()
     for _ in range(2):
-        assert kinds(table.tell(Idle())) == [VerifyBatch]
+        assert kinds(table.tell(TrainerIdle())) == [VerifyBatch]
         table.tell(BatchVerified(WORKER, ROOT, None, died=True))
-    assert table.decision is Decision.STALE and table.tell(Idle()) == []
+    assert table.decision is Decision.STALE and table.tell(TrainerIdle()) == []
 
 
 def test_a_validator_says_that_it_cannot_tell_of_bytes_that_end_its_trainer_process() -> None:
@@ -113,10 +113,10 @@ def test_a_validator_says_that_it_cannot_tell_of_bytes_that_end_its_trainer_proc
     table.tick()
     table.hear(author=COPIER)
     table.tell(DealHeard(WORKER, COPIER, ROOT, ONE_PLACE))
-    table.tell(Fetched(COPIER, ROOT, True))
-    table.tell(Idle())
+    table.tell(FetchEnded(COPIER, ROOT, True))
+    table.tell(TrainerIdle())
     assert table.tell(BatchVerified(COPIER, ROOT, None, died=True)) == []
-    table.tell(Idle())
+    table.tell(TrainerIdle())
     [said] = [e for e in table.tell(BatchVerified(COPIER, ROOT, None, died=True)) if isinstance(e, GossipVerdicts)]
     assert {CODES[code][0] for code in said.body.codes} == {Verdict.INCONCLUSIVE}
 
@@ -124,7 +124,7 @@ def test_a_validator_says_that_it_cannot_tell_of_bytes_that_end_its_trainer_proc
 def test_what_the_disk_did_not_take_is_fetched_again() -> None:
     table = Table(Role.TRAINER, trainers=())
     table.hear()
-    table.tell(Fetched(WORKER, ROOT, None))
+    table.tell(FetchEnded(WORKER, ROOT, None))
     assert fetched_in(table.tick()) == [WORKER]
 
 
@@ -148,22 +148,22 @@ def test_a_crowd_fetches_few_at_a_time() -> None:
 def test_who_withheld_bytes_comes_after_others() -> None:
     table = Table(Role.TRAINER, trainers=())
     table.hear(CROWD[0], root_of(0))
-    table.tell(Fetched(CROWD[0], root_of(0), False))
+    table.tell(FetchEnded(CROWD[0], root_of(0), False))
     table.hear(CROWD[1], root_of(1))
     table.hear(CROWD[2], root_of(2))
     table.hear(CROWD[0], root_of(3), number=1)
     table.now += HOLD_S
     table.tick()
     table.hear(CROWD[3], root_of(4))
-    assert fetched_in(table.tell(Fetched(CROWD[1], root_of(1), False))) == [CROWD[3]]
-    assert fetched_in(table.tell(Fetched(CROWD[2], root_of(2), False))) == [CROWD[0]]
+    assert fetched_in(table.tell(FetchEnded(CROWD[1], root_of(1), False))) == [CROWD[3]]
+    assert fetched_in(table.tell(FetchEnded(CROWD[2], root_of(2), False))) == [CROWD[0]]
 
 
 def test_only_what_will_be_decided_keeps_others_from_being_fetched() -> None:
     table = Table(Role.TRAINER, trainers=())
     for number in range(2):
         table.hear(CROWD[number], root_of(number))
-        table.tell(Fetched(CROWD[number], root_of(number), True))
+        table.tell(FetchEnded(CROWD[number], root_of(number), True))
     assert fetched_in(table.hear(CROWD[2], root_of(2))) == [], "enough are ahead of their check"
     fetched = fetched_in(table.tell(PoolTick(table.validators, {})))
     assert fetched == [CROWD[2]], "those before it can never be checked here: our trainer process started anew"
@@ -198,7 +198,7 @@ def test_a_crowd_of_silent_validators_is_waited_for_once() -> None:
     table = dealt()
     table.validators = frozenset(CROWD)
     table.tick()
-    assert table.tell(Idle()) == [], "its validators have some time"
+    assert table.tell(TrainerIdle()) == [], "its validators have some time"
     table.now = 2 * RL.judge_s
     table.tick()
     table.check(GOOD)
@@ -214,7 +214,7 @@ def test_who_was_silent_in_its_turn_is_not_waited_for_again_until_it_speaks() ->
     assert table.decision is Decision.ACCEPTED
     other = next(root for root in map(root_of, range(99)) if order_of(ONE_PLACE, root, VALIDATORS)[0] == silent)
     table.hear(root=other, number=1)
-    table.tell(Fetched(WORKER, other, True))
+    table.tell(FetchEnded(WORKER, other, True))
     table.tell(DealHeard(ME, WORKER, other, ONE_PLACE))
     batch = table.pool.find(WORKER, other)
     assert batch is not None and batch.decision is None

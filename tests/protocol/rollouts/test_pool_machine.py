@@ -9,18 +9,18 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from protocol.rollouts.batch import Bytes, Decision, PooledBatch
+from protocol.rollouts.batch import BytesLocation, Decision, PooledBatch
 from protocol.rollouts.events import (
     BatchVerified,
     DealHeard,
     Ejected,
     FetchBatch,
-    Fetched,
+    FetchEnded,
     GossipDeal,
-    Idle,
     JudgementHeard,
     PoolEffect,
     PoolEvent,
+    TrainerIdle,
     VerifyBatch,
 )
 from protocol.rollouts.pool import HOLD_S
@@ -60,7 +60,7 @@ class PoolMachine(RuleBasedStateMachine):
                 assert effect.batch.decision is None and effect.batch not in self.coming, "fetched for nothing"
                 self.coming.append(effect.batch)
             elif isinstance(effect, VerifyBatch):
-                assert self.check is None and effect.batch.decision is None and effect.batch.bytes_ is Bytes.HERE
+                assert self.check is None and effect.batch.decision is None and effect.batch.bytes_ is BytesLocation.HERE
                 self.check = effect.batch
             elif isinstance(effect, GossipDeal):
                 self.tell(DealHeard(ME, effect.batch.author, effect.batch.root, ONE_PLACE))
@@ -70,7 +70,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     def end_fetch(self, batch: PooledBatch, here: bool | None) -> None:
         self.coming = [each for each in self.coming if each is not batch]
-        self.tell(Fetched(batch.author, batch.root, here))
+        self.tell(FetchEnded(batch.author, batch.root, here))
 
     def end_check(self, codes: bytes | None, *, died: bool = False) -> None:
         batch, self.check = self.check, None
@@ -139,20 +139,20 @@ class PoolMachine(RuleBasedStateMachine):
         for batch in [batch for batch in self.coming if not self.table.pool.lacks(batch)]:
             self.end_fetch(batch, None)
         if self.check is None:
-            self.tell(Idle())
+            self.tell(TrainerIdle())
 
     # -- facts --------------------------------------------------------------------------------------------------------
 
     @invariant()
     def no_place_is_lost(self) -> None:
-        on_their_way = [batch for batch in self.known if batch.bytes_ is Bytes.COMING]
+        on_their_way = [batch for batch in self.known if batch.bytes_ is BytesLocation.COMING]
         assert all(any(each is batch for each in self.coming) for batch in on_their_way)
 
     @invariant()
     def room_is_bounded(self) -> None:
-        held = [batch for batch in self.known if batch.bytes_ in (Bytes.COMING, Bytes.HERE)]
+        held = [batch for batch in self.known if batch.bytes_ in (BytesLocation.COMING, BytesLocation.HERE)]
         assert sum(batch.body.size for batch in held) <= MOST_BYTES
-        assert sum(batch.bytes_ is Bytes.COMING for batch in held) <= 2 * PLACES
+        assert sum(batch.bytes_ is BytesLocation.COMING for batch in held) <= 2 * PLACES
         by_author = Counter(batch.author for batch in self.known)
         assert max(by_author.values(), default=0) <= MOST_OF_ONE and len(self.known) <= MOST_BATCHES
 
@@ -162,7 +162,7 @@ class PoolMachine(RuleBasedStateMachine):
         assert len(set(names)) == len(names)
         usable = self.table.pool.usable(self.version)
         assert len({(batch.author, batch.root) for batch in usable}) == len(usable)
-        assert all(batch.decision is Decision.ACCEPTED and batch.bytes_ is Bytes.HERE for batch in usable)
+        assert all(batch.decision is Decision.ACCEPTED and batch.bytes_ is BytesLocation.HERE for batch in usable)
 
     def teardown(self) -> None:
         """The worker's next batch is decided, or judged, although it is held up by what was withheld."""
@@ -183,7 +183,7 @@ class PoolMachine(RuleBasedStateMachine):
                 self.end_fetch(batch, True)
             if self.check is not None:
                 self.end_check(GOOD)
-            if self.role is Role.VALIDATOR and last.bytes_ is Bytes.ABSENT:
+            if self.role is Role.VALIDATOR and last.bytes_ is BytesLocation.ABSENT:
                 self.tell(DealHeard(ME, WORKER, last.root, ONE_PLACE))
         done = last.decision is Decision.ACCEPTED if self.role is Role.TRAINER else last.own == GOOD
         assert done, (last.decision, last.bytes_, last.wanted, last.own)

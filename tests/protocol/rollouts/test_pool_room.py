@@ -10,13 +10,13 @@ from protocol.rollouts import trust
 from protocol.rollouts.batch import Decision
 from protocol.rollouts.events import (
     BatchVerified,
-    Discard,
+    DiscardBytes,
     Ejected,
     FetchBatch,
-    Fetched,
+    FetchEnded,
     ForwardBatch,
-    Idle,
     PoolTick,
+    TrainerIdle,
     VerifyBatch,
 )
 from protocol.wire.hashes import hash_bytes
@@ -50,12 +50,12 @@ def test_what_waits_of_a_peer_that_is_set_aside_takes_no_places() -> None:
     begun = [root for number, root in enumerate(roots) if FetchBatch in kinds(table.hear(root=root, number=number))]
     assert 0 < len(begun) < len(roots)
     for root in begun:
-        table.tell(Fetched(WORKER, root, True))
-    table.tell(Idle())
+        table.tell(FetchEnded(WORKER, root, True))
+    table.tell(TrainerIdle())
     rejected = table.tell(BatchVerified(WORKER, begun[0], BAD))
     assert FetchBatch not in kinds([*rejected, *table.tick()])
     for batch in table.pool:
-        table.tell(Fetched(WORKER, batch.root, None))  # those that were on their way are given up
+        table.tell(FetchEnded(WORKER, batch.root, None))  # those that were on their way are given up
     assert FetchBatch in kinds([*table.hear(VALIDATORS[0], hash_bytes("root", b"mine")), *table.tick()])
 
 
@@ -80,8 +80,8 @@ def test_what_was_learned_from_leaves_its_room_to_others(monkeypatch: Any) -> No
     assert FetchBatch not in kinds([*table.hear(number=1, root=other), *table.tick()])
     [batch] = table.pool.usable(3)
     batch.used = True
-    assert kinds(table.tick()) == [Discard, FetchBatch]
-    assert Discard not in kinds(table.tick())
+    assert kinds(table.tick()) == [DiscardBytes, FetchBatch]
+    assert DiscardBytes not in kinds(table.tick())
 
 
 def test_nothing_is_done_again_for_what_an_earlier_life_learned_from() -> None:
@@ -91,9 +91,9 @@ def test_nothing_is_done_again_for_what_an_earlier_life_learned_from() -> None:
     table.pool.before = frozenset()
     assert FetchBatch in kinds(table.tick())
     table.pool.before = frozenset([(WORKER, hash_bytes("root", b"0"))])
-    assert kinds(table.tick()) == [Discard], "it was heard before its record was here"
-    assert kinds(table.fetched()) == [Discard], "its fetch was just at its end"
-    assert table.tell(Idle()) == []
+    assert kinds(table.tick()) == [DiscardBytes], "it was heard before its record was here"
+    assert kinds(table.fetched()) == [DiscardBytes], "its fetch was just at its end"
+    assert table.tell(TrainerIdle()) == []
 
 
 def test_checks_go_by_turns_to_known_peers_and_to_strangers() -> None:
@@ -103,10 +103,10 @@ def test_checks_go_by_turns_to_known_peers_and_to_strangers() -> None:
     for number, author in enumerate([WORKER, WORKER, *strangers]):
         root = hash_bytes("root", bytes([number]))
         table.hear(author, root, number=number)
-        table.tell(Fetched(author, root, True))
+        table.tell(FetchEnded(author, root, True))
     checked = []
     for _ in range(4):
-        [check] = [effect for effect in table.tell(Idle()) if isinstance(effect, VerifyBatch)]
+        [check] = [effect for effect in table.tell(TrainerIdle()) if isinstance(effect, VerifyBatch)]
         checked.append(check.batch.author == WORKER)
     assert checked == [False, True, False, True]
 
@@ -121,8 +121,8 @@ def test_what_cannot_be_learned_from_keeps_no_other_batch_from_its_check(why: st
 
     def checked(version: int, number: int) -> list[type]:
         table.hear(version=version, number=number, root=roots[number])
-        table.tell(Fetched(WORKER, roots[number], True))
-        found = table.tell(Idle())
+        table.tell(FetchEnded(WORKER, roots[number], True))
+        found = table.tell(TrainerIdle())
         if found:
             table.tell(BatchVerified(WORKER, roots[number], GOOD))
         return kinds(found)
@@ -134,7 +134,7 @@ def test_what_cannot_be_learned_from_keeps_no_other_batch_from_its_check(why: st
         assert table.pool.usable(3) == []
     else:
         table.tell(PoolTick(table.validators, {3: TIPS[3]}))
-    assert kinds(table.tell(Idle())) == [VerifyBatch]
+    assert kinds(table.tell(TrainerIdle())) == [VerifyBatch]
 
 
 def test_batches_that_were_decided_against_make_room(monkeypatch: Any) -> None:

@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from protocol.events.events import ValidatorSetAside
-from protocol.rollouts.events import BatchVerified, Compare, GossipVerdicts, Idle, JudgementHeard, PoolEffect, Tell
+from protocol.rollouts.events import (
+    BatchVerified,
+    CompareScores,
+    EmitEvent,
+    GossipVerdicts,
+    JudgementHeard,
+    PoolEffect,
+    TrainerIdle,
+)
 from protocol.wire.presence import Role
 from protocol.wire.rollouts import Judgement
 from tests.protocol.rollouts.test_pool import BAD, GOOD, ROOT, WORKER, Table
@@ -24,7 +32,7 @@ def judged(
     said = JudgementHeard(table.order[0], Judgement(author=WORKER, root=ROOT, codes=codes, scores=scores))
     checked = BatchVerified(WORKER, ROOT, GOOD, ours, exact)
     effects = []
-    for event in (checked, said) if ours_first else (said, Idle(), checked):
+    for event in (checked, said) if ours_first else (said, TrainerIdle(), checked):
         effects += table.tell(event)
     assert all(effect.body.scores == ours for effect in effects if isinstance(effect, GossipVerdicts)), "our own are told"
     return table, effects
@@ -36,7 +44,7 @@ def compared(
     """What a trainer compares of scores that may differ from one computer to another."""
     table, effects = judged(codes, scores, ours, frozenset(), ours_first=ours_first)
     assert codes != GOOD or not table.pool.standing.aside(table.order[0]), "nobody lied"
-    return [(effect.ours, effect.theirs) for effect in effects if isinstance(effect, Compare)]
+    return [(effect.ours, effect.theirs) for effect in effects if isinstance(effect, CompareScores)]
 
 
 @pytest.mark.parametrize("ours_first", [False, True])
@@ -57,11 +65,11 @@ def test_nothing_else_is_compared(codes: bytes, scores: bytes | None, ours: byte
 def test_whose_score_every_computer_contradicts_is_set_aside_and_counts_for_nothing(ours_first: bool) -> None:
     table, effects = judged(GOOD, THEIRS, OURS, frozenset({1}), ours_first=ours_first)
     [aside] = [
-        effect.event for effect in effects if isinstance(effect, Tell) and isinstance(effect.event, ValidatorSetAside)
+        effect.event for effect in effects if isinstance(effect, EmitEvent) and isinstance(effect.event, ValidatorSetAside)
     ]
     assert aside.peer == table.order[0] and "score" in aside.reason
     assert table.pool.standing.aside(table.order[0]) == aside.reason
-    assert not [effect for effect in effects if isinstance(effect, Compare)], "no set is disputed for it"
+    assert not [effect for effect in effects if isinstance(effect, CompareScores)], "no set is disputed for it"
 
 
 @pytest.mark.parametrize("theirs", [OURS, b"\xfe\xff", None, b"\xfe"], ids=["the same", "not scored", "none", "too few"])
@@ -73,7 +81,7 @@ def test_who_says_no_false_score_is_not_set_aside(theirs: bytes | None) -> None:
 def test_a_score_that_another_computer_may_not_come_to_is_held_against_nobody() -> None:
     table, effects = judged(GOOD, THEIRS, OURS, frozenset({0}))
     assert not table.pool.standing.aside(table.order[0])
-    assert [effect.theirs for effect in effects if isinstance(effect, Compare)] == [THEIRS]
+    assert [effect.theirs for effect in effects if isinstance(effect, CompareScores)] == [THEIRS]
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [(GOOD, BAD), (BAD, GOOD)])
@@ -91,7 +99,7 @@ def test_a_verdict_that_another_device_may_not_come_to_sets_no_validator_aside(
     table.fetched()
     said = JudgementHeard(validator, Judgement(author=WORKER, root=ROOT, codes=theirs))
     checked = BatchVerified(WORKER, ROOT, ours, sure=sure)
-    for event in (checked, said) if ours_first else (said, Idle(), checked):
+    for event in (checked, said) if ours_first else (said, TrainerIdle(), checked):
         table.tell(event)
     standing = table.pool.standing
     assert bool(standing.aside(validator)) is sure and standing.chance(validator) == 1.0, "all of it is checked"
@@ -106,4 +114,4 @@ def test_scores_of_validators_that_were_not_asked_dispute_no_set() -> None:
         effects += table.tell(JudgementHeard(validator, said))
     batch = table.pool.find(WORKER, ROOT)
     assert batch is not None and len(batch.judgements) == len(table.order) + 1 > 2, "all are heard"
-    assert [effect.theirs for effect in effects if isinstance(effect, Compare)] == [OURS]
+    assert [effect.theirs for effect in effects if isinstance(effect, CompareScores)] == [OURS]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.chain.progress import TasksInForce, first_problem
-from protocol.tasks.counting import LEAST_ATTEMPTS, MOST_MAKERS, OTHERS, ByMaker, Counting, TaskCounts, fault_of
+from protocol.tasks.counting import LEAST_ATTEMPTS, MOST_MAKERS, OTHERS, ByMaker, OutcomeCounts, TaskCounts, fault_of
 from protocol.trainer_link import Tried
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity
@@ -32,7 +32,7 @@ NEVER, ALWAYS = tried(16, 0), tried(16, 16)
 
 
 def test_counts_are_those_of_the_tasks_and_no_others() -> None:
-    counting, first = Counting(), first_problem(3)
+    counting, first = OutcomeCounts(), first_problem(3)
     rounds = [Tried(first, 4, 1, 1, 1), Tried(first + 7, 2, 2), Tried(first, 4, 0, 1, 0, 1), Tried(5, 9, 9)]
     counting.note_tried(rounds, [MAKERS[0], None], SETS)
     counting.note_scores([first, first, first + 7, 5], bytes([254, 0, UNSCORED, 1]), bytes([254, 254, 0, 1]), SETS)
@@ -84,7 +84,7 @@ def test_one_maker_counts_for_half_of_what_judges_a_task(solved: int, counts: in
 
 
 def test_no_crowd_of_makers_makes_the_counts_of_a_task_grow() -> None:
-    counting, first = Counting(), first_problem(3)
+    counting, first = OutcomeCounts(), first_problem(3)
     for maker in MAKERS:
         counting.note_tried([Tried(first, 16, 8)], [maker], SETS)
     assert counting.of_set(3, SETS[3]) == {0: TaskCounts(16 * len(MAKERS), 8 * len(MAKERS))}
@@ -95,7 +95,7 @@ def test_a_ready_names_what_falls_out_and_has_not_yet() -> None:
     sets = tuple(
         AdmittedSet(name="s", count=1, size=9, root=SETS[slot], slot=slot, publisher=ANN.peer_id) for slot in (2, 3, 5)
     )
-    counting = Counting()
+    counting = OutcomeCounts()
     assert counting.against(TasksInForce(1, 50, sets)) is None
     for maker in MAKERS[:2]:
         counting.note_tried([Tried(first_problem(slot), 100, 0) for slot in (3, 5)], [maker], SETS)
@@ -104,7 +104,7 @@ def test_a_ready_names_what_falls_out_and_has_not_yet() -> None:
 
 
 def test_a_slot_that_is_another_sets_on_another_branch_is_counted_apart() -> None:
-    counting, other = Counting(), {3: SETS[9]}
+    counting, other = OutcomeCounts(), {3: SETS[9]}
     counting.note_tried([Tried(first_problem(3), 100, 0)], ONE, SETS)
     counting.note_tried([Tried(first_problem(3), 50, 20)], ONE, other)
     counting.note_tried([Tried(first_problem(3), 7, 7)], ONE, {})
@@ -117,17 +117,17 @@ def test_a_slot_that_is_another_sets_on_another_branch_is_counted_apart() -> Non
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 99), st.integers(1, 50)), max_size=20))
 def test_counts_outlast_a_life(noted: list[tuple[int, int, int]]) -> None:
-    counting = Counting()
+    counting = OutcomeCounts()
     counting.note_tried(
         [Tried(first_problem(slot) + task, most, most // 2, most, most // 3, most % 3) for slot, task, most in noted],
         [*MAKERS[:2], None],
         SETS,
     )
-    again = Counting.decode(counting.encode())
+    again = OutcomeCounts.decode(counting.encode())
     assert again._sets == counting._sets
 
 
 @given(st.binary(max_size=60))
 def test_damaged_counts_are_refused_with_a_value_error(data: bytes) -> None:
     with contextlib.suppress(ValueError):
-        Counting.decode(data)
+        OutcomeCounts.decode(data)

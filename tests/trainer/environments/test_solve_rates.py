@@ -10,7 +10,7 @@ import pytest
 from tests.trainer.environments.lines import line
 from trainer.environments.records import SolveRates, read_task, told
 from trainer.environments.registry import open_environment, open_named
-from trainer.environments.task_file import Extended, TaskFile, digest_of
+from trainer.environments.task_file import ExtendedEnvironment, TaskFile, digest_of
 
 RATES = SolveRates(0.1, 0.8)
 MEASURED: dict[str, float | None] = {"a": 0.0, "b": 0.1, "c": None, "d": 0.8, "e": 0.81, "f": 1, "g": 0.5}
@@ -67,7 +67,7 @@ def test_a_runs_tasks_are_those_within_its_bounds_in_their_order(tmp_path: Path)
 
 def test_a_set_has_as_many_tasks_as_are_left_of_it(tmp_path: Path) -> None:
     path, digest = written(tmp_path)
-    extended, first = Extended(open_environment("add"), RATES), 1 << 40
+    extended, first = ExtendedEnvironment(open_environment("add"), RATES), 1 << 40
     assert extended.use([TaskFile(first, 4, str(path), digest)], 100) == {}
     assert [extended.problem(first + at).prompt for at in range(4)] == LEFT
     unusable = extended.use([TaskFile(first, 7, str(path), digest)], 100)

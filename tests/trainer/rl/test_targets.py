@@ -11,7 +11,7 @@ from tests.trainer.rl.honest import CPU, FAMILIES, TOKENIZER, Letters, parameter
 from trainer.data.templates import TemplatedTokenizer
 from trainer.data.tokens import ByteTokenizer
 from trainer.rl.config import RlConfig
-from trainer.rl.groups import Targeted, most_prompt_bytes, prompt_flaw, target_length, with_target
+from trainer.rl.groups import TargetedEnvironment, most_prompt_bytes, prompt_flaw, target_length, with_target
 from trainer.rl.verification import Assignment, RejectionReason
 from trainer.rl.worker import RolloutTasks, RolloutWorker, decode_batch
 
@@ -46,7 +46,7 @@ def test_the_target_is_named_in_the_prompt_and_the_same_for_everybody() -> None:
 
 
 def test_a_runs_rollouts_answer_prompts_with_lengths_and_are_rewarded_by_them(tmp_path: Path) -> None:
-    path, targeted = tmp_path / "batch", Targeted(Letters(), RL.length_targets, 1)
+    path, targeted = tmp_path / "batch", TargetedEnvironment(Letters(), RL.length_targets, 1)
     worker(RL).generate(ASSIGNED, path)
     rollouts = decode_batch(path.read_bytes())
     assert [TOKENIZER.decode(each.prompt) for each in rollouts[::3]] == [targeted.problem(each).prompt for each in (7, 4)]

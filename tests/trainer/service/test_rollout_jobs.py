@@ -16,7 +16,7 @@ import pytest
 from kernels.layout import payload_bytes
 from tests.trainer import small
 from trainer.environments.environment import Problem
-from trainer.environments.task_file import Extended
+from trainer.environments.task_file import ExtendedEnvironment
 from trainer.rl.config import RlConfig
 from trainer.rl.rollout import Rollout
 from trainer.rl.worker import decode_batch
@@ -104,8 +104,10 @@ def test_one_answer_to_each_task_of_a_set_is_scored_twice(
     found: tuple[int, int],
 ) -> None:
     jobs.generate(TASK, str(tmp_path / "batch"), lambda *_: None)
-    monkeypatch.setattr(Extended, "size", 0)  # so all problems are of sets
-    monkeypatch.setattr(Extended, "_of", lambda self, problem: SimpleNamespace(score=score, is_exact=lambda _: exact))
+    monkeypatch.setattr(ExtendedEnvironment, "size", 0)  # so all problems are of sets
+    monkeypatch.setattr(
+        ExtendedEnvironment, "_of", lambda self, problem: SimpleNamespace(score=score, is_exact=lambda _: exact)
+    )
     out, tried = memoryview(bytearray(payload_bytes(worker.layout))), list[tuple[int, ...]]()
     task = Task(3, 0, 1, 3, ["batch"], str(tmp_path))
     jobs.learn(task, small.theta(), out, lambda *_: False, tried.extend)
