@@ -98,8 +98,10 @@ class Contribution:
 
 
 class TrainerLink(Protocol):
-    """Commands to the trainer, one at a time; but `evaluate` runs beside the others, and `finish`, `pause` and `resume`
-    come in between."""
+    """Commands to the trainer, one at a time.
+
+    `evaluate` may run beside another command; `finish`, `pause` and `resume` may come while one runs.
+    """
 
     @property
     def pid(self) -> int | None:
@@ -188,8 +190,10 @@ class RolloutVerdict:
 
 @dataclass(frozen=True)
 class SharedTaskFile:
-    """A set of tasks in a file of JSON lines.  first: number of its first problem.  count: tasks.  digest: hexadecimal
-    BLAKE2b-128 of its bytes."""
+    """A set of tasks in a file of JSON lines.
+
+    first: number of its first problem.  count: tasks.  digest: hexadecimal BLAKE2b-128 of its bytes.
+    """
 
     first: int
     count: int

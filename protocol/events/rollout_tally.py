@@ -130,8 +130,10 @@ class RolloutTally:
         ]
 
     def _learned(self, roots: Iterable[str]) -> None:
-        """Count batches learned from.  Each counts once, even if it is learned from again because the first time led to no
-        record."""
+        """Count batches learned from.
+
+        Each counts once, even if it is learned from again because the first time led to no record.
+        """
         for root in roots:
             self.used += root not in self.learned
             self.learned[root] = None

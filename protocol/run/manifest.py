@@ -71,8 +71,10 @@ Steps = Annotated[int, Field(ge=0, le=2**40)]
 
 
 class InnerSection(Section):
-    """AdamW and its schedule: the rate warms up over the swarm's steps (round times inner_steps + local step), stays, and
-    comes down to zero at the run's total."""
+    """AdamW and its schedule: the rate warms up, stays, and comes down to zero at the run's total.
+
+    It follows the swarm's steps: round times `inner_steps` plus the local step.
+    """
 
     lr: Positive = 3e-3
     """Peak learning rate."""

@@ -19,8 +19,11 @@ def _no_clock() -> float:
 
 @dataclass(frozen=True)
 class WeightSettings:
-    """Limits of the versions of the weights on disk.  keep: versions that stay whole.  cap_bytes: limit for all of them;
-    None for the usual size of `keep` versions, an anchor and the patches since.  most_bytes: limit in any case."""
+    """Limits of the versions of the weights on disk.
+
+    keep: versions that stay whole.  cap_bytes: limit for all of them; None for the usual size of `keep` versions, an anchor
+    and the patches since.  most_bytes: limit in any case.
+    """
 
     keep: int = 2
     cap_bytes: int | None = None

@@ -34,6 +34,7 @@ from protocol.transport.bulk_link import (
     states_of,
 )
 from protocol.transport.bulk_sending import Sending
+from protocol.transport.host import RunHost
 from protocol.transport.interface import (
     MAX_PUSH_BYTES,
     MAX_PUSH_HEADER_BYTES,
@@ -45,12 +46,11 @@ from protocol.transport.interface import (
     Offence,
     Unreachable,
 )
-from protocol.transport.library import Host, MuxedConnection, TaskStatus, peer_id_of
+from protocol.transport.library import MuxedConnection, TaskStatus, peer_id_of
 from protocol.transport.rate_limit import RateLimit
 from protocol.transport.reputation import EXCESS, SLOWNESS, VIOLATION, Channel, Reputation
-from protocol.transport.sockets import Doorstep, GoneAway, receive, send, socket_of
+from protocol.transport.sockets import GoneAway, receive, send, socket_of
 from protocol.transport.streams import answer_with, ask
-from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -225,39 +225,26 @@ _GRANT = struct.Struct(f">H{TOKEN_BYTES}s{NONCE_BYTES}s")
 
 
 class Bulk:
-    """Pushes to and from all peers, while `run` runs.  up, down: the limits of both directions."""
+    """Pushes to and from all peers, while `run` runs.  congestion: the congestion control.  reach: opens sockets."""
 
-    def __init__(
-        self,
-        host: Host,
-        run: Hash,
-        handlers: Handlers,
-        reputation: Reputation,
-        up: RateLimit,
-        down: RateLimit,
-        congestion: str,
-        doorstep: Doorstep,
-        reach: Reach,
-    ) -> None:
-        """Answer requests for sockets.  reach: opens sockets.  doorstep: for inbound sockets that have proved nothing."""
-        self._host = host
-        self._me = peer_id_of(host.get_id())
-        self._run = run
-        self._protocol = f"/manyhands/1/{bytes(run).hex()[:16]}/bulk"
-        self._members: Members = handlers
+    def __init__(self, own: RunHost, congestion: str, reach: Reach) -> None:
+        self._host, self._run = own.host, own.run
+        self._me = peer_id_of(own.host.get_id())
+        self._protocol = own.protocol("bulk")
+        self._members: Members = own.handlers
         self._congestion = congestion.encode()
-        self._doorstep, self._reach = doorstep, reach
-        self._reputation = reputation
-        self._up, self._down, self._gauge = up, down, Gauge()
-        self._sending = Sending(self._dial, up)
-        self._spare = Sending(self._dial, up, first=self._sending)
-        self._receiving = Receiving(handlers, down, reputation)
+        self._doorstep, self._reach = own.doorstep, reach
+        self._reputation = own.reputation
+        self._up, self._down, self._gauge = own.line.up, own.line.down, Gauge()
+        self._sending = Sending(self._dial, self._up)
+        self._spare = Sending(self._dial, self._up, first=self._sending)
+        self._receiving = Receiving(own.handlers, self._down, own.reputation)
         self._links: dict[PeerId, list[Link]] = {}
         self._granted: dict[bytes, tuple[PeerId, Keys, float]] = {}
         """By token: the peer that may use it, the keys, and the time when it expires."""
         self._port = 0
         self._nursery: trio.Nursery | None = None
-        answer_with(host, self._protocol, NONCE_BYTES, self._grant, HANDSHAKE_S)
+        answer_with(own.host, self._protocol, NONCE_BYTES, self._grant, HANDSHAKE_S)
 
     @property
     def up_bytes(self) -> int:

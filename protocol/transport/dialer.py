@@ -34,7 +34,7 @@ from protocol.transport.addresses import (
     may_be_dialled,
 )
 from protocol.transport.interface import Members
-from protocol.transport.library import Host, library_id
+from protocol.transport.library import Host, library_id, peer_id_of
 from protocol.transport.rate_limit import Allowance, TokenBucket
 from protocol.transport.sockets import End
 from protocol.wire.identity import PeerId
@@ -295,7 +295,6 @@ class Dialer:
     def __init__(
         self,
         host: Host,
-        me: PeerId,
         members: Members,
         leave_alone: Callable[[PeerId], bool],
         is_banned: Callable[[PeerId], bool],
@@ -304,7 +303,7 @@ class Dialer:
         listening: Callable[[], Sequence[End]],
     ) -> None:
         self._host = host
-        self._me = me
+        self._me = me = peer_id_of(host.get_id())
         self._leave_alone, self._is_banned, self._on_came = leave_alone, is_banned, on_came
         self._connect_by_relay, self._listening = connect_by_relay, listening
         self._book = Book(members, leave_alone)

@@ -9,6 +9,8 @@ import errno
 import logging
 import socket
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -16,10 +18,13 @@ import trio
 
 from protocol.transport import library
 from protocol.transport.addresses import listening_hosts
-from protocol.transport.interface import NetworkError
+from protocol.transport.interface import Handlers, NetworkError
 from protocol.transport.library import Connection, Host, HostConnections, LibraryId, peer_id_of
+from protocol.transport.rate_limit import RateLimit
 from protocol.transport.reputation import ABUSE, EXCESS, Channel, Reputation
+from protocol.transport.sockets import Doorstep
 from protocol.transport.streams import guard_streams
+from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity, PeerId
 
 if TYPE_CHECKING:
@@ -289,3 +294,41 @@ def _silence() -> None:
         for child in list(logging.root.manager.loggerDict):
             if child.startswith(name + "."):
                 logging.getLogger(child).setLevel(logging.CRITICAL + 1)
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# The host in one run.
+
+
+@dataclass(frozen=True)
+class LineLimits:
+    """The limits on all that we send (up) and on all that we receive (down)."""
+
+    up: RateLimit
+    down: RateLimit
+
+
+@dataclass(frozen=True)
+class RunHost:
+    """Our host in one run, as the protocols on its connections use it.
+
+    handlers: take the messages, and tell members from strangers.  connected: returns True if we have reached a peer or it
+    has greeted us.  doorstep: for inbound sockets that have proved nothing yet.
+    """
+
+    host: Host
+    run: Hash
+    handlers: Handlers
+    reputation: Reputation
+    connected: Callable[[PeerId], bool]
+    doorstep: Doorstep
+    line: LineLimits
+
+    def protocol(self, name: str) -> str:
+        """Return the libp2p name of a protocol of this run."""
+        return protocol_of(self.run, name)
+
+
+def protocol_of(run: Hash, name: str) -> str:
+    """Return the libp2p name of a protocol of a run."""
+    return f"/manyhands/1/{bytes(run).hex()[:16]}/{name}"

@@ -20,7 +20,16 @@ from protocol.transport.bulk import FIRST_BYTE, Bulk
 from protocol.transport.connections import Connections, DeadEnds
 from protocol.transport.dialer import Attempt, Dialer
 from protocol.transport.gossip import Gossip
-from protocol.transport.host import ResourceLimits, claim_port, forget, identify, new_host, stop_listening
+from protocol.transport.host import (
+    LineLimits,
+    ResourceLimits,
+    RunHost,
+    claim_port,
+    forget,
+    identify,
+    new_host,
+    stop_listening,
+)
 from protocol.transport.inbound import InboundConnections
 from protocol.transport.inbound_policy import InboundLimits
 from protocol.transport.interface import Bandwidth, Handlers, NetworkError, Traffic, Unreachable, nothing
@@ -149,8 +158,7 @@ class Stack:
         listening: Callable[[], Sequence[End]],
     ) -> None:
         """Build all parts.  ports: our ports as others may find them.  listening: our ends that others may dial."""
-        self._run, self._handlers, self._emit = run, handlers, emit
-        self._me = identity.peer_id
+        self._handlers, self._emit = handlers, emit
         self._nursery: trio.Nursery | None = None
         self._links: dict[PeerId, str] = {}
         self.reputation = Reputation(trio.current_time, self._on_ban, self._address_group_of)
@@ -160,47 +168,38 @@ class Stack:
         self.observed.watch(self.host)
         self.meter = meter = Meter()
         meter.watch(self.host.get_network())
-        self._up = up = RateLimit.of_line(settings.up_limit, lambda: meter.up_bytes)
-        self._down = down = RateLimit.of_line(settings.down_limit, lambda: meter.down_bytes)
-        self.requests = Requests(self.host, run, handlers, self.reputation, up, down, emit)
+        self._line = LineLimits(
+            RateLimit.of_line(settings.up_limit, lambda: meter.up_bytes),
+            RateLimit.of_line(settings.down_limit, lambda: meter.down_bytes),
+        )
+        own = RunHost(self.host, run, handlers, self.reputation, self._is_connected, Doorstep(), self._line)
+        self.requests = Requests(own, emit)
         self.gossip = Gossip(self.host, run, handlers, self.reputation)
-        doorstep = Doorstep()
-        self.traversal = self._make_traversal(doorstep, settings, listening)
-        reach = self.traversal.socket
-        self.bulk = Bulk(self.host, run, handlers, self.reputation, up, down, settings.congestion, doorstep, reach)
+        self.traversal = self._make_traversal(own, settings.relay_rate, listening)
+        self.bulk = Bulk(own, settings.congestion, self.traversal.socket)
         banned, through = self.reputation.is_banned, self.traversal.connect
-        own = lambda: at_interfaces(listening())  # noqa: E731
-        self.dialer = Dialer(self.host, self._me, handlers, self._leave_alone, banned, self.welcome, through, own)
+        here = lambda: at_interfaces(listening())  # noqa: E731
+        self.dialer = Dialer(self.host, handlers, self._leave_alone, banned, self.welcome, through, here)
         doors = {FIRST_BYTE: self.bulk.accept, **self.traversal.doors()}
         if settings.serve_tls is not None:
             doors[TLS_FIRST_BYTE] = settings.serve_tls
         self.inbound = InboundConnections(self.reputation, settings.inbound, handlers, emit, doors)
         self.connections = Connections(self.host.get_network(), self.reputation, self.inbound)
         self.dead_ends = DeadEnds(self.host.get_network(), self.dialer.renew, connections.close, self._on_renewed)
-        reached = self.connections.__contains__
-        self.dial_back = DialBack(self.host, run, handlers, self.reputation, reached, self.dialer.answers)
+        self.dial_back = DialBack(own, self.dialer.answers)
         self.inquiry = Inquiry(self.dial_back.ask, self.connections.address_groups, ports, handlers, emit)
         connections.watch(self.host.get_network(), self._on_opened, self._on_closed)
         self.inbound.attach(self.host.get_network())
 
-    def _make_traversal(
-        self, doorstep: Doorstep, settings: NetworkSettings, listening: Callable[[], Sequence[End]]
-    ) -> Traversal:
+    def _make_traversal(self, own: RunHost, relay_rate: float, listening: Callable[[], Sequence[End]]) -> Traversal:
         return Traversal(
-            self.host,
-            self._run,
-            self._handlers,
-            self.reputation,
-            doorstep,
-            connected=lambda peer: peer in self.connections,
+            own,
+            relay_rate,
             reached=lambda: self.inquiry.now.by_ipv4,
             listening=listening,
             relays=lambda peer: self.dialer.relays_of(peer),
             take=lambda *how: self.inbound.take(*how),
-            close=connections.close,
             on_improved=lambda peer: self._on_renewed(peer, False),
-            relay_rate=settings.relay_rate,
-            limits=(self._up, self._down),
         )
 
     async def run(
@@ -261,8 +260,8 @@ class Stack:
 
     def limit(self, up: float | None, down: float | None) -> None:
         """Set the limits on the line from now on (bytes a second, None for no limit)."""
-        self._up.change(up and up * PACKET_SHARE)
-        self._down.change(down and down * PACKET_SHARE)
+        self._line.up.change(up and up * PACKET_SHARE)
+        self._line.down.change(down and down * PACKET_SHARE)
 
     def welcome(self, peer: PeerId) -> None:
         """Treat a peer as no stranger: it has greeted us and was admitted, or we were about to dial it."""
@@ -380,6 +379,9 @@ class Stack:
 
     def _address_group_of(self, peer: PeerId) -> str | None:
         return self.connections.address_group_of(peer)
+
+    def _is_connected(self, peer: PeerId) -> bool:
+        return peer in self.connections
 
     def _leave_alone(self, peer: PeerId) -> bool:
         """Return True if the dialer should not dial a peer."""

@@ -18,10 +18,10 @@ import trio
 from protocol.events.events import Dropped, Event
 from protocol.short_id import short_id
 from protocol.transport.dialer import OTHER_RUN
-from protocol.transport.interface import MAX_REQUEST_BYTES, Handlers, Members, NetworkError, Offence, Refused, Unreachable
-from protocol.transport.library import Host, Stream, peer_id_of
-from protocol.transport.rate_limit import RateLimit
-from protocol.transport.reputation import EXCESS, SLOWNESS, VIOLATION, Channel, Reputation
+from protocol.transport.host import RunHost
+from protocol.transport.interface import MAX_REQUEST_BYTES, Members, NetworkError, Offence, Refused, Unreachable
+from protocol.transport.library import Stream, peer_id_of
+from protocol.transport.reputation import EXCESS, SLOWNESS, VIOLATION, Channel
 from protocol.transport.streams import (
     BadFrame,
     EndedEarly,
@@ -36,7 +36,6 @@ from protocol.transport.streams import (
 )
 from protocol.wire import canonical
 from protocol.wire.canonical import Malformed
-from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -215,31 +214,20 @@ class OtherRun(Unreachable):
 class Requests:
     """The questions that we ask and answer.
 
-    up, down: the rate limits of large questions and answers.  up_bytes, down_bytes: payload moved since the start.
+    up_bytes, down_bytes: payload moved since the start.
     """
 
-    def __init__(
-        self,
-        host: Host,
-        run: Hash,
-        handlers: Handlers,
-        reputation: Reputation,
-        up: RateLimit,
-        down: RateLimit,
-        emit: Callable[[Event], None],
-    ) -> None:
-        self._host = host
-        self._handlers = handlers
-        self._reputation = reputation
-        self._up, self._down = up, down
-        self._questions, self._answers = MemoryBudget(handlers, emit), MemoryBudget(handlers, emit)
-        self._protocol = f"/manyhands/1/{bytes(run).hex()[:16]}/request"
+    def __init__(self, own: RunHost, emit: Callable[[Event], None]) -> None:
+        self._host, self._handlers, self._reputation = own.host, own.handlers, own.reputation
+        self._up, self._down = own.line.up, own.line.down
+        self._questions, self._answers = MemoryBudget(own.handlers, emit), MemoryBudget(own.handlers, emit)
+        self._protocol = own.protocol("request")
         self._kept = KeptStreams()
         self._open, self._waiting = Counter[PeerId](), Counter[PeerId]()
         """Questions that are being read or answered; streams on which we wait for another question."""
         self.up_bytes = 0
         self.down_bytes = 0
-        host.set_stream_handler(self._protocol, self._serve)
+        own.host.set_stream_handler(self._protocol, self._serve)
 
     async def ask(self, peer: PeerId, kind: str, data: bytes, timeout_s: float) -> bytes:
         """Ask a question and return the answer.

@@ -122,11 +122,14 @@ End = tuple[str, int]
 class Socket(Protocol):
     """The methods that we use of a socket, trio's or Python's."""
 
-    def getsockname(self) -> Any: ...
+    def getsockname(self) -> Any:
+        """Return our end."""
 
-    def getpeername(self) -> Any: ...
+    def getpeername(self) -> Any:
+        """Return the other end."""
 
-    def getsockopt(self, level: int, option: int, size: int) -> bytes: ...
+    def getsockopt(self, level: int, option: int, size: int) -> bytes:
+        """Return the raw value of an option."""
 
 
 def local_end(connection: object) -> End | None:

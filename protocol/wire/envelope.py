@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import math
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -203,17 +204,26 @@ class Ordered(BaseModel):
 # them takes longer than making them.  Now and then it scans all objects, most of which were there from the start.
 
 
+_at_rest_lock = threading.Lock()
+_at_rest: list[bool] = []
+"""One entry for each context that is open now: True if collection was enabled before the first of them."""
+
+
 @contextmanager
 def collector_at_rest() -> Iterator[None]:
-    """Disable garbage collection in all threads inside the context; for moments.  Safe to use in several threads at once."""
-    if not gc.isenabled():
-        yield
-        return
-    gc.disable()
+    """Disable garbage collection in all threads inside the context; for moments.
+
+    Contexts may overlap in several threads: collection is enabled again when the last of them has ended.
+    """
+    with _at_rest_lock:
+        _at_rest.append(_at_rest[0] if _at_rest else gc.isenabled())
+        gc.disable()
     try:
         yield
     finally:
-        gc.enable()
+        with _at_rest_lock:
+            if _at_rest.pop() and not _at_rest:
+                gc.enable()
 
 
 def freeze_gc() -> None:

@@ -73,8 +73,10 @@ class UsedOfAuthor(Body):
 
 
 class Learned(Body):
-    """The batches that a member learned from.  used: by author, sorted.  reward: mean of the rollouts as the member states
-    it; None if it states none."""
+    """The batches that a member learned from.
+
+    used: by author, sorted.  reward: mean of the rollouts as the member states it; None if it states none.
+    """
 
     used: Annotated[list[UsedOfAuthor], Field(min_length=1, max_length=MAX_USED)]
     reward: Number | None

@@ -140,8 +140,11 @@ Place = tuple[int, Hash]
 
 
 class TaskSet(Body):
-    """A peer offers a set of tasks.  name: for people.  count: number of tasks.  size, root: of the bytes, in chunks of
-    `TASK_CHUNK_BYTES`; the root names the set."""
+    """The offer of a set of tasks by a peer.
+
+    name: for people.  count: number of tasks.  size, root: of the bytes, in chunks of `TASK_CHUNK_BYTES`; the root names
+    the set.
+    """
 
     KIND: ClassVar[str] = "task set"
     BY_GOSSIP: ClassVar[bool] = True

@@ -21,15 +21,16 @@ import trio
 
 from protocol.short_id import short_id
 from protocol.transport.addresses import address_of, at_interfaces, may_be_dialled
+from protocol.transport.host import RunHost
 from protocol.transport.inbound import group_at_the_other_end
-from protocol.transport.interface import Members, Unreachable
-from protocol.transport.library import Host, MuxedConnection
+from protocol.transport.interface import Unreachable
+from protocol.transport.library import MuxedConnection
 from protocol.transport.nat.relay import Take
 from protocol.transport.rate_limit import guarded
-from protocol.transport.reputation import Channel, Reputation
+from protocol.transport.reputation import Channel
 from protocol.transport.sockets import Doorstep, End, GoneAway, LinkKind, Way, receive, send
 from protocol.transport.streams import answer_with, ask
-from protocol.wire.hashes import Hash, hash_bytes
+from protocol.wire.hashes import hash_bytes
 from protocol.wire.identity import PeerId
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -279,28 +280,24 @@ class Meetings:
     """The meetings of our peer.  `run` it.
 
     listening: returns our ends that others may dial.  mirrors: returns ends of peers that can tell us where our router shows
-    us.  connected: returns True if we have reached a peer or it has greeted us.  take: as for `Circuits`.
+    us.  take: as for `Circuits`.
     """
 
     def __init__(
         self,
-        host: Host,
-        run: Hash,
-        members: Members,
-        reputation: Reputation,
-        connected: Callable[[PeerId], bool],
-        doorstep: Doorstep,
+        own: RunHost,
         listening: Callable[[], Sequence[End]],
         mirrors: Callable[[], Sequence[End]],
         take: Take,
     ) -> None:
-        self._host, self._members, self._reputation, self._connected = host, members, reputation, connected
-        self._doorstep, self._listening, self._mirrors, self._take = doorstep, listening, mirrors, take
-        self._protocol = f"/manyhands/1/{bytes(run).hex()[:16]}/meet"
+        self._host, self._members, self._reputation = own.host, own.handlers, own.reputation
+        self._connected, self._doorstep = own.connected, own.doorstep
+        self._listening, self._mirrors, self._take = listening, mirrors, take
+        self._protocol = own.protocol("meet")
         self._races: dict[tuple[bytes, bytes], Race] = {}
         self._running = {True: 0, False: 0}
         self._nursery: trio.Nursery | None = None
-        answer_with(host, self._protocol, OFFER_BYTES, self._answer, ANSWER_S)
+        answer_with(own.host, self._protocol, OFFER_BYTES, self._answer, ANSWER_S)
 
     async def run(self) -> None:
         """Keep the tasks of meetings running until cancelled."""

@@ -24,13 +24,13 @@ import trio
 
 from protocol.events.events import Event, ReachabilityChanged
 from protocol.transport.addresses import LEAST_PORT, address_of, is_an_address, is_public, transport_address
+from protocol.transport.host import RunHost
 from protocol.transport.interface import Members, Unreachable
-from protocol.transport.library import Host, MuxedConnection
+from protocol.transport.library import MuxedConnection
 from protocol.transport.rate_limit import Allowance, TokenBucket
-from protocol.transport.reputation import Channel, Reputation
+from protocol.transport.reputation import Channel
 from protocol.transport.sockets import remote_end
 from protocol.transport.streams import BadFrame, answer_with, ask
-from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -90,24 +90,16 @@ class _Share:
 class DialBack:
     """Questions to others to dial us back, and answers to theirs.
 
-    connected: returns True if we have reached a peer or it has greeted us; other peers are not dialled.  answers: dials an
-    address; returns True if its peer proved its identity there.
+    Peers that are not connected are not dialled.  answers: dials an address; returns True if its peer proved its identity
+    there.
     """
 
-    def __init__(
-        self,
-        host: Host,
-        run: Hash,
-        members: Members,
-        reputation: Reputation,
-        connected: Callable[[PeerId], bool],
-        answers: Callable[[str], Awaitable[bool]],
-    ) -> None:
-        self._host, self._members, self._reputation = host, members, reputation
-        self._connected, self._answers = connected, answers
-        self._protocol = f"/manyhands/1/{bytes(run).hex()[:16]}/dial-back"
+    def __init__(self, own: RunHost, answers: Callable[[str], Awaitable[bool]]) -> None:
+        self._host, self._members, self._reputation = own.host, own.handlers, own.reputation
+        self._connected, self._answers = own.connected, answers
+        self._protocol = own.protocol("dial-back")
         self._shares: dict[bool, _Share] = {}
-        answer_with(host, self._protocol, _QUESTION.size, self._answer, QUESTION_S)
+        answer_with(own.host, self._protocol, _QUESTION.size, self._answer, QUESTION_S)
 
     async def ask(self, peer: PeerId, port: int) -> DialBackAnswer | None:
         """Ask a connected peer to dial our `port`; return None if it gives no valid answer."""

@@ -17,20 +17,21 @@ import struct
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from math import inf
+from math import ceil, inf
 from typing import Final
 
 import trio
 
 from protocol.short_id import short_id
 from protocol.transport.addresses import CircuitAddress, is_peer_id, is_public, transport_address
+from protocol.transport.host import RunHost, protocol_of
 from protocol.transport.inbound import relayed_group
 from protocol.transport.interface import Members, Unreachable
 from protocol.transport.library import Host, MuxedConnection
 from protocol.transport.nat.reachability import AddressVerdict
 from protocol.transport.rate_limit import RateLimit, Turn, guarded
-from protocol.transport.reputation import Channel, Reputation
-from protocol.transport.sockets import Doorstep, End, LinkKind, Way, receive, send
+from protocol.transport.reputation import Channel
+from protocol.transport.sockets import End, LinkKind, Way, receive, send
 from protocol.transport.streams import answer_with, ask
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
@@ -64,18 +65,17 @@ SUMMONS = struct.Struct(f">{TOKEN_BYTES}s{PEER_BYTES}sI")
 """Message to the wanted peer: its token, the asker, and our rate."""
 
 
+RELAY_PROTOCOL, SUMMONS_PROTOCOL = "relay", "relayed"
+"""Names of the protocols that a relay answers, and a peer with a place at a relay."""
+
+
+def kb_per_s(bytes_per_s: float) -> int:
+    """Return a rate as answers have it: in kB a second, rounded up, as 0 stands for no limit."""
+    return min(1 << 30, ceil(bytes_per_s / 1000))
+
+
 class Refusal(Exception):
     """A question is answered with no; the text says why, for our log."""
-
-
-def relay_protocol(run: Hash) -> str:
-    """Return the name of the protocol that a relay answers."""
-    return f"/manyhands/1/{bytes(run).hex()[:16]}/relay"
-
-
-def summons_protocol(run: Hash) -> str:
-    """Return the name of the protocol that a peer with a place at a relay answers."""
-    return f"/manyhands/1/{bytes(run).hex()[:16]}/relayed"
 
 
 @dataclass
@@ -97,31 +97,19 @@ class _Circuit:
 class RelayService:
     """Our peer as a relay.  `run` it.
 
-    members: tells members from strangers.  connected: returns True if we have reached a peer or it has greeted us.
-    rate: bytes a second of all circuits together, 0 to relay nothing.  up, down: the limits of all our traffic.
+    rate: bytes a second of all circuits together, 0 to relay nothing.
     """
 
-    def __init__(
-        self,
-        host: Host,
-        run: Hash,
-        members: Members,
-        reputation: Reputation,
-        connected: Callable[[PeerId], bool],
-        doorstep: Doorstep,
-        rate: float,
-        up: RateLimit,
-        down: RateLimit,
-    ) -> None:
-        self._host, self._members, self._reputation, self._connected = host, members, reputation, connected
-        self._doorstep, self._rate, self._up, self._down = doorstep, rate, up, down
-        self._limit = RateLimit(rate or None)
-        self._summons = summons_protocol(run)
+    def __init__(self, own: RunHost, rate: float) -> None:
+        self._host, self._members, self._reputation = own.host, own.handlers, own.reputation
+        self._connected, self._doorstep, self._rate = own.connected, own.doorstep, rate
+        self._limit, self._up, self._down = RateLimit(rate or None), own.line.up, own.line.down
+        self._summons = own.protocol(SUMMONS_PROTOCOL)
         self._places: dict[PeerId, None] = {}
         self._circuits: dict[bytes, _Circuit] = {}
         self._nursery: trio.Nursery | None = None
         self.carried_bytes = 0
-        answer_with(host, relay_protocol(run), QUESTION.size, self._answer, ANSWER_S)
+        answer_with(own.host, own.protocol(RELAY_PROTOCOL), QUESTION.size, self._answer, ANSWER_S)
 
     @property
     def circuits(self) -> int:
@@ -162,15 +150,11 @@ class RelayService:
                 raise Refusal("not for strangers, or for nobody")
             if wanted == PLACE:
                 self._give_place(peer)
-                return ANSWER.pack(1, bytes(TOKEN_BYTES), self._kb_per_s)
-            return ANSWER.pack(1, await self._connect(peer, name.rstrip(b"\0").decode("ascii")), self._kb_per_s)
+                return ANSWER.pack(1, bytes(TOKEN_BYTES), kb_per_s(self._rate))
+            return ANSWER.pack(1, await self._connect(peer, name.rstrip(b"\0").decode("ascii")), kb_per_s(self._rate))
         except (Refusal, UnicodeDecodeError) as error:
             log.debug("%s is refused: %s", peer, error)
             return ANSWER.pack(0, bytes(TOKEN_BYTES), 0)
-
-    @property
-    def _kb_per_s(self) -> int:
-        return min(1 << 30, int(self._rate / 1000))
 
     def _give_place(self, peer: PeerId) -> None:
         """Give a peer a place; a member takes a stranger's if all are taken.  Raises `Refusal`."""
@@ -194,7 +178,7 @@ class RelayService:
         circuit = _Circuit(asker, asked, (os.urandom(TOKEN_BYTES), os.urandom(TOKEN_BYTES)))
         self._circuits.update(dict.fromkeys(circuit.tokens, circuit))
         self._nursery.start_soon(guarded, self._expire, circuit)
-        summons = SUMMONS.pack(circuit.tokens[1], asker.encode(), self._kb_per_s)
+        summons = SUMMONS.pack(circuit.tokens[1], asker.encode(), kb_per_s(self._rate))
         try:
             answer, _ = await ask(self._host, asked, self._summons, summons, 1, ANSWER_S)
         except Exception as error:
@@ -297,7 +281,7 @@ class Circuits:
         take: Take,
     ) -> None:
         self._host, self._members, self._dialled, self._reached, self._take = host, members, dialled, reached, take
-        self._protocol = relay_protocol(run)
+        self._protocol = protocol_of(run, RELAY_PROTOCOL)
         self._places: dict[PeerId, float] = {}
         """Time at which each relay last granted us a place."""
         self._met = trio.Event()
@@ -306,7 +290,7 @@ class Circuits:
         self._coming = Counter[PeerId]()
         """Sockets that we are opening because a relay has summoned us."""
         self._nursery: trio.Nursery | None = None
-        answer_with(host, summons_protocol(run), SUMMONS.size, self._on_summons, ANSWER_S)
+        answer_with(host, protocol_of(run, SUMMONS_PROTOCOL), SUMMONS.size, self._on_summons, ANSWER_S)
 
     async def run(self) -> None:
         """Keep places at relays until cancelled."""

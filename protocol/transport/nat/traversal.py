@@ -10,12 +10,13 @@ from math import inf
 import trio
 
 from protocol.short_id import short_id
+from protocol.transport import connections
 from protocol.transport.addresses import CircuitAddress
 from protocol.transport.bulk_link import LinkBroken
-from protocol.transport.interface import Handlers, Unreachable
+from protocol.transport.host import RunHost
+from protocol.transport.interface import Unreachable
 from protocol.transport.library import (
     Connection,
-    Host,
     HostConnections,
     MuxedConnection,
     is_outbound,
@@ -26,10 +27,8 @@ from protocol.transport.nat import punching, relay
 from protocol.transport.nat.punching import Meetings, Mirror
 from protocol.transport.nat.reachability import AddressVerdict
 from protocol.transport.nat.relay import Circuits, RelayService, Take, dial
-from protocol.transport.rate_limit import RateLimit, guarded
-from protocol.transport.reputation import Reputation
-from protocol.transport.sockets import DIRECT, Doorstep, End, Way, is_dialled, raw_connection, remote_end, way_of
-from protocol.wire.hashes import Hash
+from protocol.transport.rate_limit import guarded
+from protocol.transport.sockets import DIRECT, End, Way, is_dialled, raw_connection, remote_end, way_of
 from protocol.wire.identity import PeerId
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -48,18 +47,17 @@ log = logging.getLogger(__name__)
 class Improving:
     """The replacement of relayed connections.
 
-    meet: finds a socket to a connected peer.  close: ends a connection.  on_improved: called when a peer has a better
-    connection and its relayed ones are closed.
+    meet: finds a socket to a connected peer.  on_improved: called when a peer has a better connection and its relayed ones
+    are closed.
     """
 
     def __init__(
         self,
         swarm: HostConnections,
         meet: Callable[[PeerId], Awaitable[tuple[trio.socket.SocketType, Way]]],
-        close: Callable[[Connection], Awaitable[None]],
         on_improved: Callable[[PeerId], None],
     ) -> None:
-        self._swarm, self._meet, self._close, self._on_improved = swarm, meet, close, on_improved
+        self._swarm, self._meet, self._on_improved = swarm, meet, on_improved
         self._busy: set[PeerId] = set()
 
     async def on_opened(self, peer: PeerId, connection: Connection) -> None:
@@ -97,7 +95,7 @@ class Improving:
         if relayed and len(relayed) < len(found):
             await trio.sleep(LINGER_S)
             for connection in relayed:
-                await self._close(connection)
+                await connections.close(connection)
             self._on_improved(peer)
 
     def _open(self, peer: PeerId) -> list[Connection]:
@@ -133,38 +131,28 @@ Serve = Callable[[trio.socket.SocketType, str], Awaitable[None]]
 class Traversal:
     """NAT traversal for our peer.  `run` it.
 
-    connected: returns True if we have reached a peer or it has greeted us.  reached: the verdict on every peer reaching us.
+    relay_rate: bytes a second that we relay for others; 0 for none.  reached: the verdict on every peer reaching us.
     listening: returns our ends that others may dial.  relays: returns the relays through which a peer is said to be reached.
-    take: serves a socket by which a peer comes to us.  close: ends a connection.  on_improved: called when a peer is
-    connected without a relay.  relay_rate: bytes a second that we relay for others; 0 for none.  limits: the limits on all
-    that we send, and on all that we receive.
+    take: serves a socket by which a peer comes to us.  on_improved: called when a peer is connected without a relay.
     """
 
     def __init__(
         self,
-        host: Host,
-        run: Hash,
-        handlers: Handlers,
-        reputation: Reputation,
-        doorstep: Doorstep,
+        own: RunHost,
+        relay_rate: float,
         *,
-        connected: Callable[[PeerId], bool],
         reached: Callable[[], AddressVerdict],
         listening: Callable[[], Sequence[End]],
         relays: Callable[[PeerId], Sequence[PeerId]],
         take: Take,
-        close: Callable[[Connection], Awaitable[None]],
         on_improved: Callable[[PeerId], None],
-        relay_rate: float,
-        limits: tuple[RateLimit, RateLimit],
     ) -> None:
-        self._swarm, self._relays = host.get_network(), relays
-        up, down = limits
-        self.relay = RelayService(host, run, handlers, reputation, connected, doorstep, relay_rate, up, down)
-        self.circuits = Circuits(host, run, handlers, self._dialled, reached, take)
-        self._meetings = Meetings(host, run, handlers, reputation, connected, doorstep, listening, self._mirrors, take)
-        self._improving = Improving(self._swarm, self._meetings.meet, close, on_improved)
-        self._mirror = Mirror(doorstep)
+        self._swarm, self._relays = own.host.get_network(), relays
+        self.relay = RelayService(own, relay_rate)
+        self.circuits = Circuits(own.host, own.run, own.handlers, self._dialled, reached, take)
+        self._meetings = Meetings(own, listening, self._mirrors, take)
+        self._improving = Improving(self._swarm, self._meetings.meet, on_improved)
+        self._mirror = Mirror(own.doorstep)
         self._no_way: dict[PeerId, tuple[float, float]] = {}
         """By peer to which no way without a relay was found: time at which we look again, and the pause after that."""
         self._undialable: dict[PeerId, None] = {}

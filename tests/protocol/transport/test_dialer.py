@@ -11,7 +11,7 @@ from libp2p.peer.peerinfo import PeerInfo
 
 from protocol.transport.addresses import CircuitAddress
 from protocol.transport.dialer import CLAIMS_OF_MEMBERS, CLAIMS_OF_STRANGERS, LASTING_S, MAX_PAUSE_S, Dialer
-from protocol.transport.library import Host
+from protocol.transport.library import Host, LibraryId, library_id
 from protocol.transport.rate_limit import Allowance
 from protocol.wire.identity import Identity, PeerId
 from tests.protocol.peers import TheseMembers
@@ -20,6 +20,9 @@ from tests.tiers import first_fast
 
 async def no_relay(address: CircuitAddress) -> None:
     raise AssertionError("no address leads through a relay")
+
+
+OURS = Identity.generate().peer_id
 
 
 class Unwelcoming:
@@ -33,7 +36,6 @@ class Unwelcoming:
         self.connections: dict[object, object] = {}
         self.dialer = Dialer(
             cast(Host, self),
-            Identity.generate().peer_id,
             TheseMembers(),
             lambda peer: self.connected,
             lambda peer: False,
@@ -41,6 +43,9 @@ class Unwelcoming:
             no_relay,
             lambda: [],
         )
+
+    def get_id(self) -> LibraryId:
+        return library_id(OURS)
 
     def get_network(self) -> Unwelcoming:
         return self
@@ -83,6 +88,9 @@ class Dark:
         self.dialled: dict[str, float] = {}
         self.connections: dict[object, object] = {}
 
+    def get_id(self) -> LibraryId:
+        return library_id(OURS)
+
     def get_network(self) -> Dark:
         return self
 
@@ -106,7 +114,6 @@ async def _redialled_after(crowd: int, is_member: bool) -> float:
     members, nobody = TheseMembers(*([lost] if is_member else [])), lambda peer: None
     dialer = Dialer(
         cast(Host, host),
-        Identity.generate().peer_id,
         members,
         connected.__contains__,
         lambda peer: False,
@@ -162,9 +169,7 @@ class Refusing(Dark):
 
 def _dials(host: Refusing, *members: PeerId) -> Dialer:
     nobody, never = lambda peer: None, lambda peer: False
-    return Dialer(
-        cast(Host, host), Identity.generate().peer_id, TheseMembers(*members), never, never, nobody, no_relay, lambda: []
-    )
+    return Dialer(cast(Host, host), TheseMembers(*members), never, never, nobody, no_relay, lambda: [])
 
 
 async def _attempts_at_claims(seconds: int, member: bool) -> int:

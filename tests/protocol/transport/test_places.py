@@ -53,6 +53,10 @@ class Relays:
         return {PeerId(address.split("/")[6]) for address in self.circuits.addresses(ME)}
 
 
+def test_a_slow_relay_does_not_seem_to_be_one_without_a_limit() -> None:
+    assert [relay.kb_per_s(rate) for rate in (0, 1, 999, 1000, 1.25e6)] == [0, 1, 1, 1, 1250]
+
+
 def play(scenario: Any, relays: Relays) -> None:
     async def main() -> None:
         async with trio.open_nursery() as nursery:

@@ -14,6 +14,7 @@ import trio
 import trio.testing
 
 from protocol.transport.addresses import CircuitAddress, circuit_address, direct_address, may_be_dialled
+from protocol.transport.host import protocol_of
 from protocol.transport.interface import Unreachable
 from protocol.transport.library import library_id
 from protocol.transport.nat import punching, relay
@@ -228,7 +229,7 @@ def test_a_peer_that_is_reached_at_an_ipv6_address_alone_keeps_its_places_at_rel
 def test_a_relay_answers_nonsense_with_no_and_goes_on() -> None:
     async def main() -> None:
         async with through_a_relay() as (one, between, two, _):
-            generator, where = random.Random(2), relay.relay_protocol(RUN)
+            generator, where = random.Random(2), protocol_of(RUN, relay.RELAY_PROTOCOL)
             for _ in range(20):
                 question = bytes([2]) + generator.randbytes(relay.QUESTION.size - 1)
                 answer, _ = await ask(stack(one).host, between.peer_id, where, question, relay.ANSWER.size, 60)
@@ -388,7 +389,7 @@ def test_a_relay_that_summons_without_end_has_us_open_few_sockets() -> None:
                 raise OSError("nobody is there")
 
             circuits._come = never  # type: ignore[method-assign]
-            where, answers = relay.summons_protocol(RUN), list[bytes]()
+            where, answers = protocol_of(RUN, relay.SUMMONS_PROTOCOL), list[bytes]()
             for number in range(relay.MAX_CIRCUITS_PER_PEER + 5):
                 summons = relay.SUMMONS.pack(number.to_bytes(relay.TOKEN_BYTES, "big"), b"", 0)
                 answers.append((await ask(stack(between).host, two.peer_id, where, summons, 1, 60))[0])
