@@ -24,7 +24,7 @@ from tests.e2e.attacks import Cast
 from tests.e2e.swarm import PATIENCE_S, TINY_RUN, Peer, Swarm
 from tests.protocol.transport.recorder import LOOPBACK, stack
 
-RUN = TINY_RUN.replace("inner_steps = 300", "inner_steps = 10000").replace("min_members = 2", "min_members = 1")
+RUN = TINY_RUN.replace("inner_steps = 150", "inner_steps = 10000").replace("min_members = 2", "min_members = 1")
 """A peer alone in it computes in its first round for as long as it is left alone."""
 CALM_S = 3.0
 """Before the attack, in which the peer's memory settles, and after it."""

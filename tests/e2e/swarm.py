@@ -63,7 +63,7 @@ TINY_RUN = (
     TINY_MODEL
     + """
 [rounds]
-inner_steps = 300
+inner_steps = 150
 min_members = 2
 grace_s = 3.0
 eviction_s = 8.0

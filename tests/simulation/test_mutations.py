@@ -1,4 +1,4 @@
-"""The checks can fail: each build that is broken on purpose is found by a seed that is known to find it."""
+"""The checks can fail: each build that is broken on purpose is found by some seed."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from tests.simulation.runs import rough_job
 from tests.tiers import first_fast
 
 INVARIANTS = {"agreement", "parity", "mass", "no loss", "progress", "heal", "crash", "order"}
-SEEDS = 12
-"""Every mutation is found within so many seeds; `--mutations` looks for the first one."""
+SEEDS = 60
+"""Every mutation is found within so many seeds, most within twelve; `--mutations` looks for the first one."""
 
 
 def test_every_invariant_has_a_mutation() -> None:
@@ -20,7 +20,7 @@ def test_every_invariant_has_a_mutation() -> None:
 @pytest.mark.parametrize("name", first_fast(MUTATIONS))
 def test_the_simulator_finds(name: str) -> None:
     failures = []
-    for seed in FINDERS.get(name, range(1, SEEDS + 1)):
+    for seed in dict.fromkeys([*FINDERS.get(name, ()), *range(1, SEEDS + 1)]):
         failure = rough_job((seed, None, None, name)).failure
         if failure is not None and MUTATIONS[name].shows in failure:
             return
@@ -33,4 +33,4 @@ FINDERS = {
     "ready-member-dropped": (5, 16),
     "fork-choice-keeps-ours": range(7, 13),
 }
-"""Where to begin to look, when it is not at the first seed."""
+"""Where to begin to look, when it is not at the first seed: whatever changes the order of events may change these."""
