@@ -10,7 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-PATIENCE_S = 60.0
+PATIENCE_S = 300.0
+"""Says nothing about time, only ends a test that hangs."""
 LOOK_S = 0.1
 
 
