@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from protocol.agreement.ballot import most_chunks
 from protocol.agreement.events import RoundEffect, Send, View
 from protocol.allreduce.assignment import assign_owners
-from protocol.allreduce.lateness import STRANGERS, Patience, Stalls, is_tenured, judge, share_of
+from protocol.allreduce.lateness import STRANGERS, ExclusionBackoff, Patience, fair_time, is_tenured, judge, share_of
 from protocol.chain.base import Base, RoundSettings
 from protocol.chain.electorate import quorum_size
 from protocol.chain.records import check_claims
@@ -53,7 +53,9 @@ TRIED = 4
 """Number of other members for each newcomer that is tried while strangers are on probation."""
 
 
-def choose_members(base: Base, stalls: Stalls, ready: Collection[PeerId], held: Collection[PeerId]) -> list[PeerId]:
+def choose_members(
+    base: Base, stalls: ExclusionBackoff, ready: Collection[PeerId], held: Collection[PeerId]
+) -> list[PeerId]:
     """Return the ready peers to make the round with, the most important first.  held: peers that must be in it."""
     ranked = base.ranked({*ready, *held})
     ranked.sort(key=lambda peer: (peer not in held, peer not in base.electors, peer not in base.contributors))
@@ -81,7 +83,7 @@ def within_uses(base: Base, places: Mapping[PeerId, Member]) -> list[Member]:
 def plan_with(
     settings: RoundSettings,
     base: Base,
-    stalls: Stalls,
+    stalls: ExclusionBackoff,
     members: Sequence[Member],
     bandwidths: Mapping[PeerId, float],
     state: bytes,
@@ -109,7 +111,7 @@ def plan_with(
     )
 
 
-def _able(base: Base, stalls: Stalls, peers: Sequence[PeerId], needed: int) -> list[PeerId]:
+def _able(base: Base, stalls: ExclusionBackoff, peers: Sequence[PeerId], needed: int) -> list[PeerId]:
     """Return the members that own chunks, sorted: those in good standing; if they are too few, others, electors first."""
     ranked = sorted(
         base.ranked(peers),
@@ -129,18 +131,8 @@ CALL_S = 0.5
 """Seconds without progress after which we send our roll to all voters: they may know more."""
 RESEND_S = 2.0
 """Seconds between two sendings of an unanswered statement."""
-LATE = 0.75
-"""Longest time that a round is kept open for one more trainer, as a fraction of the trainer's equal part of the time."""
 ANSWER_S = 0.5
 """Seconds to answer a request to finish."""
-
-
-def fair_time(took_s: float, members: int) -> float:
-    """Return how long (s) a round of so many members may wait for one of them: its work is worth that.
-
-    took_s: the time that the others took for their work.
-    """
-    return LATE * took_s / members
 
 
 @dataclass(frozen=True)

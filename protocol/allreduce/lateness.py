@@ -1,4 +1,35 @@
-"""Lateness."""
+"""Rules about late peers: how long a round waits for a peer, and how little time a peer gets that made others wait.
+
+A round needs something of each peer: its READY, its parts, its averages, and its statements as a proposer.  Four rules say
+how long it waits, each relative to what most others needed, so that neither the length of a round nor the speed of the lines
+has to be known.  A fifth one remembers who used that time up.
+
+1. **Fair time.**  Nobody may cost a round more than it brings: a round waits for one peer for `LATE` of the others'
+   computing time, divided by their number (`fair_time`).  `protocol.agreement.policy` closes a round by it; rules 3 and 4
+   add it to their deadlines.
+2. **Silence.**  A member that owes us a part is lost when nothing came from it for `stall_s` and `PACES` times as long as
+   half of the others needed for one chunk (`SilenceTracker`).  A member that owes us an average may itself be waiting, and
+   gets `RESULT_PATIENCE` times as long, unless the owners of most chunks went on without it (`ExclusionCounts`).  This rule
+   alone works before most others have delivered.
+3. **Parts.**  A part is late for an owner when `SPREAD` of the time has passed since more than half of the jury gave theirs
+   (`PartDeadline`).  Owners wait for late parts of everybody for the fair time of each exchange, and beyond it for
+   `FOR_PARTS` of `stall_s` in `WINDOW` rounds (`LatenessBudget`).  Then they average without them.
+4. **Averages.**  An average is late when `SPREAD` of the time has passed since those of more than half of the jury are here
+   (`AverageDeadline`).  An owner may be late by the fair time of each exchange, and beyond it by `stall_s` in `WINDOW`
+   rounds.  Then it is lost.  Owners wait for parts only half as long, so nobody makes an honest owner late by withholding
+   parts.
+5. **Exclusion with exponential backoff.**  A peer that was lost, left out, or late for too long has stalled the round
+   (`ExclusionBackoff`).  After the first time it gets `HURRIED` of the time of others until it has done its part in
+   `FIRST_ROUNDS` rounds.  Each further time it is out for that many rounds, and the number doubles, up to `MAX_ROUNDS`; as
+   many good rounds in a row wipe the slate.  A peer whose parts are missing in the averages of more signers than may be
+   liars is put on probation as well (`MissingParts`): otherwise it could stall one owner after the other.
+
+The jury are the electors among the members, if there are enough to tolerate a liar; their honest majority sets the pace.
+Strangers are remembered by one name as well as each by its own, because keys cost nothing.
+
+Two timers are kept elsewhere, because they need no memory of peers: the patience with an attempt's proposer, which doubles
+with each loss (`protocol.agreement.round_state`), and the grace time for trainers (`protocol.agreement.policy`).
+"""
 
 from __future__ import annotations
 
@@ -11,6 +42,8 @@ from protocol.chain.electorate import tolerated
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import ChunkEntry, members_in
 
+LATE = 0.75
+"""Longest time that a round is kept open for one more trainer, as a fraction of the trainer's equal part of the time."""
 OWNER_SHARE = 0.2
 """Smallest fraction of the time for an owner: the plan has given it chunks, and others may wait for it."""
 CHUNK_TIMES = 6.0
@@ -22,6 +55,42 @@ The pace is the time that half of the jury took for one chunk.
 """
 RESULT_PATIENCE = 2.0
 """Factor by which an owner may be silent longer while it owes a result."""
+LONGEST_S = 1.0
+"""Longest time (s) that counts between two ticks: if more passed, we slept, and no other member is to blame for it."""
+SPREAD = 0.5
+"""Fraction of the time taken by most members since the exchange began, by which others may be slower.
+
+No two lines are equally fast.  The time lost is nothing if exchanges are short beside the work, and half an exchange if they
+are long.  The fraction is clearly larger than the difference in bandwidth that the shares of chunks ignore
+(`protocol.allreduce.assignment.ALIKE`).
+"""
+MAX_STALLED = 1024
+FIRST_ROUNDS, MAX_ROUNDS = 4, 64
+"""Rounds that the first stall costs, and the most rounds that one stall costs."""
+WINDOW = 16
+"""Rounds for which a peer's missing or late parts are remembered."""
+FOR_PARTS = 0.5
+"""Fraction of `stall_s` by which parts may be late in `WINDOW` rounds, beyond the fair time.
+
+It limits the parts of one member, and all parts that one owner waits for.  Averages may be late by the whole of `stall_s`:
+an honest owner waits half of it for parts.
+"""
+HURRIED = 0.2
+"""Fraction of the time of other peers that a peer on probation gets."""
+STRANGERS = PeerId("strangers")
+"""Name under which all peers but the electors are remembered together.
+
+Keys cost nothing, so one stall of each key would be too many.  Strangers are out for `FIRST_ROUNDS` at most, because honest
+newcomers must be able to come in.
+"""
+
+
+def fair_time(took_s: float, members: int) -> float:
+    """Return how long (s) a round of so many members may wait for one of them: its work is worth that.
+
+    took_s: the time that the others took for their work.
+    """
+    return LATE * took_s / members
 
 
 @dataclass(frozen=True)
@@ -175,17 +244,6 @@ class ExclusionCounts:
 # Delays by each member in an exchange, although it was never silent for so long that it was lost.
 
 
-LONGEST_S = 1.0
-"""Longest time (s) that counts between two ticks: if more passed, we slept, and no other member is to blame for it."""
-SPREAD = 0.5
-"""Fraction of the time taken by most members since the exchange began, by which others may be slower.
-
-No two lines are equally fast.  The time lost is nothing if exchanges are short beside the work, and half an exchange if they
-are long.  The fraction is clearly larger than the difference in bandwidth that the shares of chunks ignore
-(`protocol.allreduce.assignment.ALIKE`).
-"""
-
-
 class PartDeadline:
     """Deadline for the debts of others: the time in which most of us gave theirs, or would have, plus `SPREAD` of it.
 
@@ -212,7 +270,7 @@ class PartDeadline:
         return most_gave and now >= self.at
 
 
-class Delays:
+class DelayTimer:
     """Seconds for which each member delayed anything.  Several chunks that wait at a time count once.  `now` is trio time.
 
     seconds: by member, for each that delayed anything.  all_s: the seconds in which any member did.
@@ -235,7 +293,7 @@ class Delays:
 # Late averages in an exchange: later than an honest owner's can be, beside the averages of other owners.
 
 
-class Ownership:
+class AverageDeadline:
     """Chunks that the plan gave to each member.
 
     owners: the owner of each chunk.  members: number of members in the plan.  begun: trio time.
@@ -298,28 +356,7 @@ class Ownership:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Memory of the peers that stalled rounds lately, and the patience that is left for each.
-
-
-MAX_STALLED = 1024
-FIRST_ROUNDS, MAX_ROUNDS = 4, 64
-"""Rounds that the first stall costs, and the most rounds that one stall costs."""
-WINDOW = 16
-"""Rounds for which a peer's missing or late parts are remembered."""
-FOR_PARTS = 0.5
-"""Fraction of `stall_s` by which parts may be late in `WINDOW` rounds, beyond the fair time.
-
-It limits the parts of one member, and all parts that one owner waits for.  Averages may be late by the whole of `stall_s`:
-an honest owner waits half of it for parts.
-"""
-HURRIED = 0.2
-"""Fraction of the time of other peers that a peer on probation gets."""
-STRANGERS = PeerId("strangers")
-"""Name under which all peers but the electors are remembered together.
-
-Keys cost nothing, so one stall of each key would be too many.  Strangers are out for `FIRST_ROUNDS` at most, because honest
-newcomers must be able to come in.
-"""
+# Memory of the peers that stalled rounds lately, and the time that is left for each.
 
 
 @dataclass
@@ -335,7 +372,7 @@ class Conduct:
     good: int = 0
 
 
-class Stalls:
+class ExclusionBackoff:
     """Register of stalls, with penalties that grow.
 
     * The first stall puts a peer on probation: it gets `HURRIED` of the time of others until it has done its part in as many
@@ -399,7 +436,7 @@ class Stalls:
         return HURRIED if known.good < known.rounds else 1.0
 
 
-class Missed:
+class MissingParts:
     """Register of the signers whose averages lacked a peer's parts in the last `WINDOW` rounds."""
 
     def __init__(self) -> None:
@@ -418,7 +455,7 @@ class Missed:
         return [peer for peer, by in self._missed.items() if sum(last > lately for last in by.values()) > liars]
 
 
-class Slowness:
+class LatenessBudget:
     """Seconds for which peers that were never given up kept us waiting in the last `WINDOW` rounds.
 
     A peer that is a little less than `stall_s` late each time costs as much as one that stalls.  All peers but the electors
@@ -472,9 +509,9 @@ class Patience:
     """
 
     def __init__(self) -> None:
-        self.trainers, self.proposers, self.members = Stalls(), Stalls(lenient=False), Stalls()
-        self.missed, self.slowness = Missed(), Slowness()
-        self.owners, self.waits, self.used = Slowness(), Slowness(), Slowness()
+        self.trainers, self.proposers, self.members = ExclusionBackoff(), ExclusionBackoff(lenient=False), ExclusionBackoff()
+        self.missed, self.slowness = MissingParts(), LatenessBudget()
+        self.owners, self.waits, self.used = LatenessBudget(), LatenessBudget(), LatenessBudget()
 
     def limits(self, me: PeerId, members: Collection[PeerId], base: Base, stall_s: float, fair_s: float) -> ExchangeLimits:
         """Return our limits in an exchange of these members.  fair_s: seconds that are nobody's fault."""
@@ -528,7 +565,7 @@ def is_tenured(base: Base, peer: PeerId) -> bool:
     return peer in base.electors or peer in base.contributors
 
 
-def share_of(stalls: Stalls, base: Base, peer: PeerId) -> float:
+def share_of(stalls: ExclusionBackoff, base: Base, peer: PeerId) -> float:
     """Return the fraction of our patience that this peer has in the round on `base`.
 
     A peer that is no elector has no more than all strangers together.
@@ -539,7 +576,9 @@ def share_of(stalls: Stalls, base: Base, peer: PeerId) -> float:
     return own if peer in base.electors else min(own, stalls.share(STRANGERS, base.round))
 
 
-def judge(stalls: Stalls, base: Base, late: Collection[PeerId], good: Collection[PeerId], *, each: bool = False) -> None:
+def judge(
+    stalls: ExclusionBackoff, base: Base, late: Collection[PeerId], good: Collection[PeerId], *, each: bool = False
+) -> None:
     """Remember which peers kept the round on `base` waiting, and which did their part.
 
     each: True if strangers are remembered by name as well; they are few.  A stall of a peer that is no elector counts

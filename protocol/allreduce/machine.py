@@ -36,11 +36,11 @@ from protocol.allreduce.lateness import (
     OWNER_SHARE,
     PACES,
     RESULT_PATIENCE,
-    Delays,
+    AverageDeadline,
+    DelayTimer,
     ExchangeLimits,
     ExclusionCounts,
     Observed,
-    Ownership,
     PartDeadline,
     SilenceTracker,
 )
@@ -280,8 +280,8 @@ class ExchangeMachine:
         self.failover = OwnerFailover(me, plan, self.members, limits.shares)
         self.stalled: dict[PeerId, None] = {}
         """Members that were given up because they owed something for too long."""
-        self.delays, self.lateness, self._parts_due = Delays(now), Delays(now), PartDeadline(now)
-        self._ownership = Ownership([self.members[owner] for owner in plan.owners], len(self.members), now)
+        self.delays, self.lateness, self._parts_due = DelayTimer(now), DelayTimer(now), PartDeadline(now)
+        self._ownership = AverageDeadline([self.members[owner] for owner in plan.owners], len(self.members), now)
         self.left_out: dict[PeerId, None] = {}
         """Members for whose parts we do not wait any more."""
         self._silence = SilenceTracker(self.members, now, CHUNK_TIMES * limits.stall_s)

@@ -39,8 +39,7 @@ from protocol.agreement.events import (
     View,
 )
 from protocol.agreement.machine import RoundMachine
-from protocol.agreement.policy import fair_time
-from protocol.allreduce.lateness import Patience
+from protocol.allreduce.lateness import Patience, fair_time
 from protocol.audit.auditor import Unaccountable
 from protocol.audit.evidence import ProvenLie
 from protocol.chain.base import Base

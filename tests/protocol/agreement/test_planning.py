@@ -10,7 +10,7 @@ import pytest
 
 from protocol.agreement.ballot import flaw_of_plan, most_chunks
 from protocol.agreement.policy import TRIED, choose_members, plan_with, within_uses
-from protocol.allreduce.lateness import STRANGERS, Stalls
+from protocol.allreduce.lateness import STRANGERS, ExclusionBackoff
 from protocol.chain.electorate import quorum_size, tolerated
 from protocol.run.admission import bearer_token, make_proof
 from protocol.wire.hashes import Hash
@@ -26,42 +26,43 @@ HERE = replace(BASE, electors=tuple(ELECTORS), contributors=tuple(TENURED), know
 """A round with four electors, whose last record had two more members."""
 
 
-def on_probation(*peers: PeerId) -> Stalls:
+def on_probation(*peers: PeerId) -> ExclusionBackoff:
     """These have stalled the round before."""
-    stalls = Stalls()
+    stalls = ExclusionBackoff()
     for peer in peers:
         stalls.lost_with(peer, HERE.round - 1)
     return stalls
 
 
-def out(*peers: PeerId) -> Stalls:
+def out(*peers: PeerId) -> ExclusionBackoff:
     """These have stalled twice, and do not count."""
-    stalls = Stalls()
+    stalls = ExclusionBackoff()
     for peer in peers:
         for round in (HERE.round - 3, HERE.round - 1):
             stalls.lost_with(peer, round)
     return stalls
 
 
-def chosen(stalls: Stalls, ready: Sequence[PeerId], held: Sequence[PeerId] = ()) -> list[PeerId]:
+def chosen(stalls: ExclusionBackoff, ready: Sequence[PeerId], held: Sequence[PeerId] = ()) -> list[PeerId]:
     return choose_members(HERE, stalls, ready, held)
 
 
 def test_electors_come_before_members_of_the_last_record_and_those_before_newcomers() -> None:
-    order = chosen(Stalls(), [*NEWCOMERS, *VETERANS, *ELECTORS])
+    order = chosen(ExclusionBackoff(), [*NEWCOMERS, *VETERANS, *ELECTORS])
     assert (set(order[:4]), set(order[4:6]), set(order[6:])) == (set(ELECTORS), set(VETERANS), set(NEWCOMERS))
 
 
 def test_those_that_the_rolls_demand_come_first_whether_or_not_they_are_ready() -> None:
-    order = chosen(Stalls(), [*NEWCOMERS, *VETERANS, *ELECTORS[:3]], [ELECTORS[3], ELECTORS[2]])
+    order = chosen(ExclusionBackoff(), [*NEWCOMERS, *VETERANS, *ELECTORS[:3]], [ELECTORS[3], ELECTORS[2]])
     assert (set(order[:2]), set(order[2:4]), set(order[4:6])) == (set(ELECTORS[2:]), set(ELECTORS[:2]), set(VETERANS))
 
 
 def test_the_tip_draws_the_order_of_newcomers() -> None:
     orders = {
-        tuple(choose_members(replace(HERE, tip=Hash(bytes([draw]) * 32)), Stalls(), NEWCOMERS, [])) for draw in range(8)
+        tuple(choose_members(replace(HERE, tip=Hash(bytes([draw]) * 32)), ExclusionBackoff(), NEWCOMERS, []))
+        for draw in range(8)
     }
-    assert len(orders) == 8 and chosen(Stalls(), NEWCOMERS) == chosen(Stalls(), NEWCOMERS[::-1])
+    assert len(orders) == 8 and chosen(ExclusionBackoff(), NEWCOMERS) == chosen(ExclusionBackoff(), NEWCOMERS[::-1])
 
 
 @pytest.mark.parametrize("late", [ELECTORS[0], VETERANS[0]])
@@ -80,7 +81,7 @@ def test_newcomers_that_were_members_are_tried_first_and_those_that_stalled_last
 @pytest.mark.parametrize(
     ("stalls", "tenured", "tried"),
     [
-        (Stalls(), 4, 8),
+        (ExclusionBackoff(), 4, 8),
         (on_probation(STRANGERS), 6, 6 // TRIED),
         (on_probation(STRANGERS), 1, 1),
         (on_probation(STRANGERS), 0, 8),
@@ -88,8 +89,8 @@ def test_newcomers_that_were_members_are_tried_first_and_those_that_stalled_last
     ],
     ids=["all", "on probation a quarter of the others", "but one", "all, where there are no others", "none that are out"],
 )
-def test_newcomers_are_tried(stalls: Stalls, tenured: int, tried: int) -> None:
-    everybody = chosen(Stalls(), [*TENURED[:tenured], *NEWCOMERS])
+def test_newcomers_are_tried(stalls: ExclusionBackoff, tenured: int, tried: int) -> None:
+    everybody = chosen(ExclusionBackoff(), [*TENURED[:tenured], *NEWCOMERS])
     assert chosen(stalls, [*TENURED[:tenured], *NEWCOMERS]) == everybody[: tenured + tried], "the first that the tip draws"
 
 
@@ -113,7 +114,7 @@ def test_a_token_admits_as_many_newcomers_as_it_may_and_members_need_none() -> N
 @pytest.mark.parametrize(
     ("members", "stalls", "owners"),
     [
-        ([*TENURED, *NEWCOMERS], Stalls(), TENURED),
+        ([*TENURED, *NEWCOMERS], ExclusionBackoff(), TENURED),
         (TENURED, on_probation(ELECTORS[0]), TENURED[1:]),
         (TENURED, out(ELECTORS[0]), TENURED[1:]),
         ([*TENURED, *NEWCOMERS], on_probation(*TENURED), TENURED),
@@ -128,7 +129,7 @@ def test_a_token_admits_as_many_newcomers_as_it_may_and_members_need_none() -> N
     ],
 )
 def test_chunks_are_owned_by_members_that_keep_nobody_waiting(
-    members: list[PeerId], stalls: Stalls, owners: list[PeerId]
+    members: list[PeerId], stalls: ExclusionBackoff, owners: list[PeerId]
 ) -> None:
     plan = plan_with(replace(SETTINGS, chunks=70), HERE, stalls, [a_member(peer) for peer in members[::-1]], {}, STATE)
     assert [member.peer for member in plan.members] == sorted(members) and len(plan.owners) == 70
@@ -138,7 +139,7 @@ def test_chunks_are_owned_by_members_that_keep_nobody_waiting(
 
 def test_a_member_with_more_bandwidth_owns_more_chunks_but_not_much_more() -> None:
     settings, bandwidths = replace(SETTINGS, chunks=100), {ELECTORS[0]: 4e6, **dict.fromkeys(ELECTORS[1:], 1e6)}
-    plan = plan_with(settings, HERE, Stalls(), [a_member(peer) for peer in ELECTORS], bandwidths, STATE)
+    plan = plan_with(settings, HERE, ExclusionBackoff(), [a_member(peer) for peer in ELECTORS], bandwidths, STATE)
     counts = Counter(plan.members[owner].peer for owner in plan.owners)
     assert counts[ELECTORS[0]] == most_chunks(100, 4, 4) == 38 and sum(counts.values()) == 100
 

@@ -11,8 +11,8 @@ import pytest
 
 from protocol.agreement.ballot import flaw_of_plan
 from protocol.agreement.events import PeerView, Send, View
-from protocol.agreement.policy import ANSWER_S, FINISH_S, LATE, RESEND_S, ClosingPolicy
-from protocol.allreduce.lateness import FIRST_ROUNDS, HURRIED, Patience
+from protocol.agreement.policy import ANSWER_S, FINISH_S, RESEND_S, ClosingPolicy
+from protocol.allreduce.lateness import FIRST_ROUNDS, HURRIED, LATE, Patience
 from protocol.chain.electorate import quorum_size
 from protocol.chain.progress import TasksInForce
 from protocol.run.admission import TokenUses, bearer_token, make_proof

@@ -12,11 +12,11 @@ from protocol.allreduce.lateness import (
     MAX_STALLED,
     STRANGERS,
     WINDOW,
-    Missed,
+    ExclusionBackoff,
+    LatenessBudget,
+    MissingParts,
     Observed,
     Patience,
-    Slowness,
-    Stalls,
     judge,
     share_of,
 )
@@ -27,7 +27,7 @@ LATE = PEERS[0]
 NEWCOMER, MEMBER = PeerId("newcomer"), PeerId("member")
 
 
-def stalling(stalls: Stalls, rounds: int, good_rounds: int = 0) -> dict[int, float]:
+def stalling(stalls: ExclusionBackoff, rounds: int, good_rounds: int = 0) -> dict[int, float]:
     """The rounds, of so many, that `LATE` stalls, and the share of our patience that each one costs.
 
     It does its part in so many rounds that count, then stalls one.
@@ -47,18 +47,18 @@ def stalling(stalls: Stalls, rounds: int, good_rounds: int = 0) -> dict[int, flo
 
 
 def test_a_first_stall_means_less_time_and_further_ones_ever_more_rounds_without_any() -> None:
-    assert stalling(Stalls(), 100) == {0: 1, 1: HURRIED, 6: HURRIED, 15: HURRIED, 32: HURRIED, 65: HURRIED}
-    assert list(stalling(Stalls(lenient=False), 100)) == [0, 5, 10, 19, 36, 69]
+    assert stalling(ExclusionBackoff(), 100) == {0: 1, 1: HURRIED, 6: HURRIED, 15: HURRIED, 32: HURRIED, 65: HURRIED}
+    assert list(stalling(ExclusionBackoff(lenient=False), 100)) == [0, 5, 10, 19, 36, 69]
 
 
 def test_who_stalls_when_its_probation_is_over_does_so_ever_more_rarely() -> None:
-    lost = stalling(Stalls(), 2000, good_rounds=MAX_ROUNDS - 1)
+    lost = stalling(ExclusionBackoff(), 2000, good_rounds=MAX_ROUNDS - 1)
     assert len(lost) <= 2000 // MAX_ROUNDS
-    assert sum(stalling(Stalls(), 2000, good_rounds=FIRST_ROUNDS).values()) <= 2000 / MAX_ROUNDS
+    assert sum(stalling(ExclusionBackoff(), 2000, good_rounds=FIRST_ROUNDS).values()) <= 2000 / MAX_ROUNDS
 
 
 def test_probation_ends_after_good_rounds_and_all_is_forgotten_after_many() -> None:
-    stalls = Stalls()
+    stalls = ExclusionBackoff()
     stalls.lost_with(LATE, 0)
     for round in range(1, 1 + FIRST_ROUNDS):
         assert stalls.share(LATE, round) == HURRIED
@@ -71,14 +71,14 @@ def test_probation_ends_after_good_rounds_and_all_is_forgotten_after_many() -> N
 
 
 def test_two_stalls_in_one_round_are_one() -> None:
-    stalls = Stalls()
+    stalls = ExclusionBackoff()
     stalls.lost_with(LATE, 7)
     stalls.lost_with(LATE, 7)
     assert stalls.share(LATE, 8) == HURRIED
 
 
 def test_a_round_in_which_it_does_not_count_is_not_to_its_credit() -> None:
-    stalls = Stalls(lenient=False)
+    stalls = ExclusionBackoff(lenient=False)
     stalls.lost_with(LATE, 0)
     for round in range(1, 1 + FIRST_ROUNDS):
         stalls.delivered(LATE, round)
@@ -86,7 +86,7 @@ def test_a_round_in_which_it_does_not_count_is_not_to_its_credit() -> None:
 
 
 def test_only_so_many_are_remembered() -> None:
-    stalls = Stalls()
+    stalls = ExclusionBackoff()
     crowd = [PeerId(f"peer {number}") for number in range(MAX_STALLED + 1)]
     for peer in crowd:
         stalls.lost_with(peer, 0)
@@ -96,7 +96,7 @@ def test_only_so_many_are_remembered() -> None:
 def test_strangers_answer_for_each_other_and_for_whoever_is_no_elector() -> None:
     base = BASE.__class__(BASE.round, 0, BASE.tip, (LATE,), (LATE, MEMBER))
     for late, less in [([LATE], {LATE}), ([MEMBER], {MEMBER, NEWCOMER}), ([NEWCOMER], {MEMBER, NEWCOMER})]:
-        stalls, later = Stalls(), replace(base, round=base.round + 1)
+        stalls, later = ExclusionBackoff(), replace(base, round=base.round + 1)
         judge(stalls, base, late, [LATE, MEMBER, NEWCOMER])
         assert {peer for peer in (LATE, MEMBER, NEWCOMER) if share_of(stalls, later, peer) < 1} == less
         assert stalls.share(NEWCOMER, later.round) == 1, "strangers are not remembered by name"
@@ -105,7 +105,7 @@ def test_strangers_answer_for_each_other_and_for_whoever_is_no_elector() -> None
 
 
 def test_strangers_are_out_for_few_rounds_only() -> None:
-    stalls, tried = Stalls(), []
+    stalls, tried = ExclusionBackoff(), []
     for round in range(100):
         if stalls.share(STRANGERS, round):
             stalls.lost_with(STRANGERS, round)
@@ -114,14 +114,14 @@ def test_strangers_are_out_for_few_rounds_only() -> None:
 
 
 def test_what_others_say_is_a_reason_for_probation_and_for_no_more() -> None:
-    stalls = Stalls()
+    stalls = ExclusionBackoff()
     for round in range(10):
         stalls.suspect(LATE, round)
         assert stalls.share(LATE, round + 1) == HURRIED
 
 
 def test_a_peer_is_missed_when_more_miss_it_than_may_lie_each_within_the_window() -> None:
-    missed = Missed()
+    missed = MissingParts()
     missed.note({LATE: {PEERS[1]}, PEERS[2]: {PEERS[1], PEERS[3]}}, 0)
     missed.note({LATE: {PEERS[1]}}, 1)
     assert missed.by_more_than(1, 1) == [PEERS[2]], "one signer counts once"
@@ -132,7 +132,7 @@ def test_a_peer_is_missed_when_more_miss_it_than_may_lie_each_within_the_window(
 
 
 def test_who_is_never_given_up_but_late_each_time_has_stalled_when_it_adds_up() -> None:
-    slowness, judged = Slowness(), []
+    slowness, judged = LatenessBudget(), []
     for round in range(12):
         slowness.note({LATE: 5.0, PEERS[1]: 1.0}, replace(BASE, round=round), fair_s=1.0)
         if slowness.take_beyond(10.0):
@@ -141,7 +141,7 @@ def test_who_is_never_given_up_but_late_each_time_has_stalled_when_it_adds_up() 
 
 
 def test_lateness_is_forgotten_after_some_rounds() -> None:
-    slowness = Slowness()
+    slowness = LatenessBudget()
     for round in range(0, 20 * WINDOW, WINDOW):
         slowness.note({LATE: 10.0}, replace(BASE, round=round), fair_s=0.0)
         assert slowness.take_beyond(10.0) == []
@@ -150,7 +150,7 @@ def test_lateness_is_forgotten_after_some_rounds() -> None:
 
 
 def test_the_lateness_of_ever_new_strangers_adds_up_and_that_of_many_at_a_time_counts_once() -> None:
-    slowness = Slowness()
+    slowness = LatenessBudget()
     slowness.note({PeerId(f"stranger {number}"): 4.0 for number in range(100)}, replace(BASE, round=0), fair_s=0.0)
     slowness.note({PeerId("another"): 4.0}, replace(BASE, round=1), fair_s=0.0)
     assert slowness.take_beyond(8.0) == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from protocol.allreduce.lateness import Ownership
+from protocol.allreduce.lateness import AverageDeadline
 from protocol.wire.identity import PeerId
 
 A, B, C, D, E, F, G = JURY = [PeerId(letter) for letter in "abcdefg"]
@@ -13,7 +13,7 @@ A, B, C, D, E, F, G = JURY = [PeerId(letter) for letter in "abcdefg"]
 def late(owners: str, here: Collection[int], *, then: Collection[int] = (), later: float = 1.5) -> str:
     """Who is late when some averages are here after a second, and further ones later."""
     by = [PeerId(owner) for owner in owners]
-    ownership = Ownership(by, len(JURY), 0.0)
+    ownership = AverageDeadline(by, len(JURY), 0.0)
     ownership.late(here, JURY, lambda chunk: by[chunk], 1.0)
     return "".join(sorted(ownership.late({*here, *then}, JURY, lambda chunk: by[chunk], later)))
 
@@ -49,7 +49,7 @@ def test_who_owns_more_has_as_much_more_time_as_it_has_more_to_send() -> None:
 
 def test_a_successor_is_not_late() -> None:
     by = [PeerId(owner) for owner in "abcdefg"]
-    ownership = Ownership(by, len(JURY), 0.0)
+    ownership = AverageDeadline(by, len(JURY), 0.0)
     ownership.late({0, 1, 2, 3}, JURY, lambda chunk: by[chunk], 1.0)
     assert ownership.late({0, 1, 2, 3}, JURY, lambda chunk: A if chunk == 4 else by[chunk], 2.0) == {F, G}
 
@@ -62,6 +62,6 @@ def test_who_owns_less_has_no_less_time_for_its_line_may_be_slower() -> None:
 
 
 def test_a_plan_of_one_member_has_nobody_who_is_late() -> None:
-    ownership = Ownership([A] * 8, 1, 0.0)
+    ownership = AverageDeadline([A] * 8, 1, 0.0)
     assert ownership.late(range(8), JURY, lambda chunk: A, 1.0) == set()
     assert ownership.late(range(8), JURY, lambda chunk: A, 9.0) == set()
