@@ -35,7 +35,7 @@ ALL = Figures(
 def test_each_figure_has_its_meaning() -> None:
     found = {what: (figure, meaning) for what, figure, meaning in rows(ALL, RUN)}
     assert found["encode, one core"] == ("1.0 G parameters/s, 4000 MB/s", "1.0 ms for the parameters of ours")
-    assert found["exchange, 3 peers here"][1] == "an exchange of ours takes 10.0 ms where lines cost nothing"
+    assert found["exchange, 3 peers here"][1] == "an exchange of ours takes 10.0 ms if lines take no time"
     assert found["training, demo model, cpu, 2 threads"] == (
         "5.0 k tokens/s",
         "a round of ours computes for very roughly 10 s",
