@@ -171,7 +171,7 @@ def expressions(argument: ast.expr) -> Iterator[str]:
 
 
 def test_a_name_that_nobody_chose_tells_nothing_of_the_computer() -> None:
-    source = (ROOT / "peer/commands/join.py").read_text()
+    source = (ROOT / "peer/daemon/settings.py").read_text()
     assert 'f"peer-{peer[-6:]}"' in source
     spies = ("gethostname", "getuser", "platform.node", "getpass")
     assert not any(spy in path.read_text() for path in sources() for spy in spies)
