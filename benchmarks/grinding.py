@@ -68,11 +68,11 @@ def own_problems(numbers: Iterator[tuple[PeerId, int]], tasks: TasksInForce) -> 
 def admitted(choices: Iterator[tuple[PeerId, int]], known: frozenset[PeerId]) -> Iterator[tuple[PeerId, int]]:
     """Those of these batches that a trainer takes when each of them is the first that its maker states."""
     rl = RlSection(environment="add")
-    scene = PoolContext(TRAINERS[0], Role.TRAINER, rl)
-    intake, before = Intake(scene, {}), TipChanged(1, {1: hash_bytes("tip", b"0")}, {}, ())
+    context = PoolContext(TRAINERS[0], Role.TRAINER, rl)
+    intake, before = Intake(context, {}), TipChanged(1, {1: hash_bytes("tip", b"0")}, {}, ())
     after = TipChanged(2, {**before.tips, 2: TIP}, {2: tuple(TRAINERS)}, (), known)
     intake.move(before, after, 0.0)
-    scene.moved = after
+    context.moved = after
     fields: dict[str, Any] = {"version": 2, "tip": TIP, "incarnation": 1, "rollouts": 1, "tokens": 1, "size": 1, "root": TIP}
     for peer, number in choices:
         if intake.admits(PooledBatch(peer, RolloutBatch.model_construct(number=number, **fields), b""), 0.0):

@@ -1,11 +1,16 @@
-"""Context of the batches at one peer: the chain, the live validators, and the trust in other peers."""
+"""Treatment of batches by each role, and its context at one peer: the chain, the live validators, and the trust in peers.
+
+Pure.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
 from protocol.events.events import BatchDecided, BatchJudged, Event, RolloutPeerSetAside, ValidatorSetAside
 from protocol.rollouts.batch import (
+    WITHHELD,
     BatchDeal,
     BytesLocation,
     Decision,
@@ -13,18 +18,28 @@ from protocol.rollouts.batch import (
     PooledBatch,
     found_in,
     is_for,
+    opinion_of,
     order_of,
     places_of,
+    reason_of,
     some_of,
     trainer_of,
 )
-from protocol.rollouts.events import DiscardBytes, EmitEvent, GossipVerdicts, PoolEffect, TipChanged
+from protocol.rollouts.events import (
+    CompareScores,
+    DiscardBytes,
+    EmitEvent,
+    GossipDeal,
+    GossipVerdicts,
+    PoolEffect,
+    TipChanged,
+)
 from protocol.rollouts.trust import TrustScores
 from protocol.run.sections import RlSection
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.presence import Role
-from protocol.wire.rollouts import CODES, Judgement, Reason, Verdict
+from protocol.wire.rollouts import CODES, UNSCORED, Judgement, Reason, Verdict
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Batches, verdicts and decisions as events.
@@ -246,3 +261,213 @@ def discard(batch: PooledBatch) -> list[PoolEffect]:
         return []
     batch.bytes_ = BytesLocation.GONE
     return [DiscardBytes(batch.root)]
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Treatment of a batch by a validator, and by a trainer that it is for.  Pure.
+#
+# A trainer decides on a batch once and for all:
+#
+# * Accepted: every validator that it is dealt to has accepted all of its rollouts.  So has our own check, if one was drawn.
+# * Rejected: our own check rejected a rollout, or we could not get the bytes.  Each rejection by a validator is checked:
+#   honest peers make no such rollout, and so either the maker or the validator has lied.
+# * Stale: neither happened while the batch was young enough, or nobody could tell.
+#
+# Our own check takes the place of validators that are missing, silent or set aside.  It takes the place of all of them for a
+# trainer that was not in the last record, for which nobody works yet.
+
+
+SURE = (Opinion.GOOD, Opinion.BAD)
+
+
+class RolePolicy(Protocol):
+    """Treatment of another peer's batch before it is decided."""
+
+    def look(self, batch: PooledBatch, now: float) -> list[PoolEffect]:
+        """Return the effects that are due now; set `batch.wanted` if we are to check the batch."""
+        ...
+
+    def needs_bytes(self, batch: PooledBatch) -> bool:
+        """Return True if the bytes are to be fetched."""
+        ...
+
+    def unavailable(self, batch: PooledBatch) -> list[PoolEffect]:
+        """Return the effects of bytes that nobody has."""
+        ...
+
+    def checked(self, batch: PooledBatch, codes: bytes) -> list[PoolEffect]:
+        """Return the effects of our own verdicts."""
+        ...
+
+    def compare(self, batch: PooledBatch, validator: PeerId) -> list[PoolEffect]:
+        """Return the effects of another peer's verdicts beside our own."""
+        ...
+
+
+class ObserverPolicy:
+    """Duty of peers that only hand messages on."""
+
+    def look(self, batch: PooledBatch, now: float) -> list[PoolEffect]:
+        """As `RolePolicy.look`."""
+        return []
+
+    def needs_bytes(self, batch: PooledBatch) -> bool:
+        """As `RolePolicy.needs_bytes`."""
+        return False
+
+    def unavailable(self, batch: PooledBatch) -> list[PoolEffect]:
+        """As `RolePolicy.unavailable`."""
+        return []
+
+    def checked(self, batch: PooledBatch, codes: bytes) -> list[PoolEffect]:
+        """As `RolePolicy.checked`."""
+        return []
+
+    def compare(self, batch: PooledBatch, validator: PeerId) -> list[PoolEffect]:
+        """As `RolePolicy.compare`."""
+        return []
+
+
+class ValidatorPolicy(ObserverPolicy):
+    """Duty of a validator: it verifies the batches that are dealt to it, and states its verdicts."""
+
+    def __init__(self, context: PoolContext) -> None:
+        self._context = context
+
+    def look(self, batch: PooledBatch, now: float) -> list[PoolEffect]:
+        """As `RolePolicy.look`."""
+        batch.wanted = batch.own is None and (batch.wanted or self._is_dealt_to_me(batch, now))
+        return []
+
+    def _is_dealt_to_me(self, batch: PooledBatch, now: float) -> bool:
+        for dealt in batch.deals.values():
+            turn, _ = self._context.turn(batch, dealt, now)
+            said = [peer for peer in turn if opinion_in(batch, peer) in SURE]
+            if self._context.me in turn and len(said) < places_of(dealt.beacon):
+                return True
+        return False
+
+    def needs_bytes(self, batch: PooledBatch) -> bool:
+        """As `RolePolicy.needs_bytes`."""
+        return batch.wanted
+
+    def unavailable(self, batch: PooledBatch) -> list[PoolEffect]:
+        """As `RolePolicy.unavailable`."""
+        return self._context.say(batch, bytes([WITHHELD]) * batch.body.rollouts)
+
+    def checked(self, batch: PooledBatch, codes: bytes) -> list[PoolEffect]:
+        """As `RolePolicy.checked`."""
+        return self._context.say(batch, codes)
+
+
+class TrainerPolicy(ObserverPolicy):
+    """Duty of a trainer: it deals the batches that are for it, hears the verdicts, checks, and decides.
+
+    admits: returns True if the turn of a batch that is for us has come.  draw: gives each name a number from 0 to 1 that
+    nobody else can foresee.
+    """
+
+    def __init__(
+        self, context: PoolContext, admits: Callable[[PooledBatch, float], bool], draw: Callable[[Hash], float]
+    ) -> None:
+        self._context, self._admits, self._draw = context, admits, draw
+
+    def needs_bytes(self, batch: PooledBatch) -> bool:
+        """As `RolePolicy.needs_bytes`."""
+        return batch.is_due and self._context.is_mine(batch)
+
+    def look(self, batch: PooledBatch, now: float) -> list[PoolEffect]:
+        """As `RolePolicy.look`."""
+        context = self._context
+        if not context.is_mine(batch) or batch.own is not None:
+            return []
+        batch.is_due = batch.is_due or self._admits(batch, now)
+        if not batch.is_due:
+            return []
+        batch.led = True
+        dealt = batch.deals.get(context.me)
+        if dealt is None:
+            if context.validators - {batch.author} and context.trainer_of(batch) == context.me:
+                return (
+                    [GossipDeal(batch)] if batch.bytes_ is BytesLocation.HERE else []
+                )  # a withheld batch costs nobody else anything
+            batch.wanted = True  # no validator works for us yet, or none lives
+            return []
+        turn, more = context.turn(batch, dealt, now)
+        said = [peer for peer in turn if opinion_in(batch, peer) in SURE]
+        is_bad = any(opinion_in(batch, peer) is Opinion.BAD for peer in said)
+        if is_bad or any(context.standing.aside(peer) for peer in turn):
+            batch.wanted = True
+        elif len(said) >= places_of(dealt.beacon):
+            chance = max(map(context.standing.chance, [batch.author, *said]))
+            batch.wanted = batch.wanted or self._draw(batch.root) < chance
+            if not batch.wanted and batch.bytes_ is BytesLocation.HERE:
+                return context.decide(batch, Decision.ACCEPTED)
+        elif not more:
+            batch.wanted = True  # enough have been asked
+        return []
+
+    def unavailable(self, batch: PooledBatch) -> list[PoolEffect]:
+        """As `RolePolicy.unavailable`."""
+        batch.is_withheld = True
+        self._context.standing.anomaly(batch.author)
+        said = self._context.say(
+            batch, bytes([WITHHELD]) * batch.body.rollouts
+        )  # for the maker: we have not dealt the batch
+        return [*said, *self._context.decide(batch, Decision.REJECTED, Reason.WITHHELD)]
+
+    def checked(self, batch: PooledBatch, codes: bytes) -> list[PoolEffect]:
+        """As `RolePolicy.checked`."""
+        context, opinion, reason = self._context, opinion_of(codes), reason_of(codes)
+        effects = context.say(batch, codes)
+        for validator in [*batch.judgements]:
+            effects += self.compare(batch, validator)
+        self._note_agreement(batch, opinion)
+        if opinion is Opinion.GOOD:
+            context.standing.right(batch.author)
+            return [*effects, *context.decide(batch, Decision.ACCEPTED)]
+        if opinion is Opinion.BAD:
+            aside = context.set_aside(batch.author, f"a rollout that we checked: {reason.value}")
+            return [*effects, *context.decide(batch, Decision.REJECTED, reason), *aside]
+        if reason is Reason.NONE:
+            return [*effects, *context.decide(batch, Decision.STALE)]
+        context.standing.anomaly(batch.author)
+        return [*effects, *context.decide(batch, Decision.REJECTED, reason)]
+
+    def compare(self, batch: PooledBatch, validator: PeerId) -> list[PoolEffect]:
+        """Set a validator aside if our check contradicts its verdict, or a score that all computers come to.
+
+        Over other scores honest peers may differ: then the maker, or the set of tasks, is at fault.
+        """
+        context = self._context
+        if batch.own is None or validator == context.me:
+            return []
+        ours, theirs = opinion_of(batch.own), opinion_in(batch, validator)
+        if ours is Opinion.UNSURE or theirs not in SURE:
+            return []
+        if ours is not theirs and not batch.sure:
+            context.standing.anomaly(validator)
+            return []
+        if ours is not theirs:
+            said = "accepted" if theirs is Opinion.GOOD else "rejected"
+            return context.set_aside(validator, f"it {said} rollouts, and our own check says the contrary", Role.VALIDATOR)
+        scores = batch.judgements[validator].scores
+        if ours is Opinion.BAD or batch.scores is None or scores is None:
+            return []
+        if any(scores[place] not in (batch.scores[place], UNSCORED) for place in batch.exact):
+            return context.set_aside(validator, "it gave rollouts other scores than those of our own check", Role.VALIDATOR)
+        dealt = batch.deals.get(context.me)
+        is_asked = dealt is not None and validator in dealt.order[: places_of(dealt.beacon)]
+        return (
+            [CompareScores(batch, batch.scores, scores)] if is_asked else []
+        )  # else a crowd of keys outvotes the peers asked
+
+    def _note_agreement(self, batch: PooledBatch, ours: Opinion) -> None:
+        """Note that each validator asked was right if it had said the same before us.
+
+        Others may only repeat what they heard.
+        """
+        standing, dealt = self._context.standing, batch.deals.get(self._context.me)
+        for validator in dealt.turn if dealt is not None and ours in SURE else ():
+            if opinion_in(batch, validator) is ours and not standing.aside(validator):
+                standing.right(validator)

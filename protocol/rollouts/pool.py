@@ -1,7 +1,7 @@
 """Pure state machine of the batches that a peer knows: heard, dealt, judged, decided, used, forgotten.
 
-The peer's role decides how it treats a batch (`RolePolicy`).  Batches are bounded in number, in bytes and in checks, for all
-peers together and for each (`protocol.rollouts.trust`).
+The peer's role decides how it treats a batch (`protocol.rollouts.policy`).  Batches are bounded in number, in bytes and in
+checks, for all peers together and for each (`protocol.rollouts.trust`).
 """
 
 from __future__ import annotations
@@ -9,29 +9,22 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from protocol.rollouts.batch import (
     MOST_DEATHS,
     UNSURE,
-    WITHHELD,
     BatchDeal,
     BytesLocation,
     Decision,
-    Opinion,
     PooledBatch,
     Slot,
     found_in,
     is_well_formed,
     lot_of,
-    opinion_of,
-    places_of,
-    reason_of,
 )
 from protocol.rollouts.events import (
     BatchHeard,
     BatchVerified,
-    CompareScores,
     ContradictoryBatches,
     DealHeard,
     DiscardBytes,
@@ -40,7 +33,6 @@ from protocol.rollouts.events import (
     FetchBatch,
     FetchEnded,
     ForwardBatch,
-    GossipDeal,
     JudgementHeard,
     PoolEffect,
     PoolEvent,
@@ -49,13 +41,22 @@ from protocol.rollouts.events import (
     TrainerIdle,
     VerifyBatch,
 )
-from protocol.rollouts.policy import PATIENCE, PoolContext, discard, judged, opinion_in
+from protocol.rollouts.policy import (
+    PATIENCE,
+    ObserverPolicy,
+    PoolContext,
+    RolePolicy,
+    TrainerPolicy,
+    ValidatorPolicy,
+    discard,
+    judged,
+)
 from protocol.rollouts.trust import MOST_BATCHES, PoolLimits
 from protocol.run.sections import RlSection
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.presence import Role
-from protocol.wire.rollouts import MAX_BATCHES, UNSCORED, Reason, RolloutBatch
+from protocol.wire.rollouts import MAX_BATCHES, RolloutBatch
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Intake of batches by a trainer: from makers that it knew before the version, and in the order of their numbers.
@@ -95,8 +96,8 @@ class _MakerSequence:
 class Intake:
     """Intake of one trainer.  slots: the known batches."""
 
-    def __init__(self, scene: PoolContext, slots: Mapping[Slot, PooledBatch]) -> None:
-        self._scene, self._slots = scene, slots
+    def __init__(self, context: PoolContext, slots: Mapping[Slot, PooledBatch]) -> None:
+        self._context, self._slots = context, slots
         self._sequences: OrderedDict[tuple[PeerId, Hash], _MakerSequence] = OrderedDict()
         self._known: dict[Hash, frozenset[PeerId]] = {}
         """Makers that we knew, if any, when a version came to us after the one before it; by the version's tip."""
@@ -124,7 +125,7 @@ class Intake:
         known = self._known.get(Hash(batch.body.tip))
         if known is None or batch.author in known:
             return True
-        if now - max(self._came_at, self._scene.accepted_at) < NEWCOMERS_S:
+        if now - max(self._came_at, self._context.accepted_at) < NEWCOMERS_S:
             return False
         del self._known[Hash(batch.body.tip)]
         return True
@@ -154,219 +155,14 @@ class Intake:
             sequence.held_since = now
         if now - sequence.held_since < HOLD_S:
             return False
-        self._scene.standing.anomaly(author)
+        self._context.standing.anomaly(author)
         return True
 
     def _ours(self, batch: PooledBatch, start: int) -> int:
         """Return the first number from `start` on that is for us at the version of `batch`, whose own number is for us."""
         author, tip, _ = batch.slot
         numbers = range(start, MAX_BATCHES)
-        return next(number for number in numbers if self._scene.is_ours(batch.body.version, lot_of(tip, author, number)))
-
-
-# ------------------------------------------------------------------------------------------------------------------------
-# Treatment of a batch by a validator, and by a trainer that it is for.  Pure.
-#
-# A trainer decides on a batch once and for all:
-#
-# * Accepted: every validator that it is dealt to has accepted all of its rollouts.  So has our own check, if one was drawn.
-# * Rejected: our own check rejected a rollout, or we could not get the bytes.  Each rejection by a validator is checked:
-#   honest peers make no such rollout, and so either the maker or the validator has lied.
-# * Stale: neither happened while the batch was young enough, or nobody could tell.
-#
-# Our own check takes the place of validators that are missing, silent or set aside.  It takes the place of all of them for a
-# trainer that was not in the last record, for which nobody works yet.
-
-
-SURE = (Opinion.GOOD, Opinion.BAD)
-
-
-class RolePolicy(Protocol):
-    """Treatment of another peer's batch before it is decided."""
-
-    def look(self, batch: PooledBatch, now: float) -> list[PoolEffect]:
-        """Return the effects that are due now; set `batch.wanted` if we are to check the batch."""
-        ...
-
-    def needs_bytes(self, batch: PooledBatch) -> bool:
-        """Return True if the bytes are to be fetched."""
-        ...
-
-    def unavailable(self, batch: PooledBatch) -> list[PoolEffect]:
-        """Return the effects of bytes that nobody has."""
-        ...
-
-    def checked(self, batch: PooledBatch, codes: bytes) -> list[PoolEffect]:
-        """Return the effects of our own verdicts."""
-        ...
-
-    def compare(self, batch: PooledBatch, validator: PeerId) -> list[PoolEffect]:
-        """Return the effects of another peer's verdicts beside our own."""
-        ...
-
-
-class ObserverPolicy:
-    """Duty of peers that only hand messages on."""
-
-    def look(self, batch: PooledBatch, now: float) -> list[PoolEffect]:
-        """As `RolePolicy.look`."""
-        return []
-
-    def needs_bytes(self, batch: PooledBatch) -> bool:
-        """As `RolePolicy.needs_bytes`."""
-        return False
-
-    def unavailable(self, batch: PooledBatch) -> list[PoolEffect]:
-        """As `RolePolicy.unavailable`."""
-        return []
-
-    def checked(self, batch: PooledBatch, codes: bytes) -> list[PoolEffect]:
-        """As `RolePolicy.checked`."""
-        return []
-
-    def compare(self, batch: PooledBatch, validator: PeerId) -> list[PoolEffect]:
-        """As `RolePolicy.compare`."""
-        return []
-
-
-class ValidatorPolicy(ObserverPolicy):
-    """Duty of a validator: it verifies the batches that are dealt to it, and states its verdicts."""
-
-    def __init__(self, scene: PoolContext) -> None:
-        self._scene = scene
-
-    def look(self, batch: PooledBatch, now: float) -> list[PoolEffect]:
-        """As `RolePolicy.look`."""
-        batch.wanted = batch.own is None and (batch.wanted or self._is_dealt_to_me(batch, now))
-        return []
-
-    def _is_dealt_to_me(self, batch: PooledBatch, now: float) -> bool:
-        for dealt in batch.deals.values():
-            turn, _ = self._scene.turn(batch, dealt, now)
-            said = [peer for peer in turn if opinion_in(batch, peer) in SURE]
-            if self._scene.me in turn and len(said) < places_of(dealt.beacon):
-                return True
-        return False
-
-    def needs_bytes(self, batch: PooledBatch) -> bool:
-        """As `RolePolicy.needs_bytes`."""
-        return batch.wanted
-
-    def unavailable(self, batch: PooledBatch) -> list[PoolEffect]:
-        """As `RolePolicy.unavailable`."""
-        return self._scene.say(batch, bytes([WITHHELD]) * batch.body.rollouts)
-
-    def checked(self, batch: PooledBatch, codes: bytes) -> list[PoolEffect]:
-        """As `RolePolicy.checked`."""
-        return self._scene.say(batch, codes)
-
-
-class TrainerPolicy(ObserverPolicy):
-    """Duty of a trainer: it deals the batches that are for it, hears the verdicts, checks, and decides.
-
-    draw: gives each name a number from 0 to 1 that nobody else can foresee.
-    """
-
-    def __init__(self, scene: PoolContext, intake: Intake, draw: Callable[[Hash], float]) -> None:
-        self._scene, self._intake, self._draw = scene, intake, draw
-
-    def needs_bytes(self, batch: PooledBatch) -> bool:
-        """As `RolePolicy.needs_bytes`."""
-        return batch.is_due and self._scene.is_mine(batch)
-
-    def look(self, batch: PooledBatch, now: float) -> list[PoolEffect]:
-        """As `RolePolicy.look`."""
-        scene = self._scene
-        if not scene.is_mine(batch) or batch.own is not None:
-            return []
-        batch.is_due = batch.is_due or self._intake.admits(batch, now)
-        if not batch.is_due:
-            return []
-        batch.led = True
-        dealt = batch.deals.get(scene.me)
-        if dealt is None:
-            if scene.validators - {batch.author} and scene.trainer_of(batch) == scene.me:
-                return (
-                    [GossipDeal(batch)] if batch.bytes_ is BytesLocation.HERE else []
-                )  # a withheld batch costs nobody else anything
-            batch.wanted = True  # no validator works for us yet, or none lives
-            return []
-        turn, more = scene.turn(batch, dealt, now)
-        said = [peer for peer in turn if opinion_in(batch, peer) in SURE]
-        is_bad = any(opinion_in(batch, peer) is Opinion.BAD for peer in said)
-        if is_bad or any(scene.standing.aside(peer) for peer in turn):
-            batch.wanted = True
-        elif len(said) >= places_of(dealt.beacon):
-            chance = max(map(scene.standing.chance, [batch.author, *said]))
-            batch.wanted = batch.wanted or self._draw(batch.root) < chance
-            if not batch.wanted and batch.bytes_ is BytesLocation.HERE:
-                return scene.decide(batch, Decision.ACCEPTED)
-        elif not more:
-            batch.wanted = True  # enough have been asked
-        return []
-
-    def unavailable(self, batch: PooledBatch) -> list[PoolEffect]:
-        """As `RolePolicy.unavailable`."""
-        batch.is_withheld = True
-        self._scene.standing.anomaly(batch.author)
-        said = self._scene.say(batch, bytes([WITHHELD]) * batch.body.rollouts)  # for the maker: we have not dealt the batch
-        return [*said, *self._scene.decide(batch, Decision.REJECTED, Reason.WITHHELD)]
-
-    def checked(self, batch: PooledBatch, codes: bytes) -> list[PoolEffect]:
-        """As `RolePolicy.checked`."""
-        scene, opinion, reason = self._scene, opinion_of(codes), reason_of(codes)
-        effects = scene.say(batch, codes)
-        for validator in [*batch.judgements]:
-            effects += self.compare(batch, validator)
-        self._note_agreement(batch, opinion)
-        if opinion is Opinion.GOOD:
-            scene.standing.right(batch.author)
-            return [*effects, *scene.decide(batch, Decision.ACCEPTED)]
-        if opinion is Opinion.BAD:
-            aside = scene.set_aside(batch.author, f"a rollout that we checked: {reason.value}")
-            return [*effects, *scene.decide(batch, Decision.REJECTED, reason), *aside]
-        if reason is Reason.NONE:
-            return [*effects, *scene.decide(batch, Decision.STALE)]
-        scene.standing.anomaly(batch.author)
-        return [*effects, *scene.decide(batch, Decision.REJECTED, reason)]
-
-    def compare(self, batch: PooledBatch, validator: PeerId) -> list[PoolEffect]:
-        """Set a validator aside if our check contradicts its verdict, or a score that all computers come to.
-
-        Over other scores honest peers may differ: then the maker, or the set of tasks, is at fault.
-        """
-        scene = self._scene
-        if batch.own is None or validator == scene.me:
-            return []
-        ours, theirs = opinion_of(batch.own), opinion_in(batch, validator)
-        if ours is Opinion.UNSURE or theirs not in SURE:
-            return []
-        if ours is not theirs and not batch.sure:
-            scene.standing.anomaly(validator)
-            return []
-        if ours is not theirs:
-            said = "accepted" if theirs is Opinion.GOOD else "rejected"
-            return scene.set_aside(validator, f"it {said} rollouts, and our own check says the contrary", Role.VALIDATOR)
-        scores = batch.judgements[validator].scores
-        if ours is Opinion.BAD or batch.scores is None or scores is None:
-            return []
-        if any(scores[place] not in (batch.scores[place], UNSCORED) for place in batch.exact):
-            return scene.set_aside(validator, "it gave rollouts other scores than those of our own check", Role.VALIDATOR)
-        dealt = batch.deals.get(scene.me)
-        is_asked = dealt is not None and validator in dealt.order[: places_of(dealt.beacon)]
-        return (
-            [CompareScores(batch, batch.scores, scores)] if is_asked else []
-        )  # else a crowd of keys outvotes the peers asked
-
-    def _note_agreement(self, batch: PooledBatch, ours: Opinion) -> None:
-        """Note that each validator asked was right if it had said the same before us.
-
-        Others may only repeat what they heard.
-        """
-        standing, dealt = self._scene.standing, batch.deals.get(self._scene.me)
-        for validator in dealt.turn if dealt is not None and ours in SURE else ():
-            if opinion_in(batch, validator) is ours and not standing.aside(validator):
-                standing.right(validator)
+        return next(number for number in numbers if self._context.is_ours(batch.body.version, lot_of(tip, author, number)))
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -384,16 +180,16 @@ class Pool:
     """Batches that one peer knows.  draw: as for `TrainerPolicy`."""
 
     def __init__(self, me: PeerId, role: Role, rl: RlSection, draw: Callable[[Hash], float]) -> None:
-        self._scene = scene = PoolContext(me, role, rl)
+        self._context = context = PoolContext(me, role, rl)
         self._slots: dict[Slot, PooledBatch] = {}
-        self._intake = Intake(scene, self._slots)
+        self._intake = Intake(context, self._slots)
         self._duty: RolePolicy = ObserverPolicy()
         if role is Role.TRAINER:
-            self._duty = TrainerPolicy(scene, self._intake, draw)
+            self._duty = TrainerPolicy(context, self._intake.admits, draw)
         elif role is Role.VALIDATOR:
-            self._duty = ValidatorPolicy(scene)
-        self.standing = scene.standing
-        self._room = PoolLimits(scene.standing, AHEAD_ROUNDS * rl.batches_per_round)
+            self._duty = ValidatorPolicy(context)
+        self.standing = context.standing
+        self._room = PoolLimits(context.standing, AHEAD_ROUNDS * rl.batches_per_round)
         self._batches: dict[tuple[PeerId, Hash], PooledBatch] = {}
         self._lacking: dict[tuple[PeerId, Hash], PooledBatch] = {}
         """Batches whose bytes are to be fetched."""
@@ -433,16 +229,16 @@ class Pool:
         A batch that nobody has judged for long does not count, as its trainer is gone or mute: one record may hold enough
         free keys to be dealt nearly all of our batches.
         """
-        young = now - PATIENCE * self._scene.rl.judge_s
-        return sum(batch.author == self._scene.me and not batch.judgements and batch.at > young for batch in self)
+        young = now - PATIENCE * self._context.rl.judge_s
+        return sum(batch.author == self._context.me and not batch.judgements and batch.at > young for batch in self)
 
     def unanswered(self) -> list[PooledBatch]:
         """Return our batches that nobody has dealt or judged."""
-        return [batch for batch in self if batch.author == self._scene.me and not batch.deals and not batch.judgements]
+        return [batch for batch in self if batch.author == self._context.me and not batch.deals and not batch.judgements]
 
     def usable(self, version: int) -> list[PooledBatch]:
         """Return the batches that a trainer may learn from at this version and has not yet; the oldest version first."""
-        oldest = version - self._scene.rl.max_async
+        oldest = version - self._context.rl.max_async
         found = [
             batch
             for batch in self._batches.values()
@@ -451,7 +247,7 @@ class Pool:
             and batch.key not in self.before
             and batch.bytes_ is BytesLocation.HERE
             and oldest <= batch.body.version <= version
-            and self._scene.is_mine(batch)
+            and self._context.is_mine(batch)
         ]
         return sorted(found, key=lambda batch: (batch.body.version, batch.root))
 
@@ -503,7 +299,7 @@ class Pool:
             case TipChanged():
                 return self._move(event, now)
             case PoolTick():
-                self._scene.tick(event.validators, event.kept, now)
+                self._context.tick(event.validators, event.kept, now)
                 return [effect for batch in self for effect in self._look(batch, now)]
             case FetchEnded():
                 return self._fetched(event, now)
@@ -512,7 +308,7 @@ class Pool:
             case TrainerIdle():
                 return self._next_check()
             case Ejected():
-                return [*self._scene.set_aside(event.peer, event.reason), *self._drop_all_of(event.peer)]
+                return [*self._context.set_aside(event.peer, event.reason), *self._drop_all_of(event.peer)]
 
     # -- statements ---------------------------------------------------------------------------------------------------
 
@@ -523,7 +319,7 @@ class Pool:
         known = self._slots.get((author, Hash(body.tip), body.number))
         if known is not None:
             return self._hear_again(known, event)
-        is_ours = author == self._scene.me
+        is_ours = author == self._context.me
         batch = PooledBatch(author, body, event.raw, now, bytes_=BytesLocation.HERE if is_ours else BytesLocation.ABSENT)
         if batch.key in self._batches:
             return []
@@ -556,7 +352,7 @@ class Pool:
 
     def _is_possible(self, body: RolloutBatch) -> bool:
         """Return True if an honest peer may have stated this lately."""
-        moved, rl = self._scene.moved, self._scene.rl
+        moved, rl = self._context.moved, self._context.rl
         known = body.tip if body.version > moved.version else moved.tips.get(body.version)
         return (
             moved.version - rl.max_async <= body.version <= moved.version + AHEAD
@@ -568,32 +364,32 @@ class Pool:
 
     def _hear_deal(self, event: DealHeard, now: float) -> list[PoolEffect]:
         batch = self.find(event.author, event.root)
-        if batch is None or event.trainer in batch.deals or event.trainer != self._scene.trainer_of(batch):
+        if batch is None or event.trainer in batch.deals or event.trainer != self._context.trainer_of(batch):
             return []
         batch.deals[event.trainer] = BatchDeal(event.beacon, now)
         return [ForwardBatch(), *self._look(batch, now)]
 
     def _hear_judgement(self, event: JudgementHeard, now: float) -> list[PoolEffect]:
-        scene, validator, codes, scores = self._scene, event.validator, event.body.codes, event.body.scores
+        context, validator, codes, scores = self._context, event.validator, event.body.codes, event.body.scores
         batch = self.find(PeerId(event.body.author), Hash(event.body.root))
-        if batch is None or not is_well_formed(codes, scores, batch.body) or not scene.is_heard(batch, validator):
+        if batch is None or not is_well_formed(codes, scores, batch.body) or not context.is_heard(batch, validator):
             return []
         batch.judgements[validator] = found_in(codes, scores)
-        scene.note_voice(validator)
+        context.note_voice(validator)
         effects: list[PoolEffect] = [ForwardBatch()]
-        if batch.author == scene.me:
+        if batch.author == context.me:
             effects.append(EmitEvent(judged(batch, validator, codes)))
         effects += self._duty.compare(batch, validator)
-        effects += scene.accuse(batch)
+        effects += context.accuse(batch)
         return [*effects, *self._drop_all_of(batch.author), *self._look(batch, now)]
 
     def _move(self, moved: TipChanged, now: float) -> list[PoolEffect]:
-        self._intake.move(self._scene.moved, moved, now)
-        self._scene.move(moved)
+        self._intake.move(self._context.moved, moved, now)
+        self._context.move(moved)
         effects: list[PoolEffect] = []
         for batch in self:
             version = batch.body.version
-            is_old = version < moved.version - self._scene.rl.max_async
+            is_old = version < moved.version - self._context.rl.max_async
             if is_old or (version <= moved.version and moved.tips.get(version) != batch.body.tip):
                 effects += self._end(batch)
         return effects
@@ -606,7 +402,7 @@ class Pool:
         if batch.used or batch.is_named:
             self._lacking.pop(batch.key, None)
             return discard(batch)  # else old batches would hold the room that new ones need
-        if batch.decision is not None or batch.author == self._scene.me:
+        if batch.decision is not None or batch.author == self._context.me:
             return []
         effects = self._duty.look(batch, now)
         if batch.bytes_ is BytesLocation.ABSENT and batch.decision is None and self._duty.needs_bytes(batch):
@@ -632,7 +428,7 @@ class Pool:
 
     def _will_be_decided(self, batch: PooledBatch) -> bool:
         """Return False for a batch that is another trainer's by now, or of a version that cannot be checked here now."""
-        return self._duty.needs_bytes(batch) and self._scene.is_checkable(batch)
+        return self._duty.needs_bytes(batch) and self._context.is_checkable(batch)
 
     def _next_check(self) -> list[PoolEffect]:
         """Choose the next batch to check: peers with a clean history and others take turns.
@@ -640,13 +436,16 @@ class Pool:
         In either group, the maker that had the fewest checks comes first.  A trainer checks no more while it has enough
         accepted batches for several rounds, of versions whose tasks its trainer process has.
         """
-        accepted = self.usable(self._scene.moved.version)
-        if sum(map(self._scene.is_checkable, accepted)) >= ENOUGH * self._scene.rl.batches_per_round:
+        accepted = self.usable(self._context.moved.version)
+        if sum(map(self._context.is_checkable, accepted)) >= ENOUGH * self._context.rl.batches_per_round:
             return []
         waiting = [
             batch
             for batch in self._batches.values()
-            if batch.wanted and not batch.checking and batch.bytes_ is BytesLocation.HERE and self._scene.is_checkable(batch)
+            if batch.wanted
+            and not batch.checking
+            and batch.bytes_ is BytesLocation.HERE
+            and self._context.is_checkable(batch)
         ]
         if not waiting:
             return []
@@ -686,14 +485,14 @@ class Pool:
         if batch.used:
             return []
         self._lacking.pop(batch.key, None)
-        return [*self._scene.decide(batch, decision), *discard(batch)]
+        return [*self._context.decide(batch, decision), *discard(batch)]
 
     def _end(self, batch: PooledBatch) -> list[PoolEffect]:
         """Forget a batch; an undecided one becomes stale."""
         del self._batches[batch.key]
         self._lacking.pop(batch.key, None)
         del self._slots[batch.slot]
-        effects = [*self._scene.decide(batch, Decision.STALE), *discard(batch)]
+        effects = [*self._context.decide(batch, Decision.STALE), *discard(batch)]
         if batch.led and batch.decision is not None:
             self._past[batch.place] = batch.decision
             if len(self._past) > MOST_BATCHES:

@@ -10,11 +10,11 @@ from unittest.mock import patch
 import pytest
 
 from protocol.node.contributor import Contributor
-from protocol.rollouts import pool
+from protocol.rollouts import policy
 from protocol.rollouts.batch import BytesLocation, Decision, Opinion, PooledBatch
 from protocol.rollouts.events import PoolEffect
-from protocol.rollouts.policy import PoolContext
-from protocol.rollouts.pool import Pool, TrainerPolicy
+from protocol.rollouts.policy import PoolContext, TrainerPolicy
+from protocol.rollouts.pool import Pool
 from protocol.rollouts.selection import SelectedBatches, Selection
 from protocol.rollouts.trust import TrustScores
 from protocol.trainer_link import Contribution
@@ -46,14 +46,14 @@ def _unverified() -> Any:
         batch.is_due = True
         batch.led = self.needs_bytes(batch)
         ready = batch.led and batch.bytes_ is BytesLocation.HERE
-        return self._scene.decide(batch, Decision.ACCEPTED) if ready else []
+        return self._context.decide(batch, Decision.ACCEPTED) if ready else []
 
     return patch.object(TrainerPolicy, "look", look)
 
 
 def _own_check_ignored() -> Any:
     """A trainer takes everything that it has checked, whatever it found."""
-    return patch.object(pool, "opinion_of", lambda codes: Opinion.GOOD)
+    return patch.object(policy, "opinion_of", lambda codes: Opinion.GOOD)
 
 
 def _undecided_used() -> Any:
@@ -105,9 +105,9 @@ def _validators_believed() -> Any:
     return patch.object(PoolContext, "accuse", _accused)
 
 
-def _accused(scene: PoolContext, batch: PooledBatch) -> list[PoolEffect]:
+def _accused(context: PoolContext, batch: PooledBatch) -> list[PoolEffect]:
     bad = any(found.opinion is Opinion.BAD for found in batch.judgements.values())
-    return scene.set_aside(batch.author, "somebody says so") if bad else []
+    return context.set_aside(batch.author, "somebody says so") if bad else []
 
 
 def _other_root() -> Any:

@@ -253,14 +253,14 @@ def test_of_65536_numbers_1000_roots_and_1000_new_keys_a_grinder_has_no_choice()
 @pytest.mark.parametrize("max_async", [0, 1, 2])
 @pytest.mark.parametrize("number", [0, 1, 60_000])
 def test_keys_made_for_a_tip_draw_nothing_however_few_versions_are_kept(max_async: int, number: int) -> None:
-    scene = PoolContext(ME, Role.TRAINER, RL.model_copy(update={"max_async": max_async}))
-    intake, tips = Intake(scene, {}), [hash_bytes("tip", bytes([version])) for version in range(6)]
+    context = PoolContext(ME, Role.TRAINER, RL.model_copy(update={"max_async": max_async}))
+    intake, tips = Intake(context, {}), [hash_bytes("tip", bytes([version])) for version in range(6)]
     for version, tip in enumerate(tips):
         kept = {each: tips[each] for each in range(max(0, version - max_async), version)} | {version: tip}
         before = tips[version - 1] if version else None
         moved = TipChanged(version, kept, dict.fromkeys(kept, (ME,)), (ME,), frozenset({WORKER}), before)
-        intake.move(scene.moved, moved, 0.0)
-        scene.move(moved)
+        intake.move(context.moved, moved, 0.0)
+        context.move(moved)
     body = RolloutBatch(
         version=5, tip=tips[5], number=number, incarnation=1, rollouts=8, tokens=8, size=1000, root=root_of(number)
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import count
 from typing import Any
 
-from protocol.rollouts import policy as scenes
+from protocol.rollouts import policy as policies
 from protocol.rollouts import trust
 from protocol.rollouts.batch import Decision, order_of
 from protocol.rollouts.events import (
@@ -238,18 +238,18 @@ def test_a_look_at_thousands_of_batches_draws_no_validators_anew(monkeypatch: An
         drawn.append(len(validators))
         return draw(beacon, root, validators, *others)
 
-    monkeypatch.setattr(scenes, "order_of", counted)
+    monkeypatch.setattr(policies, "order_of", counted)
     for number, key in enumerate(CROWD):
         table.hear(key, root_of(number))
         table.tell(DealHeard(WORKER, key, root_of(number), ONE_PLACE))
-    assert len(drawn) == len(CROWD) and max(drawn) <= scenes.MOST_DEALT
+    assert len(drawn) == len(CROWD) and max(drawn) <= policies.MOST_DEALT
     drawn.clear()
     table.tick()
     assert drawn == []
     for number in range(4):  # a validator that comes and goes, four times a second
         table.validators = frozenset(VALIDATORS[number % 2 :])
         table.tick()
-    assert len(drawn) == 4 * scenes.MOST_REDRAWN
+    assert len(drawn) == 4 * policies.MOST_REDRAWN
     table.tick()
     assert {dealt.among for batch in table.pool for dealt in batch.deals.values()} == {table.validators}, "soon"
 
@@ -319,4 +319,4 @@ def test_a_validator_key_that_is_made_for_a_deal_or_a_tip_comes_last() -> None:
     table.move(4)
     table.validators = frozenset(CROWD)
     table.tick()
-    assert len(table.pool._scene.validators) == scenes.MOST_DEALT and table.pool._scene.validators > {*CROWD[:40]}
+    assert len(table.pool._context.validators) == policies.MOST_DEALT and table.pool._context.validators > {*CROWD[:40]}
