@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
 import trio
 import trio.testing
 
+from protocol.audit.ejection import Ejections
 from protocol.chain.replica import Serving
 from protocol.events.events import HandlerFailed, Notice
+from protocol.membership.heartbeats import FailureDetector
 from protocol.node import router
-from protocol.transport.handlers import answers
+from protocol.node.commands import Extensions
+from protocol.node.rounds import RoundHandlers
+from protocol.rollouts.rollouts import Rollouts
+from protocol.tasks.task_sets import TaskSets
+from protocol.transport.handlers import Hears, answers, declarations
 from protocol.transport.interface import Acceptance, Refused
+from protocol.versions.weight_versions import WeightVersions
+from protocol.wire.messages import STATEMENTS
 from protocol.wire.questions import TipsRequest
 from tests.protocol.node.stage import Stage, on_stage
 from tests.protocol.peers import ANN, a_heartbeat
+
+HEARERS = (FailureDetector, RoundHandlers, Ejections, WeightVersions, TaskSets, Rollouts, Extensions)
+
+
+def test_each_kind_that_travels_by_gossip_has_one_handler() -> None:
+    declared = [each for component in HEARERS for _, each in declarations(component)]
+    heard = [each.kind for each in declared if isinstance(each, Hears)]
+    assert Counter(heard) == Counter(kind for kind in STATEMENTS.values() if kind.BY_GOSSIP)
 
 
 def test_a_failure_of_ours_costs_an_event_and_the_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
