@@ -25,7 +25,7 @@ def sentence(event: ev.Event, name: Naming = short) -> str:
             busiest = f"{where} {short(relay)}" if where else busiest
             return (
                 f"closed {silent + crowded} connections from outside ({silent} that did not greet in time, "
-                f"{crowded} for want of room), most of them from {clean(busiest)}"
+                f"{crowded} for lack of room), most of them from {clean(busiest)}"
             )
         case ev.RoleChosen(role, reason):
             return f"role {clean(role)}: {clean(reason, 300)}"
@@ -91,9 +91,9 @@ def _of_rollouts(event: ev.Event, name: Naming) -> str:
             what = f"{many(batches, 'batch', 'batches')} of rollouts, {amount(tokens)} tokens"
             return f"round {round}: the swarm learned from {what}{mean}{ours}"
         case ev.RolloutPeerSetAside(peer, reason):
-            return f"rollouts of {name(peer)} are not used any more: {clean(reason, 200)}"
+            return f"rollouts of {name(peer)} are no longer used: {clean(reason, 200)}"
         case ev.ValidatorSetAside(peer, reason):
-            return f"verdicts of {name(peer)} do not count any more: {clean(reason, 200)}"
+            return f"verdicts of {name(peer)} no longer count: {clean(reason, 200)}"
         case _:
             return ""
 
@@ -140,10 +140,10 @@ def _of_weights(event: ev.Event, name: Naming) -> str:
     match event:
         case ev.VersionPublished(version, publisher, kind, size_bytes, patch_bytes):
             patch = f", a patch of {size(patch_bytes)}" if patch_bytes is not None else ""
-            whole = ", to be had whole" if kind == "anchor" else ""
+            whole = ", available whole" if kind == "anchor" else ""
             return f"weights: {name(publisher)} published version {version} ({size(size_bytes)}{whole}{patch})"
         case ev.VersionStarted(version, size_bytes, files):
-            return f"weights: getting version {version}: {size(size_bytes)} in {files} {'file' if files == 1 else 'files'}"
+            return f"weights: fetching version {version}: {size(size_bytes)} in {files} {'file' if files == 1 else 'files'}"
         case ev.VersionComplete(version, weights, size_bytes, seconds):
             return f"weights: version {version} is on disk ({weights[:8]}, {size(size_bytes)}) after {duration(seconds)}"
         case ev.VersionRefused(version, reason):
@@ -202,7 +202,7 @@ def _of_the_state(event: ev.Event, name: Naming) -> str:
             return f"checkpoint after {many(rounds, 'round')} is on disk ({size(size_bytes)})"
         case ev.RolledBack(to_round, abandoned, winner):
             return (
-                f"the swarm had split and the other side won: went back {many(abandoned, 'round')} to {to_round} "
+                f"the swarm had split and the other side won: rolled back {many(abandoned, 'round')} to {to_round} "
                 f"(from {name(winner)})"
             )
         case ev.StateLoaded(rounds):
@@ -228,14 +228,14 @@ def _of_a_life(event: ev.Event) -> str:
             )
         case ev.Left(goodbye, heard_by, rounds, code, problem):
             said = (
-                "said goodbye, with nobody here to hear it"
+                "said goodbye, but no peer was connected"
                 if goodbye
-                else ("without a goodbye" if code else "before it had met anybody")
+                else ("without a goodbye" if code else "before it met any peer")
             )
             if heard_by:
                 said = f"said goodbye to {heard_by} {'peer' if heard_by == 1 else 'peers'}"
             if rounds is None:
-                return f"left: before it had begun; {clean(problem, 1000)}" if problem else "left: before it had begun"
+                return f"left: before it began; {clean(problem, 1000)}" if problem else "left: before it began"
             kept = f"left: {said}, {rounds} {'round' if rounds == 1 else 'rounds'} committed, state on disk"
             return f"{kept}; {clean(problem, 1000)}" if problem else kept
         case ev.LinesLost(lines, reason):

@@ -36,7 +36,7 @@ def main() -> int:
     ending = own.ending()
     if ending is None:
         where = "" if folder == data_dir(None) else f" --data-dir {folder}"
-        begun = "is leaving" if own.leaving else "goes on"
+        begun = "is leaving" if own.leaving else "keeps running"
         print(f"The peer {begun} in the background: `peer watch{where}` shows it, `peer leave{where}` stops it.")
         return 0
     if ending.words:

@@ -206,7 +206,7 @@ class PeerApp(App[None]):
             return
         again = self._own.leaving
         self._own.leave()
-        self._say("leaving at once" if again else "saying goodbye to the swarm; Ctrl-C once more leaves at once")
+        self._say("leaving at once" if again else "saying goodbye to the swarm; press Ctrl-C again to leave at once")
 
     def action_alone(self, key: str) -> None:
         """Show one panel on the whole screen, or all of them."""
@@ -246,7 +246,7 @@ class PeerApp(App[None]):
         """Pause the peer, or resume it after a pause."""
         status = self.picture.status
         resumes = status is not None and status.why_idle == "paused"
-        self._ask("resume" if resumes else "pause", "the peer goes on" if resumes else "paused until p is typed again")
+        self._ask("resume" if resumes else "pause", "the peer is running again" if resumes else "paused; press p to resume")
 
     def action_pause_for(self, seconds: int) -> None:
         """Pause the peer for so many seconds."""
@@ -254,11 +254,11 @@ class PeerApp(App[None]):
 
     def action_finish(self) -> None:
         """Stop the peer when the round is complete, if the person confirms."""
-        self._confirm("Stop the peer when this round is complete?", "finish", "the peer stops after this round")
+        self._confirm("Stop the peer when this round is complete?", "finish", "the peer will stop after this round")
 
     def action_leave(self) -> None:
         """Stop the peer now, if the person confirms."""
-        self._confirm("Say goodbye and stop the peer now?", "leave", "the peer stops")
+        self._confirm("Say goodbye and stop the peer now?", "leave", "the peer is stopping")
 
     def _confirm(self, question: str, command: str, done: str) -> None:
         def answered(yes: bool | None) -> None:

@@ -56,7 +56,7 @@ class EventFile:
             except OSError as error:
                 raise NoEvents(f"{path} cannot be read: {error.strerror}") from error
         if not self.times:
-            raise NoEvents(f"{', '.join(map(str, paths))}: no events in there; name the events.jsonl of a run")
+            raise NoEvents(f"{', '.join(map(str, paths))}: no events found; give the events.jsonl of a run")
 
     def __len__(self) -> int:
         return len(self.times)

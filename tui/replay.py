@@ -70,14 +70,14 @@ left, right    10 seconds back, on; with shift a minute
 n, N           the next committed round or alarm, the one before
 home, end      the beginning, the end
 +, -           faster, slower
-1 to 7         one panel alone (7: rollouts), the same key or 0 for all
+1 to 7         show one panel (7: rollouts); the same key or 0: all
 up, down       scroll (also page up, page down)
-s              order of the swarm        l  what the log shows
-a              the alarm was seen        t  light or dark
+s              sort the swarm            l  filter the log
+a              mark alarms as seen       t  light or dark
 q              close
 
-A recording holds no progress within a step, and nothing of what others
-did but that they came and went.
+A recording holds no progress within a step, and of other peers only
+when they came and went.
 """
 
 
@@ -148,7 +148,7 @@ class ReplayView(PeerApp):
         self.set_interval(TICK_S, self.tick)
         file = self._player.file
         if file.damaged or file.left_out:
-            self._say(f"{file.damaged} lines are no events, and {file.left_out} were too many; they are left out")
+            self._say(f"{file.damaged} lines that are not events are left out, and {file.left_out} beyond the limit")
 
     def tick(self) -> None:
         """Play for the time that has passed since the last tick."""
@@ -227,4 +227,4 @@ class ReplayView(PeerApp):
 
     def _ask(self, command: str, done: str, **fields: Any) -> None:
         """Say that a recording takes no commands."""
-        self._say("this is a recording: nothing can be asked of the peer")
+        self._say("this is a recording: it takes no commands")

@@ -26,25 +26,25 @@ from tui.picture import Picture
 
 
 KEYS = """\
-1 to 7    one panel alone (7: rollouts), the same key or 0 for all
+1 to 7    show one panel (7: rollouts); the same key or 0 shows all
 up, down  scroll (also page up, page down, home)
-s         order of the swarm        l  what the log shows
+s         sort the swarm            l  filter the log
 p         pause; p again resumes    P  pause for an hour
-c         controls: settings that the peer takes at once
+c         controls: settings that take effect at once
 f         finish this round, then stop the peer
 x         say goodbye and stop the peer
-a         the alarm was seen        t  light or dark
+a         mark alarms as seen       t  light or dark
 """
 OF_A_VIEW = """\
-q         close this view; the peer goes on
+q         close this view; the peer keeps running
 """
 OF_OWN = """\
-q         detach: the peer goes on, unseen
+q         detach: the peer keeps running in the background
 Ctrl-C    say goodbye and stop the peer; twice: at once
-Closing the terminal stops the peer, too.
+Closing the terminal also stops the peer.
 """
 ELSEWHERE = """
-From a shell: peer watch comes back, peer leave stops the peer,
+From a shell: peer watch opens this view, peer leave stops the peer,
 peer config shows the settings.                    Escape closes
 """
 
@@ -105,7 +105,7 @@ Ask = Callable[..., Mapping[str, Any]]
 """Function that sends the peer a command, by name, with its fields, and blocks.  Raises ControlError, OSError."""
 WIDTH = 74
 LIST_KEYS = "Enter changes a setting   Escape closes"
-INPUT_KEYS = "Enter sets it, nothing for the default   Escape leaves it as it is"
+INPUT_KEYS = "Enter saves it, empty for the default   Escape cancels"
 
 
 class ControlsDialog(ModalScreen[None]):
@@ -129,7 +129,7 @@ class ControlsDialog(ModalScreen[None]):
     def compose(self) -> ComposeResult:
         """Lay out the list, the meaning of the highlighted setting, the input line, the peer's answer and the keys."""
         with Vertical():
-            yield Static("Settings that the peer takes at once", id="title", markup=False)
+            yield Static("Settings that take effect at once", id="title", markup=False)
             yield OptionList(id="settings", markup=False)
             yield Static("", id="meaning", markup=False)
             yield Input(id="value", max_length=200, select_on_focus=True)
@@ -162,7 +162,7 @@ class ControlsDialog(ModalScreen[None]):
         self._settings = known
         moved = month.get("bytes") if isinstance(month, Mapping) else None
         if isinstance(moved, int):
-            title = f"Settings that the peer takes at once; {size(moved)} moved this month"
+            title = f"Settings that take effect at once; {size(moved)} moved this month"
             self.query_one("#title", Static).update(title)
         options, place = self.query_one(OptionList), self.query_one(OptionList).highlighted or 0
         options.clear_options()
@@ -170,7 +170,7 @@ class ControlsDialog(ModalScreen[None]):
         options.highlighted = min(place, len(known) - 1) if known else None
         written = answer.get("written")
         if changed:
-            self._say(f"changed, and written to {written}" if written else "changed until the peer ends")
+            self._say(f"changed, and written to {written}" if written else "changed until the peer stops")
             self._choose(typing=False)
 
     @staticmethod

@@ -327,7 +327,7 @@ class RolloutPeerSetAside(Event):
 
 @dataclass(frozen=True)
 class ValidatorSetAside(Event):
-    """Verdicts of `peer` do not count any more; `reason` is a phrase."""
+    """Verdicts of `peer` no longer count; `reason` is a phrase."""
 
     peer: str
     reason: str

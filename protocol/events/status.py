@@ -142,7 +142,7 @@ class RolloutStatus:
     accepted_tokens: tokens of this peer's rollouts that records name as learned from.
     generated_tokens_per_s: tokens that it makes a second, over its last eight batches.
     verified_per_s: rollouts that it verifies a second, over the last minute.
-    set_aside: number of peers whose rollouts or verdicts are not used any more.
+    set_aside: number of peers whose rollouts or verdicts are no longer used.
     """
 
     version: int = 0

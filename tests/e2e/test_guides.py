@@ -59,7 +59,7 @@ def test_a_volunteers_first_five_minutes(tmp_path: Path) -> None:
             terminal.until("Training")
             swarm.until("a round of both", lambda: any(len(founder.members_of(each)) == 2 for each in founder.commits))
             terminal.type("q")
-            assert unwrapped("goes on in the background") in unwrapped(terminal.until("exit code 0"))
+            assert unwrapped("keeps running in the background") in unwrapped(terminal.until("exit code 0"))
         for words in controls[:leave]:
             ann.types(words)
         assert (ann.folder / "peer.toml").read_text().count("=") == 5

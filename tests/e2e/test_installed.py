@@ -62,7 +62,7 @@ def test_the_wheel_alone_trains_and_shows_it(tmp_path: Path) -> None:
             screen = terminal.until("COMPUTING")
             assert [panel for panel in PANELS if panel not in screen] == []
             terminal.type("q")
-            assert unwrapped("goes on in the background") in unwrapped(terminal.until("exit code 0"))
+            assert unwrapped("keeps running in the background") in unwrapped(terminal.until("exit code 0"))
         status = json.loads(ann.types(["peer", "status", "--json"]))
         assert psutil.Process(status["pid"]).cmdline()[0] == str(ann.programs / "python")
         assert "run       demo" in ann.types(["peer", "status"])

@@ -51,7 +51,7 @@ def test_q_detaches_and_the_peer_trains_on(tmp_path: Path) -> None:
             terminal.until("waiting for more peers")
             terminal.type("q")
             shell = unwrapped(terminal.until("exit code 0"))
-            assert unwrapped("goes on in the background") in shell
+            assert unwrapped("keeps running in the background") in shell
             assert unwrapped(f"peer watch --data-dir {ann.folder}") in shell
         other = swarm.peer("other").start()
         swarm.until(

@@ -21,9 +21,9 @@ def test_a_held_out_loss_is_said_with_who_measured_it() -> None:
 def test_a_departure_is_told_as_what_it_was() -> None:
     left = ev.Left(goodbye=True, heard_by=2, rounds=5, exit_code=0, problem="")
     assert sentence(left) == "left: said goodbye to 2 peers, 5 rounds committed, state on disk"
-    assert "with nobody here" in sentence(ev.Left(True, 0, 1, 0, ""))
+    assert "no peer was connected" in sentence(ev.Left(True, 0, 1, 0, ""))
     assert sentence(ev.Left(False, 0, 1, 9, "full")).endswith("without a goodbye, 1 round committed, state on disk; full")
-    assert sentence(ev.Left(False, 0, None, 0, "")) == "left: before it had begun"
+    assert sentence(ev.Left(False, 0, None, 0, "")) == "left: before it began"
     assert sentence(ev.PeerGone(OTHER, True)) == f"{short(OTHER)} said goodbye and left"
     assert "broke" in sentence(ev.PeerSuspected(OTHER, 1.0, True)) and "silent for 7 s" in sentence(
         ev.PeerSuspected(OTHER, 7.0, False)

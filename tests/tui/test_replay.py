@@ -140,7 +140,7 @@ def test_a_damaged_log_shows_what_is_whole(log: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [b"", b"nothing\n", b"\0" * 100], ids=["empty", "text", "zeros"])
 def test_what_is_no_log_is_a_sentence(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "x").write_bytes(content)
-    with pytest.raises(NoEvents, match="no events in there; name"):
+    with pytest.raises(NoEvents, match="no events found; give"):
         EventFile([tmp_path / "x"])
     with pytest.raises(NoEvents, match="cannot be read"):
         EventFile([tmp_path / "missing"])
@@ -201,9 +201,7 @@ async def test_nothing_is_asked_of_a_peer(log: Path, key: str) -> None:
     async with view.run_test(size=(80, 24)) as pilot:
         await pilot.press(key)
         await pilot.pause()
-        assert [notice.message for notice in view._notifications] == [
-            "this is a recording: nothing can be asked of the peer"
-        ]
+        assert [notice.message for notice in view._notifications] == ["this is a recording: it takes no commands"]
 
 
 @pytest.mark.parametrize("size", SIZES, ids=["80x24", "120x40"])

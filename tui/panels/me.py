@@ -55,4 +55,4 @@ def _reached(status: PeerStatus) -> str:
     """Say if others can reach this peer, and at which addresses."""
     there = [clean(address, 60) for address, verdict in status.reachability.items() if verdict == "reachable"]
     words = {"reachable": f"reach this peer at {', '.join(there)}", "unreachable": "cannot reach this peer"}
-    return words.get(status.reachable, "were not asked yet whether they reach this peer")
+    return words.get(status.reachable, "were not asked yet if they can reach this peer")

@@ -32,7 +32,7 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
         drawn = curve(rewards, width, max(3, (height - len(lines)) * 2 // 5), unicode=look.unicode)
         lines += [line((row, GOOD)) for row in drawn]
     elif height >= CURVE_FROM:
-        lines.append(line((fit("the curve of the reward begins with the second version", width), FAINT)))
+        lines.append(line((fit("the reward curve starts with the second version", width), FAINT)))
     return [*lines, *_batches(picture, width, height - len(lines), look)]
 
 

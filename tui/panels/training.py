@@ -25,7 +25,7 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
         losses = [loss for _, loss, _ in picture.evals]  # a peer that only follows commits no rounds
     if len(losses) < 2:
         which = "round" if status is None or status.role == "trainer" else "held-out loss"
-        return [*lines, line((fit(f"the curve begins with the second {which}", width), FAINT))]
+        return [*lines, line((fit(f"the curve starts with the second {which}", width), FAINT))]
     drawn = curve(losses, width, height - len(lines), unicode=look.unicode)
     return [*lines, *(line((row, GOOD)) for row in drawn)]
 
