@@ -206,10 +206,6 @@ class PoolContext:
             return True
         return others < MOST_OTHERS and (judge in self.validators or batch.author == self.me)
 
-    def lacks_tip(self, batch: PooledBatch) -> bool:
-        """Return True if the batch's version is ahead of our state."""
-        return batch.body.version not in self.moved.tips
-
     def is_checkable(self, batch: PooledBatch) -> bool:
         """Return True if our trainer process has the batch's version, and so has our chain, which may have gone back."""
         version, tip = batch.body.version, batch.body.tip
