@@ -94,12 +94,12 @@ def test_who_commits_no_rounds_sees_the_curve_of_the_held_out_loss() -> None:
     picture = Picture()
     picture.update(status(role="rollout"))
     picture.apply(Stamped(0.0, 0.0, ev.EvalLoss(3, 2.5, OTHER)))
-    assert "the curve begins with the second held-out loss" in training.draw(picture, 58, 9, Look())[-1].plain
+    assert "the curve starts with the second held-out loss" in training.draw(picture, 58, 9, Look())[-1].plain
     picture.apply(Stamped(1.0, 1.0, ev.EvalLoss(6, 2.25, OTHER)))
     drawn = [row.plain for row in training.draw(picture, 58, 9, Look())]
     assert drawn[2].startswith("  2.500 ") and drawn[-1].startswith("  2.250 ")
     picture.update(status(role="trainer"))
-    assert "the curve begins with the second round" in training.draw(picture, 58, 9, Look())[-1].plain
+    assert "the curve starts with the second round" in training.draw(picture, 58, 9, Look())[-1].plain
 
 
 @pytest.mark.parametrize("stopped", ["", EVIL])
