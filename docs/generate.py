@@ -386,16 +386,16 @@ def bounds(metadata: Sequence[Any]) -> Iterator[str]:
     flat = [part for each in metadata for part in (each.metadata if isinstance(each, FieldInfo) else [each])]
     for each in flat:
         match each:
-            case annotated_types.Ge(ge=limit):
-                yield f"from {number(limit)}"
-            case annotated_types.Gt(gt=limit):
-                yield f"above {number(limit)}"
+            case annotated_types.Ge(ge=least):
+                yield f"from {number(least)}"
+            case annotated_types.Gt(gt=above):
+                yield f"above {number(above)}"
     for each in flat:
         match each:
-            case annotated_types.Le(le=limit):
-                yield f"to {number(limit)}"
-            case annotated_types.Lt(lt=limit):
-                yield f"below {number(limit)}"
+            case annotated_types.Le(le=most):
+                yield f"to {number(most)}"
+            case annotated_types.Lt(lt=below):
+                yield f"below {number(below)}"
             case annotated_types.MaxLen(max_length=length):
                 yield f"length at most {length}"
             case annotated_types.MultipleOf(multiple_of=step):
