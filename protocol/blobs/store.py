@@ -194,13 +194,22 @@ class BlobFolder(ABC, Generic[K]):
         path = self._part_path(key)
         with self._beginning:
             for other in [] if self.keeps_parts else self.parts().keys() - {key} - self._worked_on:
-                self.remove(other)
+                self._drop_part(other)
             is_new = size_of(path) != size
             part = Part(key, path, (self.disk.allocate if is_new else self.disk.resume)(path, size), is_new)
             with self._lock:
                 self._parts[key] = size
                 self._worked_on.add(key)
         return part
+
+    def _drop_part(self, key: K) -> None:
+        """Remove a part, but no whole blob of this key, which may have come in another way."""
+        with self._lock:
+            self._parts.pop(key, None)
+            self._damaged.discard(key)
+            is_whole = key in self._whole
+        for path in (self._part_path(key), *([] if is_whole else [self._leaves_path(key)])):
+            self.disk.remove(path)
 
     def end(self, part: Part[K]) -> None:
         """Stop work on a part, published or not; a later `begin` finds its bytes again."""
@@ -210,13 +219,16 @@ class BlobFolder(ABC, Generic[K]):
     def fill(self, part: Part[K], leaves: Sequence[Hash], spans: Spans, donors: Mapping[K, Spans]) -> list[int]:
         """Copy equal chunks of other whole blobs into a part; return the chunks that it lacks then."""
         missing = part.missing(leaves, spans)
-        wanted = {leaves[chunk]: chunk for chunk in missing}
+        wanted: dict[Hash, list[int]] = {}
+        for chunk in missing:
+            wanted.setdefault(leaves[chunk], []).append(chunk)
         for donor, cut in donors.items():
             for number, leaf in enumerate(self.leaves(donor) or () if wanted else ()):
                 data = self.read(donor, cut[number], leaf) if leaf in wanted else None
                 if data is not None:
-                    part.view[spans[wanted.pop(leaf)]] = data
-        return [*wanted.values()] if donors else missing
+                    for chunk in wanted.pop(leaf):
+                        part.view[spans[chunk]] = data
+        return [chunk for chunk in missing if leaves[chunk] in wanted]
 
     def publish(self, part: Part[K], leaves: Sequence[Hash] = ()) -> None:
         """Publish a whole blob: flush its bytes, then rename it.  Raises `StoreFailed`.  leaves: if they are to be kept."""

@@ -129,3 +129,13 @@ def test_a_part_that_was_copied_without_its_blocks_gets_them_before_anything_is_
     assert path.stat().st_blocks == 0
     files.begin(ROOT, 1 << 20)
     assert path.stat().st_blocks * 512 >= 1 << 20
+
+
+def test_equal_chunks_that_one_donor_has_are_all_copied_and_those_that_none_has_are_all_missing(tmp_path: Path) -> None:
+    files = complete(tmp_path)
+    alien = bytes(255 for _ in range(CHUNK))
+    data = DATA[:CHUNK] + alien + DATA[:CHUNK] + alien
+    leaves, spans = leaves_of(data, CHUNK), EvenSpans(len(data), CHUNK)
+    part = files.begin(tree_root(leaves), len(data))
+    assert files.fill(part, leaves, spans, {ROOT: SPANS}) == [1, 3]
+    assert bytes(part.view[spans[0]]) == bytes(part.view[spans[2]]) == DATA[:CHUNK]

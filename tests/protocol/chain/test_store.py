@@ -195,6 +195,16 @@ def test_downloads_that_begin_in_several_threads_leave_each_other_alone(tmp_path
             results.remove(ResultName(round, 0, ROOTS[round]))
 
 
+def test_a_checkpoint_that_was_written_meanwhile_stays_when_its_abandoned_part_is_removed(tmp_path: Path) -> None:
+    checkpoints, mine = Store(tmp_path).checkpoints, CheckpointName(4, ROOTS[4])
+    checkpoints.end(checkpoints.begin(mine, len(STATE)))  # a download that was given up
+    checkpoints.write(mine, HASHES, memoryview(STATE))
+    checkpoints.begin(CheckpointName(8, ROOTS[5]), 10)
+    found = checkpoints.view(mine)
+    assert found is not None and bytes(found) == STATE and checkpoints.leaves(mine) == HASHES
+    assert not [*tmp_path.glob(f"checkpoints/part-{4:08}-*")]
+
+
 def test_another_download_takes_the_place_of_an_abandoned_one(tmp_path: Path) -> None:
     checkpoints = Store(tmp_path).checkpoints
     checkpoints.end(checkpoints.begin(CheckpointName(4, ROOTS[4]), 10))
