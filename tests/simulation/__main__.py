@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from multiprocessing.pool import Pool
 
+from tests.simulation.ambushes import AMBUSHES, ambush
 from tests.simulation.coverage import table
 from tests.simulation.mutations import MUTATIONS, Mutation
 from tests.simulation.runs import Finished, Job, rough_job
@@ -62,13 +63,13 @@ def _run_many(pool: Pool, arguments: argparse.Namespace) -> int:
 
 
 def _find(pool: Pool, mutation: Mutation, arguments: argparse.Namespace) -> bool:
-    """The first seed that finds the mutation."""
-    for run in pool.imap(rough_job, _jobs(arguments, mutation.name)):
+    """The first seed that finds the mutation, or the ambush that is laid for it."""
+    is_ambushed = mutation.name in AMBUSHES
+    runs = [ambush(mutation.name, mutation.name)] if is_ambushed else pool.imap(rough_job, _jobs(arguments, mutation.name))
+    for run in runs:
         if run.failure is not None and mutation.shows in run.failure:
-            print(
-                f"{mutation.name:<24} {mutation.broken:<10} {mutation.how:<48} seed {run.seed:>4}: {run.failure[:90]}",
-                flush=True,
-            )
+            where = "ambush" if is_ambushed else f"seed {run.seed:>4}"
+            print(f"{mutation.name:<24} {mutation.broken:<10} {mutation.how:<48} {where}: {run.failure[:90]}", flush=True)
             return True
     print(f"{mutation.name:<24} {mutation.broken:<10} {mutation.how:<48} not found in {arguments.seeds} seeds", flush=True)
     return False

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tests.simulation.ambushes import AMBUSHES, ambush
 from tests.simulation.mutations import MUTATIONS
-from tests.simulation.runs import rough_job
+from tests.simulation.runs import holds, rough_job
 from tests.tiers import first_fast
 
 INVARIANTS = {"agreement", "parity", "mass", "no loss", "progress", "heal", "crash", "order"}
@@ -19,6 +20,12 @@ def test_every_invariant_has_a_mutation() -> None:
 
 @pytest.mark.parametrize("name", first_fast(MUTATIONS))
 def test_the_simulator_finds(name: str) -> None:
+    if name in AMBUSHES:
+        failure = ambush(name, name).failure
+        assert failure is not None and MUTATIONS[name].shows in failure, (
+            f"nobody noticed that {MUTATIONS[name].how}: {failure}"
+        )
+        return
     failures = []
     for seed in dict.fromkeys([*FINDERS.get(name, ()), *range(1, SEEDS + 1)]):
         failure = rough_job((seed, None, None, name)).failure
@@ -28,9 +35,12 @@ def test_the_simulator_finds(name: str) -> None:
     pytest.fail(f"nobody noticed that {MUTATIONS[name].how}: {failures}")
 
 
+@pytest.mark.parametrize("name", AMBUSHES)
+def test_the_protocol_holds_in_each_ambush(name: str) -> None:
+    holds(ambush(name, None))
+
+
 FINDERS = {
-    "own-average-kept": (59,),
-    "ready-member-dropped": (5, 16),
     "fork-choice-keeps-ours": range(7, 13),
 }
 """Where to begin to look, when it is not at the first seed: whatever changes the order of events may change these."""
