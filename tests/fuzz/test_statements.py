@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import wraps
 from random import Random
 
 import pytest
@@ -45,6 +46,7 @@ def test_every_class_of_message_can_be_made_and_is_within_its_limits() -> None:
 
 @pytest.mark.parametrize(("where", "what"), first_fast([(Handshake, "answer_hello"), (ViewChangeLog, "on_lock")]))
 def test_a_handler_that_can_raise_is_found(monkeypatch: pytest.MonkeyPatch, where: type, what: str) -> None:
+    @wraps(getattr(where, what))  # and what it declares to handle
     def fail(*arguments: object) -> Body:
         raise KeyError("found")
 
