@@ -26,7 +26,7 @@ LOCAL = tuple(
         "::1/128",
     )
 )
-HOW = "write HOST:PORT, as home.example.org:4001 or 203.0.113.7:4001, or a multiaddr, as /ip4/203.0.113.7/tcp/4001"
+HOW = "write HOST:PORT, such as home.example.org:4001, or a multiaddr, such as /ip4/203.0.113.7/tcp/4001"
 
 
 def multiaddr_of(text: str, port: int) -> str:

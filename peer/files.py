@@ -237,7 +237,7 @@ def remove_left_overs(folder: Path) -> None:
 
 
 def _temporary(path: Path) -> tuple[int, str]:
-    """Make a new file beside `path`, locked; make another if the first was removed as a left-over before it was locked."""
+    """Make a new file beside `path`, locked; make another if the first was removed as a leftover before it was locked."""
     while True:
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=SUFFIX)
         with suppress(OSError):  # some file servers lock nothing

@@ -210,7 +210,7 @@ def _of_the_state(event: ev.Event, name: Naming) -> str:
         case ev.SecondHistory(round, ours, theirs, shown_by, signers):
             return (
                 f"ALARM: {name(shown_by)} shows a second certified record of round {round} ({theirs[:8]}; we keep "
-                f"{ours[:8]}): a third of the electors or more lied; {_listed(signers, name) or 'nobody'} signed both"
+                f"{ours[:8]}): at least a third of the electors lied; {_listed(signers, name) or 'nobody'} signed both"
             )
         case ev.Desynced(round, mine, theirs):
             return f"state differs from the swarm's before round {round} ({mine[:8]}, not {theirs[:8]}); repairing"

@@ -275,7 +275,7 @@ class Player:
         return self.position != before
 
     def move(self, seconds: float) -> None:
-        """Seek by so many seconds, forwards or, if negative, backwards."""
+        """Seek forwards by this many seconds, or backwards if the number is negative."""
         self.seek(self.time + seconds)
 
     def seek(self, time: float) -> None:

@@ -38,7 +38,7 @@ def register(subparsers: Subparsers) -> None:
         "tasks",
         "rate tasks; show, offer, admit and remove sets of tasks from the crowd",
         run_list,
-        epilog="In runs with rollouts.  Anybody offers a set; the organiser admits it; sets that teach nothing fall out.",
+        epilog="For runs with rollouts: anybody can offer a set; the organiser admits it; sets that teach nothing fall out.",
     )
     parser.set_defaults(json=False)
     group = parser.add_subparsers(title="commands", metavar="COMMAND")

@@ -34,7 +34,8 @@ def _register_weights(subparsers: Subparsers) -> None:
         "weights",
         "show the weights that are here or on their way, or publish a version",
         run_weights,
-        epilog="Every peer of the run takes each version that its publishers sign.  The files are the run's own.",
+        epilog="Every peer of the run fetches each version that the run's publishers sign.  The run decides which "
+        "files are kept.",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object")
     group = parser.add_subparsers(title="commands", metavar="COMMAND")

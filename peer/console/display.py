@@ -125,9 +125,9 @@ class Lines:
 
 
 class Output:
-    """Text output to `descriptor`.  on_trouble: told once, in a sentence, when lines begin to be lost.
+    """Text output to `descriptor`.  on_trouble: called once, with a sentence, when lines begin to be lost.
 
-    gone: set when nobody reads any more.  broken: the last text was lost.
+    gone: set when nobody reads the output any more.  broken: the last text was lost.
     """
 
     def __init__(

@@ -94,7 +94,7 @@ def starting_process(data_dir: Path) -> int | None:
     """Return the ID of the process that holds the data directory's lock; None if none does.
 
     The lock file names a process, even after that process was killed.  So the process counts only if it began before the
-    file was written.  Testing the lock would mean taking it for a moment, in which a starting peer would be refused.
+    file was written.  Testing the lock would mean taking it for a moment, during which a starting peer would be refused.
     """
     path = data_dir / LOCK_NAME
     try:

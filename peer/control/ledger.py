@@ -35,7 +35,7 @@ def told_rollouts(folder: Path, most: int) -> dict[str, Any] | None:
     """Summarise the rollouts in the event log of `folder`, with at most `most` batches; None if the log has no rollouts.
 
     `{peer, role, counts, reward, accepted_tokens, set_aside, batches, untold, names}`, newest batch first.  A rollout peer
-    lists its own batches, a validator those it judged, a trainer those meant for it.
+    lists the batches that it made, a validator the batches that it judged, and a trainer the batches meant for it.
     """
     tally, names, role = RolloutTally(), dict[str, str](), ""
     for stamped in _events(folder):

@@ -125,7 +125,7 @@ async def _prove(stream: trio.SSLStream, peer: PeerId, identity: Identity) -> No
     hello = await receive(stream, NONCE_BYTES + SIGNATURE_BYTES)
     nonce, signature = hello[:NONCE_BYTES], hello[NONCE_BYTES:]
     if not verify(peer, signature, PEER_SAYS + certificate + nonce):
-        raise NotOurs(f"the peer that answers there is not {peer}; see `peer status` there for its address")
+        raise NotOurs(f"the peer at this address is not {peer}; find its address with `peer status` on its own computer")
     await stream.send_all(identity.public_key + identity.sign(CALLER_SAYS + certificate + nonce))
     try:
         await receive(stream, len(WELCOME))

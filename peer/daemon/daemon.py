@@ -240,7 +240,7 @@ class Daemon:
             self.leave()
 
     def finish(self) -> float:
-        """Stop when the running round is complete, or cannot be; return the most seconds that this can take."""
+        """Stop once the running round is complete or cannot be completed; return the longest that this can take (s)."""
         within_s = self._node().finish()
         self.notice("info", f"stopping when this round is complete, in {duration(within_s)} at most")
         return within_s

@@ -28,7 +28,7 @@ class Speed:
 
 
 def assumed_speed(manifest: RunManifest) -> Speed:
-    """Return the speed of one member of a run that was never measured."""
+    """Return the speed that is assumed for one member of a run whose speed was never measured."""
     rate = min(MOST_TOKENS_PER_S, ASSUMED_FLOPS / (FLOPS_A_PARAMETER * manifest.parameters))
     return Speed(rate, "assumed for one member with 1 TFLOP/s")
 

@@ -187,7 +187,7 @@ def measure_lines(data_dir: Path, run: str | None = None) -> LineSpeed:
             raise PeerError(f"the peer here takes part in another run, {running[:12]}; measure with that", ExitCode.INPUT)
         return _line_speed(client.request("lines"))
     except NotRunning as error:
-        raise PeerError(f"{error}; `peer join` starts one, whose lines can be measured", ExitCode.NOT_RUNNING) from error
+        raise PeerError(f"{error}; start one with `peer join` to measure its lines", ExitCode.NOT_RUNNING) from error
     except ControlError as error:
         raise PeerError(str(error), ExitCode.UNREACHABLE) from error
 

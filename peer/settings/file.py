@@ -22,7 +22,7 @@ MAX_FILE_BYTES = 1 << 20
 
 
 def config_file(environment: Mapping[str, str] = os.environ) -> Path | None:
-    """Return the path of the file, which need not exist; None if there is to be none."""
+    """Return the path of the file, which need not exist; None if PEER_CONFIG is empty."""
     chosen = environment.get("PEER_CONFIG")
     if chosen is not None:
         return Path(chosen).expanduser().absolute() if chosen else None

@@ -67,7 +67,7 @@ class Setting:
         return self.notation.placeholder or self.name.upper()
 
     def read(self, text: str) -> Any:
-        """Return the value that `text` writes.  Raises ValueError with a sentence."""
+        """Parse `text` as a value of the setting.  Raises ValueError with a sentence."""
         return self.notation.read(text)
 
     def shown(self, value: Any) -> str:

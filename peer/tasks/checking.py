@@ -82,7 +82,9 @@ def _read(signed: SignedManifest, source: Path, data: Path) -> tuple[bytes, Chec
         read = read_task_set(given)
         tasks = rates.left(read.tasks)
     except ValueError as error:
-        raise PeerError(f"{source}: {error}; docs/guides/environments.md says what a line has", ExitCode.INPUT) from error
+        raise PeerError(
+            f"{source}: {error}; docs/guides/environments.md describes the format of a line", ExitCode.INPUT
+        ) from error
     size = len(read.plain)
     if size > MAX_SET_BYTES or len(tasks) > MAX_SET_TASKS:
         raise PeerError(

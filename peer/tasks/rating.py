@@ -234,7 +234,7 @@ def _tasks(source: Path, data: bytes) -> tuple[RecordedTasks, list[dict[str, Any
     try:
         tasks = read_tasks(io.BytesIO(data))
     except ValueError as error:
-        raise ValueError(f"{source}: {error}; docs/guides/environments.md says what a line has") from error
+        raise ValueError(f"{source}: {error}; docs/guides/environments.md describes the format of a line") from error
     lines = (line.removeprefix(BYTE_ORDER_MARK) for line in io.BytesIO(data))
     records = [json.loads(line) for line in lines if line.strip()]
     for record, task in zip(records, tasks, strict=True):

@@ -344,7 +344,7 @@ class TrainerProcess:
         await self._ask_alone("initialise")
 
     async def compute(self, task: ComputeTask, theta: memoryview, on_progress: Callable[[Progress], None]) -> Contribution:
-        """Compute as `TrainerLink.compute`."""
+        """Compute as `TrainerLink.compute` describes."""
         self._check_theta(theta)
 
         def progress(message: dict[str, Any]) -> None:
@@ -379,7 +379,7 @@ class TrainerProcess:
         )
 
     async def evaluate(self, theta: memoryview, on_progress: Callable[[int, int], None]) -> float:
-        """Evaluate as `TrainerLink.evaluate`."""
+        """Evaluate as `TrainerLink.evaluate` describes."""
         self._check_theta(theta)
         answer = await self._ask("evaluate", lambda message: on_progress(message["done"], message["total"]))
         if answer["loss"] is None:
@@ -431,8 +431,8 @@ class TrainerProcess:
         assert theta.nbytes <= self._theta.size, "the trainer reads the region it was given at its start"
 
     async def _ask_alone(self, command: str, on_progress: Listener = unheard, **fields: Any) -> dict[str, Any]:
-        """Ask as `_ask`, for work that the trainer does one at a time."""
-        assert not self._busy, "the trainer does one thing at a time, and an evaluation beside it"
+        """Ask as `_ask` does, for work that the trainer does one piece at a time."""
+        assert not self._busy, "the trainer does one thing at a time, apart from an evaluation"
         self._busy = True
         try:
             return await self._ask(command, on_progress, **fields)
@@ -552,17 +552,17 @@ class RolloutProcess(TrainerProcess):
     """Implementation of `protocol.trainer_link.RolloutLink` by a real process."""
 
     async def keep_version(self, version: int, theta: memoryview) -> None:
-        """Keep a version as `RolloutLink.keep_version`."""
+        """Keep a version as `RolloutLink.keep_version` describes."""
         self._check_theta(theta)
         await self._ask_alone("keep_version", version=version)
 
     async def use_tasks(self, sets: Sequence[SharedTaskFile]) -> Mapping[int, str]:
-        """Use tasks as `RolloutLink.use_tasks`."""
+        """Use tasks as `RolloutLink.use_tasks` describes."""
         answer = await self._ask_alone("use_tasks", sets=[{**vars(each), "path": str(each.path)} for each in sets])
         return dict(answer["unusable"])
 
     async def generate(self, task: GenerateTask, path: Path, on_progress: Callable[[int, int], None]) -> Generated:
-        """Generate as `RolloutLink.generate`."""
+        """Generate as `RolloutLink.generate` describes."""
 
         def progress(message: dict[str, Any]) -> None:
             on_progress(message["done"], message["total"])
@@ -572,7 +572,7 @@ class RolloutProcess(TrainerProcess):
         return Generated(answer["rollouts"], answer["tokens"])
 
     async def verify(self, task: VerifyTask, path: Path) -> tuple[RolloutVerdict, ...]:
-        """Verify as `RolloutLink.verify`."""
+        """Verify as `RolloutLink.verify` describes."""
         told: list[dict[str, Any]] = []
         await self.until_ready()  # a death before it has the bytes is its own fault
         self._at_risk = True

@@ -72,7 +72,7 @@ def _check(source: Path, tensors: dict[str, StoredTensor], layout: list[Paramete
             raise PeerError(f"{source} has no tensor {place.name}, which the run's model has", ExitCode.INPUT)
         if tensor.shape != place.shape:
             raise PeerError(
-                f"{source}: {place.name} has the shape {list(tensor.shape)}, and in the run's model {list(place.shape)}",
+                f"{source}: {place.name} has the shape {list(tensor.shape)}, but {list(place.shape)} in the run's model",
                 ExitCode.INPUT,
             )
         if tensor.form != ExportFormat.BF16.tensor_name:

@@ -86,9 +86,10 @@ from protocol.wire.messages import (
 # Relay of a proposer's statements to peers that it did not tell.
 #
 # A proposer can tell only some of the peers.  The rest would wait in vain, be given up in the exchange, and look as if they
-# had stalled it.  A voter for which nothing moves sends its roll to all voters; a member that knows of no plan refuses the
-# parts that are pushed to it.  Some peers next to it in the order of the tip, one of them honest, then pass on the newest
-# statements of the attempt, each once.  These carry the proposer's signature, so it does not matter who brings them.
+# had stalled it.  A voter that sees no progress sends its roll to all voters; a member that knows of no plan refuses the
+# parts that are pushed to it.  The peers that follow the asking one in the order of the tip, of which at least one is
+# honest, then pass on the newest statements of the attempt, each once.  The statements carry the proposer's signature, so it
+# does not matter who brings them.
 
 
 RELAYED = (Proposal, RecordProposal, PrevoteCertificate)
@@ -122,7 +123,7 @@ class Relay:
         return [effect for peer, asked in [*self._asking.items()] for effect in self.help_voter(peer, asked)]
 
     def help_voter(self, peer: PeerId, attempt: int) -> list[Forward]:
-        """Pass statements on to a voter in this attempt that sees nothing move."""
+        """Pass statements on to a voter in this attempt that sees no progress."""
         if peer in self._state.base.electors:
             self._asking[peer] = attempt
         if attempt > self._attempt:

@@ -124,11 +124,11 @@ class ProgressReport:
         self._shown = -1.0
 
     def complete(self) -> None:
-        """Fix the time that the exchange took: all results are here."""
+        """Record the time that the exchange took, once all results are here."""
         self._seconds = trio.current_time() - self._begun
 
     def show(self) -> None:
-        """Emit the progress, unless it was emitted just now."""
+        """Emit the progress at most once every `PROGRESS_EVERY_S`, and always when the exchange is complete."""
         now = trio.current_time()
         if now - self._shown >= PROGRESS_EVERY_S or self._seconds is not None:
             self._shown = now

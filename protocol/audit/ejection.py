@@ -269,7 +269,7 @@ class Ejections:
     async def look_into(self, accusation: Accusation) -> ProvenLie | None:
         """Fetch the proof from its accusers, one after another, and judge it.  accusation: heard as new.
 
-        Return None if nobody delivers a proof, or the proof is not new.  Nothing that a peer sent makes this raise.
+        Return None if nobody delivers a proof, or the proof is not new.  Raises nothing, whatever a peer sends.
         """
         with self._accusations.open(accusation) as case:
             while accusation.accused not in self:

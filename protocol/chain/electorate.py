@@ -117,7 +117,8 @@ class Electorate:
     def after(self, members: Sequence[PeerId], masks: Sequence[bytes]) -> Electorate:
         """Return the electorate after one more record, which has been verified.
 
-        members: of the record, in the order of the masks' bits.  masks: one a chunk (`protocol.wire.messages`).
+        members: the record's members, in the order of the masks' bits.  masks: one for each chunk
+        (`protocol.wire.messages`).
         """
         height = self.height + 1
         updated = self._updated(height, frozenset(members), contributors(members, masks))
@@ -168,7 +169,8 @@ class Electorate:
     def _seated(self, height: int, standings: Sequence[ElectorStanding]) -> list[ElectorStanding]:
         """Return the standings with seats given: to seniors first, then to others up to the seats of the young.
 
-        Young electors above their share, because seniors have gone, wait for the next free seat.
+        If seniors have left and more young electors have seats than their share allows, the surplus ones wait for the next
+        free seat.
         """
         seats = _by_seniority(standings)
         young = [standing for standing in seats if self._is_young(height, standing)]
@@ -182,7 +184,10 @@ class Electorate:
         return [changed.get(standing.peer, standing) for standing in standings]
 
     def _waiting(self, height: int, standings: Sequence[ElectorStanding]) -> list[ElectorStanding]:
-        """Return the seasoned members of the record `height` that have no seat, as they would be with one, by seniority."""
+        """Return the seasoned members of record `height` without a seat, by seniority.
+
+        Each has the seniority that a seat would give it.
+        """
         ages = {former.peer: former.age for former in self.former if not former.is_forgotten(height)}
         least = self.settings.tenure_rounds if self.is_founding and self.settings.founders is None else 0
         return _by_seniority(

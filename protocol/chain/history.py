@@ -167,7 +167,7 @@ class History:
 
     @property
     def final(self) -> int:
-        """Number of final records: they and all before them were certified by the whole electorate."""
+        """Number of final records: the whole electorate has certified each of them and all records before it."""
         return self._now.provisional[0] if self._now.provisional else self.length
 
     @property

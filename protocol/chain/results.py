@@ -51,7 +51,10 @@ class Checkpoints(BlobFolder[CheckpointName]):
         return CheckpointName(int(match[1]), Hash(bytes.fromhex(match[2]))) if match is not None else None
 
     def begin(self, key: CheckpointName, size: int) -> Part[CheckpointName]:
-        """As `BlobFolder.begin`; a part that an earlier version named is continued, as each chunk is checked."""
+        """Begin as `BlobFolder.begin` does.
+
+        A part that an earlier version of the program named is continued, because each chunk is checked.
+        """
         for old in self.folder.glob("part-" + 16 * "[0-9a-f]"):
             self.disk.move(old, self._part_path(key))
         return super().begin(key, size)

@@ -411,7 +411,7 @@ class PeerSuspected(Event):
 
 @dataclass(frozen=True)
 class PeerGone(Event):
-    """A peer is not counted any more: it said goodbye, or has been silent for too long (`goodbye` is false)."""
+    """A peer is no longer counted: it said goodbye, or it was silent for too long (then `goodbye` is false)."""
 
     peer: str
     goodbye: bool

@@ -213,8 +213,8 @@ class Handshake:
     def may_contribute(self, peer: PeerId) -> bool:
         """Return True if a record may name `peer` as a member, because it is one, or came in with a token and is on its way.
 
-        Fetching the state and a first round take time: a token that was good at the door counts for `COMING_IN_S` more.  In
-        an open run every peer may be named; in a run with an allowlist, the peers on it.
+        Because fetching the state and completing a first round take time, a token that was valid at the handshake counts for
+        another `COMING_IN_S`.  In an open run every peer may be named; in a run with an allowlist, the peers on it.
         """
         manifest = self._manifest
         if manifest.admission is Admission.OPEN or peer == manifest.organiser:

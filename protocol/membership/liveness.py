@@ -263,7 +263,7 @@ class Membership:
         return True, [PeerGone(peer, True)]
 
     def on_connected(self, peer: PeerId, now: float) -> list[Event]:
-        """Note that the handshake shows the peer to be here now."""
+        """Note that a peer is alive, because it has just completed the handshake."""
         self._connected.add(peer)
         known = self._peers.get(peer)
         if known is None or known.liveness not in (Liveness.UNPROVEN, Liveness.ALIVE):

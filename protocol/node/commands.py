@@ -60,7 +60,7 @@ class LineProbe:
         self._measuring = False
 
     async def measure(self) -> ProbedLines:
-        """Measure the lines, one measurement at a time.  Raises `NotNow`."""
+        """Measure the lines to other peers; only one measurement runs at a time.  Raises `NotNow`."""
         if self._measuring:
             raise NotNow("the lines are being measured already; ask again in a few seconds")
         self._measuring = True

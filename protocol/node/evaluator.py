@@ -150,9 +150,12 @@ class Evaluator:
     # -- measuring ----------------------------------------------------------------------------------------------------
 
     async def during_round(self, training: trio.Event) -> None:
-        """Have the state that a round starts from measured, by us if we are drawn.  Cancelled before that state changes.
+        """Have the state at the start of a round measured; if we are drawn, measure it.
 
-        training: set once the trainer has been told to train, so that the first step is not held up.
+        Cancelled before that state changes.
+
+        training: set once the trainer has been told to train; we wait for it, so that measuring does not delay the first
+        step.
         """
         state = self._open()
         if self._trainer is not None:

@@ -110,7 +110,7 @@ class Ratifier:
                 await self._strengthen(tally, found)
 
     async def _strengthen(self, tally: Tally, certificate: Certificate) -> None:
-        """Put a full certificate in place of the provisional one, if the record is still in our chain."""
+        """Replace the provisional certificate with a full one, if the record is still in our chain."""
         round = tally.base.round
         async with self._changing:
             current = self._current()

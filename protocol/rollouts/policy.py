@@ -46,7 +46,7 @@ from protocol.wire.rollouts import CODES, UNSCORED, Judgement, Reason, Verdict
 
 
 def judged(batch: PooledBatch, validator: PeerId, codes: bytes) -> BatchJudged:
-    """Return the event that a validator has judged a batch."""
+    """Return the event for a validator's judgement of a batch."""
     verdicts = [CODES[code][0] for code in codes]
     reasons = sorted({CODES[code][1].value for code in codes} - {Reason.NONE.value})
     return BatchJudged(

@@ -64,13 +64,14 @@ from protocol.wire.rollouts import MAX_BATCHES, RolloutBatch
 # Pure.  A version's tip draws the problems of each batch, and everybody can compute them for all numbers and all keys.  So
 #
 # * **Numbers are taken in order.**  A maker's batches at a version that are for us are taken one after another, each when
-#   the one before it is delivered.  A batch that is not delivered (never announced, its bytes withheld, or announced twice)
-#   holds the later ones up for `HOLD_S`, and its maker's history begins anew.  Only our own fetches count here, and only
-#   for us: bytes that we could not get prove nothing to others, and so frame nobody.
+#   the one before it has been delivered.  A batch that is not delivered (never announced, its bytes withheld, or announced
+#   twice) holds up the later ones for `HOLD_S`, and its maker's history begins anew.  Only our own fetches count here, and
+#   only for our own decisions: a failed fetch proves nothing to others, so it cannot be used to frame a peer.
 # * **Keys made for a tip have to wait.**  A maker that we did not know when the version came waits for the next one.
 #
 # Some versions did not come to us one after another: the first ones of our life, and those of a branch that we moved to.
-# Their batches are taken from the first number on that we hear, of everybody: earlier statements may not be repeated.
+# For these versions, each maker's batches are taken from the first number that we hear of, because earlier statements may
+# not be repeated.
 
 
 HOLD_S = 600.0
@@ -263,8 +264,9 @@ class Pool:
     def note_death(self, batches: Sequence[PooledBatch]) -> None:
         """Note that our trainer process died while it learned from these batches.
 
-        After a second death a batch is not learned from.  One of them may be made to kill it, with only a validator to vouch
-        for it.  So after a batch that we did not check ourselves, we check all batches of its maker again.
+        After a second death we do not learn from a batch again.  A batch may have been made to kill the process, with only a
+        validator to vouch for it.  So if we had not checked the batch ourselves, we go back to checking all batches of its
+        maker.
         """
         for batch in batches:
             batch.deaths += 1
@@ -481,7 +483,7 @@ class Pool:
         return effects
 
     def _drop(self, batch: PooledBatch, decision: Decision) -> list[PoolEffect]:
-        """Give a batch up with this decision, unless we have learned from it already."""
+        """Drop a batch with this decision, unless we have already learned from it."""
         if batch.used:
             return []
         self._lacking.pop(batch.key, None)

@@ -164,7 +164,7 @@ class Reference:
             self._keeping.changing.release()
 
     def _has_begun(self, digest: bytes) -> bool:
-        """Return False for the state before the run's initial weights are here."""
+        """Return False while the run's initial weights are still missing."""
         return self._round > 0 or self._replica.manifest.genesis in (None, digest)
 
     def _write(self) -> Hash:

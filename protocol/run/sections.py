@@ -27,8 +27,8 @@ class Section(Body):
     """A part of the manifest.  The docstring below a field is its description in messages and documentation.
 
     LATER: fields added after the first runs.  A later field that has its default is not written, so a run that does not use
-    it keeps its encoding and its ID.  A default that is written all the same is refused, as its encoding is not the only
-    one.
+    it keeps its encoding and its ID.  A later field that is written with its default is refused, because each manifest has
+    only one valid encoding.
     """
 
     LATER: ClassVar[frozenset[str]] = frozenset()

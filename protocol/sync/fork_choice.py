@@ -40,11 +40,11 @@ from protocol.wire.messages import Commit
 #
 # An elector on another branch of the same tip that loses to this one (`protocol.chain.records.prefer`) counts as on it: it
 # will come over.  So nobody returns from a branch that enough others are on their way to, and the moves of electors that
-# hear each other end.  Proof, for one tip T, from four electors on.  Suppose that moves go round in a circle, and let H be
-# the best branch that electors leave in it.  Nobody leaves better branches, so nobody enters them either: electors leave H
-# for T.  At that moment, of the c electors that are on no better branch, more than c / 2 are at T.  Only the others can
-# count as on H or on a branch that loses to it, so nobody at T follows any of these.  From then on nobody leaves T, and it
-# was no circle.
+# hear each other end.  The proof is for one tip T with at least four electors.  Suppose that the moves form a cycle, and let
+# H be the best branch that electors leave in that cycle.  Nobody leaves a better branch, so nobody enters one either, and
+# electors leave H for T.  At that moment, of the c electors that are on no better branch, more than c / 2 are at T.  Only
+# the other electors can count as on H or on a branch that loses to it, so nobody at T follows such a branch.  From then on
+# nobody leaves T, so there is no cycle.
 #
 # Nobody is stuck.  If two branches are heard, the electors on the losing one go over.  If one branch and T are heard, either
 # the electors at T follow, or those on the branch return.  And nobody waits for a branch: if one elector stands on the best

@@ -44,11 +44,11 @@ class Settled:
     def __init__(self, settings: RoundSettings) -> None:
         self._settings = settings
         self._followed: deque[tuple[int, float]] = deque()
-        """Rounds after records that we followed and that are not settled yet, each with its time."""
+        """Records that we saw being made and that are not settled yet: (number of rounds after the record, time)."""
         self._rounds = self._bound = 0
 
     def follow(self, rounds: int, now: float) -> None:
-        """Note that we saw a record being made: the one after which there are `rounds` rounds."""
+        """Note that we saw a record being made, after which the chain has `rounds` rounds."""
         self._followed.append((rounds, now))
         while self._followed:
             then, at = self._followed[0]
@@ -297,7 +297,10 @@ class RemoteChains:
         self.progressed_at = -1e9
 
     async def common(self, look: LookCost) -> tuple[int, int]:
-        """Return (rounds both chains share, length of theirs).  Looks back in windows that double."""
+        """Return (number of rounds that both chains share, length of the peer's chain).
+
+        Looks back in windows that double in size.
+        """
         window = 64
         while True:
             length = self._replica.history.length
@@ -384,6 +387,6 @@ class RemoteChains:
         self.budget.pay(size_bytes, checks)
 
     def repay(self, look: LookCost) -> None:
-        """Pay back the cost of a look so far: the fork choice accepts its branch."""
+        """Refund the cost of a look so far, because the fork choice has accepted the branch."""
         self.budget.repay(look.size_bytes, look.checks)
         look.size_bytes = look.checks = 0

@@ -212,7 +212,7 @@ class OutcomeCounts:
 
     @classmethod
     def decode(cls, data: bytes) -> OutcomeCounts:
-        """Decode counts; raises ValueError for bytes that are not of `encode`."""
+        """Decode counts.  Raises ValueError for bytes that `encode` cannot have produced."""
         made, fields = cls(), canonical.decode(data, max_bytes=len(data))
         if not isinstance(fields, dict):
             raise ValueError("no counts")

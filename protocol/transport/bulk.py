@@ -60,8 +60,8 @@ from protocol.wire.identity import PeerId
 def displaced(asker: PeerId, links: Mapping[PeerId, int], members: Members) -> PeerId | None:
     """Return the peer that loses a link to `asker` if all places are taken; None if the asker gets no link.
 
-    A member takes the place of a stranger, first of the one with the most links.  Among members, and among strangers, only a
-    peer with at least two links more than the asker gives one up.
+    A member takes a link from the stranger with the most links.  Among members, and among strangers, a peer loses a link
+    only if it has at least two more than the asker.
     """
     strangers = {peer: count for peer, count in links.items() if peer != asker and not members.has_member(peer)}
     if members.has_member(asker):

@@ -1,15 +1,16 @@
 """The number of bulk sockets to each peer, and its share of our line, by the measured rates.  A pure machine for each peer.
 
 Policy
-* Over a short way, one socket fills a line.  Over a long way a socket that lost a packet needs many round trips to regain
+* On a short path, one socket fills the line.  On a long path, a socket that lost a packet needs many round trips to regain
   its speed, so several sockets share the loss: at first as many as the round-trip time suggests, then more are tried.
 * Twice as many are tried after a second in which all sockets always had something to send, carried less than `USED` of the
-  peer's share of our line, and met no queue.  On a full line packets wait in a queue, and round trips take longer than the
-  shortest one; more sockets would only push others aside there.
+  peer's share of our line, and met no queue.  On a full line, packets wait in a queue, so round trips take longer than the
+  shortest one; more sockets would only crowd out other traffic.
 * The new sockets are given up unless old and new together carry `GAIN` times as much in the `TRIAL_S` after all were open.
   Then, as after a socket that could not be opened, no more are tried for `REST_S`.
 * A peer that takes less than `SLOW` of its share for `SLOW_TIMES` seconds in a row keeps `MARGIN` times the most that it
-  took; the others share the rest, until it takes all that it is left.  Its sockets may still send `LEAST_BYTES_PER_S`.
+  took; the others share the rest, until it takes everything that is allotted to it.  Its sockets may still send
+  `LEAST_BYTES_PER_S`.
 """
 
 from __future__ import annotations
@@ -222,9 +223,9 @@ class Flows:
         self.number, self._trial, self._rest_until = max(1, min(number, self.number)), None, now + REST_S
 
     def read(self, states: Mapping[Hashable, SocketState], share: float, busy: bool, now: float) -> None:
-        """Take the states of all sockets, about every second.
+        """Read the states of all sockets; called about once a second.
 
-        share: bytes a second that they were allowed together.  busy: all of them always had something to send.
+        share: bytes per second that the sockets together were allowed.  busy: all of them always had something to send.
         """
         moved = self._moved.since(states, now)
         if not busy:

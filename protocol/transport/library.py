@@ -180,7 +180,7 @@ def agent_version() -> str:
 TaskStatus = Any
 """trio's `TaskStatus`, which is missing in the trio stubs that come with the library."""
 Address = object
-"""A multiaddr of the library, whose types are not exported."""
+"""A multiaddr of the library, which does not export its types."""
 
 
 class LibraryId(Protocol):

@@ -19,7 +19,7 @@ from protocol.wire.identity import PeerId
 from protocol.wire.rollouts import BlobName, Version
 
 KEPT = 128
-"""Numbers, from the highest one downwards, whose statements are remembered: at most two of each."""
+"""Number of versions, counted down from the highest, whose statements are remembered: at most two for each version."""
 WEIGHT_BYTES = 2
 """Bytes of a parameter in bf16."""
 HEADER_BYTES = 4 << 20

@@ -181,7 +181,7 @@ class WeightVersions:
                 await trio.sleep(AGAIN_S)
 
     def _recall(self, raw: bytes) -> None:
-        """Take in a statement from our disk."""
+        """Restore a statement from our disk; ignore one that is malformed or refused."""
         try:
             sender, body, _ = unpack(raw, self._session.run, max_bytes=MAX_STATEMENT_BYTES)
         except Malformed:

@@ -2,8 +2,8 @@
 
 Documents are files in the order of their paths.  Bytes are joined with a zero byte, which is removed from the files, and
 tokens with an end token: a window may begin in one file and end in the next, and the separator tells the model so.  A hash
-of its relative path decides if a file is held out for evaluation, so peers with different Python versions hold out nearly
-the same files.  Their texts still differ slightly: `Corpus.digest` names the text that a peer has.
+of a file's relative path decides whether the file is held out for evaluation, so peers with different Python versions hold
+out nearly the same files.  Their texts still differ slightly: `Corpus.digest` names the text that a peer has.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ class RlConfig(SectionFields):
     weight_decay: float = 0.0
     """AdamW's weight decay of matrices, times the rate in each step.  Ours: PRIME-RL's default is 0.01."""
     row_tokens: int = 40_960
-    """Tokens of a row into which sequences are packed: at least those of a prompt and output together, less one.  Ours."""
+    """Tokens of a row into which sequences are packed: at least the length of a prompt and its output, minus one.  Ours."""
     micro_batch_tokens: int = 40_960
     """Most tokens computed at once, in whole rows, and at least one row.  Ours."""
 

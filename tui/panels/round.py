@@ -1,4 +1,4 @@
-"""The current round and past ones: the time of each part, every trainer's progress, and the peers that are waited for."""
+"""The current round and past ones: the time of each part, every trainer's progress, and the peers still awaited."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
 
 
 def _counts(known: SwarmPeer, status: PeerStatus) -> bool:
-    """Return True if the peer lives and has our role: generated tokens and trained tokens must not be added up."""
+    """Return True if the peer is alive and has our role: generated and trained tokens must not be added together."""
     return known.liveness == "alive" and known.role == status.role
 
 

@@ -47,13 +47,13 @@ END = struct.Struct(">16sH")
 
 
 def write_end(end: End) -> bytes:
-    """Encode an end for the wire."""
+    """Encode an endpoint for the wire."""
     ip = ipaddress.ip_address(end[0].partition("%")[0])
     return END.pack(ip.packed if ip.version == 6 else bytes(10) + b"\xff\xff" + ip.packed, end[1])
 
 
 def read_end(data: bytes) -> End:
-    """Decode an end from any 18 bytes."""
+    """Decode an endpoint from any 18 bytes."""
     packed, port = END.unpack(data)
     ip = ipaddress.IPv6Address(packed)
     return str(address_of(str(ip)) or ip), port

@@ -62,7 +62,7 @@ def test_one_part_is_a_table(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_lines_that_were_asked_for_need_a_peer(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "--only", "lines"]) == ExitCode.NOT_RUNNING
-    assert "`peer join` starts one" in capsys.readouterr().out
+    assert "start one with `peer join`" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("words", [("--run", "nothing"), ("--only", "speed")])

@@ -1,6 +1,6 @@
 """Translation between the config.json of Hugging Face folders and our description of a decoder of the Llama family.
 
-Names and defaults are the ones of transformers' `LlamaConfig`, `Qwen2Config` and `Qwen3Config` (5.x); files of 4.x are also
+Names and defaults match transformers' `LlamaConfig`, `Qwen2Config` and `Qwen3Config` (5.x); files written by 4.x can also be
 read.  Tensors need no translation: `trainer.models.llama.config` uses the names of these models.  A switch that a run's
 model does not have is refused by name; fields that only matter in training (dropout, initial ranges) are the run's choice.
 """
