@@ -15,6 +15,7 @@ right chunks need not be fetched once more.
 
 from __future__ import annotations
 
+import errno
 import mmap
 import re
 import threading
@@ -31,6 +32,8 @@ from protocol.disk import Disk, map_file, read_guarded, size_of, write_guarded
 from protocol.wire.hashes import HASH_BYTES, Hash, chunk_hash, hash_bytes, tree_root
 
 K = TypeVar("K", bound=Hashable)
+SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""Errors that tell nothing of a file: strangers' connections may take all open files for a while."""
 
 
 @dataclass(frozen=True)
@@ -151,12 +154,17 @@ class BlobFolder(ABC, Generic[K]):
         return None
 
     def read(self, key: K, span: slice, leaf: Hash | None) -> bytes | None:
-        """Return a chunk of a whole blob, checked if its hash is known; None if it is wrong, and the blob is demoted."""
+        """Return a chunk of a whole blob, checked if its hash is known; None if it is wrong, and the blob is demoted.
+
+        Returns None as well if this computer lacks memory or open files now: the blob stays whole.
+        """
         try:
             with self.path(key).open("rb") as file:
                 file.seek(span.start)
                 data = file.read(span.stop - span.start)
-        except OSError:
+        except OSError as error:
+            if error.errno in SHORTAGES:
+                return None
             data = b""
         if len(data) == span.stop - span.start and leaf in (None, chunk_hash(data)):
             return data

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -139,3 +141,19 @@ def test_equal_chunks_that_one_donor_has_are_all_copied_and_those_that_none_has_
     part = files.begin(tree_root(leaves), len(data))
     assert files.fill(part, leaves, spans, {ROOT: SPANS}) == [1, 3]
     assert bytes(part.view[spans[0]]) == bytes(part.view[spans[2]]) == DATA[:CHUNK]
+
+
+@pytest.mark.parametrize(("number", "stays"), [(errno.EMFILE, True), (errno.ENOMEM, True), (errno.EIO, False)])
+def test_a_shortage_of_open_files_or_memory_makes_no_right_blob_a_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, stays: bool
+) -> None:
+    files = complete(tmp_path)
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError(number, "failed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", fail)
+        assert files.read(ROOT, SPANS[0], LEAVES[0]) is None
+    assert files.has(ROOT) is stays
+    assert not stays or files.read(ROOT, SPANS[0], LEAVES[0]) == DATA[:CHUNK]
