@@ -247,7 +247,8 @@ class BlobFolder(ABC, Generic[K]):
             self._parts.pop(part.key, None)
             self._damaged.discard(part.key)
             self._whole[part.key] = len(part.mapping)
-        self.end(part)
+        if part.path == self._part_path(part.key):  # another file of the same bytes ends no work on the part
+            self.end(part)
 
     def put(self, key: K, size: int, pieces: Iterable[bytes | memoryview], leaves: Sequence[Hash]) -> None:
         """Write a whole blob from its pieces.  Raises `StoreFailed`."""
@@ -290,6 +291,16 @@ class BlobFolder(ABC, Generic[K]):
             self._worked_on.discard(key)
         for path in (self.path(key), self._part_path(key), self._leaves_path(key)):
             self.disk.remove(path)
+
+    def drop(self, key: K) -> None:
+        """Remove a whole blob; a part of it that somebody works on stays."""
+        with self._beginning:
+            if key not in self._worked_on:
+                self.remove(key)
+                return
+            with self._lock:
+                self._whole.pop(key, None)
+            self.disk.remove(self.path(key))
 
 
 _BLOB = re.compile(r"([0-9a-f]{64})\.blob")

@@ -181,4 +181,4 @@ class Results(BlobFolder[ResultName]):
         """Remove the results of earlier rounds."""
         for name in self.sizes():
             if name.round < round:
-                self.remove(name)
+                self.drop(name)

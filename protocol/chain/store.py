@@ -344,7 +344,7 @@ class Store:
     def make_room(self, chain: Chain) -> None:
         """Remove all but `CHECKPOINTS_KEPT` checkpoints of our chain, even those that others read: the next one comes."""
         for rounds in self.checkpoints.of(chain)[:-CHECKPOINTS_KEPT]:
-            self.checkpoints.remove(CheckpointName(rounds, chain.tip_at(rounds)))
+            self.checkpoints.drop(CheckpointName(rounds, chain.tip_at(rounds)))
 
     def prune(self, chain: Chain, final: int) -> None:
         """Keep the newest checkpoints of our chain, all results since the oldest of them, and our binding votes there.
@@ -356,7 +356,7 @@ class Store:
         if len(ours) > kept and self.checkpoints.was_read(ours[-kept - 1], ours[-kept].rounds):
             kept += 1
         for name in ours[:-kept] + others[:-OTHERS_KEPT]:
-            self.checkpoints.remove(name)
+            self.checkpoints.drop(name)
         oldest = ours[-kept].rounds if len(ours) >= kept else 0
         self.results.drop_before(oldest)
         self.votes.drop_before(min(oldest, final))

@@ -242,7 +242,7 @@ class StateFetcher:
         assert isinstance(digest, bytes), "somebody vouches for the checkpoint"
         name = CheckpointName(rounds, chain.tip_at(rounds))
         if checkpoints.has(name) and (await self._offload(checkpoints.index, name) or [b""])[0] != digest:
-            await self._offload(checkpoints.remove, name)  # our own, of a wrong state
+            await self._offload(checkpoints.drop, name)  # our own, of a wrong state
         spans = EvenSpans(self._replica.state.size_bytes, manifest.checkpoint_chunk_bytes)
         wanted = Wanted(name, Hash(digest), spans, Purpose("checkpoint", rounds))
         return await self._checkpoints.fetch(wanted, sources, self._progress)

@@ -205,6 +205,19 @@ def test_a_checkpoint_that_was_written_meanwhile_stays_when_its_abandoned_part_i
     assert not [*tmp_path.glob(f"checkpoints/part-{4:08}-*")]
 
 
+def test_a_download_ends_well_though_its_result_came_another_way_and_was_pruned(tmp_path: Path) -> None:
+    results, name = Store(tmp_path).results, ResultName(4, 0, ROOTS[4])
+    part = results.begin(name, len(STATE))
+    made = results.make(len(STATE))
+    made.view[:] = STATE
+    made.commit(name)
+    results.drop_before(5)
+    part.view[:] = STATE
+    results.publish(part)
+    found = results.view(name)
+    assert found is not None and bytes(found) == STATE
+
+
 def test_another_download_takes_the_place_of_an_abandoned_one(tmp_path: Path) -> None:
     checkpoints = Store(tmp_path).checkpoints
     checkpoints.end(checkpoints.begin(CheckpointName(4, ROOTS[4]), 10))
