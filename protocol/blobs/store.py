@@ -270,12 +270,15 @@ class BlobFolder(ABC, Generic[K]):
             write_guarded(self.disk, self._leaves_path(key), b"".join(leaves))
 
     def demote(self, key: K) -> None:
-        """Turn a whole blob that is damaged into a part, to be fetched again."""
+        """Turn a whole blob that is damaged into a part, to be fetched again; remove it if a part is fetched now."""
         with self._lock:
             size = self._whole.pop(key, None)
             if size is None:
                 return
             self._damaged.add(key)
+            if key in self._worked_on:
+                self.disk.remove(self.path(key))
+                return
             try:
                 self.disk.move(self.path(key), self._part_path(key))
                 self._parts[key] = size

@@ -23,7 +23,7 @@ from protocol.chain.progress import RunProgress, extension_of
 from protocol.chain.records import genesis_tip, record_hash
 from protocol.chain.results import CheckpointName, Checkpoints, ResultName, Results
 from protocol.chain.store import Records
-from protocol.disk import Disk
+from protocol.disk import Disk, map_file
 from protocol.run.manifest import SignedManifest
 from protocol.wire.hashes import Hash, chunk_hash
 from protocol.wire.messages import Commit
@@ -188,7 +188,7 @@ class StoredRun:
         for round in range(start, self.length):
             commit = self.commit_at(round)
             record = commit.record
-            result = self._results.view(ResultName.of(record))
+            result = map_file(self._results.path(ResultName.of(record)))
             if result is None or len(result) != payload_bytes(self._layout):
                 break
             outer = self._manifest.outer_step(round, [member.tokens for member in record.members])
@@ -198,7 +198,9 @@ class StoredRun:
     def _checked(self, rounds: int) -> memoryview | None:
         """Return the bytes of a checkpoint; None if they are not the certified ones."""
         mark, piece = CheckpointName(rounds, self.tip_at(rounds)), self._manifest.checkpoint_chunk_bytes
-        index, view = self._checkpoints.index(mark), self._checkpoints.view(mark, self._manifest.state_bytes)
-        if index is None or view is None or certified_digest(self._manifest, self, rounds) not in (None, index[0]):
+        index, view = self._checkpoints.index(mark), map_file(self._checkpoints.path(mark))
+        if index is None or view is None or len(view) != self._manifest.state_bytes:
+            return None
+        if certified_digest(self._manifest, self, rounds) not in (None, index[0]):
             return None
         return view if leaves_of(view, piece) == index[1] else None

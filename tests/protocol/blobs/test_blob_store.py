@@ -157,3 +157,16 @@ def test_a_shortage_of_open_files_or_memory_makes_no_right_blob_a_part(
         assert files.read(ROOT, SPANS[0], LEAVES[0]) is None
     assert files.has(ROOT) is stays
     assert not stays or files.read(ROOT, SPANS[0], LEAVES[0]) == DATA[:CHUNK]
+
+
+def test_a_damaged_file_does_not_take_the_place_of_a_part_that_is_being_fetched(tmp_path: Path) -> None:
+    files = opened(tmp_path)
+    part = files.begin(ROOT, len(DATA))
+    (files.folder / "draft").write_bytes(DATA)
+    files.adopt(files.folder / "draft", ROOT, LEAVES)
+    files.path(ROOT).write_bytes(bytes(len(DATA)))
+    assert files.read(ROOT, SPANS[0], LEAVES[0]) is None and not files.path(ROOT).exists()
+    part.view[:] = DATA
+    files.publish(part, LEAVES)
+    view = files.view(ROOT, len(DATA))
+    assert view is not None and bytes(view) == DATA
