@@ -1,8 +1,8 @@
-"""A blob: an immutable byte string, cut into chunks whose hashes are known and vouched for; the messages about it.
+"""A blob: an immutable byte string, cut into chunks whose hashes are known and certified; and the messages about it.
 
-Every large object is one: a checkpoint, the result of a round, a version of the weights.  Its name is a hash that a
-certified record or a signed manifest contains.  Sets of chunks are integers, bit i for chunk i: set operations are the
-processor's own, since a blob may have tens of thousands of chunks.
+Every large object is a blob: a checkpoint, the result of a round, a version of the weights.  Its name is a hash that a
+certified record or a signed manifest contains.  Sets of chunks are integers, bit i for chunk i: set operations must be fast,
+since a blob may have tens of thousands of chunks.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Spans(Protocol):
 
 @dataclass(frozen=True)
 class EvenSpans:
-    """Places of the chunks of `size` bytes that are cut into chunks of `chunk_bytes`; the last chunk may be shorter."""
+    """Places of the chunks if `size` bytes are cut into chunks of `chunk_bytes`; the last chunk may be shorter."""
 
     size: int
     chunk_bytes: int
@@ -57,7 +57,7 @@ class EvenSpans:
 
 @dataclass(frozen=True)
 class Blob:
-    """An immutable byte string in chunks.  leaves: the hash of each chunk.  sizes: of each chunk in bytes."""
+    """An immutable byte string in chunks.  leaves: the hash of each chunk.  sizes: the size of each chunk in bytes."""
 
     name: Hash
     leaves: tuple[Hash, ...]
@@ -125,11 +125,11 @@ def from_bitmap(bitmap: bytes, count: int) -> ChunkSet:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Counts of the copies of each chunk: they find the rarest of many thousands at once.
+# Counts of the copies of each chunk, indexed so that the rarest of many thousands of chunks are found quickly.
 
 
 class Copies:
-    """Numbers of copies of each of `count` chunks, all of them 0 in the beginning."""
+    """Numbers of copies of each of `count` chunks; all numbers are 0 in the beginning."""
 
     def __init__(self, count: int) -> None:
         self._of = [0] * count
@@ -137,7 +137,7 @@ class Copies:
         """Chunks by their number of copies."""
 
     def add(self, chunks: ChunkSet, change: int = 1) -> None:
-        """Add one copy of each of these chunks; remove one with a `change` of -1."""
+        """Add one copy of each of these chunks; a `change` of -1 removes one."""
         for chunk in chunks_in(chunks):
             before = self._of[chunk]
             self._of[chunk] = after = before + change
@@ -171,12 +171,12 @@ def any_of(chunks: ChunkSet, random_: random.Random) -> int:
 # ------------------------------------------------------------------------------------------------------------------------
 # Messages between peers about a blob: the chunks that each has, and the chunks that each wants.
 #
-# Questions travel over a connection that has proven both peer IDs.  Nothing in them is believed: chunks are checked against
-# their hashes, and a peer with false claims is asked in vain, once for each chunk.
+# Questions travel over a connection that has proven both peer IDs.  Nothing in them is trusted: chunks are checked against
+# their hashes, and a false claim costs us only one vain request per chunk.
 
 
 MAX_WANTED = 64
-"""Chunks in one request."""
+"""Most chunks in one request."""
 MAX_NEIGHBOURS = 16
 MAX_NEWS = 1024
 
@@ -185,7 +185,7 @@ Bitmap = Annotated[bytes, Field(max_length=MAX_BLOB_CHUNKS // 8)]
 
 
 class BlobRequest(Body):
-    """Question for the chunks of a blob that a peer has, and for news of further ones.  chunks: the asker's (a bitmap)."""
+    """Question for a peer's chunks of a blob, and for news of further chunks.  chunks: the asker's chunks (a bitmap)."""
 
     blob: HashField
     chunks: Bitmap
@@ -194,8 +194,8 @@ class BlobRequest(Body):
 class BlobReply(Body):
     """Answer to `BlobRequest`.
 
-    chunks: may be asked for (a bitmap).  more: True if further ones may come.  apart: True if each asker is shown other
-    chunks, which nobody else has yet.  neighbours: other peers that fetch the blob.
+    chunks: the chunks that may be asked for (a bitmap).  more: True if further chunks may come.  apart: True if each asker
+    is shown different chunks, which no other peer has yet.  neighbours: other peers that fetch the blob.
     """
 
     chunks: Bitmap
@@ -219,7 +219,7 @@ class ChunksRequest(Body):
 
 
 class ChunksReply(Body):
-    """Chunks of a request that will not come.  chunks: not here.  busy: here, but to be asked for another time."""
+    """Chunks of a request that will not come.  chunks: not here.  busy: here, but must be requested again later."""
 
     chunks: Annotated[list[ChunkIndex], Field(max_length=MAX_WANTED)]
     busy: Annotated[list[ChunkIndex], Field(max_length=MAX_WANTED)]
@@ -240,7 +240,7 @@ class ChunkHeader(Body):
 
 @lru_cache(maxsize=256)
 def read_chunk_header(raw: bytes) -> ChunkHeader | None:
-    """Return the header of a push if it carries a chunk of a blob; cached, since one push asks several times."""
+    """Return the header of a push if it carries a chunk of a blob; cached, since it is called several times for one push."""
     try:
         return decode_body(ChunkHeader, raw, max_bytes=MAX_PUSH_HEADER_BYTES)
     except Malformed:

@@ -19,12 +19,13 @@ from protocol.wire.identity import PeerId
 #
 # Pure.  Policy:
 #
-# * **Rarest first.**  Of the chunks that the source has and nobody was asked for, pick one that the fewest sources have: it
-#   may be lost with the next source that leaves, and a peer that gets it has something to give.
-# * **Ties by a seed.**  Among equally rare chunks, pick a random one, from a generator of the caller's: peers that begin
-#   together ask for different chunks, and serve them to each other.
-# * **Endgame.**  When every missing chunk was asked for, an idle source is asked for a chunk that another one owes us, the
-#   one that will take longest, from at most `COPIES` sources at a time.  The second copy to come is not taken.
+# * **Rarest first.**  Of the chunks that the source has and that no source was asked for, pick one that the fewest sources
+#   have: it may be lost with the next source that leaves, and we can then serve it to many peers.
+# * **Ties by a seed.**  Among equally rare chunks, pick one with the caller's random generator: peers that begin together
+#   ask for different chunks, and serve them to each other.
+# * **Endgame.**  Once every missing chunk was asked for, an idle source is asked for a chunk that another source owes us:
+#   the chunk that will take longest.  A chunk is asked of at most `COPIES` sources at a time.  The copy that arrives second
+#   is refused.
 
 
 COPIES = 2
@@ -32,7 +33,7 @@ COPIES = 2
 
 
 class Picker:
-    """Record of the chunks here, held by sources and asked for, of a blob of `count` chunks."""
+    """Bookkeeping for a blob of `count` chunks: the chunks that are here, that sources hold, and that were asked for."""
 
     def __init__(self, count: int, here: ChunkSet, random_: random.Random) -> None:
         self._random, self._all = random_, (1 << count) - 1
@@ -56,7 +57,7 @@ class Picker:
         return self._asked.get(chunk, [])
 
     def set_held(self, peer: PeerId, chunks: ChunkSet) -> None:
-        """Set the chunks of a source to these, and no others."""
+        """Set the chunks of a source to exactly these."""
         before = self._held.get(peer, 0)
         self._held[peer] = chunks
         self._copies.add(chunks & ~before)
@@ -74,7 +75,7 @@ class Picker:
         self._asked_set &= ~(1 << chunk)
 
     def release(self, peer: PeerId, chunk: int) -> None:
-        """Release a source from owing us this chunk; another one may be asked for it."""
+        """Release a source from owing us this chunk; another source may be asked for it."""
         peers = self._asked.get(chunk, [])
         if peer in peers:
             peers.remove(peer)
@@ -83,7 +84,7 @@ class Picker:
             self._asked_set &= ~(1 << chunk)
 
     def pick(self, peer: PeerId) -> int | None:
-        """Pick a chunk that nobody was asked for, and ask this source for it; None if it has none."""
+        """Pick a chunk that no source was asked for, and ask this source for it; None if the source has no such chunk."""
         candidates = self._held.get(peer, 0) & self.missing & ~self._asked_set
         if not candidates:
             return None
@@ -93,18 +94,19 @@ class Picker:
 
     @property
     def open(self) -> ChunkSet:
-        """Chunks that a source has and nobody was asked for."""
+        """Chunks that some source has and that no source was asked for."""
         return self.missing & ~self._asked_set & ~self._copies.none
 
     @property
     def in_endgame(self) -> bool:
-        """True if every missing chunk was asked for; a chunk that nobody has yet is worth more than a second copy."""
+        """True if every missing chunk was asked for; while nobody has some missing chunk, no second copies are fetched."""
         return not self.missing & ~self._asked_set
 
     def pick_again(self, peer: PeerId, takes_s: Callable[[int], float], longer_than_s: float) -> int | None:
-        """In the endgame, ask this source for a chunk that another one owes us as well; None if there is none.
+        """In the endgame, ask this source for a chunk that another source already owes us; None if there is no such chunk.
 
-        takes_s: seconds until a chunk comes from the sources that were asked.  longer_than_s: least value for asking again.
+        takes_s: seconds until a chunk comes from the sources that were asked.  longer_than_s: a chunk is asked for again
+        only if it takes longer than this.
         """
         if not self.in_endgame:
             return None
@@ -131,23 +133,25 @@ class Picker:
 # Pure.  Policy:
 #
 # * **Score.**  A source is worth its success (an exponential average over its chunks: 1 brought, 0 failed) times its rate
-#   (an exponential average of bytes a second).  A failure lowers both.  If places are few, the best score comes first.  In
-#   one of twenty cases chance decides, so that a source that was bad once is seen to be good again.  A new source counts as
-#   the best one until its rate is known.
+#   (an exponential average of bytes a second).  A failure lowers both.  The sources with the best scores are asked first.
+#   In one of twenty cases the order is random, so that we notice when a source that was bad once has become good again.
+#   Until its rate is known, a new source is given the best rate of all.
 # * **Window.**  Each source is asked for a few chunks at a time: one more for each chunk that came soon (within `SOON_S`, so
-#   its line may have stood idle), one less for each that came late, half as many after a failure (additive increase,
+#   its line may have stood idle), one less for each chunk that came late, half as many after a failure (additive increase,
 #   multiplicative decrease).
 # * **Deadline.**  At the measured rate, a source needs some time for all that it owes us.  A chunk is overdue after four
-#   times as long.  Then others are asked for it; it is still taken if it comes.  A source of unknown rate counts as slow.
+#   times as long.  Then other sources are asked for it; it is still accepted if it comes.  A source of unknown rate counts
+#   as slow.
 # * **Pause.**  A source on a fast line is asked for several chunks together, instead of one question for each chunk that
 #   arrives: a peer answers at most a hundred questions a second.
-# * **Busy.**  A source that says it is busy is asked again after a moment, longer each time; that is no failure.
-# * **Rest.**  After two failures in a row, a source is left alone for a while, twice as long each time.  After a chunk with
-#   wrong bytes, it is set aside for good.
+# * **Busy.**  A source that says it is busy is asked again after a pause, which grows each time; this does not count as a
+#   failure.
+# * **Rest.**  After two failures in a row, a source is not asked for a while, twice as long each time.  After a chunk with
+#   wrong bytes, it is never asked again.
 
 
 MEMORY = 0.3
-"""Weight of the newest observation in the averages (SHARDCAST's)."""
+"""Weight of the newest observation in the averages, as in SHARDCAST."""
 EXPLORE = 0.05
 FIRST_WINDOW, MOST_IN_WINDOW = 2, 64
 FAST_WINDOW, PAUSE_S = 8, 0.04
@@ -175,11 +179,11 @@ class Source:
     busy_s: float = BUSY_S
 
     def score(self, best_rate: float) -> float:
-        """Return the worth of the source.  best_rate: of all sources, used if the source's own is unknown."""
+        """Return the score of the source.  best_rate: best rate of all sources, used if the source's own rate is unknown."""
         return self.success * (self.rate or best_rate)
 
     def due_s(self, size: int) -> float:
-        """Return the seconds that the source should take for all that it owes us and `size` bytes more."""
+        """Return the seconds that the source should take for all the bytes that it owes us and `size` bytes more."""
         owed = self.owed_bytes + size
         return owed / self.rate if self.rate else max(FIRST_DUE_S, owed / FIRST_BYTES_PER_S)
 
@@ -196,7 +200,7 @@ class Sources:
         self._random = random_
         self._known: dict[PeerId, Source] = {}
         self.barred: set[PeerId] = set()
-        """Peers set aside for good: their bytes were wrong."""
+        """Peers that are never asked again, because their bytes were wrong."""
 
     def __contains__(self, peer: PeerId) -> bool:
         """Return True if the peer is a source, at rest or not."""
@@ -250,13 +254,13 @@ class Sources:
             self._known[peer].owed_bytes -= size
 
     def deadline(self, peer: PeerId, now: float) -> float:
-        """Return the time at which the chunk it was asked for last is overdue."""
+        """Return the time at which the chunk that was last asked of this source becomes overdue."""
         source = self._known[peer]
         expected = DEADLINE_TIMES * source.due_s(0)
         return now + min(max(LEAST_DEADLINE_S, expected), MOST_DEADLINE_S)
 
     def brought(self, peer: PeerId, owed: int, waited_s: float) -> None:
-        """Note that a chunk came, and was right.
+        """Note that a chunk came, and that its bytes were right.
 
         owed: bytes that the source owed us when it was asked for this chunk, including it.  Divided by the time since then,
         they give the rate, whether the source sends chunks one after the other or all at once.
@@ -274,7 +278,7 @@ class Sources:
             source.window = max(source.window - 1, 1)
 
     def failed(self, peer: PeerId, now: float) -> None:
-        """Note that a chunk did not come in time, or a question was not answered."""
+        """Note that a chunk was overdue, or a question was not answered."""
         source = self._known.get(peer)
         if source is None:
             return
@@ -288,7 +292,7 @@ class Sources:
             source.rest_s = min(2 * source.rest_s, MOST_REST_S)
 
     def busy(self, peer: PeerId, now: float) -> None:
-        """Note that a source says that it has no time for us now."""
+        """Note that a source says that it is busy."""
         source = self._known.get(peer)
         if source is not None:
             source.window = max(source.window // 2, 1)
@@ -296,7 +300,7 @@ class Sources:
             source.busy_s = min(2 * source.busy_s, MOST_BUSY_S)
 
     def due_s(self, peer: PeerId, size: int) -> float:
-        """Return the seconds that a source should take for a chunk of `size` bytes that it is asked for now."""
+        """Return the seconds that a source should take for a chunk of `size` bytes if it is asked for the chunk now."""
         return self._known[peer].due_s(size)
 
 
@@ -304,15 +308,15 @@ class Sources:
 
 
 MOST_OWED_BYTES = 64 << 20
-"""Most bytes of one blob that are asked for and not here: so much memory may wait for its check."""
+"""Most bytes of one blob that are asked for and not here yet: up to this much memory may be in use for unchecked chunks."""
 MOST_SOURCES = 32
 AGAIN_TIMES = 2.0
-"""A chunk is asked for a second time, in the endgame, if the second source should be so many times as fast."""
+"""In the endgame, a chunk is asked for a second time if the second source should be this many times as fast."""
 
 
 @dataclass(frozen=True)
 class SourceHas:
-    """Statement of a peer that it has these chunks, and no others."""
+    """Statement of a peer that it has exactly these chunks."""
 
     peer: PeerId
     chunks: ChunkSet
@@ -328,14 +332,14 @@ class SourceGot:
 
 @dataclass(frozen=True)
 class SourceGone:
-    """Loss of a source: it is not connected any more, or has nothing of this blob."""
+    """Loss of a source: it is no longer connected, or has no chunk of this blob."""
 
     peer: PeerId
 
 
 @dataclass(frozen=True)
 class Came:
-    """Arrival of a chunk, checked and in its place."""
+    """Arrival of a chunk that was checked and written to its place."""
 
     peer: PeerId
     chunk: int
@@ -343,7 +347,7 @@ class Came:
 
 @dataclass(frozen=True)
 class Wrong:
-    """Arrival of other bytes for a chunk."""
+    """Arrival of wrong bytes for a chunk."""
 
     peer: PeerId
     chunk: int
@@ -351,7 +355,7 @@ class Wrong:
 
 @dataclass(frozen=True)
 class TurnedDown:
-    """Refusal of these chunks by a source: it may not have them after all."""
+    """Refusal of these chunks by a source, which may not have them after all."""
 
     peer: PeerId
     chunks: tuple[int, ...]
@@ -391,7 +395,7 @@ class Want:
 
 @dataclass(frozen=True)
 class _Debt:
-    """A chunk that a source owes us.  owed_bytes: owed by the source when it was asked, including this chunk."""
+    """A chunk that a source owes us.  owed_bytes: bytes that the source owed when it was asked, including this chunk."""
 
     asked_at: float
     owed_bytes: int
@@ -399,7 +403,7 @@ class _Debt:
     overdue_at: float
 
     def takes_s(self, now: float) -> float:
-        """Return the seconds until the chunk comes; a late chunk, we guess, takes as long again as it is late."""
+        """Estimate the seconds until the chunk comes; a chunk that is t seconds late is expected to take t seconds more."""
         return abs(self.due_at - now)
 
 
@@ -415,7 +419,7 @@ class Download:
         self._picker, self._sources = Picker(len(blob), here, random_), Sources(random_)
         self._debts: dict[PeerId, dict[int, _Debt]] = {}
         self._late: set[tuple[PeerId, int]] = set()
-        """Chunks that were overdue; they are still taken if they come."""
+        """Chunks that were overdue; they are still accepted if they come."""
         self._owed_bytes = 0
 
     # -- reading ------------------------------------------------------------------------------------------------------
@@ -446,7 +450,7 @@ class Download:
         return self._sources.barred
 
     def expects(self, peer: PeerId, chunk: int) -> bool:
-        """Return True if we take this chunk from this peer."""
+        """Return True if we accept this chunk from this peer."""
         return bool(self.missing >> chunk & 1) and (chunk in self._debts.get(peer, ()) or (peer, chunk) in self._late)
 
     def has_use_of(self, peer: PeerId) -> bool:
@@ -454,7 +458,7 @@ class Download:
         return peer in self._sources and bool(self._picker.held_by(peer) & self.missing)
 
     def has_hope(self) -> bool:
-        """Return True if a source owes us a chunk, or has a missing one."""
+        """Return True if a source owes us a chunk, or has a missing chunk."""
         return self._owed_bytes > 0 or any(self._picker.held_by(peer) & self.missing for peer in self._sources.all())
 
     # -- events -------------------------------------------------------------------------------------------------------
@@ -524,7 +528,7 @@ class Download:
                 self._sources.failed(peer, now)
 
     def _settle(self, peer: PeerId, chunks: Iterable[int]) -> list[int]:
-        """Release a source from owing us these chunks; return the chunks that it did owe."""
+        """Release a source from owing us these chunks; return the chunks that it actually owed."""
         debts = self._debts.get(peer, {})
         settled = [chunk for chunk in chunks if debts.pop(chunk, None) is not None]
         for chunk in settled:

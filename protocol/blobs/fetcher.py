@@ -1,8 +1,8 @@
-"""Fetching of whole blobs from the swarm onto the disk: the one way for everything large.
+"""Fetching of whole blobs from the swarm onto the disk; all large data is fetched in this way.
 
 A fetcher gets the hashes of the chunks, from the disk or from peers, begins or continues the blob's part, finds the chunks
-that it lacks, fetches them, and publishes the blob.  A killed peer goes on with what it had.  The users of a fetcher decide
-what is fetched, when, and from whom.
+that it lacks, fetches them, and publishes the blob.  A peer that was killed continues with the chunks that it had.  The
+users of a fetcher decide which blobs are fetched, when, and from which peers.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LEAVES_S = 60.0
 class Wanted(Generic[K]):
     """A blob to be fetched.
 
-    key: in its folder.  name: the root over the hashes of its chunks.  leaves: these, if they are known.  donors: other
+    key: in its folder.  name: the root over the hashes of its chunks.  leaves: the hashes, if they are known.  donors: other
     blobs of the folder that may have equal chunks.
     """
 
@@ -49,9 +49,11 @@ class Wanted(Generic[K]):
 
 
 class BlobFetcher(Generic[K]):
-    """Fetcher of blobs into one folder.  A blob is fetched once at a time; a later caller lends its sources to the first.
+    """Fetcher of blobs into one folder.
 
-    on_fetched: told the key and the size of each blob that was fetched.
+    Each blob has one download at a time; a later caller adds its sources to that download.
+
+    on_fetched: called with the key and the size of each blob that was fetched.
     """
 
     def __init__(
@@ -69,16 +71,16 @@ class BlobFetcher(Generic[K]):
     async def fetch(
         self, wanted: Wanted[K], sources: Sequence[PeerId], on_chunk: Callable[[int], None] = lambda here: None
     ) -> bool:
-        """Fetch a blob, unless it is here; return False if nobody has all of it.  Raises `StoreFailed`.
+        """Fetch a blob, unless it is here; return False if some chunk cannot be found.  Raises `StoreFailed`.
 
-        sources: peers to ask first.  on_chunk: told how many chunks are here, each time that one comes.
+        sources: peers to ask first.  on_chunk: called with the number of chunks that are here, for each chunk that comes.
         """
         async with self._alone(wanted.key, wanted.name, sources):
             return self._folder.has(wanted.key) or await self._download(wanted, sources, on_chunk)
 
     @asynccontextmanager
     async def _alone(self, key: K, name: Hash, sources: Sequence[PeerId] = ()) -> AsyncGenerator[None]:
-        """Hold the only download of a blob; whoever waits lends its sources to the download under way."""
+        """Hold the only download of a blob; wait for one that is under way, and add our sources to it."""
         while (other := self._under_way.get(key)) is not None:
             self._swarm.add_sources(name, sources)
             await other.wait()
@@ -115,7 +117,7 @@ class BlobFetcher(Generic[K]):
         return whole
 
     async def _leaves(self, wanted: Wanted[K], sources: Sequence[PeerId]) -> Sequence[Hash] | None:
-        """Return the hashes of a blob's chunks: given, from the disk, or from peers, and then on the disk."""
+        """Return the hashes of a blob's chunks: as given, from the disk, or from peers; hashes from peers are stored."""
         count = len(wanted.spans)
         if wanted.leaves is not None:
             return wanted.leaves
@@ -136,7 +138,7 @@ class BlobFetcher(Generic[K]):
 
 ASK_TIMEOUT_S = 10.0
 SOON_S, AT_ONCE = 1.0, 8
-"""One more peer is asked after so long without an answer, up to so many at a time: a silent peer holds nobody up."""
+"""After this long without an answer, one more peer is asked, up to this many at a time: a silent peer causes no delay."""
 
 
 async def fetch_leaves(session: Session, root: Hash, count: int, sources: Iterable[PeerId], what: str) -> list[Hash] | None:

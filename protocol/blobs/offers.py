@@ -1,7 +1,7 @@
 """Offers: the chunks of a blob that we show to peers that fetch it, and the news that we send them.
 
-Pure.  A peer that asks for a blob is told which chunks it may ask us for, and from then on which chunks come to us: a peer
-that fetches a blob itself offers each chunk as soon as it has it.  An origin shows different peers different chunks
+Pure.  A peer that asks for a blob is told which chunks it may ask us for, and later which chunks we have received since: a
+peer that is still fetching a blob offers each chunk as soon as it has it.  An origin shows different peers different chunks
 (`Superseeding`); all other peers show all chunks that they have.
 """
 
@@ -18,33 +18,36 @@ from protocol.wire.identity import PeerId
 # ------------------------------------------------------------------------------------------------------------------------
 # Superseeding: the origin of a blob shows different peers different chunks, so that it sends each chunk once.
 #
-# Pure.  The origin is the only one that has the blob.  If all of it were shown to everybody, several peers would fetch the
-# same chunks from it, and its line would carry more than one copy.  So each peer is shown, at a time, some chunks it lacks:
+# Pure.  The origin is the only peer that has the blob.  If it showed every peer all chunks, several peers would fetch the
+# same chunks from it, and its line would carry more than one copy.  So each peer is shown a few chunks at a time that it
+# lacks:
 #
-# * chunks that nobody has and nobody is shown;
+# * chunks that no guest has and that no guest is shown;
 # * only when none of these are left, since a first copy is worth more than any further one: chunks that another peer was
 #   shown and did not fetch in the usual time; or, once every chunk has a copy elsewhere, chunks that the fewest have.
 #
 # Peers serve the chunks to each other; a peer that fetched the chunks it was shown is shown more.  Only `MOST_AT_ONCE` peers
-# have a place where they are fed: the others get chunks from these, so each chunk spreads sooner.  A peer that got
-# `TURN` chunks, or had its place for long, gives it to a waiting one: nobody can keep all of the blob to itself.  A peer
-# that fetches no chunk that it lacks for a while loses its place and waits behind all others.  It is still shown a chunk
-# now and then, which others may be shown as well, until it fetches one.
+# have a place, in which we feed them; all other peers get chunks from these, so each chunk spreads sooner.  A peer that got
+# `TURN` chunks, or had its place for long, loses the place to a waiting peer, so no peer can keep the whole blob to itself.
+# A peer
+# that fetches no chunk that it lacks for a while loses its place and waits behind all others.  Once it has a place again, it
+# is shown one chunk at a time, which other peers may be shown as well, until it fetches one.
 
 
 AHEAD, AHEAD_OF_ALL = 3, 12
 """Chunks that a peer is shown before it has fetched them.  Three keep our line busy if many peers share it.  If few do, a
 peer is shown one more for each that it fetched, up to its share of twelve: over a long way much is under way."""
 AHEAD_S, MOST_AHEAD = 0.5, 256
-"""A peer on a fast line is shown as much as it fetches in this time, since it hears of more only ten times a second.
-Chunks that it was not shown do not count: a peer that fetches one chunk again and again must not keep many from others."""
+"""A peer on a fast line is shown as many chunks as it fetches in this time, since it is told of more only ten times a
+second.
+Chunks that it was not shown do not count: otherwise, a peer could fetch one chunk repeatedly and so block many others."""
 MOST_AT_ONCE = 8
 TURN = 16
 LEAST_PATIENCE_S, FIRST_PATIENCE_S, MOST_PATIENCE_S = 2.0, 8.0, 60.0
 PATIENCE_TIMES = 3.0
-"""A peer that fetches nothing loses its place after so many times the usual time from showing to fetching."""
+"""A peer that fetches nothing loses its place after this many times the usual time from showing to fetching."""
 TURN_TIMES = 4.0
-"""A turn is over, at the latest, after so many times the patience above."""
+"""A turn ends at the latest after this many times the patience above."""
 MEMORY = 0.1
 
 
@@ -52,10 +55,10 @@ MEMORY = 0.1
 class _Guest:
     """A peer that fetches the blob from its origin.
 
-    has: chunks that it said to have.  shown: chunks that it lacks and may ask for, and since when; open: the same as a set.
+    has: chunks that it says it has.  shown: chunks that it lacks and may ask for, and since when; open: the same as a set.
     fed_at: when it last got a chunk, or its place; None without a place.  placed_at: when it got its place.  meals: chunks
-    it got in this place.  took_at: when it last got a chunk that it was shown; pace_s: mean time from one of these to the
-    next.  waits: its position in the queue.  idled: True if it lost its place for fetching nothing, and has fetched nothing
+    it got in this place.  took_at: when it last got a chunk that it was shown; pace_s: mean time between two such chunks.
+    waits: its position in the queue.  idled: True if it lost its place for fetching nothing, and has fetched nothing
     since.
     """
 
@@ -71,12 +74,12 @@ class _Guest:
     idled: bool = False
 
     def take_place(self, now: float) -> None:
-        """Give the guest a place, in which it is fed from now on."""
+        """Give the guest a place."""
         self.fed_at = self.placed_at = self.took_at = now
         self.meals, self.pace_s = 0, AHEAD_S
 
     def show(self, chunk: int, now: float) -> None:
-        """Show the guest a chunk, for which it may then ask."""
+        """Show the guest a chunk, so that it may ask for it."""
         self.shown[chunk] = now
         self.open |= 1 << chunk
 
@@ -87,7 +90,10 @@ class _Guest:
         return now - self.shown[chunk]
 
     def ahead(self, share: int, now: float) -> int:
-        """Return the number of chunks to show before they are fetched.  share: chunks that our line should carry at once."""
+        """Return the number of chunks to show ahead of fetching.
+
+        share: the guest's share of what our line carries, in chunks.
+        """
         if self.idled:
             return 1
         pace_s = max(self.pace_s, now - self.took_at, AHEAD_S / MOST_AHEAD)
@@ -105,7 +111,7 @@ class Superseeding:
         self._usual_s = 0.0
 
     def join(self, peer: PeerId, has: ChunkSet) -> None:
-        """Add a peer that fetches the blob, and has these chunks of it."""
+        """Add a peer that fetches the blob and already has these chunks of it."""
         if peer not in self._guests:
             self._turns += 1
             self._guests[peer] = _Guest(waits=self._turns)
@@ -151,11 +157,11 @@ class Superseeding:
 
     @property
     def idlers(self) -> list[PeerId]:
-        """Guests that fetched nothing although they could."""
+        """Guests that lost their place because they fetched nothing."""
         return [peer for peer, guest in self._guests.items() if guest.idled and guest.fed_at is None]
 
     def shown_to(self, peer: PeerId) -> ChunkSet:
-        """Return the chunks that this peer may know that we have."""
+        """Return the chunks that this peer is shown."""
         guest = self._guests.get(peer)
         return guest.open if guest is not None else 0
 
@@ -182,7 +188,7 @@ class Superseeding:
         return min(max(LEAST_PATIENCE_S, PATIENCE_TIMES * self._usual_s), MOST_PATIENCE_S)
 
     def _give_places(self, now: float) -> None:
-        """Take the places of guests that do not use them or had their turn, and give them to those that waited longest."""
+        """Reassign the places of guests that do not use them or had their turn to the guests that have waited longest."""
         patience_s = self._patience_s()
         waiting = [guest for guest in self._guests.values() if guest.fed_at is None and self._all & ~guest.has]
         for guest in self._guests.values():
@@ -217,7 +223,7 @@ class Superseeding:
         return any_of(rarest, self._random) if rarest else None
 
     def _in_time(self, now: float) -> ChunkSet:
-        """Return the chunks that an active guest was shown lately, and may be fetching."""
+        """Return the chunks that a guest that has not idled was shown recently, and so may be fetching."""
         since, fetching = now - self._patience_s(), [guest for guest in self._guests.values() if not guest.idled]
         return set_of([chunk for guest in fetching for chunk, at in guest.shown.items() if at > since])
 
@@ -226,9 +232,10 @@ class Superseeding:
 
 
 NO_HURRY_S = 0.5
-"""Seconds between statements to a guest about chunks that others have as well: many small ones cost more than they gain."""
+"""Seconds between messages to a guest about chunks that other peers have too: many small messages cost more than they
+gain."""
 MAX_GUESTS = 64
-"""Most peers that are told about new chunks of a blob; the others have to ask again."""
+"""Most peers that are told about new chunks of a blob; all other peers have to ask again."""
 
 IsMember = Callable[[PeerId], bool]
 
@@ -241,16 +248,16 @@ class Offer(ABC):
         self._has: dict[PeerId, ChunkSet] = {}
         """Chunks of each guest."""
         self._untold: dict[PeerId, ChunkSet] = {}
-        """Chunks that each guest is still to be told of."""
+        """Chunks of which each guest has not been told yet."""
 
     @abstractmethod
     def join(self, peer: PeerId, has: ChunkSet, now: float) -> ChunkSet:
-        """Add a peer that fetches the blob, and has these chunks of it; return the chunks that it may ask us for."""
+        """Add a peer that fetches the blob and already has these chunks of it; return the chunks that it may ask us for."""
 
     def _place(self, peer: PeerId) -> PeerId | bool:
-        """Return True if there is room for one more guest, or the guest that has to go for it, or False.
+        """Return True if there is room for one more guest, else the guest to remove for it; False if there is no such guest.
 
-        The guest to go is one that has all chunks, or, if `peer` is a member, a stranger.
+        The guest to remove has all chunks or, if `peer` is a member, is a stranger.
         """
         if peer in self._has or len(self._has) < MAX_GUESTS:
             return True
@@ -260,7 +267,7 @@ class Offer(ABC):
         return done if done is not None else False
 
     def _take_in(self, peer: PeerId, has: ChunkSet) -> bool:
-        """Take in a guest, if there is a place for it."""
+        """Add a guest if there is room for it; return True if it was added."""
         place = self._place(peer)
         if isinstance(place, str):
             self.leave(place)
@@ -283,19 +290,19 @@ class Offer(ABC):
         self._untold.pop(peer, None)
 
     def guests(self) -> list[PeerId]:
-        """Return the peers that fetch the blob, as far as we are told."""
+        """Return the peers that fetch the blob, as far as we know."""
         return [*self._has]
 
     @abstractmethod
     def news(self, now: float) -> dict[PeerId, ChunkSet]:
-        """Return the chunks to tell each peer about now; all of them if `now` is infinite."""
+        """Return the chunks to tell each peer about now; all chunks not told yet if `now` is infinite."""
 
 
 class OpenOffer(Offer):
     """Offer to everybody of all chunks that are here.
 
-    Guests are told at once of chunks that nobody else can give them.  The same message lists all chunks that came since
-    their last one.
+    Guests are told at once of chunks that they can get only from us.  The same message lists all chunks that came since
+    their last message.
     """
 
     def __init__(self, count: int, here: ChunkSet, is_member: IsMember) -> None:
@@ -303,10 +310,10 @@ class OpenOffer(Offer):
         self._here = here
         self._told_at: dict[PeerId, float] = {}
         self._firsts: ChunkSet = 0
-        """Chunks that nobody had before us, as far as we know."""
+        """Chunks that no peer but the origin had before us, as far as we know."""
 
     def add(self, chunk: int, *, is_first: bool = False) -> None:
-        """Add a chunk that is here now.  is_first: it came from an origin, which shows it to nobody else."""
+        """Add a chunk that is here now.  is_first: True if it came from an origin, which shows it to no other peer."""
         self._here |= 1 << chunk
         if is_first:
             self._firsts |= 1 << chunk
@@ -325,7 +332,7 @@ class OpenOffer(Offer):
         self._told_at.pop(peer, None)
 
     def news(self, now: float) -> dict[PeerId, ChunkSet]:
-        """Return news as `Offer.news` does, without chunks that the guests have."""
+        """Return news as `Offer.news` does, without chunks that the guests already have."""
         news = {}
         for peer, chunks in self._untold.items():
             told = chunks & ~self._has[peer]
@@ -337,7 +344,7 @@ class OpenOffer(Offer):
 
 
 class OriginOffer(Offer):
-    """Offer of a blob that nobody else has, or few."""
+    """Offer of a blob that few or no other peers have."""
 
     def __init__(self, count: int, random_: random.Random, is_member: IsMember) -> None:
         super().__init__(count, is_member)
@@ -360,7 +367,7 @@ class OriginOffer(Offer):
         return super()._place(peer) or self._place_of_an_idler(peer)
 
     def _place_of_an_idler(self, peer: PeerId) -> PeerId | bool:
-        """Return a guest that fetched nothing although it could, to make room; a member makes room only for a member."""
+        """Return an idle guest to remove; False if there is none.  A member is removed only to make room for a member."""
         idlers = self._showing.idlers
         strangers = [idler for idler in idlers if not self._is_member(idler)]
         return next(iter(strangers or (idlers if self._is_member(peer) else [])), False)

@@ -1,16 +1,16 @@
 """The store of blobs: everything large on a peer's disk, whole or begun, in one folder for each kind.
 
-`BlobFolder` does all that is done with the files of a folder.  `BlobStore` is the folder whose blobs are known by the roots
-over the hashes of their chunks: the run's files, sets of tasks, batches of rollouts, versions of the weights, and reference
-weights.  Results and checkpoints are known by their rounds (`protocol.chain.results`).
+`BlobFolder` does all work on the files of a folder.  `BlobStore` is the folder whose blobs are identified by the roots over
+the hashes of their chunks: the run's files, sets of tasks, batches of rollouts, versions of the weights, and reference
+weights.  Results and checkpoints are identified by their rounds (`protocol.chain.results`).
 
     <root>.blob          a whole blob
-    <root>.part          one that is being fetched or made
+    <root>.part          a blob that is being fetched or made
     <root>.leaves        the hashes of its chunks, behind their own hash
     <number>-<hash>      a signed statement about a blob, behind its hash
 
-A blob is flushed to the disk, then renamed.  If bytes of a whole one turn out to be wrong, it becomes a part again: its
-right chunks need not be fetched once more.
+A blob is flushed to the disk, then renamed.  If bytes of a whole blob turn out to be wrong, it becomes a part again, so that
+its right chunks need not be fetched again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from protocol.wire.hashes import HASH_BYTES, Hash, chunk_hash, hash_bytes, tree_
 
 K = TypeVar("K", bound=Hashable)
 SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-"""Errors that tell nothing of a file: strangers' connections may take all open files for a while."""
+"""Errors that say nothing about a file: strangers' connections may use up all file descriptors for a while."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Part(Generic[K]):
         return memoryview(self.mapping)
 
     def missing(self, leaves: Sequence[Hash], spans: Spans) -> list[int]:
-        """Return the chunks whose bytes do not match their hashes.  Reads all, unless nothing was written."""
+        """Return the chunks whose bytes do not match their hashes.  Reads the whole file, unless it is new."""
         if self.is_new:
             return [*range(len(leaves))]
         view = self.view
@@ -64,8 +64,8 @@ class Part(Generic[K]):
 class BlobFolder(ABC, Generic[K]):
     """Blobs of one kind in a folder, whole or begun.  Blocking; thread-safe.  Call `load` before anything else.
 
-    keeps_parts: False if a part is removed when another is begun, unless somebody works on it.  keeps_leaves: False if the
-    hashes of the chunks are found elsewhere.
+    keeps_parts: False if a part is removed when another is begun, unless it is being worked on.  keeps_leaves: False if the
+    hashes of the chunks are stored elsewhere.
     """
 
     keeps_parts = keeps_leaves = True
@@ -79,7 +79,7 @@ class BlobFolder(ABC, Generic[K]):
         self._worked_on: set[K] = set()
         self._lock = threading.Lock()
         self._beginning = threading.Lock()
-        """Held while a part is begun: otherwise another thread could remove it meanwhile."""
+        """Held while a part is begun, so that no other thread removes it meanwhile."""
 
     # -- names --------------------------------------------------------------------------------------------------------
 
@@ -89,7 +89,7 @@ class BlobFolder(ABC, Generic[K]):
 
     @abstractmethod
     def key(self, name: str) -> K | None:
-        """Return the key of a whole blob, by its file's name; None for other files."""
+        """Return the key of the whole blob whose file has this name; None for other files."""
 
     def path(self, key: K) -> Path:
         """Return the path of a whole blob."""
@@ -130,7 +130,7 @@ class BlobFolder(ABC, Generic[K]):
             return dict(self._parts)
 
     def damaged(self) -> set[K]:
-        """Return the parts that were whole earlier, since this peer started."""
+        """Return the parts that were whole at some time since this peer started."""
         with self._lock:
             return set(self._damaged)
 
@@ -146,7 +146,7 @@ class BlobFolder(ABC, Generic[K]):
         return [Hash(raw[at : at + HASH_BYTES]) for at in range(0, len(raw), HASH_BYTES)]
 
     def view(self, key: K, size: int | None = None) -> memoryview | None:
-        """Return the bytes of a whole blob, unchecked, read-only; None if it is missing or has not this size any more."""
+        """Return the bytes of a whole blob, unchecked, read-only; None if it is missing or no longer has this size."""
         view = map_file(self.path(key)) if self.has(key) else None
         if view is not None and size in (None, len(view)):
             return view
@@ -154,9 +154,9 @@ class BlobFolder(ABC, Generic[K]):
         return None
 
     def read(self, key: K, span: slice, leaf: Hash | None) -> bytes | None:
-        """Return a chunk of a whole blob, checked if its hash is known; None if it is wrong, and the blob is demoted.
+        """Return a chunk of a whole blob, checked if its hash is known; demote the blob and return None if it is wrong.
 
-        Returns None as well if this computer lacks memory or open files now: the blob stays whole.
+        Also returns None if this computer currently lacks memory or file descriptors; the blob then stays whole.
         """
         try:
             with self.path(key).open("rb") as file:
@@ -172,7 +172,7 @@ class BlobFolder(ABC, Generic[K]):
         return None
 
     def check(self) -> None:
-        """Notice whole blobs that are gone, or have another size than they had."""
+        """Demote whole blobs whose files are gone or have changed in size."""
         for key, size in self.sizes().items():
             if size_of(self.path(key)) != size:
                 self.demote(key)
@@ -211,7 +211,7 @@ class BlobFolder(ABC, Generic[K]):
         return part
 
     def _drop_part(self, key: K) -> None:
-        """Remove a part, but no whole blob of this key, which may have come in another way."""
+        """Remove a part, but keep a whole blob of the same key, which may have come in another way."""
         with self._lock:
             self._parts.pop(key, None)
             self._damaged.discard(key)
@@ -225,7 +225,7 @@ class BlobFolder(ABC, Generic[K]):
             self._worked_on.discard(part.key)
 
     def fill(self, part: Part[K], leaves: Sequence[Hash], spans: Spans, donors: Mapping[K, Spans]) -> list[int]:
-        """Copy equal chunks of other whole blobs into a part; return the chunks that it lacks then."""
+        """Copy equal chunks of other whole blobs into a part; return the chunks that it still lacks."""
         missing = part.missing(leaves, spans)
         wanted: dict[Hash, list[int]] = {}
         for chunk in missing:
@@ -239,7 +239,7 @@ class BlobFolder(ABC, Generic[K]):
         return [chunk for chunk in missing if leaves[chunk] in wanted]
 
     def publish(self, part: Part[K], leaves: Sequence[Hash] = ()) -> None:
-        """Publish a whole blob: flush its bytes, then rename it.  Raises `StoreFailed`.  leaves: if they are to be kept."""
+        """Publish a whole blob: flush its bytes, then rename it.  Raises `StoreFailed`.  leaves: kept if given."""
         if leaves:
             self.write_leaves(part.key, leaves)
         self.disk.publish(part.path, part.mapping, self.path(part.key))
@@ -247,7 +247,7 @@ class BlobFolder(ABC, Generic[K]):
             self._parts.pop(part.key, None)
             self._damaged.discard(part.key)
             self._whole[part.key] = len(part.mapping)
-        if part.path == self._part_path(part.key):  # another file of the same bytes ends no work on the part
+        if part.path == self._part_path(part.key):  # a file of other origin does not end work on the part
             self.end(part)
 
     def put(self, key: K, size: int, pieces: Iterable[bytes | memoryview], leaves: Sequence[Hash]) -> None:
@@ -270,7 +270,7 @@ class BlobFolder(ABC, Generic[K]):
             write_guarded(self.disk, self._leaves_path(key), b"".join(leaves))
 
     def demote(self, key: K) -> None:
-        """Turn a whole blob that is damaged into a part, to be fetched again; remove it if a part is fetched now."""
+        """Turn a damaged whole blob into a part, to be fetched again; remove it if its part is already being worked on."""
         with self._lock:
             size = self._whole.pop(key, None)
             if size is None:
@@ -283,7 +283,7 @@ class BlobFolder(ABC, Generic[K]):
                 self.disk.move(self.path(key), self._part_path(key))
                 self._parts[key] = size
             except OSError:
-                pass  # it is gone altogether
+                pass  # the file is gone
 
     def remove(self, key: K) -> None:
         """Remove a blob, whole or not, and the hashes of its chunks."""
@@ -296,7 +296,7 @@ class BlobFolder(ABC, Generic[K]):
             self.disk.remove(path)
 
     def drop(self, key: K) -> None:
-        """Remove a whole blob; a part of it that somebody works on stays."""
+        """Remove a whole blob; a part of it that is being worked on stays."""
         with self._beginning:
             if key not in self._worked_on:
                 self.remove(key)
@@ -314,11 +314,11 @@ class BlobStore(BlobFolder[Hash]):
     """Blobs of one kind by their roots, and the signed statements about them.  The folder is made by `load`."""
 
     def name(self, key: Hash) -> str:
-        """As `BlobFolder.name`."""
+        """Return the name as `BlobFolder.name` describes."""
         return f"{key.hex()}.blob"
 
     def key(self, name: str) -> Hash | None:
-        """As `BlobFolder.key`."""
+        """Return the key as `BlobFolder.key` describes."""
         match = _BLOB.fullmatch(name)
         return Hash(bytes.fromhex(match[1])) if match is not None else None
 
@@ -333,16 +333,16 @@ class BlobStore(BlobFolder[Hash]):
 
     @property
     def is_empty(self) -> bool:
-        """True if no blob was ever here."""
+        """True if the folder does not exist, so no blob was ever stored."""
         return not self.folder.exists()
 
     def leaves(self, key: Hash) -> list[Hash] | None:
-        """Return the hashes of a blob's chunks; None if they are missing, damaged, or not those under its root."""
+        """Return the hashes of a blob's chunks; None if they are missing, damaged, or do not match its root."""
         leaves = super().leaves(key)
         return leaves if leaves is not None and tree_root(leaves) == key else None
 
     def index(self, key: Hash, chunk_bytes: int) -> list[Hash] | None:
-        """Return `leaves`, made anew from a whole blob if they are lost; None if the blob is damaged as well."""
+        """Return `leaves`, recomputed from a whole blob if they are lost; None if the blob is damaged as well."""
         known = self.leaves(key)
         view = map_file(self.path(key)) if known is None and self.has(key) else None
         if view is None:
@@ -355,7 +355,7 @@ class BlobStore(BlobFolder[Hash]):
         return made
 
     def is_right(self, key: Hash, size: int, chunk_bytes: int) -> bool:
-        """Return True if a whole blob has the bytes of its root; a damaged one is demoted.  Reads all."""
+        """Return True if a whole blob has the bytes of its root; demote a damaged blob.  Reads the whole file."""
         view = self.view(key, size)
         if view is None:
             return False
@@ -373,7 +373,7 @@ class BlobStore(BlobFolder[Hash]):
             write_guarded(self.disk, path, raw)
 
     def keep_all(self, statements: Collection[tuple[int, bytes]], least: int) -> None:
-        """Keep these statements, each with its number; forget those with numbers below `least`.  Raises `StoreFull`."""
+        """Keep these statements, each with its number; remove statements with numbers below `least`.  Raises `StoreFull`."""
         for number, raw in statements:
             self.keep(number, raw)
         for path in self.folder.iterdir():
@@ -382,7 +382,7 @@ class BlobStore(BlobFolder[Hash]):
                 self.disk.remove(path)
 
     def statements(self) -> list[bytes]:
-        """Return all statements kept, by number."""
+        """Return all stored statements, by number."""
         paths = sorted(path for path in self.folder.iterdir() if _STATEMENT.fullmatch(path.name))
         return [raw for path in paths if (raw := read_guarded(self.disk, path)) is not None]
 
@@ -393,7 +393,7 @@ def leaves_of(data: bytes | memoryview, chunk_bytes: int) -> list[Hash]:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Shelves: what a peer serves of its store, chunk by chunk.
+# Shelves: the parts of a store that a peer serves, chunk by chunk.
 
 
 @dataclass(frozen=True)
@@ -410,11 +410,11 @@ class Holding:
 
 
 class Held(Protocol):
-    """A blob, or a part of it, that is here."""
+    """A blob that is here, whole or in part."""
 
     @property
     def count(self) -> int:
-        """Chunks of the whole blob."""
+        """Number of chunks of the whole blob."""
         ...
 
     @property
@@ -432,7 +432,7 @@ class Held(Protocol):
         ...
 
     def read(self, chunk: int) -> bytes | None:
-        """Return the bytes of a chunk; None if they are not here any more, or were altered.  Blocking."""
+        """Return the bytes of a chunk; None if they are no longer here, or were altered.  Blocking."""
         ...
 
 
@@ -440,7 +440,7 @@ class Shelf(Protocol):
     """The blobs on a peer's disk."""
 
     def find(self, name: Hash) -> Held | None:
-        """Return a blob that is here; None for others.  Blocking."""
+        """Return the blob of this name; None if it is not here.  Blocking."""
         ...
 
 
@@ -454,7 +454,7 @@ class ListedShelf(Shelf, Protocol):
 
 @dataclass(frozen=True)
 class StoredBlob(Generic[K]):
-    """Whole blob of a folder; a damaged chunk is noticed when it is read.  hashes: of its chunks; None if unknown."""
+    """A whole blob of a folder; damage is noticed when a chunk is read.  hashes: of its chunks; None if unknown."""
 
     folder: BlobFolder[K]
     key: K
@@ -464,7 +464,7 @@ class StoredBlob(Generic[K]):
 
     @property
     def count(self) -> int:
-        """As `Held.count`."""
+        """Number of chunks of the blob."""
         return len(self.spans)
 
     @property
@@ -473,11 +473,11 @@ class StoredBlob(Generic[K]):
         return (1 << self.count) - 1
 
     def leaves(self) -> Sequence[Hash] | None:
-        """As `Held.leaves`."""
+        """Return the hashes as `Held.leaves` describes."""
         return self.hashes
 
     def read(self, chunk: int) -> bytes | None:
-        """As `Held.read`."""
+        """Return a chunk as `Held.read` describes."""
         return self.folder.read(self.key, self.spans[chunk], self.hashes[chunk] if self.hashes is not None else None)
 
 
@@ -486,7 +486,7 @@ REMEMBERED = 4
 
 
 class StoreShelf:
-    """A `ListedShelf` of a store.  what: the kind of its blobs, in a word.  chunk_bytes: of all of them."""
+    """A `ListedShelf` of a store.  what: the kind of its blobs, in a word.  chunk_bytes: size of the chunks of all blobs."""
 
     def __init__(self, store: BlobStore, what: str, chunk_bytes: int) -> None:
         self._store, self._what, self._chunk_bytes = store, what, chunk_bytes
@@ -511,7 +511,7 @@ class StoreShelf:
         return StoredBlob(self._store, name, cut, hashes)
 
     def _cut(self, name: Hash, size: int) -> EvenSpans | None:
-        """Return the places of a blob's chunks; None if it is not to be served."""
+        """Return the places of a blob's chunks; None if the blob must not be served."""
         return EvenSpans(size, self._chunk_bytes)
 
     def holdings(self) -> list[Holding]:

@@ -1,8 +1,8 @@
-"""SHARDCAST: everything large moves through one swarm of checked chunks.
+"""SHARDCAST: all large data moves through one swarm of checked chunks.
 
 This is a peer's part in the swarm: its fetches, its offers, and its answers to others.  A peer that fetches a blob asks
-others which chunks they have, is told of further ones as they come, and asks for chunks, which are pushed over the bulk data
-plane.  It offers its own chunks meanwhile.  There is no other way for checkpoints, results and weights to move.
+other peers which chunks they have, is told of new chunks as they receive them, and asks for chunks, which are pushed over
+the bulk data plane.  Meanwhile it offers its own chunks.  Checkpoints, results and weights move in no other way.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ from protocol.wire.identity import PeerId
 from protocol.wire.questions import LeavesReply
 
 NEWS_S = 0.1
-"""Seconds between two reports of new chunks to others: many small statements cost more than they gain."""
+"""Seconds between two reports of new chunks to other peers: many small messages cost more than they gain."""
 NEWS_TIMEOUT_S = 10.0
 MAX_ASKERS = 64
-"""Most peers remembered as fetching blobs that are here whole, of all blobs together: they are told of each other."""
+"""Most peers remembered, for all blobs together, as fetching a blob that is here whole; they are told of each other."""
 
 
 class Swarm:
-    """The swarm as one node takes part in it; call `run` once.  shelf: the blobs on its disk.
+    """One node's part in the swarm; call `run` once.  shelf: the blobs on its disk.
 
-    serves: True if others may ask us for chunks; chunks already promised are sent all the same.
+    serves: True if other peers may ask us for chunks; chunks that were already promised are sent even if it is False.
     """
 
     def __init__(self, session: Session, members: Members, shelf: Shelf, offload: Offload) -> None:
@@ -66,18 +66,18 @@ class Swarm:
         self._origins: dict[Hash, OriginOffer] = {}
         self._samples: list[Sample] = []
         self._untold: dict[tuple[PeerId, Hash], ChunkSet] = {}
-        """Chunks still to be told to a peer; a peer with an entry is being told."""
+        """Chunks that a peer has not been told of yet; for each entry, a task is telling the peer."""
         self._nursery: trio.Nursery | None = None
         self.serves = True
         self._askers: deque[tuple[Hash, PeerId]] = deque(maxlen=MAX_ASKERS)
 
     @property
     def up_bytes(self) -> int:
-        """Bytes of chunks that others got from us."""
+        """Bytes of chunks that other peers got from us."""
         return self._uploads.up_bytes
 
     async def run(self) -> None:
-        """Serve chunks and tell others of new ones, until cancelled."""
+        """Serve chunks and tell other peers of new chunks, until cancelled."""
         try:
             async with trio.open_nursery() as self._nursery:
                 self._nursery.start_soon(self._uploads.run)
@@ -86,10 +86,10 @@ class Swarm:
                         self._spread(name, offer, trio.current_time())
                     await trio.sleep(NEWS_S)
         finally:
-            self._nursery = None  # a fetch that ends later tells nobody
+            self._nursery = None  # a fetch that ends later sends no news
 
     def serve(self, on: bool) -> None:
-        """Let others ask us for chunks, or not."""
+        """Set whether other peers may ask us for chunks."""
         self.serves = on
 
     # -- fetching and offering ----------------------------------------------------------------------------------------
@@ -104,9 +104,9 @@ class Swarm:
         here: ChunkSet = 0,
         on_chunk: Callable[[], None] = lambda: None,
     ) -> bool:
-        """Fetch the missing chunks of a blob into `into`; return True if all are there, False if nobody has some of them.
+        """Fetch the missing chunks of a blob into `into`; return True once all are there, False if no peer has some chunk.
 
-        sources: peers to ask first; they name others.  here: chunks that are there already.
+        sources: peers to ask first; they name further peers.  here: chunks that are already in `into`.
         """
         others = self._fetches.setdefault(blob.name, [])
 
@@ -126,7 +126,7 @@ class Swarm:
                 del self._fetches[blob.name]
 
     async def sample(self, blob: Blob, peer: PeerId) -> Sampled:
-        """Measure how fast a peer sends us some chunks of a blob that it should have; none of them is kept."""
+        """Measure the speed at which a peer sends us some chunks of a blob that it should have; the chunks are discarded."""
         sample = Sample(self._session, blob, peer)
         self._samples.append(sample)
         try:
@@ -135,17 +135,17 @@ class Swarm:
             self._samples.remove(sample)
 
     def add_sources(self, name: Hash, sources: Sequence[PeerId]) -> None:
-        """Ask these peers as well for a blob that is being fetched."""
+        """Add sources to the fetches of a blob."""
         for fetch in self._fetches.get(name, []):
             fetch.add_sources(sources)
 
     def originate(self, name: Hash, count: int) -> None:
-        """Offer this blob of `count` chunks, which we alone have, so that each chunk leaves us once."""
+        """Offer this blob of `count` chunks, which only we have, in such a way that each chunk leaves us once."""
         if name not in self._origins:
             self._origins[name] = OriginOffer(count, self._random, self.members.has_member)
 
     def end_origin(self, name: Hash) -> None:
-        """End an origin's offer: we are about to lose the blob, or others have it."""
+        """End our offer as the origin of a blob: we are about to lose the blob, or other peers have it."""
         self._origins.pop(name, None)
 
     def only_here(self, name: Hash) -> ChunkSet:
@@ -159,7 +159,7 @@ class Swarm:
 
     @at(PeerMoment.DISCONNECTED)
     def gone(self, peer: PeerId) -> None:
-        """Forget a peer that is not connected any more."""
+        """Forget a peer that is no longer connected."""
         self._uploads.forget(peer)
         for _, offer in self._offers():
             offer.leave(peer)
@@ -177,9 +177,9 @@ class Swarm:
                 offer.fed(peer, chunk, trio.current_time())
 
     def _spread(self, name: Hash, offer: Offer, now: float) -> None:
-        """Tell the news of an offer, to each peer once it has answered the last ones: slow peers are told less often."""
+        """Send each peer the news of an offer once it has answered the previous news: slow peers get news less often."""
         if not self.serves:
-            return  # a later look at the offer tells it
+            return  # the offer keeps the news for later
         for peer, chunks in offer.news(now).items():
             if (peer, name) in self._untold:
                 self._untold[peer, name] |= chunks
@@ -198,11 +198,12 @@ class Swarm:
         finally:
             del self._untold[peer, name]
 
-    # -- what others ask ----------------------------------------------------------------------------------------------
+    # -- questions of other peers
+    # ----------------------------------------------------------------------------------------------
 
     @answers("blob", BlobRequest)
     async def answer_blob(self, peer: PeerId, question: BlobRequest) -> bytes:
-        """Return the chunks of a blob that others can get from us, and its other holders."""
+        """Return the chunks of a blob that the peer can get from us, and other peers that fetch the blob."""
         if not self.serves:
             raise Refused("this peer serves nothing while it rests")
         name, now = Hash(question.blob), trio.current_time()
@@ -242,7 +243,7 @@ class Swarm:
 
     @answers("want", ChunksRequest)
     async def answer_want(self, peer: PeerId, wanted: ChunksRequest) -> bytes:
-        """Begin to push chunks to a peer; return those that it does not get."""
+        """Queue pushes of chunks to a peer; return the chunks that it will not get."""
         name = Hash(wanted.blob)
         if not self.serves:
             return ChunksReply(chunks=list(wanted.chunks), busy=[]).encode()
@@ -270,7 +271,7 @@ class Swarm:
         return held
 
     async def _read(self, name: Hash, chunk: int) -> tuple[bytes, bool] | None:
-        """Return the bytes of a chunk, and True if a round may wait for them; None if they are not here any more."""
+        """Return the bytes of a chunk, and True if a round may wait for them; None if they are no longer here."""
         fetches = self._fetches.get(name)
         held: Held | None = fetches[0] if fetches else await self._offload(self._shelf.find, name)
         if held is None or chunk >= held.count:
@@ -292,7 +293,7 @@ class Swarm:
 
     @landed(read_chunk_header)
     async def finish_push(self, peer: PeerId, header: ChunkHeader, landing: Landing | None) -> None:
-        """Take a chunk that is complete.  landing: None if it broke off."""
+        """Deliver a complete chunk to its fetches and samples.  landing: None if the push broke off."""
         for sample in self._samples_of(header):
             sample.landed(peer, header.chunk, landing)
         if landing is None:

@@ -56,7 +56,7 @@ from protocol.wire.identity import PeerId
 EVERY_S = 1.0
 MEMORY = 0.3
 MOST_CELLS = 256
-"""Most cells of a blob's map, which is told once a second; a blob may have tens of thousands of chunks."""
+"""Most cells of a blob's map, which is reported once a second; a blob may have tens of thousands of chunks."""
 
 
 @dataclass(frozen=True)
@@ -71,9 +71,9 @@ class Purpose:
 
 
 class Transfer:
-    """Progress of one blob.  here: chunks that need not be fetched.  now: trio time.  emit: told progress once in `EVERY_S`.
+    """Progress of one blob.  here: chunks that need not be fetched.  now: trio time.  emit: called once every `EVERY_S`.
 
-    Call `update` often, also when nothing comes: the rate is measured over the last seconds.
+    Call `update` often, even when no chunk comes: the rate is measured over the last seconds.
     """
 
     def __init__(self, purpose: Purpose, blob: Blob, here: ChunkSet, now: float, emit: Callable[[Event], None]) -> None:
@@ -96,7 +96,7 @@ class Transfer:
             self._emit(self.told())
 
     def end(self, now: float) -> None:
-        """End the transfer: all chunks are here, nobody has the rest, or it was given up."""
+        """End the transfer: all chunks are here, nobody has the rest, or the fetch was abandoned."""
         if self._began_with:
             arrived = self._began_with - self._bytes_left
             complete, seconds = not self._bytes_left, now - self._begun_at
@@ -123,7 +123,7 @@ class Transfer:
 
 
 def cells(here: ChunkSet, count: int, most: int = MOST_CELLS) -> str:
-    """Return a map of the chunks of a blob, at most `most` cells: # all of a cell's chunks are here, + some, . none."""
+    """Return a map of a blob's chunks in at most `most` cells: "#" for cells with all chunks here, "+" some, "." none."""
     number, line = min(most, count), ""
     for cell in range(number):
         first, end = cell * count // number, (cell + 1) * count // number
@@ -133,10 +133,10 @@ def cells(here: ChunkSet, count: int, most: int = MOST_CELLS) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Samples of a peer's speed: a few chunks that it has anyway, requested as usual, checked, and thrown away.
+# Samples of a peer's speed: a few chunks of a blob that it shares, requested as usual, checked, and discarded.
 #
-# The peer that is asked notices nothing new: it sends chunks of a blob that it shares, in turns with others' chunks, behind
-# all urgent ones.  So a stranger that measures costs no more than one that fetches.
+# The sampled peer sees ordinary requests: it sends the chunks in turns with chunks for other peers, behind all urgent
+# chunks.  So a stranger that measures costs no more than one that fetches.
 
 
 SAMPLE_BYTES = 4 << 20
@@ -150,7 +150,7 @@ BUSY_S = 0.2
 class Sampled:
     """Outcome of a sample.
 
-    seconds: from the beginning of the first chunk to the end of the last one.  problem: the reason why nothing came, in a
+    seconds: from the beginning of the first chunk to the end of the last one.  problem: the reason why no chunk came, in a
     few words.
     """
 
@@ -161,7 +161,7 @@ class Sampled:
 
     @property
     def bytes_per_s(self) -> float:
-        """Rate of the sample; 0 if nothing came."""
+        """Rate of the sample; 0 if no chunk came."""
         return self.down_bytes / self.seconds if self.down_bytes and self.seconds > 0 else 0.0
 
 
@@ -192,7 +192,7 @@ class Sample:
         return Sampled(self.peer, self._bytes, max(0.0, self._ended_at - begun), "" if self._bytes else problem)
 
     async def _fetch(self) -> str:
-        """Fetch until all chunks have come, or no more will; return the reason why nothing came, if nothing did."""
+        """Fetch until all chunks have come or were refused; return the reason to report if no chunk came."""
         while self._left:
             wanted = [*chunks_in(self._left)]
             self._expected = self._left
@@ -218,7 +218,7 @@ class Sample:
         return landing
 
     def landed(self, peer: PeerId, chunk: int, landing: Landing | None) -> None:
-        """Take a chunk that is complete.  landing: None if it broke off."""
+        """Count a chunk that is complete.  landing: None if the transfer broke off."""
         if peer != self.peer or self._coming.pop(chunk, None) is None:
             return
         self._left &= ~(1 << chunk)
@@ -230,7 +230,7 @@ class Sample:
 
 
 def _first_chunks(sizes: Sequence[int]) -> list[int]:
-    """Return the first chunks that together have at most `SAMPLE_BYTES`; at least one."""
+    """Return the first chunks that together have at most `SAMPLE_BYTES`, but at least one chunk."""
     chunks, total = [0], sizes[0]
     for chunk in range(1, min(len(sizes), MAX_WANTED)):
         total += sizes[chunk]
@@ -249,20 +249,21 @@ ASK_TIMEOUT_S = 10.0
 ASK_AGAIN_S = 5.0
 """Seconds until a peer that did not answer, or had no chunk for us, is asked again about its chunks."""
 ASK_SOON_S = 0.5
-"""The same while nobody has the missing chunks: in a round they come to others at the same time as to us."""
+"""The same, while nobody has the missing chunks: in a round, other peers get them at the same time as we do."""
 HOPE_S = 3.0
-"""Seconds after which a download is given up if nobody has the missing chunks, and nobody fetches them either."""
+"""Seconds after which a download is abandoned if no peer has the missing chunks and no peer is fetching them."""
 PROMISE_S = 20.0
-"""Seconds for which others' fetching is a hope: they may hope for each other while nobody has the blob any more."""
+"""Longest wait for chunks that other peers are fetching (s): once nobody has the blob, they may wait for each other."""
 PATIENCE_S, SLOWEST_BYTES_PER_S = 60.0, 32 << 10
-"""Seconds without a chunk after which a download is given up, whatever others say that they have; chunks under way get
-the time that they take at this rate as well.  A chunk that merely begins is no progress: a liar could begin for ever."""
+"""Seconds without a chunk after which a download is abandoned, whatever chunks other peers claim to have.  Chunks under way
+extend it by the time that they take at this rate.  The beginning of a chunk is not progress: a liar could begin chunks for
+ever."""
 MOST_LANDING_BYTES = 2 * MOST_OWED_BYTES
 """Most bytes of chunks of one blob under way to us; at most a quarter of them from one peer."""
 
 
 class Fetch:
-    """Fetch into `into` of the chunks that a transfer lacks.
+    """Fetch of the chunks that a transfer lacks; they are written to `into`.
 
     on_chunk: called for each chunk that comes.
     """
@@ -280,7 +281,7 @@ class Fetch:
         self._promising: set[PeerId] = set()
         """Peers that say that more chunks will come to them."""
         self._apart: set[PeerId] = set()
-        """Origins, which show us chunks that they show nobody else."""
+        """Origins, which show us chunks that they show to no other peer."""
         self._landings: dict[tuple[PeerId, int], Landing] = {}
         self._moved_at = self._hoped_at = trio.current_time()
         self._over = trio.Event()
@@ -300,7 +301,7 @@ class Fetch:
 
     @property
     def is_urgent(self) -> bool:
-        """False: nobody waits for us to pass the blob on."""
+        """False: no round waits for us to pass the blob on."""
         return False
 
     def leaves(self) -> Sequence[Hash]:
@@ -345,14 +346,14 @@ class Fetch:
     # -- sources ------------------------------------------------------------------------------------------------------
 
     def met(self, peer: PeerId, chunks: ChunkSet) -> None:
-        """Note that a peer asks us for this blob, and has these chunks of it itself."""
+        """Note that a peer has asked us for this blob and already has these chunks of it."""
         if peer not in self._asked and self._has_room():
             self._ask(peer)  # so that it tells us about further chunks that it gets
         if chunks:
             self._handle(SourceHas(peer, chunks))
 
     def add_sources(self, peers: Sequence[PeerId]) -> None:
-        """Ask these peers as well about their chunks."""
+        """Ask these peers too about their chunks."""
         for peer in peers:
             if peer not in self._asked and self._has_room():
                 self._ask(peer)
@@ -362,14 +363,14 @@ class Fetch:
         self._handle(SourceGot(peer, chunks))
 
     def gone(self, peer: PeerId) -> None:
-        """Forget a peer that is not connected any more."""
+        """Forget a peer that is no longer connected."""
         self._asked.pop(peer, None)
         self._promising.discard(peer)
         self._apart.discard(peer)
         self._handle(SourceGone(peer))
 
     def _has_room(self) -> bool:
-        """Return True if one more peer may be asked about its chunks; a peer that was of no use makes room."""
+        """Return True if one more peer may be asked about its chunks; forget a useless peer to make room."""
         if len(self._asked) < MOST_SOURCES:
             return True
         now = trio.current_time()
@@ -430,11 +431,11 @@ class Fetch:
         return landing
 
     def broke_off(self, peer: PeerId, chunk: int) -> None:
-        """Forget a chunk whose rest will not come."""
+        """Forget a chunk whose transfer broke off."""
         self._landings.pop((peer, chunk), None)
 
     def landed(self, peer: PeerId, chunk: int, landing: Landing) -> None:
-        """Take a chunk that has arrived: write it to its place if it is right, and not here yet."""
+        """Check a chunk that has arrived, and write it to its place if it is right and not here yet."""
         self._landings.pop((peer, chunk), None)
         if landing.found != self.blob.leaves[chunk]:
             self._session.emit(Dropped(peer, "chunk", "its bytes are not those that were certified"))

@@ -1,15 +1,16 @@
 """Uploads: chunks are pushed to the peers that asked for them, in turns between peers, a few at a time.
 
-A chunk that is under way alone arrives sooner than one among many, and its receiver serves it on.  So few pushes run at a
-time, enough to fill the line: one more when they are quick, one less when they are slow.  A push has its place until it is
-answered.  On a long way it has its place only until its data has left us: the line would be idle otherwise.
+A chunk that is pushed alone arrives sooner than one among many, and its receiver then serves it to others.  So few pushes
+run at a time, enough to fill the line: one more when they are quick, one less when they are slow.  A push keeps its place
+until it is answered.  On a long way, it keeps its place only until its data has left us, since the line would be idle
+otherwise.
 
 The queue is short, for the same reason: a peer that would wait for more than about `QUEUE_S` is told that we are busy.  It
-looks for the chunk elsewhere, where it may be by then.  A peer that was turned away is remembered, and has its turn before
-later ones.  Members go before strangers.
+then asks other peers, which may have the chunk by then.  A peer that was turned away is remembered, and has its turn before
+peers that ask later.  Members go before strangers.
 
-A peer that takes none of its pushes holds up only its own chunks.  After a while its pushes do not count among the few, nor
-its chunks in the queue.  Its later pushes do not count at all until it has taken one.
+A peer that accepts none of its pushes delays only its own chunks.  After a while, its pushes no longer count towards the
+limit, nor its chunks towards the queue.  Its later pushes do not count until it has accepted one.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ PUSHES_TO_ONE = 2
 MOST_WITH_STALLED = 24
 MOST_ON_A_WAY, MOST_ON_WAYS = 64, 128
 MOST_ON_A_WAY_BYTES, MOST_ON_WAYS_BYTES = 8 << 20, 32 << 20
-"""Most pushes, and bytes, sent and unanswered, of one peer and of all, when one more on a long way begins."""
+"""Most sent and unanswered pushes, and their bytes, for one peer and for all peers, when one more on a long way begins."""
 STALLED_S, STALLED_TIMES = 5.0, 4.0
-"""A push is stalled if it takes longer than this, and so many times as long as pushes usually do."""
+"""A push is stalled if it takes longer than this, and also longer than this many times the usual time of a push."""
 QUEUE_S = 1.0
 LEAST_QUEUE, MOST_QUEUE = 4, 64
 REMEMBERED_S = 2.0
@@ -48,7 +49,7 @@ Chunk = tuple[Hash, int]
 
 @dataclass
 class _Push:
-    """A push under way.  begun: its time.  size: of its data, in bytes, 0 while it is being read.  sent: all has left us."""
+    """A push under way.  begun: start time.  size: bytes of data, 0 while they are read.  sent: True if all have left us."""
 
     begun: float
     size: int = 0
@@ -58,8 +59,8 @@ class _Push:
 class Uploads:
     """Queues of all peers; `run` serves them.
 
-    read: returns the bytes of a chunk, and whether a round may wait for them; None if the chunk is not here any more.
-    on_fed: told of each chunk that arrived somewhere.
+    read: returns the bytes of a chunk, and True if a round may wait for them; None if the chunk is no longer here.
+    on_fed: called for each chunk that a peer received.
     up_bytes: bytes of chunks sent since the start.
     """
 
@@ -74,9 +75,9 @@ class Uploads:
         self._queues: dict[PeerId, deque[Chunk]] = {}
         self._under_way: dict[PeerId, dict[Chunk, _Push]] = {}
         self._turned_away: dict[PeerId, float] = {}
-        """Peers that were told that we are busy, in the order in which they came, and when they last asked."""
+        """Peers that were told that we are busy, in order of their first request, with the time of their last request."""
         self._stalling: dict[PeerId, None] = {}
-        """Peers that took nothing of the last push."""
+        """Peers that did not accept the last push."""
         self._at_once, self._push_s = FIRST, 0.0
         self._wake = trio.Event()
         self.up_bytes = 0
@@ -100,7 +101,7 @@ class Uploads:
         self._turned_away.pop(peer, None)
 
     def _has_room(self, peer: PeerId) -> bool:
-        """Return True if one more chunk for this peer fits, after the peers turned away before it."""
+        """Return True if one more chunk for this peer fits in the queue; peers turned away earlier have precedence."""
         if self._stalls(peer):
             return peer not in self._queues and peer not in self._under_way
         now, member = trio.current_time(), self._members.has_member(peer)
@@ -125,7 +126,7 @@ class Uploads:
         return False
 
     def _stalls(self, peer: PeerId) -> bool:
-        """Return True if the peer takes nothing of what it is sent."""
+        """Return True if the peer does not accept its pushes."""
         return peer in self._stalling or self._waits_s(peer) >= max(STALLED_S, STALLED_TIMES * self._push_s)
 
     def _is_slow(self, peer: PeerId) -> bool:
@@ -146,7 +147,7 @@ class Uploads:
                     queue = self._queues.pop(peer)
                     chunk = queue.popleft()
                     if queue:
-                        self._queues[peer] = queue  # to the end of the round of turns
+                        self._queues[peer] = queue  # the peer's next turn comes after all other peers
                     self._under_way.setdefault(peer, {})[chunk] = push = _Push(trio.current_time())
                     nursery.start_soon(self._push, peer, chunk, push)
                 self._wake = trio.Event()
@@ -166,7 +167,7 @@ class Uploads:
         return next((peer for peer in free if self._members.has_member(peer)), next(iter(free), None))
 
     def _may_push(self, peer: PeerId, fits: bool, fits_on_ways: bool) -> bool:
-        """Return True if one more push to this peer may begin, as far as the peer is concerned.
+        """Return True if the limits for one peer allow one more push to this peer.
 
         fits: True if one more push of any kind fits.  fits_on_ways: True if one more fits beyond the pushes of all peers
         that were sent and not answered.
@@ -180,7 +181,7 @@ class Uploads:
         return (fits and len(self._of(peer)) < PUSHES_TO_ONE) or (fits_on_ways and fits_on_way)
 
     def _places(self, peer: PeerId) -> int:
-        """Return the places that a peer takes; all its pushes that were sent and not answered take one together."""
+        """Return the number of places that a peer takes; all its sent and unanswered pushes together take one."""
         return min(self._leaving(peer) + bool(self._sent(peer)), PUSHES_TO_ONE)
 
     def _of(self, peer: PeerId) -> Collection[_Push]:
@@ -191,7 +192,7 @@ class Uploads:
         return sum(not push.sent for push in self._of(peer))
 
     def _sent(self, peer: PeerId) -> list[_Push]:
-        """Return the pushes to a peer that have left us completely, and that it has not answered."""
+        """Return the pushes to a peer that have left us completely and are not answered yet."""
         return [push for push in self._of(peer) if push.sent]
 
     async def _push(self, peer: PeerId, wanted: Chunk, push: _Push) -> None:
@@ -218,7 +219,7 @@ class Uploads:
                 self.up_bytes += len(data)
                 self._on_fed(peer, name, chunk)
         except NetworkError:
-            # the peer has got the chunk elsewhere, or asks again
+            # the peer has got the chunk from another peer, or will ask again
             if trio.current_time() - push.begun > STALLED_S and len(self._stalling) < MAX_REMEMBERED:
                 self._stalling[peer] = None
         finally:

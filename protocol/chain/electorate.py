@@ -1,28 +1,28 @@
 """Electorate of the next record: a pure function of the records up to the tip.
 
 Peer IDs cost nothing, so presence gives no vote.  A vote is earned by contributing to `seasoning_rounds` records in a
-row, and kept by being a member of the records that follow.  In an open run the electors that are younger than
-`tenure_rounds` hold together at most a quarter of the votes: one seat for three seniors, but always one.  So a crowd of keys
+row, and kept by being a member of the records that follow.  In an open run, the electors younger than `tenure_rounds`
+together hold at most a quarter of the votes: one seat for every three seniors, but always at least one.  So a crowd of keys
 gains at most a third of the seniors' number in each `tenure_rounds` records, however many keys it has.
 
-Until four peers hold a seat, the founders vote, all of them and nobody else.  The next electorate depends on the run:
+Until four peers hold a seat, exactly the founders vote.  The next electorate depends on the run:
 
-* Named founders, admission by token or list: every seasoned peer gets a seat at once.
-* Named founders, open admission: founders that are seasoned are senior at once, the others take the seats of the young.
-  Ages count from the seat, so they count before the seats carry votes.  Two or three electors never take over: one key
-  that nobody knows could stop them.
-* `founders = "anyone"`: the members of the last record vote until four are seasoned; those are senior at once.
+* With named founders and admission by token or list, every seasoned peer gets a seat at once.
+* With named founders and open admission, seasoned founders are senior at once; other peers take the seats of the young.
+  Ages count from the seat, so they count before the seats carry votes.  Two or three earned seats never replace the
+  founders, because one unknown key could block them.
+* With `founders = "anyone"`, the members of the last record vote until four peers are seasoned; these are senior at once.
 
-Nobody falls back to the founders: no record takes four or more electors below four.
+The electorate never falls back to the founders: no record reduces four or more electors to fewer than four.
 
-A peer that lost its seat has to be seasoned again, but it keeps its age for as many records as it had voted on.  Otherwise
-peers that are often away would return as young ones, in a quarter of the seats, and peers that are never away would soon
-hold all the others.
+A peer that lost its seat has to be seasoned again, but it keeps its age for as many records as it had voted on.  Otherwise,
+peers that are often away would return as young electors, with a quarter of the seats, and peers that are never away would
+soon hold all other seats.
 
 If there are more candidates than seats, the older one comes first, then the one that began its series of contributions
-earlier.  The peer ID decides only between candidates that began with the same record.  Keys that are ground for low IDs
-gain no more there than a larger number of keys would: all of them come after the candidates of earlier records, and no
-elector loses its seat to a candidate.
+earlier.  The peer ID decides only between candidates that began with the same record.  Searching for keys with low IDs gains
+no more than using more keys would: all such keys come after the candidates of earlier records, and no elector loses its seat
+to a candidate.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ from protocol.wire.identity import PeerId
 from protocol.wire.messages import Commit, Member
 
 FEWEST_SEATED = 4
-"""Fewest electors that tolerate a liar: seasoned peers vote once so many are seated, and never become fewer."""
+"""Fewest electors that tolerate a liar.  Seasoned peers vote once this many have seats; they never become fewer."""
 MISSES = 3
-"""Records in a row that cost an elector its seat if it misses them."""
+"""Number of records in a row after which an elector that misses them loses its seat."""
 
 
 def tolerated(electors: int) -> int:
-    """Return the number of liars that an electorate of this size tolerates: less than a third, none below four."""
+    """Return the number of liars that an electorate of this size tolerates: less than a third; none below four electors."""
     return (electors - 1) // 3 if electors >= FEWEST_SEATED else 0
 
 
 def quorum_size(electors: int) -> int:
-    """Return the votes that decide: any two quorums share more than `tolerated` electors; a majority below four."""
+    """Return the number of votes that decide: two quorums share more than `tolerated` electors; below four, a majority."""
     return (electors + tolerated(electors)) // 2 + 1
 
 
@@ -62,9 +62,9 @@ class ElectorStanding:
     """State of one peer that votes or is earning a vote.  Records are numbered from 1.
 
     first: the record that began the unbroken series with which the vote is earned.
-    is_seasoned: the series was long enough; from then on it is enough to be a member.
-    missed: records in a row, up to the last one, without it; 0 until it is seasoned.
-    since: the record that gave it its seat, earlier by the age that it brought along; None without a seat.
+    is_seasoned: True once the series was long enough; from then on, membership suffices to keep the vote.
+    missed: number of records in a row, up to the last one, that do not name the peer; 0 until it is seasoned.
+    since: the record that gave the peer its seat, less the age that it had kept; None without a seat.
     """
 
     peer: PeerId
@@ -76,7 +76,7 @@ class ElectorStanding:
 
 @dataclass(frozen=True, slots=True)
 class Former:
-    """A peer that has lost its seat.  age: records on which it had voted.  left: the record that took its seat."""
+    """A peer that has lost its seat.  age: number of records on which it had voted.  left: the record that took its seat."""
 
     peer: PeerId
     age: int
@@ -91,8 +91,9 @@ class Former:
 class Electorate:
     """Electors of the record after the first `height` records.  Immutable; unchanged parts are shared.
 
-    electors: sorted; empty only before the first record of a run without named founders: the plan's members vote on it.
-    is_founding: the founders (or the members of the last record) still vote.
+    electors: sorted; empty only before the first record of a run without named founders; the plan's members vote on that
+    record.
+    is_founding: True while the founders (or the members of the last record) still vote.
     standings: of the electors, and of members of the last three records; sorted by peer.
     former: peers whose age is remembered, for as many records as they had voted on; sorted by peer.
     """
@@ -132,7 +133,7 @@ class Electorate:
         return Electorate(self.settings, height, electors, is_founding, tuple(standings), former)
 
     def _updated(self, height: int, members: frozenset[PeerId], contributing: frozenset[PeerId]) -> list[ElectorStanding]:
-        """Return the standings after the record `height`, before seats are lost and given; sorted by peer."""
+        """Return the standings after record `height`, before any seats are lost or given; sorted by peer."""
         new = contributing.difference(standing.peer for standing in self.standings)
         updated = [ElectorStanding(peer, height, self.settings.seasoning_rounds == 1) for peer in new]
         for standing in self.standings:
@@ -145,7 +146,7 @@ class Electorate:
         return sorted(updated, key=lambda standing: standing.peer)
 
     def _gone(self, height: int, standings: Sequence[ElectorStanding]) -> frozenset[PeerId]:
-        """Return the peers that missed too many records: all without a vote, and as many electors as may go at once."""
+        """Return the peers to remove, which missed too many records: of the electors, only as many as may go at once."""
         missing = [standing for standing in standings if standing.missed >= MISSES]
         if self.is_founding:
             return frozenset(standing.peer for standing in missing)
@@ -155,7 +156,10 @@ class Electorate:
         return frozenset(standing.peer for standing in missing).difference(standing.peer for standing in staying)
 
     def _removable(self, height: int, seats: Sequence[ElectorStanding], due: Sequence[ElectorStanding]) -> int:
-        """Return how many of `due`, in this order, may lose their seats, counting the young who lose theirs as well."""
+        """Return the number of electors at the head of `due` that may lose their seats.
+
+        The young electors that then lose their seats as well count towards the limit.
+        """
         most = min(tolerated(len(seats)), len(seats) - FEWEST_SEATED)
         young = sum(self._is_young(height, standing) for standing in seats)
         seniors = len(seats) - young
@@ -167,7 +171,7 @@ class Electorate:
         return len(due)
 
     def _seated(self, height: int, standings: Sequence[ElectorStanding]) -> list[ElectorStanding]:
-        """Return the standings with seats given: to seniors first, then to others up to the seats of the young.
+        """Return the standings with seats given: to seniors first, then to young peers up to the seats of the young.
 
         If seniors have left and more young electors have seats than their share allows, the surplus ones wait for the next
         free seat.
@@ -197,7 +201,10 @@ class Electorate:
         )
 
     def _former(self, height: int, before: Sequence[ElectorStanding], seated: frozenset[PeerId]) -> tuple[Former, ...]:
-        """Return the former electors after the record `height`.  before: the standings before it takes and gives seats."""
+        """Return the former electors after record `height`.
+
+        before: the standings before that record takes or gives seats.
+        """
         remembered = [each for each in self.former if each.peer not in seated and not each.is_forgotten(height)]
         left = [
             Former(standing.peer, height - standing.since, height)
@@ -207,7 +214,7 @@ class Electorate:
         return tuple(sorted([*remembered, *left], key=lambda former: former.peer)) if left else tuple(remembered)
 
     def _is_young(self, height: int, standing: ElectorStanding) -> bool:
-        """Return True if the seat is one of the young: open admission, no named founder, an age below `tenure_rounds`."""
+        """Return True for a young elector: open admission, not a named founder, and an age below `tenure_rounds`."""
         if standing.since is None or not self.settings.is_open or standing.peer in (self.settings.founders or ()):
             return False
         return height - standing.since < self.settings.tenure_rounds
@@ -222,7 +229,7 @@ def _by_seniority(standings: Iterable[ElectorStanding]) -> list[ElectorStanding]
 
 
 def young_seats(seniors: int) -> int:
-    """Return the seats of the young beside so many seniors: at most a quarter of all seats, but always one."""
+    """Return the number of seats of the young beside `seniors` seniors: at most a quarter of all seats, but at least one."""
     return max(1, seniors // 3)
 
 
@@ -235,7 +242,7 @@ def contributors(members: Sequence[PeerId], masks: Sequence[bytes]) -> frozenset
 
 
 def _earliest(members: Sequence[PeerId], standings: Sequence[ElectorStanding]) -> tuple[PeerId, ...]:
-    """Return the members of the last record; if they are too many, those whose series began earliest."""
+    """Return the members of the last record; if there are too many, the members whose series began earliest."""
     first = {standing.peer: standing.first for standing in standings}
     ranked = sorted(members, key=lambda peer: (first.get(peer, math.inf), peer))
     return tuple(sorted(ranked[:MAX_ELECTORS]))
@@ -249,8 +256,8 @@ def _earliest(members: Sequence[PeerId], standings: Sequence[ElectorStanding]) -
 class Roster:
     """Facts about peers from the records up to a tip.  Immutable; unchanged parts are shared.
 
-    members: of any record so far.  uses: of admission tokens.  contributors: the members of the last record whose parts it
-    contains, sorted.  tasks: the task sets.  progress: towards the run's total.
+    members: members of any record so far.  uses: uses of admission tokens.  contributors: members of the last record whose
+    parts it contains, sorted.  tasks: the task sets.  progress: progress towards the run's total.
     """
 
     electorate: Electorate
@@ -297,9 +304,9 @@ def base_on(settings: RoundSettings, round: int, tip: Hash, roster: Roster) -> B
 def check_admissions(
     manifest: RunManifest, run: Hash, round: int, members: Sequence[Member], known: frozenset[PeerId], uses: TokenUses
 ) -> None:
-    """Check that all of these may be members of a record; raises `Malformed` with the reason.
+    """Check that all these peers may be members of a record; raises `Malformed` with the reason.
 
-    known: members of earlier records, who stay admitted.  uses: of admission tokens before this record.
+    known: members of earlier records, which stay admitted.  uses: uses of admission tokens before this record.
     """
     new = [member for member in members if member.peer not in known]
     for member in new:

@@ -2,8 +2,8 @@
 
     records/00000012            commit 12: record, index, certificate (canonical msgpack, behind its hash)
     branches/<slot>-00000012    commit 12 of a branch that is not our chain
-    switch                      an exchange of our chain for a branch that is under way
-    results/00000012-00-<root>  codec bytes of a result; on disk before it is voted for, so there may be several of a round
+    switch                      an unfinished exchange of our chain for a branch
+    results/00000012-00-<root>  codec bytes of a result; on disk before we vote for it, so a round may have several
     checkpoints/00000012-<tip>  outer state after 12 rounds on this tip, and ….leaves with the hashes of its pieces
     votes/00000012-<tip>        the votes that bind this peer in the round on this tip
     evidence/<hash>             proofs that peers lied
@@ -14,7 +14,7 @@
     reference/                  the weights that a run's KL term compares with, likewise
     standing                    the standing of rollout peers and validators with us, likewise
     extension                   the organiser's newest extension of the run, signed
-    chosen                      the record of an invitation to whose history this peer came over
+    chosen                      the record, named by an invitation, whose history this peer has switched to
 
 Write, fsync, rename; then act.  A file that is torn or altered counts as absent and is moved out of the way.
 """
@@ -82,8 +82,8 @@ _VOTES_NAME = re.compile(r"(\d{8})-[0-9a-f]{64}")
 class VoteFiles:
     """Vote files: one encoded `VoterState` per tip.  Blocking.
 
-    A tip's file outlives the branch that the tip is on: a peer that comes back to the tip is bound by its votes there.
-    `complete-from` holds the first round from which on the files are complete.
+    A tip's file outlives the branch that the tip is on: a peer that returns to the tip is still bound by its votes there.
+    `complete-from` holds the first round from which on no vote files are missing.
     """
 
     def __init__(self, disk: Disk, folder: Path) -> None:
@@ -95,16 +95,16 @@ class VoteFiles:
         write_guarded(self._disk, self._path(round, tip), raw)
 
     def load(self, round: int, tip: Hash) -> bytes | None:
-        """Return the votes kept for the round on this tip; None if there are none."""
+        """Return the stored votes for the round on this tip; None if there are none."""
         return read_guarded(self._disk, self._path(round, tip))
 
     def has_lost(self, round: int, tip: Hash) -> bool:
-        """Return True if there is, or was, a file for the round on this tip; ask if `load` found none that can be read."""
+        """Return True if a file for the round on this tip exists or was set aside; call this if `load` returned None."""
         path = self._path(round, tip)
         return path.exists() or corrupt_name(path).exists()
 
     def complete_from(self) -> int:
-        """Return the first round from which on we know all our votes: 0, unless our files were restored or copied."""
+        """Return the first round from which on no vote of ours is missing: 0, unless our files were restored or copied."""
         raw = read_guarded(self._disk, self._complete)
         if raw is not None:
             return int.from_bytes(raw)
@@ -119,7 +119,7 @@ class VoteFiles:
         return any(_VOTES_NAME.fullmatch(path.name) for path in self._folder.iterdir())
 
     def drop_before(self, round: int) -> None:
-        """Forget the tips before `round`: records there are final, so nobody votes on them any more."""
+        """Remove the votes for rounds before `round`: their records are final, so no further votes on them are needed."""
         for path in self._folder.iterdir():
             named = _VOTES_NAME.fullmatch(path.name)
             if named and int(named[1]) < round:
@@ -143,7 +143,7 @@ class Records:
         self._disk, self._folder = disk, folder
 
     def length(self) -> int:
-        """Return the number of rounds from 0 on without a gap."""
+        """Return the number of consecutive rounds, from 0 on, that have a record."""
         rounds = {int(path.name) for path in self._folder.iterdir() if path.name.isdigit()}
         length = 0
         while length in rounds:
@@ -151,7 +151,7 @@ class Records:
         return length
 
     def write(self, commit: Commit) -> None:
-        """Write the record of its round, or replace it with one of another certificate.  Raises `StoreFailed`."""
+        """Write the record of a round, or replace it to change its certificate.  Raises `StoreFailed`."""
         write_guarded(self._disk, self._path(commit.record.round), commit.encode())
 
     def at(self, round: int) -> Commit | None:
@@ -176,7 +176,8 @@ class Records:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Records of branches on disk beside our chain: branches being fetched, or given up and kept for a while.
+# Records of branches on disk beside our chain: branches that are being fetched, or that were abandoned and are kept for a
+# while.
 
 
 _BRANCH_NAME = re.compile(r"([0-9A-Za-z]+)-(\d{8})")
@@ -206,7 +207,7 @@ class BranchFiles:
             return None
 
     def slots(self) -> dict[str, list[int]]:
-        """Return the rounds of which each slot has a record, ascending."""
+        """Return the rounds for which each slot has a record, ascending."""
         found: dict[str, list[int]] = {}
         for path in sorted(self._folder.iterdir()):
             named = _BRANCH_NAME.fullmatch(path.name)
@@ -232,16 +233,16 @@ class BranchFiles:
 
 
 CHECKPOINTS_KEPT = 2
-"""Newest checkpoints of our chain to keep.  The one before these stays until the next is written if others are fetching
-it."""
+"""Number of newest checkpoints of our chain to keep.  If other peers are fetching the checkpoint before these, it stays
+until the next is written."""
 OTHERS_KEPT = 2
-"""Checkpoints of branches to keep: one about to be taken over, and one of the branch given up last."""
+"""Number of checkpoints of branches to keep: one of a branch about to be adopted, and one of the branch abandoned last."""
 JOURNAL_BYTES = 1024
 
 
 @dataclass(frozen=True)
 class _Switch:
-    """Exchange of our chain from round `common` on for the records in `slot` up to `length`; ours go to `kept`."""
+    """Replacement of our records from round `common` on by the records in `slot` up to `length`; ours move to `kept`."""
 
     common: int
     slot: str
@@ -252,7 +253,7 @@ class _Switch:
 class Store:
     """All files of one run, in a folder of its own.  Blocking; call it in worker threads.
 
-    Files left before a restart are made durable before anything builds on them: this peer may have died before they were.
+    Files left before a restart are first made durable, because this peer may have died before they were.
     """
 
     def __init__(self, root: Path, disk: Disk | None = None) -> None:
@@ -290,7 +291,7 @@ class Store:
             write_guarded(self.disk, self._chosen, anchor.encode())
 
     def chosen(self) -> Anchor | None:
-        """Return the record to whose history we came over last; None if there is none."""
+        """Return the record whose history we last switched to; None if there is none."""
         raw = read_guarded(self.disk, self._chosen)
         return decode_body(Anchor, raw) if raw is not None else None
 
@@ -307,13 +308,13 @@ class Store:
         write_guarded(self.disk, self._extension, raw)
 
     def extension(self) -> bytes | None:
-        """Return the stored extension, the organiser's newest that we have heard of; None if there is none."""
+        """Return the stored extension, the organiser's newest that we know; None if there is none."""
         return read_guarded(self.disk, self._extension)
 
     def switch(self, common: int, slot: str, length: int, kept: str) -> None:
-        """Exchange our records from `common` on for those in `slot` up to `length`; ours go to the slot `kept`.
+        """Replace our records from `common` on by the records in `slot` up to `length`; ours move to the slot `kept`.
 
-        Whenever we die, one chain or the other is whole at the next start.  Raises `StoreFailed`.
+        Whenever this process dies, one of the two chains is whole after the next start.  Raises `StoreFailed`.
         """
         assert slot != kept
         self.branches.drop(kept)
@@ -322,7 +323,7 @@ class Store:
         self._carry_out(_Switch(common, slot, length, kept))
 
     def _carry_out(self, switch: _Switch) -> None:
-        """Move the files not moved yet.  If a record of the branch is still in its slot, the one in its place is ours."""
+        """Move the files not moved yet.  While a branch's record is still in its slot, the record of that round is ours."""
         for path in sorted(self._records.iterdir(), reverse=True):
             if not path.name.isdigit() or int(path.name) < switch.common:
                 continue
@@ -342,7 +343,7 @@ class Store:
             self.branches.drop(switch.slot)
 
     def make_room(self, chain: Chain) -> None:
-        """Remove all but `CHECKPOINTS_KEPT` checkpoints of our chain, even those that others read: the next one comes."""
+        """Remove all but `CHECKPOINTS_KEPT` checkpoints of our chain, even if other peers read them, to make room."""
         for rounds in self.checkpoints.of(chain)[:-CHECKPOINTS_KEPT]:
             self.checkpoints.drop(CheckpointName(rounds, chain.tip_at(rounds)))
 
