@@ -1,7 +1,7 @@
-"""The parts of a peer, wired together, and its life.
+"""The components of a peer, wired together, and the peer's life.
 
-`node` makes the parts and is the face for the program around them.  `router` delivers messages to the components that
-declare them.  `lifecycle` runs round after round until the peer leaves; `rounds` begins each, and is asked about the current
-one; `round_runner` runs it, with `contributor` and `exchanges`.  `state` keeps the chain and the outer state.  The decisions
-in a round are left to `protocol.agreement`, the averages to `protocol.allreduce`.  Read `lifecycle` first.
+`node` makes the components and is the interface for the surrounding program.  `router` delivers messages to the components
+that declare them.  `lifecycle` runs one round after another until the peer leaves; `rounds` begins each round and gives
+access to the current one; `round_runner` runs a round, with `contributor` and `exchanges`.  `state` keeps the chain and the
+outer state.  `protocol.agreement` decides in a round, and `protocol.allreduce` averages.  Read `lifecycle` first.
 """

@@ -1,4 +1,4 @@
-"""Commands of the person at a running node: the measurement of the lines, and the extension of the run."""
+"""Commands of the user of a running node: the measurement of the lines, and the extension of the run."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ from protocol.wire.identity import PeerId
 from protocol.wire.messages import MAX_TOTAL, Extension
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Speed of the lines to other peers, measured when the person asks.
+# Speed of the lines to other peers, measured when the user asks for it.
 #
-# Down: a few peers, one after the other, send some chunks of a past round's result, which they share anyway.  Up: the rate
-# that our pushes of the last rounds reached; no peer has to receive data for a measurement.
+# Down: a few peers, one after the other, send some chunks of a past round's result, which they serve anyway.  Up: the rate
+# of our pushes in the last rounds; no peer has to receive data for a measurement.
 
 
 MOST_PEERS = 3
 ROUNDS_AGO = 2
-"""Age in rounds of the result that is sampled: peers need the newest one urgently, but not the one before."""
+"""Age of the sampled result in rounds: peers need the newest result urgently, but not the one before."""
 
 
 class NotNow(Exception):
-    """Nothing can be measured now; the text says why."""
+    """The lines cannot be measured now; the text gives the reason."""
 
 
 @dataclass(frozen=True)
 class ProbedLines:
-    """Measured lines.  peers: name and sample of each peer that was asked.
+    """Measured lines.  peers: name and sample of each peer that we asked.
 
-    up_bytes_per_s: rate that our pushes reached, within our cap; the cap while no rate is known; 0 if neither is known.
+    up_bytes_per_s: rate of our pushes, within our cap; the cap if no rate is known yet; 0 if neither is known.
     """
 
     peers: list[tuple[str, Sampled]]
@@ -90,13 +90,13 @@ class LineProbe:
 # ------------------------------------------------------------------------------------------------------------------------
 # The organiser's extension of the run, kept by one peer until a record of the chain carries it.
 #
-# It travels by gossip, and every peer that has heard it repeats it: at the end of a run peers do nothing else, and each must
-# have it before it begins the next round.
+# The extension travels by gossip, and every peer that has received it repeats it.  At the end of a run peers have no other
+# work, and each peer must have the extension before it begins the next round.
 
 
 LOOK_S = 0.5
 REPEAT_S = 30.0
-"""Seconds after which an extension that no record has is repeated: gossip may be lost, and new peers come."""
+"""Seconds after which we repeat an extension that no record carries yet: gossip may be lost, and new peers join."""
 
 
 class CannotExtend(Exception):
@@ -110,12 +110,12 @@ class Extensions:
         self._session, self._guard, self._replica, self._offload = session, guard, replica, offload
         self._organiser = PeerId(replica.manifest.organiser)
         self._known: tuple[Extension, bytes] | None = None
-        """The largest extension, kept even when a record has it: a branch that replaces ours may lack that record."""
+        """The largest extension, kept even once a record carries it: a branch that replaces ours may lack that record."""
         self._keeping = trio.Lock()
         self._nursery: trio.Nursery | None = None
 
     async def load(self) -> None:
-        """Recall the extension that an earlier life heard."""
+        """Load the extension that this peer received before a restart."""
         raw = await self._offload(self._replica.store.extension)
         if raw is None:
             return
@@ -127,7 +127,7 @@ class Extensions:
             self._known = body, raw
 
     async def run(self) -> None:
-        """Repeat an extension that no record has, and tell the person once a record has it; runs until cancelled."""
+        """Repeat an extension until a record carries it, and then tell the user; run until cancelled."""
         said_at, seen = -REPEAT_S, self._replica.history.roster.progress.goal
         async with trio.open_nursery() as self._nursery:
             while True:
@@ -143,18 +143,18 @@ class Extensions:
     # -- effects on the run -------------------------------------------------------------------------------------------
 
     def amendment(self) -> bytes | None:
-        """Return the signed extension for our plans, if there is one that the next record may carry."""
+        """Return the signed extension for our plans; None if the next record may carry none."""
         pending = self._pending(self._replica.history.roster.progress)
         return pending[1] if pending is not None else None
 
     def progress(self, base: Base) -> RunProgress:
-        """Return the run's progress in the round on `base`; after the end, that round is the first of an extension."""
+        """Return the run's progress in the round on `base`; after the run's end, that round is the first of an extension."""
         pending = self._pending(base.progress) if base.progress.is_over else None
         return base.progress.extended(pending[0]) if pending is not None else base.progress
 
     @property
     def has_ended(self) -> bool:
-        """True if no round can follow on our tip, as far as we have heard."""
+        """True if no round can follow on our tip, as far as we know."""
         progress = self._replica.history.roster.progress
         return progress.is_over and self._pending(progress) is None
 
@@ -169,11 +169,11 @@ class Extensions:
 
     # -- hearing and saying -------------------------------------------------------------------------------------------
 
-    @hears(Extension, anyone=True)  # the organiser's word counts by the manifest alone
+    @hears(Extension, anyone=True)  # the manifest alone authorises the organiser
     def hear(self, said: Statement[Extension]) -> Acceptance:
-        """Take in an extension; return ACCEPT if it is to be handed on."""
+        """Receive an extension; return ACCEPT if the network should forward it."""
         if said.sender != self._organiser:
-            return Acceptance.REJECT  # the forwarder could have known that
+            return Acceptance.REJECT  # the forwarder could have checked the sender
         if self._nursery is None or not self._is_news(said.body):
             return Acceptance.IGNORE
         self._known = said.body, said.raw
@@ -203,7 +203,7 @@ class Extensions:
     # -- the organiser ------------------------------------------------------------------------------------------------
 
     async def extend(self, unit: Unit, total: int) -> Extension:
-        """Extend the run to this total; the statement is on disk before anybody hears of it.  Raises `CannotExtend`."""
+        """Extend the run to this total; the statement is on disk before it is sent.  Raises `CannotExtend`."""
         progress = self._replica.history.roster.progress
         known = max(progress.goal.total, self._known[0].total if self._known is not None else 0)
         if self._session.me != self._organiser:

@@ -1,7 +1,7 @@
 """This peer's contribution to each round: training, then READY, which commits to the result.
 
-A peer that begins a round late, because it had to fetch results first, does fewer steps.  Otherwise it would be ready too
-late, miss the exchange, have to fetch the next results as well, and stay behind the others for ever.
+A peer does fewer steps if it begins a round late because it had to fetch results first.  Otherwise it would be ready too
+late, miss the exchange, have to fetch the next results as well, and stay behind the other peers for ever.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from protocol.wire.presence import Phase
 class Work:
     """Our work in one round, for heartbeats, status and auditors.  leaves: the hashes of the contribution's chunks.
 
-    steps: inner steps done; wanted: inner steps in all.
+    steps: number of inner steps done.  wanted: number of inner steps to do in this round.
     """
 
     layout: Sequence[ChunkSpan]
@@ -61,14 +61,14 @@ class Work:
     contribution: Contribution | None = None
     leaves: list[Hash] = field(default_factory=list)
     rollouts: Learned | None = None
-    """The batches that the contribution was made of, in a run with rollouts."""
+    """The batches from which the contribution was learned, in a run with rollouts."""
     against: int | None = None
-    """The sets of tasks that our READY is against, if the contribution was made of no batches."""
+    """The sets of tasks against which our READY votes, if the contribution was learned from no batches."""
     training: trio.Event = field(default_factory=trio.Event)
     """Set once the trainer has been told to train."""
 
     def begin(self, wanted: int) -> None:
-        """Begin to train so many steps."""
+        """Begin to train for `wanted` steps."""
         self.wanted = wanted
 
     def note(self, progress: Progress) -> None:
@@ -76,15 +76,15 @@ class Work:
         self.steps, self.tokens, self.loss = progress.steps, progress.tokens, progress.loss
 
     def learn(self, rollouts: Learned | None) -> None:
-        """Note the batches that the contribution is made of."""
+        """Note the batches from which the contribution was learned."""
         self.rollouts = rollouts
 
     def learn_nothing(self, against: int | None) -> None:
-        """Note that the contribution is made of no batches, and the sets of tasks that our READY is against."""
+        """Note a contribution learned from no batches, with the sets of tasks against which our READY votes."""
         self.against = against
 
     def commit(self, contribution: Contribution, leaves: list[Hash], ready: Ready, raw: bytes) -> None:
-        """Take our contribution, and the READY that commits us to it.  raw: READY as it is sent."""
+        """Store our contribution, and the READY that commits us to it.  raw: the READY as sent."""
         self.leaves, self.contribution, self.ready, self.ready_raw = leaves, contribution, ready, raw
 
     @property
@@ -93,7 +93,7 @@ class Work:
         return self.contribution.data if self.contribution is not None else None
 
     def part(self, root: Hash, chunk: int) -> tuple[list[bytes], memoryview] | None:
-        """Return a chunk of the contribution with its tree proof; None if `root` is not the contribution's name."""
+        """Return (tree proof, bytes) of a chunk of the contribution; None if `root` is not the contribution's root."""
         if self.ready is None or self.data is None or self.ready.root != root or chunk >= len(self.layout):
             return None
         span = self.layout[chunk]
@@ -104,24 +104,24 @@ class Work:
 
 
 SPARE_STEPS = 1
-"""Steps by which a latecomer does fewer than the others have left: better ready before them than after."""
+"""Number of steps that a latecomer does less than the other peers still have to do, to be ready before them."""
 
 
 class OwnTrainer:
     """The trainer of this peer, which computes nothing while there is a reason to rest.
 
-    link: None at a peer that does not train.
+    link: None if this peer does not train.
     """
 
     def __init__(self, link: TrainerLink | None, pace: Pace, activity: Activity) -> None:
         self.link, self.pace, self.activity = link, pace, activity
         self._pause = Pause()
         self._rests: dict[WhyIdle, str] = {}
-        """Reasons to compute nothing, each with its sentence; the person's own is shown, else the first."""
+        """Reasons to compute nothing, each with its sentence; we show the user's own pause, or else the first reason."""
 
     @property
     def computes(self) -> bool:
-        """True while the others can expect a contribution of us."""
+        """True while other peers can expect a contribution from us."""
         return self.link is not None and not self._pause.on
 
     @property
@@ -134,7 +134,7 @@ class OwnTrainer:
         await self._pause.wait()
 
     def rest(self, why: WhyIdle, detail: str) -> None:
-        """Compute nothing for this reason, until `go_on`.  detail: a sentence that says what ends it."""
+        """Compute nothing for this reason, until `go_on`.  detail: a sentence that names the end of the rest."""
         self._rests[why] = detail
         if not self._pause.on:
             self._pause.begin()
@@ -143,7 +143,7 @@ class OwnTrainer:
         self._show_rest()
 
     def go_on(self, why: WhyIdle) -> None:
-        """End this reason to rest; go on where `rest` stopped unless another reason remains."""
+        """Remove this reason to rest; continue where `rest` stopped, unless another reason remains."""
         if self._rests.pop(why, None) is None:
             return
         if self._rests:
@@ -160,13 +160,13 @@ class OwnTrainer:
 
 
 class Amendments:
-    """Changes of the run that wait for a record: the organiser's extension, and what concerns the crowd's sets of tasks."""
+    """Changes of the run that wait for a record: the organiser's extension, and amendments of the crowd's sets of tasks."""
 
     def __init__(self, extensions: Extensions, rollouts: Rollouts | None) -> None:
         self._extensions, self._rollouts = extensions, rollouts
 
     def next(self) -> bytes | None:
-        """Return the amendment for our plans; an extension comes first, as after the end of the run only it leads on."""
+        """Return the amendment for our plans; an extension comes first, because only it continues a run that has ended."""
         of_tasks = self._rollouts.amendment if self._rollouts is not None else lambda: None
         return self._extensions.amendment() or of_tasks()
 
@@ -182,7 +182,7 @@ class Amendments:
 class Contributor:
     """Trains in one round after another.
 
-    rollouts: chooses the rollouts to learn from, and shows the work of a peer that generates or verifies; None in a run
+    rollouts: chooses the rollouts for training, and shows the work of a peer that generates or verifies; None in a run
     without rollouts.
     """
 
@@ -205,7 +205,7 @@ class Contributor:
 
     @property
     def computes(self) -> bool:
-        """True while the others can expect a contribution of us."""
+        """True while other peers can expect a contribution from us."""
         return self._own.computes
 
     def amendment(self) -> bytes | None:
@@ -227,8 +227,8 @@ class Contributor:
     async def compute(self, base: Base, work: Work, ahead: Callable[[], int] = lambda: 0) -> Contribution | None:
         """Train in the round on `base`; start again if the trainer dies.  `work` shows the progress.
 
-        ahead: returns the steps that the others have done by now.  Returns None if there is no trainer, if the trainer gave
-        up, or if its numbers show that training failed.
+        ahead: returns the number of steps that the other peers have done.  Returns None without a trainer, if the trainer
+        gave up, or if its numbers show that training failed.
         """
         if self._trainer is None:
             self._show_other_work()
@@ -263,7 +263,9 @@ class Contributor:
         inner_steps = manifest.steps_of(base.round)
         work.begin(max(1, inner_steps - ahead - SPARE_STEPS) if ahead else inner_steps)
         progress = self._amendments.progress(base)
-        begun = 0 if manifest.learns_from_rollouts(base.round) else progress.first  # with rollouts the rate never comes down
+        begun = (
+            0 if manifest.learns_from_rollouts(base.round) else progress.first
+        )  # the learning rate never decays with rollouts
         first, shares = (base.round - begun) * inner_steps, (progress.share, progress.next_share)
         task = ComputeTask(base.round, self._lane(base), work.wanted, first, shares=shares)
         if self._selection is not None and manifest.learns_from_rollouts(base.round):
@@ -274,7 +276,7 @@ class Contributor:
             return await trainer.compute(task, self._replica.state.theta, partial(self._on_progress, work))
 
     async def _learn(self, trainer: TrainerLink, task: ComputeTask, work: Work, selection: Selection) -> Contribution:
-        """Train like `_train`, but from accepted rollouts, once there are enough."""
+        """Train as `_train` does, but from accepted rollouts, once there are enough of them."""
 
         def show(why: WhyIdle, detail: str) -> None:
             self._activity.show(Phase.COMPUTING, why, detail[:200])
@@ -284,39 +286,39 @@ class Contributor:
             self._activity.show(Phase.COMPUTING, WhyIdle.BUSY, "")
             work.training.set()
             task = replace(task, rollouts=chosen.paths, reference=chosen.reference)
-            if not chosen.batches:  # without rollouts the trainer process would read text
+            if not chosen.batches:  # a trainer process without rollouts would train on text
                 work.learn_nothing(chosen.against)
                 return self._nothing(task.round)
             try:
                 contribution = await trainer.compute(task, self._replica.state.theta, partial(self._on_progress, work))
             except TrainerGaveUp:
-                raise  # it had not begun to learn from them
+                raise  # the trainer had not begun to learn from the rollouts
             except TrainerDied:
                 selection.note_death(chosen)
                 raise
         learned = selection.use(task.round, chosen, contribution)
         work.learn(learned)
-        # A batch may hold more than its maker said; a READY claims no more than the batches that it names.
+        # A batch may hold more tokens than its maker stated; a READY must not claim more than the batches that it names.
         return replace(
             contribution, tokens=min(contribution.tokens, most_tokens(self._replica.manifest, task.round, learned))
         )
 
     def _learned_before(self) -> frozenset[tuple[PeerId, Hash]]:
-        """Return the batches that our entries in the last records name.  Blocking.
+        """Return the batches named by our entries in the last records.  Blocking.
 
-        An earlier life may have learned from them and died before it had the record.
+        A process of ours may have learned from these batches and died before it had the record.
         """
         history, rl = self._replica.history, self._replica.manifest.rl
         lately = range(max(0, history.length - (rl.max_async if rl is not None else 0) - 1), history.length)
         return learned_by((history.commit_at(round).record for round in lately), self._session.me)
 
     def _nothing(self, round: int) -> Contribution:
-        """Return a contribution that changes nothing, with the least weight: zeros encode differences of zero."""
+        """Return a contribution of zeros, which changes no parameter, with the smallest weight (1 token)."""
         zeros = np.zeros(payload_bytes(self._replica.layout), np.uint8)
         return Contribution(round, tokens=1, steps=1, loss=0.0, norm=0.0, data=zeros.data)
 
     def _lane(self, base: Base) -> int:
-        """Return our stream of samples: a contributor's place in the last record, or else a hash above those places."""
+        """Return our stream of samples: our place among the last record's contributors, or else a hash above all places."""
         lanes = self._replica.manifest.rounds.max_members
         if self._session.me in base.contributors:
             return base.contributors.index(self._session.me)

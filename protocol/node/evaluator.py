@@ -1,7 +1,7 @@
-"""The held-out loss: a pure draw of the peer that measures it, and the trio shell that measures, tells and hears it.
+"""The held-out loss: a pure draw of the measuring peer, and the trio shell that measures, announces and receives losses.
 
-In a round the evaluation goes on beside the training of the drawn peer, and is abandoned with the round, since the next
-state takes the place of the measured one.  A loss is told with the heartbeats of the peer that measured it.
+In a round the drawn peer evaluates while it trains.  The evaluation is cancelled at the end of the round, because the next
+state replaces the measured one.  Heartbeats of the measuring peer announce the loss.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from protocol.wire.presence import Heartbeat, Measurement, Phase, Role
 # ------------------------------------------------------------------------------------------------------------------------
 # The draw of the peer that measures the held-out loss of a committed state, and the claims that we accept.
 #
-# Pure.  A state is named by the tip that made it.  The tip orders the members of its record by hash.  The first member that
-# is able to measure the state does so and tells the others.  At genesis there is no record, so every peer that trains is
-# in the order.  We accept a claim only from a peer that we would have let measure.  A state that nobody measures stays
-# unknown.  Nothing else in the protocol depends on these numbers: a claim may be a lie.
+# The draw is pure.  A state is named by the tip of its record.  The tip orders the members of the record by hash.  The first
+# member that is able to measure the state does so and announces the loss.  At genesis there is no record, so every peer that
+# trains is in the order.  We accept a claim only from a peer that we would have chosen to measure.  The loss of a state that
+# no peer measures stays unknown.  The protocol depends on these numbers for nothing else, because a claim may be a lie.
 
 
 RECENT_ROUNDS = 8
-"""Newest states that are kept; claims about older ones come too late."""
+"""Number of newest states that we keep; claims about older states come too late."""
 Able = Callable[[PeerId], bool]
-"""Predicate: the peer could measure a state now, as far as we can see."""
+"""Predicate: the peer could measure a state now, as far as we know."""
 
 
 def drawn_order(tip: Hash, peers: Iterable[PeerId]) -> list[PeerId]:
-    """Return `peers` in the order in which they are to measure the state at `tip`."""
+    """Return `peers` in the order in which they are asked to measure the state at `tip`."""
     return sorted(peers, key=lambda peer: hash_bytes("evaluator", tip + peer.encode()))
 
 
@@ -70,7 +70,7 @@ class MeasuredLoss:
 
 
 def refusal(claim: Measurement, sender: PeerId, state: CommittedState, order: Sequence[PeerId], able: Able) -> str:
-    """Return the reason not to believe `sender` about `state`, "" if there is none.  order: peers that may measure it."""
+    """Return the reason to refuse the claim of `sender`, or "".  order: the peers that may measure `state`, in order."""
     if claim.rounds != state.rounds:
         return f"it names round {claim.rounds} with the tip of {state.rounds}"
     if sender not in order:
@@ -101,18 +101,18 @@ class Measurements:
         return self._states.get(tip)
 
     def of(self, tip: Hash) -> MeasuredLoss | None:
-        """Return the measurement of the state with this tip; None if there is none."""
+        """Return the measurement of the state with this tip; None if the state is not measured."""
         return self._measured.get(tip)
 
     def take(self, state: CommittedState, loss: float, by: PeerId) -> bool:
-        """Note the measurement of an open state.  Return False if one is known already: the first one stands."""
+        """Note the measurement of an open state.  Return False if the state is not open or has a measurement already."""
         if state.tip in self._measured or state.tip not in self._states:
             return False
         self._measured[state.tip] = MeasuredLoss(state.rounds, loss, by)
         return True
 
     def newest(self, on_chain: Callable[[CommittedState], bool]) -> MeasuredLoss | None:
-        """Return the measurement of the latest measured state on our chain; a measured fork may have lost since."""
+        """Return the measurement of the latest measured state on our chain; skip states of forks that have lost since."""
         known = [self._measured[tip] for tip, state in self._states.items() if tip in self._measured and on_chain(state)]
         return max(known, key=lambda measured: measured.rounds, default=None)
 
@@ -121,18 +121,18 @@ class Measurements:
 
 
 LOOK_S = 1.0
-"""Seconds after which a peer that is not drawn checks again if its turn has come."""
+"""Seconds after which a peer that is not drawn checks again for its turn."""
 END_PATIENCE_S = 120.0
-"""Seconds that a finished peer waits for another's measurement of the last state before it measures the state itself."""
+"""Seconds that a finished peer waits for another peer to measure the last state before it measures the state itself."""
 UNABLE = frozenset({Phase.PAUSED, Phase.STOPPING, Phase.SYNCING})
 Show = Callable[[str], None]
-"""Callback that tells the person at this peer the reason of its wait."""
+"""Callback that shows the user of this peer the reason of its wait."""
 
 
 class Evaluator:
-    """Measures the state of `replica` when this peer is drawn, and takes in the measurements of others.
+    """Measures the state of `replica` when this peer is drawn, and receives the measurements of other peers.
 
-    trainer: None at a peer that does not train.
+    trainer: None if this peer does not train.
     """
 
     def __init__(
@@ -150,9 +150,9 @@ class Evaluator:
     # -- measuring ----------------------------------------------------------------------------------------------------
 
     async def during_round(self, training: trio.Event) -> None:
-        """Have the state at the start of a round measured; if we are drawn, measure it.
+        """Wait for the measurement of the state at the start of a round; measure it ourselves if we are drawn.
 
-        Cancelled before that state changes.
+        The caller cancels this before that state changes.
 
         training: set once the trainer has been told to train; we wait for it, so that measuring does not delay the first
         step.
@@ -163,9 +163,9 @@ class Evaluator:
             await self._take_turns(state, lambda text: None, math.inf)
 
     async def at_the_end(self, show: Show | None = None) -> None:
-        """Have the last state measured once nobody trains any more; return when it is measured, or after `stop`.
+        """Wait for the measurement of the last state, or for `stop`, after all training; measure it if we are drawn.
 
-        show: None to show the reason of our wait as our activity.
+        show: called with the reason of our wait; None to show the reason as our activity.
         """
         state = self._open()
         if self._trainer is None:
@@ -177,7 +177,7 @@ class Evaluator:
         self._activity.show(Phase.SEEDING, WhyIdle.BUSY, text)
 
     def stop(self) -> None:
-        """Leave the last state unmeasured: the person wants to leave."""
+        """Leave the last state unmeasured, because the user wants to leave."""
         self._ending.cancel()
 
     def _open(self) -> CommittedState:
@@ -191,7 +191,7 @@ class Evaluator:
         return state
 
     async def _take_turns(self, state: CommittedState, show: Show, patience_s: float) -> None:
-        """Wait until `state` is measured, or we cannot measure it; we measure in our turn, or after `patience_s`."""
+        """Measure `state` in our turn or after `patience_s`; return when it is measured, or if we cannot measure it."""
         deadline = trio.current_time() + patience_s
         while self._known.of(state.tip) is None:
             turn = whose_turn(self._order(state), lambda peer: self._able(peer, state.rounds))
@@ -206,7 +206,7 @@ class Evaluator:
                 await self._news.wait()
 
     async def _measure(self, state: CommittedState) -> bool:
-        """Measure the state and tell the others.  Return False if another try is pointless."""
+        """Measure the state and announce the loss.  Return False if another try is pointless."""
         trainer = self._trainer
         assert trainer is not None
         loss = math.nan
@@ -248,12 +248,12 @@ class Evaluator:
 
     @hears_news(Heartbeat)
     def hear_heartbeat(self, said: Statement[Heartbeat]) -> None:
-        """Take in the claim in another peer's heartbeat."""
+        """Check the claim in another peer's heartbeat."""
         if said.body.measured is not None:
             self.on_claim(said.sender, said.body.measured)
 
     def on_claim(self, sender: PeerId, claim: Measurement) -> None:
-        """Take in another peer's claim; ignore claims about states that we do not know, or no longer know."""
+        """Check another peer's claim and note its loss; ignore claims about states that we do not know (any more)."""
         state = self._known.state(Hash(claim.tip))
         if state is None or self._known.of(state.tip) is not None:
             return
@@ -262,14 +262,14 @@ class Evaluator:
             self._take(state, claim.loss, sender)
             if self._measuring is not None and self._measuring[0] == state:
                 self._measuring[1].cancel()
-        elif self._dropped.get(sender) != claim:  # it is said with every heartbeat
+        elif self._dropped.get(sender) != claim:  # every heartbeat repeats the claim
             if len(self._dropped) >= MAX_STRANGERS:
                 self._dropped.clear()
             self._dropped[sender] = claim
             self._session.emit(Dropped(sender, "held-out loss", problem))
 
     def status(self) -> HeldOutStatus:
-        """Return the newest held-out loss, the peer that measured it, and our progress with another one."""
+        """Return the newest held-out loss, the peer that measured it, and the progress of our own running evaluation."""
         newest = self._newest()
         percent = 100 * self._progress[0] // self._progress[1] if self._progress else None
         return HeldOutStatus(newest.loss, newest.rounds, newest.by, percent) if newest else HeldOutStatus(percent=percent)
@@ -284,12 +284,12 @@ class Evaluator:
         return drawn_order(state.tip, state.members or self._trainers())
 
     def _trainers(self) -> list[PeerId]:
-        """Return all peers that train in this run, as far as we have heard."""
+        """Return all peers that train in this run, as far as we know."""
         known = [peer for peer, seen in self._membership if seen.heartbeat.role is Role.TRAINER]
         return known if self._trainer is None else [*known, self._session.me]
 
     def _able(self, peer: PeerId, rounds: int) -> bool:
-        """Return True if `peer` has a trainer at hand, and the state after `rounds` rounds still in memory, or soon."""
+        """Return True if `peer` has a usable trainer, and has (or soon has) the state after `rounds` rounds in memory."""
         if peer == self._session.me:
             return self._trainer is not None and _at_hand(self._activity.phase, self._activity.why)
         known = self._membership.get(peer)

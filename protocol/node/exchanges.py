@@ -1,4 +1,4 @@
-"""The exchanges of one round, one for each plan that was taken up, and the results of records that they lead to."""
+"""The exchanges of one round, one for each accepted plan, and the results of the records that come of them."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ from protocol.wire.messages import ChunkEntry, Plan
 
 RETRY_S = 0.5
 MAX_EXCHANGES = 6
-"""Plans taken up in one round at most: each takes a result's room on disk, and a hostile proposer could make many."""
+"""Most plans accepted in one round: each needs a result's space on disk, and a hostile proposer could make many plans."""
 PLAN_WAIT_S = 1.0
-"""Seconds that a chunk which arrives before its plan is held back."""
+"""Seconds that a chunk waits for its plan if it arrives before the plan."""
 
 
 @dataclass
 class RunningExchange:
-    """An exchange and the file it writes to.
+    """An exchange and its output file.
 
-    plan: its hash.  taken: the file is being made into the result of some record.
+    plan: the hash of the plan.  taken: the file is becoming the result of a record.
     """
 
     plan: Hash
@@ -52,7 +52,7 @@ class RunningExchange:
     taken: bool = False
 
     def take(self) -> None:
-        """Note that the file is being made into the result of a record."""
+        """Note that the file is becoming the result of a record."""
         self.taken = True
 
     async def outcome(self) -> ExchangeDone:
@@ -62,7 +62,7 @@ class RunningExchange:
 
 
 class Exchanges:
-    """The exchanges of one round, by plan.  on_progress: called when the newest exchange gets a chunk that it lacked."""
+    """The exchanges of one round, by plan.  on_progress: called when the newest exchange receives a missing chunk."""
 
     def __init__(self, session: Session, replica: Replica, offload: Offload, on_progress: Callable[[], None]) -> None:
         self._session, self._replica, self._offload, self._on_progress = session, replica, offload, on_progress
@@ -71,30 +71,30 @@ class Exchanges:
 
     @property
     def any(self) -> bool:
-        """True if a plan was taken up in this round."""
+        """True if a plan was accepted in this round."""
         return bool(self._running)
 
     @property
     def newest(self) -> RunningExchange | None:
-        """The exchange that was begun last; None before the first."""
+        """The exchange that began last; None before the first exchange."""
         return next(reversed(self._running.values()), None)
 
     def of(self, plan: Hash) -> ExchangeRunner | None:
-        """Return the exchange of this plan, if it was taken up."""
+        """Return the exchange of this plan; None if the plan was not accepted."""
         running = self._running.get(plan)
         return running.exchange if running else None
 
     async def find(self, plan: Hash) -> ExchangeRunner | None:
-        """Return the exchange of this plan; wait a little for a plan that is on its way."""
+        """Return the exchange of this plan; wait up to `PLAN_WAIT_S` for a plan that is on its way."""
         with trio.move_on_after(PLAN_WAIT_S):
             while plan not in self._running:
                 await self._begun.wait()
         return self.of(plan)
 
     async def begin(self, plan: Plan, work: Work, limits: ExchangeLimits) -> RunningExchange | None:
-        """Take up a plan with our contribution; the caller runs the exchange.
+        """Accept a plan with our contribution; the caller runs the exchange.
 
-        Returns None if the plan was taken up before, or if too many plans were.  Raises `StoreFull`.
+        Returns None if the plan was accepted before, or if too many plans were accepted.  Raises `StoreFull`.
         """
         name, replica = plan_hash(plan), self._replica
         if name in self._running or len(self._running) >= MAX_EXCHANGES:
@@ -116,21 +116,22 @@ class Exchanges:
         return running
 
     async def finish_push(self, plan: Hash, peer: PeerId, header: bytes, landing: Landing | None) -> None:
-        """Finish a push that an exchange accepted and that is complete or broke off.  Raises `Offence`.
+        """Finish an accepted push, which is complete or was interrupted.  Raises `Offence`.
 
-        Only a chunk that the newest exchange lacked is progress of the round: otherwise others could push for ever.
+        Only a chunk that the newest exchange lacked counts as progress of the round.  Otherwise peers could keep the round
+        alive with useless pushes.
         """
         exchange = await self.find(plan)
         if exchange is not None and exchange.finish_push(peer, header, landing) and self.newest is self._running[plan]:
             self._on_progress()
 
     def refusing(self) -> list[PeerId]:
-        """Return the members that refused a push of the newest exchange under way: they may not know its plan."""
+        """Return the members that refused a push of the newest exchange under way, because they may not know its plan."""
         newest = self.newest
         return newest.exchange.refusing if newest is not None and not newest.exchange.done.is_set() else []
 
     def observed(self) -> Observed:
-        """Return our observations of the lateness of others in this round."""
+        """Return our observations of other members' lateness in this round."""
         return Observed.merge([running.exchange.machine.observed() for running in self._running.values()])
 
     def peer_dead(self, peer: PeerId) -> None:
@@ -139,26 +140,26 @@ class Exchanges:
             running.exchange.peer_dead(peer)
 
     def peer_alive(self, peer: PeerId) -> None:
-        """Note that a lost peer is heard again."""
+        """Note that a lost peer is alive again."""
         for running in self._running.values():
             running.exchange.peer_alive(peer)
 
     def discard(self) -> None:
-        """Discard the files that became no record's result: the round is over."""
+        """Discard the files that became no record's result, because the round is over."""
         for running in self._running.values():
             running.file.discard()
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Bringing the result of a record to disk: the chunks that our exchange has, and the others from peers that have them.
+# Writing the result of a record to disk: chunks come from our exchange, and missing chunks from peers that have them.
 #
-# A certified record's result is fetched until it is here.  The result of a record that is only put to the vote is audited
-# first, and given up when another takes its place.
+# A certified record's result is fetched until it is complete.  The result of a record proposal is audited first, and dropped
+# when another proposal replaces it.
 
 
 @dataclass
 class _Motion:
-    """The result of the record last put to the vote, on its way."""
+    """The transfer of the result of the newest record proposal."""
 
     root: bytes
     scope: trio.CancelScope
@@ -177,7 +178,7 @@ class ResultObtainer:
         self._motion: _Motion | None = None
 
     async def obtain(self, effect: ObtainResult) -> ResultObtained | None:
-        """Bring a result to disk; return None if it is asked for twice, or if another motion took its place.
+        """Write a result to disk; return None if it was requested before, or if another record proposal replaced it.
 
         Raises `Unaccountable` if we must not vote for the record, `StoreFull` if the disk is full.
         """
@@ -201,14 +202,14 @@ class ResultObtainer:
         return obtained
 
     async def contradictions(self, effect: ObtainResult) -> list[TwoStatements]:
-        """Return proof against members that signed two averages of one chunk: one for us, and another one in this record."""
+        """Return proof against members that signed two averages of one chunk: one sent to us, and another in this record."""
         if effect.provenance is None:
             return []
         exchange = self._exchanges.of(plan_hash(plan_of(effect.record, effect.provenance)))
         return await self._auditor.contradictions(effect.record, effect.index, effect.provenance, exchange)
 
     async def _obtain_certified(self, effect: ObtainResult, root: Hash) -> ResultObtained | None:
-        """Bring a certified result to disk; wait for a motion under way with the same result, and give up another one."""
+        """Write a certified result to disk; wait for a record proposal with the same result, and cancel any other one."""
         if root in self._certified:
             return None
         self._certified[root] = None
@@ -235,8 +236,8 @@ class ResultObtainer:
     async def _begin(self, index: Sequence[ChunkEntry]) -> tuple[ResultFile, list[int]]:
         """Return a file for the result, and the chunks that it lacks.
 
-        Only a record made of our exchange's chunks alone gets that exchange's file.  Another record's chunks may be held by
-        nobody, and we would then have lost the chunks that the next record is made of.
+        Only a record made entirely of our exchange's chunks gets that exchange's file.  It may be that no peer has another
+        record's chunks; if that record took the file, we would lose the chunks for the next record.
         """
         replica, running = self._replica, self._exchanges.newest
         held = running.exchange.result if running is not None and not running.taken else None
@@ -251,7 +252,7 @@ class ResultObtainer:
         return file, missing
 
     async def _assemble(self, effect: ObtainResult) -> None:
-        """Build the result from our exchange's equal chunks and fetched ones; inspect the latter if it is not certified."""
+        """Build the result from our exchange's equal chunks and fetched chunks; audit the latter before certification."""
         record, index = effect.record, effect.index
         file, missing = await self._begin(index)
         try:
@@ -272,7 +273,7 @@ def _copy(held: memoryview, into: memoryview, spans: Sequence[slice]) -> None:
 
 
 class AuditedResults:
-    """Results of records at one node: made by exchanges, fetched, and audited; liars are convicted."""
+    """Results of records at one node: made by exchanges, fetched, and audited.  Peers proven to have lied are ejected."""
 
     def __init__(
         self,
@@ -300,5 +301,5 @@ class AuditedResults:
         await self._ejections.convict(evidence)
 
     async def judge_postponed(self) -> None:
-        """Judge the evidence about tips that we did not know before."""
+        """Judge the evidence that was postponed because we did not know its tip."""
         await self._ejections.look_again()

@@ -1,4 +1,4 @@
-"""The life of a node: restore from disk, listen, catch up with the swarm, one round after another, linger, leave."""
+"""The life of a node: restore from disk, listen, catch up with the swarm, run one round after another, linger, leave."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ from protocol.wire.messages import Commit
 from protocol.wire.presence import Phase, Role
 
 # ------------------------------------------------------------------------------------------------------------------------
-# The clock of a node: it judges silence, starts checks of claims, and ends a round for a better branch.
+# The clock of a node.  It judges the silence of peers, starts checks of claims, and ends a round for a better branch.
 
 
 TICK_S = 0.25
 SYNC_AFTER_S = 3.0
-"""Seconds that a peer may be ahead before we fetch the records instead of waiting for the commit message."""
+"""Seconds that a peer may be ahead of us before we fetch the records instead of waiting for the commit message."""
 LAG_S = 0.5
-"""The same in seconds if we take part in no exchange, so that no commit message is on its way to us."""
+"""The same limit (s) if we take part in no exchange, so that no commit message is on its way to us."""
 
 
 class LivenessTicker:
-    """Ticks four times a second.  boot_clock: runs on while the computer is suspended."""
+    """Ticks four times a second.  boot_clock: a clock that keeps running while the computer is suspended."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class LivenessTicker:
         self._rounds, self._detector, self._activity, self._boot_clock = rounds, detector, activity, boot_clock
         self._following, self._current = following, current
         self._ahead: tuple[RoundRunner | None, float] | None = None
-        """The round in which a peer was first seen ahead, and the time of that."""
+        """(Round in which we first saw a peer ahead of us, time of that event)."""
 
     async def run(self) -> None:
         """Tick until cancelled."""
@@ -79,7 +79,7 @@ class LivenessTicker:
             await trio.sleep(TICK_S)
 
     def _follow(self, now: float, nursery: trio.Nursery) -> None:
-        """Check claims beside the round.  It ends only when another branch is verified and its state is here."""
+        """Check claims while the round runs.  The round ends only once another branch is verified and we have its state."""
         runner, following = self._current.runner, self._following
         if runner is not None and runner.deciding:
             self._ahead = None
@@ -93,7 +93,7 @@ class LivenessTicker:
                     nursery.start_soon(partial(following.look, known=known))
 
     def _is_due(self, runner: RoundRunner | None, now: float) -> bool:
-        """Return True if a true claim's commit message would be here by now; between rounds none is on its way."""
+        """Return True if a true claim's commit message would have arrived; between rounds, no message is on its way."""
         following = self._following
         if runner is None or following.wants_back():
             return True
@@ -106,19 +106,19 @@ class LivenessTicker:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Waiting for other peers: before the first round until there are enough, after the last one until all have our chain.
+# Waiting for other peers: before the first round until there are enough, after the last round until all have our chain.
 
 
 LISTEN_S = 5.0
-"""Seconds that a starting peer listens for the swarm before it takes its own tip for the newest."""
+"""Seconds that a starting peer listens for the swarm before it assumes that its own tip is the newest."""
 HEAR_S = 12.0
 """Seconds that a founder waits for the first heartbeat of connected peers."""
 LINGER_S = 20.0
-"""Seconds that a finished peer stays for the others at most."""
+"""Longest time that a finished peer stays online for the other peers (s)."""
 
 
 class StartupBarrier:
-    """The gathering of peers before and after the rounds: waits for them, and shows the reason of the wait."""
+    """Waits for other peers before and after the rounds, with the reason shown to the user."""
 
     def __init__(
         self,
@@ -138,13 +138,13 @@ class StartupBarrier:
         self._show(WhyIdle.STARTING, "reading the records from disk")
 
     async def fetch_files(self) -> None:
-        """Wait until the run's files are here."""
+        """Wait until we have the run's files."""
         if not self._files.are_here:
             await self._files.until_here(partial(self._activity.show, Phase.SYNCING, WhyIdle.FETCHING_STATE))
         self._activity.show(Phase.SYNCING, WhyIdle.STARTING, "reading the state from disk")
 
     async def listen(self) -> None:
-        """Listen to the swarm first: our records may be old.  The time since the start counts, as we listened all along."""
+        """Listen to the swarm before the first round, because our records may be old.  The time since the start counts."""
         self._activity.show(Phase.STARTING, WhyIdle.STARTING, "listening for other peers of the run")
         settle_s = TICK_S * 2
         with trio.move_on_at(max(self._membership.started + LISTEN_S, trio.current_time() + settle_s)):
@@ -155,8 +155,9 @@ class StartupBarrier:
     async def may_begin(self) -> bool:
         """Return True if a round may begin; wait a moment before returning False.
 
-        Our chain must have the record that an invitation names.  At genesis there must be enough trainers, every connected
-        peer must have been heard (for `HEAR_S` at most), and we must not be alone if an invitation named a peer.
+        Our chain must have the record that an invitation names.  At genesis, three further conditions hold: there are enough
+        trainers, every connected peer has sent a heartbeat (we wait at most `HEAR_S` for it), and we are not alone if an
+        invitation named a peer.
         """
         if not self._is_anchored():
             self._show(
@@ -184,7 +185,7 @@ class StartupBarrier:
         return False
 
     def _is_anchored(self) -> bool:
-        """Return True if our chain goes through the record that the invitation names, or if it names none."""
+        """Return True if our chain contains the record that the invitation names, or if the invitation names none."""
         anchor = self._settings.anchor
         return anchor is None or anchor.holds(self._replica.history)
 
@@ -192,7 +193,7 @@ class StartupBarrier:
         self._activity.show(Phase.STARTING, why, text)
 
     def _unheard(self) -> int:
-        """Return the number of connected peers not heard yet, which may be far ahead; 0 after `HEAR_S`."""
+        """Return the number of connected peers without a heartbeat yet, which may be far ahead of us; 0 after `HEAR_S`."""
         if trio.current_time() - self._membership.started > HEAR_S:
             return 0
         return sum(self._membership.get(peer) is None for peer in self._session.network.connected())
@@ -202,7 +203,7 @@ class StartupBarrier:
         return known is not None and known.heartbeat.role is Role.TRAINER
 
     async def linger(self) -> None:
-        """Stay until all live peers have our chain, `LINGER_S` at most."""
+        """Stay until all live peers have our chain, but at most `LINGER_S`."""
         self._activity.show(Phase.SEEDING, WhyIdle.BUSY, "done; staying for those who are not")
         history, rounds_of = self._replica.history, self._claims.rounds_of
         with trio.move_on_after(LINGER_S):
@@ -214,26 +215,26 @@ class StartupBarrier:
 # ------------------------------------------------------------------------------------------------------------------------
 # Departure at the end of the running round, and the limits of the wait for that end.
 #
-# The round is completed together with others.  If nobody is left who could end the wait, or at the deadline, the peer
-# leaves without the round.  Pure but for the clock and the state that it reads.
+# The peer completes the round together with other peers.  It leaves without the round at the deadline, or once no live peer
+# can end the wait.  The code is pure except that it reads the clock and the node's state.
 
 
 ALONE_S = 30.0
-"""Seconds without anybody who could end the wait, after which the peer leaves."""
+"""Seconds without any live peer that can end the wait, after which our peer leaves."""
 PATIENCE_S = 1800.0
-"""Seconds that the peer waits for others at most, beyond its own training."""
+"""Longest time that the peer waits for other peers, in addition to its own training (s)."""
 MAX_TRAINING_S = 86_400.0
-"""Seconds of the peer's own training that count for the deadline, at most."""
+"""Longest time of the peer's own training that counts for the deadline (s)."""
 LOOK_S = 1.0
 
 OWN_WORK = frozenset({WhyIdle.BUSY, WhyIdle.STARTING, WhyIdle.TRAINER_RESTARTING})
-"""Reasons to wait that a trainer ends by itself."""
+"""Reasons to wait that a trainer resolves by itself."""
 FETCHING = frozenset({WhyIdle.CONNECTING, WhyIdle.FETCHING_STATE, WhyIdle.FETCHING_TASKS, WhyIdle.FETCHING_REFERENCE})
-"""Reasons to wait that any peer may end."""
+"""Reasons to wait that any peer can resolve."""
 
 
 def helpers(role: Role, why: WhyIdle) -> frozenset[Role] | None:
-    """Return the roles that can end the wait `why` of a peer with this role; None if it needs nobody."""
+    """Return the roles that can end the wait `why` of a peer with this role; None if the peer needs no other peer."""
     if role is Role.TRAINER and why in OWN_WORK:
         return None
     if why is WhyIdle.WAITING_FOR_ROLLOUTS:
@@ -242,7 +243,7 @@ def helpers(role: Role, why: WhyIdle) -> frozenset[Role] | None:
 
 
 class Departure:
-    """Departure of this peer, at once or after the running round, begun once, when the person asks.
+    """Departure of this peer, at once or after the running round; it begins once, when the user asks for it.
 
     left: set when the peer leaves.  is_at_end: True if the peer leaves when the run has ended.
     """
@@ -271,7 +272,7 @@ class Departure:
 
     @property
     def is_due(self) -> bool:
-        """True if no further round is begun here."""
+        """True if this peer begins no further round."""
         return self.has_begun or (self._stop_after is not None and self._history.length >= self._stop_after)
 
     def leave(self) -> None:
@@ -280,7 +281,7 @@ class Departure:
         self.left.set()
 
     async def run(self) -> None:
-        """Leave without the round when waiting for it is pointless."""
+        """Leave without the round once waiting for it is pointless."""
         reason = await self.given_up()
         if not self.left.is_set():
             self._session.emit(Notice("warning", f"leaving without round {self._history.length}: {reason}"[:300]))
@@ -288,22 +289,22 @@ class Departure:
 
     @property
     def left_s(self) -> float | None:
-        """Seconds until the deadline; None while the peer does not depart."""
+        """Seconds until the deadline; None before the departure begins."""
         return max(0.0, self._deadline - trio.current_time()) if self.has_begun else None
 
     @property
     def waits_for(self) -> str:
-        """Phrase that names what the round still needs; empty while the peer does not depart."""
+        """Phrase for the reason why the round is not complete yet; empty before the departure begins."""
         if not self.has_begun:
             return ""
         return self._activity.detail or self._activity.why.value or f"its own work ({self._activity.phase.value})"
 
     async def given_up(self) -> str:
-        """Wait until waiting for the round is pointless; return the reason, a phrase."""
+        """Wait until waiting for the round is pointless; return the reason as a phrase."""
         await self._begun.wait()
         while True:
             now = trio.current_time()
-            if helpers(self._role, self._activity.why) is None:  # our own work, whose length may not have been known
+            if helpers(self._role, self._activity.why) is None:  # the length of our own work may not have been known before
                 self._deadline = max(self._deadline, min(now + PATIENCE_S, self._latest))
             if now >= self._deadline:
                 return f"it was not complete in time ({self.waits_for})"
@@ -313,7 +314,7 @@ class Departure:
             await trio.sleep(LOOK_S)
 
     def _is_helped(self) -> bool:
-        """Return True if a live peer may end the wait, or if the wait needs nobody."""
+        """Return True if a live peer can end the wait, or if the wait needs no other peer."""
         roles = helpers(self._role, self._activity.why)
         if roles is None:
             return True
@@ -321,10 +322,10 @@ class Departure:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# The end of a run at one peer: nobody computes any more, and the peer serves the final state.
+# The end of a run at one peer: no peer computes, and this peer serves the final state.
 #
-# A peer gets here when its chain has reached the run's total, also in a later life or as a newcomer.  It goes on when the
-# organiser's extension arrives, or when another branch of the chain wins, which may end elsewhere.
+# The end comes when the peer's chain has reached the run's total, also after a restart and for a newcomer.  The run goes on
+# when the organiser's extension arrives, or when another branch of the chain wins: that branch may end elsewhere.
 
 
 END_LOOK_S = 0.25
@@ -349,13 +350,14 @@ class RunEnd:
 
     @property
     def has_come(self) -> bool:
-        """True if no round can follow on our tip, as far as we have heard."""
+        """True if no round can follow on our tip, as far as we know."""
         return self._extensions.has_ended
 
     async def stay(self, is_over: Callable[[], bool], *, until_measured: bool) -> None:
-        """Serve the final state until the run goes on, another branch comes, or `is_over` is true.
+        """Serve the final state until the run continues, another branch is ready, or `is_over` returns True.
 
-        until_measured: stop also once the held-out loss of the final state is known, or cannot be.  Raises `StoreFull`.
+        until_measured: stop also once the held-out loss of the final state is known or cannot be measured.
+        Raises `StoreFull`.
         """
         progress = self._replica.history.roster.progress
         self._show(progress)
@@ -396,19 +398,19 @@ class RunEnd:
 
 
 HAND_OVER_S = 2.0
-"""Seconds that a leaving peer takes at most to pass on statements that others need."""
+"""Longest time that a leaving peer takes to pass on statements that other peers need (s)."""
 
 
 class Memory(Protocol):
-    """A part that recalls what an earlier life has left on the disk."""
+    """A component that loads data which an earlier process of this peer left on disk."""
 
     async def load(self) -> None:
-        """Recall it, before any part runs."""
+        """Load the data; called before any component runs."""
         ...
 
 
 class NodeService(Protocol):
-    """A part that runs as long as the peer lives."""
+    """A component that runs as long as the node runs."""
 
     async def run(self) -> None:
         """Run until cancelled."""
@@ -416,7 +418,7 @@ class NodeService(Protocol):
 
 
 class Life:
-    """The life of one node; runs once.  pace: of the run, as this life has seen it."""
+    """The life of one node; runs once.  pace: the pace of the run, measured since this process started."""
 
     def __init__(
         self,
@@ -433,7 +435,7 @@ class Life:
         self.pace = RunPace()
 
     async def run(self, memories: Sequence[Memory], services: Sequence[NodeService]) -> None:
-        """Load the memories, start the services, and live until the departure.  Raises `StoreFull`."""
+        """Load the memories, start the services, and run rounds until the departure.  Raises `StoreFull`."""
         self._barrier.begin()
         async with self._router.open() as nursery:
             for memory in memories:
@@ -449,7 +451,7 @@ class Life:
             nursery.cancel_scope.cancel()
 
     def finish(self, training_s: float) -> None:
-        """Stop when the running round is complete or cannot be.  training_s: seconds that our own training still needs."""
+        """Stop once the running round is complete or cannot be completed.  training_s: time that our training needs (s)."""
         self._departure.begin(training_s)
         self._evaluator.stop()
 
@@ -467,7 +469,7 @@ class Life:
                 self._departure.leave()
                 return
             if self._departure.left.is_set():
-                await trio.sleep_forever()  # others would wait in vain for a round that we begin now
+                await trio.sleep_forever()  # other peers would wait in vain for us in a round that we begin now
             if self._run_end.has_come:
                 self.pace.pause()
                 await self._run_end.stay(lambda: self._departure.is_due, until_measured=self._departure.is_at_end)

@@ -1,6 +1,6 @@
-"""A peer of a run, as the program around it sees it: run it, ask it, pause it, end it.
+"""A peer of a run and its interface for the surrounding program: run, query, pause and stop the peer.
 
-It wires the parts of the protocol to the network, the disk and the trainer.  All decisions are made in those parts.
+The module wires the components of the protocol to the network, the disk and the trainer.  The components make all decisions.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ from protocol.wire.rollouts import ROLLOUT_CHUNK_BYTES, TASK_CHUNK_BYTES
 
 
 class Node:
-    """A peer of a run; call `run`.  The session's network delivers to `router`.
+    """A peer of a run; call `run`.  The session's network delivers messages to `router`.
 
-    versions: versions of the weights, and their publication.  files: the run's files.  tasks: the crowd's sets of tasks, in
-    a run with rollouts.  line_probe: measures the lines.
+    versions: versions of the weights, and their publication.  files: the run's files.  tasks: the crowd's sets of tasks;
+    None in a run without rollouts.  line_probe: measures the lines.
     """
 
     def __init__(
@@ -111,10 +111,10 @@ class Node:
         self._departure = Departure(session, settings, self._history, membership, activity)
         self._life = self._make_life(supplies)
         self.goodbye_heard_by: int | None = None
-        """Peers that confirmed our goodbye; None before it was said."""
+        """Number of peers that confirmed our goodbye; None before we have said it."""
 
     def _make_rollouts(self, trainer: TrainerLink | None) -> Rollouts | None:
-        """Build this peer's work with rollouts; return None in a run without them."""
+        """Build this peer's work with rollouts; return None in a run without rollouts."""
         if self._tasks is None:
             return None
         session, replica = self._session, self._replica
@@ -124,7 +124,7 @@ class Node:
         return Rollouts(session, self._guard, replica, self._offload, self._swarm, peers, shared)
 
     def _generating(self) -> float:
-        """Return the tokens a second that a rollout peer generates; 0 in other roles."""
+        """Return a rollout peer's speed of generation (tokens a second); 0 in other roles."""
         return self._counting.tokens_per_s if self._settings.role is Role.ROLLOUT else 0.0
 
     def _make_router(self) -> MessageRouter:
@@ -162,7 +162,7 @@ class Node:
         )
 
     async def run(self) -> None:
-        """Live until `leave`, then say goodbye.  Raises `StoreFull` when the disk is full: nothing is lost by that."""
+        """Run until `leave`, then say goodbye.  Raises `StoreFull` if the disk is full; no data is lost then."""
         memories = (self._ejections, self._keeper, self._ratifier, self.extensions)
         services: list[NodeService] = [self._heartbeats, self._ejections, self._ticker, self._ratifier, self._swarm]
         services += [self.files, self.extensions, self.versions]
@@ -175,26 +175,26 @@ class Node:
         self._departure.leave()
 
     def finish(self) -> float:
-        """Stop when the running round is complete or cannot be; return the seconds that this takes at most."""
+        """Stop once the running round is complete or cannot be completed; return the longest time that this takes (s)."""
         self._life.finish(self._round_left_s(self._round.work) or 0.0)
         return self._departure.left_s or 0.0
 
     def rest(self, why: WhyIdle, detail: str) -> None:
-        """Compute nothing for this reason until `go_on`; still follow the swarm.  detail: a sentence that names its end."""
+        """Compute nothing for this reason until `go_on`, but follow the swarm.  detail: a sentence about the rest's end."""
         self._own_trainer.rest(why, detail)
         self._choose_whether_to_serve()
 
     def go_on(self, why: WhyIdle) -> None:
-        """End this reason to rest."""
+        """Remove this reason to rest."""
         self._own_trainer.go_on(why)
         self._choose_whether_to_serve()
 
     def keep_weights(self, settings: WeightSettings) -> None:
-        """Set how much of the versions of the weights is kept from now on."""
+        """Change the limits for kept versions of the weights."""
         self.versions.follower.limit(settings)
 
     def serve_while_paused(self, on: bool) -> None:
-        """Set whether others get chunks from us while we rest, from now on."""
+        """Choose to serve chunks to other peers while we rest, or not to."""
         self._settings = replace(self._settings, serve_while_paused=on)
         self._choose_whether_to_serve()
 
@@ -205,7 +205,7 @@ class Node:
 
     @property
     def rounds(self) -> int:
-        """Rounds committed."""
+        """Number of committed rounds."""
         return self._history.length
 
     @property
@@ -224,7 +224,7 @@ class Node:
         return self._keeper.mark
 
     def tip_at(self, rounds: int) -> Hash:
-        """Return the tip after `rounds` rounds, at most all of them."""
+        """Return the tip after `rounds` rounds, at most the number of committed rounds."""
         return self._history.tip_at(rounds)
 
     def commit_at(self, round: int) -> Commit:
@@ -232,21 +232,21 @@ class Node:
         return self._history.commit_at(round)
 
     def _round_left_s(self, work: Work | None) -> float | None:
-        """Return the seconds until our last inner step of this round; None if we do not train now, or know no rate yet."""
+        """Return the time until our last inner step of this round (s); None if we do not train now or know no rate yet."""
         if work is None or self._activity.phase is not Phase.COMPUTING:
             return None
         return self._pace.left_s(work.wanted - work.steps)
 
     def _final_rounds(self) -> int:
-        """Return the number of rounds that this peer never gives up, whatever it is shown."""
+        """Return the number of rounds that this peer never gives up for another branch."""
         return 0 if self._is_young() else self._history.final
 
     def _is_young(self) -> bool:
-        """Return True if all our records may still be given up for another beginning."""
+        """Return True if we may still give up all our records for another history."""
         return self._replica.rounds.founders is None and self._history.length < YOUNG_ROUNDS
 
     async def weights(self) -> dict[str, Any]:
-        """Return the content of `peer weights --json`: versions, transfers under way, and the blobs that others can get."""
+        """Return the content of `peer weights --json`: versions, transfers under way, and the blobs that we serve."""
         coming = [told.to_fields() for told in self._swarm.transfers()]
         holdings = await self._offload(self._shelves.holdings)
         return {
@@ -256,7 +256,7 @@ class Node:
         }
 
     def status(self) -> NodeStatus:
-        """Return the content of `peer status`, as far as the protocol knows it."""
+        """Return the part of `peer status` that the protocol knows."""
         work = self._round.work
         traffic, held_out = self._session.network.traffic(), self._evaluator.status()
         last, final = self._history.last, self._final_rounds()

@@ -1,8 +1,8 @@
-"""One round as it happens: the trio shell around `protocol.agreement.machine.RoundMachine`.
+"""The trio shell of one round, around `protocol.agreement.machine.RoundMachine`.
 
-Everything that concerns the machine passes through the round's inbox and one task, `_drive`, so that effects are performed
-in the order they were decided: a vote is on disk before it is sent.  Beside it run the round's contribution (compute,
-then READY), its exchanges, and the fetching of results.  All of it ends with the round.
+All events for the machine pass through the round's inbox and one task, `_drive`, so effects are performed in the order in
+which the machine decided them: a vote is on disk before it is sent.  Other tasks run the round's contribution (compute,
+then READY), its exchanges, and the fetching of results.  All tasks end with the round.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ from protocol.wire.presence import Heartbeat, Phase, Role
 
 
 QUEUE = 4096
-"""Events waiting to be handled; more are dropped, and senders of statements send again."""
+"""Most events in the queue; further events are dropped, and the senders of dropped statements send them again."""
 QUEUE_BYTES = 16 << 20
 QUEUE_BYTES_PER_PEER = 4 << 20
-"""Bytes of one peer's waiting statements as they travelled; in memory they take up to 16 times as much."""
+"""Most bytes of one peer's waiting statements, as encoded for the wire; in memory a statement is up to 16 times as large."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class _Waiting:
 
 
 class Inbox:
-    """The queue of one round, read by one task.  Nothing here waits except `next`."""
+    """The queue of one round, read by one task.  Only `next` waits."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -105,10 +105,10 @@ class Inbox:
         self._post(_Waiting(event, self._session.me, 0))
 
     def note(self, event: StateHashed | ExchangeMoved | AmendmentHeld) -> None:
-        """Keep the event for the moment before the next queued one.
+        """Keep the event; the machine handles it just before the next queued event.
 
-        The machine answers such events with nothing, so only the newest of a kind counts: chunks arrive by hundreds, and
-        must not fill the queue.
+        The machine returns no effects for such events, so only the newest event of each kind is kept.  Chunks arrive by the
+        hundred, and their events must not fill the queue.
         """
         self._noted[type(event)] = (event, trio.current_time())
 
@@ -125,7 +125,7 @@ class Inbox:
         return waiting.event
 
     async def aclose(self) -> None:
-        """Close the queue: the round is over, and later events are dropped."""
+        """Close the queue because the round is over; later events are dropped."""
         await self._take.aclose()
 
     def _post(self, waiting: _Waiting) -> bool:
@@ -140,8 +140,8 @@ class Inbox:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Delivering our statements to single peers, and to ourselves.  Some deliveries outlive the round that starts them: a leaving
-# peer waits for them before it says goodbye.
+# Delivery of our statements to single peers, and to ourselves.  Some deliveries outlive the round that starts them.  A peer
+# that leaves waits for them before it says goodbye.
 
 
 TIMEOUT_S = 10.0
@@ -178,7 +178,7 @@ class PendingDeliveries:
 class Delivery:
     """Delivery of statements in one round.  inbox: takes our statements to ourselves.
 
-    deliveries: a commit is delivered there, for it ends the round here before it has reached the others.
+    deliveries: delivers our commits, because a commit ends our round before the other peers have received it.
     """
 
     def __init__(self, session: Session, membership: Membership, inbox: Inbox, deliveries: PendingDeliveries) -> None:
@@ -199,7 +199,7 @@ class Delivery:
         nursery.start_soon(self._deliver, effect.to, effect.what, effect.raw)
 
     async def _deliver(self, peer: PeerId, what: str, raw: bytes) -> None:
-        """Deliver a statement, best effort: the machine sends important ones again."""
+        """Deliver a statement with best effort; the machine sends important statements again."""
         with self._deliveries.delivery():
             for attempt in range(2):
                 try:
@@ -214,11 +214,11 @@ class Delivery:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Reports to the user of this peer about a round: events, and the sentence that says what the round waits for.
+# Reports about a round to the user of this peer: events, and a sentence with the reason why the round waits.
 
 
 class RoundReport:
-    """Reports on one round; changes nothing but the display.  abstains: we say nothing as a voter."""
+    """Reports on one round, which change only the display.  abstains: this peer does not vote."""
 
     def __init__(self, session: Session, membership: Membership, activity: Activity, *, abstains: bool) -> None:
         self._session, self._membership, self._activity, self._abstains = session, membership, activity, abstains
@@ -226,7 +226,7 @@ class RoundReport:
         self._proposed = -1
 
     def waiting(self, machine: RoundMachine, view: View, min_members: int) -> None:
-        """Show the peers that are missing while we are ready."""
+        """Show the peers that the round waits for while we are ready."""
         waiting, ready = machine.waiting_for(view), len(machine.readys)
         if ready < min_members and not waiting:
             self._activity.show(
@@ -264,11 +264,11 @@ class RoundReport:
             )
 
     def rejected(self, effect: Reject) -> None:
-        """Report a statement that is not acted on."""
+        """Report a rejected statement."""
         self._session.emit(Dropped(effect.sender, effect.what, effect.reason))
 
     def unaccountable(self, round: int, problem: Unaccountable) -> None:
-        """Report that we do not vote for a record; each reason is told once."""
+        """Report that we do not vote for a record; report each reason once."""
         if str(problem) not in self._complained:
             self._complained[str(problem)] = None
             level = "info" if problem.is_doubt else "warning"
@@ -276,20 +276,20 @@ class RoundReport:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# The view of the peers by which `protocol.agreement.policy` decides, made from the heartbeats that membership heard.
+# The view of the peers on which `protocol.agreement.policy` bases its decisions, built from the heartbeats of the peers.
 
 
 AT_WORK = frozenset({Phase.COMPUTING, Phase.READY, Phase.EXCHANGING, Phase.VOTING, Phase.APPLYING})
-"""Phases of a trainer that is waited for: on our tip, or an elector about to be."""
+"""Phases of a trainer for which a round waits, if the trainer is on our tip or is an elector about to reach it."""
 ARRIVING = AT_WORK | {Phase.SYNCING}
 NEAR_ROUNDS = 2
-"""Rounds that a peer may be behind and still count as about to reach our tip."""
+"""Most rounds by which a peer may be behind us and still count as about to reach our tip."""
 
 
 class Surroundings:
-    """The other peers, as the round on `base` sees them.
+    """Views of the other peers for the round on `base`.
 
-    A live peer looks the same until its next heartbeat.  Its view is kept until then, for each statement needs a view.
+    The view of a live peer does not change until its next heartbeat, so it is cached: each statement needs a view.
     """
 
     def __init__(self, me: PeerId, membership: Membership, base: Base) -> None:
@@ -321,7 +321,7 @@ class Surroundings:
         return view
 
     def steps_ahead(self) -> int:
-        """Return the steps that more than half of the other electors have done on our tip, by their last heartbeats."""
+        """Return the number of steps that over half of the other electors have done on our tip, by their last heartbeats."""
         now = trio.current_time()
         self._membership.notice(now)
         beats = {peer: known.heartbeat for peer, known in self._membership if known.liveness is Liveness.ALIVE}
@@ -354,29 +354,29 @@ def _bytes_per_s(beat: Heartbeat) -> float:
 
 
 def _on_tip(beat: Heartbeat, base: Base, elector: bool) -> bool:
-    """Return True if the peer works on our tip, or is an elector last heard before the commit that made the tip."""
+    """Return True if the peer works on our tip, or is an elector whose last heartbeat is older than the tip's commit."""
     return beat.phase in AT_WORK and (beat.tip == base.tip or (elector and beat.round < base.round))
 
 
 def _near(beat: Heartbeat, base: Base) -> bool:
-    """Return True if the peer is about to work on our tip; one with as many rounds and another tip is on a fork."""
+    """Return True if the peer is about to work on our tip.  A peer with as many rounds but another tip is on a fork."""
     return beat.phase in ARRIVING and (beat.tip == base.tip or 0 < base.round - beat.round <= NEAR_ROUNDS)
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Our votes on disk, which bind this peer in its next life.
+# Our votes on disk, which bind this peer after a restart.
 
 
 ABSTENTIONS = 2
-"""Rounds that must be committed before a peer with a copied or restored data directory votes."""
+"""Number of rounds that must be committed before a peer with a copied or restored data directory votes."""
 MAX_VOTER_STATE_BYTES = 3 * MAX_ENVELOPE_BYTES
-"""Size limit of a `VoterState`: two locks, each as large as a motion."""
+"""Size limit of a `VoterState`: it holds two locks, each as large as a record proposal."""
 
 
 class VoteLog:
-    """Votes of one node on its disk, and its abstention while some may be missing there.
+    """Votes of one node on its disk, and the node's abstention while some votes may be missing on the disk.
 
-    is_copy: the data directory was copied or put back, so statements that bind our votes may be missing in it.
+    is_copy: the data directory was copied or restored, so statements that bind our votes may be missing in it.
     """
 
     def __init__(
@@ -386,7 +386,7 @@ class VoteLog:
         self._abstentions = ABSTENTIONS if is_copy else 0
 
     async def load(self, base: Base) -> tuple[VoterState | None, bool]:
-        """Return the votes that bind us on `base`, and True if we must not vote there."""
+        """Return (votes that bind us on `base`, True if we must not vote on `base`)."""
         votes = self._replica.store.votes
         kept = read_voter_state(await self._offload(votes.load, base.round, base.tip))
         lost = kept is None and await self._offload(votes.has_lost, base.round, base.tip)
@@ -402,8 +402,8 @@ class VoteLog:
     async def note_commit(self, electors: Sequence[PeerId], rounds: int) -> None:
         """Count a committed round towards the end of our abstention.
 
-        Electors that go on without our vote leave behind any statement that we made in a life unknown to our disk.  A round
-        that they left long ago, and whose record a peer shows us, does not count.
+        Our disk may lack statements that we made; they no longer matter once the electors commit a round without our vote.
+        A round does not count if the electors left it long ago and a peer only shows us its record.
         """
         beats = [known.heartbeat for peer in electors if (known := self._membership.get(peer)) is not None]
         is_old = sum(beat.round > rounds for beat in beats) > tolerated(len(electors))
@@ -430,7 +430,7 @@ def read_voter_state(raw: bytes | None) -> VoterState | None:
 
 @dataclass(frozen=True)
 class RoundPeers:
-    """The other peers, as rounds reach them and see them, and our activity that they see."""
+    """Access of rounds to the other peers: our session, the membership, and the activity that we show to the peers."""
 
     session: Session
     membership: Membership
@@ -442,12 +442,12 @@ TICK_S = 0.25
 
 @dataclass(frozen=True)
 class Behind:
-    """The swarm went on without us: catch up."""
+    """The outcome of a round that the swarm has left without us: we must catch up."""
 
 
 @dataclass(frozen=True)
 class StateDisagreement:
-    """Our state is not the swarm's.  digest: the digest of the swarm's state."""
+    """The outcome of a round if our state differs from the swarm's state.  digest: the digest of the swarm's state."""
 
     digest: Hash
 
@@ -459,9 +459,9 @@ Outcome = Commit | Behind | StateDisagreement
 class RoundStart:
     """Conditions under which a round begins.
 
-    kept: the votes that bind us at this tip.  abstains: we do not vote, as earlier votes may be lost or a ratification binds
-    us.  votes: keeps our votes.  patience: our memory of earlier rounds.  state_verified: the state was just rebuilt from
-    certified data, so peers that stand on another one are wrong.  deliveries: deliveries that outlive the round.
+    kept: the votes that bind us at this tip.  abstains: we do not vote, because earlier votes may be lost or a ratification
+    binds us.  votes: keeps our votes.  patience: our memory of lateness in earlier rounds.  state_verified: the state was
+    just rebuilt from certified data, so peers with another state are wrong.  deliveries: deliveries that outlive the round.
     """
 
     base: Base
@@ -504,7 +504,7 @@ class RoundRunner:
     # -- life ---------------------------------------------------------------------------------------------------------
 
     async def run(self) -> Outcome:
-        """Run until the round is committed, or we cannot commit it.  Raises `StoreFull`."""
+        """Run until the round is committed or we cannot commit it; return the outcome.  Raises `StoreFull`."""
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
@@ -520,18 +520,18 @@ class RoundRunner:
         return self._outcome
 
     def end(self, outcome: Outcome) -> None:
-        """Stop with this outcome; the first one counts."""
+        """Stop with this outcome; only the first outcome counts."""
         if self._outcome is None:
             self._outcome = outcome
             self._over.set()
 
     @property
     def deciding(self) -> bool:
-        """True if a certified record is about to be committed: not the moment to catch up."""
+        """True if a certified record is about to be committed, so that catching up must wait."""
         return self.machine.decided is not None
 
     def hand_over(self, nursery: trio.Nursery) -> None:
-        """Begin to pass on, in this nursery, the statements that would be lost when we leave."""
+        """Start to deliver, in this nursery, the statements that would be lost when we leave."""
         for effect in self.machine.farewell():
             if isinstance(effect, Send):
                 self._delivery.send(effect, nursery)
@@ -553,7 +553,7 @@ class RoundRunner:
                     await self._perform(effect)
 
     def _handle_safely(self, event: RoundEvent) -> list[RoundEffect]:
-        """Handle an event; if the machine raises, drop a statement, or restart the round for an event of our own."""
+        """Handle an event.  If the machine raises, drop a statement, or restart the round for an event of our own."""
         if isinstance(event, Arrived):
             with self._guard.watch(event.sender, type(event.body).KIND):
                 return self._handle(event)
@@ -625,11 +625,11 @@ class RoundRunner:
             nursery.start_soon(self._exchange, running, nursery)
 
     def _fair(self, members: Collection[PeerId]) -> float:
-        """Return the seconds that an exchange of these members may wait for one of them."""
+        """Return the time that an exchange of these members may wait for one member (s)."""
         return fair_time(self._computed_s, len(members))
 
     def _remember_stalls(self) -> None:
-        """Remember the members that stalled: they kept our exchange waiting, or were followed as owners."""
+        """Remember the members that stalled: our exchange waited for them, or another member averaged a chunk for them."""
         if not isinstance(self._outcome, Commit):
             return
         members = {PeerId(member.peer) for member in self._outcome.record.members}

@@ -1,4 +1,4 @@
-"""The rounds of a node, one after another: each begins with the votes on disk and is current while it runs."""
+"""The rounds of a node, one after another; each round begins with the votes on disk and is current while it runs."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from protocol.wire.messages import Commit, Ready
 from protocol.wire.questions import PartReply, PartRequest
 
 # ------------------------------------------------------------------------------------------------------------------------
-# The round that runs now, as seen by the parts of a peer that outlive rounds, and the handlers of messages about rounds.
+# The running round, for the components of a peer that outlive rounds, and the handlers of messages about rounds.
 
 
 class CurrentRound:
-    """The current round, opened by `protocol.node.rounds`.  Between rounds it answers nothing and ignores news.
+    """The current round, opened by `Rounds`.  Between rounds it ignores statements and events.
 
-    readys: READYs heard, also before their round begins here.
+    readys: READYs received, also before their round begins here.
     """
 
     def __init__(self, readys: EarlyReadyBuffer) -> None:
@@ -70,17 +70,17 @@ class CurrentRound:
 
     @property
     def steps(self) -> int:
-        """Inner steps done."""
+        """Number of inner steps done."""
         return self._runner.work.steps if self._runner is not None else 0
 
     @property
     def loss(self) -> float:
-        """Mean loss so far, nats a token."""
+        """Mean loss so far (nats a token)."""
         return self._runner.work.loss if self._runner is not None else 0.0
 
     @property
     def ready_raw(self) -> bytes:
-        """Our READY as it was sent; empty until then."""
+        """Our READY as sent; empty before we have sent it."""
         return self._runner.work.ready_raw if self._runner is not None else b""
 
     # -- events -------------------------------------------------------------------------------------------------------
@@ -96,7 +96,7 @@ class CurrentRound:
             self._runner.exchanges.peer_dead(peer)
 
     def peer_alive(self, peer: PeerId) -> None:
-        """Tell the exchanges that a peer is heard again."""
+        """Tell the exchanges that a peer is alive again."""
         if self._runner is not None:
             self._runner.exchanges.peer_alive(peer)
 
@@ -107,10 +107,10 @@ class CurrentRound:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# The newest READY of each peer, heard by gossip: a round may begin here after others are ready for it.
+# The newest READY of each peer, received by gossip: other peers may be READY in a round before it begins here.
 #
-# A READY is forgotten when its round is over.  Members have room of their own.  Strangers, of whom there may be any number,
-# share as many places as two rounds have members.  A stranger that is alive takes the place of one that is not.
+# A READY is forgotten when its round is over.  Members have places of their own.  All strangers, in any number, share twice
+# as many places as a round has members at most.  A live stranger takes the place of a stranger that is not alive.
 
 
 MAX_OF_MEMBERS = 2048
@@ -125,9 +125,9 @@ class _Heard:
 
 
 class EarlyReadyBuffer:
-    """Remembers READYs between rounds, and detects two different ones for one slot.
+    """Buffer of READYs between rounds, which detects two different READYs for one slot.
 
-    members: tells members from strangers.  round_members: the most members that a round may have.
+    members: distinguishes members from strangers.  round_members: the largest number of members in a round.
     """
 
     def __init__(self, members: Members, round_members: int) -> None:
@@ -140,9 +140,9 @@ class EarlyReadyBuffer:
         return len(self._of_members) + len(self._of_strangers)
 
     def add(self, sender: PeerId, ready: Ready, envelope: Envelope, *, is_live: bool) -> bool | TwoStatements:
-        """Keep a READY; return True if it is news, or proof that its sender made two statements for one slot.
+        """Keep a READY; return True if it is new, or proof that its sender made two statements for one slot.
 
-        is_live: whether we take the sender for alive.
+        is_live: True if the sender counts as alive for us.
         """
         if ready.round < self._round:
             return False
@@ -155,7 +155,7 @@ class EarlyReadyBuffer:
         return self._keep(sender, _Heard(ready, envelope, is_live))
 
     def _keep(self, sender: PeerId, heard: _Heard) -> bool:
-        """Keep a READY if there is room; return True if there is."""
+        """Keep a READY if a place is free; return True if it was kept."""
         if self._members.has_member(sender):
             self._of_strangers.pop(sender, None)
             if sender not in self._of_members and len(self._of_members) >= MAX_OF_MEMBERS:
@@ -172,9 +172,9 @@ class EarlyReadyBuffer:
         return True
 
     def begin(self, round: int, tip: Hash) -> list[tuple[PeerId, Ready, Envelope]]:
-        """Return the READYs for the round that begins here on `tip`; forget those of earlier rounds, which are news no more.
+        """Return the READYs for the round that begins here on `tip`, and forget the READYs of earlier rounds.
 
-        Strangers' READYs are kept only for this round: a peer that is ready says so again with each heartbeat.
+        Strangers' READYs are kept only for this round: each heartbeat of a ready peer repeats its READY.
         """
         self._round = round
         self._of_members = {peer: heard for peer, heard in self._of_members.items() if heard.ready.round >= round}
@@ -188,7 +188,7 @@ class EarlyReadyBuffer:
 
 @dataclass(frozen=True)
 class PlanHeader:
-    """Header of a push of an exchange.  raw: as it travelled."""
+    """Header of a push of an exchange.  raw: the header as received."""
 
     plan: Hash
     raw: bytes
@@ -201,14 +201,14 @@ def read_plan(header: bytes) -> PlanHeader | None:
 
 
 class RoundHandlers:
-    """Handlers of messages about rounds; they reach the current round, and READYs also the next one."""
+    """Handlers that deliver messages about rounds to the current round, and READYs also to the next one."""
 
     def __init__(self, handshake: Handshake, membership: Membership, ejections: Ejections, current: CurrentRound) -> None:
         self._handshake, self._membership, self._ejections, self._round = handshake, membership, ejections, current
 
     @hears(Ready)
     def hear_ready(self, said: Statement[Ready]) -> Acceptance:
-        """Take in a READY of a peer that a record may name."""
+        """Receive a READY of a peer that a record may name."""
         if not self._handshake.may_be_named(said.sender, said.body):
             return Acceptance.IGNORE
         is_live = self._membership.is_live(said.sender)
@@ -222,7 +222,7 @@ class RoundHandlers:
 
     @is_told("round", Body)
     async def told(self, said: Statement[Body]) -> None:
-        """Take in a statement about the round that was brought to us alone; raises `Offence`."""
+        """Receive a statement about the round that was sent to us alone.  Raises `Offence`."""
         if said.sender != said.by and not isinstance(said.body, (Commit, *RELAYED)):
             raise Offence("a statement of somebody else")
         self._ejections.compare(said)
@@ -240,7 +240,7 @@ class RoundHandlers:
 
     @answers("exchange", ExchangeAsk)
     async def answer_exchange(self, peer: PeerId, ask: ExchangeAsk) -> bytes:
-        """Note that a member asks for a chunk's average, or for its part."""
+        """Note that a member asks for a chunk's average or for our part of the chunk."""
         exchange = await self._exchange(Hash(ask.plan))
         if exchange is None:
             raise Refused("no such exchange here")
@@ -249,13 +249,13 @@ class RoundHandlers:
 
     @lands(read_plan)
     async def open_push(self, peer: PeerId, header: PlanHeader, size: int) -> Landing | None:
-        """Return the landing for a chunk of an exchange; None if it is not wanted."""
+        """Return the landing for a chunk of an exchange; None if the chunk is not wanted."""
         exchange = await self._exchange(header.plan)
         return await exchange.open_push(peer, header.raw, size) if exchange is not None else None
 
     @landed(read_plan)
     async def finish_push(self, peer: PeerId, header: PlanHeader, landing: Landing | None) -> None:
-        """Finish a push of an exchange that is complete or was broken off."""
+        """Finish a push of an exchange, which is complete or was interrupted."""
         if self._round.exchanges is not None:
             await self._round.exchanges.finish_push(header.plan, peer, header.raw, landing)
 
@@ -268,7 +268,7 @@ class RoundHandlers:
 
 
 class Rounds:
-    """The rounds of one node; they share its memory of who was late."""
+    """The rounds of one node, which share its memory of late members."""
 
     def __init__(
         self,
@@ -285,7 +285,7 @@ class Rounds:
         self._patience = Patience()
 
     async def prepare(self) -> None:
-        """Judge the evidence that waited for our tip, before a round begins there."""
+        """Judge the evidence that waited for our tip, before a round begins on that tip."""
         await self._results.judge_postponed()
 
     async def run_next(
@@ -293,7 +293,7 @@ class Rounds:
     ) -> Outcome:
         """Run the round on our tip and return its outcome.  Raises `StoreFull`.
 
-        beside: runs beside the round; its argument is set once our trainer has been told to train.
+        beside: runs at the same time as the round; its argument is set once our trainer has been told to train.
         state_verified: the state was just rebuilt from certified data.  deliveries: deliveries that outlive the round.
         """
         base = self._replica.base
@@ -312,7 +312,7 @@ class Rounds:
         return outcome
 
     async def hand_over(self, deliveries: PendingDeliveries) -> None:
-        """Pass on statements that only we may know, before a goodbye, and wait until none of our deliveries is under way."""
+        """Send statements that perhaps only we know, before a goodbye, and wait until all our deliveries are over."""
         if self._current.runner is not None:
             self._current.runner.hand_over(deliveries.nursery)
         await deliveries.delivered()

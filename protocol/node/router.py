@@ -1,8 +1,8 @@
-"""The entrance of a node: the handlers that the network calls.
+"""The message router of a node: the handlers that the network calls.
 
-The router checks each message once, for its size, form, signature and admission, and delivers it to the component that
-declares to handle it (`protocol.transport.handlers`).  Each handler runs under the guard, so only refusals get out of it:
-from `on_request`, and from the handlers of pushes.
+The router checks the size, form, signature and admission of each message once, and delivers the message to the component
+that declares a handler for it (`protocol.transport.handlers`).  Each handler runs under the guard, so only refusals
+propagate: from `on_request`, and from the handlers of pushes.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from protocol.wire.identity import PeerId
 from protocol.wire.messages import unpack
 
 MAX_BARE_BYTES = 4096
-"""Bytes of a question that says nothing but its name; they are not read."""
+"""Most bytes in the body of a question without a form; the body is not read."""
 
 
 @dataclass(frozen=True)
 class _Handler:
-    """A method of a component; it is looked up for each message."""
+    """A method of a component; the method is looked up for each message."""
 
     component: object
     name: str
@@ -54,9 +54,9 @@ class _Handler:
 
 
 class MessageRouter:
-    """Implements `protocol.transport.interface.Handlers`.  While not open, it ignores gossip and connections.
+    """Implementation of `protocol.transport.interface.Handlers`.  A router that is not open ignores gossip and connections.
 
-    `add` each component that handles messages.  members: tells members from strangers.
+    `add` each component that handles messages.  members: distinguishes members from strangers.
     """
 
     def __init__(
@@ -76,10 +76,10 @@ class MessageRouter:
         self._pushes: list[tuple[Lands, _Handler]] = []
         self._moments: dict[PeerMoment, list[_Handler]] = {moment: [] for moment in PeerMoment}
         self._decoding = trio.Lock()
-        """Held while a large statement is decoded: one at a time."""
+        """Held while a large statement is decoded, so that large statements are decoded one at a time."""
 
     def add(self, *components: object) -> None:
-        """Deliver messages to these components as their methods declare; at a moment of a connection, in this order."""
+        """Deliver messages to these components as their methods declare; connection events are delivered in this order."""
         for component in components:
             for name, declared in declarations(type(component)):
                 handler = _Handler(component, name)
@@ -98,7 +98,7 @@ class MessageRouter:
                         self._moments[declared].append(handler)
 
     def open(self) -> AbstractAsyncContextManager[trio.Nursery]:
-        """Handle arriving traffic inside the context, in the nursery that it yields."""
+        """Handle arriving traffic inside the context, in the nursery that the context yields."""
         return self._guard.open()
 
     def has_member(self, peer: PeerId) -> bool:
@@ -108,7 +108,7 @@ class MessageRouter:
     # -- gossip -------------------------------------------------------------------------------------------------------
 
     def on_gossip(self, forwarder: PeerId, data: bytes) -> Acceptance:
-        """Judge a gossiped statement and deliver it; return whether the network forwards it."""
+        """Check a gossiped statement and deliver it; the returned value decides if the network forwards it."""
         with self._guard.watch(forwarder, "gossip"):
             try:
                 sender, body, envelope = unpack(data, self._session.run, max_bytes=MAX_GOSSIP_BYTES)
@@ -119,7 +119,7 @@ class MessageRouter:
                 self._session.emit(Dropped(forwarder, "gossip", f"a {envelope.kind} does not travel by gossip"))
                 return Acceptance.REJECT
             if sender == self._session.me or not self._guard.is_open:
-                return Acceptance.IGNORE  # a peer that has left, or is not here yet, judges no forwarder
+                return Acceptance.IGNORE  # a peer that has left, or has not begun yet, judges no forwarder
             with self._guard.watch(sender, envelope.kind):
                 return self._hear(Statement(sender, body, envelope, forwarder))
         return Acceptance.IGNORE
@@ -175,7 +175,7 @@ class MessageRouter:
             raise Refused(f"not without a hello: {kind:.40}")
 
     async def _opened(self, bringer: PeerId, declared: IsTold, data: bytes) -> Statement[Body]:
-        """Return a statement that was brought to us alone.  Raises `Offence`."""
+        """Decode and return a statement that was sent to us alone.  Raises `Offence`."""
         try:
             if len(data) > LARGE_BYTES:
                 async with self._decoding:
@@ -201,20 +201,20 @@ class MessageRouter:
         return None
 
     async def finish_push(self, peer: PeerId, header: bytes, landing: Landing | None) -> None:
-        """Finish a push that is complete or was broken off."""
+        """Finish a push that is complete or was interrupted."""
         with self._guard.watch(peer, "push"):
             for handler, read in self._readers(header, at_end=True):
                 await handler.method(peer, read, landing)
 
     def _readers(self, header: bytes, *, at_end: bool) -> list[tuple[_Handler, Any]]:
-        """Return the handlers that know the header of a push, with what they read in it."""
+        """Return the handlers that recognise the header of a push, each with the decoded header."""
         known = [(handler, declared.read(header)) for declared, handler in self._pushes if declared.at_end is at_end]
         return [(handler, read) for handler, read in known if read is not None]
 
     # -- connections --------------------------------------------------------------------------------------------------
 
     def greet_connected(self) -> None:
-        """Greet the peers that were connected before we were open."""
+        """Greet the peers that were connected before the router was open."""
         for peer in self._session.network.connected():
             self.on_peer_connected(peer)
 
@@ -234,7 +234,7 @@ class MessageRouter:
     def on_peer_disconnected(self, peer: PeerId) -> None:
         """Judge a peer's liveness by its broken connection."""
         if not self._guard.is_open:
-            return  # we close the connections ourselves, so no peer is silent for that
+            return  # we close the connections ourselves, which says nothing about a peer's liveness
         with self._guard.watch(peer, "disconnection"):
             self._tell(PeerMoment.DISCONNECTED, peer)
 
@@ -248,19 +248,19 @@ def _unpack(data: bytes, run: Any, max_bytes: int) -> Any:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Thinning of events: a flood of drops must not become a flood of events.
+# Rate limit for events: a flood of drops must not become a flood of events.
 
 
 TELL_EVERY_S = 10.0
-"""Seconds in which drops of one kind from one peer are told once, with their number."""
+"""Period (s) in which drops of one kind from one peer are reported once, with their number."""
 MAX_TOLD = 64
-"""Drops told in `TELL_EVERY_S`, of all peers together."""
+"""Most drops reported in `TELL_EVERY_S`, for all peers together."""
 MAX_COUNTED = 1024
-"""Pairs of peer and kind that are counted; the longest silent one is forgotten."""
+"""Most pairs of peer and kind that are counted; beyond that, the pair without a drop for the longest time is forgotten."""
 
 
 class RateLimitedEmitter:
-    """Hands events on, but drops and failures of one kind from one peer only once in `TELL_EVERY_S`, with their number."""
+    """Forwards events, but drops and failures of one kind from one peer only once in `TELL_EVERY_S`, with their number."""
 
     def __init__(self, emit: Callable[[Event], None]) -> None:
         self._emit = emit
@@ -268,7 +268,7 @@ class RateLimitedEmitter:
         self._window, self._told = -TELL_EVERY_S, 0
 
     def __call__(self, event: Event) -> None:
-        """Hand an event on, or count it."""
+        """Forward an event, or count it."""
         if not isinstance(event, Dropped | HandlerFailed):
             self._emit(event)
             return

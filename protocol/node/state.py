@@ -1,6 +1,6 @@
-"""The outer state at the end of the record chain, kept by commits, checkpoints, moves to other branches and repair.
+"""The outer state at the end of the record chain: commits, checkpoints, moves to other branches, and repair.
 
-restore from disk -> catch up with the swarm -> (commit -> apply -> now and again a checkpoint) -> …
+restore from disk -> catch up with the swarm -> (commit -> apply -> sometimes a checkpoint) -> …
 """
 
 from __future__ import annotations
@@ -36,37 +36,39 @@ from protocol.wire.presence import Phase
 from protocol.wire.questions import RatificationRequest
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Ratification, beside the rounds: makes the provisional records of our chain full.
+# Ratification makes the provisional records of our chain full while rounds run.
 #
-# It starts with the first provisional record, for final records are a prefix of the chain.  We vote for a record that is
-# settled for us and on which a full one stands.  From then on we go back before it only for a full record: an elector that
-# went back otherwise could say nothing there any more, and too many of them would leave that tip without a quorum.
+# It starts with the first provisional record, because final records are a prefix of the chain.  We vote for a record that
+# is settled for us and has a full record built upon it.  After that vote we leave the record only for a full one.  An
+# elector that left it for another reason could not vote at the record's tip any more, and with too many such electors that
+# tip would have no quorum.
 #
-# The votes are asked for, not told: a peer that lacks some asks another one every few seconds and gets all that it knows.
+# Peers ask for the votes instead of sending them: a peer that lacks votes asks a neighbour every few seconds, which returns
+# all votes that it knows.
 
 
 EVERY_S = 5.0
-"""Seconds between two questions to others."""
+"""Seconds between two requests to other peers."""
 ANSWER_S = 5.0
 
 
 class OurChain(Protocol):
-    """Interface that changes our chain and knows how far it is settled (`protocol.sync.following.Following`)."""
+    """Interface that changes our chain and knows the number of settled records (`protocol.sync.following.Following`)."""
 
     settled: Settled
 
     async def strengthen(self, round: int, certificate: Certificate) -> None:
-        """Make a provisional record full with this certificate, which is already verified."""
+        """Make a provisional record full with this certificate, which the caller has verified."""
         ...
 
 
 class Ratifier:
-    """Votes, collects votes and answers for one node.
+    """Casts, collects and serves the votes to ratify, for one node.
 
-    changing: held while the chain changes.  We hold it to vote: otherwise the chain could go back to the tip on which the
-    record stands, and a round there would not know of the vote.
-    is_copy: the data directory was copied or put back.  Nothing is ratified until the rounds vote again, and an earlier
-    record never: our statements there may be missing.
+    changing: held while the chain changes.  We hold it while we vote: otherwise the chain could go back to the tip on which
+    the record stands, and a round on that tip would not know of the vote.
+    is_copy: the data directory was copied or restored.  We ratify no record until we vote in rounds again, and never an
+    earlier record, because our statements about it may be missing.
     """
 
     def __init__(
@@ -87,7 +89,7 @@ class Ratifier:
         self._asked = 0
 
     async def load(self) -> None:
-        """Recall the records that we ratified in an earlier life: they still bind us."""
+        """Load the records that we ratified before a restart, because they still bind us."""
         history, votes = self._replica.history, self._replica.store.votes
         if self._is_copy:
             await self._offload(votes.set_complete_from, NEVER)
@@ -97,7 +99,7 @@ class Ratifier:
                 self._chain.settled.bind(round + 1)
 
     async def run(self) -> None:
-        """Vote, ask for votes and make records full, until cancelled."""
+        """Vote, ask for votes, and make records full, until cancelled."""
         while True:
             async with self._changing:
                 tally = self._tally = self._current()
@@ -120,7 +122,7 @@ class Ratifier:
         self._session.emit(RecordRatified(round, tally.record.hex(), self._replica.history.final))
 
     def _current(self) -> Tally | None:
-        """Return the votes for the first provisional record of our chain; None if there is none or nobody can ratify it."""
+        """Return the votes for our chain's first provisional record; None without such a record or its electors."""
         history = self._replica.history
         first = next(iter(history.provisional), None)
         if first is None:
@@ -135,15 +137,15 @@ class Ratifier:
     # -- our own vote -------------------------------------------------------------------------------------------------
 
     async def _vote(self, tally: Tally) -> None:
-        """Vote for a settled record on which a full one stands, if we are an elector and no earlier statement forbids it.
+        """Vote for a settled record with a full one upon it, if we are an elector and no earlier statement forbids the vote.
 
-        The vote is on disk before anybody can ask for it.  If our earlier statements there may be lost, we say nothing.
+        The vote is on disk before any peer can ask for it.  We do not vote if earlier statements at that tip may be lost.
         """
         me, base, votes, settled = self._session.me, tally.base, self._replica.store.votes, self._chain.settled
         if me not in base.electors:
             return
         if tally.has(me):
-            settled.bind(base.round + 1)  # our chain may have been another one meanwhile
+            settled.bind(base.round + 1)  # our chain may have been on another branch in the meantime
             return
         kept = read_voter_state(await self._offload(votes.load, base.round, base.tip))
         is_bound = kept is not None and has_ratified(kept) and kept.second == tally.record
@@ -170,9 +172,9 @@ class Ratifier:
     # -- the votes of others ------------------------------------------------------------------------------------------
 
     async def _ask(self, tally: Tally) -> Certificate | None:
-        """Ask the next neighbour for votes; return a full certificate, if there is one now.
+        """Ask the next neighbour for votes; return a full certificate, if the votes now suffice.
 
-        The questions go in turns to any neighbour and to an elector whose vote we lack.
+        The requests alternate between any neighbour and a neighbour that is an elector whose vote we lack.
         """
         peers = sorted(self._session.network.connected())
         if not peers:
@@ -187,13 +189,13 @@ class Ratifier:
                 raw = await self._session.network.request(peer, "ratification", question.encode(), timeout_s=ANSWER_S)
                 return self._take(tally, decode_body(Certificate, raw))
             except (NetworkError, Malformed):
-                return None  # the peer knows nothing of the record, or its answer is useless
+                return None  # the peer has no votes for the record, or its answer is useless
         return None
 
     def _take(self, tally: Tally, shown: Certificate) -> Certificate | None:
-        """Take in votes to ratify, or a full certificate of another attempt; return a full certificate, if there is one now.
+        """Add votes to ratify, or accept a full certificate of another attempt.
 
-        Raises `Malformed`.
+        Returns a full certificate if we have one now.  Raises `Malformed`.
         """
         if not is_full(shown):
             return None
@@ -216,7 +218,7 @@ class Ratifier:
 
     @answers("ratification", RatificationRequest)
     async def answer(self, peer: PeerId, question: RatificationRequest) -> bytes:
-        """Return all votes that we know to ratify a record, or its full certificate.  Raises `Refused`."""
+        """Return all known votes to ratify a record, or the record's full certificate.  Raises `Refused`."""
         found = await self._known(question.round, Hash(question.record_hash))
         if found is None:
             raise Refused("no votes for that record here")
@@ -230,20 +232,20 @@ class Ratifier:
             return None
         commit: Commit | None = await self._offload(history.kept, round)
         is_ours = commit is not None and record_hash(commit.record) == record
-        return commit.certificate if commit is not None and is_ours else None  # our chain may be changing its branch
+        return commit.certificate if commit is not None and is_ours else None  # our chain may be moving to another branch
 
 
 # ------------------------------------------------------------------------------------------------------------------------
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Exponential backoff for rechecks of our own state that others cause: after each one that found ours right, the next
-# comes after twice as many rounds.
+# Exponential backoff for rechecks of our own state that other peers cause: after each recheck that confirmed our state, the
+# distance to the next recheck doubles (in rounds).
 
 
 FIRST_DISTANCE = 16
 MAX_DISTANCE = 4096
-"""Rounds between two rechecks at most."""
+"""Largest number of rounds between two rechecks."""
 
 
 class StateRecheckBackoff:
@@ -253,11 +255,11 @@ class StateRecheckBackoff:
         self._next, self._distance = 0, FIRST_DISTANCE
 
     def are_due(self, rounds: int) -> bool:
-        """Return True if a recheck of our state is allowed now, should others stand on another one."""
+        """Return True if a recheck of our state is allowed now."""
         return rounds >= self._next
 
     def had(self, rounds: int, *, ours_was_right: bool) -> None:
-        """Note a recheck after `rounds` rounds; there is no other one on this tip."""
+        """Note a recheck after `rounds` rounds; no further recheck is allowed on this tip."""
         if ours_was_right:
             self._next = rounds + self._distance
             self._distance = min(self._distance * 2, MAX_DISTANCE)
@@ -273,7 +275,7 @@ RETRY_S = 1.0
 
 
 class StateKeeper:
-    """Changes the chain and the state of `replica`.  Apart from it, only `Ratifier` replaces certificates in the chain."""
+    """Changes the chain and the state of `replica`.  Only `Ratifier` changes the chain too: it replaces certificates."""
 
     def __init__(
         self,
@@ -288,7 +290,7 @@ class StateKeeper:
         self._session, self._replica, self._offload, self._activity = session, replica, offload, activity
         self._catch_up, self._following, self._claims = catch_up, following, claims
         self.changing = trio.Lock()
-        """Lock that is held while the chain or the state changes, or must not change."""
+        """Lock to hold while the chain or the state changes, or must not change."""
         self._digest = b""
         self._second_thoughts = StateRecheckBackoff()
 
@@ -299,12 +301,12 @@ class StateKeeper:
 
     @property
     def is_verified(self) -> bool:
-        """True while peers that stand on another state cannot make us recheck ours."""
+        """True while peers with another state cannot make us recheck our own."""
         return not self._second_thoughts.are_due(self._replica.history.length)
 
     @property
     def is_at_rest(self) -> bool:
-        """True if the state has reached our tip and no other branch is ready to be taken over."""
+        """True if the state has reached our tip and no move to another branch is ready."""
         return self._following.move is None and self._replica.state.rounds == self._replica.history.length
 
     @property
@@ -316,22 +318,22 @@ class StateKeeper:
     # -- from the disk ------------------------------------------------------------------------------------------------
 
     async def load(self) -> None:
-        """Load the branches beside our chain from disk, before claims are looked at."""
+        """Load from disk the branches beside our chain; called before claims are checked."""
         await self._following.load()
 
     async def restore(self) -> None:
-        """Restore the newest state that the disk gives.  Never returns if the trainer gave up."""
+        """Restore the newest state that our disk allows.  Never returns if the trainer gave up."""
         while True:
             try:
                 await self._catch_up.restore()
                 break
             except TrainerGaveUp as end:
                 self._activity.show(Phase.STARTING, WhyIdle.TRAINER_RESTARTING, f"no trainer any more: {end}"[:200])
-                await trio.sleep_forever()  # the trainer's starter ends this peer, with the reason
+                await trio.sleep_forever()  # the code that starts the trainer ends this peer, with the reason
             except TrainerDied as death:
                 self._activity.show(Phase.STARTING, WhyIdle.TRAINER_RESTARTING, f"the trainer stopped: {death}"[:200])
             except WrongState:
-                break  # the disk's replay is not the chain's; missing results come from the others
+                break  # the replay from disk contradicts the chain; other peers have the right results
         await self._take_digest()
 
     async def _take_digest(self) -> None:
@@ -341,7 +343,7 @@ class StateKeeper:
     # -- between rounds -----------------------------------------------------------------------------------------------
 
     async def reach_tip(self) -> None:
-        """Make the moves that are ready, mend losses of our disk, and wait for branches that others are about to show."""
+        """Make the moves that are ready, replace data lost on our disk, and wait for branches that other peers soon show."""
         history, begun, mending_since = self._replica.history, trio.current_time(), trio.current_time()
         while True:
             move = self._following.move
@@ -361,11 +363,11 @@ class StateKeeper:
                 return
 
     def _lacks_genesis(self) -> bool:
-        """Return True if the manifest names a state before the first round that is not ours yet."""
+        """Return True if the manifest names a state before the first round that differs from our state."""
         return self._replica.manifest.genesis not in (None, self._digest)
 
     async def _begin(self) -> None:
-        """Fetch the state before the first round from the peers that are here; wait a moment if nobody has it."""
+        """Fetch the state before the first round from the known peers; wait a moment if no peer has it."""
         self._activity.show(Phase.SYNCING, WhyIdle.FETCHING_STATE, "waiting for a peer that has the run's initial weights")
         async with self.changing:
             has_begun = await self._catch_up.begin(self._claims.sources())
@@ -384,7 +386,7 @@ class StateKeeper:
         )
 
     async def _make(self, move: Move) -> None:
-        """Move to another branch, or further along ours; restore our own state if that fails."""
+        """Move to another branch, or further along our own; restore our own state if the move fails."""
         async with self.changing:
             if self._following.move != move:
                 return
@@ -398,10 +400,10 @@ class StateKeeper:
             await self._take_digest()
 
     async def _mend(self, waited_s: float) -> None:
-        """Bring our state up to our own records: an earlier life died before it had applied them, or our disk lost some.
+        """Bring our state up to our records: a process died before it had applied them, or our disk lost some results.
 
-        Missing results come from the others.  If nobody has them for the eviction time, we go back to the last state that we
-        have.  The records beyond it are kept as a branch, which is followed like any other once its state is available.
+        We fetch missing results from other peers.  If no peer has them within the eviction time, we go back to our last
+        state.  The records beyond that state are kept as a branch; we follow it like any other once we can get its state.
         """
         history, catch_up = self._replica.history, self._catch_up
         async with self.changing:
@@ -421,7 +423,7 @@ class StateKeeper:
         return None
 
     async def _from_others(self) -> None:
-        """Rebuild a state that contradicts the certified records: from our disk, then from a certified checkpoint."""
+        """Rebuild a state that contradicts the certified records, first from our disk, then from a certified checkpoint."""
         await self.restore()
         history, state = self._replica.history, self._replica.state
         if state.rounds < history.length:
@@ -450,7 +452,7 @@ class StateKeeper:
             await self._catch_up.tell_rollouts(record.round)
             result = await self._offload(self._catch_up.stored_result, commit)
             if result is None:
-                return False  # the result was altered since we voted for it; the others have it
+                return False  # the result on disk was altered since we voted for it; other peers have it
             try:
                 await self._catch_up.apply(commit, result)
             except WrongState:
@@ -459,7 +461,7 @@ class StateKeeper:
         return history.length % self._replica.manifest.checkpoint_interval == 0
 
     async def checkpoint(self) -> None:
-        """Write the state while the trainer computes: it does not change before the next commit.  Raises `StoreFull`."""
+        """Write the state, which does not change before the next commit, while the trainer computes.  Raises `StoreFull`."""
         state, store, history = self._replica.state, self._replica.store, self._replica.history
         async with self.changing:
             rounds = state.rounds
@@ -472,9 +474,10 @@ class StateKeeper:
     # -- repair -------------------------------------------------------------------------------------------------------
 
     async def repair(self, right: Hash) -> None:
-        """Rebuild our state from our own disk, for electors stand on the state `right` and not on ours.
+        """Rebuild our state from our own disk, because electors have the state `right`, which differs from ours.
 
-        Only if that gives the same state, and a quorum of at least four electors is against us, fetch it from the others.
+        If the rebuilt state is the same, and at least four electors exist, so that a quorum is against us, fetch the state
+        from other peers.
         """
         history, before = self._replica.history, self._digest
         self._session.emit(Desynced(history.length, before.hex(), right.hex()))
