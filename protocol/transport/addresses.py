@@ -1,4 +1,4 @@
-"""Addresses of peers: parsing them, which of them may be dialled, DNS names, and our own addresses.
+"""Addresses of peers: their parsing, the rules for dialling them, DNS names, and our own addresses.
 
 An address is a multiaddr that ends in a peer ID: /ip4/192.0.2.1/tcp/4001/p2p/PEER, or, behind a relay,
 /ip4/192.0.2.1/tcp/4001/p2p/RELAY/p2p-circuit/p2p/PEER.
@@ -79,7 +79,7 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 def own_addresses() -> set[Address]:
-    """Return all present addresses of this computer; none if the system does not tell."""
+    """Return all current addresses of this computer; an empty set if the system does not report them."""
     import psutil
 
     with suppress(OSError):
@@ -88,7 +88,7 @@ def own_addresses() -> set[Address]:
 
 
 def address_of(text: str) -> Address | None:
-    """Parse an IP address; an IPv4-mapped one becomes IPv4.  Return None for other texts, such as hardware addresses."""
+    """Parse an IP address; an IPv4-mapped address becomes IPv4.  Return None for other text, such as hardware addresses."""
     try:
         ip = ipaddress.ip_address(text.partition("%")[0])
     except ValueError:
@@ -101,7 +101,7 @@ ANY_IPV4, ANY_IPV6 = "0.0.0.0", "::"
 
 
 def listening_hosts(host: str) -> list[str]:
-    """Return the hosts at which we listen: for all IPv4 addresses also all IPv6 addresses, if this computer has any."""
+    """Return the hosts at which we listen.  "All IPv4 addresses" includes all IPv6 addresses if this computer has IPv6."""
     return [ANY_IPV4, ANY_IPV6] if host == ANY_IPV4 and has_ipv6() else [host]
 
 
@@ -121,10 +121,10 @@ def transport_address(host: str, port: int) -> str:
 
 
 def at_interfaces(ends: Sequence[End]) -> list[End]:
-    """Return the ends that are this computer's own.
+    """Return the endpoints whose addresses belong to this computer.
 
-    An address at which a router leads to us, or of which others say so, also belongs to other computers, so it is left out.
-    If no end is this computer's own, all are returned.
+    Leaves out an address at which, by our settings or other peers' reports, a router forwards to us: such an address may
+    also lead to other computers.  Returns all endpoints if none belongs to this computer.
     """
     own = set(interface_addresses())
     found = [end for end in ends if end[0] in own or ipaddress.ip_address(end[0]).is_loopback]
@@ -132,7 +132,10 @@ def at_interfaces(ends: Sequence[End]) -> list[End]:
 
 
 def interface_addresses() -> list[str]:
-    """Return our IP addresses for other computers, IPv4 first, without link-local ones; loopback if there are none."""
+    """Return the IP addresses of our interfaces, IPv4 first, without loopback and link-local addresses.
+
+    Returns the loopback address if no other address is left.
+    """
     import psutil
 
     up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
@@ -154,11 +157,11 @@ def is_public(address: str) -> bool:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# The IP addresses and ports that may be dialled if another peer names them; it can name anyone's.
+# The IP addresses and ports that may be dialled if another peer names them, for a peer can name any computer's address.
 
 
 LEAST_PORT = 1024
-"""Least port that is dialled.  A server below it is seldom a peer, and often holds the dialling against our address."""
+"""Lowest port that is dialled.  A server on a lower port is seldom a peer, and often blocks addresses that dial it."""
 
 
 class Reach(Enum):
@@ -174,14 +177,14 @@ _NOWHERE_4 = tuple(
     ipaddress.IPv4Network(network)
     for network in ("0.0.0.0/8", "169.254.0.0/16", "192.0.0.0/24", "192.88.99.0/24", "224.0.0.0/4", "240.0.0.0/4")
 )
-"""Networks that no peer has: this network, link-local, protocol assignments, the 6to4 relay, multicast, and reserved with
-broadcast (RFC 6890)."""
+"""Networks without peers: this network, link-local, protocol assignments, the 6to4 relay, multicast, and reserved addresses
+with broadcast (RFC 6890)."""
 _HOME_4 = tuple(map(ipaddress.IPv4Network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10")))
 _HOME_6 = ipaddress.IPv6Network("fc00::/7")
 _INTERNET_6 = ipaddress.IPv6Network("2000::/3")
 _NOWHERE_6 = tuple(map(ipaddress.IPv6Network, ("2001::/23", "2002::/16")))
-"""Teredo and other protocol assignments, and 6to4: forms in which an IPv4 address may hide.  The other such forms (NAT64,
-translated and compatible addresses) lie outside `_INTERNET_6`, as do all other addresses that no peer has."""
+"""Teredo, other protocol assignments, and 6to4: IPv6 addresses that may contain an IPv4 address.  Other such addresses
+(NAT64, translated and compatible addresses) lie outside `_INTERNET_6`, like all other addresses without peers."""
 
 
 def reach_of(ip: Address) -> Reach:
@@ -198,16 +201,16 @@ def reach_of(ip: Address) -> Reach:
 
 
 def is_an_address(ip: str) -> bool:
-    """Return True if a single computer can have this IP address."""
+    """Return True if `ip` is an IP address that a peer can have."""
     known = address_of(ip)
     return known is not None and reach_of(known) is not Reach.NOWHERE
 
 
 def may_be_dialled(end: End, listening: Callable[[], Sequence[End]]) -> bool:
-    """Return True if another peer can be at this end.
+    """Return True if another peer may be dialled at this endpoint.
 
-    listening: the ends at which we listen.  If they are all loopback, the other peers are on this computer too.  Otherwise
-    no other peer has one of our addresses, and another server of this computer may listen there.
+    listening: returns the endpoints at which we listen.  If all of them are loopback, the other peers run on this computer
+    too.  Otherwise no other peer has one of our addresses, and another server of this computer may listen there.
     """
     ip = address_of(end[0])
     if ip is None or (reach := reach_of(ip)) is Reach.NOWHERE or end[1] < LEAST_PORT:
@@ -219,7 +222,7 @@ def may_be_dialled(end: End, listening: Callable[[], Sequence[End]]) -> bool:
 
 
 def end_of(address: str) -> End | None:
-    """Return the end at which the peer of an address, or its relay, is dialled; None for a name or an invalid address."""
+    """Return the endpoint to dial for an address: the peer's, or its relay's; None for a host name or an invalid address."""
     circuit, direct = circuit_address(address), direct_address(address)
     at = circuit.at if circuit is not None else direct[0] if direct is not None else ""
     match at.split("/"):
@@ -230,25 +233,25 @@ def end_of(address: str) -> End | None:
 
 
 MAX_LOOKED_UP = 4
-"""IP addresses of one name that are tried."""
+"""Most IP addresses of one host name that are tried."""
 
 
 FAMILIES = {"dns": socket.AF_UNSPEC, "dns4": socket.AF_INET, "dns6": socket.AF_INET6}
 
 
 class UnknownName(Exception):
-    """The name has no IP address."""
+    """A host name without an IP address."""
 
 
 class ForbiddenAddress(Exception):
-    """The name has only IP addresses at which no peer may be dialled."""
+    """A host name that has only IP addresses at which no peer may be dialled."""
 
 
 async def looked_up(address: str, listening: Callable[[], Sequence[End]]) -> list[str]:
     """Return the addresses to dial for a multiaddr without its peer ID, at most `MAX_LOOKED_UP`.
 
-    An IP address stands for itself.  A name is looked up, and addresses at which no peer may be dialled are left out.
-    listening: the ends at which we listen.  Raises `UnknownName` or `ForbiddenAddress`.
+    An IP address is returned unchanged.  A host name is looked up, and addresses at which no peer may be dialled are left
+    out.  listening: returns the endpoints at which we listen.  Raises `UnknownName` or `ForbiddenAddress`.
     """
     parts = address.split("/")
     if len(parts) != 5 or parts[1] not in FAMILIES:
@@ -265,12 +268,12 @@ async def looked_up(address: str, listening: Callable[[], Sequence[End]]) -> lis
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# The addresses at which others have reached us.
+# The addresses at which other peers have reached us.
 #
-# The local end of a connection that another peer dialled is a fact: the peer reached this address of this computer.  Behind
-# a router only the other peer knows the address that it dialled; it tells us when it identifies itself (libp2p's
-# `identify`), and that is a claim.  One claim is kept for each peer, and the caller says whose claims count.  A member's
-# claim outweighs the claims of any number of strangers.
+# The local endpoint of a connection that another peer dialled is a fact: the peer reached this address of this computer.  If
+# we are behind a router, only the other peer knows the address that it dialled.  That peer reports the address when it
+# identifies itself (libp2p's `identify`); this report is a claim.  One claim is kept for each peer, and the caller decides
+# which peers' claims count.  A member's claim outweighs the claims of any number of strangers.
 
 
 MAX_CLAIMS = 256
@@ -289,11 +292,11 @@ class ObservedAddresses:
         self._claims: OrderedDict[PeerId, str] = OrderedDict()
 
     def watch(self, host: Host) -> None:
-        """Take note here, from now on, of the addresses that others claim, which the library would announce as ours."""
+        """Receive other peers' claims about our addresses from now on; the library would announce them as ours."""
         host._observed_addr_manager.record_observation = lambda conn, observed, local: self.on_claim(conn, str(observed))
 
     def on_connection(self, conn: Connection) -> None:
-        """Take note of the local address of a new connection, if the peer has dialled us there."""
+        """Note the local address of a new connection if the peer dialled us."""
         end = local_end(conn) if is_dialled(conn) is False else None
         if end is not None and not _is_of_this_computer(conn, end[0]):
             address = transport_address(*end)
@@ -303,7 +306,7 @@ class ObservedAddresses:
                 self._seen.popitem(last=False)
 
     def on_claim(self, conn: Connection, address: str) -> None:
-        """Take note that the other end claims to see us at `address`, if it has dialled us."""
+        """Note the peer's claim that it sees us at `address`, if the peer dialled us."""
         if is_dialled(conn) is not False or not is_public_form(address):
             return
         peer = peer_id_of(conn.muxed_conn.peer_id)
@@ -314,9 +317,10 @@ class ObservedAddresses:
             del self._claims[next(strangers, next(iter(self._claims)))]
 
     def addresses(self, counts: Callable[[PeerId], bool]) -> list[str]:
-        """Return local addresses of inbound connections, the newest first, then claimed ones, by the number of members.
+        """Return the local addresses of inbound connections, newest first, then the claimed addresses.
 
-        counts: returns True if a peer's claim counts.
+        Claimed addresses are sorted by the number of members that claim them, then of strangers.  counts: returns True if a
+        peer's claim counts.
         """
         seen = list(reversed(self._seen))
         claims = [(self._members.has_member(peer), address) for peer, address in self._claims.items() if counts(peer)]
@@ -327,16 +331,16 @@ class ObservedAddresses:
 
 
 def _is_of_this_computer(conn: Connection, ip: str) -> bool:
-    """Return True if the other end is a program on this computer, which does not show that others can reach `ip`.
+    """Return True if the other end is a program on this computer: then we do not know that other computers can reach `ip`.
 
-    False on loopback, where only programs on this computer are meant to connect.
+    Return False on loopback, where only programs on this computer are meant to connect.
     """
     remote = remote_end(conn)
     return remote is not None and remote[0] == ip and not ipaddress.ip_address(ip).is_loopback
 
 
 def is_public_form(address: str) -> bool:
-    """Return True if `address`, which may be any text, has an IP address and a TCP port that another computer could dial."""
+    """Return True if `address` is a multiaddr that another computer could dial.  address: any text."""
     parts = address.split("/")
     if len(address) > 100 or len(parts) != 5 or parts[0] or parts[1] not in ("ip4", "ip6") or parts[3] != "tcp":
         return False
@@ -353,15 +357,15 @@ def is_public_form(address: str) -> bool:
 
 
 MAX_FOUND = 2
-"""Most outside addresses that we announce: ones at which others reached us, then ones that a router maps to us."""
+"""Most outside addresses that we announce besides our owner's: addresses at which peers reached us, then mapped ones."""
 
 
 class OwnAddresses:
     """The addresses of our peer.
 
-    host, port: the end at which it listens.  announce: multiaddrs at which others reach it, according to its owner.
-    reached: the same, according to others.  circuits: its addresses behind relays.  on_mapped: called when a router leads
-    from other addresses to it.
+    host, port: the endpoint at which our peer listens.  announce: multiaddrs at which other peers reach us, according to our
+    owner.  reached: returns such multiaddrs according to other peers.  circuits: returns our addresses behind relays.
+    on_mapped: called when the addresses change that a router forwards to us.
     """
 
     def __init__(
@@ -380,35 +384,35 @@ class OwnAddresses:
         self._mapped: list[str] = []
 
     def all(self) -> list[str]:
-        """Return the multiaddrs that others can dial, each ending in /p2p/<peer ID>; addresses outside a router first."""
+        """Return the multiaddrs that other peers can dial, each ending in /p2p/<peer ID>; outside addresses come first."""
         return list(dict.fromkeys([*self._named(self._outside()), *self._circuits(), *self._named(self._inside())]))
 
     def nearby(self) -> list[str]:
-        """Return the addresses that our owner names and the addresses of our interfaces."""
+        """Return the addresses that our owner announces and the addresses of our interfaces."""
         return list(dict.fromkeys(self._named([*self._announce, *self._inside()])))
 
     def ends(self) -> list[End]:
-        """Return the addresses that are dialled without a relay, as IP addresses and ports."""
+        """Return our addresses that are dialled without a relay, as IP addresses and ports."""
         split = [address.split("/") for address in self.all()]
         ends = [(parts[2], int(parts[4])) for parts in split if len(parts) == 7 and parts[1] in ("ip4", "ip6")]
         return list(dict.fromkeys(ends))
 
     def ports(self) -> list[int]:
-        """Return the ports at which others may find us: our own, and ports that lead to it from outside."""
+        """Return the ports at which other peers may find us: our own port, and outside ports that are forwarded to it."""
         return [self.port, *(int(address.split("/")[4]) for address in [*self._mapped, *self._announce])]
 
     def need_a_router(self) -> bool:
-        """Return True if this computer has no public IPv4 address of its own and our owner named none."""
+        """Return True if this computer has no public IPv4 address and our owner announces no address."""
         listening = (transport_address(host, self.port) for host in interface_addresses() if ":" not in host)
         return not self._announce and not any(is_public(address) for address in listening)
 
     def map(self, addresses: Sequence[str]) -> None:
-        """Note that a router leads from these addresses to us, and from no others; public ones are announced."""
+        """Note the addresses that a router forwards to us, in place of those noted before; announce the public ones."""
         self._mapped = list(addresses)
         self._on_mapped()
 
     def _outside(self) -> list[str]:
-        """Return the addresses at which others reach us according to our owner, them and our router, without peer ID."""
+        """Return the outside addresses according to our owner, to other peers and to our router, without our peer ID."""
         found = [address for address in [*self._reached(), *self._mapped] if is_public(address)]
         return list(dict.fromkeys([*self._announce, *dict.fromkeys(found[:MAX_FOUND])]))
 

@@ -1,8 +1,8 @@
 """The bulk data plane: pushes of large chunks over their own TCP sockets, straight into the receiver's buffer.
 
-A libp2p stream, which has authenticated both peer IDs, agrees on a socket.  The socket comes to the port at which we listen
-for libp2p; its first byte tells it from other sockets.  This module decides how many sockets there may be and how long a
-handshake may take.  `bulk_sending` and `Receiving` move pushes over them, and the handlers choose the buffers.
+The two peers agree on a bulk socket over a libp2p stream, which has authenticated both peer IDs.  A bulk socket arrives at
+our libp2p port, and its first byte identifies it.  This module limits the number of sockets and the time of a handshake.
+`bulk_sending` and `Receiving` move pushes over the sockets, and the handlers choose the buffers.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ from protocol.wire.identity import PeerId
 
 
 def displaced(asker: PeerId, links: Mapping[PeerId, int], members: Members) -> PeerId | None:
-    """Return the peer that loses a link to `asker` if all places are taken; None if the asker gets no link.
+    """Return the peer that loses a link to `asker` when no more links are allowed; None if the asker gets no link.
 
     A member takes a link from the stranger with the most links.  Among members, and among strangers, a peer loses a link
     only if it has at least two more than the asker.
@@ -75,15 +75,15 @@ def displaced(asker: PeerId, links: Mapping[PeerId, int], members: Members) -> P
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# The receiving end of a bulk link: one push after another into the buffers that the handlers name.
+# The receiving end of a bulk link: it receives one push after another into the buffers that the handlers provide.
 #
-# A refused push is answered at once and its data skipped, so the link stays in step.  Nothing is read while a handler looks
-# for a buffer, so TCP holds the sender back.
+# A refused push is answered at once and its data is skipped, so both ends agree on the next frame.  We read nothing while a
+# handler looks for a buffer, so TCP holds the sender back.
 
 
 MAX_THREADS = 8
 AT_ONCE_BYTES = 2 << 20
-"""Largest push that is checked in the event loop: that costs less than handing it to a thread and back."""
+"""Largest push that is checked in the event loop, which costs less than handing it to a thread and back."""
 SLOWEST_BYTES_PER_S = 32 << 10
 """Rate below which a push is abandoned (after a grace of `GRACE_S`), to free its buffer."""
 GRACE_S = 30.0
@@ -92,7 +92,7 @@ log = logging.getLogger(__name__)
 
 
 class BadPush(LinkBroken):
-    """The sender broke the rules of a link, which ends.  penalty: points that its reputation loses."""
+    """A violation of the link's rules by the sender; the link ends.  penalty: points charged to the sender's reputation."""
 
     def __init__(self, why: str, penalty: float = VIOLATION) -> None:
         super().__init__(why)
@@ -109,7 +109,7 @@ class Receiving:
         self.down_bytes = 0
 
     async def serve(self, peer: PeerId, link: Link) -> None:
-        """Receive pushes until the link breaks or this is cancelled.  Raises nothing."""
+        """Receive pushes until the link breaks or we are cancelled.  Raises no exception of its own."""
         try:
             while True:
                 await self._one(peer, link)
@@ -155,7 +155,7 @@ class Receiving:
     async def _opening(self, link: Link) -> tuple[int, int, bytes]:
         with trio.move_on_after(GRACE_S) as scope:
             kind, number, plain = await link.receive_small()
-            if kind is FrameKind.ABANDON and not plain:  # crossed the last data of a push that was refused
+            if kind is FrameKind.ABANDON and not plain:  # sent before the sender had pushed all data of a refused push
                 kind, number, plain = await link.receive_small()
         if scope.cancelled_caught and link.between_frames:
             raise LinkBroken("nothing to receive")
@@ -169,7 +169,7 @@ class Receiving:
         return number, size, plain[8:]
 
     async def _data(self, link: Link, number: int, size: int, landing: Landing | None) -> bool:
-        """Read the data of one push into its landing, or skip it if there is none.  Return False if the sender gave up."""
+        """Read the data of a push into `landing`; skip the data if it is None.  Return False if the sender abandoned it."""
         dest = landing.buffer.cast("B") if landing is not None else None
         offset = 0
         with trio.move_on_after(GRACE_S + size / self._limit.slowest(SLOWEST_BYTES_PER_S)) as scope:
@@ -198,7 +198,7 @@ class Receiving:
         return True
 
     async def _keep_to_the_limit(self, link: Link, length: int) -> None:
-        """Let a frame with `length` bytes of data arrive piece by piece within our limit; the sender may not know it."""
+        """Let a frame with `length` bytes of data arrive piece by piece within our limit, which the sender may not know."""
         if self._limit.bytes_per_s is None:
             return
         step = self._limit.frame(length)
@@ -211,14 +211,15 @@ class Receiving:
 
 
 FIRST_BYTE = b"\xb1"
-"""First byte of a bulk socket; libp2p's sockets begin with the length of the name of its first protocol, 19."""
+"""First byte of a bulk socket.  libp2p's sockets begin with the length of the name of the first protocol, 19."""
 HANDSHAKE_S = 5.0
 GRANT_S = 20.0
-"""Seconds for which a grant is valid: if a router stands in between, the dialler must find a way first."""
+"""Seconds for which a grant is valid: if there is a router in between, the dialler must first find a path."""
 MAX_LINKS = 256
-"""Links accepted from all peers; members take the places of strangers."""
+"""Most links accepted from all peers; members displace strangers."""
 MAX_LINKS_PER_PEER = 4 * MAX_FLOWS
-"""Links accepted from one peer: for urgent pushes, for others, and as many again that broke unnoticed."""
+"""Most links accepted from one peer: `MAX_FLOWS` for normal pushes, as many for spare ones, and twice that number for links
+that broke without our notice."""
 Reach = Callable[[PeerId, MuxedConnection, int], Awaitable[trio.socket.SocketType]]
 """Function that opens a socket to a port of a connected peer.  It raises `LinkBroken` or OSError on failure."""
 _GRANT = struct.Struct(f">H{TOKEN_BYTES}s{NONCE_BYTES}s")
@@ -241,7 +242,7 @@ class Bulk:
         self._receiving = Receiving(own.handlers, self._down, own.reputation)
         self._links: dict[PeerId, list[Link]] = {}
         self._granted: dict[bytes, tuple[PeerId, Keys, float]] = {}
-        """By token: the peer that may use it, the keys, and the time when it expires."""
+        """By token: the peer that may use the token, the keys, and the time at which the token expires."""
         self._port = 0
         self._nursery: trio.Nursery | None = None
         answer_with(own.host, self._protocol, NONCE_BYTES, self._grant, HANDSHAKE_S)
@@ -273,14 +274,14 @@ class Bulk:
             await trio.sleep(WINDOW_S)
 
     async def run(self, port: int, *, task_status: TaskStatus = trio.TASK_STATUS_IGNORED) -> None:
-        """Push, and grant sockets to peers that ask, until cancelled.  port: our port for libp2p and for bulk sockets."""
+        """Send pushes, and grant sockets on request, until cancelled.  port: our port for libp2p and bulk sockets."""
         async with trio.open_nursery() as nursery:
             self._port, self._nursery = port, nursery
             task_status.started()
             await self._watch_bandwidth()
 
     def cut_off(self, peer: PeerId) -> None:
-        """End the sockets on which `peer`, which is banned, pushes to us."""
+        """End the sockets on which a banned peer pushes to us."""
         for link in self._links.get(peer, []):
             link.abort("the peer is banned")
 
@@ -329,7 +330,7 @@ class Bulk:
             raise
 
     def _bare(self, sock: trio.socket.SocketType) -> socket.socket:
-        """Return the socket without trio, with our congestion control if the kernel lets us set it."""
+        """Detach the socket from trio and return it, with our congestion control if the kernel lets us set it."""
         bare = socket.socket(fileno=sock.detach())
         if hasattr(socket, "TCP_CONGESTION"):
             with suppress(OSError):
@@ -347,7 +348,7 @@ class Bulk:
         return _GRANT.pack(self._port, token, nonce)
 
     def _has_room(self, peer: PeerId) -> bool:
-        """Return True if `peer` may have another link.  This may end a link of another peer."""
+        """Return True if `peer` may have another link, which may end a link of another peer."""
         taken = Counter(other for other, _, _ in self._granted.values())
         taken.update({other: sum(not link.broken for link in links) for other, links in self._links.items()})
         if taken[peer] >= MAX_LINKS_PER_PEER:
@@ -366,9 +367,9 @@ class Bulk:
         return True
 
     async def accept(self, sock: trio.socket.SocketType, address: str) -> None:
-        """Authenticate a socket and serve its pushes until it ends.  A stranger costs 49 bytes and five seconds.
+        """Authenticate a socket and serve its pushes until it ends.
 
-        address: the group of addresses of the other end.
+        A stranger can cost us at most 49 bytes and `HANDSHAKE_S`.  address: the address group of the other end.
         """
         try:
             with self._doorstep.waits(sock, address), trio.fail_after(HANDSHAKE_S):

@@ -1,15 +1,15 @@
-"""The number of bulk sockets to each peer, and its share of our line, by the measured rates.  A pure machine for each peer.
+"""The number of bulk sockets to each peer, and each peer's share of our line, from measured rates.  No input or output.
 
 Policy
 * On a short path, one socket fills the line.  On a long path, a socket that lost a packet needs many round trips to regain
-  its speed, so several sockets share the loss: at first as many as the round-trip time suggests, then more are tried.
-* Twice as many are tried after a second in which all sockets always had something to send, carried less than `USED` of the
+  its speed, so several sockets share the loss.  The first number follows from the round-trip time; then more are tried.
+* We try twice as many sockets after a second in which all sockets always had data to send, carried less than `USED` of the
   peer's share of our line, and met no queue.  On a full line, packets wait in a queue, so round trips take longer than the
   shortest one; more sockets would only crowd out other traffic.
-* The new sockets are given up unless old and new together carry `GAIN` times as much in the `TRIAL_S` after all were open.
-  Then, as after a socket that could not be opened, no more are tried for `REST_S`.
-* A peer that takes less than `SLOW` of its share for `SLOW_TIMES` seconds in a row keeps `MARGIN` times the most that it
-  took; the others share the rest, until it takes everything that is allotted to it.  Its sockets may still send
+* We close the new sockets again unless old and new ones together carry `GAIN` times as much within `TRIAL_S` after all were
+  open.  After a failed trial, and after a socket that could not be opened, we try no more sockets for `REST_S`.
+* If a peer takes less than `SLOW` of its share for `SLOW_TIMES` seconds in a row, its share becomes `MARGIN` times the most
+  that it took, and the other peers share the rest, until the peer takes its whole share again.  Its sockets may still send
   `LEAST_BYTES_PER_S`.
 """
 
@@ -25,33 +25,34 @@ from protocol.transport.bulk_link import LONG_WAY_S, SocketState
 # ------------------------------------------------------------------------------------------------------------------------
 # Measurements of the rate of bulk data, and the rate that is shared out.
 #
-# `Gauge` measures the capacity of the links: the best second in which data moved, by the kernel's counts of acknowledged and
-# received bytes, so that a full buffer does not look like bandwidth.  The best is forgotten slowly: at the end of an
+# `Gauge` measures the capacity of the links: the rate in the best second, by the kernel's counts of acknowledged and
+# received bytes, so that a full buffer does not look like bandwidth.  The best rate decays slowly, because at the end of an
 # exchange we may send to one slow member alone for minutes.
 #
-# `Gauge.offer_bytes_per_s` is the rate shared out to the sockets that use our line.  Without sharing out, one TCP connection
-# may get a third of the rate of another over a full line for a whole exchange, which then ends with one flow alone on idle
-# lines.  New sockets carry less than the line can, so while most go a long way, a second without a pace measures the line
-# only if packets met a queue.  A socket that waits for the other end, such as a relay or a peer that limits its rate, does
-# not measure the line either: if a relay's rate were taken for our line's, all others would be held to it for minutes.
+# `Gauge.offer_bytes_per_s` is the rate shared out to the sockets that use our line.  Without such shares, one TCP connection
+# may get a third of another's rate over a full line for a whole exchange, which then ends with a single flow on otherwise
+# idle lines.  New sockets carry less than the line can, so while most sockets have long paths, a second without pacing
+# measures the line only if packets met a queue.  A socket that waits for the other end, such as a relay or a peer that
+# limits its rate, does not measure the line either: if we took a relay's rate for the rate of our line, we would limit all
+# other peers to it for minutes.
 
 
 WINDOW_S = 1.0
 WINDOWS = 64
 SMALLEST_SAMPLE_BYTES = 256 << 10
 PACED_BELOW = 125e6
-"""Bytes a second from which sharing a line is left to TCP, as the processor is the limit."""
+"""Bytes a second from which we leave the sharing of a line to TCP, because the processor is the limit."""
 GROWTH, FREE_GROWTH = 1.04, 1.5
-"""Factors by which the offer exceeds the measured rate, so that the measurement can grow.  The second holds if the way is
-long and no packet met a queue, so that the line is not full."""
+"""Factors by which the offer exceeds the measured rate, so that the measurement can grow.  The second factor applies if
+the path is long and no packet met a queue: then the line is not full."""
 KEPT = 0.998
-"""Part of the best rate that is kept after each window in which data moved: half of it is left after six minutes of them."""
+"""Factor of decay of the best rate after each window in which data moved: a half is left after six minutes of windows."""
 FORGET_S = 600.0
 """Age at which measurements of the line are dropped (s)."""
 SENDS = 0.5
-"""Part of a window for which a socket must send to measure the line; otherwise it waited for the other end."""
+"""Part of a window in which a socket must be sending to measure the line; otherwise the socket waited for the other end."""
 USED = 0.9
-"""Part of the offer that a window must carry to measure the line; otherwise other lines were the limit."""
+"""Part of the offer that must be carried in a window that measures our line; otherwise other lines were the limit."""
 NEW = SocketState(0.0, 0, 0)
 
 
@@ -71,7 +72,7 @@ class Moved:
         self._at = 0.0
 
     def since(self, states: Mapping[Hashable, SocketState], now: float) -> Rates | None:
-        """Return the rates of all sockets together since the last call; None if no socket was there then."""
+        """Return the total rates of all sockets since the last call; None if no socket was present at the last call."""
         seconds, known = now - self._at, [(self._before.get(link), state) for link, state in states.items()]
         both = [(before, after) for before, after in known if before is not None]
         self._before, self._at = dict(states), now
@@ -83,7 +84,7 @@ class Moved:
         )
 
     def always_sends(self, link: Hashable, state: SocketState, now: float) -> bool:
-        """Return True if this socket was sending, not held back by the other end, for `SENDS` of the time since `since`."""
+        """Return True if a socket sent for `SENDS` of the time since the last reading, not held back by the other end."""
         before = self._before.get(link, NEW)
         busy_s, held_back_s = state.busy_s - before.busy_s, state.held_back_s - before.held_back_s
         return busy_s - held_back_s >= SENDS * (now - self._at)
@@ -106,9 +107,9 @@ class Gauge:
         offered: float,
         sending: Mapping[Hashable, SocketState] = {},
     ) -> None:
-        """Take the states of all sockets, about every `WINDOW_S`.  A window in which little moved is ignored.
+        """Read the states of all sockets; called about every `WINDOW_S`.  A window with little data is ignored.
 
-        offered: bytes a second that the sockets were allowed all the time; 0 if there was not always something to send.
+        offered: bytes a second that the sockets were allowed throughout; 0 if they did not always have data to send.
         sending: the states of the sockets that share the line.
         """
         measuring = [state for link, state in sending.items() if self._moved.always_sends(link, state, now)]
@@ -139,7 +140,7 @@ class Gauge:
 
     @property
     def line_bytes_per_s(self) -> float:
-        """The best rate of our line in windows in which it was always in use; 0 while unknown."""
+        """The best rate of our line in windows in which the line was fully used; 0 while unknown."""
         return max((rate for _, rate in self._full), default=0.0)
 
     @property
@@ -149,7 +150,7 @@ class Gauge:
 
 
 def _better(best: float, rate: float, seconds: float) -> float:
-    """Return the new best rate after a window of `seconds` at `rate`.  A window in which little moved is ignored."""
+    """Return the new best rate after a window of `seconds` at `rate`.  A window with little data is ignored."""
     return max(rate, KEPT * best) if rate * seconds >= SMALLEST_SAMPLE_BYTES else best
 
 
@@ -157,7 +158,7 @@ def _better(best: float, rate: float, seconds: float) -> float:
 
 
 MAX_FLOWS = 8
-"""Most sockets to one peer: as many as it has pushes under way in an exchange."""
+"""Most sockets to one peer: the number of pushes to one peer that an exchange runs at once."""
 FLOW_PER_RTT_S = 0.040
 MOST_GUESSED = 4
 OPENING_S, TRIAL_S = 10.0, 3.0
@@ -165,7 +166,7 @@ REST_S = 60.0
 GAIN = 1.15
 SLOW, SLOW_TIMES, MARGIN = 0.4, 5, 1.25
 LEAST_BYTES_PER_S = float(256 << 10)
-"""Least pace of a peer's sockets.  Linux paces each burst as a whole; at much less, a socket may stand still for minutes."""
+"""Least pace of a peer's sockets.  Linux paces each burst as a whole; at a much lower pace a socket may stall minutes."""
 
 
 def first_guess(rtt_s: float) -> int:
@@ -174,9 +175,9 @@ def first_guess(rtt_s: float) -> int:
 
 
 def fair_shares(line: float, takes: Sequence[float]) -> list[float]:
-    """Share out `line` by max-min fairness: no peer has less than another unless it takes no more.
+    """Share out `line` by max-min fairness: a peer gets less than another only if it can take no more.
 
-    takes: the most that each peer takes.  The rest is shared out equally, so that we notice a peer that can take more.
+    takes: the most that each peer takes.  Any surplus is shared out equally, so that we notice a peer that can take more.
     """
     if line == inf:
         return [inf] * len(takes)
@@ -190,9 +191,10 @@ def fair_shares(line: float, takes: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True)
 class _Trial:
-    """A trial of twice as many sockets as the `number` before, which carried `before` bytes a second.
+    """A trial of twice as many sockets as before.
 
-    until: time of the decision; before all sockets are open, the time by which they must be.
+    number, before: number of sockets before the trial, and the bytes a second that they carried.  until: time of the
+    decision; while `is_open` is false, the time by which all sockets must be open.
     """
 
     number: int
@@ -203,7 +205,10 @@ class _Trial:
 
 
 class Flows:
-    """The sockets to one peer.  number: most sockets allowed.  takes: most bytes a second that the peer takes (inf: all)."""
+    """The sockets to one peer.
+
+    number: most sockets allowed.  takes: most bytes a second that the peer takes; infinite if it takes its whole share.
+    """
 
     def __init__(self) -> None:
         self.number = 1
@@ -219,13 +224,13 @@ class Flows:
         self.number = max(self.number, first_guess(rtt_s))
 
     def refused(self, number: int, now: float) -> None:
-        """Note that one more than `number` sockets could not be opened, for a reason on either side."""
+        """Note that no socket beyond `number` sockets could be opened, for a reason at either end."""
         self.number, self._trial, self._rest_until = max(1, min(number, self.number)), None, now + REST_S
 
     def read(self, states: Mapping[Hashable, SocketState], share: float, busy: bool, now: float) -> None:
         """Read the states of all sockets; called about once a second.
 
-        share: bytes per second that the sockets together were allowed.  busy: all of them always had something to send.
+        share: total bytes a second that the sockets were allowed.  busy: True if all sockets always had data to send.
         """
         moved = self._moved.since(states, now)
         if not busy:
@@ -243,7 +248,7 @@ class Flows:
             self.number = min(2 * self.number, MAX_FLOWS)
 
     def pace(self, share: float) -> float:
-        """Return the bytes a second that the peer's sockets are allowed together, given the peer's share of our line."""
+        """Return the total bytes a second that the peer's sockets are allowed, given the peer's share of our line."""
         return share if self.takes == inf else max(share, LEAST_BYTES_PER_S)
 
     def _see_what_it_takes(self, rate: float, share: float, enough: bool) -> None:
@@ -272,6 +277,6 @@ class Flows:
                 self.number, self._rest_until = trial.number, now + REST_S
 
     def _end_trial(self) -> None:
-        """End a trial without a result, as there was too little to send."""
+        """End a trial without a result, because there was too little data to send."""
         if self._trial is not None:
             self.number, self._trial = self._trial.number, None

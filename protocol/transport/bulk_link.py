@@ -4,10 +4,10 @@ A frame is a 13-byte head (length of the ciphertext, kind, value) and AES-256-GC
 associated data and the frame's number as nonce.  Each direction has its own key, replaced by a derived one every
 `rekey_frames` frames.  Any error on a link ends it with `LinkBroken`; so does cancelling in the middle of a frame.
 
-Encrypting a frame takes a tenth of the time of handing it to a thread and back, so the event loop encrypts: this holds it up
-for less than a tenth of a millisecond at a time.  A frame of data is small enough to stay in the processor's cache between
-the cipher and the socket.  Each direction keeps one buffer for the life of the link, as fresh memory would cost more than
-the cipher.  Only the part of a buffer that has been used takes up memory, so an idle link takes none.
+Encrypting a frame takes a tenth of the time of handing it to a thread and back, so we encrypt in the event loop, and block
+it for less than a tenth of a millisecond at a time.  A frame of data is small enough to stay in the processor's cache
+between the cipher and the socket.  Each direction keeps one buffer for the life of the link, because fresh memory would cost
+more than the cipher.  Only the used part of a buffer takes up memory, so an unused link takes none.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ from protocol.wire.identity import PeerId
 
 FRAME_BYTES = 1 << 18
 SMALL_BYTES = 8 + MAX_PUSH_HEADER_BYTES
-"""Plaintext of a frame that is not data."""
+"""Largest plaintext of a frame that is not data."""
 READ_BYTES = FRAME_BYTES + (32 << 10)
 """Bytes read at once: a frame, and the beginning of the next."""
 LOW_WATER_BYTES = 1 << 17
 REKEY_FRAMES = 1 << 16
 TAG_BYTES = 16
 STALL_S = 60
-"""Seconds after which a socket is broken if the other end acknowledges or takes nothing."""
+"""Seconds after which the kernel ends a socket if the other end acknowledges or accepts no data."""
 LOWER_EFFORT = 0x04
-"""Traffic class of RFC 8622: routers that know it let everything else go first."""
+"""Traffic class of RFC 8622: routers that support it send all other traffic first."""
 BULK_PRIORITY = 2
-"""Linux's TC_PRIO_BULK: the queue of this computer lets everything else go first."""
+"""Linux's TC_PRIO_BULK: the queue of this computer sends all other traffic first."""
 SO_MAX_PACING_RATE = 47
 """Linux's number of this socket option; Python has no name for it."""
 UNPACED = (1 << 32) - 1
 LONG_WAY_S = 0.010
-"""Round-trip time from which one socket may not fill the line, as it waits for its window and for retransmissions."""
+"""Round-trip time from which one socket may not fill the line, because it waits for its window and retransmissions."""
 QUEUE_S, QUEUE_SHARE = 0.010, 0.25
-"""Delay over the shortest round trip that shows a queue: over these seconds, and over this part of the shortest one."""
+"""Increase over the shortest round trip that shows a queue: more than these seconds and this part of the shortest one."""
 NONCE_BYTES = 32
 TOKEN_BYTES = 16
 MAC_BYTES = 32
@@ -64,32 +64,32 @@ FRAME_OVERHEAD_BYTES = HEAD.size + TAG_BYTES
 
 
 class LinkBroken(Exception):
-    """The link has ended; the text says why."""
+    """The end of a link; the text gives the reason."""
 
 
 class FrameKind(IntEnum):
-    """The content of a frame; each kind says what the frame's value means."""
+    """The content of a frame, which also determines the meaning of the frame's value."""
 
     OPEN = 1
     """A push begins; value: its number; plaintext: size of the data (8 bytes), then the header."""
     DATA = 2
     """A piece of a push's data; value: its offset."""
     ABANDON = 3
-    """The sender read a refusal and sends no more data of push `value`."""
+    """The sender has read a refusal and sends no more data of push `value`."""
     ANSWER = 4
-    """From the receiver, about push `value`; plaintext: 1 accepted and complete, or 0 and the reason."""
+    """The receiver's answer to push `value`; plaintext: 1 if accepted and complete, or 0 and the reason."""
 
 
 @dataclass(frozen=True)
 class Keys:
-    """The secrets that both ends derive from a handshake; its nonces travel inside an authenticated libp2p stream."""
+    """The secrets that both ends derive from a handshake, whose nonces are exchanged in an authenticated libp2p stream."""
 
     secret: bytes
     context: bytes
 
     @classmethod
     def agree(cls, run: Hash, dialer: PeerId, listener: PeerId, token: bytes, nonces: bytes) -> Keys:
-        """Return the keys of one bulk socket.  nonces: the dialler's, then the listener's."""
+        """Return the keys of one bulk socket.  nonces: the dialler's nonce, then the listener's."""
         context = b"|".join((dialer.encode(), listener.encode(), bytes(run), token))
         secret = HKDF(hashes.SHA256(), 32, salt=b"manyhands bulk 1", info=context).derive(nonces)
         return cls(secret, context)
@@ -124,7 +124,7 @@ class _Direction:
 class Link:
     """One end of a bulk socket.  At most one task sends and one task receives at a time.
 
-    why: the reason why the link ended.  way_s: the shortest round trip that another connection to the same peer has seen;
+    why: the reason for the link's end.  way_s: the shortest round trip (s) of the libp2p connection to the same peer;
     infinite if unknown.
     """
 
@@ -162,15 +162,15 @@ class Link:
 
     @property
     def state(self) -> SocketState | None:
-        """The kernel's measurements of the socket; None if it does not tell, and after the end.
+        """The kernel's measurements of the socket; None if the kernel has none, and after the link's end.
 
-        Its least round trip is `way_s` at most, as a socket opened while the line was full has never seen an empty queue.
+        The least round trip is `way_s` at most, because a socket opened on a full line has never seen an empty queue.
         """
         state = socket_state(self._sock) if not self._broken else None
         return replace(state, least_rtt_s=min(state.least_rtt_s, self.way_s)) if state is not None else None
 
     def pace(self, bytes_per_s: float) -> None:
-        """Send no faster than this, if the kernel can limit it."""
+        """Limit the rate of sending, if the kernel can."""
         pace = max(1, int(min(bytes_per_s, UNPACED)))  # 0 would be no limit
         if pace != self._pace and not self._broken and sys.platform == "linux":
             self._sock.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, struct.pack("=I", pace))
@@ -182,14 +182,14 @@ class Link:
         self._reads_ahead = False
 
     def abort(self, why: str) -> None:
-        """End the link: tasks that wait on the socket get `LinkBroken`.  The descriptor stays open until `close`."""
+        """End the link: tasks that wait on the socket raise `LinkBroken`.  The descriptor stays open until `close`."""
         if not self._broken:
             self._broken = True
             self.why = why
             try:
                 self._sock.shutdown(socket.SHUT_RDWR)
             except OSError:
-                return  # the other end had ended it already
+                return  # the other end has already closed the connection
 
     def close(self) -> None:
         """End the link and close the socket; no task may be waiting on it."""
@@ -203,14 +203,14 @@ class Link:
         self._out_size += self._seal(kind, value, data, self._out_buffer[self._out_size :])
 
     async def flush(self) -> None:
-        """Send the frames that were put.  Raises `LinkBroken`."""
+        """Send the frames added by `put`.  Raises `LinkBroken`."""
         view, self._out_size = self._out_buffer[: self._out_size], 0
         while len(view):
             try:
                 view = view[self._guard(partial(self._sock.send, view)) :]
             except BlockingIOError:
                 await trio.lowlevel.wait_writable(self._sock.fileno())
-        await trio.lowlevel.checkpoint()  # the other flows' turn
+        await trio.lowlevel.checkpoint()  # give other flows a turn
 
     def send_small(self, kind: FrameKind, value: int, data: bytes) -> None:
         """Send a small frame without waiting.  Raises `LinkBroken` if the peer has not read the earlier ones."""
@@ -250,11 +250,11 @@ class Link:
         return _KINDS[kind], value, length - TAG_BYTES
 
     async def has_come(self, size: int) -> None:
-        """Wait until `size` bytes of the next frame's body are here, after its head was received."""
+        """Wait until `size` bytes of the frame's body have arrived.  The frame's head must have been received."""
         await self._have(HEAD.size + size)
 
     async def receive_body(self, dest: memoryview) -> None:
-        """Decrypt the frame's plaintext into `dest`, which must have exactly its size."""
+        """Decrypt the frame's plaintext into `dest`, which must have exactly the size of the plaintext."""
         size = HEAD.size + len(dest) + TAG_BYTES
         await self._have(size)
         frame = self._in_buffer[self._in_start : self._in_start + size]
@@ -313,7 +313,7 @@ class Link:
 
 
 def states_of(links: Iterable[Link]) -> dict[Hashable, SocketState]:
-    """Return the kernel's measurements of these links, without links for which it has none."""
+    """Return the kernel's measurements of these links; leave out links without measurements."""
     return {link: state for link in links if (state := link.state) is not None}
 
 
@@ -346,27 +346,27 @@ class SocketState:
     unacked: int = 0
     """Segments that were sent and not acknowledged."""
     least_rtt_s: float = 0.0
-    """The shortest recent round trip: the time without queues on the way."""
+    """The shortest recent round trip, an estimate of the time without queues."""
     busy_s: float = 0.0
-    """Time in which data waited to be sent or to be acknowledged."""
+    """Time during which data waited to be sent or to be acknowledged."""
     held_back_s: float = 0.0
-    """The part of `busy_s` in which the other end's window was full."""
+    """The part of `busy_s` during which the other end's window was full."""
 
     @property
     def queued(self) -> bool:
-        """True if packets wait in a queue on their way, as on a full line."""
+        """True if packets wait in a queue on the path, as on a full line."""
         waited = self.rtt_s - self.least_rtt_s
         return waited > QUEUE_S and waited > QUEUE_SHARE * self.least_rtt_s
 
     @property
     def is_far(self) -> bool:
-        """True if a round trip takes so long that a socket needs seconds to find the rate of the line."""
+        """True if a round trip takes so long that a socket needs seconds to reach the rate of the line."""
         return self.least_rtt_s >= LONG_WAY_S
 
 
 _TCP_INFO = struct.Struct("=24xI40xI48xQQ12xI16xQQ")
 """Segments not acknowledged; round-trip time; bytes acknowledged by the other end; bytes received; the least round-trip
-time; time with something to send; time in which the other end's window was full (Linux's struct tcp_info, microseconds)."""
+time; time with data to send; time during which the other end's window was full (Linux's struct tcp_info, microseconds)."""
 
 
 def socket_state(sock: Socket) -> SocketState | None:

@@ -1,13 +1,13 @@
 """The address book, and the dialler that dials its peers.
 
-Every peer in the book that is neither connected nor banned is dialled, with a pause that doubles up to a minute.  A new
-address makes its peer due at once.  Addresses claimed by strangers are dialled apart from the others and hold none of them
-up.  After a connection that lasted, a peer is dialled again after a second.  After a short connection it is dialled when the
-pause is over, for it may not want us.  The library's own dialling (happy eyeballs over two addresses, a cache of failed
-peers) is bypassed: each address is tried alone, and the result is kept.
+Every peer in the book that is neither connected nor banned is dialled, with a pause that doubles up to a minute.  A peer
+with a new address is dialled at once.  Strangers whose addresses are only claimed are dialled separately, so that they do
+not delay other peers.  After a lasting connection, a peer is dialled again after a second.  After a short connection, a peer
+is dialled only after its current pause, because it may have refused us.  The library's own dialling (happy eyeballs over two
+addresses, a cache of failed peers) is bypassed: each address is tried alone, and the result is kept.
 
-A peer can claim anyone's address as its own.  So claims of names and odd addresses are not believed (`addresses`), and
-claims that have led to no peer are tried at a harmless pace.
+A peer can claim any address as its own.  So we do not believe claims of host names and unusual addresses (`addresses`), and
+we limit the rate of attempts at claimed addresses that have led to no peer.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from protocol.transport.sockets import End
 from protocol.wire.identity import PeerId
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Attempts to dial, in words for a user.
+# Attempts to dial, with their problems in words for a user.
 
 
 REFUSED = "refused, nothing listens there"
@@ -68,7 +68,7 @@ _OF_ERRNO = {
 
 @dataclass(frozen=True)
 class Attempt:
-    """The last attempt at an address.  times: attempts since the start.  problem: "" if the peer answered."""
+    """The last attempt at an address.  times: number of attempts since the start.  problem: "" if the peer answered."""
 
     address: str
     times: int
@@ -76,7 +76,7 @@ class Attempt:
 
 
 def problem_of(error: BaseException) -> str:
-    """Return the reason why dialling failed, from an exception of the library and its causes."""
+    """Return the reason for a failure to dial, found in an exception of the library and its causes."""
     from libp2p.protocol_muxer.exceptions import MultiselectClientError, MultiselectError
     from libp2p.security.noise.exceptions import NoiseFailure, PeerIDMismatchesPubkey
 
@@ -94,7 +94,7 @@ def problem_of(error: BaseException) -> str:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield the error and all errors below it, at most `MAX_CAUSES`: in groups, in the library's lists, and causes."""
+    """Yield the error, its causes, and the errors in groups and in the library's lists, at most `MAX_CAUSES` in all."""
     waiting, seen = [error], 0
     while waiting and seen < MAX_CAUSES:
         cause = waiting.pop(0)
@@ -110,22 +110,22 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 # ------------------------------------------------------------------------------------------------------------------------
 # The address book: the peers that may be dialled, and their addresses.
 #
-# Addresses come from the user and this computer (given) or from any peer (claimed); an address that has led to its peer is
-# reached.  Given peers and members have their own places.  Strangers share other places, and lose them if they are not
-# reached in time.  A peer that has been away for long makes room for others of its kind.
+# An address is "given" if it comes from the user or this computer, "claimed" if it comes from another peer, and "reached"
+# once it has led to its peer.  Given peers and members share `MAX_KEPT` places, strangers share `MAX_STRANGERS`.  A stranger
+# that is not reached within `CLAIM_S` loses its place.  If no place is free, an unused entry of the same group is evicted.
 
 
 MAX_KEPT = 1024
-"""Given peers and members in the book."""
+"""Most given peers and members in the book."""
 MAX_STRANGERS = 256
 MAX_ADDRESSES_PER_PEER = 8
 CLAIM_S = 600.0
-"""Seconds after which a stranger that was not reached loses its place."""
+"""Seconds after which a stranger that was not reached loses its place in the book."""
 FIRST_PAUSE_S = 1.0
 
 
 class AddressStanding(IntEnum):
-    """Our evidence for an address, weakest first."""
+    """The strength of our evidence for an address, weakest first."""
 
     CLAIMED = 0
     GIVEN = 1
@@ -136,9 +136,10 @@ class AddressStanding(IntEnum):
 class Entry:
     """The entry of one peer.
 
-    since: time when it was entered or last met.  given: the user or this computer named it.  met: it was reached, or
-    connected for long.  addresses: newest first.  tried: the last attempt at each address.  other_run: it was connected and
-    did not know our run.  Times are trio times.
+    since: time at which the peer was entered or last met.  given: the user or this computer named the peer.  met: we reached
+    the peer, or it was connected for at least `LASTING_S`.  addresses: newest first.  due_at: time of the next attempt.
+    tried: the last attempt at each address.  other_run: the peer was connected and did not know our run.  Times are trio
+    times.
     """
 
     since: float
@@ -152,13 +153,13 @@ class Entry:
     other_run: bool = False
 
     def meet(self, now: float, address: str = "") -> None:
-        """Note that the peer was there just now, at `address` if we dialled it."""
+        """Note that we have just met the peer; if we dialled it, at `address`."""
         self.met, self.since = True, now
         if address in self.addresses:
             self.addresses[address] = AddressStanding.REACHED
 
     def add(self, address: str, standing: AddressStanding) -> None:
-        """Put a new address first.  If there are too many, the one with the weakest evidence makes room."""
+        """Put a new address first.  If there are too many addresses, remove the one with the weakest evidence."""
         others = sorted(self.addresses, key=lambda other: -self.addresses[other])[: MAX_ADDRESSES_PER_PEER - 1]
         self.addresses = {address: standing} | {other: self.addresses[other] for other in others}
         self.tried = {tried: self.tried[tried] for tried in self.tried if tried in self.addresses}
@@ -192,7 +193,7 @@ class Book:
         self._entries.pop(peer, None)
 
     def add(self, peer: PeerId, address: str, *, claimed: bool, now: float) -> Entry | None:
-        """Enter an address.  Return the entry of its peer if the address is new there, else None."""
+        """Enter an address.  Return the entry of its peer if the address is new in it, else None."""
         standing = AddressStanding.CLAIMED if claimed else AddressStanding.GIVEN
         entry = self._entries.get(peer)
         if entry is None:
@@ -212,13 +213,16 @@ class Book:
         return entry.met or self._is_kept(peer, entry)
 
     def expire(self, now: float) -> None:
-        """Remove the strangers that were not reached in time."""
+        """Remove the strangers that were not reached within `CLAIM_S`."""
         for peer, entry in list(self._entries.items()):
             if not self.is_favoured(peer, entry) and self._is_away(peer, entry, now):
                 del self._entries[peer]
 
     def worth_keeping(self) -> list[str]:
-        """Return the reached addresses, then given ones and ones of members; none that only strangers claim."""
+        """Return the reached addresses, then the given addresses and the members' addresses.
+
+        Leaves out addresses that are only claimed, except for addresses of given peers and members.
+        """
         found = [
             (standing is not AddressStanding.REACHED, not kept, -standing, address)
             for peer, entry in reversed(self._entries.items())
@@ -229,7 +233,7 @@ class Book:
         return [address for *_, address in sorted(found, key=lambda item: item[:3])]
 
     def _make_room(self, kept: bool, now: float) -> bool:
-        """Return True if a peer may be entered, removing another one if needed.  kept: as a given peer or member."""
+        """Return True if a peer may be entered; remove another one if needed.  kept: the peer is given or a member."""
         rivals = [(peer, entry) for peer, entry in self._entries.items() if self._is_kept(peer, entry) is kept]
         if len(rivals) < (MAX_KEPT if kept else MAX_STRANGERS):
             return True
@@ -260,19 +264,19 @@ MAX_PAUSE_S = 60.0
 LASTING_S = 30.0
 DIAL_S = 10.0
 RENEW_S = 3.0
-"""Seconds for one address when a peer that is still connected is dialled anew."""
+"""Seconds for one address when we dial a peer that is still connected."""
 MAX_FORGOTTEN = 1024
 MAX_AT_ONCE = 8
 MAX_CLAIMED_AT_ONCE = 4
-"""Addresses dialled at one time for strangers that we never met."""
+"""Most addresses dialled at one time for strangers that we never met."""
 CLAIMS_OF_MEMBERS, CLAIMS_OF_STRANGERS = Allowance(8, inf, 32), Allowance(1, inf, 64)
-"""Attempts in the long run, for all members and for all strangers, at claimed addresses that have led to no peer."""
+"""Rates of attempts at claimed addresses that have led to no peer, for the favoured lane and for the strangers' lane."""
 
 log = logging.getLogger(__name__)
 
 
 class _Lane:
-    """Peers that share places to dial.  places: addresses dialled at one time.  claims: the pace for claimed addresses."""
+    """A limit shared by a group of peers.  places: most addresses dialled at once.  claims: rate for claimed addresses."""
 
     def __init__(self, places: int, claims: Allowance) -> None:
         self.places = trio.CapacityLimiter(places)
@@ -287,9 +291,9 @@ class _Lane:
 class Dialer:
     """The dialler: dials the peers of its address book while `run` runs.
 
-    members: tells members from strangers.  leave_alone: returns True if a peer need not be dialled now.  on_came: told of a
-    peer that was to be dialled and had itself connected to us.  connect_by_relay: dials a peer behind a relay.  listening:
-    returns the ends at which we listen.
+    members: tells members from strangers.  leave_alone: returns True if a peer need not be dialled now.  on_came: called
+    with a peer that connected to us before we dialled it.  connect_by_relay: dials a peer behind a relay.  listening:
+    returns the endpoints at which we listen.
     """
 
     def __init__(
@@ -309,14 +313,14 @@ class Dialer:
         self._book = Book(members, leave_alone)
         self._forgotten: set[PeerId] = set()
         self._attempts: dict[PeerId, trio.CancelScope] = {}
-        """Attempts under way.  An attempt that was removed from here gives way to a better address."""
+        """Attempts in progress.  An attempt removed from here is cancelled, so that a better address is tried next."""
         self._changed = trio.Event()
         self._random = random.Random(me)
 
     def remember(self, addresses: Sequence[str], *, claimed: bool = False) -> None:
-        """Add addresses to the book, without those that `peer_of` does not accept.
+        """Add addresses to the book, except addresses that `peer_of` does not accept.
 
-        claimed: they come from the network, where anyone can say anything.
+        claimed: the addresses come from other peers, so they may be false; addresses that must not be dialled are ignored.
         """
         now = trio.current_time()
         for address in addresses:
@@ -330,10 +334,10 @@ class Dialer:
                 self._make_due(entry)
                 circuit = circuit_address(address)
                 if circuit is not None and self._is_connected(circuit.relay) and peer in self._attempts:
-                    self._attempts.pop(peer).cancel()  # once per turn: the relayed address goes first in the next
+                    self._attempts.pop(peer).cancel()  # once in a turn: the next one begins with the relayed address
 
     def known(self) -> list[str]:
-        """Return the addresses that are worth keeping on disk, the best first."""
+        """Return the addresses that are worth keeping on disk, best first."""
         return self._book.worth_keeping()
 
     def attempts(self) -> list[Attempt]:
@@ -346,7 +350,7 @@ class Dialer:
         return replace(attempt, problem=BANNED) if self._is_banned(peer) else attempt
 
     def reached(self) -> list[str]:
-        """Return the addresses at which the last attempt led to their peer, of our run."""
+        """Return the addresses at which our last attempt reached a peer of our run."""
         return [attempt.address for attempt in self.attempts() if attempt.problem == ""]
 
     def mark_other_run(self, peer: PeerId) -> None:
@@ -362,7 +366,10 @@ class Dialer:
             self._forgotten.add(peer)
 
     def lost(self, peer: PeerId, lasted_s: float) -> None:
-        """Dial a peer again soon, as its connection ended.  Not at once: a peer that shuts down accepts for a moment."""
+        """Dial a peer again after a pause, because its connection ended.
+
+        A peer that shuts down still accepts connections for a moment, so dialling at once would be useless.
+        """
         entry = self._book.get(peer)
         if entry is not None:
             if lasted_s >= LASTING_S:
@@ -398,7 +405,7 @@ class Dialer:
         entry.due_at = trio.current_time() + entry.pause_s * self._random.uniform(0.8, 1.2)
         entry.pause_s = min(MAX_PAUSE_S, entry.pause_s * 2)
         for address in self._in_order(entry):
-            async with lane.places:  # for one address: other peers have their turn before the next one
+            async with lane.places:  # released after each address, so that other peers get a turn
                 if entry.addresses.get(address, AddressStanding.CLAIMED) is AddressStanding.CLAIMED:
                     await lane.wait()
                 if self._leave_alone(peer) or peer in self._forgotten:
@@ -419,21 +426,21 @@ class Dialer:
         self._changed.set()
 
     async def _try(self, peer: PeerId, address: str) -> str | None:
-        """Connect.  Return the problem, "" on success, None if the peer had connected to us meanwhile."""
+        """Connect to a peer.  Return the problem, "" on success, None if the peer has connected to us in the meantime."""
         try:
             if await self._connect(peer, address):
                 return ""
-        except Exception as error:  # noqa: BLE001 - the library raises anything; the next try decides
+        except Exception as error:  # noqa: BLE001 - the library raises anything; we try again later
             log.debug("dialling %s failed: %r", address, error)
             return problem_of(error)
         self._on_came(peer)
         return None
 
     def _in_order(self, entry: Entry) -> list[str]:
-        """Return the addresses of a peer in the order of trying.
+        """Return the addresses of a peer in the order in which we try them.
 
-        Addresses behind a connected relay come first: they take no time, and a way without the relay is looked for at once.
-        Then IPv6, then IPv4 addresses and names; last, addresses behind other relays.
+        Addresses behind a connected relay come first: dialling them is quick, and the search for a path without the relay
+        then begins at once.  IPv6 addresses follow, then IPv4 addresses and host names, then addresses behind other relays.
         """
 
         def place(address: str) -> int:
@@ -445,7 +452,7 @@ class Dialer:
         return sorted(entry.addresses, key=place)
 
     def relays_of(self, peer: PeerId) -> list[PeerId]:
-        """Return the relays through which a peer is said to be reached."""
+        """Return the relays in the addresses of a peer, each once."""
         entry = self._book.get(peer)
         found = (circuit_address(address) for address in entry.addresses) if entry is not None else ()
         return list(dict.fromkeys(circuit.relay for circuit in found if circuit is not None))
@@ -454,7 +461,7 @@ class Dialer:
         return bool(self._host.get_network().connections.get(library_id(peer)))
 
     async def _connect(self, peer: PeerId, address: str) -> bool:
-        """Connect to a peer.  Return False if it was connected already.  Raises whatever dialling raises."""
+        """Connect to a peer.  Return False if it was already connected.  Raises any exception of dialling."""
         from libp2p.peer.peerinfo import PeerInfo
         from multiaddr import Multiaddr
 
@@ -478,13 +485,13 @@ class Dialer:
         raise problem
 
     async def _through_relay(self, address: CircuitAddress) -> None:
-        """Connect to a peer behind a relay.  Raises whatever the library raises."""
+        """Connect to a peer behind a relay.  Raises any exception of the library."""
         if not self._is_connected(address.relay):
             self.remember([address.relay_address], claimed=True)
         await self._connect_by_relay(address)
 
     async def renew(self, peer: PeerId) -> bool:
-        """Connect anew to a peer that is connected already, at any of its addresses.  Return True on success."""
+        """Connect again to a connected peer, at any of its addresses.  Return True on success."""
         from multiaddr import Multiaddr
 
         entry, swarm = self._book.get(peer), self._host.get_network()
@@ -503,7 +510,7 @@ class Dialer:
         return False
 
     async def answers(self, address: str) -> bool:
-        """Dial an address and return True if its peer proves its identity there now.  Closes the connection."""
+        """Dial an address, return True if its peer proves its identity there now, and close the connection."""
         from multiaddr import Multiaddr
 
         direct, swarm, end = direct_address(address), self._host.get_network(), end_of(address)
@@ -528,7 +535,7 @@ class Dialer:
 
 
 def peer_of(address: str) -> PeerId | None:
-    """Return the peer ID at the end of a multiaddr in one of our forms; None for any other text."""
+    """Return the peer ID at the end of a direct or a circuit multiaddr; None for any other text."""
     circuit = circuit_address(address)
     direct = direct_address(address)
     return circuit.peer if circuit is not None else direct[1] if direct is not None else None

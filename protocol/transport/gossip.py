@@ -1,21 +1,21 @@
-"""Gossip: one gossipsub topic per run; the handlers judge every message before it is forwarded.
+"""Gossip: one gossipsub topic per run; the handlers accept or reject every message before it is forwarded.
 
 Four allowances keep a flood from spreading:
 
 * one for each neighbour;
-* one for all messages that strangers pass on for others; messages over these two are dropped before their signatures are
+* one for all messages that strangers forward; messages over the first two allowances are dropped before their signatures are
   checked;
-* one for each origin, the identity that signed a message, whichever peer forwards it;
-* our own for the messages that we forward: it is smaller than a neighbour's, so we never send others more than they accept.
+* one for each origin, the identity that signed a message, whichever peer forwards the message;
+* one for the messages that we forward: it is smaller than a neighbour's, so we never send a peer more than it accepts.
 
-A stranger's own messages, and a few that it passes on, do not count against the strangers' common allowance, so no crowd
-can silence a newcomer that is connected to us.
+A stranger's own messages, and a few that it forwards, do not count against the strangers' common allowance, so a crowd of
+strangers cannot silence a newcomer that is connected to us.
 
-By itself the library opens a stream to every peer that connects, and tries again until the peer accepts it; here it learns
-only of peers that are no strangers (`met`).
+By default the library opens a stream to every peer that connects, and tries again until the peer accepts the stream.  We
+tell the library only of peers that we dialled or admitted (`met`).
 
-Our own messages go to every neighbour, not only to the mesh (the flood publishing of gossipsub 1.1): many strangers can fill
-a mesh of a few places, and then no other peer would hear us.
+Our own messages are sent to every neighbour, not only to the mesh (the flood publishing of gossipsub 1.1): strangers can
+fill all places of a small mesh, and then no other peer would receive our messages.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ if TYPE_CHECKING:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Tasks that take turns: one of them continues in each turn of the event loop, so that together they do not hold it up.
+# Tasks that take turns: only one task continues in each turn of the event loop, so that many tasks do not delay the loop.
 
 
 class Turns:
-    """A queue of tasks that wait for a turn, in the order in which they asked."""
+    """A first-in, first-out queue of tasks that wait for a turn."""
 
     def __init__(self) -> None:
         self._lock = trio.Lock()
@@ -64,18 +64,18 @@ class Turns:
 # ------------------------------------------------------------------------------------------------------------------------
 # The intake of neighbours' gossip, message by message, in fair turns.
 #
-# The library starts a task for every message as soon as it is read, so a burst from many neighbours is checked in one go,
-# and the event loop does nothing else meanwhile.  Here the neighbours take turns: each turn of the event loop takes in one
-# message of a stranger and one of a member.  The next RPC of a neighbour is not read before the last one is done, so a
-# backlog stays with its sender.
+# The library starts a task for every message as soon as the message is read.  So it would check a burst from many neighbours
+# without a pause, while the event loop does nothing else.  Here the neighbours take turns: each turn of the event loop
+# handles one message of a stranger and one of a member.  We read a neighbour's next RPC only after handling its last one, so
+# a backlog stays at its sender.
 
 
 MAX_RPC_BYTES = 1 << 17
-"""Largest RPC of gossip; longer answers are sent in several RPCs.  The largest message is half as long."""
+"""Largest RPC of gossip; longer answers are split into several RPCs.  The largest message has half this size."""
 MAX_MESSAGES = 1024
-"""Most messages in an RPC, which has room for a third of that if they are signed."""
+"""Most messages in an RPC; an RPC has room for a third of this number of signed messages."""
 MAX_CONTROL = 128
-"""Most subscriptions and control messages in an RPC; for one topic there are a few, and 64 that were put off."""
+"""Most subscriptions and control messages in an RPC.  For one topic, the library sends a few, and up to 64 delayed ones."""
 
 log = logging.getLogger(__name__)
 
@@ -83,8 +83,8 @@ log = logging.getLogger(__name__)
 class GossipIntake:
     """The reader of the streams on which neighbours gossip.
 
-    members: tells members from strangers.  topic: our only topic.  is_wanted: called with the forwarder of every message and
-    the message, before its signature is checked; returns True if it is for us, new, and within all allowances.
+    members: tells members from strangers.  topic: our only topic.  is_wanted: called with the forwarder and the message,
+    before the signature is checked; returns True if the message is for us, new, and within all allowances.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class GossipIntake:
         self._of_members, self._of_strangers = Turns(), Turns()
 
     async def read(self, pubsub: Pubsub, stream: INetStream) -> None:
-        """Take in gossip from the stream until its end.  An RPC that is too long or malformed ends it with a ban."""
+        """Handle gossip from the stream until its end.  An oversized or malformed RPC ends the stream and bans the peer."""
         from google.protobuf.message import DecodeError
         from libp2p.exceptions import ParseError
         from libp2p.io.exceptions import IOException, MessageTooLarge
@@ -118,7 +118,7 @@ class GossipIntake:
         return self._of_members if self._members.has_member(peer_id_of(forwarder)) else self._of_strangers
 
     async def _guarded(self, pubsub: Pubsub, forwarder: ID, rpc: RPC, size: int) -> None:
-        """Take in an RPC.  The library can read every RPC of an honest neighbour, so a failure is penalised."""
+        """Handle an RPC.  The library can read every RPC of an honest neighbour, so a failure is penalised."""
         try:
             await self._take_in(pubsub, forwarder, rpc, size)
         except Exception as error:  # noqa: BLE001 - the library cannot read a key, a name or a number
@@ -126,12 +126,12 @@ class GossipIntake:
             self._reputation.penalise(peer_id_of(forwarder), VIOLATION, "gossip that cannot be read")
 
     async def _take_in(self, pubsub: Pubsub, forwarder: ID, rpc: RPC, size: int) -> None:
-        """Take in an RPC within the allowance.  Each control message counts as a message, and so does an empty RPC."""
+        """Handle an RPC within the allowance.  Each control message counts as a message, and so does an empty RPC."""
         peer = peer_id_of(forwarder)
         if _control_messages(rpc) > MAX_CONTROL or len(rpc.publish) > MAX_MESSAGES:
             self._reputation.penalise(peer, VIOLATION, "an RPC with too much in it")
             return
-        rpc.ClearField("senderRecord")  # we dial no peer from it, and the library would check and keep it each time
+        rpc.ClearField("senderRecord")  # we dial no peer from a record, and the library would check and keep it
         cost = max(_control_messages(rpc), int(not rpc.publish))
         if not all(self._reputation.spend(peer, Channel.GOSSIP, size // cost) for _ in range(cost)):
             return
@@ -147,7 +147,7 @@ class GossipIntake:
 
 
 def _leave_out_others(control: ControlMessage, topic: str) -> None:
-    """Remove entries about other topics, which the library would remember for good, and peers that it would dial."""
+    """Remove entries about other topics, which the library would never forget, and addresses that it would dial."""
     for messages in (control.ihave, control.graft, control.prune):
         for place in reversed(range(len(messages))):
             if messages[place].topicID != topic:
@@ -168,7 +168,7 @@ def _control_messages(rpc: RPC) -> int:
 HEARTBEAT_S = 1
 DEGREE, DEGREE_LOW, DEGREE_HIGH = 4, 3, 6
 FORWARDED = Allowance(100, 1e6, 5)
-"""Messages that we forward to all neighbours together; we still handle messages over it."""
+"""Rate of messages that we forward; we handle messages over this allowance but do not forward them."""
 
 
 class Gossip:
@@ -191,8 +191,8 @@ class Gossip:
     def _new_router(self) -> GossipSub:
         """Return the library's router with our settings.
 
-        Three features are off: its adaptive interval slowed from 1 s to 60 s after deaths, its spam limit counts our own
-        messages, and its eclipse protection prunes peers that share an address, as on one computer.
+        Three features are off.  The adaptive interval slowed from 1 s to 60 s after peers had died, the spam limit counts
+        our own messages, and the eclipse protection prunes peers that share an IP address, such as peers on one computer.
         """
         from libp2p.custom_types import TProtocol
 
@@ -210,7 +210,7 @@ class Gossip:
     def _router_class(self) -> type[GossipSub]:
         """Return the class of our router, which also sends our own messages outside the mesh, and no RPC over the limit.
 
-        It forgets peers that have gone, and of messages keeps only those that it may have to send again.  It sends a message
+        The router forgets peers that have gone, and keeps only messages that it may have to send again.  It sends a message
         again once for each request of a neighbour, within the neighbour's allowance.
         """
         from libp2p.pubsub.gossipsub import GossipSub
@@ -238,8 +238,9 @@ class Gossip:
 
             async def publish(self, msg_forwarder: ID, pubsub_msg: Message) -> None:
                 await super().publish(msg_forwarder, pubsub_msg)
-                # Only the adaptive interval, which is off, removes entries of the first.  The second keeps a thousand whole
-                # messages to compare them with others of the same name, but no such message gets this far.
+                # Only the adaptive interval, which is off, removes entries of `recent_message_deliveries`.
+                # `equivocation_detection` keeps a thousand whole messages to compare them with messages of the same ID, but
+                # no second message of an ID gets this far.
                 self.recent_message_deliveries.clear()
                 self.equivocation_detection.clear()
 
@@ -251,7 +252,7 @@ class Gossip:
         return FloodPublish
 
     def _new_pubsub(self, host: Host) -> Pubsub:
-        """Return the library's publish and subscribe with our reading of streams and our handling of their end."""
+        """Return the library's `Pubsub` with our own reading of streams and our own handling of a stream's end."""
         from libp2p.pubsub.pubsub import Pubsub
 
         gossip = self
@@ -261,9 +262,9 @@ class Gossip:
                 await gossip._intake.read(self, stream)
 
             def _forget_all_subscriptions(self, peer_id: ID) -> None:
-                # A peer that has connected anew has sent its subscriptions on the new connection, and sends them once.  The
-                # end of a stream on the old connection comes later and must not remove them, or the peer would not hear us.
-                # Messages that may have been lost with the old stream are sent again on the next one.
+                # A reconnected peer has sent its subscriptions on the new connection, and sends them only once.  The end of
+                # a stream on the old connection comes later and must not remove the subscriptions, or the peer would no
+                # longer receive our messages.  Messages possibly lost with the old stream are sent again on the next one.
                 if self._peer_is_connected(peer_id):
                     self._replayed_recent_topics.pop(peer_id, None)
                 else:
@@ -282,7 +283,7 @@ class Gossip:
         nursery.start_soon(self._drain, subscription)
 
     def end(self) -> None:
-        """End the thread that the library started for seen messages.  Blocks for a moment."""
+        """Stop the library's thread for seen messages.  Blocks briefly."""
         self._pubsub.seen_messages.stop()
 
     async def met(self, peer: PeerId) -> None:
@@ -294,7 +295,7 @@ class Gossip:
         await _put(self._queues.dead_peers_queue, peer)
 
     async def _drain(self, subscription: ISubscriptionAPI) -> None:
-        """Empty the subscription, which drops messages when it is full; the validator has handled them already."""
+        """Empty the subscription, which would drop messages when full; the validator has already handled its messages."""
         while True:
             await subscription.get()
 
@@ -306,7 +307,7 @@ class Gossip:
         self.up_bytes += len(data)
 
     def _is_wanted(self, forwarder: LibraryId, message: Message) -> bool:
-        """Return True if a message is of this run, new, and within the size limit and all allowances.  The first check."""
+        """Check a message first: return True if it is of this run, new, and within the size limit and all allowances."""
         peer = peer_id_of(forwarder)
         if len(message.data) > MAX_GOSSIP_BYTES:
             self._reputation.penalise(peer, VIOLATION, "an oversized message")
@@ -320,7 +321,7 @@ class Gossip:
         return self._handlers.has_member(peer) or self._reputation.spend_relayed(peer, len(message.data))
 
     def _may_have_again(self, neighbour: ID, name: bytes) -> bool:
-        """Return True if a neighbour may have the message of this name again, at the cost of its own allowance."""
+        """Return True if we may send a neighbour the message with ID `name` again; charge the neighbour's allowance."""
         from libp2p.pubsub.utils import safe_bytes_from_hex
 
         known = safe_bytes_from_hex(name)
@@ -328,7 +329,7 @@ class Gossip:
         return message is not None and self._reputation.spend(peer_id_of(neighbour), Channel.GOSSIP, len(message.data))
 
     def _validate(self, forwarder: LibraryId, message: Message) -> bool:
-        """Handle a message whose signature was checked, as libp2p's topic validator.  Return True to forward it."""
+        """Handle a message with a checked signature, as libp2p's topic validator.  Return True to forward the message."""
         from libp2p.peer.id import ID
 
         if forwarder == self._me:
@@ -348,7 +349,7 @@ class Gossip:
 
 
 def _take_notifee(host: Host) -> PubsubNotifee:
-    """Keep the swarm from telling gossip of every connection.  Return the notifee whose queues tell gossip of peers."""
+    """Stop the swarm from reporting every connection to gossip.  Return the notifee, whose queues we fill ourselves."""
     from libp2p.pubsub.pubsub_notifee import PubsubNotifee
 
     swarm = host.get_network()

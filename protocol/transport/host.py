@@ -1,6 +1,6 @@
-"""A libp2p host with our settings: TCP, Noise and yamux only, quiet, and with our limits in place of the library's policy.
+"""A libp2p host with our settings: only TCP, Noise and yamux, no logging, and our limits instead of the library's policy.
 
-Nothing here reconnects: `dialer` decides when a peer is dialled.
+This module never reconnects: `dialer` decides when a peer is dialled.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 MAX_STREAMS_PER_PEER = 48
-"""Most streams that one peer has opened to us: its questions, its gossip, the handshakes of its bulk sockets."""
+"""Most open streams from one peer: its questions, its gossip, and the handshakes of its bulk sockets."""
 MAX_FRAME_BYTES = 1 << 20
 """Largest frame of yamux; every honest peer sends at most 64 KiB."""
 
@@ -56,7 +56,7 @@ def limit_connections(swarm: HostConnections, reputation: Reputation) -> None:
         return muxers._annotate_connection(limited(conn, peer_id, is_initiator=conn.is_initiator), conn, protocol)
 
     muxers.new_conn = new_connection  # type: ignore[method-assign]
-    swarm._stream_semaphore = None  # it is shared by all peers: one that holds many streams would hold up all others
+    swarm._stream_semaphore = None  # shared by all peers: one with many streams would block all others
 
 
 class _FrameCounter:
@@ -81,14 +81,14 @@ class _FrameCounter:
 
 
 def _limited_yamux(reputation: Reputation) -> type[Yamux]:
-    """Return the class of multiplexed connections with our limits, made here as its base is slow to import."""
+    """Return the class of multiplexed connections with our limits, defined here because its base is slow to import."""
     from libp2p.stream_muxer.yamux.yamux import Yamux
 
     class LimitedYamux(Yamux):
         def __init__(self, secured_conn: ISecureConn, peer_id: ID, is_initiator: bool | None = None) -> None:
             self._sender = peer_id_of(peer_id)
             self.ended = trio.Event()
-            """Set when the connection is over, at either end."""
+            """Set when either end has closed the connection."""
             counter = _FrameCounter(secured_conn, self._sender, reputation)
             super().__init__(cast("ISecureConn", counter), peer_id, is_initiator=is_initiator)
 
@@ -118,10 +118,10 @@ class _StreamDirection(Protocol):
 
 
 class ResourceLimits:
-    """The limits that the library consults before it takes a connection or a stream, in place of its resource manager.
+    """The limits that the library checks before it accepts a connection or a stream; they replace its resource manager.
 
     The library's own manager miscounts connections and streams that end at the wrong moment (a stream that closes before its
-    direction is noted, a connection that is refused after it was counted); such a place never becomes free again.
+    direction is noted, a connection that is refused after it was counted), and never frees their places.
     """
 
     connection_lifecycle = graceful_degradation = None
@@ -150,7 +150,7 @@ class ResourceLimits:
         return True
 
     def release_stream(self, peer_id: str, direction: _StreamDirection) -> None:
-        """Free the place of a stream that `acquire_stream` allowed and that has closed."""
+        """Free the place of a closed stream that `acquire_stream` had allowed."""
         if direction.name == "INBOUND" and self._streams[peer_id] > 1:
             self._streams[peer_id] -= 1
         elif direction.name == "INBOUND":
@@ -166,7 +166,7 @@ class ResourceLimits:
 
 
 MAX_CONNECTIONS = 1024
-"""Most connections: more than `inbound_policy` and `dialer` make together; above it the library closes the newest one."""
+"""Most connections: more than `inbound_policy` and `dialer` allow together; beyond it the library closes the newest one."""
 STREAM_NEGOTIATION_S = 10
 """Seconds for the other end to accept the protocol of a stream."""
 UPGRADE_S = 5.0
@@ -174,7 +174,7 @@ UPGRADE_S = 5.0
 
 
 class PortBusy(NetworkError):
-    """Another program listens on the port; the text says what to do."""
+    """The error for a port on which another program listens; the text tells the user what to do."""
 
     def __init__(self, port: int) -> None:
         super().__init__(
@@ -209,7 +209,7 @@ def _claim(host: str, port: int) -> int:
 
 
 async def stop_listening(host: Host) -> None:
-    """Close the sockets at which `host` listens; otherwise they outlive it.
+    """Close the sockets at which `host` listens; otherwise they outlive the host.
 
     The library's listeners are system tasks of trio, and the library does not close them when it is cancelled.
     """
@@ -258,9 +258,9 @@ def new_host(identity: Identity, reputation: Reputation, limits: ResourceLimits)
 
 
 def _say_less(host: Host) -> None:
-    """Keep the library from asking every peer that connects to identify itself, and from remembering it for good.
+    """Stop the library from asking every peer that connects to identify itself, and from remembering each peer for good.
 
-    We ask only connected peers (`identify`), and forget peers that have gone (`forget`).
+    We ask only peers that we dialled or admitted (`identify`), and forget peers that have gone (`forget`).
     """
     from libp2p.identity.identify_push import ID_PUSH
 
@@ -279,7 +279,7 @@ def identify(host: Host, identity: LibraryId) -> None:
 
 
 def forget(host: Host, identity: LibraryId) -> None:
-    """Clear the library's memory of a peer without connections; the dialer has its own address book."""
+    """Clear the library's memory of a peer without connections; the dialler has its own address book."""
     store = host.get_peerstore()
     store.peer_data_map.pop(identity, None)
     store.peer_record_map.pop(identity, None)
@@ -302,7 +302,7 @@ def _silence() -> None:
 
 @dataclass(frozen=True)
 class LineLimits:
-    """The limits on all that we send (up) and on all that we receive (down)."""
+    """The limits on all bytes that we send (up) and on all bytes that we receive (down)."""
 
     up: RateLimit
     down: RateLimit
@@ -312,8 +312,8 @@ class LineLimits:
 class RunHost:
     """Our host in one run, as the protocols on its connections use it.
 
-    handlers: take the messages, and tell members from strangers.  connected: returns True if we have reached a peer or it
-    has greeted us.  doorstep: for inbound sockets that have proved nothing yet.
+    handlers: handle the messages, and tell members from strangers.  connected: returns True if a peer is connected and we
+    dialled or admitted it.  doorstep: counts inbound sockets that have not authenticated yet.
     """
 
     host: Host

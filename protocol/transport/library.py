@@ -1,4 +1,4 @@
-"""The part of py-libp2p 0.8 that this package uses: types for its objects, and corrections of its faults.
+"""The part of py-libp2p 0.8 that this package uses: types for the library's objects, and corrections of its faults.
 
 The library is imported only when a network starts (0.8 s, 80 MiB), and its annotations lack the private attributes that we
 need.  So the modules of this package use these protocols for its objects; `host.new_host` casts to them.
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
 # ------------------------------------------------------------------------------------------------------------------------
 # Corrections of py-libp2p 0.8.1, applied once per process.
 #
-# 1. Receive credit: the library sends a window update for every read, even of one byte; we wait for half a window.
+# 1. Receive credit: the library sends a window update for every read, even of one byte; we send one after half a window.
 # 2. Send: the library polls the window every 10 ms and resets the stream of a reader that stalls for 5 s; we wait for an
 #    event.
 # 3. Frame write: a write cancelled half-way leaves half a frame behind and desynchronises Noise for all streams; we shield a
 #    write once it has begun, and end the connection if the peer reads nothing for `STALL_S`.
-# 4. Identify: the library gives its own name and accepts an answer of 1 MiB; we give this program's name and accept
+# 4. Identify: the library sends its own name and accepts an answer of 1 MiB; we send this program's name and accept at most
 #    `IDENTIFY_BYTES`.
-# 5. IPv6: a socket that listens at all IPv6 addresses would also take the IPv4 addresses of its port; we keep it from that.
+# 5. IPv6: a socket that listens at all IPv6 addresses would also occupy its port at all IPv4 addresses; we prevent this.
 #
-# `inbound` replaces the handling of inbound connections, `host` the counts of connections and streams.
+# `inbound` replaces the handling of inbound connections, and `host` replaces the counts of connections and streams.
 
 
 STALL_S = 10.0
@@ -87,7 +87,7 @@ def _replace(owner: object, name: str, value: object) -> None:
 
 
 async def _credit(self: YamuxStream, *, bytes_read: int = 0) -> None:
-    """Grant credit once half a window was read.  Replaces `YamuxStream._auto_tune_and_send_window_update`."""
+    """Grant credit once half a window has been read.  Replaces `YamuxStream._auto_tune_and_send_window_update`."""
     from libp2p.stream_muxer.yamux.yamux import MAX_WINDOW_SIZE
 
     self._pending_recv_release += bytes_read
@@ -103,7 +103,7 @@ async def _credit(self: YamuxStream, *, bytes_read: int = 0) -> None:
 
 
 async def _write(self: YamuxStream, data: bytes) -> None:
-    """Write `data`, waiting for credit by event.  Replaces `YamuxStream.write`."""
+    """Write `data`; an event ends each wait for credit.  Replaces `YamuxStream.write`."""
     from libp2p.stream_muxer.exceptions import MuxedStreamError
     from libp2p.stream_muxer.yamux import yamux
 
@@ -137,7 +137,7 @@ async def _write_frame(self: Yamux, data: bytes) -> None:
 
 
 async def _window_opens(stream: YamuxStream) -> None:
-    """Wait until the other end may have granted credit, 0.5 s at most."""
+    """Wait until the other end may have granted credit, for at most 0.5 s."""
     event = stream.__dict__.get("_window_event")
     if event is None or event.is_set():
         event = stream.__dict__["_window_event"] = trio.Event()
@@ -169,7 +169,7 @@ def _patch_identify() -> None:
 
 
 def agent_version() -> str:
-    """Return our name and version, as the protocol `identify` gives them to peers."""
+    """Return our name and version, as we send them to peers in the protocol `identify`."""
     return f"manyhands/{version()}"
 
 
@@ -202,7 +202,7 @@ class MuxedConnection(Protocol):
 
 
 class LimitedConnection(Protocol):
-    """A connection made by `host`.  ended: set when it is over, at either end."""
+    """A connection made by `host`.  ended: set when either end has closed the connection."""
 
     @property
     def peer_id(self) -> LibraryId: ...
@@ -333,7 +333,7 @@ class ProtocolHandlers(Protocol):
 
 
 class ObservedAddressManager(Protocol):
-    """The library's record of the addresses at which others see us."""
+    """The library's record of the addresses at which other peers see us."""
 
     record_observation: Callable[[Connection, Address, Sequence[Address]], None]
 

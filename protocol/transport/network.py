@@ -1,4 +1,4 @@
-"""`Libp2pNetwork`: the interface `Network` on real sockets, its settings, and its parts, which `Stack` joins."""
+"""`Libp2pNetwork`, the interface `Network` on real sockets; its settings (`NetworkSettings`) and its parts (`Stack`)."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Discover(Protocol):
     async def __call__(
         self, run: Hash, me: PeerId, addresses: Callable[[], Sequence[str]], found: Callable[[Sequence[str]], None]
     ) -> None:
-        """Announce our `addresses`, anew whenever they change, and report other peers' addresses, until cancelled.
+        """Announce our `addresses`, again after each change, and report other peers' addresses to `found`, until cancelled.
 
         Waits while there is no usable network.  Raises nothing.
         """
@@ -70,13 +70,13 @@ class NetworkSettings:
     """Addresses and limits of one peer's network.
 
     listen_port: 0 for any free port.  discover: finds peers on the local network; None to stay silent there.
-    up_limit, down_limit: bytes a second in all, None for no limit; pushes get the part that other traffic leaves.
-    inbound: limits on connections that others open to us.  congestion: the congestion control of bulk sockets, if the kernel
-    has it and lets us set it: over a long way with some loss BBR is several times as fast as CUBIC, the usual default.
-    announce: multiaddrs, besides our interfaces, from which a router or a provider leads to us.
-    serve_tls: serves a socket on which the other end begins to speak TLS, given the address that it comes from; None to
-    treat it like any other stranger.  relay_rate: bytes a second that we carry between peers that cannot reach each other,
-    all together; 0 for none.
+    up_limit, down_limit: total bytes a second, None for no limit; pushes get the rate that other traffic leaves.
+    inbound: limits on connections that other peers open to us.  congestion: the congestion control of bulk sockets, used if
+    the kernel has it and lets us set it.  On a long path with some loss, BBR is several times as fast as CUBIC, the usual
+    default.  announce: multiaddrs, in addition to our interfaces, from which a router or a provider forwards to us.
+    serve_tls: serves a socket on which the other end begins to speak TLS, given the address of that end; None to treat the
+    socket like a stranger's.  relay_rate: total bytes a second that we carry between peers that cannot reach each other; 0
+    to carry none.
     """
 
     listen_host: str = "0.0.0.0"
@@ -92,7 +92,7 @@ class NetworkSettings:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# The meter of libp2p connections, at their sockets: gossip, requests and the library's own messages.
+# The meter of libp2p connections at their sockets.  It counts gossip, requests and the library's own messages.
 
 
 class Meter:
@@ -114,7 +114,7 @@ class Meter:
 
 
 class _Metered:
-    """A stream whose bytes are counted; it is otherwise unchanged."""
+    """A wrapper that counts the bytes of a stream and changes nothing else."""
 
     def __init__(self, stream: ReadWriteCloser, meter: Meter) -> None:
         self._inner, self._meter = stream, meter
@@ -137,15 +137,15 @@ class _Metered:
 
 
 ENOUGH_PEERS = 512
-"""Number of connected peers above which no more strangers are dialled."""
+"""Number of connected peers at which we stop dialling strangers."""
 TLS_FIRST_BYTE = b"\x16"
-"""First byte of a TLS connection: its first record is a handshake."""
+"""First byte of a TLS connection, which begins with a handshake record."""
 
 log = logging.getLogger(__name__)
 
 
 class Stack:
-    """The parts of a started network.  Built when it starts, as importing the library takes most of a second."""
+    """The parts of a started network, built only at the start because importing the library takes most of a second."""
 
     def __init__(
         self,
@@ -157,7 +157,7 @@ class Stack:
         ports: Callable[[], Sequence[int]],
         listening: Callable[[], Sequence[End]],
     ) -> None:
-        """Build all parts.  ports: our ports as others may find them.  listening: our ends that others may dial."""
+        """Build all parts.  ports: returns the ports at which other peers may find us.  listening: returns our endpoints."""
         self._handlers, self._emit = handlers, emit
         self._nursery: trio.Nursery | None = None
         self._links: dict[PeerId, str] = {}
@@ -240,7 +240,7 @@ class Stack:
         return Traffic(sum(channel.up_bytes for channel in channels), sum(channel.down_bytes for channel in channels))
 
     def link(self, peer: PeerId) -> str:
-        """Return the kind of a peer's connection; empty if it is not connected."""
+        """Return the kind of a peer's connection; "" if the peer is not connected."""
         return self.traversal.way(peer).kind.value if peer in self.connections else ""
 
     def bandwidth(self) -> Bandwidth:
@@ -251,9 +251,9 @@ class Stack:
         return Bandwidth(up, down)
 
     def line_bytes(self) -> int:
-        """Return the bytes that all connections, bulk links and circuits carried both ways, with headers of full packets.
+        """Return the bytes that all connections, bulk links and circuits carried in both directions, headers included.
 
-        Relayed bytes count twice, as they come and go.
+        The headers are estimated for full packets.  Relayed bytes count twice, because we receive and send them.
         """
         meter, bulk, relayed = self.meter, self.bulk, 2 * self.traversal.relay.carried_bytes
         return int((meter.up_bytes + meter.down_bytes + bulk.up_bytes + bulk.down_bytes + relayed) / PACKET_SHARE)
@@ -264,7 +264,7 @@ class Stack:
         self._line.down.change(down and down * PACKET_SHARE)
 
     def welcome(self, peer: PeerId) -> None:
-        """Treat a peer as no stranger: it has greeted us and was admitted, or we were about to dial it."""
+        """Stop treating a peer as a stranger: a handshake admitted it, or it connected just before we dialled it."""
         if not self.reputation.is_banned(peer):
             self.inbound.welcome(peer)
             self._update(peer)
@@ -289,7 +289,7 @@ class Stack:
     async def push(
         self, peer: PeerId, header: bytes, data: memoryview, timeout_s: float, *, spare: bool, on_sent: Callable[[], None]
     ) -> None:
-        """Push to a connected peer.  Raises `Refused` or `Unreachable`."""
+        """Push data to a connected peer.  Raises `Refused` or `Unreachable`."""
         if peer not in self.connections:
             raise Unreachable(f"{short_id(peer)} is not connected")
         await self.bulk.push(peer, header, data, timeout_s, spare=spare, on_sent=on_sent)
@@ -345,9 +345,9 @@ class Stack:
                 self._handlers.on_peer_disconnected(peer)
 
     def _on_renewed(self, peer: PeerId, has_answered: bool) -> None:
-        """Restart over another connection all that ran over a peer's old one.  The peer was never disconnected.
+        """Restart a peer's traffic on another connection than before.  The peer was never disconnected.
 
-        has_answered: the peer has just answered on the other connection; otherwise that one may be older.
+        has_answered: True if the peer has just answered on that connection; if False, it may be the older connection.
         """
         self.bulk.disconnected(peer)
         self.requests.disconnected(peer)
@@ -399,7 +399,7 @@ CLOSE_S = 2.0
 class Libp2pNetwork:
     """One peer's end of the network.  Start it with `await nursery.start(network.run)`, end it with `close`.
 
-    own: its addresses.  emit: takes `PeerBanned`, `StrangersClosed`, `Dropped`, `LinkChanged` and `ReachabilityChanged`.
+    own: our addresses.  emit: receives `PeerBanned`, `StrangersClosed`, `Dropped`, `LinkChanged` and `ReachabilityChanged`.
 
     See also `open_network`.
     """
@@ -431,7 +431,7 @@ class Libp2pNetwork:
     async def run(self, *, task_status: TaskStatus = trio.TASK_STATUS_IGNORED) -> None:
         """Run until `close`, even if cancelled: the library closes its sockets only while its tasks still run.
 
-        Raises `PortBusy` or `NetworkError` if it cannot listen.
+        Raises `PortBusy` or `NetworkError` if the network cannot listen.
         """
         with self._scope:
             host = self._settings.listen_host
@@ -447,7 +447,7 @@ class Libp2pNetwork:
             await self._stack.run(host, self.own.port, discover, task_status=task_status)
 
     async def close(self) -> None:
-        """Stop listening, close all connections, and end, within `CLOSE_S`."""
+        """Stop listening, close all connections, and end `run`, all within `CLOSE_S`."""
         with trio.CancelScope(shield=True, deadline=trio.current_time() + CLOSE_S):
             if self._stack is not None:
                 await stop_listening(self._stack.host)
@@ -460,20 +460,20 @@ class Libp2pNetwork:
         return self._identity.peer_id
 
     def addresses(self) -> Sequence[str]:
-        """Return the multiaddrs that others can dial, each ending in /p2p/<peer ID>."""
+        """Return the multiaddrs that other peers can dial, each ending in /p2p/<peer ID>."""
         return self.own.all()
 
     def reached_here(self, counts: Callable[[PeerId], bool]) -> list[str]:
-        """Return our addresses at which others reach us, first those that our owner names.
+        """Return the addresses at which other peers reach us, beginning with the announced ones (`NetworkSettings`).
 
-        counts: returns True if a peer's claim about them counts.
+        counts: returns True if we believe a peer's report about our addresses.
         """
         observed = self._stack.observed.addresses(counts) if self._stack is not None else []
         here = dict.fromkeys([*self._settings.announce, *self.reachability().reached, *observed])
         return [f"{address}/p2p/{self.peer_id}" for address in here]
 
     def reachability(self) -> Reachability:
-        """Return the verdicts on our addresses, as far as other peers were asked to dial them."""
+        """Return the verdicts on the addresses of ours that other peers were asked to dial."""
         return self._stack.inquiry.now if self._stack is not None else Reachability({})
 
     async def ask_reachability(self) -> None:
@@ -482,15 +482,15 @@ class Libp2pNetwork:
             await self._stack.inquiry.inquire()
 
     def reached_there(self) -> list[str]:
-        """Return the addresses of others at which we have reached them."""
+        """Return the addresses at which our last attempt reached a peer of our run."""
         return self._stack.dialer.reached() if self._stack is not None else []
 
     def attempts(self) -> list[Attempt]:
-        """Return the last attempt to dial each address."""
+        """Return the last attempt at each address that was dialled."""
         return self._stack.dialer.attempts() if self._stack is not None else []
 
     async def answers(self, address: str) -> bool:
-        """Dial this address and return True if its peer answers there now, even if it is connected otherwise."""
+        """Dial this address, even if its peer is already connected; return True if the peer answers there now."""
         return self._stack is not None and await self._stack.dialer.answers(address)
 
     def connected(self) -> Sequence[PeerId]:
@@ -498,11 +498,11 @@ class Libp2pNetwork:
         return self._stack.connections.peers() if self._stack is not None else []
 
     def link(self, peer: PeerId) -> str:
-        """Return the kind of a peer's connection: direct, reversed, punched or relayed; empty if it is not connected."""
+        """Return the kind of a peer's connection: direct, reversed, punched or relayed; "" if the peer is not connected."""
         return self._stack.link(peer) if self._stack is not None else ""
 
     def welcome(self, peer: PeerId) -> None:
-        """Treat `peer` as no stranger on all its connections, as it has greeted us and takes part."""
+        """Stop treating `peer` as a stranger on all its connections, because a handshake has admitted it."""
         if self._stack is not None:
             self._stack.welcome(peer)
 
@@ -511,7 +511,7 @@ class Libp2pNetwork:
         return self._stack.traffic() if self._stack is not None else Traffic(0, 0)
 
     def line_bytes(self) -> int:
-        """Return the bytes that our line carried since the start, both directions together, with headers of full packets."""
+        """Return the bytes that our line carried since the start, in both directions together, with packet headers."""
         return self._stack.line_bytes() if self._stack is not None else 0
 
     def limit(self, up: float | None, down: float | None) -> None:
@@ -525,18 +525,18 @@ class Libp2pNetwork:
         return self._stack.bandwidth() if self._stack is not None else Bandwidth(0.0, 0.0)
 
     def is_moving(self) -> bool:
-        """Return True if our own address is gone and we are connecting anew."""
+        """Return True if our own address is gone and we are reconnecting."""
         return self._stack is not None and self._stack.dead_ends.is_moving
 
     def remember(self, addresses: Sequence[str], *, claimed: bool = False) -> None:
-        """Dial these addresses while their peer is not connected, with backoff.  claimed: other peers name them."""
+        """Dial these addresses with backoff while their peers are not connected.  claimed: other peers named them."""
         if self._stack is not None:
             self._stack.dialer.remember(addresses, claimed=claimed)
         elif not claimed:
             self._early_addresses.extend(addresses)
 
     def known_addresses(self) -> Sequence[str]:
-        """Return the addresses that are worth keeping on disk, the best first."""
+        """Return the addresses that are worth keeping on disk, best first."""
         return list(self._early_addresses) if self._stack is None else self._stack.dialer.known()
 
     def forget(self, peer: PeerId) -> None:
@@ -545,7 +545,7 @@ class Libp2pNetwork:
             self._stack.forget(peer)
 
     async def publish(self, data: bytes) -> None:
-        """Gossip an envelope.  Raises `NetworkError` before the start, or if it is larger than MAX_GOSSIP_BYTES."""
+        """Gossip an envelope.  Raises `NetworkError` before the start, or if `data` is larger than MAX_GOSSIP_BYTES."""
         if self._stack is None:
             raise NetworkError("the network has not started")
         await self._stack.gossip.publish(data)
@@ -566,7 +566,7 @@ class Libp2pNetwork:
         spare: bool = False,
         on_sent: Callable[[], None] = nothing,
     ) -> None:
-        """Send `data` into the buffer that `peer` names for `header`.  Raises `Unreachable` or `Refused`."""
+        """Send `data` into the buffer that `peer` provides for `header`.  Raises `Unreachable` or `Refused`."""
         if self._stack is None:
             raise Unreachable(f"{short_id(peer)} is not connected")
         await self._stack.push(peer, header, data, timeout_s, spare=spare, on_sent=on_sent)
@@ -581,12 +581,12 @@ async def open_network(
     *,
     emit: Callable[[Event], None] = lambda event: None,
 ) -> AsyncIterator[Libp2pNetwork]:
-    """Run a `Libp2pNetwork` during the block.  Raises `PortBusy` or `NetworkError` if it cannot listen."""
+    """Run a `Libp2pNetwork` during the block.  Raises `PortBusy` or `NetworkError` if the network cannot listen."""
     network = Libp2pNetwork(identity, run, handlers, settings, emit=emit)
-    claim_port(settings.listen_host, settings.listen_port)  # here, so that `PortBusy` comes out bare and not in a group
+    claim_port(settings.listen_host, settings.listen_port)  # here, so that `PortBusy` is raised outside any exception group
     async with trio.open_nursery() as nursery:
         try:
-            with trio.CancelScope(shield=True):  # if cancelled here, it would run on, shielded, and nothing could close it
+            with trio.CancelScope(shield=True):  # cancelling here would leave a shielded network that nothing closes
                 await nursery.start(network.run)
             yield network
         finally:

@@ -1,7 +1,7 @@
-"""Questions and answers, one at a time on a libp2p stream, which may be kept for the next ones.
+"""Questions and answers, one at a time on a libp2p stream, which may be kept for later questions.
 
-This module decides size limits, deadlines, how many questions of one peer are answered at once, and how much memory the
-questions of all peers take.  The handlers give the answers; an exception of a handler ends its stream and nothing else.
+This module decides size limits, deadlines, the number of one peer's questions that are answered at once, and the memory for
+the questions of all peers.  The handlers give the answers; an exception of a handler ends its stream and nothing else.
 """
 
 from __future__ import annotations
@@ -39,24 +39,25 @@ from protocol.wire.canonical import Malformed
 from protocol.wire.identity import PeerId
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Streams kept for the next questions, as opening and closing a stream costs more than asking.
+# Streams kept for later questions, because opening and closing a stream costs more than asking a question.
 #
-# The end that answers says whether it waits for another question.  It waits longer than the asking end keeps a stream, so a
-# question seldom meets a stream that was just closed.  Neither end keeps a stream that brought it more than `KEPT_BYTES`:
-# the library widens the window of a stream as data arrives, and none of our limits counts the unread data there.
+# Each answer says if the answering end waits for another question on the stream.  The answering end waits longer than the
+# asking end keeps a stream, so a question is seldom sent on a stream that was just closed.  Neither end keeps a stream on
+# which it received more than `KEPT_BYTES`: the library widens a stream's window as data arrives, and none of our limits
+# counts the unread data in that window.
 
 
 MOST_KEPT = 4
-"""Streams kept for one peer, at either end."""
+"""Most streams that each end keeps for one peer."""
 KEPT_S, WAITED_S = 15.0, 45.0
-"""Seconds for which the asking end keeps a stream, and for which the answering end waits on it."""
+"""Seconds for which the asking end keeps a stream, and seconds for which the answering end waits on it."""
 KEPT_BYTES = 64 << 10
-"""Most bytes that a stream may have brought to an end that keeps it."""
+"""Most bytes that an end may have received on a stream that it keeps."""
 
 
 @dataclass
 class KeptStream:
-    """A stream at the asking end.  brought_bytes: size of all its answers.  is_new: no question was asked on it before."""
+    """A stream at the asking end.  brought_bytes: total size of its answers.  is_new: True before its first question."""
 
     stream: Stream
     is_new: bool = True
@@ -65,11 +66,11 @@ class KeptStream:
 
 
 class KeptStreams:
-    """The streams that we keep as the asking end.  `run` closes them in time."""
+    """The streams that we keep as the asking end.  `run` closes them after `KEPT_S` without use."""
 
     def __init__(self) -> None:
         self._kept: dict[PeerId, list[KeptStream]] = {}
-        """By peer, the stream that ends next first."""
+        """Streams by peer, the one to be closed next first."""
 
     def take(self, peer: PeerId) -> KeptStream | None:
         """Return a stream on which this peer waits for a question; None if there is none."""
@@ -77,7 +78,7 @@ class KeptStreams:
         return kept.pop() if kept and kept[-1].until > trio.current_time() else None
 
     def keep(self, peer: PeerId, kept: KeptStream) -> bool:
-        """Keep a stream.  Return False if the peer has enough of them, or if this one brought too much."""
+        """Keep a stream.  Return False if we keep enough streams for the peer, or received too much on this one."""
         others = self._kept.setdefault(peer, [])
         if len(others) >= MOST_KEPT or kept.brought_bytes > KEPT_BYTES:
             return False
@@ -109,23 +110,23 @@ class KeptStreams:
 # ------------------------------------------------------------------------------------------------------------------------
 # A memory budget over all peers, for questions being read or answered and for answers being sent.
 #
-# Strangers together get half of it, so members always have the other half.  A peer may hold as much as it leaves free: one
-# peer gets half of the budget, two get a third each, and a few more get a share of the rest.  Small messages are not
-# counted, so every peer can greet and catch up while the budget is used up.
+# Strangers together get half of the budget, so members always have the other half.  A peer may hold at most as much as
+# remains free: one peer gets half of the budget, two get a third each, and a few more get a share of the rest.  Small
+# messages are not counted, so every peer can greet and catch up while the budget is used up.
 
 
 BUDGET_BYTES = 64 << 20
-"""Encoded size of all questions, or of all answers."""
+"""Largest encoded size of all questions together, and of all answers together."""
 SMALL_BYTES = 4 << 10
 """Largest message that is not counted."""
 EVENT_EVERY_S = 10.0
 
 
 class MemoryBudget:
-    """The memory budget for questions, or the one for answers.
+    """A memory budget, either for questions or for answers.
 
-    members: tells members from strangers.  emit: gets a `Dropped` for refused questions, at most one in `EVENT_EVERY_S`,
-    whose `times` counts the refused questions of all peers.
+    members: tells members from strangers.  emit: receives a `Dropped` for refused questions, at most one in `EVENT_EVERY_S`;
+    its `times` counts the refused questions of all peers.
     """
 
     def __init__(self, members: Members, emit: Callable[[Event], None], total_bytes: int = BUDGET_BYTES) -> None:
@@ -142,7 +143,7 @@ class MemoryBudget:
 
     @contextmanager
     def hold(self, peer: PeerId, size: int) -> Iterator[None]:
-        """Hold `size` bytes of the budget during the block.  Raises `Unreachable` if they are not free."""
+        """Hold `size` bytes of the budget during the block.  Raises `Unreachable` if fewer bytes are free."""
         if size <= SMALL_BYTES:
             yield
             return
@@ -163,7 +164,7 @@ class MemoryBudget:
         return size <= SMALL_BYTES or self._held[peer] + size <= self._free(peer)
 
     async def room(self, peer: PeerId, size: int) -> AbstractContextManager[None]:
-        """Wait until there is room, and return `hold`.  The caller sets a deadline."""
+        """Wait until the budget has room for `size` bytes, and return `hold`.  The caller sets a deadline."""
         while not self.has_room(peer, size):
             if self._released.is_set():
                 self._released = trio.Event()
@@ -171,7 +172,7 @@ class MemoryBudget:
         return self.hold(peer, size)
 
     def _free(self, peer: PeerId) -> int:
-        """Return the bytes left for members if `peer` is one, else the bytes left for strangers."""
+        """Return the bytes that are free for members if `peer` is a member, else the bytes that are free for strangers."""
         free = self._total - self.held_bytes
         if self._members.has_member(peer):
             return free
@@ -196,13 +197,13 @@ MAX_CONCURRENT_PER_PEER = 16
 MAX_KIND_CHARS = 64
 MAX_REASON_CHARS = 300
 READ_QUESTION_S = 5.0
-"""Seconds until the first question begins.  Reading a question may take as long again, and its time at
-`SLOWEST_BYTES_PER_S`."""
+"""Seconds within which the first question must begin.  Reading a question may take another `READ_QUESTION_S`, plus its time
+at `SLOWEST_BYTES_PER_S`."""
 WRITE_ANSWER_S = 5.0
-"""Seconds until an answer is taken, besides its time at `SLOWEST_BYTES_PER_S`."""
+"""Seconds within which an answer must be sent, plus its time at `SLOWEST_BYTES_PER_S` or at our slower line."""
 SLOWEST_BYTES_PER_S = 32 << 10
 MAX_ANSWER_S = 120.0
-"""Longest time spent on one question (s), however long its asker would wait."""
+"""Longest time spent on one question (s), even if its asker would wait longer."""
 
 log = logging.getLogger(__name__)
 
@@ -224,7 +225,7 @@ class Requests:
         self._protocol = own.protocol("request")
         self._kept = KeptStreams()
         self._open, self._waiting = Counter[PeerId](), Counter[PeerId]()
-        """Questions that are being read or answered; streams on which we wait for another question."""
+        """Number of questions being read or answered, and number of streams on which we wait for another one, by peer."""
         self.up_bytes = 0
         self.down_bytes = 0
         own.host.set_stream_handler(self._protocol, self._serve)
@@ -254,7 +255,7 @@ class Requests:
         await self._kept.run()
 
     def disconnected(self, peer: PeerId) -> None:
-        """Forget the streams of a connection to this peer that has closed."""
+        """Forget this peer's streams whose connection has closed."""
         self._kept.forget_closed(peer)
 
     async def _ask(self, peer: PeerId, kind: str, data: bytes, timeout_s: float) -> bytes:
@@ -281,7 +282,7 @@ class Requests:
         return answer
 
     async def _put(self, peer: PeerId, question: bytes) -> KeptStream:
-        """Send a question and return the stream on which it will be answered."""
+        """Send a question and return the stream on which the answer will arrive."""
         while (kept := self._kept.take(peer)) is not None:
             try:
                 await write_frame(kept.stream, question, self._up)
@@ -296,7 +297,7 @@ class Requests:
         return KeptStream(await ask_frame(self._host, peer, self._protocol, question, self._up))
 
     async def _begun(self, asked: KeptStream) -> int | None:
-        """Return the size of the coming answer; None if the other end closed a kept stream before it read the question."""
+        """Return the size of the answer that begins; None if the peer closed a kept stream before it read the question."""
         from libp2p.network.stream.exceptions import StreamEOF
 
         try:
@@ -309,7 +310,7 @@ class Requests:
             return None
 
     async def _serve(self, stream: Stream) -> None:
-        """Serve a stream as libp2p's handler.  Raises nothing: an exception here would bring down the whole host."""
+        """Serve a stream for libp2p.  Raises nothing, because an exception here would bring down the whole host."""
         peer = peer_id_of(stream.muxed_conn.peer_id)
         try:
             size: int | None = await self._first(peer, stream)
@@ -333,7 +334,7 @@ class Requests:
         raise self._too_slow(peer)
 
     async def _next(self, peer: PeerId, stream: Stream) -> int | None:
-        """Wait for another question, as promised; return its size, None if none comes."""
+        """Wait for another question, as our answer promised; return its size, or None if no question arrives."""
         try:
             with trio.move_on_after(WAITED_S):
                 return await read_length(stream, MAX_REQUEST_BYTES + ENVELOPE_BYTES)
@@ -346,9 +347,9 @@ class Requests:
         return None
 
     async def _answer(self, peer: PeerId, stream: Stream, size: int, may_stay: bool) -> bool:
-        """Answer a question of `size` bytes that is to be read.  Return True if we promised to wait for another one.
+        """Read and answer a question of `size` bytes.  Return True if we promised to wait for another one.
 
-        may_stay: the stream may be kept.
+        may_stay: True if the stream may be kept.
         """
         if self._open[peer] >= MAX_CONCURRENT_PER_PEER:
             self._reputation.penalise(peer, EXCESS, "too many questions at once")
@@ -382,7 +383,7 @@ class Requests:
         return stays_open
 
     async def _write(self, peer: PeerId, stream: Stream, answer: dict[str, bytes | str | bool], may_stay: bool) -> bool:
-        """Send an answer.  Return True if it promises that we wait for another question, as `_next` does."""
+        """Send an answer.  Return True if it promises that we wait for another question; `_next` then waits."""
         stays_open = may_stay and self._waiting[peer] < MOST_KEPT
         self._waiting[peer] += stays_open
         try:
@@ -394,10 +395,10 @@ class Requests:
         return stays_open
 
     async def _find(self, peer: PeerId, kind: str, data: bytes, held: ExitStack) -> bytes:
-        """Return the answer to a question; `held` keeps its place in the budget.
+        """Return the answer to a question; `held` keeps its part of the budget.
 
-        If the budget has no room, the answer is dropped and found again once it has: answers that wait for slow readers take
-        no memory.
+        If the budget has no room for the answer, drop the answer, wait for room and compute the answer again.  So answers
+        that wait for slow readers take no memory.
         """
         found = await self._handlers.on_request(peer, kind, data)
         if self._answers.has_room(peer, len(found)):
@@ -409,9 +410,10 @@ class Requests:
         return await self._handlers.on_request(peer, kind, data)
 
     async def _read_question(self, peer: PeerId, stream: Stream, size: int, held: ExitStack) -> bytes:
-        """Read a question; `held` keeps its place in the budget.
+        """Read a question; `held` keeps its part of the budget.
 
-        Raises `Unreachable` if there is no room.  Raises it with a penalty for the asker if the bytes come too slowly.
+        Raises `Unreachable` if the budget has no room.  Raises `Unreachable` and penalises the asker if the bytes arrive too
+        slowly.
         """
         held.enter_context(self._questions.hold(peer, size))
         with trio.move_on_after(READ_QUESTION_S + size / SLOWEST_BYTES_PER_S):
@@ -435,7 +437,10 @@ def encode_question(kind: str, data: bytes, milliseconds: int) -> bytes:
 
 
 def decode_question(raw: bytes) -> tuple[str, bytes, int]:
-    """Return kind, data, and the time for which the asker waits (ms).  Raises `Malformed` or `BadFrame`."""
+    """Return the kind and data of a question and the time for which the asker waits (ms).
+
+    Raises `Malformed` or `BadFrame`.
+    """
     question = canonical.decode(raw, max_bytes=MAX_REQUEST_BYTES + ENVELOPE_BYTES)
     if not isinstance(question, dict) or set(question) != {"kind", "data", "ms"}:
         raise BadFrame("not a question")
@@ -448,9 +453,9 @@ def decode_question(raw: bytes) -> tuple[str, bytes, int]:
 
 
 def decode_answer(raw: bytes) -> tuple[bytes | Refused, bool]:
-    """Return the data of an answer, or a refusal with the peer's reason, and True if the peer waits for another question.
+    """Return the data of an answer or the peer's refusal with its reason, and True if the peer waits for another question.
 
-    Raises `Malformed` or `BadFrame` for anything else.
+    Raises `Malformed` or `BadFrame` for any other bytes.
     """
     answer = canonical.decode(raw, max_bytes=MAX_REQUEST_BYTES + ENVELOPE_BYTES)
     if isinstance(answer, dict) and isinstance(stays_open := answer.pop("open", None), bool):

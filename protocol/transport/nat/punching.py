@@ -1,9 +1,9 @@
-"""Hole punching: two connected peers, through a relay or otherwise, find a socket with no peer in between.
+"""Hole punching: two peers that are connected, for example through a relay, open a socket without a peer in between.
 
-One peer asks with a nonce and the ends at which it may be dialled; the other answers with its own, and both begin to dial
-(`Race`).  Their sockets carry a token made of both nonces, so neither peer can make the other send bytes of its choice to
-some other program.  Each has asked a peer that it can dial (`Mirror`) for the end at which its router shows it.  The users
-of the socket prove their identities on it, whatever socket was found.
+One peer sends a nonce and the endpoints at which it may be dialled.  The other peer answers with its own nonce and
+endpoints, and both begin to dial (`Race`).  Their sockets carry a token derived from both nonces, so neither peer can make
+the other send chosen bytes to another program.  Before that, each peer has asked a peer that it can dial (`Mirror`) for the
+endpoint at which its router shows it.  On any socket that wins, both peers still have to prove their identities.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from protocol.wire.hashes import hash_bytes
 from protocol.wire.identity import PeerId
 
 # ------------------------------------------------------------------------------------------------------------------------
-# The mirror: tells each peer that connects the IP address and port at which we see it.
+# The mirror, which tells each peer that connects the IP address and port at which we see it.
 #
-# A router that translates addresses gives a socket another port outside.  Many routers give the same outside port to the
-# same inside port, whichever address is dialled.  So a peer that knows its outside port can tell others to dial it there.
+# A router that translates addresses maps a socket's port to an outside port.  Many routers map an inside port to the same
+# outside port for all destinations.  So a peer that knows its outside port can ask other peers to dial that port.
 
 
 MIRROR_FIRST_BYTE = b"\xb3"
@@ -66,7 +66,7 @@ class Mirror:
         self._doorstep = doorstep
 
     async def accept(self, sock: trio.socket.SocketType, address: str) -> None:
-        """Tell the other end of a socket where we see it, and wait until it closes the socket, for `MIRROR_S` in all."""
+        """Send the peer the endpoint at which we see it, and wait until it closes the socket, for at most `MIRROR_S`."""
         with self._doorstep.waits(sock, address), trio.move_on_after(MIRROR_S):
             await receive(sock, 1)
             await send(sock, write_end(sock.getpeername()[:2]))
@@ -74,7 +74,10 @@ class Mirror:
 
 
 async def seen_at(sock: trio.socket.SocketType, mirror: End) -> End:
-    """Return the end at which a mirror sees `sock`, bound and not yet connected.  Raises OSError or trio.TooSlowError."""
+    """Return the endpoint at which a mirror sees `sock`.  Raises OSError or trio.TooSlowError.
+
+    sock: bound, not yet connected.
+    """
     with trio.fail_after(MIRROR_S):
         await sock.connect(mirror)
         await send(sock, MIRROR_FIRST_BYTE)
@@ -87,7 +90,7 @@ async def seen_at(sock: trio.socket.SocketType, mirror: End) -> End:
 
 
 async def ports_outside(mirrors: Sequence[End]) -> tuple[int, list[int]]:
-    """Return a port of ours, and the port at which each answering mirror sees it.  Raises OSError."""
+    """Return one of our ports, and the outside port that each answering mirror sees for it.  Raises OSError."""
     port, seen = 0, list[int]()
     for mirror in mirrors:
         sock = reusable_socket(port)
@@ -98,7 +101,7 @@ async def ports_outside(mirrors: Sequence[End]) -> tuple[int, list[int]]:
 
 
 def reusable_socket(port: int = 0) -> trio.socket.SocketType:
-    """Return an IPv4 socket, to dial from, bound to a port that our other sockets may use too.  Raises OSError."""
+    """Return an IPv4 socket for dialling, bound to a port that our other sockets may also use.  Raises OSError."""
     bare = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
         bare.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -113,22 +116,23 @@ def reusable_socket(port: int = 0) -> trio.socket.SocketType:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# A race of sockets between two peers: each dials all ends of the other, and the first socket with both tokens wins.
+# A race of sockets between two peers: each dials all endpoints of the other, and the first socket on which both have sent
+# the token wins.
 #
-# One of the two leads: it names the winner by one more byte, and the other waits for that byte.  If both dial each other at
-# the same moment from ports that their routers have shown to others, the two dials become one socket (simultaneous open,
-# RFC 9293, 3.5): each router takes the other's packets for answers to its own.
+# One of the two peers leads: it chooses the winner by sending one more byte on it, and the other peer waits for that byte.
+# If both peers dial each other's outside ports at the same moment, the two attempts become one socket (simultaneous open,
+# RFC 9293, 3.5): each router takes the packets from the other side for answers to packets sent from its own side.
 
 
 RACE_FIRST_BYTE = b"\xb4"
 TOKEN_BYTES = 16
 RACE_S = 6.0
 ATTEMPT_S = 1.4
-"""Seconds for one attempt.  A second SYN leaves after one second, as the first may have come before the other router let it
-in."""
+"""Seconds for one attempt: long enough for a second SYN, sent after one second, because the first may have arrived before
+the other router let it in."""
 PAUSE_S = 0.15
 MAX_CANDIDATES = 6
-"""Most ends of the other peer that are dialled, and most of its sockets that are checked at one time."""
+"""Most endpoints of the other peer that are dialled, and most of its sockets that are checked at one time."""
 LEADS, FOLLOWS, TAKEN = b"L", b"F", b"!"
 
 log = logging.getLogger(__name__)
@@ -140,7 +144,10 @@ HELLO_BYTES = 1 + TOKEN_BYTES + 1
 
 @dataclass(frozen=True)
 class DialCandidate:
-    """An end at which a peer may be dialled.  punched: it dials from there at the same moment; else it listens there."""
+    """An endpoint at which a peer may be dialled.
+
+    punched: True if the peer dials from this endpoint at the same moment, False if it listens there.
+    """
 
     end: End
     punched: bool = False
@@ -153,7 +160,7 @@ def write_candidates(candidates: Sequence[DialCandidate]) -> bytes:
 
 
 def read_candidates(data: bytes) -> list[DialCandidate]:
-    """Decode candidates from any bytes of that size; invalid ones are left out."""
+    """Decode candidates from any `CANDIDATES_BYTES` bytes; leave out invalid candidates."""
     found = []
     for at in range(0, CANDIDATES_BYTES, CANDIDATE_BYTES):
         flag = data[at]
@@ -163,7 +170,11 @@ def read_candidates(data: bytes) -> list[DialCandidate]:
 
 
 class Race:
-    """One race.  local_port: port from which we dial punched candidates, as we told the other peer; None to dial none."""
+    """One race.
+
+    leads: True if our peer leads.  local_port: the port, known to the other peer, from which we dial punched candidates;
+    None to dial no punched candidates.
+    """
 
     def __init__(self, token: bytes, leads: bool, local_port: int | None) -> None:
         self.token, self._leads, self._local_port = token, leads, local_port
@@ -172,7 +183,7 @@ class Race:
         self._won: tuple[trio.socket.SocketType, LinkKind] | None = None
 
     def has_come(self, sock: trio.socket.SocketType) -> bool:
-        """Take an inbound socket that has said hello into the race.  Return False if it is not taken."""
+        """Enter an inbound socket, whose hello was read, in the race.  Return False if the race does not accept it."""
         if self._looked_at >= MAX_CANDIDATES:
             return False
         try:
@@ -183,7 +194,7 @@ class Race:
         return True
 
     async def run(self, theirs: Sequence[DialCandidate]) -> tuple[trio.socket.SocketType, LinkKind] | None:
-        """Return the socket that won and its kind; None if none won in time.  All others are closed."""
+        """Return the winning socket and its kind; None if no socket won within `RACE_S`.  Closes all other sockets."""
         try:
             with trio.move_on_after(RACE_S):
                 async with trio.open_nursery() as nursery:
@@ -208,7 +219,7 @@ class Race:
                 self._arrived.receive_nowait().close()
 
     async def _dial(self, candidate: DialCandidate, scope: trio.CancelScope) -> None:
-        """Dial a candidate again and again until cancelled, and check each socket."""
+        """Dial a candidate repeatedly until cancelled, and check each socket."""
         kind = LinkKind.PUNCHED if candidate.punched else LinkKind.DIRECT if self._leads else LinkKind.REVERSED
         while True:
             with trio.move_on_after(ATTEMPT_S), suppress(OSError):
@@ -231,14 +242,17 @@ class Race:
         return trio.socket.socket(family, trio.socket.SOCK_STREAM)
 
     async def _check(self, sock: trio.socket.SocketType, kind: LinkKind, scope: trio.CancelScope, has_said: bool) -> None:
-        """Say hello on a socket; make it the winner if the leader names it, else close it.  has_said: its hello was read."""
+        """Send our hello on a socket; make the socket the winner if the leader chooses it, else close it.
+
+        has_said: True if the peer's hello was already read.
+        """
         ours, other = (LEADS, FOLLOWS) if self._leads else (FOLLOWS, LEADS)
         try:
             await send(sock, RACE_FIRST_BYTE + self.token + ours)
             if not has_said and await receive(sock, HELLO_BYTES) != RACE_FIRST_BYTE + self.token + other:
                 raise GoneAway("somebody else is there")
             if self._leads and self._won is None:
-                self._won = sock, kind  # no other may be named from here on
+                self._won = sock, kind  # from here on no other socket may win
                 await send(sock, TAKEN)
                 scope.cancel()
             elif not self._leads and await receive(sock, 1) == TAKEN and self._won is None:
@@ -260,27 +274,27 @@ class Race:
 
 
 ANSWER_S = 6.0
-"""Seconds for the other end to look into a mirror and to answer."""
+"""Seconds for the other peer to ask a mirror and to answer."""
 HELLO_S = 3.0
 NONCE_BYTES = 16
 OFFER_BYTES = NONCE_BYTES + CANDIDATES_BYTES
 MAX_AT_ONCE = 32
-"""Meetings at one time for which all strangers ask, and as many for members."""
+"""Most meetings at one time that strangers asked for, and most that members asked for."""
 
 
 @dataclass(frozen=True)
 class Outside:
-    """A port of ours, and the end at which our router shows it (`seen`)."""
+    """One of our ports.  seen: the endpoint at which our router shows the port."""
 
     port: int
     seen: End
 
 
 class Meetings:
-    """The meetings of our peer.  `run` it.
+    """The meetings of our peer; they need `run`.
 
-    listening: returns our ends that others may dial.  mirrors: returns ends of peers that can tell us where our router shows
-    us.  take: as for `Circuits`.
+    listening: returns our endpoints that other peers may dial.  mirrors: returns endpoints of peers that can tell us where
+    our router shows us.  take: serves a socket through which a peer connects to us.
     """
 
     def __init__(
@@ -306,7 +320,7 @@ class Meetings:
             await trio.sleep_forever()
 
     async def meet(self, peer: PeerId) -> tuple[trio.socket.SocketType, Way]:
-        """Return a socket to a connected peer, and its way.  Raises `Unreachable`."""
+        """Return a direct socket to a connected peer, and its `Way`.  Raises `Unreachable`."""
         with ExitStack() as held:
             outside = await self._outside(held)
             ours = self._offer(outside)
@@ -317,7 +331,7 @@ class Meetings:
         return won[0], Way(won[1])
 
     async def accept(self, sock: trio.socket.SocketType, address: str) -> None:
-        """Hand an inbound socket to the race whose token it sends.  Without such a race, the caller closes it."""
+        """Enter an inbound socket in the race with the token that the peer sends.  Without a race, the caller closes it."""
         with self._doorstep.waits(sock, address), trio.fail_after(HELLO_S):
             hello = await receive(sock, HELLO_BYTES)
         wanted = LEADS if hello[-1:] == FOLLOWS else FOLLOWS
@@ -339,7 +353,7 @@ class Meetings:
 
     @contextmanager
     def _place(self, is_member: bool) -> Iterator[None]:
-        """Hold a place for a meeting that another peer asks for, during the block.  Raises `Unreachable` if none is free."""
+        """Hold a place for another peer's meeting during the block.  Raises `Unreachable` if no place is free."""
         if self._running[is_member] >= MAX_AT_ONCE:
             raise Unreachable("too many meetings")
         self._running[is_member] += 1
@@ -358,7 +372,7 @@ class Meetings:
     async def _race(
         self, token: bytes, leads: bool, theirs: bytes, outside: Outside | None
     ) -> tuple[trio.socket.SocketType, LinkKind] | None:
-        """Return the winner among our sockets to the offered ends and the other peer's sockets to us; None if none won."""
+        """Return the winner among our sockets to the offered endpoints and the peer's sockets to us; None if none won."""
         race, name = Race(token, leads, outside.port if outside is not None else None), (token, LEADS if leads else FOLLOWS)
         self._races[name] = race
         try:
@@ -376,9 +390,9 @@ class Meetings:
         return [*punched, *map(DialCandidate, self._listening())][:MAX_CANDIDATES]
 
     async def _outside(self, held: ExitStack) -> Outside | None:
-        """Find out where our router shows a port from which we shall dial; return None if no mirror tells.
+        """Ask mirrors where our router shows a port from which we shall dial; return None if no mirror answers.
 
-        held: gets the socket that was shown; it stays open so that the router keeps its translation.
+        held: receives the socket that the mirror saw.  The socket stays open so that the router keeps its mapping.
         """
         for mirror in [end for end in self._mirrors() if ":" not in end[0]][:2]:
             try:
@@ -393,5 +407,5 @@ class Meetings:
 
 
 def token_of(asked: bytes, answered: bytes) -> bytes:
-    """Return the token of a meeting's sockets, from the offers of both ends."""
+    """Return the token of a meeting's sockets, derived from the offers of both peers."""
     return hash_bytes("meeting", asked[:NONCE_BYTES] + answered[:NONCE_BYTES])[:TOKEN_BYTES]

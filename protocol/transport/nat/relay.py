@@ -1,11 +1,12 @@
-"""Relays: carry bytes between two peers that are both connected to a third one, within the limits that its owner set.
+"""Relaying: a relay carries bytes between two peers connected to it, within the limits that the relay's owner set.
 
 Policy
 * A peer that wants to be reached through us has a place here while it is connected.  Members come before strangers.
-* Another peer asks us to reach it.  We tell it, and both dial us anew, each with a token that is valid for some seconds and
-  for one socket.  From then on the bytes of each socket go into the other.  We see only data that the two have encrypted.
-* All circuits together keep to the relay's own rate, and give way to our own pushes.  A circuit waits while the other end
-  takes no data, and ends if nothing moves on it.
+* Another peer asks us for a circuit to the first one.  We send that peer a summons, and both dial us on new sockets, each
+  with a token that is valid for some seconds and for one socket.  From then on we copy the bytes of each socket to the other
+  one.  We see only data that the two peers have encrypted.
+* All circuits together keep to the relay's rate limit, and give way to our own pushes.  A circuit waits while an end accepts
+  no data, and ends if no data moves for `STALL_S`.
 """
 
 from __future__ import annotations
@@ -41,48 +42,49 @@ FIRST_BYTE: Final = b"\xb2"
 TOKEN_BYTES = 16
 PEER_BYTES = 64
 ANSWER_S = 4.0
-"""Seconds for the wanted peer to say that it comes."""
+"""Seconds within which the wanted peer must accept a summons."""
 DIAL_S = 6.0
-"""Seconds for both ends to dial us."""
+"""Seconds within which both ends must dial us."""
 MAX_PLACES, MAX_STRANGERS = 128, 32
 """Most peers that can be reached through us, and most strangers among them."""
 MAX_CIRCUITS, MAX_STRANGERS_CIRCUITS = 192, 16
-"""Most circuits, and most circuits for which strangers asked, all together."""
+"""Most circuits, and most circuits for which strangers asked, over all peers."""
 MAX_CIRCUITS_PER_PEER = 40
 PIECE_BYTES = 64 << 10
 STALL_S = 120.0
-"""Seconds without movement after which a circuit ends."""
+"""Seconds without data after which a circuit ends."""
 DEAD_S = 20
-"""Seconds without an acknowledgement after which an end counts as gone."""
+"""Seconds without an acknowledgement after which the kernel closes the socket of an end."""
 
 log = logging.getLogger(__name__)
 PLACE, CONNECT = 1, 2
 QUESTION = struct.Struct(f">B{PEER_BYTES}s")
 """PLACE or CONNECT, and for CONNECT the wanted peer."""
 ANSWER = struct.Struct(f">B{TOKEN_BYTES}sI")
-"""1 for yes; for CONNECT the token, and our rate in kB a second, 0 for no limit."""
+"""1 for yes; for CONNECT the token; and our rate in kB a second, 0 for no limit."""
 SUMMONS = struct.Struct(f">{TOKEN_BYTES}s{PEER_BYTES}sI")
-"""Message to the wanted peer: its token, the asker, and our rate."""
+"""Message to the wanted peer: the token for its socket, the asker, and our rate."""
 
 
 RELAY_PROTOCOL, SUMMONS_PROTOCOL = "relay", "relayed"
-"""Names of the protocols that a relay answers, and a peer with a place at a relay."""
+"""Names of two protocols: the first is answered by a relay, the second by a peer with a place at a relay."""
 
 
 def kb_per_s(bytes_per_s: float) -> int:
-    """Return a rate as answers have it: in kB a second, rounded up, as 0 stands for no limit."""
+    """Return a rate in the unit of `ANSWER`: kB a second, rounded up, because 0 stands for no limit."""
     return min(1 << 30, ceil(bytes_per_s / 1000))
 
 
 class Refusal(Exception):
-    """A question is answered with no; the text says why, for our log."""
+    """The refusal of a question; its text gives the reason, for our log."""
 
 
 @dataclass
 class _Circuit:
-    """One circuit.  asker: the peer that asked for it.  ends: the sockets that have come, by token.
+    """One circuit.  asker: the peer that asked for it.  ends: the sockets that the two peers have opened, by token.
 
-    both: set when both have come.  moved_at: time when data last came out of either socket (trio time).
+    both: set when both sockets are open.  moved_at: time at which we last received data from either socket (trio time).
+    over: set when the circuit has ended.
     """
 
     asker: PeerId
@@ -95,9 +97,9 @@ class _Circuit:
 
 
 class RelayService:
-    """Our peer as a relay.  `run` it.
+    """The relay service of our peer; it needs `run`.
 
-    rate: bytes a second of all circuits together, 0 to relay nothing.
+    rate: bytes a second of all circuits together; 0 to relay nothing.
     """
 
     def __init__(self, own: RunHost, rate: float) -> None:
@@ -113,7 +115,7 @@ class RelayService:
 
     @property
     def circuits(self) -> int:
-        """The number of circuits, including circuits whose ends have not come yet."""
+        """The number of circuits, including circuits whose sockets are not open yet."""
         return len(self._circuits) // 2
 
     async def run(self) -> None:
@@ -127,7 +129,7 @@ class RelayService:
         self._places.pop(peer, None)
 
     async def accept(self, sock: trio.socket.SocketType, address: str) -> None:
-        """Serve a socket as one end of the circuit whose token it sends, until the circuit is over."""
+        """Read a token from a socket, and serve the socket as one end of the token's circuit until the circuit is over."""
         with self._doorstep.waits(sock, address), trio.fail_after(DIAL_S):
             token = (await receive(sock, 1 + TOKEN_BYTES))[1:]
         circuit = self._circuits.get(token)
@@ -157,7 +159,7 @@ class RelayService:
             return ANSWER.pack(0, bytes(TOKEN_BYTES), 0)
 
     def _give_place(self, peer: PeerId) -> None:
-        """Give a peer a place; a member takes a stranger's if all are taken.  Raises `Refusal`."""
+        """Give a peer a place; if none is free, a member takes a stranger's place.  Raises `Refusal`."""
         strangers = [other for other in self._places if not self._members.has_member(other) and other != peer]
         is_member = self._members.has_member(peer)
         if not is_member and len(strangers) >= MAX_STRANGERS:
@@ -169,7 +171,7 @@ class RelayService:
         self._places[peer] = None
 
     async def _connect(self, asker: PeerId, name: str) -> bytes:
-        """Tell the peer of this name that `asker` wants to reach it; return the asker's token.  Raises `Refusal`."""
+        """Summon the peer with the ID `name` to a circuit with `asker`; return the asker's token.  Raises `Refusal`."""
         asked = PeerId(name)
         if not is_peer_id(name) or asked == asker or asked not in self._places or not self._connected(asked):
             raise Refusal("a peer that cannot be reached through us")
@@ -198,7 +200,7 @@ class RelayService:
         return self._members.has_member(asker) or by_strangers < MAX_STRANGERS_CIRCUITS
 
     async def _expire(self, circuit: _Circuit) -> None:
-        """Forget a circuit when it is over, or if its ends do not come in time."""
+        """Forget a circuit when it is over, or if its two sockets are not open within `ANSWER_S + DIAL_S`."""
         with trio.move_on_after(ANSWER_S + DIAL_S):
             await circuit.both.wait()
         if circuit.both.is_set():
@@ -210,7 +212,7 @@ class RelayService:
             self._circuits.pop(token, None)
 
     async def _carry(self, circuit: _Circuit, source: trio.socket.SocketType, sink: trio.socket.SocketType) -> None:
-        """Carry bytes from one end to the other until the circuit is over."""
+        """Carry bytes from one socket to the other until the circuit is over."""
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_cancel_when, circuit.over, nursery.cancel_scope)
@@ -244,31 +246,31 @@ async def _cancel_when(over: trio.Event, scope: trio.CancelScope) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# The ends of circuits: places at relays while not every peer reaches us, circuits to others, and circuits to us.
+# The use of relays: our places at relays while not every peer can reach us, circuits to other peers, and circuits to us.
 
 
 WANTED = 2
-"""Relays at which we want a place: two, so that one may go."""
+"""Relays at which we want a place: two, so that one remains if the other is lost."""
 LOOK_S = 2.0
 KEEP_S = 30.0
 """Seconds after which we ask for a place again: the relay may have given it to another peer without telling us."""
 MAX_AGAIN_S = 60.0
-"""Longest pause before a relay that refused is asked again.  The first pause is `LOOK_S`, as we may not have greeted the
-relay yet; each further one is twice as long."""
+"""Longest pause before we ask a relay again that refused.  The first pause is `LOOK_S`, because our handshake with the relay
+may not be complete yet; each further pause is twice as long."""
 MAX_REMEMBERED = 1024
 SOON_S, AT_ONCE = 0.5, 8
-"""Seconds without an answer after which the next relay is asked, and most relays asked at one time: a mute relay holds none
-up."""
+"""Seconds without an answer after which we ask another relay as well, and most relays asked at one time.  So a relay that
+does not answer cannot delay our search."""
 
 Take = Callable[[trio.SocketStream, str, Way], Awaitable[None]]
-"""Function that serves a socket from a peer to its end, given the group of addresses for which it counts, and its way."""
+"""Function that serves a peer's socket until it closes, given the address group for which it counts, and its `Way`."""
 
 
 class Circuits:
-    """The circuits of our peer and its places at relays.  `run` it.
+    """The circuits of our peer and its places at relays; they need `run`.
 
-    dialled: returns the connected peers that we have dialled, with their ends.  reached: returns the verdict on our
-    reachability for all peers, including peers without IPv6.  take: serves a socket by which a peer comes to us.
+    dialled: returns the connected peers that we have dialled, with their endpoints.  reached: returns the verdict on our
+    reachability for all peers, including peers without IPv6.  take: serves a socket through which a peer connects to us.
     """
 
     def __init__(
@@ -286,9 +288,9 @@ class Circuits:
         """Time at which each relay last granted us a place."""
         self._met = trio.Event()
         self._refused: dict[PeerId, tuple[float, float]] = {}
-        """Time at which each relay is asked again, and the pause until then."""
+        """Time at which we ask each relay again, and the length of the pause until then (s)."""
         self._coming = Counter[PeerId]()
-        """Sockets that we are opening because a relay has summoned us."""
+        """Number of sockets that we are opening because of a summons, by relay."""
         self._nursery: trio.Nursery | None = None
         answer_with(host, protocol_of(run, SUMMONS_PROTOCOL), SUMMONS.size, self._on_summons, ANSWER_S)
 
@@ -307,7 +309,7 @@ class Circuits:
                 self._met = trio.Event()
 
     def connected(self) -> None:
-        """Note that another peer is connected, which may relay."""
+        """Note that another peer, a possible relay, is connected."""
         self._met.set()
 
     def disconnected(self, peer: PeerId) -> None:
@@ -321,7 +323,7 @@ class Circuits:
         return [str(CircuitAddress(address, relay, me)) for relay, address in at.items()]
 
     async def open(self, relay: PeerId, peer: PeerId) -> tuple[trio.socket.SocketType, Way]:
-        """Open a socket that leads to `peer` through a relay; return it and its way.  Raises `Unreachable` or OSError."""
+        """Open a socket to `peer` through a relay; return the socket and its `Way`.  Raises `Unreachable` or OSError."""
         end = self._dialled().get(relay)
         if end is None:
             raise Unreachable(f"the relay {short_id(relay)} is not connected")
@@ -335,8 +337,8 @@ class Circuits:
     async def _look_for_places(self) -> None:
         """Ask relays for places, members first.
 
-        Members replace strangers that gave us a place, as a crowd of strangers may have come before them.  While it is
-        unknown if others reach us, we ask relays on the internet already: others will be looking for us.
+        Members replace strangers that gave us a place, because a crowd of strangers may have connected before the members.
+        While our reachability is unknown, we already ask relays with public addresses: other peers will be looking for us.
         """
         dialled, now = self._dialled(), trio.current_time()
         for relay in self._places.keys() - dialled.keys():
@@ -365,7 +367,7 @@ class Circuits:
         over.set()
 
     def _is_wanted(self, relay: PeerId) -> bool:
-        """Return True if we need another place at such a relay: a member, or any relay."""
+        """Return True if we need another place at a relay like this one: at a member, or for a stranger at any relay."""
         is_member = self._members.has_member(relay)
         enough = sum(self._members.has_member(each) or not is_member for each in self._places) >= WANTED
         return not enough and relay not in self._places
@@ -381,7 +383,7 @@ class Circuits:
                 await self._gets_place(relay)
 
     async def _gets_place(self, relay: PeerId) -> bool:
-        """Ask a relay for a place; return True if it grants one.  Otherwise we ask again after a pause, longer each time."""
+        """Ask a relay for a place; return True if it grants one.  After each refusal we wait longer before we ask again."""
         question, granted = QUESTION.pack(PLACE, bytes(PEER_BYTES)), False
         try:
             answer, _ = await ask(self._host, relay, self._protocol, question, ANSWER.size, ANSWER_S)
@@ -402,13 +404,13 @@ class Circuits:
         return granted
 
     async def _on_summons(self, relay: PeerId, connection: MuxedConnection, question: bytes) -> bytes:
-        """Answer a relay at which we have a place and through which another peer wants to reach us."""
+        """Answer a summons: a relay at which we have a place tells us that another peer wants to reach us."""
         token, _, kb_per_s = SUMMONS.unpack(question)
         end = self._dialled().get(relay)
         if relay not in self._places or end is None or self._nursery is None:
             return b"\0"
         if self._coming[relay] >= MAX_CIRCUITS_PER_PEER:
-            return b"\0"  # the relay leads no more circuits than that to us
+            return b"\0"  # a relay allows each peer no more circuits than this
         self._coming[relay] += 1
         self._nursery.start_soon(guarded, self._serve, relay, end, token, _way(relay, kb_per_s))
         return b"\x01"
@@ -425,7 +427,7 @@ class Circuits:
         await self._take(trio.SocketStream(sock), relayed_group(relay), way)
 
     async def _come(self, relay: End, token: bytes) -> trio.socket.SocketType:
-        """Open our end of a circuit.  Raises OSError."""
+        """Open our socket of a circuit.  Raises OSError."""
         return await dial(relay, FIRST_BYTE + token, DIAL_S)
 
 
@@ -434,7 +436,7 @@ def _way(relay: PeerId, kb_per_s: int) -> Way:
 
 
 async def dial(end: End, first: bytes, deadline_s: float) -> trio.socket.SocketType:
-    """Open a socket to this end and send `first` on it.  Raises OSError."""
+    """Open a socket to this endpoint and send `first` on it.  Raises OSError."""
     sock = trio.socket.socket(trio.socket.AF_INET6 if ":" in end[0] else trio.socket.AF_INET, trio.socket.SOCK_STREAM)
     try:
         with trio.fail_after(deadline_s):

@@ -1,7 +1,7 @@
 """The wire of the simulated network: all peers and the links between them.
 
-All chance comes from the generator that is passed in, and no code iterates over a set, so the same seed gives the same run.
-Gossip reaches every peer within reach, directly or through one other peer.
+All random numbers come from the generator passed in, and no code iterates over a set, so the same seed gives the same run.
+Gossip is sent to every peer that the sender can reach directly or through one other peer.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from protocol.wire.identity import PeerId
 # ------------------------------------------------------------------------------------------------------------------------
 # The links of the simulated network: access links that flows share.
 #
-# Every peer has one link up and one down.  Small messages go first, like control traffic, and cost their own time only.
-# Larger messages wait in a queue of their flow (one for each other peer), and the flows of a link take turns, a slice each.
-# Spare messages go when nothing else waits.  A slice that has left one peer's link up travels, then queues for the other's
-# link down.
+# Every peer has one uplink and one downlink.  Small messages, like control traffic, skip the queues and take only their own
+# sending time.  Larger messages wait in the queue of their flow (one for each other peer), and the flows of a link take
+# turns, with one slice a turn.  Spare messages are sent only while no other message waits.  A slice leaves the sender's
+# uplink, takes the latency, and then waits for the receiver's downlink.
 #
-# Everything runs on one agenda in one task, without chance, so that the same calls give the same times.
+# Everything runs on one agenda in one task, without random numbers, so that the same calls give the same times.
 
 
 SMALL_BYTES = 4096
 TURN_S = 0.05
-"""Longest turn of a flow on a link (s)."""
+"""Duration of a flow's turn on a link (s), which sets the size of a slice."""
 LEAST_SLICE = 1024
 
 Action = Callable[[], None]
 
 
 class Agenda:
-    """A queue of actions by due time; actions due at one time run in the order in which they were added."""
+    """A queue of actions by due time; actions due at the same time run in the order in which they were added."""
 
     def __init__(self) -> None:
         self._due: list[tuple[float, int, Action]] = []
@@ -95,16 +95,16 @@ class Pipe:
         return max(LEAST_SLICE, int(self.bytes_per_s * TURN_S))
 
     def put(self, transfer: SimulatedTransfer, size: int, through: Action) -> None:
-        """Queue a slice of `size` bytes; `through` is called when it has passed."""
+        """Queue a slice of `size` bytes; `through` is called once the slice has passed."""
         self._flows.setdefault((transfer.flow, transfer.spare), deque()).append((size, transfer, through))
         self._next()
 
     def stop(self) -> None:
-        """Let no more data in, as the owner is stopped.  Data under way still arrives."""
+        """Start no further slice, because the owner is stopped.  Slices already started still arrive."""
         self._stopped = True
 
     def go_on(self) -> None:
-        """End a stop."""
+        """Start slices again after `stop`."""
         self._stopped = False
         self._next()
 
@@ -126,7 +126,7 @@ class Pipe:
 
 
 class SimulatedTransfer:
-    """A transfer of `size` bytes between two access links, in slices that each take `delay_s` from one to the other."""
+    """A transfer of `size` bytes between two access links, in slices; each takes `delay_s` from one link to the other."""
 
     def __init__(
         self,
@@ -141,12 +141,12 @@ class SimulatedTransfer:
         self.flow, self.spare, self._size = flow, spare, size
         self.abandoned = False
         self.on_slice: Callable[[], None] = lambda: None
-        """Callback for each slice that has arrived."""
+        """Callback for each slice that arrives."""
         self._agenda, self._delay_s, self._arrived = agenda, delay_s, arrived
         self._left = 0
 
     def begin(self, sender: Access, receiver: Access) -> None:
-        """Queue all slices on the sender's link up."""
+        """Queue all slices on the sender's uplink."""
         step = min(sender.up.slice_bytes(), receiver.down.slice_bytes())
         sizes = [min(step, self._size - at) for at in range(0, self._size, step)]
         self._left = len(sizes)
@@ -154,7 +154,7 @@ class SimulatedTransfer:
             sender.up.put(self, size, partial(self._travel, receiver, size))
 
     def abandon(self) -> None:
-        """Give up, for the sender: slices that have not left yet take no more time of the links."""
+        """Abandon the transfer for the sender: slices that have not left yet are discarded."""
         self.abandoned = True
 
     def _travel(self, receiver: Access, size: int) -> None:
@@ -168,13 +168,13 @@ class SimulatedTransfer:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# One peer's end of the simulated network, as the wire uses it, and the calls between two ends.
+# The endpoints of the simulated network, one for each peer, and the calls between two of them.
 
 
 class SimulatedCall:
-    """A question or a push under way.  It belongs to its caller; the receiver serves it.
+    """A question or a push in progress.  It belongs to its caller; the receiver serves it.
 
-    delivered: set when a push's data has arrived, or never will (`broken`).
+    delivered: set when a push's data has arrived, or when it can no longer arrive (then `broken` is true).
     """
 
     def __init__(self, caller: PeerId, receiver: PeerId) -> None:
@@ -197,13 +197,13 @@ class SimulatedCall:
             self.ended.set()
 
     def break_off(self) -> None:
-        """Tell the receiver that no more data comes."""
+        """Tell the receiver that no more data will arrive."""
         if not self.delivered.is_set():
             self.broken = True
             self.delivered.set()
 
     def abandon(self) -> None:
-        """Abandon all transfers: slices that have not left yet take no more time of the links."""
+        """Abandon all transfers: slices that have not left yet are discarded."""
         for transfer in self.transfers:
             transfer.abandon()
 
@@ -211,7 +211,7 @@ class SimulatedCall:
 class Endpoint:
     """A peer's links, its inbox, and its calls.
 
-    `handlers` are set before it joins the wire, which then sets `access`.  up_bytes, down_bytes: payload since the start.
+    Set `handlers` before `MemoryWire.join`, which sets `access`.  up_bytes, down_bytes: payload since the start.
     """
 
     access: Access
@@ -221,9 +221,9 @@ class Endpoint:
         self._peer_id = peer_id
         self.up_bytes = self.down_bytes = 0
         self.calls: dict[SimulatedCall, None] = {}
-        """Calls of this peer to others."""
+        """Calls that this peer makes to other peers."""
         self.served: dict[SimulatedCall, None] = {}
-        """Calls of others that this peer handles."""
+        """Calls of other peers that this peer handles."""
         self._post, self._inbox = trio.open_memory_channel[Callable[[], object]](math.inf)
         self._nursery: trio.Nursery | None = None
 
@@ -244,7 +244,7 @@ class Endpoint:
         self._nursery.start_soon(function, *arguments)  # type: ignore[arg-type]
 
     def post(self, arrival: Callable[[], object]) -> None:
-        """Put an arrival into the inbox; it is handled when this peer runs."""
+        """Put an arrival into the inbox; `run` handles it."""
         self._post.send_nowait(arrival)
 
     def crash(self) -> None:
@@ -253,7 +253,7 @@ class Endpoint:
             call.abandon()
 
     def lose(self, peer: PeerId) -> None:
-        """Fail the calls to another peer, which has crashed, and break off the calls from it."""
+        """Fail our calls to another peer, which has crashed, and break off that peer's calls to us."""
         for call in [call for call in self.calls if call.receiver == peer]:
             call.fail(Unreachable(f"the connection to {peer} broke"))
         for call in [call for call in self.served if call.caller == peer]:
@@ -261,11 +261,11 @@ class Endpoint:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Reachability between peers of the simulated network: partitions, cut links, and peers that were forgotten.
+# Reachability between peers of the simulated network: partitions, cut links, and pairs separated for good.
 
 
 class Topology:
-    """The partitions and cuts between peers.  Without any, every peer reaches every other."""
+    """The partitions and cuts between peers.  Without partitions and cuts, every peer reaches every other peer."""
 
     def __init__(self) -> None:
         self._side: dict[PeerId, int] = {}
@@ -293,11 +293,11 @@ class Topology:
         return one != other and self._side.get(one, 0) == self._side.get(other, 0) and (one, other) not in self._forgotten
 
     def carries(self, sender: PeerId, receiver: PeerId) -> bool:
-        """Return True if messages pass from `sender` directly to `receiver`."""
+        """Return True if messages can pass directly from `sender` to `receiver`."""
         return self.linked(sender, receiver) and (sender, receiver) not in self._cut
 
     def hops(self, sender: PeerId, receiver: PeerId, others: Iterable[PeerId]) -> int:
-        """Return the hops of gossip from one linked peer to another: 1, 2 through one of `others`, 0 if there is no way."""
+        """Return the hops of gossip between linked peers: 1 if direct, 2 through one of `others`, 0 if there is no path."""
         if not self._cut or self.carries(sender, receiver):
             return 1
         return 2 if any(self.carries(sender, other) and self.carries(other, receiver) for other in others) else 0
@@ -309,10 +309,12 @@ class Topology:
 
 @dataclass
 class Weather:
-    """Latency, bandwidth and loss.  latency_s: one way, `jitter_s` more at most.  bytes_per_s: each peer's up and down rate.
+    """Latency, bandwidth and loss.
 
-    gossip_loss, gossip_copies, gossip_late: chance that a gossip message is lost, arrives twice, or arrives up to `late_s`
-    late (and so after later ones), at one peer.  request_loss: chance that a question, an answer or a push is lost.
+    latency_s: one-way latency; up to `jitter_s` is added.  bytes_per_s: each peer's rate, up and down.
+    gossip_loss, gossip_copies, gossip_late: chance, for each receiver, that a gossip message is lost, arrives twice, or
+    arrives up to `late_s` late, possibly after newer messages.  request_loss: chance that a question, an answer or a push is
+    lost.
     """
 
     latency_s: float = 0.02
@@ -330,7 +332,7 @@ class Weather:
 
 
 class MemoryWire:
-    """The peers that are up, the links between them, and the messages under way.  `nursery` runs the agenda."""
+    """The peers that are up, the links between them, and the messages in transit.  `nursery` runs the agenda."""
 
     def __init__(
         self, nursery: trio.Nursery, random: Random, weather: Weather | None = None, agenda: Agenda | None = None
@@ -343,9 +345,9 @@ class MemoryWire:
         self.questions: Counter[str] = Counter()
         """Number of questions of each kind that arrived."""
         self.on_trouble: Callable[[str, PeerId], None] = lambda trouble, peer: None
-        """Callback for the weather's effect on a message, with the peer concerned."""
+        """Callback for each effect of the weather on a message, with the name of the effect and the peer concerned."""
         self.on_gossip: Callable[[PeerId, bytes], None] = lambda receiver, data: None
-        """Callback for gossip that a peer is about to handle."""
+        """Callback for each gossip message, just before its receiver handles it."""
         self._ends: dict[PeerId, Endpoint] = {}
         self._topology = Topology()
         nursery.start_soon(self.agenda.run)
@@ -358,7 +360,7 @@ class MemoryWire:
     # -- events in the world ------------------------------------------------------------------------------------------
 
     def join(self, end: Endpoint) -> None:
-        """Bring up a peer and connect it to every peer that it can reach."""
+        """Start a peer's endpoint and connect it to every peer that it can reach."""
         peer = end.peer_id
         assert peer not in self._ends, "one process an identity"
         self._ends[peer] = end
@@ -368,7 +370,7 @@ class MemoryWire:
             self._tell_connected(self._ends[other], peer)
 
     def crash(self, peer: PeerId) -> None:
-        """Remove a peer from one moment to the next; others see the connection break."""
+        """Remove a peer without warning; connected peers see the connection break."""
         end = self._ends.pop(peer, None)
         if end is None:
             return
@@ -401,7 +403,7 @@ class MemoryWire:
         self._topology.cut(sender, receiver)
 
     def freeze(self, peer: PeerId) -> None:
-        """Stop a peer's link up, as when its process is stopped: nothing more leaves it."""
+        """Stop a peer's uplink, as if its process were stopped; small messages are still sent."""
         if peer in self._ends:
             self._ends[peer].access.up.stop()
 
@@ -410,10 +412,10 @@ class MemoryWire:
         if peer in self._ends:
             self._ends[peer].access.up.go_on()
 
-    # -- used by the ends ---------------------------------------------------------------------------------------------
+    # -- used by endpoints --------------------------------------------------------------------------------------------
 
     def end(self, peer: PeerId) -> Endpoint | None:
-        """Return the end of a peer; None if it is not up."""
+        """Return the endpoint of a peer; None if the peer is not up."""
         return self._ends.get(peer)
 
     def forget(self, one: PeerId, other: PeerId) -> None:
@@ -431,7 +433,7 @@ class MemoryWire:
         end.post(lambda: end.handlers.on_peer_disconnected(peer))
 
     def delay_s(self) -> float:
-        """Return the time that the next message is under way (s)."""
+        """Return the latency of the next message (s)."""
         return self.weather.latency_s + self.random.random() * self.weather.jitter_s
 
     def send(
@@ -444,10 +446,10 @@ class MemoryWire:
         delay_s: float | None = None,
         spare: bool = False,
     ) -> SimulatedTransfer:
-        """Send one message of `size` bytes.  `arrived` is called, unless the link no longer carries it at that time.
+        """Send one message of `size` bytes.  `arrived` is called on arrival, unless the link carries nothing at that time.
 
-        delay_s: the time under way, without the time that the links take for its bytes; None for the weather's.
-        spare: the message leaves the sender only when nothing else waits there.
+        delay_s: the latency, without the time that the links take for the bytes; None for the latency of `weather`.
+        spare: True if the message may leave the sender only while no other message waits there.
         """
 
         def arrive() -> None:
@@ -467,11 +469,11 @@ class MemoryWire:
         return transfer
 
     def loses(self, sender: PeerId) -> bool:
-        """Decide by chance if a question, an answer or a push of `sender` gets lost.  Return True if it does."""
+        """Decide at random if a question, an answer or a push of `sender` is lost.  Return True if it is lost."""
         return self._strikes(self.weather.request_loss, "lost request", sender)
 
     def spread(self, sender: Endpoint, data: bytes) -> None:
-        """Gossip to every peer within reach."""
+        """Send gossip to every peer that the sender can reach."""
         weather = self.weather
         sender.up_bytes += len(data)
         for receiver in self.reachable(sender.peer_id):
