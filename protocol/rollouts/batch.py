@@ -1,4 +1,4 @@
-"""Batches of rollouts as one peer knows them: from their maker's statement to the one verdict on them."""
+"""Batches of rollouts as one peer knows them: from their maker's statement to the final decision."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from protocol.wire.identity import PeerId
 from protocol.wire.rollouts import CODES, Reason, RolloutBatch, Verdict
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Draws of a batch's problems, of the trainer that it is for, and of the validators that judge it.
+# Draws of a batch's problems, trainer and validators.
 #
-# Pure.  Nobody who would profit from a draw can vary its inputs.  The tip of a version, the maker and the number of a batch
-# draw its problems and the trainer that it is for; the contents of the batch and of its statement play no part.  That
-# trainer's signature, made after it has heard the root, draws the validators.  A trainer that chose its validators itself
+# The draws are pure.  No peer that would profit from a draw can vary its inputs.  The tip of a version, the maker and the
+# number of a batch draw its problems and its trainer; the contents of the batch and of its statement do not matter.  That
+# trainer's signature, made after it has received the root, draws the validators.  A trainer that chose its validators itself
 # would deceive only itself.  docs/internals/draws.md lists all draws of the protocol.
 
 
 TWICE = 8
-"""One batch in this many is dealt to two validators."""
+"""One batch in `TWICE` is dealt to two validators."""
 REDRAWS = 8
-"""Most tasks of a set that are drawn for one place in a batch until one is new; then the place gets one of the
-environment's."""
+"""Most tasks of a set that are drawn for one place in a batch, until one is new to the batch.  Without a new task, the place
+gets a problem of the environment."""
 
 
 def problems_of(
@@ -36,10 +36,10 @@ def problems_of(
 ) -> tuple[int, ...]:
     """Return the numbers of the problems, all different, of batch `number` of `peer` at the version on `tip`.
 
-    prompts: how many problems.  problems: the number of the environment's, at least `prompts`.  tasks: the version's sets;
-    `tasks.percent` of the problems come from them, as many from each set as from the others.  The number of problems from
-    the sets, and from each set, differs by at most one between batches: a batch with many more would be worth grinding keys
-    for.
+    prompts: number of problems to draw.  problems: number of the environment's problems, at least `prompts`.  tasks: the
+    version's sets; `tasks.percent` of the problems come from the sets, the same number from each set.  The number of
+    problems from all sets, and from each set, differs by at most one between batches.  Otherwise a maker would gain by
+    trying keys until a batch has many more.
     """
     seed = hash_bytes("problems", run + tip + peer.encode() + number.to_bytes(8, "big"))
     draws = (int.from_bytes(hash_bytes("problem", seed + at.to_bytes(8, "big")), "big") for at in count())
@@ -61,7 +61,7 @@ def beacon_of(signature: bytes) -> Hash:
 
 
 def places_of(beacon: Hash) -> int:
-    """Return the number of validators that a batch is dealt to at first."""
+    """Return the number of validators to which a batch is dealt at first."""
     return 2 if beacon[0] % TWICE == 0 else 1
 
 
@@ -74,24 +74,24 @@ def order_of(
 ) -> list[PeerId]:
     """Return the validators, or the first `most`, in the order in which the batch is dealt to them.
 
-    A validator that joins or leaves does not change the order of the others.  late: validators that came when the beacon was
-    known; they come last, because their keys may be made for it.
+    A validator that joins or leaves does not change the order of the other validators.  late: validators that joined when
+    the beacon was known; they come last, because their keys may have been made for this beacon.
     """
     drawn = sorted(validators, key=lambda peer: (peer in late, hash_bytes("validator", beacon + root + peer.encode())))
     return drawn[:most]
 
 
 def validators_of(beacon: Hash, root: Hash, validators: Collection[PeerId]) -> tuple[PeerId, ...]:
-    """Return the validators that the batch is dealt to at first."""
+    """Return the validators to which the batch is dealt at first."""
     return tuple(order_of(beacon, root, validators, places_of(beacon)))
 
 
 def some_of(
     tip: Hash, validators: frozenset[PeerId], most: int, late: Collection[PeerId] = frozenset()
 ) -> frozenset[PeerId]:
-    """Return the validators, at most `most`, that batches are dealt to while this is the tip; nobody could foresee them.
+    """Return at most `most` validators, among which batches are dealt at this tip; no peer can predict them.
 
-    late: validators that came when the tip was known, as in `order_of`.
+    late: validators that joined when the tip was known, as in `order_of`.
     """
     if len(validators) <= most:
         return validators
@@ -102,21 +102,21 @@ def some_of(
 def lot_of(tip: Hash, author: PeerId, number: int) -> Hash:
     """Return the lot that draws the trainer of batch `number` of `author` at the version on `tip`.
 
-    Nothing in the batch plays a part: its maker could vary it until it drew the trainer that it likes.
+    The batch's contents do not matter.  Otherwise its maker could vary them until the lot drew a trainer of its choice.
     """
     return hash_bytes("share", tip + author.encode() + number.to_bytes(8, "big"))
 
 
 def trainer_of(lot: Hash, trainers: Sequence[PeerId]) -> PeerId | None:
-    """Return the trainer that a batch with this lot is for; None without trainers.  trainers: in the record, sorted."""
+    """Return the trainer of a batch with this lot; None without trainers.  trainers: the record's trainers, sorted."""
     return trainers[_number_in(lot) % len(trainers)] if trainers else None
 
 
 def is_for(lot: Hash, me: PeerId, trainers: Sequence[PeerId]) -> bool:
     """Return True if `me` may learn from a batch.
 
-    A trainer in the version's record learns from its own share.  Another one learns from a share of about the same size (one
-    in `len(trainers) + 1`), which others may learn from as well.
+    A trainer in the version's record learns from its own share.  Any other trainer learns from a share of about the same
+    size (one batch in `len(trainers) + 1`), from which other trainers may learn as well.
     """
     if me in trainers:
         return trainer_of(lot, trainers) == me
@@ -131,19 +131,19 @@ def _number_in(lot: Hash) -> int:
 
 
 RELATIVE = frozenset({Reason.WITHHELD})
-"""Reasons that depend on the bytes that a validator could get: validators that disagree about them have not lied."""
+"""Reasons that depend on the bytes that a validator could get; validators that disagree on such a reason have not lied."""
 UNSURE = CODES.index((Verdict.INCONCLUSIVE, Reason.NONE))
 WITHHELD = CODES.index((Verdict.REJECT, Reason.WITHHELD))
 MOST_DEATHS = 2
-"""Deaths of our trainer process over one batch after which we give the batch up."""
+"""Number of deaths of our trainer process in work on one batch after which we drop the batch."""
 
 
 Slot = tuple[PeerId, Hash, int]
-"""Maker, tip of a version, and number of a batch: in one life a maker states one batch in a slot."""
+"""(Maker, tip of a version, number of a batch); an honest maker states one batch in a slot, unless it lost its disk."""
 
 
 class Opinion(Enum):
-    """Opinion of a batch as a whole: one bad rollout makes it bad, for honest peers make none."""
+    """Opinion of a batch as a whole: one bad rollout makes it bad, because honest peers make no bad rollout."""
 
     GOOD = "good"
     BAD = "bad"
@@ -161,21 +161,21 @@ class BytesLocation(Enum):
 
 
 class Decision(Enum):
-    """The final verdict on a batch, and so on each of its rollouts."""
+    """The final decision on a batch, which holds for each of its rollouts."""
 
     ACCEPTED = "accepted"
     REJECTED = "rejected"
     STALE = "stale"
-    """The batch was not judged in time, or nobody could tell."""
+    """The batch was not judged in time, or no check was conclusive."""
 
 
 @dataclass
 class BatchDeal:
     """Deal of a batch by one trainer.
 
-    beacon: draws the validators.  at: when we heard of the deal.  order: the first of the validators, drawn among `among`;
-    None while they are not drawn.  early: validators that lived at first.  turn: validators whose turn had come when we
-    looked last.
+    beacon: draws the validators.  at: the time at which we received the deal.  order: the first validators of the deal,
+    drawn among `among`, which is None before the first draw.  early: validators that were alive at the first draw.  turn:
+    validators whose turn had come at our last look.
     """
 
     beacon: Hash
@@ -188,7 +188,7 @@ class BatchDeal:
 
 @dataclass(frozen=True)
 class JudgementResult:
-    """Summary of a judgement.  reason: the most frequent one among its rejections.  scores: as in `Judgement`."""
+    """Summary of a judgement.  reason: the most frequent reason of its rejections.  scores: as in `Judgement`."""
 
     opinion: Opinion
     reason: Reason
@@ -199,8 +199,8 @@ class JudgementResult:
 class PooledBatch:
     """Batch of rollouts as one peer knows it.
 
-    at: when we heard of it.  deals: by trainer.  judgements: by validator.  own: the verdicts of our own check.  used: we
-    have learned from it.
+    at: the time at which we received its statement.  deals: deals by trainer.  judgements: judgements by validator.  own:
+    the verdicts of our own check.  used: True if we have learned from the batch.
     """
 
     author: PeerId
@@ -213,25 +213,25 @@ class PooledBatch:
     scores: bytes | None = None
     """Scores that our own check gave the rollouts, as in `Judgement`."""
     exact: frozenset[int] = frozenset()
-    """Places of the rollouts that every computer gives the same score."""
+    """Places of the rollouts whose score is the same on every computer."""
     sure: bool = True
     """True if every honest computer comes to the same opinion as our own check."""
     bytes_: BytesLocation = BytesLocation.ABSENT
     wanted: bool = False
-    """True if we are to check the batch."""
+    """True if we must check the batch."""
     checking: bool = False
     led: bool = False
-    """True once it is for us to decide on the batch."""
+    """True once we must decide on the batch."""
     deaths: int = 0
     """Deaths of our trainer process while it verified the batch or learned from it."""
     decision: Decision | None = None
     used: bool = False
     is_restated: bool = False
-    """True if the maker stated another batch with this number in another life."""
+    """True if the maker stated another batch with this number in another incarnation."""
     is_withheld: bool = False
     """True if we could not get the bytes."""
     is_named: bool = False
-    """True if our places in the last records name the batch."""
+    """True if our entries in the last records name the batch."""
     is_due: bool = False
     """True once the batch's turn has come (`protocol.rollouts.pool.Intake`)."""
 
@@ -242,22 +242,22 @@ class PooledBatch:
 
     @property
     def slot(self) -> Slot:
-        """Slot that the batch was stated in."""
+        """Slot in which the batch was stated."""
         return self.author, Hash(self.body.tip), self.body.number
 
     @property
     def place(self) -> tuple[Slot, Hash]:
-        """Key by which the batch is recognised after it was forgotten."""
+        """Key that recognises the batch after we have forgotten it."""
         return self.slot, self.root
 
     @cached_property
     def lot(self) -> Hash:
-        """Lot that draws the trainer that the batch is for."""
+        """Lot that draws the trainer of the batch."""
         return lot_of(Hash(self.body.tip), self.author, self.body.number)
 
     @property
     def is_delivered(self) -> bool:
-        """True if the maker has done its part, as far as we can see."""
+        """True if the maker has delivered the batch, as far as we know."""
         if self.used or self.is_named:
             return True
         return (
@@ -268,19 +268,19 @@ class PooledBatch:
 
     @property
     def key(self) -> tuple[PeerId, Hash]:
-        """Maker and name of the batch: another peer may state the same bytes."""
+        """(Maker, root) of the batch: another peer may state the same bytes."""
         return self.author, self.root
 
 
 def opinion_of(codes: bytes) -> Opinion:
-    """Return the opinion of the batch that these verdicts amount to."""
+    """Return the opinion of the batch that follows from these verdicts."""
     if any(CODES[code][0] is Verdict.REJECT and CODES[code][1] not in RELATIVE for code in codes):
         return Opinion.BAD
     return Opinion.GOOD if all(CODES[code][0] is Verdict.ACCEPT for code in codes) else Opinion.UNSURE
 
 
 def reason_of(codes: bytes) -> Reason:
-    """Return the reason of most rejections; NONE without a rejection."""
+    """Return the most frequent reason of the rejections; NONE without a rejection."""
     reasons = Counter(CODES[code][1] for code in codes if CODES[code][0] is Verdict.REJECT)
     return reasons.most_common(1)[0][0] if reasons else Reason.NONE
 

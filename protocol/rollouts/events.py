@@ -1,4 +1,4 @@
-"""Events that the pool of batches is told, and effects that it answers with."""
+"""Events that the pool of batches handles, and effects that it returns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from protocol.wire.rollouts import Judgement, RolloutBatch
 
 @dataclass(frozen=True)
 class BatchHeard:
-    """Statement of a batch.  raw: the statement as it travelled."""
+    """Received statement of a batch.  raw: the signed statement as received."""
 
     author: PeerId
     body: RolloutBatch
@@ -45,9 +45,9 @@ class JudgementHeard:
 class TipChanged:
     """Change to another state.
 
-    tips: the newest versions' tips, by number.  trainers: the trainers in their records, likewise.  electors: the tip's.
-    makers: rollout peers that we know by now.  before: our chain's present tip at the version of the last `TipChanged`; None
-    if the chain is shorter or there was no such version.
+    tips: the newest versions' tips, by number.  trainers: the trainers in these versions' records, by number.  electors: the
+    electors at the tip.  makers: rollout peers that we know.  before: our chain's present tip at the version of the last
+    `TipChanged`; None if the chain is shorter or there was no such version.
     """
 
     version: int
@@ -62,8 +62,8 @@ class TipChanged:
 class PoolTick:
     """Passage of time.
 
-    validators: live ones, including us if we are one.  kept: the tips of the versions that our trainer process holds, by
-    number.
+    validators: live validators, including us if we are one.  kept: the tips of the versions that our trainer process holds,
+    by number.
     """
 
     validators: frozenset[PeerId]
@@ -74,7 +74,7 @@ class PoolTick:
 class FetchEnded:
     """End of a fetch.
 
-    here: True if the batch's bytes are here, False if we could not get them, None if our disk failed or the fetch was ended.
+    here: True if we have the batch's bytes, False if we could not get them, None if our disk failed or we ended the fetch.
     """
 
     author: PeerId
@@ -86,9 +86,9 @@ class FetchEnded:
 class BatchVerified:
     """Verification of a batch by our trainer process.
 
-    codes: None if it found nothing.  scores: as in `Judgement`.  exact: places of the rollouts that every computer gives the
-    same score.  sure: True if every honest computer comes to the same opinion.  died: True if the process died over the
-    batch.
+    codes: verdicts, one byte a rollout; None without a result.  scores: as in `Judgement`.  exact: places of the rollouts
+    whose score is the same on every computer.  sure: True if every honest computer comes to the same opinion.  died: True if
+    the process died while it verified the batch.
     """
 
     author: PeerId
@@ -102,7 +102,7 @@ class BatchVerified:
 
 @dataclass(frozen=True)
 class TrainerIdle:
-    """Readiness of our trainer process to verify a batch: answered with at most one `VerifyBatch`."""
+    """Readiness of our trainer process to verify a batch; the pool returns at most one `VerifyBatch`."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ PoolEvent = (
 
 @dataclass(frozen=True)
 class ForwardBatch:
-    """Request to hand the heard message on, because it is news."""
+    """Request to forward the received message, because it is news."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class ContradictoryBatches:
 
 @dataclass(frozen=True)
 class GossipDeal:
-    """Request to sign and gossip the deal of a batch, and then to tell the pool of it as `DealHeard`."""
+    """Request to sign and gossip the deal of a batch, and then to pass it to the pool as `DealHeard`."""
 
     batch: PooledBatch
 
@@ -149,7 +149,7 @@ class FetchBatch:
 
 @dataclass(frozen=True)
 class VerifyBatch:
-    """Request to have a batch verified."""
+    """Request to verify a batch."""
 
     batch: PooledBatch
 
@@ -163,14 +163,14 @@ class GossipVerdicts:
 
 @dataclass(frozen=True)
 class DiscardBytes:
-    """Request to remove the bytes of a batch, which are not needed any more."""
+    """Request to remove the bytes of a batch, which are no longer needed."""
 
     root: Hash
 
 
 @dataclass(frozen=True)
 class CompareScores:
-    """Our scores and another peer's for the rollouts of one batch: one byte a rollout."""
+    """Request to compare our scores for a batch with another peer's scores (one byte a rollout each)."""
 
     batch: PooledBatch
     ours: bytes

@@ -1,6 +1,6 @@
 """Treatment of batches by each role, and its context at one peer: the chain, the live validators, and the trust in peers.
 
-Pure.
+This module is pure.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def judged(batch: PooledBatch, validator: PeerId, codes: bytes) -> BatchJudged:
 
 
 def decided(batch: PooledBatch, reason: Reason) -> BatchDecided:
-    """Return the event that a batch was decided."""
+    """Return the event for the decision on a batch."""
     assert batch.decision is not None
     body = batch.body
     return BatchDecided(
@@ -79,7 +79,7 @@ def decided(batch: PooledBatch, reason: Reason) -> BatchDecided:
 
 
 def set_aside(peer: PeerId, reason: str, role: Role) -> Event:
-    """Return the event that nothing of this peer is used any more in its role."""
+    """Return the event for setting a peer aside in its role."""
     return ValidatorSetAside(peer, reason) if role is Role.VALIDATOR else RolloutPeerSetAside(peer, reason)
 
 
@@ -87,25 +87,25 @@ def set_aside(peer: PeerId, reason: str, role: Role) -> Event:
 
 
 FIRST_ASKED = 8
-"""Most validators that a batch is dealt to, one after another; there is always room for their verdicts."""
+"""Most validators to which a batch is dealt, one after another; their verdicts are always accepted."""
 PATIENCE = 2
-"""Silent validators that a trainer waits for, `judge_s` each, before it checks a batch itself."""
+"""Number of silent validators for which a trainer waits, `judge_s` each, before it checks a batch itself."""
 MOST_DEALT = 64
-"""Most validators among whom batches are dealt: keys are free, and a crowd of them must not cost us time."""
+"""Most validators among which batches are dealt: keys are free, and a crowd of keys must not cost us time."""
 MOST_REDRAWN = 256
-"""Most deals whose validators are drawn anew between two ticks because others live now: a validator that comes and goes
-without end must not cost us time either.  Further deals keep their validators; we wait for none of these longer than for a
-silent one."""
+"""Most deals whose validators are drawn anew between two ticks because the live validators changed.  A validator that keeps
+joining and leaving must not cost us time either.  Further deals keep their validators; we wait for each of these validators
+no longer than for a silent one."""
 MOST_OTHERS = 16
-"""Most verdicts on a batch from validators that were not asked: they may be asked later, or tell us about a batch of
-ours."""
+"""Most verdicts on a batch from validators that were not asked.  Such a validator may be asked later, or may have judged a
+batch of ours."""
 
 
 class PoolContext:
     """Context of one peer's batches.
 
-    moved: the newest state.  validators: live ones that batches are dealt among.  kept: tips of the versions that our
-    trainer process holds.
+    moved: the newest state.  validators: the live validators among which batches are dealt.  kept: tips of the versions that
+    our trainer process holds.
     """
 
     def __init__(self, me: PeerId, role: Role, rl: RlSection) -> None:
@@ -116,22 +116,22 @@ class PoolContext:
         self._live: frozenset[PeerId] = frozenset()
         """All live validators."""
         self._early: frozenset[PeerId] | None = None
-        """Validators that lived when the newest version came; None in the first version of our life."""
+        """Validators that were alive when the newest version came; None in the first version after our start."""
         self.kept: Mapping[int, Hash] = {}
         self.accepted_at = 0.0
         """Time at which we last accepted a batch."""
         self._now = 0.0
         self._redraws = MOST_REDRAWN
         self._mute: set[PeerId] = set()
-        """Validators that let a turn pass and have said nothing since: a turn of theirs is also the next one's."""
+        """Validators that missed a turn and have stated nothing since; the next validator is asked at the same time."""
 
     def move(self, moved: TipChanged) -> None:
-        """Take in another state."""
+        """Note a change to another state."""
         self._early = self._live if self.moved.tips else None
         self.moved = moved
 
     def tick(self, validators: frozenset[PeerId], kept: Mapping[int, Hash], now: float) -> None:
-        """Take in the live validators and the versions that our trainer process holds."""
+        """Note the live validators and the versions that our trainer process holds."""
         self._now = now
         tip = self.moved.tips.get(self.moved.version, Hash(b""))
         late = validators - self._early if self._early is not None else frozenset[PeerId]()
@@ -144,7 +144,7 @@ class PoolContext:
     # -- looking ------------------------------------------------------------------------------------------------------
 
     def is_mine(self, batch: PooledBatch) -> bool:
-        """Return True if we are a trainer that the batch is for."""
+        """Return True if we are a trainer and the batch is for us."""
         return self.role is Role.TRAINER and self.is_ours(batch.body.version, batch.lot)
 
     def is_ours(self, version: int, lot: Hash) -> bool:
@@ -153,11 +153,11 @@ class PoolContext:
         return trainers is not None and is_for(lot, self.me, trainers)
 
     def trainer_of(self, batch: PooledBatch) -> PeerId | None:
-        """Return the trainer in the version's record that a batch is for; None without a trainer or a known record."""
+        """Return the trainer, in the version's record, of a batch; None without a trainer or a known record."""
         return trainer_of(batch.lot, self.moved.trainers.get(batch.body.version, ()))
 
     def turn(self, batch: PooledBatch, dealt: BatchDeal, now: float) -> tuple[list[PeerId], bool]:
-        """Return the validators whose turn has come, in order, and True if we still wait for validators after them."""
+        """Return (validators whose turn has come, in order; True if we still wait for validators after them)."""
         order, waited = self._order(batch, dealt), int((now - dealt.at) // self.rl.judge_s)
         passed = places_of(dealt.beacon) + waited - 1 if waited else 0
         self._mute.update(peer for peer in order[:passed] if peer not in batch.judgements and peer != self.me)
@@ -177,7 +177,7 @@ class PoolContext:
         return peer in self._mute
 
     def _order(self, batch: PooledBatch, dealt: BatchDeal) -> tuple[PeerId, ...]:
-        """Return the validators of a deal that may be asked; draw them anew if others live now."""
+        """Return the validators of a deal that may be asked; draw them anew if the live validators changed."""
         if dealt.among is None or (dealt.among is not self.validators and self._redraws > 0):
             self._redraws -= dealt.among is not None
             validators = self.validators - {batch.author}
@@ -188,13 +188,13 @@ class PoolContext:
         return dealt.order
 
     def note_voice(self, validator: PeerId) -> None:
-        """Note that a validator said something about a batch."""
+        """Note that a validator has judged a batch."""
         self._mute.discard(validator)
 
     def is_heard(self, batch: PooledBatch, judge: PeerId) -> bool:
-        """Return True if there is room for this peer's verdicts on a batch.
+        """Return True if we accept this peer's verdicts on a batch.
 
-        Electors, and the validators that the batch is dealt to, always find some.
+        The verdicts of electors, and of the validators to which the batch is dealt, are always accepted.
         """
         if judge in batch.judgements or judge == batch.author:
             return False
@@ -207,14 +207,14 @@ class PoolContext:
         return others < MOST_OTHERS and (judge in self.validators or batch.author == self.me)
 
     def is_checkable(self, batch: PooledBatch) -> bool:
-        """Return True if our trainer process has the batch's version, and so has our chain, which may have gone back."""
+        """Return True if our trainer process and our chain both have the batch's version; the chain may have gone back."""
         version, tip = batch.body.version, batch.body.tip
         return self.kept.get(version) == tip and self.moved.tips.get(version) == tip
 
     # -- consequences of a verdict ------------------------------------------------------------------------------------
 
     def decide(self, batch: PooledBatch, decision: Decision, reason: Reason = Reason.NONE) -> list[PoolEffect]:
-        """Decide on a batch, once: a later decision changes nothing.  The bytes of an accepted batch stay."""
+        """Decide on a batch; only the first decision counts.  The bytes of an accepted batch are kept."""
         if batch.decision is not None:
             return []
         batch.decision, batch.wanted = decision, False
@@ -225,14 +225,14 @@ class PoolContext:
         return told if decision is Decision.ACCEPTED else [*told, *discard(batch)]
 
     def say(self, batch: PooledBatch, codes: bytes) -> list[PoolEffect]:
-        """State our verdicts to everybody."""
+        """State our verdicts on a batch to all peers."""
         batch.own, batch.wanted = codes, False
         batch.judgements[self.me] = found_in(codes, batch.scores)
         said = Judgement(author=batch.author, root=batch.root, codes=codes, scores=batch.scores)
         return [GossipVerdicts(said), EmitEvent(judged(batch, self.me, codes)), *self.accuse(batch)]
 
     def accuse(self, batch: PooledBatch) -> list[PoolEffect]:
-        """Set the batch's maker aside if enough electors have come to the same rejection as other peers."""
+        """Set the batch's maker aside if enough electors have rejected its batches as other peers have."""
         bad = [peer for peer in batch.judgements if opinion_in(batch, peer) is Opinion.BAD]
         if batch.author == self.me or len(bad) < 2:
             return []
@@ -241,18 +241,18 @@ class PoolContext:
         return self.set_aside(batch.author, f"several peers found: {batch.judgements[bad[0]].reason.value}")
 
     def set_aside(self, peer: PeerId, reason: str, role: Role = Role.ROLLOUT) -> list[PoolEffect]:
-        """Use nothing of this peer any more."""
+        """Set a peer aside: nothing that it makes or states is used any more."""
         return [EmitEvent(set_aside(peer, reason, role))] if self.standing.set_aside(peer, reason) else []
 
 
 def opinion_in(batch: PooledBatch, validator: PeerId) -> Opinion | None:
-    """Return a validator's opinion of a batch; None if it has given none."""
+    """Return a validator's opinion of a batch; None if it has not judged the batch."""
     found = batch.judgements.get(validator)
     return found.opinion if found is not None else None
 
 
 def discard(batch: PooledBatch) -> list[PoolEffect]:
-    """Give up the bytes of a batch; if they are on their way, their fetch frees its place at once."""
+    """Discard the bytes of a batch; a fetch under way frees its place at once."""
     if batch.bytes_ not in (BytesLocation.COMING, BytesLocation.HERE):
         return []
     batch.bytes_ = BytesLocation.GONE
@@ -260,17 +260,18 @@ def discard(batch: PooledBatch) -> list[PoolEffect]:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Treatment of a batch by a validator, and by a trainer that it is for.  Pure.
+# Treatment of a batch by a validator, and by the trainer of the batch.  This part is pure.
 #
-# A trainer decides on a batch once and for all:
+# A trainer makes one final decision on a batch:
 #
-# * Accepted: every validator that it is dealt to has accepted all of its rollouts.  So has our own check, if one was drawn.
-# * Rejected: our own check rejected a rollout, or we could not get the bytes.  Each rejection by a validator is checked:
-#   honest peers make no such rollout, and so either the maker or the validator has lied.
-# * Stale: neither happened while the batch was young enough, or nobody could tell.
+# * Accepted: every validator to which the batch is dealt has accepted all of its rollouts, and so has our own check, if one
+#   was drawn.
+# * Rejected: our own check rejected a rollout, or we could not get the bytes.  We check each rejection by a validator:
+#   honest peers make no such rollout, so either the maker or the validator has lied.
+# * Stale: the batch was neither accepted nor rejected while it was young enough, or no check was conclusive.
 #
-# Our own check takes the place of validators that are missing, silent or set aside.  It takes the place of all of them for a
-# trainer that was not in the last record, for which nobody works yet.
+# Our own check replaces validators that are missing, silent or set aside.  It replaces all validators at a trainer that was
+# not in the last record, because no validator works for such a trainer yet.
 
 
 SURE = (Opinion.GOOD, Opinion.BAD)
@@ -280,15 +281,15 @@ class RolePolicy(Protocol):
     """Treatment of another peer's batch before it is decided."""
 
     def look(self, batch: PooledBatch, now: float) -> list[PoolEffect]:
-        """Return the effects that are due now; set `batch.wanted` if we are to check the batch."""
+        """Return the effects that are due now; set `batch.wanted` if we must check the batch."""
         ...
 
     def needs_bytes(self, batch: PooledBatch) -> bool:
-        """Return True if the bytes are to be fetched."""
+        """Return True if we must fetch the bytes."""
         ...
 
     def unavailable(self, batch: PooledBatch) -> list[PoolEffect]:
-        """Return the effects of bytes that nobody has."""
+        """Return the effects if no peer has the bytes."""
         ...
 
     def checked(self, batch: PooledBatch, codes: bytes) -> list[PoolEffect]:
@@ -296,12 +297,12 @@ class RolePolicy(Protocol):
         ...
 
     def compare(self, batch: PooledBatch, validator: PeerId) -> list[PoolEffect]:
-        """Return the effects of another peer's verdicts beside our own."""
+        """Return the effects of comparing another peer's verdicts with our own."""
         ...
 
 
 class ObserverPolicy:
-    """Duty of peers that only hand messages on."""
+    """Policy of peers that only forward messages."""
 
     def look(self, batch: PooledBatch, now: float) -> list[PoolEffect]:
         """As `RolePolicy.look`."""
@@ -325,7 +326,7 @@ class ObserverPolicy:
 
 
 class ValidatorPolicy(ObserverPolicy):
-    """Duty of a validator: it verifies the batches that are dealt to it, and states its verdicts."""
+    """Policy of a validator, which verifies the batches dealt to it and states its verdicts."""
 
     def __init__(self, context: PoolContext) -> None:
         self._context = context
@@ -357,10 +358,10 @@ class ValidatorPolicy(ObserverPolicy):
 
 
 class TrainerPolicy(ObserverPolicy):
-    """Duty of a trainer: it deals the batches that are for it, hears the verdicts, checks, and decides.
+    """Policy of a trainer, which deals its batches, receives the verdicts, checks, and decides.
 
-    admits: returns True if the turn of a batch that is for us has come.  draw: gives each name a number from 0 to 1 that
-    nobody else can foresee.
+    admits: returns True if it is the turn of a batch that is for us.  draw: maps each root to a number from 0 to 1 that no
+    other peer can predict.
     """
 
     def __init__(
@@ -386,8 +387,8 @@ class TrainerPolicy(ObserverPolicy):
             if context.validators - {batch.author} and context.trainer_of(batch) == context.me:
                 return (
                     [GossipDeal(batch)] if batch.bytes_ is BytesLocation.HERE else []
-                )  # a withheld batch costs nobody else anything
-            batch.wanted = True  # no validator works for us yet, or none lives
+                )  # no validator spends time on a withheld batch
+            batch.wanted = True  # no validator works for us yet, or none is alive
             return []
         turn, more = context.turn(batch, dealt, now)
         said = [peer for peer in turn if opinion_in(batch, peer) in SURE]
@@ -400,7 +401,7 @@ class TrainerPolicy(ObserverPolicy):
             if not batch.wanted and batch.bytes_ is BytesLocation.HERE:
                 return context.decide(batch, Decision.ACCEPTED)
         elif not more:
-            batch.wanted = True  # enough have been asked
+            batch.wanted = True  # enough validators have been asked
         return []
 
     def unavailable(self, batch: PooledBatch) -> list[PoolEffect]:
@@ -409,7 +410,7 @@ class TrainerPolicy(ObserverPolicy):
         self._context.standing.anomaly(batch.author)
         said = self._context.say(
             batch, bytes([WITHHELD]) * batch.body.rollouts
-        )  # for the maker: we have not dealt the batch
+        )  # tells the maker, since we have not dealt the batch
         return [*said, *self._context.decide(batch, Decision.REJECTED, Reason.WITHHELD)]
 
     def checked(self, batch: PooledBatch, codes: bytes) -> list[PoolEffect]:
@@ -431,9 +432,9 @@ class TrainerPolicy(ObserverPolicy):
         return [*effects, *context.decide(batch, Decision.REJECTED, reason)]
 
     def compare(self, batch: PooledBatch, validator: PeerId) -> list[PoolEffect]:
-        """Set a validator aside if our check contradicts its verdict, or a score that all computers come to.
+        """Set a validator aside if our check contradicts its verdict, or a score that is the same on all computers.
 
-        Over other scores honest peers may differ: then the maker, or the set of tasks, is at fault.
+        On other scores honest peers may differ: then the maker or the set of tasks is at fault.
         """
         context = self._context
         if batch.own is None or validator == context.me:
@@ -456,12 +457,12 @@ class TrainerPolicy(ObserverPolicy):
         is_asked = dealt is not None and validator in dealt.order[: places_of(dealt.beacon)]
         return (
             [CompareScores(batch, batch.scores, scores)] if is_asked else []
-        )  # else a crowd of keys outvotes the peers asked
+        )  # otherwise a crowd of keys could outvote the validators that were asked
 
     def _note_agreement(self, batch: PooledBatch, ours: Opinion) -> None:
-        """Note that each validator asked was right if it had said the same before us.
+        """Note each asked validator as right if it had stated our opinion before us.
 
-        Others may only repeat what they heard.
+        Validators that were not asked may only repeat the verdicts that they received.
         """
         standing, dealt = self._context.standing, batch.deals.get(self._context.me)
         for validator in dealt.turn if dealt is not None and ours in SURE else ():

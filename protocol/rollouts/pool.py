@@ -1,7 +1,7 @@
-"""Pure state machine of the batches that a peer knows: heard, dealt, judged, decided, used, forgotten.
+"""Pure state machine of the batches that a peer knows: received, dealt, judged, decided, used, forgotten.
 
-The peer's role decides how it treats a batch (`protocol.rollouts.policy`).  Batches are bounded in number, in bytes and in
-checks, for all peers together and for each (`protocol.rollouts.trust`).
+The peer's role determines the treatment of a batch (`protocol.rollouts.policy`).  The number of batches, their bytes and
+their checks are limited, for all peers together and for each peer (`protocol.rollouts.trust`).
 """
 
 from __future__ import annotations
@@ -59,35 +59,36 @@ from protocol.wire.presence import Role
 from protocol.wire.rollouts import MAX_BATCHES, RolloutBatch
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Intake of batches by a trainer: from makers that it knew before the version, and in the order of their numbers.
+# Intake of batches by a trainer: from makers that it knew before the version, and in the order of the batches' numbers.
 #
-# Pure.  A version's tip draws the problems of each batch, and everybody can compute them for all numbers and all keys.  So
+# The intake is pure.  A version's tip draws the problems of each batch, and any peer can compute the problems for all
+# numbers and all keys.  Two rules follow:
 #
-# * **Numbers are taken in order.**  A maker's batches at a version that are for us are taken one after another, each when
-#   the one before it has been delivered.  A batch that is not delivered (never announced, its bytes withheld, or announced
-#   twice) holds up the later ones for `HOLD_S`, and its maker's history begins anew.  Only our own fetches count here, and
-#   only for our own decisions: a failed fetch proves nothing to others, so it cannot be used to frame a peer.
-# * **Keys made for a tip have to wait.**  A maker that we did not know when the version came waits for the next one.
+# * **Numbers are taken in order.**  A trainer takes its batches of one maker and version one after another, each once the
+#   batch before it has been delivered.  A batch that is not delivered (never announced, its bytes withheld, or announced
+#   twice) blocks later batches for `HOLD_S`, and its maker's history begins anew.  Only our own fetches count here, and only
+#   for our own decisions: a failed fetch proves nothing to other peers, so it cannot be used to frame a peer.
+# * **Keys made for a tip have to wait.**  A maker that we did not know when the version came waits for the next version.
 #
-# Some versions did not come to us one after another: the first ones of our life, and those of a branch that we moved to.
-# For these versions, each maker's batches are taken from the first number that we hear of, because earlier statements may
-# not be repeated.
+# Some versions do not follow the version that we had before: the first versions after our start, and the versions of another
+# branch after a move.  For these versions, we take each maker's batches from the first number that we receive, because
+# earlier statements may not be repeated.
 
 
 HOLD_S = 600.0
-"""Seconds for which a batch that is not delivered holds up the later ones of its maker."""
+"""Seconds for which a batch that is not delivered blocks the later batches of its maker."""
 NEWCOMERS_S = 600.0
-"""Seconds without an accepted batch after which a version is open to makers that came after it: otherwise it would never end
-once all others are gone."""
+"""Seconds without an accepted batch after which makers that came after a version are admitted to it.  Otherwise the version
+would never end once all earlier makers have left."""
 MOST_SEQUENCES = 4096
-"""Most pairs of maker and version whose numbers we count; the pair that was longest without a batch makes room."""
+"""Most pairs of maker and version whose numbers we count; beyond that, the pair longest without a batch is forgotten."""
 
 
 @dataclass
 class _MakerSequence:
     """Progress of a maker at a version.
 
-    next: the number that we wait for.  held_since: when it began to hold up later ones.
+    next: the batch number that we wait for.  held_since: the time at which that number began to block later ones.
     """
 
     next: int
@@ -101,13 +102,13 @@ class Intake:
         self._context, self._slots = context, slots
         self._sequences: OrderedDict[tuple[PeerId, Hash], _MakerSequence] = OrderedDict()
         self._known: dict[Hash, frozenset[PeerId]] = {}
-        """Makers that we knew, if any, when a version came to us after the one before it; by the version's tip."""
+        """Makers that we knew when a version came, by the version's tip; only versions that followed the one before."""
         self._followed: frozenset[Hash] = frozenset()
         self._came_at = 0.0
         """Time at which the newest version came."""
 
     def move(self, before: TipChanged, after: TipChanged, now: float) -> None:
-        """Take in another state."""
+        """Note a change to another state."""
         same = after.before or after.tips.get(before.version)
         follows = before.version in before.tips and same == before.tips[before.version]
         new = [tip for version, tip in after.tips.items() if follows and version > before.version]
@@ -119,7 +120,7 @@ class Intake:
             self._came_at = now
 
     def admits(self, batch: PooledBatch, now: float) -> bool:
-        """Return True if the turn of a batch that is for us has come."""
+        """Return True if it is the turn of this batch, which is for us."""
         return self._is_known(batch, now) and self._is_next(batch, now)
 
     def _is_known(self, batch: PooledBatch, now: float) -> bool:
@@ -147,11 +148,11 @@ class Intake:
         return sequence.next == number
 
     def _passes(self, first: PooledBatch | None, sequence: _MakerSequence, author: PeerId, now: float) -> bool:
-        """Return True if later numbers need not wait for this one any more."""
+        """Return True if later numbers no longer need to wait for this one."""
         if first is not None and first.is_delivered:
             return True
         if first is not None and not first.is_withheld and not first.is_restated:
-            return False  # the delay is ours
+            return False  # we cause the delay
         if sequence.held_since is None:
             sequence.held_since = now
         if now - sequence.held_since < HOLD_S:
@@ -160,7 +161,7 @@ class Intake:
         return True
 
     def _ours(self, batch: PooledBatch, start: int) -> int:
-        """Return the first number from `start` on that is for us at the version of `batch`, whose own number is for us."""
+        """Return the first batch number from `start` that is for us at the version of `batch`; `batch` itself is for us."""
         author, tip, _ = batch.slot
         numbers = range(start, MAX_BATCHES)
         return next(number for number in numbers if self._context.is_ours(batch.body.version, lot_of(tip, author, number)))
@@ -170,15 +171,15 @@ class Intake:
 
 
 AHEAD = 2
-"""Versions that a batch may be ahead of our state: others commit before we do."""
+"""Most versions by which a batch may be ahead of our state, because other peers may commit before we do."""
 ENOUGH = 2
-"""Rounds for which a trainer has accepted batches when it stops checking more."""
+"""A trainer stops checking batches once it has accepted enough of them for this many rounds."""
 AHEAD_ROUNDS = 2
-"""Rounds for which batches are fetched ahead of their verdict: of peers with a clean history, and again of others."""
+"""Number of rounds whose need of batches is fetched before a verdict, for peers with a clean history and for others each."""
 
 
 class Pool:
-    """Batches that one peer knows.  draw: as for `TrainerPolicy`."""
+    """Pool of the batches that one peer knows.  draw: as for `TrainerPolicy`."""
 
     def __init__(self, me: PeerId, role: Role, rl: RlSection, draw: Callable[[Hash], float]) -> None:
         self._context = context = PoolContext(me, role, rl)
@@ -193,15 +194,15 @@ class Pool:
         self._room = PoolLimits(context.standing, AHEAD_ROUNDS * rl.batches_per_round)
         self._batches: dict[tuple[PeerId, Hash], PooledBatch] = {}
         self._lacking: dict[tuple[PeerId, Hash], PooledBatch] = {}
-        """Batches whose bytes are to be fetched."""
+        """Batches whose bytes we need to fetch."""
         self.before: frozenset[tuple[PeerId, Hash]] = frozenset()
-        """Batches that our places in the last records name: an earlier life may have learned from them, and their makers
-        state them again while they are young enough."""
+        """Batches named by our entries in the last records.  We may have learned from them before a restart, and their
+        makers state them again while they are young enough."""
         self._past: OrderedDict[tuple[Slot, Hash], Decision] = OrderedDict()
-        """Decisions on batches that were forgotten since: if the chain goes back, the batches come again."""
+        """Decisions on batches that are forgotten now: if the chain goes back, the batches are stated again."""
         self._stuck = False
-        """True if nothing could be fetched: statements of strangers start no new search before the next tick, as it takes
-        time."""
+        """True if no batch could be fetched.  Statements of strangers then start no new search before the next tick, because
+        a search takes time."""
         self._turns = 0
 
     # -- looking ------------------------------------------------------------------------------------------------------
@@ -210,35 +211,35 @@ class Pool:
         return iter([*self._batches.values()])
 
     def find(self, author: PeerId, root: Hash) -> PooledBatch | None:
-        """Return a batch if it is known."""
+        """Return a batch; None if it is not known."""
         return self._batches.get((author, root))
 
     def lacks(self, batch: PooledBatch) -> bool:
-        """Return True if the bytes of a batch are on their way and still of use."""
+        """Return True if the bytes of a batch are on their way and still needed."""
         return self._batches.get(batch.key) is batch and batch.bytes_ is BytesLocation.COMING and batch.decision is None
 
     def needs(self, root: Hash) -> bool:
-        """Return True if these are the bytes of a batch that we still want, even if others stated them as well."""
+        """Return True if some known batch still needs these bytes, whichever maker stated it."""
         return any(
             batch.root == root and batch.bytes_ in (BytesLocation.COMING, BytesLocation.HERE)
             for batch in self._batches.values()
         )
 
     def pending(self, now: float) -> int:
-        """Return the number of our batches whose verdict we wait for before we make many more.
+        """Return the number of our batches without a verdict, which limits the batches that we make.
 
-        A batch that nobody has judged for long does not count, as its trainer is gone or mute: one record may hold enough
-        free keys to be dealt nearly all of our batches.
+        A batch without a verdict for long does not count, because its trainer is gone or mute: one record may name enough
+        free keys to receive nearly all of our batches.
         """
         young = now - PATIENCE * self._context.rl.judge_s
         return sum(batch.author == self._context.me and not batch.judgements and batch.at > young for batch in self)
 
     def unanswered(self) -> list[PooledBatch]:
-        """Return our batches that nobody has dealt or judged."""
+        """Return our batches that no peer has dealt or judged."""
         return [batch for batch in self if batch.author == self._context.me and not batch.deals and not batch.judgements]
 
     def usable(self, version: int) -> list[PooledBatch]:
-        """Return the batches that a trainer may learn from at this version and has not yet; the oldest version first."""
+        """Return the unused batches from which a trainer may learn at this version, the oldest version first."""
         oldest = version - self._context.rl.max_async
         found = [
             batch
@@ -253,7 +254,7 @@ class Pool:
         return sorted(found, key=lambda batch: (batch.body.version, batch.root))
 
     def remember(self, named: frozenset[tuple[PeerId, Hash]]) -> None:
-        """Note that our places in the last records name these batches, by author and root."""
+        """Note the batches (author, root) that our entries in the last records name."""
         self.before = named
 
     def note_used(self, batches: Sequence[PooledBatch]) -> None:
@@ -264,9 +265,9 @@ class Pool:
     def note_death(self, batches: Sequence[PooledBatch]) -> None:
         """Note that our trainer process died while it learned from these batches.
 
-        After a second death we do not learn from a batch again.  A batch may have been made to kill the process, with only a
-        validator to vouch for it.  So if we had not checked the batch ourselves, we go back to checking all batches of its
-        maker.
+        After a second death we do not learn from a batch again.  Its maker may have made it to kill the process, and a
+        validator may have accepted it falsely.  So if we had not checked the batch ourselves, we check all batches of its
+        maker again.
         """
         for batch in batches:
             batch.deaths += 1
@@ -337,10 +338,10 @@ class Pool:
         return [*effects, *self._look(batch, now)]
 
     def _hear_again(self, known: PooledBatch, event: BatchHeard) -> list[PoolEffect]:
-        """Take in another statement for a number.
+        """Handle another statement for a number.
 
-        Two statements of different lives prove nothing: their maker may have lost its disk.  But it may also have stated one
-        batch several times, once for each trainer.  So nobody learns from either.
+        Two statements of different incarnations prove nothing: their maker may have lost its disk.  But the maker may also
+        have stated one batch several times, once for each trainer.  So no trainer learns from either batch.
         """
         if known.body == event.body:
             return []
@@ -353,7 +354,7 @@ class Pool:
         return [ForwardBatch(), *self._drop(known, Decision.STALE)]
 
     def _is_possible(self, body: RolloutBatch) -> bool:
-        """Return True if an honest peer may have stated this lately."""
+        """Return True if an honest peer may have made this statement recently."""
         moved, rl = self._context.moved, self._context.rl
         known = body.tip if body.version > moved.version else moved.tips.get(body.version)
         return (
@@ -399,11 +400,11 @@ class Pool:
     # -- fate of a batch ----------------------------------------------------------------------------------------------
 
     def _look(self, batch: PooledBatch, now: float) -> list[PoolEffect]:
-        """Return the effects that are due for a batch now."""
+        """Return the effects that are due now for a batch."""
         batch.is_named = batch.key in self.before
         if batch.used or batch.is_named:
             self._lacking.pop(batch.key, None)
-            return discard(batch)  # else old batches would hold the room that new ones need
+            return discard(batch)  # otherwise old batches would hold the space that new batches need
         if batch.decision is not None or batch.author == self._context.me:
             return []
         effects = self._duty.look(batch, now)
@@ -429,14 +430,14 @@ class Pool:
         return [DiscardBytes(event.root), *self._duty.unavailable(batch)]
 
     def _will_be_decided(self, batch: PooledBatch) -> bool:
-        """Return False for a batch that is another trainer's by now, or of a version that cannot be checked here now."""
+        """Return True if our policy still needs the batch and we can check its version now."""
         return self._duty.needs_bytes(batch) and self._context.is_checkable(batch)
 
     def _next_check(self) -> list[PoolEffect]:
-        """Choose the next batch to check: peers with a clean history and others take turns.
+        """Choose the next batch to check; peers with a clean history and other peers take turns.
 
-        In either group, the maker that had the fewest checks comes first.  A trainer checks no more while it has enough
-        accepted batches for several rounds, of versions whose tasks its trainer process has.
+        In either group, the maker with the fewest checks comes first.  A trainer checks no batch while it has accepted
+        batches for `ENOUGH` rounds that its trainer process can check (weights and tasks).
         """
         accepted = self.usable(self._context.moved.version)
         if sum(map(self._context.is_checkable, accepted)) >= ENOUGH * self._context.rl.batches_per_round:
@@ -464,7 +465,7 @@ class Pool:
         if event.died:
             batch.deaths += 1
             self.standing.anomaly(batch.author)
-            if batch.deaths >= MOST_DEATHS:  # others may be able to tell
+            if batch.deaths >= MOST_DEATHS:  # other peers may be able to judge the batch
                 return self._duty.checked(batch, bytes([UNSURE]) * batch.body.rollouts)
         if event.codes is None or batch.decision is not None or not is_well_formed(event.codes, event.scores, batch.body):
             return []
@@ -473,7 +474,7 @@ class Pool:
         return [*self._duty.checked(batch, event.codes), *self._drop_all_of(batch.author)]
 
     def _drop_all_of(self, author: PeerId) -> list[PoolEffect]:
-        """Drop all batches that a peer has made so far, if it is set aside."""
+        """Drop all batches of a peer, if the peer is set aside."""
         if not self.standing.aside(author):
             return []
         effects: list[PoolEffect] = []

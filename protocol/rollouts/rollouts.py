@@ -1,7 +1,7 @@
-"""A peer's part in the rollouts of a reinforcement learning run: the shell around `protocol.rollouts.pool`.
+"""The rollouts of a reinforcement learning run at one peer: the shell around `protocol.rollouts.pool`.
 
-It hears and makes statements, fetches and removes batches, gives the trainer process the versions of the weights, and has it
-generate and verify.
+The shell receives and makes statements, fetches and removes batches, gives the trainer process the versions of the weights,
+and has the process generate and verify.
 """
 
 from __future__ import annotations
@@ -60,18 +60,18 @@ from protocol.wire.rollouts import ROLLOUT_CHUNK_BYTES, Judgement, RolloutBatch
 from protocol.wire.rollouts import Deal as DealBody
 
 # ------------------------------------------------------------------------------------------------------------------------
-# A peer's figures about rollouts, counted from its events as they are emitted, for its status and its heartbeat.
+# A peer's statistics about rollouts, counted from its events as they are emitted, for its status and its heartbeat.
 
 
 RATE_S = 60.0
 MOST_JUDGED = 4096
-"""Judged batches that are remembered at most, for the rate over `RATE_S`."""
+"""Most judged batches that are remembered, for the rate over `RATE_S`."""
 LAST_BATCHES = 8
-"""Batches made last, over which the rate of generation is taken."""
+"""Number of newest batches from which the rate of generation is computed."""
 
 
 class RolloutCounter:
-    """Counter of one peer's events about rollouts.  emit: gets every event after it was counted."""
+    """Counter of one peer's events about rollouts.  emit: called with every event after it was counted."""
 
     def __init__(self, me: PeerId, emit: Callable[[Event], None]) -> None:
         self._me, self._emit, self._tally, self._began = me, emit, RolloutTally(me), trio.current_time()
@@ -101,7 +101,7 @@ class RolloutCounter:
         return recent / max(1.0, min(RATE_S, now - self._began))
 
     def status(self, version: int, waiting: int) -> RolloutStatus:
-        """Return the figures as `peer status` shows them.  waiting: batches that concern us and have no verdict."""
+        """Return the statistics for `peer status`.  waiting: number of batches that concern us and have no verdict."""
         tally = self._tally
         return RolloutStatus(
             version=version,
@@ -125,10 +125,10 @@ class RolloutCounter:
 BATCHES = BlobKind("rollouts", ROLLOUT_CHUNK_BYTES, at_once=2 * PLACES)
 LOOK_S = 0.25
 MOST_PENDING = 16
-"""Number of our batches without a verdict at which we make no more."""
+"""Number of our batches without a verdict at which we stop making more."""
 REMIND_S = 30.0
-"""Seconds between repetitions of our batches that nobody answered, `MOST_PENDING` at a time: a trainer that has not heard of
-a batch takes no later ones."""
+"""Seconds between repetitions of our batches that no peer has answered, `MOST_PENDING` at a time.  A trainer that has not
+received a batch takes no later ones."""
 
 
 class Liars(Container[object], Protocol):
@@ -139,18 +139,18 @@ class Liars(Container[object], Protocol):
         ...
 
     def accuse(self, peer: PeerId, first: bytes, second: bytes) -> None:
-        """Have a peer convicted for two statements of its own that contradict each other."""
+        """Accuse a peer of two contradictory statements that it signed."""
         ...
 
 
 class RolloutPeers:
-    """Peers of a run by their part in rollouts.  me: this peer.  liars: proven ones."""
+    """Peers of a run by their role in rollouts.  me: this peer.  liars: peers that are proven to have lied."""
 
     def __init__(self, me: PeerId, membership: Membership, liars: Liars) -> None:
         self.me, self.membership, self.liars = me, membership, liars
 
     def validators(self) -> frozenset[PeerId]:
-        """Return the other live validators that do not rest: nobody waits for a resting one."""
+        """Return the other live validators, except resting ones, for which no peer waits."""
         live = {*self.membership.live_peers()}
         return frozenset(
             peer
@@ -168,9 +168,9 @@ class RolloutPeers:
 
 
 class Rollouts:
-    """Rollouts at one node, in a run that has them; `run` it.
+    """Rollouts at one node, in a run with rollouts; call `run`.
 
-    selection: chooses what a trainer learns from.
+    selection: chooses the batches from which a trainer learns.
     """
 
     def __init__(
@@ -204,15 +204,15 @@ class Rollouts:
 
     @property
     def status(self) -> WorkStatus | None:
-        """Work shown of a rollout peer or a validator; None at other peers."""
+        """Work status of a rollout peer or a validator; None at other peers."""
         return self._trainer.status
 
     @property
     def waiting(self) -> int:
         """Number of batches that concern us and have no verdict.
 
-        At a rollout peer these are our batches that nobody judged, at a validator the batches to be verified here, and at a
-        trainer the batches to be decided.
+        At a rollout peer these are our batches that no peer has judged, at a validator the batches that it must verify, and
+        at a trainer the batches on which it must decide.
         """
         role, me = self._trainer.role, self._session.me
         if role is Role.ROLLOUT:
@@ -243,7 +243,7 @@ class Rollouts:
                     nursery.start_soon(self._again, self._work)
 
     async def _begin(self) -> None:
-        """State an earlier life's batches again, and remove the batches that it had from others."""
+        """State again the batches that we made before a restart, and remove the batches of other peers."""
         await self._offload(self._files.load)
         await self._standing.recall()
         self._move()
@@ -256,7 +256,7 @@ class Rollouts:
             await self._library.remove(root)
 
     async def _again(self, function: object, *arguments: object) -> None:
-        """Run a part of ours for ever; start it again after a failure."""
+        """Run a coroutine function for ever; start it again after a failure."""
         assert callable(function)
         while True:
             with self._guard.watch(self._session.me, "rollouts"):
@@ -279,7 +279,7 @@ class Rollouts:
             await trio.sleep(LOOK_S)
 
     def _remind(self, now: float) -> None:
-        """Say some unanswered batches again, and the next ones the next time."""
+        """Repeat the statements of some unanswered batches, and of the next batches the next time."""
         if now - self._reminded_at < REMIND_S:
             return
         unanswered = self._pool.unanswered()
@@ -308,20 +308,20 @@ class Rollouts:
         self._handle(TipChanged(length, tips, trainers, history.roster.electorate.electors, self._peers.makers(), before))
 
     def amendment(self) -> bytes | None:
-        """Return the organiser's newest amendment for our plans, once we have its sets of tasks."""
+        """Return the organiser's newest amendment for our plans; None before we have its sets of tasks."""
         return self._trainer.tasks.amendment(self._trainer.can_use)
 
     def against(self, tasks: TasksInForce) -> int | None:
-        """Return the sets of tasks that fall out by our counts, or are lost, in the form of our READY."""
+        """Return the sets of tasks that fall out by our counts or are lost, as a READY encodes them."""
         return self._trainer.tasks.against(tasks)
 
     def rest(self, on: bool) -> None:
-        """Rest, or go on, because the owner or the computer says so; the batches made so far are served all the same."""
+        """Rest, or continue; batches that we have made are still served."""
         self._rests = on
         self._pause_or_go_on()
 
     def end(self, on: bool) -> None:
-        """Compute nothing while the run has ended."""
+        """Stop computing because the run has ended, or continue."""
         self._ended = on
         self._pause_or_go_on()
 
@@ -336,18 +336,18 @@ class Rollouts:
 
     @hears(RolloutBatch)
     def hear_batch(self, said: Statement[RolloutBatch]) -> Acceptance:
-        """Take in the statement of a batch."""
+        """Receive the statement of a batch."""
         return self._hear(said.sender, BatchHeard(said.sender, said.body, said.raw))
 
     @hears(DealBody)
     def hear_deal(self, said: Statement[DealBody]) -> Acceptance:
-        """Take in a deal, which draws the validators of a batch."""
+        """Receive a deal, which draws the validators of a batch."""
         beacon = beacon_of(said.envelope.signature)
         return self._hear(said.sender, DealHeard(said.sender, PeerId(said.body.author), Hash(said.body.root), beacon))
 
     @hears(Judgement)
     def hear_judgement(self, said: Statement[Judgement]) -> Acceptance:
-        """Take in verdicts on batches."""
+        """Receive verdicts on a batch."""
         return self._hear(said.sender, JudgementHeard(said.sender, said.body))
 
     def _hear(self, sender: PeerId, event: PoolEvent) -> Acceptance:
@@ -358,9 +358,9 @@ class Rollouts:
         return Acceptance.of_news(heard)
 
     def _handle(self, event: PoolEvent) -> bool | ContradictoryBatches:
-        """Tell the pool an event, and carry out its effects or begin to.
+        """Pass an event to the pool, and perform or start its effects.
 
-        Return True if the event is news, or two statements of one peer that contradict each other.
+        Return True if the event is news, or a peer's two contradictory statements.
         """
         answer: bool | ContradictoryBatches = False
         for effect in self._pool.handle(event, trio.current_time()):
@@ -398,7 +398,7 @@ class Rollouts:
             try:
                 await self._trainer.follow()
             except TrainerGaveUp:
-                await trio.sleep_forever()  # the starter of the trainer ends this peer, with the reason
+                await trio.sleep_forever()  # the code that starts the trainer ends this peer, with the reason
             except TrainerDied:
                 await trio.sleep(RETRY_S)
             await trio.sleep(LOOK_S)
@@ -420,7 +420,7 @@ class Rollouts:
             self.status.works()
 
     def _show_idle(self, why: WhyIdle, detail: str) -> None:
-        """Show that we are idle; a reason that keeps the trainer process from working comes before the given one."""
+        """Show that we are idle; a reason why the trainer process cannot work takes precedence over the given reason."""
         trainer, missing = self._trainer, self._trainer.missing(self._replica.history.length)
         if trainer.link is not None and trainer.link.pid is None:
             why, detail = WhyIdle.TRAINER_RESTARTING, "the trainer process is not ready"

@@ -22,16 +22,16 @@ from protocol.wire.presence import Phase, Role
 from protocol.wire.rollouts import AdmittedSet, Place
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Work status of a rollout peer or a validator: that it computes, or the one reason why not.
+# Work status of a rollout peer or a validator: computing, or the reason for not computing.
 
 
 LASTS_S = 2.0
-"""Seconds below which a gap between two batches is not shown as idle."""
+"""Shortest gap between two batches that is shown as idle (s)."""
 WORK = {Role.ROLLOUT: Phase.GENERATING, Role.VALIDATOR: Phase.VERIFYING}
 
 
 class WorkStatus:
-    """Work status of one peer, shown while it is not busy with a round's state, and beneath a pause."""
+    """Work status of one peer, shown while the peer is not busy with a round's state; a pause hides it."""
 
     def __init__(self, activity: Activity, role: Role) -> None:
         self._activity, self._phase = activity, WORK[role]
@@ -39,7 +39,7 @@ class WorkStatus:
         self._idle_since: float | None = None
 
     def show(self) -> None:
-        """Show the status, as the round leaves this peer free to work."""
+        """Show the status, because the round leaves this peer free to work."""
         self._activity.show(self._phase, self._why, self._detail)
 
     def works(self) -> None:
@@ -48,7 +48,7 @@ class WorkStatus:
         self._change(WhyIdle.BUSY, "")
 
     def idles(self, why: WhyIdle, detail: str, now: float) -> None:
-        """Note that the peer does not compute, for this reason; to be called again and again while that is so."""
+        """Note that the peer does not compute, for this reason; call this repeatedly while the peer is idle."""
         self._idle_since = now if self._idle_since is None else self._idle_since
         if self._why is not WhyIdle.BUSY or now - self._idle_since >= LASTS_S:
             self._change(why, detail)
@@ -65,11 +65,11 @@ class WorkStatus:
 
 
 REST_S = 60.0
-"""Seconds of rest after which a peer gives up its batch: otherwise it would miss the versions that come meanwhile."""
+"""Seconds of rest after which a peer cancels its batch: otherwise it would miss the versions that come during the rest."""
 
 
 class TrainerLease:
-    """Loan of the trainer process for work on a batch.  `about` sets the batch's version, once that is known."""
+    """Lease of the trainer process for work on a batch.  `about` sets the batch's version, once it is known."""
 
     def __init__(self, scope: trio.CancelScope) -> None:
         self.scope = scope
@@ -81,7 +81,7 @@ class TrainerLease:
 
 
 class TrainerLock:
-    """Lock on one trainer process, taken in the order of requests.  Call `look` now and then."""
+    """Lock on one trainer process, taken in the order of requests.  Call `look` regularly."""
 
     def __init__(self) -> None:
         self._lock = trio.Lock()
@@ -91,7 +91,7 @@ class TrainerLock:
 
     @asynccontextmanager
     async def taken(self) -> AsyncIterator[None]:
-        """Hold the process exclusively, for work that takes it whole."""
+        """Hold the process exclusively inside the context."""
         async with self._lock:
             yield
 
@@ -99,7 +99,7 @@ class TrainerLock:
     async def lent(self) -> AsyncIterator[TrainerLease]:
         """Hold the process as in `taken`, for work on a batch.
 
-        The work is cancelled when the batch is of no use any more, or when the peer rests for longer than `REST_S`.
+        The work is cancelled when the batch becomes useless, or when the peer rests for longer than `REST_S`.
         """
         async with self._lock:
             with trio.CancelScope() as scope:
@@ -110,7 +110,7 @@ class TrainerLock:
                     self._lent = None
 
     def moved(self, tips: Mapping[int, Hash]) -> None:
-        """Set the versions that rollouts may be of now."""
+        """Set the versions of which rollouts are useful now."""
         self._tips = tips
 
     def rest(self, on: bool) -> None:
@@ -118,7 +118,7 @@ class TrainerLock:
         self._rests_since = trio.current_time() if on else None
 
     def look(self) -> None:
-        """Cancel work on a batch that is of no use any more, and work during a long rest."""
+        """Cancel work on a batch that has become useless, and work during a long rest."""
         lent, since = self._lent, self._rests_since
         if lent is None or lent.mark is None:
             return
@@ -128,11 +128,11 @@ class TrainerLock:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Versions of the weights that the trainer process holds: to generate, to verify, and for old probabilities.
+# Versions of the weights that the trainer process holds, to generate, to verify, and to compute old probabilities.
 
 
 SPARE = 2
-"""Versions that a trainer process keeps beyond `max_async`."""
+"""Number of versions that a trainer process keeps in addition to `max_async`."""
 
 
 class Keeping(Protocol):
@@ -142,14 +142,14 @@ class Keeping(Protocol):
 
     @property
     def mark(self) -> StateMark:
-        """Number of rounds that the state is made of, and its digest (empty until it is known)."""
+        """Number of rounds applied to the state, and the state's digest (empty until it is known)."""
         ...
 
 
 class KeptVersions:
     """Tips of the versions that the trainer process holds.
 
-    A version that came and went while the process was busy is never held, and so not verified here.
+    A version that was replaced while the process was busy is never held, so we verify no batches of it.
     """
 
     def __init__(self, replica: Replica, keeping: Keeping, link: RolloutLink, turn: TrainerLock, max_async: int) -> None:
@@ -168,7 +168,7 @@ class KeptVersions:
 
     @property
     def newest(self) -> tuple[int, Hash] | None:
-        """Version and tip of our state, if the process holds it; None while it is still to be given."""
+        """Version and tip of our state; None until the process holds that version."""
         rounds, tip = self._present()
         return (rounds, tip) if self.tips.get(rounds) == tip else None
 
@@ -177,7 +177,7 @@ class KeptVersions:
         return rounds, self._replica.history.tip_at(rounds)
 
     async def follow(self) -> None:
-        """Give the process the present version, unless it holds it or somebody is changing the state.
+        """Give the process the present version, unless it holds that version or the state is being changed.
 
         Raises `TrainerDied`.
         """
@@ -202,17 +202,17 @@ class KeptVersions:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Sets of tasks in the trainer process: it is given the sets of the versions, and a missing set is reported.
+# Sets of tasks in the trainer process: we give it the versions' sets, and report a missing set.
 
 
 AGAIN_S = 60.0
-"""Seconds after which sets that could not be used are tried again."""
+"""Seconds after which we try unusable sets again."""
 
 
 class LoadedTasks:
     """Sets of tasks that one trainer process has.
 
-    A version whose sets it lacks is not generated with, judged or learned from.
+    While the process lacks a set of a version, it does not generate with, verify or learn from that version.
     """
 
     def __init__(self, session: Session, tasks: TaskSets, link: RolloutLink, turn: TrainerLock) -> None:
@@ -231,7 +231,7 @@ class LoadedTasks:
         return self.has(self._tasks.at(version).live)
 
     def missing(self, version: int) -> str:
-        """Return the reason why a version has to wait, as a sentence; empty if it need not wait."""
+        """Return the reason why a version must wait for its tasks, as a sentence; empty if all tasks are in the process."""
         for each in self._tasks.at(version).live:
             if each.root not in self._tasks.files.digests:
                 return f"the tasks of the set {each.name} ({each.root.hex()[:12]}) are still being fetched"
@@ -242,9 +242,9 @@ class LoadedTasks:
         return ""
 
     async def follow(self) -> None:
-        """Give the process the sets that it lacks, and now and then the sets that it refused.
+        """Give the process the sets that it lacks, and every `AGAIN_S` the sets that it refused.
 
-        A refused set's file, or this computer, may have been at fault.  Raises `TrainerDied`.
+        A refusal may come from a damaged file, or from a problem of this computer.  Raises `TrainerDied`.
         """
         if trio.current_time() >= self._again_at:
             await self._tasks.files.look_again([root for _, root in self._tasks.unusable])
@@ -272,9 +272,9 @@ class LoadedTasks:
 
 
 class SharedTrainer:
-    """Part of one peer in rollouts: its role, its trainer process, and the versions and tasks that the process holds.
+    """Role of one peer in rollouts, its trainer process, and the versions and tasks that the process holds.
 
-    link: the trainer process, if it can generate and verify.  tasks: the sets of tasks of this peer.  status: work shown of
+    link: the trainer process, if it can generate and verify.  tasks: the sets of tasks of this peer.  status: work status of
     a rollout peer or a validator; None at other peers.
     """
 
@@ -300,15 +300,15 @@ class SharedTrainer:
             self._given = LoadedTasks(session, tasks, link, self.lock)
 
     def has_tasks(self, version: int) -> bool:
-        """Return True if the process has all sets of a version of our chain, or there is no process."""
+        """Return True if the process has all sets of a version of our chain, or if there is no process."""
         return self._given is None or self._given.holds(version)
 
     def can_use(self, sets: Sequence[AdmittedSet]) -> bool:
-        """Return True if the process has all of these sets, or there is no process."""
+        """Return True if the process has all of these sets, or if there is no process."""
         return self._given is None or self._given.has(sets)
 
     def missing(self, version: int) -> str:
-        """Return the reason why a version has to wait for its tasks, as a sentence; empty if it need not wait."""
+        """Return the reason why a version must wait for its tasks, as a sentence; empty if it need not wait."""
         return self._given.missing(version) if self._given is not None else ""
 
     def ready_tips(self) -> dict[int, Hash]:
@@ -326,5 +326,5 @@ class SharedTrainer:
     def rest(self, on: bool) -> None:
         """Begin or end a rest of the peer."""
         self.lock.rest(on)
-        if self.link is not None and self.role is not Role.TRAINER:  # a trainer's process is told already
+        if self.link is not None and self.role is not Role.TRAINER:  # `OwnTrainer` pauses a trainer's process
             (self.link.pause if on else self.link.resume)()

@@ -1,13 +1,13 @@
-"""Trust in rollout peers and validators: how often each is checked, and which of them are set aside.
+"""Trust in rollout peers and validators: the frequency of checks for each peer, and the peers that are set aside.
 
-Pure, but for `TrustStore`.  Keys are free, so a stranger's word proves nothing: at first everything is checked.  Each
-check that comes out right makes the next one rarer, down to `RARELY`; after one anomaly everything is checked again.  A peer
-that our own check proves wrong is set aside: a validator for a false verdict, a rollout peer for a rollout that no honest
-one makes.
+The module is pure except for `TrustStore`.  Keys are free, so a stranger's statement proves nothing: at first we check
+everything.  Each passed check makes the next check less likely, down to a chance of `RARELY`; after one anomaly we check
+everything again.  We set a peer aside if our own check proves it wrong: a validator for a false verdict, a rollout peer for
+a rollout that no honest peer makes.
 
-Findings of others count as well, once enough electors have reproduced them that one of these must be honest.
+The rejections of other peers count as well, once so many electors have reproduced them that at least one elector is honest.
 
-Histories outlive us (`TrustStore`); other peers' verdicts are heard again.
+Histories survive a restart (`TrustStore`); other peers repeat their verdicts.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from protocol.wire.identity import PeerId
 
 RARELY = 0.1
 FADES = 0.9
-"""Factor of the chance of a check for each one that came out right: 22 of them lead to `RARELY`."""
+"""Factor of the chance of a check for each passed check; 22 passed checks lead to `RARELY`."""
 FEWEST_ACCUSERS = 2
 MOST_ACCUSERS = 64
 MAX_KNOWN = 2048
-"""Most peers remembered, at most half of them set aside: keys that lie are free, and a clean history is not."""
+"""Most peers remembered, of which at most half are set aside: keys that lie are free, but a clean history is not."""
 
 
 @dataclass
@@ -62,15 +62,15 @@ class TrustScores:
         """Number of times that a peer was found to be wrong."""
 
     def histories(self) -> list[tuple[PeerId, int, str]]:
-        """Return each peer that has a history.
+        """Return the peers that have a history.
 
-        Each comes with its checks in a row that came out right, and with the reason if it is set aside.
+        Each entry is (peer, number of passed checks in a row, reason for setting the peer aside or "").
         """
         found = [(peer, known.clean, known.aside) for peer, known in self._known.items()]
         return [each for each in found if each[1] or each[2]]
 
     def recall(self, peer: PeerId, clean: int, aside: str) -> None:
-        """Take over an earlier life's knowledge of a peer."""
+        """Restore our stored trust in a peer."""
         known = self._of(peer)
         known.clean, known.aside = clean, aside
 
@@ -80,27 +80,27 @@ class TrustScores:
         return max(RARELY, FADES**known.clean) if known is not None else 1.0
 
     def clean(self, peer: PeerId) -> int:
-        """Return the number of checks in a row that came out right."""
+        """Return the number of passed checks in a row."""
         known = self._known.get(peer)
         return known.clean if known is not None else 0
 
     def aside(self, peer: PeerId) -> str:
-        """Return the reason why nothing of this peer is used; empty if it is not set aside."""
+        """Return the reason why this peer is set aside; empty if it is not."""
         known = self._known.get(peer)
         return known.aside if known is not None else ""
 
     def right(self, peer: PeerId) -> None:
-        """Note that a check of ours came out right."""
+        """Note that a peer passed one of our checks."""
         self._of(peer).clean += 1
         self.raised += 1
 
     def anomaly(self, peer: PeerId) -> None:
-        """Note an anomaly, which proves nothing: everything of the peer is checked again."""
+        """Note an anomaly.  It proves nothing, but we check everything of this peer again."""
         self._of(peer).clean = 0
         self.lowered += 1
 
     def set_aside(self, peer: PeerId, reason: str) -> bool:
-        """Use nothing of this peer any more, which is proven wrong; return True if that is new."""
+        """Set a peer aside that is proven wrong; return False if it was set aside before."""
         known = self._of(peer)
         known.clean = 0
         if known.aside:
@@ -110,16 +110,16 @@ class TrustScores:
         return True
 
     def reproduced(self, author: PeerId, rejecting: Collection[PeerId], electors: frozenset[PeerId]) -> bool:
-        """Note that several peers rejected a batch of `author`; return True if it is to be set aside.  electors: the tip's.
+        """Note that several peers rejected a batch of `author`; return True if `author` must be set aside.
 
-        This takes two accusers, and more of these electors than can all be liars.
+        This needs two accusers, and more electors than can all be liars.  electors: the electors at the tip.
         """
         judges = electors.intersection(rejecting)
         if not judges:
             return False
         known = self._of(author)
         accusers = [peer for peer in rejecting if judges != {peer}]  # an elector does not reproduce its own rejection
-        known.accusers.update(accusers[: MOST_ACCUSERS - len(known.accusers)])  # two are enough, and keys are free
+        known.accusers.update(accusers[: MOST_ACCUSERS - len(known.accusers)])  # two accusers are enough, and keys are free
         known.electors = known.electors & electors | judges
         enough = max(FEWEST_ACCUSERS, tolerated(len(electors)) + 1)
         return len(known.accusers) >= FEWEST_ACCUSERS and len(known.electors) >= enough
@@ -132,9 +132,10 @@ class TrustScores:
         return known
 
     def _least(self, newest: PeerId) -> PeerId:
-        """Return the peer to forget for the newest.
+        """Return the peer to forget in favour of the newest.
 
-        If more than half are set aside, it is the first of them; else the one with the shortest clean history of the others.
+        If more than half of the peers are set aside, it is the first of these.  Otherwise it is the peer with the shortest
+        clean history among the peers that are not set aside.
         """
         aside = [peer for peer, known in self._known.items() if known.aside]
         if len(aside) > MAX_KNOWN // 2:
@@ -144,21 +145,21 @@ class TrustScores:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Storage of the trust in rollout peers and validators: a liar stays set aside when we start again.
+# Storage of the trust in rollout peers and validators: a liar stays set aside after a restart.
 #
-# A change that lowers our trust is written at once.  A change that raises it may wait, and be lost: then the peer is checked
-# more often than necessary.
+# A change that lowers our trust is written at once.  A change that raises it may be delayed and even lost: then we check the
+# peer more often than necessary.
 
 
 WRITE_S = 10.0
-"""Seconds between writes that hold nothing new but checks that came out right."""
+"""Seconds between writes whose only news is passed checks."""
 MAX_REASON = 200
 
 
 class KnownPeer(Body):
     """Stored trust in one peer.
 
-    clean: checks in a row that came out right.  aside: the reason why nothing of it is used; empty if it is not set aside.
+    clean: number of passed checks in a row.  aside: the reason why the peer is set aside; empty if it is not.
     """
 
     peer: PeerField
@@ -178,11 +179,11 @@ class TrustStore:
     def __init__(self, session: Session, standing: TrustScores, store: Store, offload: Offload) -> None:
         self._session, self._standing, self._store, self._offload = session, standing, store, offload
         self._raised = self._lowered = 0
-        """Counts of the standing that is on disk."""
+        """Counts (`raised`, `lowered`) of the standing on disk."""
         self._at, self._failed = -inf, False
 
     async def recall(self) -> None:
-        """Take over an earlier life's knowledge."""
+        """Load the trust stored before a restart."""
         raw = await self._offload(self._store.standing)
         if raw is None:
             return
@@ -197,7 +198,7 @@ class TrustStore:
             self._session.emit(Notice("info", f"set aside since an earlier start, for lies about rollouts: {aside} peers"))
 
     async def keep(self, now: float) -> None:
-        """Write changes, if it is time to; again later if the disk does not take them."""
+        """Write changes that are due; try again later if the disk fails."""
         standing = self._standing
         raised, lowered = standing.raised, standing.lowered
         may_wait = now < self._at + WRITE_S and (self._failed or lowered == self._lowered)
@@ -215,28 +216,29 @@ class TrustStore:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Limits on the places, bytes and checks that batches may cost, for all strangers together and for each peer.
+# Limits on the places, bytes and checks for batches, for all strangers together and for each peer.
 #
-# Pure.  A peer with a clean history comes before others.  Among equals, the peer that has had less comes first.
+# This part is pure.  A peer with a clean history comes before other peers.  Among equals, the peer that has used less comes
+# first.
 
 
 MOST_BATCHES = 4096
 MOST_OF_ONE = 256
-"""Most batches that are known of one peer."""
+"""Most known batches of one peer."""
 MOST_BYTES = 1 << 30
 MOST_BYTES_OF_ONE = MOST_BYTES // 4
-"""Most bytes of one peer's batches that are here or on their way; `MOST_BYTES` is for all peers."""
+"""Most bytes of one peer's batches on disk or on their way; `MOST_BYTES` is the limit for all peers."""
 PLACES = 4
-"""Batches fetched at a time: as many of peers with a clean history as of others."""
+"""Most batches fetched at a time, for peers with a clean history and for other peers each."""
 WITHHELD_COSTS = 8
-"""Fetches that a withheld batch counts as: its maker waits until others had this many."""
+"""Number of fetches that a withheld batch counts as: its maker waits until other makers had this many."""
 PEERS_REMEMBERED = 4096
 
 
 class PoolLimits:
-    """Room for the batches of one pool.
+    """Limits for the batches of one pool.
 
-    enough: most batches fetched ahead of their check, for peers with a clean history and again for others.
+    enough: most batches fetched ahead of their check, for peers with a clean history and for other peers each.
     """
 
     def __init__(self, standing: TrustScores, enough: int) -> None:
@@ -244,14 +246,15 @@ class PoolLimits:
         self._checks: Counter[PeerId] = Counter()
         self._fetches: Counter[PeerId] = Counter()
         self._most_held: tuple[bool, int] | None = None
-        """Last rank in the table while all places are taken: nobody ranks behind it, for it only falls until a place is free
-        again."""
+        """Last rank in the table while all places are taken.  No batch ranks behind it, because the last rank only falls
+        until a place is free again."""
 
     def make(self, newcomer: PooledBatch, others: Collection[PooledBatch]) -> PooledBatch | None:
-        """Return the batch that has to make room for `newcomer`: itself if it finds none, None if nobody has to.
+        """Return the batch to evict for `newcomer`: `newcomer` itself if it gets no place, None if a place is free.
 
-        Batches that were not accepted make room as well: otherwise keys that are set aside could fill the table.  Nobody
-        makes room for its equal: otherwise each of a flood of batches would cost a look at all, and be handed on.
+        Every batch that was not accepted may be evicted: otherwise keys that are set aside could fill the table.  No batch
+        is evicted for one of equal rank: otherwise each batch of a flood would cost a search of the table, and be
+        forwarded.
         """
         author = newcomer.author
         own = 1 + sum(batch.author == author for batch in others)
@@ -273,11 +276,11 @@ class PoolLimits:
     def next_fetch(
         self, lacking: Iterable[PooledBatch], others: Iterable[PooledBatch], counts: Callable[[PooledBatch], bool]
     ) -> PooledBatch | None:
-        """Return the batch in `lacking` to be fetched now; None if there is no place or no room for one.
+        """Return the batch in `lacking` to fetch now; None if there is no free place or no space.
 
         others: all batches.  counts: returns True if an undecided batch waits for a verdict that will come.  Peers with a
-        clean history have places and room of their own.  They come first: a stranger may have stated the same bytes in a
-        false size.  Among equals, the peer that was fetched from least comes first.
+        clean history have places and space of their own.  They come first, because a stranger may have stated the same bytes
+        with a false size.  Among equals, the peer with the fewest fetches comes first.
         """
         held: Counter[PeerId] = Counter()
         coming: set[Hash] = set()
@@ -306,17 +309,17 @@ class PoolLimits:
         return first
 
     def note_withheld(self, author: PeerId) -> None:
-        """Note that the bytes of a batch of this peer could not be got."""
+        """Note that we could not get the bytes of a batch of this peer."""
         self._note(self._fetches, author, WITHHELD_COSTS)
 
     def _is_known(self, batch: PooledBatch) -> bool:
         return bool(self._standing.clean(batch.author))
 
     def first(self, waiting: Sequence[PooledBatch], *, strangers_first: bool) -> PooledBatch:
-        """Return the batch to be checked first.
+        """Return the batch to check first.
 
-        Makers without a clean history come first if `strangers_first`, and last otherwise.  Then the maker with the fewest
-        checks comes first, and of its batches the oldest version.
+        Makers without a clean history come first if `strangers_first`, and last otherwise.  Among these, the maker with the
+        fewest checks comes first, and among its batches the oldest version.
         """
         return min(
             waiting,

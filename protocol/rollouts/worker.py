@@ -1,4 +1,4 @@
-"""A rollout peer's work: one batch after another with the newest weights, each on disk before anybody hears of it."""
+"""The work of a rollout peer: one batch after another with the newest weights, each on disk before it is announced."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ OVERSTATED = CODES.index((Verdict.REJECT, Reason.MALFORMED))
 
 
 class BatchVerifier:
-    """Verification of batches at one peer.  files: the batches.  tasks: the sets of tasks that rollouts are about."""
+    """Verification of batches at one peer.  files: the batches' bytes.  tasks: the sets of tasks as sources of problems."""
 
     def __init__(self, session: Session, rl: RlSection, files: BlobStore, turn: TrainerLock, tasks: TaskSets) -> None:
         self._session, self._rl, self._files, self._turn, self._tasks = session, rl, files, turn, tasks
@@ -75,10 +75,10 @@ class BatchVerifier:
         return problems_of(run, tip, batch.author, body.number, rl.prompts_per_batch, rl.problems, tasks)
 
     async def check(self, link: RolloutLink, batch: PooledBatch, held: Callable[[], Mapping[int, Hash]]) -> BatchVerified:
-        """Have the trainer process verify a batch; `codes` is None in the result if it found nothing.
+        """Have the trainer process verify a batch; `codes` is None in the result if there are no verdicts.
 
-        The result has scores if the batch's version has sets of tasks in force.  held: returns the tips of the versions that
-        the trainer process has.
+        The result has scores if sets of tasks are in force at the batch's version.  held: returns the tips of the versions
+        that the trainer process has.
         """
         body = batch.body
         verdicts: tuple[RolloutVerdict, ...] | None = None
@@ -100,11 +100,11 @@ class BatchVerifier:
             await trio.sleep(RETRY_S)
             return BatchVerified(batch.author, batch.root, None, died=True)
         if verdicts is None or sets is None:
-            return BatchVerified(batch.author, batch.root, None)  # the check was given up
+            return BatchVerified(batch.author, batch.root, None)  # the check was cancelled
         scores = bytes(map(score_of, verdicts)) if sets.live else None
         codes = bytes(map(code_of, verdicts))
         if not any(codes) and sum(each.tokens for each in verdicts) != body.tokens:
-            codes = bytes([OVERSTATED]) * len(verdicts)  # tokens are credited, so their number has to be right
+            codes = bytes([OVERSTATED]) * len(verdicts)  # the maker gets credit for tokens, so their number has to be right
         exact = frozenset(place for place, each in enumerate(verdicts) if each.exact)
         return BatchVerified(batch.author, batch.root, codes, scores, exact, is_sure(verdicts))
 
@@ -117,7 +117,7 @@ def code_of(verdict: RolloutVerdict) -> int:
 
 
 def is_sure(verdicts: Sequence[RolloutVerdict]) -> bool:
-    """Return True if every honest computer comes to the same opinion of the batch: one rollout that all reject is enough."""
+    """Return True if every honest computer comes to the same opinion of the batch: one rollout rejected by all is enough."""
     rejected = [each.sure for each in verdicts if each.verdict is Verdict.REJECT]
     return any(rejected) if rejected else all(each.sure for each in verdicts)
 
@@ -131,14 +131,14 @@ def score_of(verdict: RolloutVerdict) -> int:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Repetition of a statement by gossip for a while: gossip may lose it.
+# Repetition of statements by gossip, because gossip may lose them.
 
 
 FIRST_S = 2.0
 TIMES = 5
-"""Times that a statement is said, with pauses that double from `FIRST_S` on."""
+"""Number of times that a statement is sent, with pauses that double, starting at `FIRST_S`."""
 MOST = 4096
-"""Most statements that are said again; the oldest make room."""
+"""Most statements that are repeated; beyond that, the oldest is dropped."""
 
 
 class StatementRepeater:
@@ -147,16 +147,16 @@ class StatementRepeater:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._due: dict[bytes, tuple[float, int]] = {}
-        """Time at which each statement is said next, and how often it was said."""
+        """(Time at which to send each statement next, number of times it was sent)."""
 
     def say(self, raw: bytes, times: int = TIMES) -> None:
-        """Say a statement at the next turn, and `times` times in all."""
+        """Send a statement at the next call of `turn`, and `times` times in all."""
         self._due[raw] = (trio.current_time(), TIMES - times)
         if len(self._due) > MOST:
             del self._due[next(iter(self._due))]
 
     async def turn(self) -> None:
-        """Say the statements that are due."""
+        """Send the statements that are due."""
         now = trio.current_time()
         for raw, (at, times) in [*self._due.items()]:
             if at > now:
@@ -165,16 +165,16 @@ class StatementRepeater:
                 self._due[raw] = now + FIRST_S * 2**times, times + 1
             else:
                 del self._due[raw]
-            with suppress(NetworkError):  # it is said again
+            with suppress(NetworkError):  # the statement is repeated
                 await self._session.network.publish(raw)
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Bytes of other peers' batches: their fetching and their removal.
+# Fetching and removal of the bytes of other peers' batches.
 
 
 class BatchFetcher:
-    """Fetching of batches at one peer.  within_s: limit for one batch.  told: is told the outcome of each fetch."""
+    """Fetching of batches at one peer.  within_s: time limit for one batch (s).  told: called with each fetch's outcome."""
 
     def __init__(
         self,
@@ -189,11 +189,11 @@ class BatchFetcher:
         self._within_s, self._told = within_s, told
         self._under_way: dict[trio.CancelScope, PooledBatch] = {}
         self._unwanted: deque[Hash] = deque()
-        """Roots of bytes to be removed, as soon as nobody reads them."""
+        """Roots of bytes to remove as soon as they are not being read."""
         self._trouble = ""
 
     async def fetch(self, batch: PooledBatch) -> None:
-        """Fetch the bytes of a batch, within the time limit, and tell the outcome."""
+        """Fetch the bytes of a batch within the time limit, and report the outcome."""
         here: bool | None = None
         scope = trio.CancelScope()
         self._under_way[scope] = batch
@@ -209,20 +209,20 @@ class BatchFetcher:
             await trio.sleep(RETRY_S)
         self._told(FetchEnded(batch.author, batch.root, here))
         if here is None:
-            self.discard(batch.root)  # the partial bytes, unless they are fetched again
+            self.discard(batch.root)  # removes the partial bytes, unless they are fetched again
 
     def discard(self, root: Hash) -> None:
-        """Remove these bytes as soon as nobody reads them."""
+        """Remove these bytes as soon as they are not being read."""
         self._unwanted.append(root)
 
     def _warn(self, trouble: str) -> None:
-        """Warn once, however many batches strangers state: a disk that failed for one fails for the next."""
+        """Warn once, not once for each batch: a disk that failed for one batch fails for the next."""
         if trouble != self._trouble:
             self._session.emit(Notice("warning", trouble))
         self._trouble = trouble
 
     def end_useless(self) -> None:
-        """End the fetches of batches that are too old or decided by now, so that others get their places."""
+        """Cancel the fetches of batches that are now too old or decided, to free their places for other batches."""
         for scope, batch in self._under_way.items():
             if not self._pool.lacks(batch):
                 scope.cancel()
@@ -239,10 +239,10 @@ class BatchFetcher:
 
 
 MADE = ".made.new"
-"""File of a batch that is being made; one left by an earlier life is removed with all such files."""
+"""File of a batch that is being made; a leftover of an earlier process is removed with all such files."""
 
 VERSIONS_REMEMBERED = 4096
-"""Most versions whose next numbers are remembered; no chain gives up so many records, as they are settled long before."""
+"""Most versions whose next numbers are remembered.  No chain gives up so many records, which are settled long before."""
 
 
 class RolloutMaker:
@@ -264,12 +264,12 @@ class RolloutMaker:
         self._next: dict[Hash, int] = {}
         """Number of the next batch at each tip.
 
-        The chain may go back: a peer that then stated another batch with an old number would have signed two statements that
-        contradict each other.
+        The chain may go back.  A peer that then stated another batch with an old number would have signed two contradictory
+        statements.
         """
 
     async def recall(self) -> list[tuple[RolloutBatch, Envelope]]:
-        """Return an earlier life's statements whose bytes are still here; numbers go on after all of its statements."""
+        """Return our earlier statements whose bytes we still have; numbers continue after all old statements."""
         found = []
         for raw in await self._offload(self._files.statements):
             try:
@@ -284,7 +284,7 @@ class RolloutMaker:
         return found
 
     def obstacle(self) -> str:
-        """Return the reason why no batch can be made now, as a sentence; empty if one can."""
+        """Return the reason why no batch can be made now, as a sentence; empty if a batch can be made."""
         newest, warm = self._versions.newest, self._rl.warm_rounds
         if newest is None:
             return "the trainer has not got the newest weights yet"
@@ -295,9 +295,9 @@ class RolloutMaker:
         return "all batches of these weights are made" if self._next.get(newest[1], 0) >= MAX_BATCHES else ""
 
     async def make(self, on_progress: Callable[[int, int], None]) -> tuple[RolloutBatch, Envelope] | None:
-        """Make the next batch, and seal and keep its statement, which is not said yet.
+        """Make the next batch; sign its statement and store it, but do not send it yet.
 
-        Returns None if there are no weights to make it with, or if it was given up.  Raises `TrainerDied`, `StoreFailed`.
+        Returns None if there are no weights, or if the work was cancelled.  Raises `TrainerDied`, `StoreFailed`.
         """
         begun, rl, made = trio.current_time(), self._rl, None
         async with self._trainer.lock.lent() as lent:
@@ -321,9 +321,9 @@ class RolloutMaker:
         body = await self._offload(self._adopt, version, tip, number, made)
         envelope = self._session.seal(body)
         try:
-            await self._offload(self._files.keep, version * MAX_BATCHES + number, envelope.raw)  # we never state another
+            await self._offload(self._files.keep, version * MAX_BATCHES + number, envelope.raw)  # the slot is used
         except StoreFailed:
-            await self._offload(self._files.remove, Hash(body.root))  # nobody will hear of it, and the disk is full
+            await self._offload(self._files.remove, Hash(body.root))  # the batch will not be announced, and the disk is full
             raise
         self._count(tip, number)
         self._swarm.originate(Hash(body.root), body.chunks)
@@ -334,26 +334,26 @@ class RolloutMaker:
         return body, envelope
 
     def _count(self, tip: Hash, number: int) -> None:
-        """Mark a number as used: its statement is on the disk, or it is passed over.
+        """Mark a number as used: its statement is on disk, or the number is skipped.
 
-        A full disk leaves no gap: trainers take the numbers in order.
+        A failed write to disk skips no number, because trainers take the numbers in order.
         """
         self._next[tip] = number + 1
         while len(self._next) > VERSIONS_REMEMBERED:
             del self._next[next(iter(self._next))]
 
     def _note_death(self, tip: Hash, number: int) -> None:
-        """Note that the process died over a batch.
+        """Note that the trainer process died while it made a batch.
 
-        A batch over which it died twice is never made: it might die over it without end.  The trainer that the batch is for
-        takes the later ones after a while.
+        After a second death we skip the batch, because the process might die again and again.  The batch's trainer takes
+        the later batches after `HOLD_S` (`protocol.rollouts.pool`).
         """
         if self._died_over == (tip, number):
             self._count(tip, number)
         self._died_over = tip, number
 
     def _adopt(self, version: int, tip: Hash, number: int, made: Generated) -> RolloutBatch:
-        """Store the bytes that were made under their name, and return the statement.  Blocking.
+        """Store the generated bytes under their root, and return the statement.  Blocking.
 
         Raises `TrainerDied` if there is no batch of the right size.
         """
