@@ -1,8 +1,8 @@
-"""Ballots, and the rules that make them safe: pure functions that every peer computes alike.
+"""Ballots, and the rules that make them safe: pure functions with the same results at every peer.
 
-A ballot is one attempt to agree on a record, with one proposer and one quorum.  The first part defines it, the second what
-justifies a proposal in it, the third what binds a voter, the fourth what a plan and a record must be, and the last one how
-absent electors vote for a record later.
+A ballot is one attempt to agree on a record, with one proposer and one quorum.  The first part of the module defines
+ballots, the second the justification of a proposal, the third the obligations of a voter, the fourth the checks of plans and
+records, and the last one the later votes of absent electors for a record.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ from protocol.wire.messages import (
 )
 
 RATIFYING = 1 << 40
-"""Last attempt of every tip, in which electors ratify a record without a ballot."""
+"""Number of the last attempt of every tip, in which electors ratify a record without a ballot."""
 
 
 @dataclass(frozen=True)
 class Ballot:
     """One attempt to agree on a record on `base`, without the `absent` electors (sorted).
 
-    members: the members of the plan that vote when all electors are absent or there are none.  Ballots are ordered by
-    attempt.  Each has one proposer, so proposers need no order.
+    members: the members of the plan, which vote if all electors are absent or there are none.  Ballots are ordered by
+    attempt.  Each ballot has one proposer, so proposers need no order.
     """
 
     base: Base
@@ -66,12 +66,12 @@ class Ballot:
 
     @property
     def quorum(self) -> int:
-        """Number of votes of one step that certify."""
+        """Number of votes of one step that certify a record."""
         return quorum_of(self.base, self.voters, self.absent)
 
     @property
     def some_honest(self) -> int:
-        """Number of voters that cannot all be liars if fewer than a third are."""
+        """Smallest number of voters that must include an honest one if fewer than a third of the voters are liars."""
         return 1 if self.members else tolerated(len(self.voters)) + 1
 
     @cached_property
@@ -83,8 +83,8 @@ class Ballot:
     def may_propose(self, peer: PeerId) -> bool:
         """Return True if this peer's proposal may be followed.
 
-        Members that vote may see different peers ready, and so draw different proposers.  Any member may propose then, and
-        the votes decide.
+        Members that vote may see different peers ready, and so draw different proposers.  So any member may propose in that
+        case, and the votes decide.
         """
         return peer in self.members if self.members else peer == self.proposer
 
@@ -101,7 +101,7 @@ def held_mask(electors: Sequence[PeerId], held: Sequence[PeerId]) -> bytes:
 
 
 def held_in(electors: Sequence[PeerId], mask: bytes) -> set[PeerId] | None:
-    """Return the electors of a mask; None if the mask is not for this many electors."""
+    """Return the electors in a mask; None if the mask is not for this number of electors."""
     bits = int.from_bytes(mask, "little")
     if len(mask) != (len(electors) + 7) // 8 or bits >> len(electors):
         return None
@@ -109,26 +109,25 @@ def held_in(electors: Sequence[PeerId], mask: bytes) -> set[PeerId] | None:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Justification of a ballot: the signed rolls of a quorum, and the proof of the highest lock that they name.
-#
-# A voter that has sent a roll for an attempt votes in no lower one.  So if a record was certified in a lower ballot,
-# a quorum had locked itself on it, and an honest signer in any quorum of rolls names this lock or a higher one.  A motion
-# must carry on the highest lock that its rolls name, and show its proof.  If they name none, no record was certified before,
-# and any record may be put to the vote.  (PBFT's view change: Castro and Liskov 1999, section 4.4; the lock is Tendermint's:
-# arXiv 1807.04938.)
+# Justification of a ballot: the signed view changes of a quorum, and the proof of the highest lock that they name.  A voter
+# that has sent a view change for an attempt does not vote in lower attempts.  So if a record was certified in a lower
+# ballot, a quorum had locked itself on it, and an honest signer in any quorum of view changes names this lock or a higher
+# one.  A record proposal must carry on the highest lock that its view changes name, and show the proof of this lock.  If the
+# view changes name no lock, no record was certified before, and any record may be proposed.  (PBFT's view change: Castro and
+# Liskov 1999, section 4.4; the lock is Tendermint's: arXiv 1807.04938.)
 
 
 @dataclass(frozen=True)
 class Justification:
-    """Opened rolls of a quorum for one ballot."""
+    """Decoded view changes of a quorum for one ballot."""
 
     ballot: Ballot
     rolls: dict[PeerId, ViewChange]
 
     def highest_locks(self) -> list[LockName]:
-        """Return the locks of the highest attempt, one of which is to be carried on; empty if the rolls name none.
+        """Return the locks of the highest attempt, one of which must be carried on; empty if the view changes name none.
 
-        Locks of the whole electorate come before locks of a part, which bind only ballots of the same part.
+        Locks of the whole electorate take precedence over locks of a part, which bind only ballots of the same part.
         """
         return highest([roll.lock for roll in self.rolls.values()]) or highest(
             [
@@ -139,17 +138,17 @@ class Justification:
         )
 
     def held(self) -> set[PeerId]:
-        """Return the electors that a plan may not leave out."""
+        """Return the electors that a plan must not leave out."""
         return demanded(self.ballot, self.rolls.values())
 
     def takes_up(self, plan: bytes) -> bool:
-        """Return True if an honest voter took this plan up in an earlier attempt and still stands by it."""
+        """Return True if an honest voter accepted this plan in an earlier attempt and still keeps it."""
         return sum(roll.plan == plan for roll in self.rolls.values()) >= self.ballot.some_honest
 
     def allows_plan(self, plan: Plan, max_members: int) -> bool:
-        """Return True if the proposer left no elector out at will.
+        """Return True if the proposer did not leave out an elector arbitrarily.
 
-        The plan must have every elector in `held`, have all its places taken by electors, or have been taken up before.
+        The plan must include every elector in `held`, be full of electors, or have been accepted before.
         """
         left_out = self.held() - {PeerId(member.peer) for member in plan.members}
         full = len(plan.members) == max_members and all(m.peer in self.ballot.base.electors for m in plan.members)
@@ -157,7 +156,7 @@ class Justification:
 
 
 def demanded(ballot: Ballot, rolls: Iterable[ViewChange]) -> set[PeerId]:
-    """Return the electors whose READY some honest voter holds: more voters name them than can all be liars."""
+    """Return the electors whose READY some honest voter holds: too many voters name them for all to be liars."""
     named = Counter(peer for roll in rolls for peer in held_in(ballot.base.electors, roll.held) or ())
     return {peer for peer, count in named.items() if count >= ballot.some_honest}
 
@@ -170,7 +169,7 @@ def highest(locks: Sequence[LockName | None]) -> list[LockName]:
 
 
 def check_view_change(ballot: Ballot, roll: ViewChange) -> str | None:
-    """Return the reason why this roll does not count in the ballot; None if it counts."""
+    """Return the reason why this view change does not count in the ballot; None if it counts."""
     base = ballot.base
     if (roll.round, roll.base, roll.attempt) != (base.round, base.tip, ballot.attempt):
         return "a roll of another ballot"
@@ -182,7 +181,7 @@ def check_view_change(ballot: Ballot, roll: ViewChange) -> str | None:
 
 
 def flaw_of_locks(roll: ViewChange) -> str | None:
-    """Return the reason why no honest elector names these locks in a roll; None if one may."""
+    """Return the reason why no honest elector names these locks in a view change; None if an honest elector may."""
     locks = [lock for lock in (roll.lock, roll.reduced) if lock is not None]
     if any(lock.attempt >= roll.attempt for lock in locks):
         return "a roll with a lock that is not of a lower attempt"
@@ -192,7 +191,7 @@ def flaw_of_locks(roll: ViewChange) -> str | None:
 
 
 def justify(run: Hash, ballot: Ballot, rolls: Sequence[bytes]) -> Justification:
-    """Open the signed rolls of a proposal or a motion; raise `Malformed` if they are no quorum of this ballot."""
+    """Decode the signed view changes of a (record) proposal; raise `Malformed` if they are not a quorum of this ballot."""
     if len(rolls) > len(ballot.voters):
         raise Malformed("more rolls than voters")
     opened: dict[PeerId, ViewChange] = {}
@@ -210,16 +209,16 @@ def justify(run: Hash, ballot: Ballot, rolls: Sequence[bytes]) -> Justification:
 
 
 def check_lock(run: Hash, ballot: Ballot, record: Record, lock: LockName, proof: Certificate) -> None:
-    """Raise `Malformed` unless `proof` shows that a quorum cast first votes for this record, as `lock` says."""
+    """Raise `Malformed` unless `proof` proves `lock`: a quorum of first votes for this record."""
     if (proof.attempt, proof.absent) != (lock.attempt, lock.absent) or record_hash(record) != lock.record_hash:
         raise Malformed("a proof of another lock")
     verify_votes(run, ballot.base, record, proof, Step.FIRST)
 
 
 def carries_lock(run: Hash, justification: Justification, record: Record, proof: Certificate | None) -> bool:
-    """Return True if a motion for `record` carries on a lock; raise `Malformed` if its rolls name one and it does not.
+    """Return True if the proposal of `record` carries on a lock; raise `Malformed` if it does not but must.
 
-    proof: the proof of the lock, as the motion shows it.
+    It must if its view changes name a lock.  proof: the proof of the lock in the record proposal.
     """
     locks, name = justification.highest_locks(), record_hash(record)
     if not locks:
@@ -234,24 +233,23 @@ def carries_lock(run: Hash, justification: Justification, record: Record, proof:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Rules that bind an elector at one tip: pure functions over `VoterState`, the voter state on disk.
-#
-# * An elector's attempts only grow.  A roll for an attempt, or a vote in it, ends all lower ones.
-# * In an attempt it casts one first vote and one second vote, for one record and with one list of absent electors.
-# * A second vote needs a proof of lock, which is a quorum of first votes, and locks the voter on the record.  Every later
-#   roll names the lock, until a lock of a higher attempt takes its place.
+# Rules that bind an elector at one tip: pure functions over `VoterState`, its voter state on disk.
+# * The attempts of an elector only increase.  A view change for an attempt, or a vote in it, ends all lower attempts.
+# * In an attempt an elector casts one first vote and one second vote, for one record, with one list of absent electors.
+# * A second vote needs a prevote certificate, which is a quorum of first votes, and locks the voter on the record.  Every
+#   later view change names the lock, until a lock of a higher attempt replaces it.
 # * A lock of a part never replaces a lock of the whole electorate; a lock of a part binds only ballots of the same part.
 
 
 def blank(base: Base) -> VoterState:
-    """Return the voter state of an elector that has said nothing yet."""
+    """Return the voter state of an elector that has signed nothing yet."""
     return VoterState(
         round=base.round, base=base.tip, attempt=0, absent=[], first=None, second=None, lock=None, reduced=None
     )
 
 
 def enter(kept: VoterState, attempt: int) -> VoterState:
-    """Take part in `attempt`, which is no lower than the last one."""
+    """Return the voter state after entering `attempt`, which must not be lower than the last attempt."""
     assert attempt >= kept.attempt, "attempts only grow"
     if attempt == kept.attempt:
         return kept
@@ -259,14 +257,14 @@ def enter(kept: VoterState, attempt: int) -> VoterState:
 
 
 def name_of(lock: Lock | None) -> LockName | None:
-    """Return the name of a lock, as a roll gives it."""
+    """Return the name of a lock, for use in a view change."""
     if lock is None:
         return None
     return LockName(attempt=lock.proof.attempt, absent=lock.proof.absent, record_hash=record_hash(lock.record))
 
 
 def view_change_of(kept: VoterState, ballot: Ballot, held: list[PeerId], plan: Hash | None) -> ViewChange | None:
-    """Return our roll for `ballot`, which has been entered; None if we are locked in it, for it has moved on then."""
+    """Return our view change for `ballot`, which we have entered; None if we hold a lock of its attempt already."""
     assert ballot.attempt == kept.attempt, "a roll follows what is kept"
     lock, reduced = name_of(kept.lock), name_of(kept.reduced)
     if any(name is not None and name.attempt >= ballot.attempt for name in (lock, reduced)):
@@ -302,10 +300,10 @@ def objection_to_vote(kept: VoterState, step: Step, attempt: int, absent: list[s
 
 
 def objection_of_lock(kept: VoterState, motion: RecordProposal) -> str | None:
-    """Return the reason why our lock forbids a first vote for this motion, whose justification holds; None if it does not.
+    """Return the reason why our lock forbids a first vote for this justified record proposal; None if it does not.
 
-    In a ballot of the whole electorate the rolls speak for us: if none names our lock, the lock certified nothing.  A ballot
-    of a part has no such quorum.
+    In a ballot of the whole electorate, the view changes of a quorum suffice: if none names our lock, the locked record was
+    not certified.  A ballot of a part has no such quorum.
     """
     if motion.absent and kept.lock is not None and kept.lock.record != motion.record:
         return "we are locked on another record by the whole electorate"
@@ -313,7 +311,7 @@ def objection_of_lock(kept: VoterState, motion: RecordProposal) -> str | None:
 
 
 def cast_first(kept: VoterState, motion: RecordProposal) -> tuple[VoterState, Vote]:
-    """Cast the first vote for a motion that nothing forbids; return the new voter state and the vote."""
+    """Cast the first vote for a record proposal that nothing forbids; return the new voter state and the vote."""
     name = record_hash(motion.record)
     assert objection_to_vote(kept, Step.FIRST, motion.attempt, list(motion.absent), name) is None
     kept = enter(kept, motion.attempt).model_copy(update={"absent": motion.absent, "first": name})
@@ -321,9 +319,9 @@ def cast_first(kept: VoterState, motion: RecordProposal) -> tuple[VoterState, Vo
 
 
 def cast_second(kept: VoterState, motion: RecordProposal, proof: Certificate) -> tuple[VoterState, Vote]:
-    """Cast the second vote for a motion; return the new voter state, which is locked on it, and the vote.
+    """Cast the second vote for a record proposal; return the new voter state, which is locked on the record, and the vote.
 
-    proof: a quorum of first votes for the motion.
+    proof: a quorum of first votes for the record.
     """
     name = record_hash(motion.record)
     assert objection_to_vote(kept, Step.SECOND, motion.attempt, list(motion.absent), name) is None
@@ -339,15 +337,14 @@ def _vote(kept: VoterState, step: Step, record: Hash) -> Vote:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Checks of plans, records and motions that need only the statement, the base and the settings of the round.
-#
-# A flaw is a phrase for the log.  `protocol.agreement.voter` checks if the ballot permits the statement.
+# Checks of plans, records and record proposals that need only the statement, the base and the settings of the round.  A flaw
+# is a phrase for the log.  `protocol.agreement.voter` checks whether the ballot permits the statement.
 
 
 UNEQUAL = 1.5
-"""Multiple of its equal share of the chunks that one member may own, if liars are tolerated."""
+"""Largest share of the chunks that one member may own if liars are tolerated, as a multiple of its equal share."""
 FEWEST = 4
-"""Electors below which no liar is tolerated, and a member may own all chunks."""
+"""Smallest number of electors that tolerates a liar; with fewer, a member may own all chunks."""
 
 
 def flaw_of_plan(settings: RoundSettings, base: Base, plan: Plan) -> str | None:
@@ -373,7 +370,7 @@ def flaw_of_plan(settings: RoundSettings, base: Base, plan: Plan) -> str | None:
 def flaw_of_record_proposal(
     settings: RoundSettings, base: Base, record: Record, index: Sequence[ChunkEntry], provenance: Provenance
 ) -> str | None:
-    """Return the reason why this cannot be the next record with its provenance; None if it can.
+    """Return the reason why this record, with its provenance, cannot be the next one; None if it can.
 
     The signatures of the provenance are left to the auditor.
     """
@@ -400,11 +397,11 @@ def _is_unfair(settings: RoundSettings, base: Base, members: Sequence[Member], o
 def most_chunks(chunks: int, electors: int, members: int) -> int:
     """Return the number of chunks that one member may own.
 
-    electors: the number of electors of the tip.  members: the number of them in the plan.
+    electors: the number of electors of the tip.  members: the number of these electors in the plan.
 
     The result is `UNEQUAL` times the equal share of an elector, so that the liars tolerated among four or more electors own
-    less than half, whichever electors are missing.  It is larger only if the electors in the plan are too few to own all
-    chunks, or if there are at most twice as many chunks as such liars.
+    less than half of the chunks, whichever electors are missing.  The result is larger only if the electors in the plan are
+    too few to own all chunks, or if there are at most twice as many chunks as tolerated liars.
     """
     if electors < FEWEST or not members:
         return chunks
@@ -426,9 +423,10 @@ def plan_of(record: Record, provenance: Provenance) -> Plan:
 
 
 def is_in(plan: Plan, peer: PeerId, ready: Ready | None) -> bool:
-    """Return True if the plan has the contribution for which `peer` said READY, none of an earlier life and none invented.
+    """Return True if the plan has exactly the contribution that `peer` committed to in this READY.
 
-    An earlier life may have made the same contribution, and signed averages of this plan that we do not remember.
+    A contribution from before a restart does not count, even if it is the same: the peer may have signed averages of this
+    plan then, which it does not remember.
     """
     said = (ready.incarnation, ready.serial, ready.root, ready.tokens) if ready is not None else None
     return any(
@@ -438,26 +436,24 @@ def is_in(plan: Plan, peer: PeerId, ready: Ready | None) -> bool:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Ratification: votes of the electors that were away make a provisional record full.
-#
-# A record that was certified without the absent may be given up for a full record on the same tip, together with all
-# records that stand on it.  When the provisional record is settled, and a full record stands on it, each elector ratifies
-# it: it casts a second vote for it, of the whole electorate, in the attempt `RATIFYING` of its tip.  That attempt is above
-# all others, and has no proposer, no first votes and no proof.  A quorum of such votes is a full certificate like any other,
-# for the same record.  Nothing is exchanged again.
-#
-# It is safe for the same reason as the other ballots of a tip.  If another record of this tip had a full certificate, one
-# honest elector of any quorum would have cast a second vote for it, and still be locked on it: so it does not ratify.  An
-# elector that has ratified takes part in no attempt of that tip any more.
+# Ratification: a later vote of the whole electorate, including electors that were absent, makes a provisional record full.
+# A record that was certified without the absent electors may be given up for a full record on the same tip, together with
+# all records that follow it.  When the provisional record is settled, and a full record follows it, each elector ratifies
+# the provisional record: it casts a second vote of the whole electorate for it, in the attempt `RATIFYING` of the record's
+# tip.  That attempt is above all others, and has no proposer, no first votes and no proof.  A quorum of such votes is a full
+# certificate for the same record, like any other.  Nothing is exchanged again.  Ratification is safe for the same reason as
+# the other ballots of a tip.  If another record of this tip had a full certificate, any quorum would include an honest
+# elector that cast a second vote for that other record and is still locked on it, so this elector would not ratify.  An
+# elector that has ratified takes part in no further attempt of that tip.
 
 
 def has_ratified(kept: VoterState | None) -> bool:
-    """Return True if an elector has ratified a record of this tip, which is its last vote there."""
+    """Return True if an elector has ratified a record on this tip, which is its last vote on the tip."""
     return kept is not None and kept.attempt == RATIFYING
 
 
 def objection_to_ratify(kept: VoterState | None, record: Hash) -> str | None:
-    """Return the reason why our voter state at a tip forbids us to ratify this record of it; None if it does not.
+    """Return the reason why our voter state at a tip forbids us to ratify this record on the tip; None if it does not.
 
     The same record may be ratified again.
     """
@@ -471,19 +467,19 @@ def objection_to_ratify(kept: VoterState | None, record: Hash) -> str | None:
 
 
 def ratify(kept: VoterState | None, base: Base, record: Hash) -> tuple[VoterState, Vote]:
-    """Return our vote to ratify a record on `base`, which nothing forbids, after the new voter state that binds us."""
+    """Return the new voter state, and our vote to ratify a record on `base`, which nothing may forbid."""
     assert objection_to_ratify(kept, record) is None
     kept = enter(kept or blank(base), RATIFYING).model_copy(update={"second": record})
     return kept, vote_to_ratify(base, record)
 
 
 def vote_to_ratify(base: Base, record: Hash) -> Vote:
-    """Return the vote with which an elector ratifies this record on `base`."""
+    """Return the vote by which an elector ratifies this record on `base`."""
     return Vote(round=base.round, base=base.tip, attempt=RATIFYING, step=Step.SECOND, absent=[], record_hash=record)
 
 
 class Tally:
-    """Known votes to ratify one record.  base: the base of the record; it has electors."""
+    """Known votes to ratify one record.  base: the base of the record, which has electors."""
 
     def __init__(self, run: Hash, base: Base, record: Hash) -> None:
         self.base, self.record = base, record
@@ -491,7 +487,7 @@ class Tally:
         self._votes: dict[PeerId, bytes] = {}
 
     def add(self, votes: Sequence[Signature]) -> None:
-        """Take the votes that electors truly signed, and ignore others."""
+        """Add the votes with valid signatures of electors, and ignore all others."""
         for each in votes:
             peer = PeerId(each.peer)
             if peer in self._votes or peer not in self.base.electors:
@@ -510,6 +506,6 @@ class Tally:
 
     @property
     def certificate(self) -> Certificate | None:
-        """Certificate of all known votes; it certifies the record once they are enough.  None while there are no votes."""
+        """Certificate of all known votes, which certifies the record once they are enough; None while there are no votes."""
         votes = [Signature(peer=peer, signature=self._votes[peer]) for peer in sorted(self._votes)]
         return Certificate(attempt=RATIFYING, absent=[], votes=votes) if votes else None

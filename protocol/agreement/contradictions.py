@@ -1,18 +1,19 @@
-"""Statements that no honest peer signs: by themselves, or beside another statement of the same peer.
+"""Statements that no honest peer signs, alone or together with another statement of the same peer.
 
 Pure.  Two rules hold for two statements:
 
-* In its slot (`slot`) an honest peer signs one statement: one READY a serial, one average of a chunk, one batch of rollouts
-  a number, and on one tip one vote in each step of an attempt, one proposal and one motion.  Its votes are on disk before
-  they are sent, and after a restart it leads no attempt in which it took part before.
-* An honest elector's roll names the lock of its last second vote before that attempt (`hides_lock`).
+* For each slot (`slot`) an honest peer signs one statement: one READY for each serial, one average for each chunk of a plan,
+  one batch of rollouts for each number; and in each attempt on a tip one vote in each step, one proposal and one record
+  proposal.  Its votes are on disk before they are sent, and after a restart it leads no attempt in which it took part
+  before.
+* The view change of an honest elector names the lock of its last second vote before that attempt (`hides_lock`).
 
-A voter also breaks the rules if it votes in a lower attempt than one that it has entered, but a vote does not show when it
-was cast.  A second vote of this kind contradicts the rolls of later attempts, which do not name it; a first vote contradicts
-nothing.
+A voter also breaks the rules if it votes in an attempt that is lower than one that it has entered, but a vote does not show
+the time at which it was cast.  A second vote of this kind contradicts the view changes for later attempts, which do not name
+its lock; a first vote contradicts nothing.
 
-If members vote in place of electors, the rules about locks and proposers do not hold, because peers differ about who is a
-member.  So these rules are applied to electors of the tip only.
+If members vote in place of electors, the rules about locks and proposers do not hold, because peers do not agree on the
+members.  So these rules apply only to electors of the tip.
 """
 
 from __future__ import annotations
@@ -43,11 +44,11 @@ from protocol.wire.messages import (
 from protocol.wire.rollouts import RolloutBatch
 
 Tip = tuple[int, bytes]
-"""Number of a round, and the tip on which the round stands."""
+"""Number of a round, and the tip on which it is based."""
 
 
 def tip_of(body: Body) -> Tip | None:
-    """Return the tip on which a statement takes part in the agreement; None for other statements."""
+    """Return the tip to which a statement of the agreement refers; None for other statements."""
     match body:
         case ViewChange() | Vote() | PrevoteCertificate():
             return body.round, body.base
@@ -59,7 +60,7 @@ def tip_of(body: Body) -> Tip | None:
 
 
 def slot(body: Body) -> tuple[object, ...] | None:
-    """Return the subject about which an honest peer signs only one statement; None for statements that may change."""
+    """Return the slot of a statement, for which an honest peer signs only one statement; None for other statements."""
     match body:
         case Ready():
             return ("ready", body.incarnation, body.serial)
@@ -80,7 +81,7 @@ def slot(body: Body) -> tuple[object, ...] | None:
 
 
 def need_electors(one: Body, other: Body) -> bool:
-    """Return True if two statements can contradict each other only when their signer is an elector of their tip."""
+    """Return True if two statements can contradict each other only if their signer is an elector of their tip."""
     if slot(one) is not None and slot(one) == slot(other):
         return False
     return tip_of(one) is not None and tip_of(one) == tip_of(other)
@@ -89,7 +90,7 @@ def need_electors(one: Body, other: Body) -> bool:
 def contradict(sender: PeerId, one: Body, other: Body, base: Base | None) -> bool:
     """Return True if no honest peer signs both statements.
 
-    base: the base that their tip names; None if it is not known.
+    base: the base with the tip of both statements; None if it is not known.
     """
     if slot(one) is not None and slot(one) == slot(other):
         return one != other
@@ -101,14 +102,14 @@ def contradict(sender: PeerId, one: Body, other: Body, base: Base | None) -> boo
 
 
 def _is_of_another_plan(proposal: Body, motion: Body) -> bool:
-    """Return True if both are of one attempt, and the motion's record was made by another plan than the proposal's."""
+    """Return True if both are of one attempt, but the proposed record was made by another plan than the proposal's."""
     if not isinstance(proposal, Proposal) or not isinstance(motion, RecordProposal) or proposal.attempt != motion.attempt:
         return False
     return plan_hash(proposal.plan) != plan_hash(plan_of(motion.record, motion.provenance))
 
 
 def hides_lock(earlier: Body, roll: Body) -> bool:
-    """Return True if `roll` omits a lock that its signer had by an earlier roll or second vote of the same tip."""
+    """Return True if `roll` omits a lock that an earlier view change or second vote of its signer on this tip implies."""
     if not isinstance(roll, ViewChange):
         return False
     if isinstance(earlier, Vote):
@@ -131,9 +132,9 @@ def _is_lost(before: LockName | None, attempt: int, after: LockName | None) -> b
 
 
 def lie_of(run: Hash, sender: PeerId, body: Body, base: Base | None, max_members: int) -> str | None:
-    """Return the reason why no honest peer signs this statement, as a phrase; None if one may.
+    """Return the reason why no honest peer signs this statement, as a phrase; None if an honest peer may.
 
-    base: the base that its tip names; None if it is not known, in which case fewer lies are found.
+    base: the base with the tip of the statement; None if it is not known, in which case fewer lies are found.
     """
     if isinstance(body, ViewChange | Vote | Proposal | RecordProposal) and sender in body.absent:
         return f"signed a {body.KIND} that names its own signer absent"
@@ -147,7 +148,7 @@ def lie_of(run: Hash, sender: PeerId, body: Body, base: Base | None, max_members
 
 
 def _unjustified(run: Hash, sender: PeerId, body: Proposal | RecordProposal, base: Base, max_members: int) -> str | None:
-    """Return the reason why the rolls in this statement of an elector do not permit it; None if they do."""
+    """Return the reason why the view changes in this statement of an elector do not justify it; None if they do."""
     ballot = Ballot(base, body.attempt, tuple(map(PeerId, body.absent)))
     if sender not in base.electors:
         return None
@@ -171,7 +172,7 @@ def _unjustified(run: Hash, sender: PeerId, body: Proposal | RecordProposal, bas
 
 
 def certified(body: Body) -> tuple[Vote, Certificate] | None:
-    """Return the certificate in `body`, after the vote that all its signers cast; None if there is no certificate."""
+    """Return (vote that all signers of the certificate in `body` cast, certificate); None if there is no certificate."""
     match body:
         case PrevoteCertificate():
             return vote_in(body.certificate, Step.FIRST, (body.round, body.base), body.record_hash), body.certificate

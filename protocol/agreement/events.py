@@ -24,7 +24,7 @@ class Send:
 
 @dataclass(frozen=True)
 class Forward:
-    """Deliver a statement of another peer as it travelled.  what: the kind of the statement."""
+    """Deliver a statement of another peer unchanged.  what: the kind of the statement."""
 
     to: PeerId
     what: str
@@ -40,23 +40,23 @@ class Persist:
 
 @dataclass(frozen=True)
 class BeginExchange:
-    """Exchange by this plan, then report `ExchangeDone`; do nothing if that exchange is running already."""
+    """Start the exchange of this plan, then report `ExchangeDone`; do nothing if this exchange is running already."""
 
     plan: Plan
 
 
 @dataclass(frozen=True)
 class FinishCompute:
-    """Ask our trainer to stop at its step and contribute."""
+    """Ask our trainer to stop at its current step and contribute."""
 
 
 @dataclass(frozen=True)
 class ObtainResult:
-    """Bring the result of this record to disk, then report `ResultObtained`.
+    """Write the result of this record to disk, fetching what is missing, then report `ResultObtained`.
 
-    sources: peers that may have the result.  proposer: the peer that put the record to the vote.  provenance: None for a
-    certified or locked record; any other record is audited first, and may end in `AuditFailed`.  again: True if an audit of
-    it failed before.
+    sources: peers that may have the result.  proposer: the peer that proposed the record.  provenance: None for a certified
+    or locked record; any other record is audited first, and the audit may end in `AuditFailed`.  again: True if an audit of
+    this result failed before.
     """
 
     record: Record
@@ -69,21 +69,21 @@ class ObtainResult:
 
 @dataclass(frozen=True)
 class Committed:
-    """End the round: this record is certified, and its result is on disk."""
+    """End the round, because this record is certified and its result is on disk."""
 
     commit: Commit
 
 
 @dataclass(frozen=True)
 class Repair:
-    """Check our outer state again, because the electors stand on another one.  digest: the digest of their state."""
+    """Check our outer state again, because the electors have another one.  digest: the digest of their state."""
 
     digest: Hash
 
 
 @dataclass(frozen=True)
 class Reject:
-    """Report that a statement of this sender is not acted on.  what: its kind; reason: a phrase for the log."""
+    """Report that a statement of this sender is rejected.  what: its kind.  reason: a phrase for the log."""
 
     sender: PeerId
     what: str
@@ -94,16 +94,16 @@ RoundEffect = Send | Forward | Persist | BeginExchange | FinishCompute | ObtainR
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Views of the peers, from which a round is judged.
+# Views of the peers, on which the decisions of a round are based.
 
 
 @dataclass(frozen=True)
 class PeerView:
     """View of one peer at this moment.
 
-    on_tip: a live trainer at work on our tip.  near: a live trainer on our tip or a round or two behind; never ourselves.
-    left: the peer said goodbye.  silent_s: seconds since it was heard, 0 while it is live.  bytes_per_s: bandwidth; 0 if not
-    known.
+    on_tip: True for a live trainer at work on our tip.  near: True for a live trainer on our tip or one or two rounds
+    behind; never for ourselves.  left: True if the peer said goodbye.  silent_s: seconds since the peer was heard, 0 while
+    it is live.  bytes_per_s: bandwidth, 0 if unknown.
     """
 
     live: bool
@@ -123,9 +123,9 @@ View = Mapping[PeerId, PeerView]
 
 @dataclass(frozen=True)
 class Arrived:
-    """Statement about rounds, ours or another peer's, whose signature was checked.
+    """Statement about a round, from us or another peer, with a verified signature.
 
-    signature: the signature of its envelope; a vote's signature becomes part of a certificate.
+    signature: the signature of the statement's envelope; the signature of a vote becomes part of a certificate.
     """
 
     sender: PeerId
@@ -135,7 +135,7 @@ class Arrived:
 
 @dataclass(frozen=True)
 class StateHashed:
-    """Name of our outer state (`protocol.wire.messages.OnState.state`).  Before it is known, the proposer's word counts."""
+    """Name of our outer state (`protocol.wire.messages.OnState.state`).  Until it is known, we trust the proposer's."""
 
     state: bytes
 
@@ -147,14 +147,14 @@ class ExchangeMoved:
 
 @dataclass(frozen=True)
 class PlanUnknown:
-    """Refusal of our part by a member of the plan that we exchange by.  Perhaps nobody told that member of the plan."""
+    """Refusal of our part by a member of the plan of our exchange, which perhaps has not received the plan."""
 
     peer: PeerId
 
 
 @dataclass(frozen=True)
 class ExchangeDone:
-    """End of our exchange.  plan: its hash; entries: the index of its result; provenance: the signatures on the result."""
+    """End of our exchange.  plan: hash of its plan.  entries: index of its result.  provenance: signatures on the result."""
 
     plan: Hash
     entries: tuple[ChunkEntry, ...]
@@ -170,7 +170,7 @@ class ResultObtained:
 
 @dataclass(frozen=True)
 class AuditFailed:
-    """Failed audit of the result with this root: we do not vote for its record now."""
+    """Failed audit of the result with this root; we do not vote for its record in this attempt."""
 
     root: bytes
 
@@ -186,7 +186,7 @@ class AverageDisproved:
 
 @dataclass(frozen=True)
 class AmendmentHeld:
-    """The organiser's newest amendment, here with its task sets, for use in our plans.  None: there is none any more."""
+    """The organiser's newest amendment, whose task sets we hold, for use in our plans; None if there is none any more."""
 
     raw: bytes | None
 

@@ -1,30 +1,31 @@
 """Agreement of the electors on one round: a two-step vote with locks, as a pure state machine.
 
-A `RoundMachine` lives from one tip to the next.  Its events say which statements arrived, how the exchange ended and what
-time it is.  It answers with effects, which `protocol.node.round_runner` performs.  It does no I/O, reads no clock and holds
-no key.
+A `RoundMachine` lives from one tip to the next.  Its events report the statements that arrived, the end of the exchange, and
+the passage of time.  The machine answers with effects, which `protocol.node.round_runner` performs.  It does no I/O, reads
+no clock and holds no key.
 
-    ready     each peer gossips READY when its compute is done: the contribution is committed by its root
-    roll      an elector that wants the round closed takes part in an attempt, and names its locks
-    proposal  the attempt's proposer, with the rolls of a quorum, says who averages what with whom
-    (exchange: everyone in the plan averages; it begins with the proposal and survives a change of proposer)
-    motion    the proposer puts one record to the vote: the one that the rolls oblige it to carry on, or its exchange's
-    first     an elector holds that result on disk and nothing forbids it: a first vote
-    proof     the proposer shows a quorum of first votes
-    second    an elector that has seen the proof locks itself on the record: a second vote
+    ready     each peer gossips READY when its compute is done; the root in it commits the peer to its contribution
+    roll      an elector that wants the round closed sends its view change: it joins an attempt, and names its locks
+    proposal  the attempt's proposer, with the view changes of a quorum, proposes the plan: members, and owners of chunks
+    (exchange: all members of the plan average; it begins with the proposal and survives a change of proposer)
+    motion    the proposer sends its record proposal: the locked record that it must carry on, else the exchange's record
+    first     an elector that has the record's result on disk casts a first vote, if its earlier statements permit it
+    proof     the proposer sends the prevote certificate, a quorum of first votes
+    second    an elector that has seen the certificate locks itself on the record and casts a second vote
     commit    a quorum of second votes is the certificate
 
 * Each attempt has one proposer, drawn from the electors by the tip and the number of the attempt.  A proposal needs the
-  signed rolls of a quorum, so nobody can begin an attempt alone, or hide a lock.
-* Safety rests on `protocol.agreement.ballot` alone.  Everything else here may be late, wrong or hostile without harm to it.
-* The next attempt is due when the proposer is gone, when nothing moves for longer than the attempt is given, or when enough
-  electors have entered it that one of them must be honest.  A peer that loses patience goes to the highest attempt of
-  others, but follows each elector in this way only once a round.
-* A later attempt keeps the plan that was taken up, so the exchange is not repeated.  The plan is dropped if its result is in
-  doubt, or if contributions to it are gone.
-* The record put to the vote fixes one version of every chunk.  A voter that assembled another version fetches the difference
-  before it votes.
-* If a proposer tells only some peers of a statement, they pass it on to peers for which nothing moves.
+  signed view changes of a quorum, so no peer can begin an attempt alone, or hide a lock.
+* Safety rests on `protocol.agreement.ballot` alone.  Everything else here may be late, wrong or hostile without harm to
+  safety.
+* The next attempt is due in three cases: the proposer is gone, the timeout of the attempt passes without progress, or so
+  many electors have entered the next attempt that one of them must be honest.  A peer whose timeout has passed goes to the
+  highest attempt of the other electors, but follows each elector in this way only once in a round.
+* A later attempt keeps the accepted plan, so the exchange is not repeated.  The plan is dropped if its result is in doubt,
+  or if contributions to it are lost.
+* The record put to the vote fixes one version of every chunk.  A voter that assembled another version fetches the chunks
+  that differ before it votes.
+* If a proposer sends a statement to some peers only, these peers forward it to peers that see no progress.
 * A voter's obligations are on disk (fsync) before they are announced: the effect `Persist` precedes the `Send`.
 """
 
@@ -83,20 +84,19 @@ from protocol.wire.messages import (
 )
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Relay of a proposer's statements to peers that it did not tell.
-#
-# A proposer can tell only some of the peers.  The rest would wait in vain, be given up in the exchange, and look as if they
-# had stalled it.  A voter that sees no progress sends its roll to all voters; a member that knows of no plan refuses the
-# parts that are pushed to it.  The peers that follow the asking one in the order of the tip, of which at least one is
-# honest, then pass on the newest statements of the attempt, each once.  The statements carry the proposer's signature, so it
-# does not matter who brings them.
+# Relay of a proposer's statements to peers to which it did not send them.  A proposer can send a statement to only some of
+# the peers.  The other peers would wait in vain, be given up in the exchange, and look as if they had stalled it.  A voter
+# that sees no progress sends its view change to all voters.  A member that knows of no plan refuses the parts that are
+# pushed to it.  The peers that follow the asking one in the order of the tip, of which at least one is honest, then forward
+# the newest statements of the attempt, each once.  The statements carry the proposer's signature, so any peer may deliver
+# them.
 
 
 RELAYED = (Proposal, RecordProposal, PrevoteCertificate)
 
 
 class Relay:
-    """Statements of the newest attempt, and the peers to which we have passed them on."""
+    """Statements of the newest attempt, and the peers to which we have forwarded them."""
 
     def __init__(self, state: RoundState) -> None:
         self._state = state
@@ -104,10 +104,10 @@ class Relay:
         self._said: dict[type[Body], bytes] = {}
         self._told: dict[tuple[PeerId, type[Body]], None] = {}
         self._asking: dict[PeerId, int] = {}
-        """Voters for which nothing moved, and the attempt of each."""
+        """Attempt of each voter that reported no progress."""
 
     def keep(self, arrived: Arrived) -> list[Forward]:
-        """Keep a proposer's statement that was taken up, and pass it on to the peers that have asked for it."""
+        """Keep a proposer's statement that was accepted, and forward it to the voters that reported no progress."""
         body = arrived.body
         assert isinstance(body, RELAYED)
         attempt = body.certificate.attempt if isinstance(body, PrevoteCertificate) else body.attempt
@@ -123,7 +123,7 @@ class Relay:
         return [effect for peer, asked in [*self._asking.items()] for effect in self.help_voter(peer, asked)]
 
     def help_voter(self, peer: PeerId, attempt: int) -> list[Forward]:
-        """Pass statements on to a voter in this attempt that sees no progress."""
+        """Forward statements to a voter that is in this attempt and sees no progress."""
         if peer in self._state.base.electors:
             self._asking[peer] = attempt
         if attempt > self._attempt:
@@ -131,13 +131,13 @@ class Relay:
         return self._pass_on(peer, self._state.ballot(self._attempt, ()).voters, RELAYED)
 
     def help_member(self, peer: PeerId) -> list[Forward]:
-        """Pass the proposal on to a member of the plan that does not know of it."""
+        """Forward the proposal to a member of the plan that does not know the plan."""
         plan = self._state.plan
         members = [PeerId(member.peer) for member in plan.members] if plan is not None else []
         return self._pass_on(peer, members, (Proposal,)) if peer in members else []
 
     def farewell(self) -> list[Forward]:
-        """Return the motion and its proof of lock for all voters, which may need them when we are gone."""
+        """Return the record proposal and its prevote certificate for all voters, which may need them when we are gone."""
         plan, voters = self._state.plan, self._state.ballot(self._attempt, ()).voters
         members = [PeerId(member.peer) for member in plan.members] if plan is not None else []
         return [
@@ -148,7 +148,7 @@ class Relay:
         ]
 
     def _pass_on(self, peer: PeerId, circle: Sequence[PeerId], kinds: Sequence[type[Body]]) -> list[Forward]:
-        """Pass on the statements of these kinds that this peer lacks from us, if we are among the helpers of its circle."""
+        """Forward the statements of these kinds that we have not sent to this peer, if we are one of its helpers."""
         return self._tell(peer, kinds) if self._state.me in helpers(self._state.base, peer, circle) else []
 
     def _tell(self, peer: PeerId, kinds: Sequence[type[Body]]) -> list[Forward]:
@@ -165,10 +165,10 @@ class Relay:
 
 
 class RoundMachine:
-    """One peer's part in one round: each event goes to its proposer or its voter, or ends the round.
+    """Machine of one peer in one round: each event goes to the peer's proposer or voter, or ends the round.
 
-    kept: our voter state as it is on disk, at this tip or another.  abstains: True if that state is lost.  patience: our
-    memory of earlier rounds.  `now` is always trio time.
+    kept: our voter state on disk, at this tip or another one.  abstains: True if that state is lost.  patience: our memory
+    of earlier rounds.  `now` is always trio time.
     """
 
     def __init__(
@@ -187,26 +187,27 @@ class RoundMachine:
         self._calls, self._voter = ViewChangeLog(self._state), Voter(self._state)
         self._proposer, self._relay = Proposer(self._state, self._calls), Relay(self._state)
         self._closing = self._state.kept.lock is not None
-        """The round is being closed: we have seen that it may be, or others have.
+        """True once the round is being closed, because we or other honest voters have seen that it may be closed.
 
-        A roll names the electors whose READY we hold, and a restarted elector holds none: only with a lock, which decides
-        the plan, does it roll at once, else when others call (`_was_in`).  After a power cut of all electors, the READYs of
-        strangers alone would make the next plan.
+        A view change names the electors whose READY we hold, and a restarted elector holds none.  So it sends a view change
+        at once only if it has a lock, which decides the plan; otherwise it waits for view changes of other voters
+        (`_was_in`).  If it did not wait, then after a power cut of all electors the READYs of strangers alone would make the
+        next plan.
         """
         self._was_in = self._state.entered >= 0
-        """An earlier life of ours took part in closing this round."""
+        """True if this peer took part in closing this round before it was restarted."""
         self._certified: Commit | None = None
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
     @property
     def attempt(self) -> int:
-        """Number of the attempt that we think is due."""
+        """Number of the attempt that is due in our view."""
         return self._state.attempt
 
     @property
     def plan(self) -> Plan | None:
-        """The plan taken up last."""
+        """The plan accepted last."""
         return self._state.plan
 
     @property
@@ -221,7 +222,7 @@ class RoundMachine:
 
     @property
     def decided(self) -> Commit | None:
-        """The certified record once its result is on disk: the round is over."""
+        """The certified record, once its result is on disk and the round is over."""
         return self._state.decided
 
     @property
@@ -230,7 +231,7 @@ class RoundMachine:
         return self._proposer.is_proposing
 
     def followed_owners(self) -> list[PeerId]:
-        """Return the owners in the plan for which another member averaged a chunk in our exchange."""
+        """Return the planned owners of chunks that another member averaged in our exchange."""
         plan = self._state.plan
         result = self._state.results.get(plan_hash(plan)) if plan is not None else None
         if plan is None or result is None:
@@ -239,7 +240,7 @@ class RoundMachine:
         return [PeerId(plan.members[owner].peer) for owner in sorted({owner for owner, signer in pairs if owner != signer})]
 
     def missed(self) -> dict[PeerId, set[PeerId]]:
-        """Return members whose parts averages of our exchange lack, with the signers of these averages.
+        """Return the members whose parts are missing in averages of our exchange, with the signers of these averages.
 
         Only electors count as signers, unless there are none.
         """
@@ -256,15 +257,15 @@ class RoundMachine:
         return missed
 
     def waiting_for(self, view: View) -> list[PeerId]:
-        """Return the peers without which the round is not closed yet: peers at work on it, else peers about to be."""
+        """Return the peers that the round waits for before it is closed: peers at work on it, else peers about to start."""
         return self._state.closing.waiting_for(view) or self._state.closing.coming(view)
 
     # -- events -------------------------------------------------------------------------------------------------------
 
     def handle(self, event: RoundEvent, view: View, now: float) -> list[RoundEffect]:
-        """Take an event and return the effects that follow from it, in the order in which they are to be performed.
+        """Process an event and return the resulting effects, in the order in which they must be performed.
 
-        view: the views of all peers at this moment.  No statement of a peer makes this raise.
+        view: the current views of all peers.  Raises nothing, whatever a peer sends.
         """
         match event:
             case Arrived():
@@ -321,20 +322,20 @@ class RoundMachine:
         return []
 
     def _relayed(self, arrived: Arrived, effects: list[RoundEffect]) -> list[RoundEffect]:
-        """Keep a statement that was taken up, with these effects, for other peers, which may have asked for it."""
+        """Keep a statement that was accepted, with these effects, and forward it to peers that may need it."""
         body, rejected = arrived.body, any(isinstance(effect, Reject) for effect in effects)
         is_taken_up = body == self._voter.proof if isinstance(body, PrevoteCertificate) else not rejected
         return [*effects, *self._relay.keep(arrived)] if is_taken_up and arrived.sender != self.me else effects
 
     def _on_finish(self, sender: PeerId, finish: Finish, view: View) -> list[RoundEffect]:
-        """Finish on request of a ready peer, if we see for ourselves that a quorum waits."""
+        """Finish on request of a ready peer, if a quorum is ready in our own view as well."""
         waits = sender in self._state.closing.readys and self.me not in self._state.closing.readys
         if not waits or not self._state.is_for_this_round(finish.round, finish.base):
             return []
         return [FinishCompute()] if self._state.closing.has_quorum(view) else []
 
     def _on_average_disproved(self, event: AverageDisproved, now: float) -> None:
-        """Drop everything that rests on the average, so that it is made anew without the liar."""
+        """Drop everything based on the wrong average, so that the exchange is repeated without the liar."""
         state = self._state
         state.doubts.disprove(event.chunk, event.hash)
         self._voter.drop_false_motion()
@@ -355,10 +356,10 @@ class RoundMachine:
         return [Send(others, result), *self._decide(result, others)]
 
     def _on_commit(self, sender: PeerId, commit: Commit, view: View) -> list[RoundEffect]:
-        """Take a certified record, from any peer.  A record of another round is ignored: its sender is behind, or ahead.
+        """Accept a certified record from any peer.  A record of another round is ignored: its sender is behind, or ahead.
 
-        A provisional record counts here only if we take its absent electors for gone ourselves.  `protocol.chain` decides
-        whether to follow peers that went on without electors that we hear.
+        A provisional record counts here only if its absent electors are gone in our own view as well.  `protocol.chain`
+        decides whether to follow peers that went on without electors that we still hear.
         """
         if self.decided is not None or self._certified is not None or commit.record.round != self.base.round:
             return []
@@ -378,7 +379,7 @@ class RoundMachine:
         return [ObtainResult(commit.record, tuple(commit.index), sources, self.me, None)]
 
     def _on_result_obtained(self, root: bytes) -> list[RoundEffect]:
-        """End the round if its certified record waited for this result; else vote if this result is put to the vote."""
+        """End the round if its certified record waited for this result; else vote if the proposed record has it."""
         self._state.obtained.add(root)
         if self._certified is not None and self._certified.record.result_root == root:
             commit, self._certified = self._certified, None
@@ -393,7 +394,7 @@ class RoundMachine:
         return [Committed(commit)]
 
     def farewell(self) -> list[Send | Forward]:
-        """Return the statements that must outlive us: the certified record, or the statements that lead to one."""
+        """Return the statements that others need when we leave: the certified record, or the statements that lead to one."""
         commit = self.decided or self._certified
         if commit is None:
             return [*self._relay.farewell()]
@@ -404,7 +405,7 @@ class RoundMachine:
     # -- time ---------------------------------------------------------------------------------------------------------
 
     def _tick(self, view: View, now: float) -> list[RoundEffect]:
-        """Close the round, lead our attempt, or lose patience with another peer's attempt."""
+        """Close the round, lead our attempt, or give up another peer's attempt after its timeout."""
         state = self._state
         if state.decided is not None or (self._certified is not None and not is_result_lost(state, self._certified, view)):
             return []
@@ -419,7 +420,7 @@ class RoundMachine:
                 return effects
             state.move(now)
         if not state.closing.can_decide(view) or not self._is_accompanied():
-            state.move(now)  # no quorum is within reach: nobody is to blame
+            state.move(now)  # no quorum is within reach, so no proposer is to blame
         elif self._voter.is_spoilt or not state.has_patience(now, voting=self._voter.is_voting):
             self._give_up_attempt(now)
         call, ballot = self._voter.call(view, now)
@@ -429,10 +430,10 @@ class RoundMachine:
         return effects
 
     def _is_accompanied(self) -> bool:
-        """Return True if a quorum is in our attempt, as far as we know.
+        """Return True if, as far as we know, a quorum has entered our attempt.
 
-        An attempt cannot succeed before that, and a peer that is ahead waits for the others (as PBFT's view change timer
-        does).  A lock of the attempt shows that a quorum voted in it.
+        An attempt cannot succeed before that, so a peer that is ahead waits for the others, like the view change timer of
+        PBFT.  A lock of the attempt shows that a quorum voted in it.
         """
         called, kept = self._voter.called, self._state.kept
         if called is None or called.ballot.attempt != self._state.attempt or called.ballot.members:
@@ -442,13 +443,13 @@ class RoundMachine:
         return called.answered or self._calls.present_in(called.ballot) >= called.ballot.quorum
 
     def _repair(self) -> list[RoundEffect]:
-        """Recheck our state if the electors stand on another one."""
+        """Recheck our outer state if the electors have another one."""
         digest = self._state.outer
         other = self._state.closing.state_against(digest) if digest is not None else None
         return [Repair(Hash(digest_in(other)))] if other is not None else []
 
     def _give_up_attempt(self, now: float) -> None:
-        """Go on to another attempt.  If the proposer spoilt this one for everybody, that is no loss of patience."""
+        """Go to another attempt.  An attempt that its proposer spoilt for all voters does not lengthen our timeouts."""
         state, stalled = self._state, self._voter.proposer_to_blame()
         if stalled is not None:
             state.closing.patience.proposers.lost_with(stalled, self.base.round)

@@ -1,16 +1,17 @@
-"""The policy of a round: when it may be closed, without which electors, and with which members.
+"""The policy for closing a round: the time, the absent electors, and the members of the plan.
 
-Pure.  Nothing here is needed for safety: two peers may judge differently, and the ballots settle it.
+Pure.  Safety does not depend on this module: two peers may judge differently, and the ballots decide.
 
 * A round may be closed when every live trainer on this tip is ready.  It may also be closed when a quorum of the electors is
   ready and `grace_s` has passed; late trainers are then asked to finish and get `FINISH_S` more.
-* A trainer that is a round or two behind is about to arrive, and gets `grace_s` to do so.  If rounds are short, it would
-  otherwise run after the swarm for ever.
-* Nobody may cost a round much more than it brings.  The fair time for one more trainer is `LATE` of the time that the ready
-  electors took, divided by their number, but at most `grace_s`.  Late trainers are asked to finish after half of it.  A
-  trainer that is not ready `ANSWER_S` after all of it has stalled.  It gets less of our time in the next rounds, or none
-  (`protocol.allreduce.lateness`).
-* Electors are absent if they said goodbye, or were silent for `eviction_s`, but only as many as leave a quorum within reach.
+* A trainer that is one or two rounds behind will soon arrive, and gets `grace_s` to do so.  Otherwise, if rounds are short,
+  it would never catch up with the swarm.
+* No trainer may cost a round much more time than its work is worth.  The fair time for one more trainer is `LATE` of the
+  time that the ready electors took, divided by their number, but at most `grace_s`.  Late trainers are asked to finish after
+  half of it.  A trainer that is not ready `ANSWER_S` after the fair time has stalled the round.  In the next rounds we wait
+  for it for less time, or not at all (`protocol.allreduce.lateness`).
+* Electors are absent if they said goodbye, or were silent for `eviction_s`.  No more electors are left out than a quorum
+  requires.
 """
 
 from __future__ import annotations
@@ -33,30 +34,28 @@ from protocol.wire.identity import PeerId
 from protocol.wire.messages import Finish, Member, Plan, Ready, digest_in, member_of, weights_in
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Members of a round's plan, and the owner that averages each chunk.
-#
-# Pure.  Nothing here is needed for safety: `protocol.agreement.ballot` says which members a plan must have.
-#
-# * All live peers that are ready on our state are members, as far as there are places: first the peers that the rolls
-#   demand, then electors, members of the last record, and newcomers in an order that the tip draws.  A ready peer that is
-#   under suspicion is not waited for, but it keeps its place, and with it its vote.
+# Members of a round's plan, and the owner that averages each chunk.  Pure.  Safety does not depend on this part:
+# `protocol.agreement.ballot` checks the members that a plan must have.
+# * All live peers that are ready on our state are members, as far as there are places.  First come the peers that the view
+#   changes demand, then electors, then members of the last record, then newcomers in an order drawn by the tip.  The round
+#   does not wait for a ready peer under suspicion, but the peer keeps its place, and its vote.
 # * While strangers are on probation, one newcomer is tried for every `TRIED` other members.  Peers that were members before
-#   come first, peers that stalled when they were tried come last.
-# * Newcomers average nothing for others in their first round: a chunk that goes from one mute owner to the next would hold
-#   up the exchange again each time.  The same holds for a peer that kept an exchange waiting, until its probation is over,
-#   while others can average.
+#   come first, and peers that stalled when they were tried come last.
+# * Newcomers own no chunks in their first round: a chunk that passes from one unresponsive owner to the next would delay the
+#   exchange each time.  A peer that kept an exchange waiting owns no chunks either until its probation is over, as long as
+#   other members can average.
 # * No member averages much more than its equal share (`most_chunks`), whatever bandwidth it claims.  An owner can leave
-#   others out of its averages unseen, and the liars that the electors tolerate must not own half of a record.
+#   members out of its averages unnoticed, so the liars that the electors tolerate must not own half of a record.
 
 
 TRIED = 4
-"""Number of other members for each newcomer that is tried while strangers are on probation."""
+"""Number of other members required for each newcomer that is tried while strangers are on probation."""
 
 
 def choose_members(
     base: Base, stalls: ExclusionBackoff, ready: Collection[PeerId], held: Collection[PeerId]
 ) -> list[PeerId]:
-    """Return the ready peers to make the round with, the most important first.  held: peers that must be in it."""
+    """Return the members chosen from the ready peers, the most important first.  held: peers that must be members."""
     ranked = base.ranked({*ready, *held})
     ranked.sort(key=lambda peer: (peer not in held, peer not in base.electors, peer not in base.contributors))
     tenured = [peer for peer in ranked if peer in held or is_tenured(base, peer)]
@@ -68,7 +67,7 @@ def choose_members(
 
 
 def within_uses(base: Base, places: Mapping[PeerId, Member]) -> list[Member]:
-    """Return these places in their order, without newcomers whose token has admitted as many peers as it may."""
+    """Return these places in the same order, without newcomers whose token has no uses left."""
     uses, admitted = base.uses, list[Member]()
     for peer, place in places.items():
         if peer not in base.known:
@@ -91,8 +90,8 @@ def plan_with(
 ) -> Plan:
     """Return the plan of these members.
 
-    bandwidths: bytes a second of each, 0 if not known.  state: the name of our state.  amendment: the new amendment of the
-    task sets, if there is one.
+    bandwidths: bytes per second of each member, 0 if unknown.  state: the name of our state.  amendment: the new amendment
+    of the task sets, if there is one.
     """
     members = sorted(members, key=lambda member: member.peer)
     peers = [PeerId(member.peer) for member in members]
@@ -112,7 +111,7 @@ def plan_with(
 
 
 def _able(base: Base, stalls: ExclusionBackoff, peers: Sequence[PeerId], needed: int) -> list[PeerId]:
-    """Return the members that own chunks, sorted: those in good standing; if they are too few, others, electors first."""
+    """Return the members that own chunks, sorted: members that are not on probation; if too few, others, electors first."""
     ranked = sorted(
         base.ranked(peers),
         key=lambda peer: (not is_tenured(base, peer), -share_of(stalls, base, peer), peer not in base.electors),
@@ -126,42 +125,42 @@ def _able(base: Base, stalls: ExclusionBackoff, peers: Sequence[PeerId], needed:
 
 
 FINISH_S = 5.0
-"""Seconds that late trainers get after the grace time, to contribute the work that they have."""
+"""Seconds that late trainers get after the grace time, to contribute their work so far."""
 CALL_S = 0.5
-"""Seconds without progress after which we send our roll to all voters: they may know more."""
+"""Seconds without progress after which we send our view change to all voters, which may know more."""
 RESEND_S = 2.0
-"""Seconds between two sendings of an unanswered statement."""
+"""Interval (s) for resending an unanswered statement."""
 ANSWER_S = 0.5
-"""Seconds to answer a request to finish."""
+"""Seconds that a trainer gets to answer a request to finish."""
 
 
 @dataclass(frozen=True)
 class SignedReady:
-    """READY with its sender's signature."""
+    """READY, with the signature of its sender."""
 
     ready: Ready
     signature: bytes
 
 
 class ClosingPolicy:
-    """READYs of the round on `base`, and the decisions that follow from them.  `now` is trio time."""
+    """Policy for closing the round on `base`, with the READYs on which it decides.  `now` is trio time."""
 
     def __init__(self, me: PeerId, settings: RoundSettings, base: Base, patience: Patience, now: float = 0.0) -> None:
         self.me, self.settings, self.base, self.patience = me, settings, base, patience
         self.readys: dict[PeerId, SignedReady] = {}
         self.amendment: bytes | None = None
-        """Amendment of the task sets that is to go into our plans."""
+        """Amendment of the task sets, for inclusion in our plans."""
         self._states: Counter[bytes] = Counter()
-        """Number of electors that are ready on each state; number of peers if there are no electors."""
+        """Number of electors that are ready on each state; the number of all peers if there are no electors."""
         self._begun, self._fair_s = now, 0.0
         self._quorum_since: float | None = None
         self._late: dict[PeerId, None] = {}
         self._asked: dict[PeerId, float] = {}
         self._planned: tuple[list[PeerId], tuple[PeerId, ...]] | None = None
-        """Ready peers, when they are more than may vote, and the peers among them that a plan would name."""
+        """Ready peers, if they are more than may vote, and the peers among them that a plan would name."""
 
     def add(self, peer: PeerId, ready: Ready, signature: bytes) -> bool:
-        """Take a READY and return True; a READY that we have already counts as taken.
+        """Add a READY and return True, also if we have it already.
 
         Return False if it is not for this round, has flawed claims, is older than the READY that we have from this peer, or
         has no proof that the peer was admitted.
@@ -171,11 +170,11 @@ class ClosingPolicy:
         if ready.fragment != self.base.fragment:
             return False
         if (ready.against or 0).bit_length() > len(self.base.tasks.sets):
-            return False  # no plan with it would be valid
+            return False  # no plan with this READY would be valid
         try:
             check_claims(self.settings.manifest, self.base.round, ready)
         except Malformed:
-            return False  # else nobody would accept a plan with it
+            return False  # otherwise no peer would accept a plan with it
         known = self.ready_of(peer)
         if known is not None and (ready.incarnation, ready.serial) <= (known.incarnation, known.serial):
             return ready == known
@@ -196,7 +195,8 @@ class ClosingPolicy:
             verify_admission(self.settings.manifest, self.settings.run, peer, ready.admission, self.base.round)
         except Malformed:
             return False
-        return self.base.uses.may_admit(peer, ready.admission)  # else rolls would demand a peer that no plan can have
+        # If the token has no uses left, view changes must not demand a peer that no plan can include.
+        return self.base.uses.may_admit(peer, ready.admission)
 
     def ready_of(self, peer: PeerId) -> Ready | None:
         """Return the newest READY of this peer."""
@@ -206,7 +206,7 @@ class ClosingPolicy:
     # -- closing ------------------------------------------------------------------------------------------------------
 
     def waiting_for(self, view: View) -> list[PeerId]:
-        """Return the trainers at work on this tip that are not ready: without them the round cannot be closed at once."""
+        """Return the trainers at work on this tip that are not ready; the round waits for them."""
         return sorted(peer for peer, seen in view.items() if seen.on_tip and self._is_awaited(peer))
 
     def coming(self, view: View) -> list[PeerId]:
@@ -217,11 +217,11 @@ class ClosingPolicy:
         return peer not in self.readys and self._share(peer) > 0
 
     def _share(self, peer: PeerId) -> float:
-        """Return the fraction of the time that this trainer gets to be ready."""
+        """Return the fraction of the time that this trainer gets to become ready."""
         return share_of(self.patience.trainers, self.base, peer)
 
     def has_quorum(self, view: View) -> bool:
-        """Return True if enough peers are ready to hurry the rest: a quorum of the electors, or all electors that train."""
+        """Return True if enough peers are ready to hurry the others: a quorum of the electors, or all that train."""
         live = {peer for peer, seen in view.items() if seen.live} | {self.me}
         ready = live & self.readys.keys()
         train = [peer for peer in self.base.electors if peer in ready or (peer in view and view[peer].near)]
@@ -251,13 +251,13 @@ class ClosingPolicy:
         return asks, not waiting
 
     def _fair(self, took_s: float) -> float:
-        """Return for how much longer the round is worth keeping open for one more trainer.
+        """Return the fair time: the seconds for which the round waits for one more trainer.
 
         took_s: seconds until a quorum was ready.  Strangers and peers that are gone do not make the result shorter.
         """
         ready = sum(peer in self.readys for peer in self.base.electors) or len(self.readys)
         if took_s < ANSWER_S:
-            return self.settings.grace_s  # we came late ourselves, and know nothing
+            return self.settings.grace_s  # we were late ourselves, and cannot tell
         return min(self.settings.grace_s, fair_time(took_s, ready))
 
     def _hurry(self, late: Collection[PeerId], now: float) -> list[RoundEffect]:
@@ -269,7 +269,7 @@ class ClosingPolicy:
     # -- the plan -----------------------------------------------------------------------------------------------------
 
     def agreed(self, view: View, digest: bytes | None) -> list[PeerId]:
-        """Return the live ready peers on the state with this digest, sorted.  digest: None if ours is not known yet."""
+        """Return the live peers that are ready on this state, sorted.  digest: its digest; None if ours is not known yet."""
         return [
             peer
             for peer in sorted(self.readys)
@@ -281,9 +281,9 @@ class ClosingPolicy:
         return [peer for peer in self.agreed(view, digest) if peer in self.base.electors]
 
     def make_plan(self, view: View, digest: bytes, held: Collection[PeerId], most: int = MAX_MEMBERS) -> Plan | None:
-        """Return the plan of the ready peers; None if they are too few, or we lack the READY of a peer in `held`.
+        """Return the plan of the ready peers; None if they are too few, or if a peer in `held` is not ready on our state.
 
-        held: the electors that must be in it.  most: members that this ballot permits.
+        held: the electors that must be members.  most: the most members that this ballot permits.
         """
         if any(peer not in self.readys or self.readys[peer].ready.state != digest for peer in held):
             return None
@@ -294,9 +294,10 @@ class ClosingPolicy:
         return plan_with(self.settings, self.base, self.patience.members, places, bandwidths, digest, self.amendment)
 
     def planned(self, view: View, digest: bytes | None) -> tuple[PeerId, ...]:
-        """Return the voters if no elector is left: the members that a plan made now would name, sorted.
+        """Return the voters for the case that no elector is left: the members of a plan made now, sorted.
 
-        They are all ready peers, or the choice that `make_plan` makes: a proposer needs the rolls of a quorum of its plan.
+        They are all ready peers, or if these are too many, the choice of `make_plan`: a proposer needs the view changes of a
+        quorum of its plan.
         """
         ready = self.agreed(view, digest)
         if len(ready) <= min(MAX_ELECTORS, self.settings.max_members):
@@ -318,9 +319,10 @@ class ClosingPolicy:
         return member_of(peer, signed.ready, signed.signature)
 
     def state_against(self, digest: bytes) -> bytes | None:
-        """Return a state that enough electors stand on to show that ours, with this digest, is wrong; None if there is none.
+        """Return a state with enough electors to show that ours, with this digest, is wrong; None if there is none.
 
-        Below four electors any other digest makes us recheck our state, from our own disk: nobody is believed for it.
+        With fewer than four electors any other digest makes us recheck our state from our own disk, so no peer has to be
+        believed.
         """
         electors = len(self.base.electors)
         needed = quorum_size(electors) if electors >= 4 else 1
@@ -329,9 +331,10 @@ class ClosingPolicy:
     # -- who is gone --------------------------------------------------------------------------------------------------
 
     def absent(self, view: View) -> tuple[PeerId, ...]:
-        """Return the electors to go on without, sorted: the fewest that leave a quorum within reach.
+        """Return the absent electors, sorted: the fewest that must be left out for a quorum to be within reach.
 
-        The result is empty if a quorum is within reach already, or if too few electors are known to be gone.
+        The result is empty if a quorum is within reach already, or if leaving out all electors known to be gone is not
+        enough.
         """
         electors = self.base.electors
         gone = self.base.ranked(peer for peer in electors if self.is_gone(peer, view))
@@ -350,7 +353,7 @@ class ClosingPolicy:
         return staying == 0 or here >= quorum_size(staying)
 
     def may_be_absent(self, absent: Collection[str], view: View) -> bool:
-        """Return True if we agree that these electors are gone: they said goodbye, or we have not heard them for long."""
+        """Return True if in our view all these electors are gone: they said goodbye, or were silent for `eviction_s`."""
         return all(peer in self.base.electors and self.is_gone(PeerId(peer), view) for peer in absent)
 
     def is_gone(self, peer: PeerId, view: View) -> bool:
@@ -361,5 +364,5 @@ class ClosingPolicy:
         return seen.left or (not seen.live and seen.silent_s >= self.settings.eviction_s)
 
     def lives(self, peer: PeerId, view: View) -> bool:
-        """Return True if a peer is alive; we always are."""
+        """Return True if a peer is alive; this peer always is."""
         return peer == self.me or (peer in view and view[peer].live)

@@ -1,4 +1,4 @@
-"""The proposer of a round: it proposes a plan, puts a record to the vote and counts the votes."""
+"""The proposer of a round, which proposes a plan, proposes a record and counts the votes."""
 
 from __future__ import annotations
 
@@ -46,34 +46,34 @@ from protocol.wire.messages import (
 )
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Rolls and locks that a peer has heard in a round: they show which attempt is due, and what it may be led with.
+# View changes and locks that a peer has received in a round.  They determine the attempt that is due, and its proposal.
 
 
 LOCKS_KEPT = 2
-"""Locks kept of each voter: one of the whole electorate, and one of a part."""
+"""Number of locks kept for each voter: one of the whole electorate, and one of a part."""
 
 
 class ViewChangeLog:
-    """Roll of the highest attempt of each voter, and the locks that each voter proved.
+    """Log of each voter's view change for its highest attempt, and of the locks that each voter proved.
 
-    If there are electors, no other peer's statement takes us to an attempt: keys are free.
+    If there are electors, only their view changes advance us to another attempt, because keys are free.
     """
 
     def __init__(self, state: RoundState) -> None:
         self._state = state
         self._rolls: dict[PeerId, tuple[ViewChange, bytes]] = {}
-        """Roll of each voter, opened and as it travelled."""
+        """View change of each voter, decoded and in the bytes received."""
         self._locks: dict[PeerId, list[Lock]] = {}
         self._pulled: dict[PeerId, None] = {}
-        """Voters that we have followed into a higher attempt."""
+        """Voters that we have followed to a higher attempt."""
 
     # -- hearing ------------------------------------------------------------------------------------------------------
 
     def on_view_change(self, sender: PeerId, roll: ViewChange, signature: bytes, now: float) -> str | None:
-        """Take a roll, and return an objection or None.
+        """Record a view change; return an objection if it is not accepted, else None.
 
-        An attempt that some honest voter has entered is due for us as well.  Below four electors every voter counts as
-        honest, but takes us ahead by at most `MAX_LEAD` attempts.
+        An attempt that some honest voter has entered becomes due for us as well.  With fewer than four electors every voter
+        counts as honest, but advances us by at most `MAX_LEAD` attempts.
         """
         state, electors = self._state, self._state.base.electors
         if not state.is_for_this_round(roll.round, roll.base):
@@ -95,9 +95,9 @@ class ViewChangeLog:
         return None
 
     def on_lock(self, sender: PeerId, lock: Lock) -> None:
-        """Keep the proof of a lock that a roll names, until the roll arrives.
+        """Keep the proof of a lock for the view change that names the lock.
 
-        Only a lock that can be put to the vote is kept: its proof names the record alone, so the index beside it may be
+        Only a lock whose record can be proposed is kept: the proof names only the record, so the index sent with it may be
         wrong.
         """
         state = self._state
@@ -111,12 +111,12 @@ class ViewChangeLog:
     # -- which attempt is due -----------------------------------------------------------------------------------------
 
     def _entered(self) -> dict[PeerId, int]:
-        """Return the attempt that each voter is in."""
+        """Return the attempt that each voter has entered."""
         electors = self._state.base.electors
         return {peer: roll.attempt for peer, (roll, _) in self._rolls.items() if not electors or peer in electors}
 
     def pull(self) -> int:
-        """Return the highest attempt entered by a voter that has not pulled us before; 0 if none is ahead."""
+        """Return the highest attempt, within `MAX_LEAD`, of a voter that we have not followed before; 0 if none is ahead."""
         ahead = {
             peer: attempt
             for peer, attempt in self._entered().items()
@@ -143,7 +143,7 @@ class ViewChangeLog:
     # -- what to lead with --------------------------------------------------------------------------------------------
 
     def provable(self, ballot: Ballot) -> dict[PeerId, bytes]:
-        """Return the rolls for this ballot whose locks we can prove, sorted by voter."""
+        """Return the view changes for this ballot whose locks we can prove, sorted by voter."""
         rolls: dict[PeerId, bytes] = {}
         for peer in sorted(ballot.voters):
             roll, raw = self._rolls.get(peer, (None, b""))
@@ -152,9 +152,10 @@ class ViewChangeLog:
         return rolls
 
     def satisfiable(self, ballot: Ballot, rolls: dict[PeerId, bytes]) -> dict[PeerId, bytes]:
-        """Return these rolls if we hold the READYs that they demand for our state; else only rolls whose READYs we all hold.
+        """Return these view changes if we hold all READYs that they demand, on our state.
 
-        A voter may hold a READY that we have not heard yet, or claim to hold one.
+        Otherwise return only the view changes for which we hold all READYs that they name.  A voter may hold a READY that we
+        have not received yet, or falsely claim to hold one.
         """
         state, ours = self._state, set[PeerId]()
         for peer in state.base.electors:
@@ -170,7 +171,7 @@ class ViewChangeLog:
         }
 
     def lock_to_carry(self, justification: Justification) -> Lock | None:
-        """Return the lock that the rolls oblige us to carry on; None if they name none."""
+        """Return the lock that the view changes oblige us to carry on; None if they name none."""
         for name in justification.highest_locks():
             lock = self._proven(justification.ballot, name)
             if lock is not None:
@@ -181,7 +182,7 @@ class ViewChangeLog:
         return all(name is None or self._proven(ballot, name) is not None for name in (roll.lock, roll.reduced))
 
     def _proven(self, ballot: Ballot, name: LockName) -> Lock | None:
-        """Return a lock of this name, with its proof; None if we have none."""
+        """Return the lock with this name, and its proof; None if we do not have it."""
         for lock in (lock for locks in self._locks.values() for lock in locks):
             try:
                 check_lock(self._state.settings.run, ballot, lock.record, name, lock.proof)
@@ -196,9 +197,9 @@ class ViewChangeLog:
 
 @dataclass
 class OwnAttempt:
-    """One ballot of ours.
+    """One ballot of which we are the proposer.
 
-    first, second: signatures of votes, by voter.  sent: the time of the last sending, in trio time.  reporters: members
+    first, second: signatures of votes, by voter.  sent: the trio time at which we last sent a statement.  reporters: members
     whose report was examined.
     """
 
@@ -219,13 +220,13 @@ class OwnAttempt:
         return tuple(dict.fromkeys([*(PeerId(member.peer) for member in members), *self.ballot.voters]))
 
     def certificate(self, votes: dict[PeerId, bytes]) -> Certificate:
-        """Return these votes as a certificate."""
+        """Return a certificate made of these votes."""
         signatures = [Signature(peer=peer, signature=votes[peer]) for peer in sorted(votes)]
         return Certificate(attempt=self.ballot.attempt, absent=list(self.ballot.absent), votes=signatures)
 
 
 class Proposer:
-    """Leader of our own attempts, with the rolls that `calls` has heard."""
+    """Leader of our own attempts, which uses the view changes in `calls`."""
 
     def __init__(self, state: RoundState, calls: ViewChangeLog) -> None:
         self._state, self._calls = state, calls
@@ -239,7 +240,7 @@ class Proposer:
     # -- an attempt begins --------------------------------------------------------------------------------------------
 
     def lead(self, ballot: Ballot, view: View, now: float) -> list[RoundEffect]:
-        """Begin our attempt once a quorum has called it: carry on a lock, else a plan, else make a plan.
+        """Begin our attempt once a quorum has entered it: carry on a lock, else carry on a plan, else make a plan.
 
         ballot: the ballot that is due, of which we are the proposer.
         """
@@ -272,14 +273,14 @@ class Proposer:
         return any(member.peer == self._state.me for member in plan.members)
 
     def _plan_taken_up(self, justification: Justification) -> Plan | None:
-        """Return the plan that was taken up before, if it stands."""
+        """Return the plan that was accepted before, if it is still valid."""
         state = self._state
         if state.plan is None or not justification.takes_up(plan_hash(state.plan)):
             return None
         return state.plan if state.standing_plan() is not None else None
 
     def _new_plan(self, ballot: Ballot, rolls: dict[PeerId, bytes], view: View) -> Plan | None:
-        """Return a plan that follows from these rolls; None while they are no quorum, or our state is not known."""
+        """Return a plan justified by these view changes; None while they are not a quorum, or our state is not known."""
         state = self._state
         if state.outer is None or len(rolls) < ballot.quorum:
             return None
@@ -295,7 +296,7 @@ class Proposer:
     def on_exchange_done(
         self, plan: Hash, entries: tuple[ChunkEntry, ...], provenance: Provenance, now: float
     ) -> list[RoundEffect]:
-        """Put the result of the plan with this hash to the vote if it may be: our exchange of it is complete."""
+        """Keep the result of our complete exchange, and propose its record if we may.  plan: the hash of its plan."""
         state = self._state
         if state.doubts.is_false(entries):
             return []
@@ -303,10 +304,10 @@ class Proposer:
         return self._put_when_known(plan, now)
 
     def on_report(self, sender: PeerId, report: Report, now: float) -> list[RoundEffect]:
-        """Take a member's report of the exchange that we proposed, if we have no part in it or are stuck in it.
+        """Use a member's report of the exchange that we proposed, if we take no part in it or are stuck in it.
 
-        Nothing in the report is believed.  We check it like any motion before we vote for it, and if that fails we take the
-        word of another member.
+        We do not trust the report: we check it like any record proposal before we vote for it.  If the check fails, we use
+        the report of another member.
         """
         state, mine = self._state, self._mine
         if mine is None or mine.plan is None or report.plan != plan_hash(mine.plan):
@@ -317,7 +318,7 @@ class Proposer:
         if sender not in members or state.doubts.has_suspected(root) or sender in mine.reporters:
             return []
         if state.me in members and state.idle_s(now) < CALL_S:
-            return []  # our own exchange moves
+            return []  # our own exchange makes progress
         if known is not None and not state.doubts.has_suspected(index_root(known[0])):
             return []
         mine.reporters.add(sender)
@@ -353,7 +354,7 @@ class Proposer:
         proof: Certificate | None,
         now: float,
     ) -> list[RoundEffect]:
-        """Put a record to the vote."""
+        """Propose a record."""
         mine.motion = RecordProposal(
             attempt=mine.ballot.attempt,
             absent=list(mine.ballot.absent),
@@ -380,7 +381,7 @@ class Proposer:
         )
 
     def on_vote(self, sender: PeerId, vote: Vote, signature: bytes, now: float) -> list[RoundEffect] | Commit:
-        """Count a vote.  A quorum of first votes makes the proof of lock; a quorum of second votes certifies the record."""
+        """Count a vote.  A quorum of first votes is a prevote certificate; a quorum of second votes certifies the record."""
         mine = self._mine
         if mine is None or mine.motion is None or sender not in mine.ballot.voters:
             return []
@@ -427,6 +428,6 @@ class Proposer:
         return effects
 
     def drop_attempt(self) -> None:
-        """End our attempt, because its plan has a member that lied, unless its motion may still be voted for."""
+        """End our attempt, because its plan has a member that lied, unless its record proposal is not affected."""
         if self._mine is None or self._mine.motion is None or self._state.doubts.is_false(self._mine.motion.index):
             self._mine = None

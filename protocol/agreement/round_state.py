@@ -16,21 +16,21 @@ from protocol.wire.identity import PeerId
 from protocol.wire.messages import ChunkEntry, Commit, Member, Plan, Provenance, VoterState
 
 PATIENCE_S = 3.0
-"""Seconds that a proposer gets for each step; doubled, `MAX_DOUBLINGS` times at most, each time that we lost patience."""
+"""Timeout (s) of a proposer for each step; doubled after each attempt given up, at most `MAX_DOUBLINGS` times."""
 MAX_DOUBLINGS = 2
 MAX_LEAD = 16
-"""Attempts by which a single voter may take us ahead."""
+"""Number of attempts by which a single voter may advance us."""
 
 
 class RoundState:
     """One peer's knowledge of the running round.  `now` is trio time.
 
-    attempt: the attempt that we think is due; after a restart it is above all attempts that we took part in, for a proposer
-    forgets its proposals.  entered: the last attempt that is on disk, -1 for none.  losses: how often we lost patience.
-    plan: the plan taken up last.  planner: its proposer.  outer: the name of our outer state, None until it is hashed.
-    kept: our voter state, which binds us, as it is on disk.  results: the results of our exchanges, by plan.  obtained: the
-    roots of the results that are on disk.  decided: the certified record once its result is on disk.  abstains: True if we
-    have lost our voter state at this tip; we say nothing as a voter then.
+    attempt: the attempt that is due in our view; after a restart it is above all attempts in which we took part, because a
+    proposer forgets its proposals.  entered: the last attempt on disk, -1 for none.  losses: the number of attempts given up
+    after a timeout.  plan: the plan accepted last.  planner: the proposer of this plan.  outer: the name of our outer state,
+    None until it is hashed.  kept: our voter state, which binds us, as on disk.  results: the results of our exchanges, by
+    plan.  obtained: the roots of the results that are on disk.  decided: the certified record, once its result is on disk.
+    abstains: True if we have lost our voter state at this tip, and so sign nothing as a voter.
     """
 
     def __init__(
@@ -63,18 +63,18 @@ class RoundState:
         self._taken_in = -1
 
     def ballot(self, attempt: int, absent: Sequence[str], members: Sequence[Member] = ()) -> Ballot:
-        """Return a ballot of this round.  members: the members of its plan, who vote if no elector is left."""
+        """Return a ballot of this round.  members: the members of its plan, which vote if no elector is left."""
         voters = () if set(self.base.electors) - set(absent) else voters_of(self.base, members, absent)
         return Ballot(self.base, attempt, tuple(map(PeerId, absent)), voters)
 
     # -- patience -----------------------------------------------------------------------------------------------------
 
     def move(self, now: float) -> None:
-        """Note progress: patience begins anew."""
+        """Note progress: the timeout starts again."""
         self._moved_at = max(self._moved_at, now)
 
     def go_to_attempt(self, attempt: int, now: float) -> None:
-        """Make this attempt the due one, unless a later attempt is; patience begins anew with it."""
+        """Make this attempt the due one, unless a later one is due already; the timeout starts again."""
         if attempt > self.attempt:
             self.attempt = attempt
             self.move(now)
@@ -84,27 +84,27 @@ class RoundState:
         return now - self._moved_at
 
     def has_patience(self, now: float, *, voting: bool) -> bool:
-        """Return True if the last progress is no longer ago than this attempt is given.
+        """Return True if the timeout of this attempt, counted from the last progress, has not passed.
 
-        voting: True if a record is put to the vote: others are given as long to obtain its result as our exchange took.  A
-        proposer that still waits in its own exchange when ours is over is told the result (`Report`); its line may be slower
-        than ours.
+        voting: True if a record has been proposed: the other voters get as long to obtain its result as our exchange took.
+        A proposer that still waits in its own exchange when ours is over is sent the result (`Report`); its line may be
+        slower than ours.
         """
         more_s = self.settings.stall_s if self.plan is not None else 0.0
         if self._exchange_s is not None:
-            is_its = self.attempt <= self._taken_in  # the proposer of a later attempt has no exchange to end
+            is_its = self.attempt <= self._taken_in  # the proposer of a later attempt has no exchange to finish
             more_s = self._exchange_s * (1.0 if voting else SPREAD * is_its)
         return self.idle_s(now) <= more_s + PATIENCE_S * 2.0 ** min(self.losses, MAX_DOUBLINGS)
 
     def take_up(self, plan: Plan, attempt: int, now: float) -> None:
-        """Follow this plan, of this attempt, from now on."""
+        """Accept this plan of this attempt, and follow it from now on."""
         self._taken_in = attempt
         if plan != self.plan:
             self.plan, self._taken_at, self._exchange_s = plan, now, None
         self.move(now)
 
     def note_result(self, plan: Hash, entries: tuple[ChunkEntry, ...], provenance: Provenance, now: float) -> None:
-        """Keep the result of the exchange of the plan with this hash."""
+        """Keep the result of an exchange.  plan: the hash of its plan."""
         self.results[plan] = (entries, provenance)
         if self.plan is not None and plan == plan_hash(self.plan):
             self._exchange_s = now - self._taken_at
@@ -113,11 +113,11 @@ class RoundState:
     # -- judging ------------------------------------------------------------------------------------------------------
 
     def is_for_this_round(self, round: int, base: bytes) -> bool:
-        """Return True if a statement about round `round` on the tip `base` is about our round."""
+        """Return True if `round` on the tip `base` is our round."""
         return round == self.base.round and base == self.base.tip
 
     def standing_plan(self) -> Hash | None:
-        """Return the plan that we took up, while our contribution to it is alive and its result is not in doubt."""
+        """Return the hash of the plan that we accepted, unless our contribution to it is lost or its result is in doubt."""
         plan = self.plan
         if plan is None:
             return None
@@ -134,10 +134,10 @@ class RoundState:
 
 
 class Doubts:
-    """Results with an average that was disproved, for which we do not vote, and results that could not be accounted for.
+    """Register of disproved averages, whose results we do not vote for, and of results that failed an audit.
 
-    A result that could not be accounted for is checked again when it is put to the vote again.  Averages that cannot be
-    checked because their members are gone are accepted then: else a death could keep a round from ending.
+    A result that failed an audit is audited again when it is proposed again.  This second audit accepts averages that cannot
+    be checked because their members are gone: otherwise a death could prevent a round from ending.
     """
 
     def __init__(self) -> None:
@@ -149,7 +149,7 @@ class Doubts:
         self._disproved[chunk, hash] = None
 
     def suspect(self, root: bytes) -> None:
-        """Record that the result with this root could not be accounted for."""
+        """Record that the result with this root failed an audit."""
         self._unaccountable[root] = None
 
     def is_false(self, index: Sequence[ChunkEntry]) -> bool:
@@ -157,15 +157,14 @@ class Doubts:
         return bool(self._disproved) and any((chunk, entry.hash) in self._disproved for chunk, entry in enumerate(index))
 
     def has_suspected(self, root: bytes) -> bool:
-        """Return True if the result with this root could not be accounted for before."""
+        """Return True if the result with this root failed an audit before."""
         return root in self._unaccountable
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Lock, plan and certified record: a round carries each of them on while the peers that it needs are here.  Pure.
-#
-# If members vote, only crashes are tolerated, and so many members may be gone that no quorum of them can carry on a lock or
-# a plan.  The lock or plan is let go then: else their deaths would end a run that has just begun.
+# Lock, plan and certified record: a round carries each of them on while the peers needed for it are present.  Pure.  If
+# members vote, only crashes are tolerated, and too many members may be gone for a quorum to carry on a lock or a plan.  The
+# lock or plan is dropped in that case: otherwise their deaths would end a run that has just begun.
 
 
 def carried_lock(state: RoundState, ballot: Ballot, view: View) -> VoterState:
@@ -178,15 +177,15 @@ def carried_lock(state: RoundState, ballot: Ballot, view: View) -> VoterState:
 
 
 def carried_plan(state: RoundState, ballot: Ballot, view: View) -> Hash | None:
-    """Return the plan that we took up, if it stands and can be carried on."""
+    """Return the hash of the plan that we accepted, if it is still valid and can be carried on."""
     plan = state.plan
     return state.standing_plan() if plan is not None and _are_here(state, plan.members, ballot, view) else None
 
 
 def is_result_lost(state: RoundState, commit: Commit, view: View) -> bool:
-    """Return True if all peers that may have the result of a certified record are gone.
+    """Return True if every peer that may have the result of a certified record is gone.
 
-    Then it is as if we had not heard of the record; if one of them comes back, it shows the record again.
+    In that case we ignore the record.  If one of these peers comes back, it sends the record again.
     """
     members = (PeerId(member.peer) for member in commit.record.members)
     holders = {*state.base.electors, *members} - {state.me}
@@ -194,6 +193,6 @@ def is_result_lost(state: RoundState, commit: Commit, view: View) -> bool:
 
 
 def _are_here(state: RoundState, members: Sequence[Member], ballot: Ballot, view: View) -> bool:
-    """Return True if a quorum of these members is here, or members do not vote."""
+    """Return True if a quorum of these members is present, or if members do not vote."""
     here = sum(not state.closing.is_gone(PeerId(member.peer), view) for member in members)
     return not ballot.members or here > len(members) // 2

@@ -1,4 +1,4 @@
-"""The voter of a round: its rolls, its first votes and its second votes."""
+"""The voter of a round, with its view changes, first votes and second votes."""
 
 from __future__ import annotations
 
@@ -34,25 +34,25 @@ from protocol.wire.identity import PeerId
 from protocol.wire.messages import Plan, PrevoteCertificate, Proposal, RecordProposal, Report, Step, Vote, VoterState
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Reports of our exchange to the proposer of its plan, if it has no result of its own.
+# Reports of the result of our exchange to the proposer of its plan, if the proposer has no result of its own.
 
 
 def helpers(base: Base, peer: PeerId, circle: Iterable[PeerId]) -> list[PeerId]:
-    """Return the peers of a circle that follow this one in the order of the tip, so many that one of them is honest."""
+    """Return the peers of `circle` that follow `peer` in the order of the tip, enough to include an honest one."""
     ranked = base.ranked({*circle, peer})
     place = ranked.index(peer)
     return [*ranked[place + 1 :], *ranked[:place]][: 1 + tolerated(len(ranked))]
 
 
 def result_for_planner(state: RoundState, plan: Hash) -> list[Send]:
-    """Return the result of the exchange of this plan, if it is over, for a proposer that takes no part in it."""
+    """Return the report of this plan's exchange for a proposer that takes no part in it; empty before the exchange ends."""
     if state.plan is None or plan_hash(state.plan) != plan or state.planner in _members(state.plan):
         return []
     return _send(state, plan)
 
 
 def reminder(state: RoundState) -> list[Send]:
-    """Return the result for a proposer that should have put it to the vote by now, if we are among its helpers."""
+    """Return the report for a proposer that should have proposed the record by now, if we are among its helpers."""
     if state.plan is None or state.me == state.planner:
         return []
     is_helper = state.me in helpers(state.base, state.planner, _members(state.plan))
@@ -77,10 +77,10 @@ def _members(plan: Plan) -> list[PeerId]:
 
 @dataclass
 class Call:
-    """Ballot that we called last.
+    """Ballot for which we sent a view change last.
 
-    sent: when, in trio time.  to_all: True if we called all voters, not its proposer only.  answered: True if its proposer
-    has proposed something.
+    sent: the time of sending, in trio time.  to_all: True if we sent the view change to all voters, not only to the
+    proposer.  answered: True if the proposer has proposed something.
     """
 
     ballot: Ballot
@@ -90,7 +90,7 @@ class Call:
 
 
 class Voter:
-    """Voter of one peer, which rolls and votes within the limits of `state.kept`.
+    """Voter of one peer, which sends view changes and votes within the limits of `state.kept`.
 
     Every statement follows a `Persist` of the voter state that binds us from then on.
     """
@@ -99,35 +99,34 @@ class Voter:
         self._state = state
         self._call: Call | None = None
         self._plan: tuple[int, Plan] | None = None
-        """Plan accepted last, and its attempt."""
+        """The plan accepted last, and its attempt."""
         self._spoilt: Ballot | None = None
-        """Last ballot whose proposer made a proposal that nobody takes up."""
+        """The last ballot whose proposer made a proposal that no honest peer accepts."""
         self._motion: RecordProposal | None = None
         self._leader = state.me
-        """Peer that put the motion to the vote."""
+        """The peer that sent the record proposal."""
         self._carried = False
-        """True if the motion is justified by a lock: then it is voted for without audits."""
+        """True if the record proposal carries on a lock, so that we vote for it without an audit."""
         self.proof: PrevoteCertificate | None = None
 
     @property
     def is_voting(self) -> bool:
-        """True if a record of the attempt that is due was put to the vote."""
+        """True if a record was proposed in the attempt that is due."""
         return self._motion is not None and self._motion.attempt == self._state.attempt
 
     @property
     def called(self) -> Call | None:
-        """Ballot that we called last."""
+        """Ballot for which we sent a view change last."""
         return self._call
 
     # -- calling an attempt -------------------------------------------------------------------------------------------
 
     def call(self, view: View, now: float) -> tuple[list[RoundEffect], Ballot | None]:
-        """Take part in the attempt that is due, or in the next one while its proposer cannot propose.
+        """Send our view change for the attempt that is due, or for the first later one whose proposer can propose.
 
-        Return the effects and the ballot; the ballot is None if we do not vote in it.
-
-        The roll goes to the proposer.  If it has no effect, or nothing moves any more, it goes to all voters: they join an
-        attempt that some honest voter is in, and pass on statements that we were not told.
+        Return the effects and the ballot; the ballot is None if we do not vote in it.  The view change goes to the proposer.
+        If there is no answer, or no more progress, it goes to all voters: they join an attempt that some honest voter is in,
+        and forward statements that did not reach us.
         """
         state, ballot = self._state, self._due(view, now)
         if ballot is None or state.me not in ballot.voters or state.abstains:
@@ -151,7 +150,7 @@ class Voter:
         return [*effects, *(Send((ballot.proposer,), lock) for lock in locks), Send(to, roll)], ballot
 
     def _is_exchanging(self) -> bool:
-        """Return True if the plan of the attempt that is due has no result yet, as far as we know."""
+        """Return True if, as far as we know, the accepted plan has no result yet."""
         plan = self._state.plan
         return plan is not None and plan_hash(plan) not in self._state.results and not self.is_voting
 
@@ -171,11 +170,11 @@ class Voter:
         return Ballot(state.base, state.attempt, absent, members)
 
     def _can_propose(self, ballot: Ballot, view: View) -> bool:
-        """Return True if the ballot's proposer is alive, ready (if any voter is), and did not stall rounds lately.
+        """Return True if the ballot's proposer is alive, is ready (if any voter is), and did not stall rounds lately.
 
-        Our memory of earlier rounds differs from the memory of others.  So it counts only for the first turn of all voters,
-        and until we lose patience in this round; then all come to try the same proposers.  Else voters that distrust
-        different proposers would go from attempt to attempt for ever, each on to a proposer that others pass over.
+        Peers remember earlier rounds differently.  So our memory counts only until each voter has had its turn once, and
+        until a timeout passes in this round; after that all peers try the same proposers.  Otherwise voters that distrust
+        different proposers would go from attempt to attempt forever, each to a proposer that other voters skip.
         """
         state, proposer = self._state, ballot.proposer
         trusted = state.closing.patience.proposers.share(proposer, state.base.round) > 0
@@ -187,12 +186,12 @@ class Voter:
 
     @property
     def is_spoilt(self) -> bool:
-        """True if the proposer of the due attempt made a proposal that nobody takes up: the attempt cannot succeed."""
+        """True if the attempt that is due cannot succeed, because no honest peer accepts its proposal."""
         called = self._call.ballot if self._call is not None else None
         return called is not None and called == self._spoilt and called.attempt == self._state.attempt
 
     def proposer_to_blame(self) -> PeerId | None:
-        """Return the proposer of our attempt if it has kept us waiting."""
+        """Return the proposer of our attempt if it has kept us waiting; None otherwise."""
         call = self._call
         if call is None or call.ballot.attempt != self._state.attempt:
             return None
@@ -203,7 +202,7 @@ class Voter:
     # -- proposals ----------------------------------------------------------------------------------------------------
 
     def on_proposal(self, sender: PeerId, proposal: Proposal, view: View, now: float) -> list[RoundEffect]:
-        """Take up the plan, or say why not."""
+        """Accept the plan, or reject it with a reason."""
         state, plan = self._state, proposal.plan
         ballot = state.ballot(proposal.attempt, proposal.absent, plan.members)
         objection = self._objection_to_proposal(sender, ballot, proposal, view)
@@ -224,7 +223,7 @@ class Voter:
         return [*begin, *result_for_planner(state, plan_hash(plan))]
 
     def _objection_to_proposal(self, sender: PeerId, ballot: Ballot, proposal: Proposal, view: View) -> str | None:
-        """Return our first reason not to take the proposal up, which others may not have; None if there is none."""
+        """Return our first reason to reject the proposal, which other peers may not share; None if there is none."""
         state, plan = self._state, proposal.plan
         objection = self._objection_to_ballot(sender, ballot, view)
         if objection is not None:
@@ -256,7 +255,7 @@ class Voter:
     # -- first votes --------------------------------------------------------------------------------------------------
 
     def on_record_proposal(self, sender: PeerId, motion: RecordProposal, view: View, now: float) -> list[RoundEffect]:
-        """Obtain the result that is put to the vote, then vote for it; or say why not."""
+        """Obtain the result of the proposed record, then vote for it; or reject the proposal with a reason."""
         state, record = self._state, motion.record
         if self._motion != motion:
             objection = self._objection_to_motion(sender, motion, view)
@@ -275,7 +274,7 @@ class Voter:
         return [ObtainResult(record, tuple(motion.index), sources, sender, provenance, again)]
 
     def _objection_to_motion(self, sender: PeerId, motion: RecordProposal, view: View) -> str | None:
-        """Return the first reason not to vote for the motion; None if there is none."""
+        """Return the first reason not to vote for the proposed record; None if there is none."""
         state = self._state
         ballot = state.ballot(motion.attempt, motion.absent, motion.record.members)
         objection = self._objection_to_ballot(sender, ballot, view)
@@ -297,7 +296,7 @@ class Voter:
         return None if is_carried else self._objection_to_fresh(justification, motion)
 
     def _objection_to_fresh(self, justification: Justification, motion: RecordProposal) -> str | None:
-        """Return the first reason not to vote for a record that nobody is locked on; None if there is none."""
+        """Return the first reason not to vote for a record that carries on no lock; None if there is none."""
         state, plan = self._state, plan_of(motion.record, motion.provenance)
         if state.doubts.is_false(motion.index):
             return "it has an average that is proven wrong"
@@ -321,7 +320,7 @@ class Voter:
     # -- second votes -------------------------------------------------------------------------------------------------
 
     def on_prevote_certificate(self, sender: PeerId, proof: PrevoteCertificate) -> list[RoundEffect]:
-        """Lock on the motion and cast a second vote: a quorum has cast first votes for it."""
+        """Lock on the proposed record and cast a second vote, because a quorum has cast first votes for it."""
         state, motion = self._state, self._motion
         if state.decided is not None or motion is None or record_hash(motion.record) != proof.record_hash:
             return []
@@ -347,7 +346,7 @@ class Voter:
         return self._say(kept, vote)
 
     def _say(self, kept: VoterState, vote: Vote) -> list[RoundEffect]:
-        """Cast a vote, which is written to disk first unless it was cast before."""
+        """Cast a vote, after writing it to disk unless it was cast before."""
         keep = [] if kept == self._state.kept else [self._keep(kept)]
         return [*keep, Send((self._leader,), vote)]
 
@@ -358,14 +357,14 @@ class Voter:
     # -- results ------------------------------------------------------------------------------------------------------
 
     def on_result_obtained(self, root: bytes) -> list[RoundEffect]:
-        """Vote if this is the result that is put to the vote."""
+        """Vote if this is the result of the proposed record."""
         motion = self._motion
         if motion is None or motion.record.result_root != root or self._state.decided is not None:
             return []
         return [*self._cast_first(motion), *self._cast_second(motion)]
 
     def on_audit_failed(self, root: bytes, now: float) -> None:
-        """Doubt this result; if it is the one put to the vote, the next attempt is due."""
+        """Doubt this result; if it is the result of the proposed record, make the next attempt due."""
         state = self._state
         state.doubts.suspect(root)
         if self._motion is not None and self._motion.record.result_root == root:
@@ -373,13 +372,13 @@ class Voter:
             state.go_to_attempt(state.attempt + 1, now)
 
     def drop_false_motion(self) -> None:
-        """Forget the motion if an average of its record is proven wrong, unless it is justified by a lock."""
+        """Forget the record proposal if an average of its record is proven wrong, unless it carries on a lock."""
         if self._motion is not None and not self._carried and self._state.doubts.is_false(self._motion.index):
             self._motion = None
 
 
 def flaw_of_proposal(settings: RoundSettings, ballot: Ballot, proposal: Proposal) -> str | None:
-    """Return the first reason for which nobody takes this proposal up, whatever each peer has seen; else None."""
+    """Return the first reason for which every honest peer rejects this proposal; None if there is none."""
     plan = proposal.plan
     flaw = flaw_of_plan(settings, ballot.base, plan)
     if flaw is not None:

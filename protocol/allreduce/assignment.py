@@ -2,11 +2,12 @@
 
 Pure functions that every member computes alike, from the plan or the manifest.
 
-The load to balance: with N members and payload P, an owner of the share f of the chunks sends (1 - f) P of its own parts and
-f P (N - 1) results, and receives as much: P (1 + (N - 2) f).  Equal shares give everybody 2 (N - 1)/N P.  If bandwidths b
-differ, shares minimise the time of the slowest, max P (1 + (N - 2) f)/b; a member that is too slow owns nothing.
-Measurements are rough and may be lies: bandwidths within `ALIKE` of each other count as equal, and none counts for more than
-`LARGEST` times the median.  If there are fewer than two chunks a member, all count as equal.
+The load to balance: with N members and payload P, an owner with a share f of the chunks sends (1 - f) P of its own parts and
+f P (N - 1) of results, and receives as much: P (1 + (N - 2) f).  With equal shares every member sends 2 (N - 1)/N P.  If
+bandwidths b differ, shares minimise the time of the slowest, max P (1 + (N - 2) f)/b; a member that is too slow owns no
+chunk.  Measurements are rough and may be lies.  So bandwidths within a factor of `ALIKE` count as equal, and no bandwidth
+counts for more than `LARGEST` times the median.  If there are fewer than two chunks for each member, all bandwidths count as
+equal.
 """
 
 from __future__ import annotations
@@ -25,18 +26,18 @@ LARGEST = 4.0
 
 
 def contribution_leaves(data: memoryview, layout: Layout) -> list[Hash]:
-    """Return the hash of each chunk of a contribution; their tree root is the commitment in READY."""
+    """Return the hash of each chunk of a contribution; the root of the tree over these hashes is the commitment in READY."""
     return [chunk_hash(data[span.encoded]) for span in layout]
 
 
 def assign_owners(
     tip: Hash, members: Sequence[PeerId], chunks: int, bandwidths: Sequence[float] = (), most: int | None = None
 ) -> bytes:
-    """Return one byte a chunk: the index of its owner.
+    """Return one byte for each chunk: the index of the chunk's owner.
 
-    bandwidths: bytes a second of each member, the lower of up and down; 0 if not known.  most: chunks that one member may
-    own.  The chunks of an owner are spread evenly; the order starts at a place drawn by the tip, so the odd chunks do not
-    always fall to the same peer.
+    bandwidths: bytes per second of each member, the lower of upload and download; 0 if unknown.  most: the most chunks that
+    one member may own.  The chunks of an owner are spread evenly.  The order starts at a place drawn by the tip, so the
+    remainder of the division does not always go to the same peers.
     """
     first = int.from_bytes(hash_bytes("owners", tip)[:4], "big") % len(members)
     order = [(first + place) % len(members) for place in range(len(members))]
@@ -51,10 +52,10 @@ def assign_owners(
 
 
 def share_out(bandwidths: Sequence[float], chunks: int, most: int | None = None) -> list[int]:
-    """Return the number of chunks that each member owns, so that the slowest is done as early as possible.
+    """Return the number of chunks for each member that lets the slowest member finish as early as possible.
 
-    bandwidths: bytes a second of each member, 0 if not known.  most: chunks that one member may own, at least an equal
-    share.
+    bandwidths: bytes per second of each member, 0 if unknown.  most: the most chunks that one member may own, at least an
+    equal share.
     """
     members, known = len(bandwidths), sorted(bandwidth for bandwidth in bandwidths if bandwidth > 0)
     if members <= 2 or chunks < 2 * members or not known or known[-1] <= ALIKE * known[0]:
@@ -62,7 +63,7 @@ def share_out(bandwidths: Sequence[float], chunks: int, most: int | None = None)
     median = known[len(known) // 2]
     speeds = [min(bandwidth, LARGEST * median) if bandwidth > 0 else median for bandwidth in bandwidths]
     counts = [0] * members
-    loads = [(chunks + members - 2) / speed for speed in speeds]  # with one chunk more, in the time of a chunk
+    loads = [(chunks + members - 2) / speed for speed in speeds]  # load with one more chunk, in units of one chunk's time
     heap = [(load, place) for place, load in enumerate(loads)]
     heapify(heap)
     for _ in range(chunks):

@@ -1,4 +1,4 @@
-"""Memory for chunks that arrive or are averaged: reused, and limited by sender."""
+"""Memory for chunks that arrive or are averaged, reused and limited for each sender."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from protocol.wire.identity import PeerId
 from protocol.wire.messages import Plan, Provenance
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Chunks that a member has to give: the parts of its own contribution, and the results that it holds.
+# Chunks that a member can send: the parts of its own contribution, and the results that it holds.
 
 
 class OwnParts:
-    """Our contribution, cut into one part a chunk.
+    """Our contribution, cut into one part for each chunk.
 
-    contribution: codec bytes.  leaves: the hash of each part; their tree root is the commitment in our READY.
+    contribution: codec bytes.  leaves: the hash of each part; the root of the tree over them is the commitment in our READY.
     """
 
     def __init__(self, contribution: memoryview, leaves: Sequence[Hash], layout: Layout) -> None:
@@ -37,9 +37,10 @@ class OwnParts:
 
 
 class AverageBuffer:
-    """Averages that we hold, each at its place in the result buffer, with the statement of the owner that signed it.
+    """Buffer of the averages that we hold, each at its place, with the statement of the owner that signed it.
 
-    buffer: writable, as long as a contribution.  After `release` it belongs to the caller and is not touched any more.
+    buffer: writable, as long as a contribution.  After `release` the buffer belongs to the caller and is no longer read or
+    written here.
     """
 
     def __init__(self, buffer: memoryview, layout: Layout) -> None:
@@ -66,11 +67,11 @@ class AverageBuffer:
         return not self.released and chunk in self.statements
 
     def release(self) -> None:
-        """Leave the buffer to the caller for good."""
+        """Leave the buffer to the caller permanently."""
         self.released = True
 
     def provenance(self, plan: Plan) -> Provenance:
-        """Return the signer and the signature of each chunk, once all are here."""
+        """Return the signer and the signature of each chunk; all averages must have arrived."""
         members = [PeerId(member.peer) for member in plan.members]
         statements = [self.statements[chunk] for chunk in range(len(plan.owners))]
         return Provenance(
@@ -84,16 +85,16 @@ class AverageBuffer:
 
 
 PART_BUFFERS = 64
-"""Parts of other members that may wait for their chunk's average, and spare buffers that are kept of each size."""
+"""Limit on the parts of other members that wait for their chunk's average, and on the spare buffers of each size."""
 
 
 def share_of_buffers(senders: int) -> int:
-    """Return how many of a receiver's buffers each of its senders may fill at a time."""
+    """Return the number of a receiver's buffers that each of its senders may fill at a time."""
     return max(1, PART_BUFFERS // max(1, senders))
 
 
 class BufferPool:
-    """Pool of reusable chunk buffers: to allocate fresh memory costs as much as to fill it."""
+    """Pool of reusable chunk buffers, because allocating memory costs as much as filling it."""
 
     def __init__(self) -> None:
         self._spare: dict[int, list[memoryview]] = {}
@@ -104,7 +105,7 @@ class BufferPool:
         return spare.pop() if spare else memoryview(bytearray(size))
 
     def give(self, buffer: memoryview) -> None:
-        """Take a buffer back.  Nothing may read or write it afterwards."""
+        """Take a buffer back, which must not be read or written afterwards."""
         spare = self._spare.setdefault(len(buffer), [])
         if len(spare) < PART_BUFFERS:
             spare.append(buffer)
@@ -135,7 +136,7 @@ class WaitingParts:
         return peer in self._arriving
 
     async def reserve(self, peer: PeerId) -> None:
-        """Wait until `peer` has a buffer left of its share, and count one part as arriving."""
+        """Wait until `peer` has a free buffer in its share, and count one part as arriving."""
         self._held[peer] += 1
         try:
             while self._arriving[peer] + sum(sender == peer for _, sender in self._parts) >= self._share:
@@ -158,7 +159,7 @@ class WaitingParts:
         self._parts[chunk, peer] = part
 
     def drop(self, chunk: int) -> None:
-        """Free the buffers of this chunk's parts, which nothing reads any more."""
+        """Free the buffers of this chunk's parts, which are no longer needed."""
         for key in [key for key in self._parts if key[0] == chunk]:
             self._pool.give(self._parts.pop(key))
         self.wake_senders()
@@ -170,7 +171,7 @@ class WaitingParts:
 
 
 class ExchangeBuffers:
-    """Memory of one exchange: our own parts, those of others that wait, and the averages.
+    """Memory of one exchange: our own parts, waiting parts of other members, and the averages.
 
     result: writable buffer for the averages, as long as our contribution.  senders: the other members.
     """

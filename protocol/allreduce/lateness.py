@@ -1,31 +1,33 @@
-"""Rules about late peers: how long a round waits for a peer, and how little time a peer gets that made others wait.
+"""Rules about late peers: the longest wait of a round for a peer, and the shorter time for a peer that made others wait.
 
-A round needs something of each peer: its READY, its parts, its averages, and its statements as a proposer.  Four rules say
-how long it waits, each relative to what most others needed, so that neither the length of a round nor the speed of the lines
-has to be known.  A fifth one remembers who used that time up.
+A round needs something of each peer: its READY, its parts, its averages, and its statements as a proposer.  Four rules limit
+the wait, each relative to the time that most other peers needed, so neither the length of a round nor the speed of the lines
+has to be known.  A fifth rule remembers the peers that used that time up.
 
-1. **Fair time.**  Nobody may cost a round more than it brings: a round waits for one peer for `LATE` of the others'
-   computing time, divided by their number (`fair_time`).  `protocol.agreement.policy` closes a round by it; rules 3 and 4
-   add it to their deadlines.
-2. **Silence.**  A member that owes us a part is lost when nothing came from it for `stall_s` and `PACES` times as long as
-   half of the others needed for one chunk (`SilenceTracker`).  A member that owes us an average may itself be waiting, and
-   gets `RESULT_PATIENCE` times as long, unless the owners of most chunks went on without it (`ExclusionCounts`).  This rule
-   alone works before most others have delivered.
-3. **Parts.**  A part is late for an owner when `SPREAD` of the time has passed since more than half of the jury gave theirs
-   (`PartDeadline`).  Owners wait for late parts of everybody for the fair time of each exchange, and beyond it for
-   `FOR_PARTS` of `stall_s` in `WINDOW` rounds (`LatenessBudget`).  Then they average without them.
-4. **Averages.**  An average is late when `SPREAD` of the time has passed since those of more than half of the jury are here
-   (`AverageDeadline`).  An owner may be late by the fair time of each exchange, and beyond it by `stall_s` in `WINDOW`
-   rounds.  Then it is lost.  Owners wait for parts only half as long, so nobody makes an honest owner late by withholding
-   parts.
+1. **Fair time.**  No peer may cost a round more time than its work is worth.  So a round waits for one peer for `LATE` of
+   the others' computing time, divided by their number (`fair_time`).  `protocol.agreement.policy` uses the fair time to
+   close a round; rules 3 and 4 add it to their deadlines.
+2. **Silence.**  A member that owes us a part is lost when nothing has come from it for `stall_s` plus `PACES` times the time
+   that half of the other members needed for one chunk (`SilenceTracker`).  A member that owes us an average may itself be
+   waiting, so it gets `RESULT_PATIENCE` times as long.  It does not get the longer time if the owners of most chunks went on
+   without it (`ExclusionCounts`).  Only this rule works before most other members have delivered.
+3. **Parts.**  Let T be the time from the start of the exchange until more than half of the jury gave their parts.  A part is
+   late for an owner once `SPREAD` of T has passed since then (`PartDeadline`).  An owner waits for the late parts of all
+   members for the fair time of each exchange, and beyond that for `FOR_PARTS` of `stall_s` in `WINDOW` rounds
+   (`LatenessBudget`).  Then the owner averages without the late parts.
+4. **Averages.**  Let T be the time until the averages of more than half of the jury had arrived.  An average is late once
+   `SPREAD` of T has passed since then (`AverageDeadline`).  An owner may be late by the fair time of each exchange, and
+   beyond that by `stall_s` in `WINDOW` rounds.  Then the owner is lost.  Owners wait for parts only half as long, so nobody
+   makes an honest owner late by withholding parts.
 5. **Exclusion with exponential backoff.**  A peer that was lost, left out, or late for too long has stalled the round
-   (`ExclusionBackoff`).  After the first time it gets `HURRIED` of the time of others until it has done its part in
-   `FIRST_ROUNDS` rounds.  Each further time it is out for that many rounds, and the number doubles, up to `MAX_ROUNDS`; as
-   many good rounds in a row wipe the slate.  A peer whose parts are missing in the averages of more signers than may be
-   liars is put on probation as well (`MissingParts`): otherwise it could stall one owner after the other.
+   (`ExclusionBackoff`).  After its first stall, the peer gets `HURRIED` of the usual time until it has done its part in
+   `FIRST_ROUNDS` rounds.  Each further stall excludes the peer for that many rounds, and doubles the number, up to
+   `MAX_ROUNDS`.  After `MAX_ROUNDS` good rounds in a row all its stalls are forgotten.  A peer is also put on probation if
+   its parts are missing in the averages of more signers than may be liars (`MissingParts`): otherwise it could stall one
+   owner after another.
 
 The jury are the electors among the members, if there are enough to tolerate a liar; their honest majority sets the pace.
-Strangers are remembered by one name as well as each by its own, because keys cost nothing.
+Strangers are remembered under one common name, and each also under its own, because keys cost nothing.
 
 Two timers are kept elsewhere, because they need no memory of peers: the patience with an attempt's proposer, which doubles
 with each loss (`protocol.agreement.round_state`), and the grace time for trainers (`protocol.agreement.policy`).
@@ -43,25 +45,25 @@ from protocol.wire.identity import PeerId
 from protocol.wire.messages import ChunkEntry, members_in
 
 LATE = 0.75
-"""Longest time that a round is kept open for one more trainer, as a fraction of the trainer's equal part of the time."""
+"""Longest time that a round waits for one more trainer, as a fraction of the others' computing time per member."""
 OWNER_SHARE = 0.2
-"""Smallest fraction of the time for an owner: the plan has given it chunks, and others may wait for it."""
+"""Smallest fraction of the time that an owner gets: the plan gave it chunks, so other members may be waiting for it."""
 CHUNK_TIMES = 6.0
-"""Multiple of `stall_s` for which the bytes of one chunk are a sign of life: a line may carry several chunks at a time."""
+"""Multiple of `stall_s` for which bytes of one chunk count as a sign of life: a line may carry several chunks at once."""
 PACES = 3.0
 """Multiple of the exchange's pace for which a member may be silent beyond `stall_s`.
 
 The pace is the time that half of the jury took for one chunk.
 """
 RESULT_PATIENCE = 2.0
-"""Factor by which an owner may be silent longer while it owes a result."""
+"""Factor by which an owner that owes a result may be silent longer than other members."""
 LONGEST_S = 1.0
-"""Longest time (s) that counts between two ticks: if more passed, we slept, and no other member is to blame for it."""
+"""Longest time (s) counted between two ticks: if more time passed, we slept, and no other member is to blame."""
 SPREAD = 0.5
-"""Fraction of the time taken by most members since the exchange began, by which others may be slower.
+"""Fraction by which the other members may take longer than most members took since the exchange began.
 
-No two lines are equally fast.  The time lost is nothing if exchanges are short beside the work, and half an exchange if they
-are long.  The fraction is clearly larger than the difference in bandwidth that the shares of chunks ignore
+No two lines are equally fast.  The wait costs almost nothing if exchanges are short compared with the work, and half an
+exchange if they are long.  The fraction is clearly larger than the difference in bandwidth that the shares of chunks ignore
 (`protocol.allreduce.assignment.ALIKE`).
 """
 MAX_STALLED = 1024
@@ -72,21 +74,21 @@ WINDOW = 16
 FOR_PARTS = 0.5
 """Fraction of `stall_s` by which parts may be late in `WINDOW` rounds, beyond the fair time.
 
-It limits the parts of one member, and all parts that one owner waits for.  Averages may be late by the whole of `stall_s`:
-an honest owner waits half of it for parts.
+The limit applies to the parts of one member, and to all parts for which one owner waits.  Averages may be late by the whole
+of `stall_s`, because an honest owner waits half of it for parts.
 """
 HURRIED = 0.2
 """Fraction of the time of other peers that a peer on probation gets."""
 STRANGERS = PeerId("strangers")
 """Name under which all peers but the electors are remembered together.
 
-Keys cost nothing, so one stall of each key would be too many.  Strangers are out for `FIRST_ROUNDS` at most, because honest
-newcomers must be able to come in.
+Keys cost nothing, so one stall for each key would be too many.  Strangers are excluded for at most `FIRST_ROUNDS`, because
+honest newcomers must be able to join.
 """
 
 
 def fair_time(took_s: float, members: int) -> float:
-    """Return how long (s) a round of so many members may wait for one of them: its work is worth that.
+    """Return the longest time (s) that a round of `members` members may wait for one of them: its work is worth that time.
 
     took_s: the time that the others took for their work.
     """
@@ -95,14 +97,14 @@ def fair_time(took_s: float, members: int) -> float:
 
 @dataclass(frozen=True)
 class ExchangeLimits:
-    """Limits on the waiting of one member in one exchange.
+    """Limits on the time that we wait in one exchange.
 
     stall_s: seconds for which a member that owes us a part may be silent if lines are quick.  wait_s: seconds for which our
-    averages may wait for late parts.  owner_s: seconds by which the averages of each member may be late; a member without an
-    entry is never given up for late averages.  jury: the members by which lateness is judged: others are late once more than
-    half of these gave theirs; empty for all members.  shares: fraction of the time for each member that kept earlier
-    exchanges waiting; others get all of it.  A member with 0 is not waited for at all: its chunks count if they are here in
-    time.
+    averages may wait for late parts.  owner_s: for each member, the seconds by which its averages may be late; a member
+    without an entry is never given up for late averages.  jury: the members by which lateness is judged; empty for all
+    members.  Other members are late once more than half of the jury have given theirs.  shares: for each member that kept
+    earlier exchanges waiting, its fraction of the time; other members get all of it.  We do not wait for a member with share
+    0, but its chunks count if they arrive in time.
     """
 
     stall_s: float
@@ -114,10 +116,11 @@ class ExchangeLimits:
 
 @dataclass(frozen=True)
 class Observed:
-    """Observations of one or more exchanges of a round, in seconds.
+    """Observations of lateness in one or more exchanges of a round, in seconds.
 
-    delays, lateness: how late the parts and the averages were of members that were not given up.  waited_s: how long our
-    averages waited for parts.  left_out: members for which they waited no longer.  stalled: members that were given up.
+    delays, lateness: lateness of the parts, and of the averages, of members that were not given up.  waited_s: time for
+    which our averages waited for parts.  left_out: members for which our averages stopped waiting.  stalled: members that
+    were given up.
     """
 
     delays: Mapping[PeerId, float]
@@ -146,11 +149,10 @@ def _longest(each: Sequence[Mapping[PeerId, float]]) -> dict[PeerId, float]:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Debts in an exchange: the members that owe us something, since when, and when we last heard of each.
-#
-# A chunk may take long on a line that carries several at a time, so its bytes count as they come.  Only bytes of one chunk
-# count until it is here and right: else a member that pushes rubbish would be waited for as long as it does.  A member that
-# has to wait for a buffer here does not owe us the parts that it could not send.
+# Debts in an exchange: the members that owe us something, since when, and when we last heard of each.  A chunk may take long
+# on a line that carries several chunks at a time, so its bytes count as they arrive.  Until a chunk has arrived and is
+# verified, only its own bytes count: otherwise we would wait for a member for as long as it pushes rubbish.  A member that
+# has to wait for one of our buffers does not owe us the parts that it could not send.
 
 
 class SilenceTracker:
@@ -162,24 +164,24 @@ class SilenceTracker:
     def __init__(self, peers: Iterable[PeerId], now: float, chunk_s: float) -> None:
         self._heard, self._chunk_s, self._begun = dict.fromkeys(peers, now), chunk_s, now
         self._announced: dict[PeerId, float] = {}
-        """Peers that have begun to push something since they last delivered, and when."""
+        """Start time of the first push of each peer since its last delivery."""
         self._first: dict[PeerId, float] = {}
         self._delivered: dict[PeerId, float] = {}
         self._owing: dict[PeerId, float] = {}
 
     def announced(self, peer: PeerId, now: float) -> None:
-        """Note that a peer began to push something.  That counts once; then only its arriving bytes and new chunks count."""
+        """Note that a peer began a push.  A repeat before the next delivery does not count; its arriving bytes do."""
         if peer in self._heard and peer not in self._announced:
             self._announced[peer] = now
             self._heard[peer] = now
 
     def moving(self, peer: PeerId, now: float) -> None:
-        """Note that more bytes of a peer's current push are here."""
+        """Note that more bytes of a peer's current push have arrived."""
         if now - max(self._announced.get(peer, -inf), self._delivered.get(peer, -inf)) < self._chunk_s:
             self._heard[peer] = now
 
     def held(self, peer: PeerId, now: float) -> None:
-        """Note that a push of this peer waits for a buffer here: the peer is not to blame for that."""
+        """Note that a push of this peer waits for one of our buffers, for which the peer is not to blame."""
         if peer in self._heard:
             self._heard[peer] = now
 
@@ -191,9 +193,10 @@ class SilenceTracker:
             self._first.setdefault(peer, now)
 
     def pace_s(self, peers: Collection[PeerId], most_s: float, now: float) -> float:
-        """Return the seconds until half of these peers delivered something; until then, the time so far, `most_s` at most.
+        """Return the seconds until half of these peers delivered something; before that, the time so far, at most `most_s`.
 
-        The pace is slow on lines that carry large chunks to many peers at a time, and honest silences are as long.
+        The pace is slow on lines that carry large chunks to many peers at a time, and honest peers are then silent for as
+        long.
         """
         first = sorted(self._first[peer] for peer in peers if peer in self._first)
         half = (len(peers) + 1) // 2
@@ -202,18 +205,20 @@ class SilenceTracker:
     def overdue(self, owing: Mapping[PeerId, float], now: float) -> list[PeerId]:
         """Return the peers that have kept us waiting for too long, sorted.
 
-        owing: all peers that owe us something now, and how long (s) each may be silent; patience begins with the debt.
+        owing: for each peer that owes us something now, the longest silence allowed (s), counted from the start of the debt
+        at the earliest.
         """
         self._owing = {peer: self._owing.get(peer, now) for peer in owing}
         return sorted(peer for peer, patience in owing.items() if now - max(self._heard[peer], self._owing[peer]) > patience)
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Members that the owners of an exchange leave out of their averages: a member that gives nobody its parts gives us none.
+# Members that the owners of an exchange leave out of their averages.  A member that sends its parts to no owner sends us
+# none either.
 
 
 class ExclusionCounts:
-    """Counter of the members left out, read from the masks of the averages that are here.
+    """Counter of the members left out, read from the masks of the averages that have arrived.
 
     chunks: number of chunks of a contribution.
     """
@@ -224,31 +229,31 @@ class ExclusionCounts:
         """For each member, the chunks whose average leaves it out, with the signer of each."""
 
     def note(self, signer: PeerId, chunk: int, entry: ChunkEntry) -> None:
-        """Take the average of a chunk by this member; its mask is well formed."""
+        """Count the members that this average of a chunk leaves out.  signer: its signer; the mask must be well formed."""
         taken = members_in(entry.mask, len(self._members))
         for index, peer in enumerate(self._members):
             if index not in taken:
                 self._without.setdefault(peer, {}).setdefault(chunk, signer)
 
     def is_left_out(self, peer: PeerId) -> bool:
-        """Return True if at least two others, together, average more than half of the chunks without this member.
+        """Return True if two or more other members together averaged more than half of the chunks without this member.
 
-        Liars among four or more electors own less than half (`protocol.agreement.policy`).  Members that are no electors may
-        own more.  All they can do to an owner in this way is to halve its time.
+        Liars among four or more electors own less than half (`protocol.agreement.policy`).  Members that are not electors
+        may own more, but the worst that they can do to an owner in this way is to halve its time.
         """
         signers = [signer for signer in self._without.get(peer, {}).values() if signer != peer]
         return 2 * len(signers) > self._chunks and len(set(signers)) > 1
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Delays by each member in an exchange, although it was never silent for so long that it was lost.
+# Delays by members of an exchange that were never silent long enough to be lost.
 
 
 class PartDeadline:
-    """Deadline for the debts of others: the time in which most of us gave theirs, or would have, plus `SPREAD` of it.
+    """Deadline for the parts of slow members: the time that most members took, or would have taken, plus `SPREAD` of it.
 
-    Most members are held up if there is room for only a share of their debts.  The time in which they gave that share tells
-    how long the whole would have taken them.  begun: trio time.
+    If there is room for only a share of their parts, most members are held up.  The time that they took for this share is
+    then extrapolated to all parts.  begun: trio time.
     """
 
     def __init__(self, begun: float) -> None:
@@ -256,12 +261,12 @@ class PartDeadline:
         self._gave_s = 0.0
         self._most_gave = False
         self.at = begun
-        """Trio time of the deadline; the beginning while most still give."""
+        """Trio time of the deadline; the start of the exchange while most members are still delivering."""
 
     def has_come(self, most_gave: bool, share: float, now: float) -> bool:
         """Return True if the deadline has come.
 
-        most_gave: True if most members gave all that they can now.  share: that amount as a fraction of the whole.
+        most_gave: True if most members gave as many parts as they can now.  share: this amount as a fraction of all parts.
         """
         if not self._most_gave:
             self._gave_s += now - self._looked_at
@@ -271,9 +276,10 @@ class PartDeadline:
 
 
 class DelayTimer:
-    """Seconds for which each member delayed anything.  Several chunks that wait at a time count once.  `now` is trio time.
+    """Timer of the delays by each member.  Several chunks that wait at the same time count once.  `now` is trio time.
 
-    seconds: by member, for each that delayed anything.  all_s: the seconds in which any member did.
+    seconds: the delay by each member that delayed anything.  all_s: the time during which at least one member caused a
+    delay.
     """
 
     def __init__(self, now: float) -> None:
@@ -290,24 +296,25 @@ class DelayTimer:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Late averages in an exchange: later than an honest owner's can be, beside the averages of other owners.
+# Late averages in an exchange: later than an honest owner's average can be, compared with the averages of other owners.
 
 
 class AverageDeadline:
-    """Chunks that the plan gave to each member.
+    """Deadline for the averages of each member, with the chunks that the plan gave to it.
 
     owners: the owner of each chunk.  members: number of members in the plan.  begun: trio time.
 
-    Others have had the time to average if three things hold.  All averages are here of more than half of the owners in the
-    jury.  These owners own more than half of the jury's chunks.  `SPREAD` of the time that this took has passed since.  An
-    honest owner is among them, however early liars sign: liars are fewer, and own less than half
-    (`protocol.agreement.policy`).  Members that own nothing, or little, make nobody look late.  An owner with more chunks
-    than these owners gets more time in proportion to its load.  (It tells nothing that all our own averages are made:
-    averages of others may still be on their lines.)
+    The other owners have had enough time if three conditions hold.  We hold all averages of more than half of the owners in
+    the jury.  These owners own more than half of the jury's chunks.  `SPREAD` of the time that this took has passed since
+    then.  An honest owner is among them, however early liars sign: liars are fewer, and own less than half
+    (`protocol.agreement.policy`).  Members that own few chunks or none cannot make an owner look late.  An owner with more
+    chunks than these owners gets more time in proportion to its load.  (Our own averages are no measure: when all of them
+    are made, averages of other owners may still be on their lines.)
 
-    An honest owner averages when it has all parts, or has waited for late parts as long as it may
-    (`ExchangeMachine.wait_s`), which is at least the fair time.  So if the lines of honest members differ by no more than
-    that, another honest owner has their parts by then as well.  It waits only for late parts, and for a bounded time.
+    An honest owner averages once it has all parts, or once it has waited for late parts as long as it may
+    (`ExchangeLimits.wait_s`), which is at least the fair time.  So if the lines of honest members differ by no more than
+    that, every other honest owner has their parts by then as well.  An honest owner waits only for late parts, and for a
+    bounded time.
     """
 
     def __init__(self, owners: Sequence[PeerId], members: int, begun: float) -> None:
@@ -316,14 +323,14 @@ class AverageDeadline:
         for chunk, peer in enumerate(owners):
             self._chunks.setdefault(peer, []).append(chunk)
         self._reference: tuple[float, float] | None = None
-        """Seconds until the averages of more than half were here, and the mean load of their owners."""
+        """Seconds until the averages of more than half of the owners had arrived, and the mean load of these owners."""
 
     def late(
         self, here: Collection[int], jury: Collection[PeerId], owner: Callable[[int], PeerId], now: float
     ) -> set[PeerId]:
         """Return the members whose averages are late.
 
-        here: chunks whose averages are here.  owner: returns the present owner of a chunk; a successor is not late.
+        here: chunks whose averages have arrived.  owner: returns the present owner of a chunk; a successor is never late.
         """
         missing = {peer: [chunk for chunk in chunks if chunk not in here] for peer, chunks in self._chunks.items()}
         if self._reference is None:
@@ -347,24 +354,24 @@ class AverageDeadline:
         if self._reference is None:
             return False
         took_s, load = self._reference
-        most = max(load, self._load(len(self._chunks[peer])))  # an owner of less may have a slower line
+        most = max(load, self._load(len(self._chunks[peer])))  # an owner of fewer chunks may have a slower line
         return (now - self._begun) * load >= (1 + SPREAD) * took_s * most
 
     def _load(self, chunks: int) -> int:
-        """Return the chunks that an owner of so many sends, and receives (`protocol.allreduce.assignment`)."""
+        """Return the load of an owner: chunks that it sends, and receives (`protocol.allreduce.assignment`)."""
         return self._all + (self._members - 2) * chunks
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Memory of the peers that stalled rounds lately, and the time that is left for each.
+# Memory of the peers that stalled rounds lately, and the time that each of them still gets.
 
 
 @dataclass
 class Conduct:
     """Record of one peer's stalls.
 
-    out_until: the first round in which the peer counts again.  rounds: the rounds that its next stall costs.  good: rounds
-    since its last stall in which it counted and did its part.
+    out_until: the first round in which the peer counts again.  rounds: the number of rounds that its next stall costs.
+    good: the number of rounds since its last stall in which it counted and did its part.
     """
 
     out_until: int
@@ -375,12 +382,13 @@ class Conduct:
 class ExclusionBackoff:
     """Register of stalls, with penalties that grow.
 
-    * The first stall puts a peer on probation: it gets `HURRIED` of the time of others until it has done its part in as many
+    * The first stall puts a peer on probation: it gets `HURRIED` of the usual time until it has done its part in as many
       rounds as the stall costs.
-    * A further stall puts the peer out for that many rounds, then on probation, and doubles the cost of the next one.
-    * After `MAX_ROUNDS` good rounds in a row everything is forgotten.  So nobody can stall often.
+    * A further stall excludes the peer for that many rounds, then puts it on probation, and doubles the cost of the next
+      stall.
+    * After `MAX_ROUNDS` good rounds in a row all stalls of the peer are forgotten.  So no peer can stall often.
 
-    lenient: False if the first stall already puts a peer out.
+    lenient: False if the first stall already excludes a peer.
     """
 
     def __init__(self, *, lenient: bool = True) -> None:
@@ -394,15 +402,15 @@ class ExclusionBackoff:
             self._conduct.pop(next(iter(self._conduct)))
         if known is None:
             known = Conduct(round + 1 + (0 if self._lenient else FIRST_ROUNDS), FIRST_ROUNDS)
-        elif known.out_until <= round:  # else this round was judged before, or the peer did not count
+        elif known.out_until <= round:  # otherwise this round was judged before, or the peer did not count
             out = FIRST_ROUNDS if peer == STRANGERS else known.rounds
             known = Conduct(round + 1 + out, min(2 * known.rounds, MAX_ROUNDS))
         self._conduct[peer] = known
 
     def suspect(self, peer: PeerId, round: int) -> None:
-        """Put a peer on probation from now on, because others say that it stalls.
+        """Put a peer on probation from now on, because other peers report that it stalls.
 
-        Their word never puts a peer out: else peers that do not wait for it could take turns in blaming it for ever.
+        Their reports never exclude a peer: otherwise peers that do not wait for it could take turns blaming it forever.
         """
         if peer in self._conduct:
             self._conduct[peer].good = 0
@@ -410,10 +418,10 @@ class ExclusionBackoff:
             self.lost_with(peer, round)
 
     def delivered(self, peer: PeerId, round: int) -> None:
-        """Credit this peer with its part of this round.
+        """Credit this peer for doing its part in this round.
 
-        Only a round in which the peer counts is credited: else it could earn its next stall by being quick while nobody
-        waits for it.
+        Only a round in which the peer counts is credited: otherwise a peer could make up for its stalls by being quick while
+        nobody waits for it.
         """
         known = self._conduct.get(peer)
         if known is not None and known.out_until <= round:
@@ -423,11 +431,11 @@ class ExclusionBackoff:
 
     @property
     def is_blank(self) -> bool:
-        """True if no peer is remembered, so that all get the whole of our patience."""
+        """True if no peer is remembered, so that every peer gets the whole time."""
         return not self._conduct
 
     def share(self, peer: PeerId, round: int) -> float:
-        """Return this peer's fraction of our patience in this round: 1, `HURRIED`, or 0 while it does not count."""
+        """Return this peer's fraction of the waiting time in this round: 1, `HURRIED`, or 0 while it does not count."""
         known = self._conduct.get(peer)
         if known is None:
             return 1.0
@@ -450,23 +458,23 @@ class MissingParts:
             self._missed.pop(next(iter(self._missed)))
 
     def by_more_than(self, liars: int, round: int) -> list[PeerId]:
-        """Return the peers whose parts more signers missed than may be liars: each signer missed them for itself."""
+        """Return the peers whose parts were missed by more than `liars` signers: each signer missed them on its own."""
         lately = round - WINDOW
         return [peer for peer, by in self._missed.items() if sum(last > lately for last in by.values()) > liars]
 
 
 class LatenessBudget:
-    """Seconds for which peers that were never given up kept us waiting in the last `WINDOW` rounds.
+    """Budget of lateness: seconds for which peers that were never given up kept us waiting in the last `WINDOW` rounds.
 
-    A peer that is a little less than `stall_s` late each time costs as much as one that stalls.  All peers but the electors
-    count as one: else new keys could each be late once, without end.
+    A peer that is a little less than `stall_s` late each time costs as much as one that stalls.  All peers except the
+    electors count as one: otherwise new keys could each be late once, without end.
     """
 
     def __init__(self) -> None:
         self._seconds: dict[PeerId, dict[int, float]] = {}
 
     def note(self, delays: Mapping[PeerId, float], base: Base, fair_s: float) -> None:
-        """Record the seconds that members kept us waiting in the round on `base`; `fair_s` of them are nobody's fault."""
+        """Record the seconds that members kept us waiting in the round on `base`; the first `fair_s` are nobody's fault."""
         for peer, seconds in delays.items():
             if seconds > fair_s:
                 rounds = self._seconds.setdefault(_named(peer, base), {})
@@ -474,7 +482,7 @@ class LatenessBudget:
         self._seconds = {name: kept for name, rounds in self._seconds.items() if (kept := _lately(rounds, base.round))}
 
     def left(self, peer: PeerId, base: Base, most_s: float) -> float:
-        """Return the rest of `most_s` that this peer has in the round on `base`; negative if it has taken more."""
+        """Return the rest of `most_s` that this peer has in the round on `base`; negative if it has used more."""
         return most_s - sum(_lately(self._seconds.get(_named(peer, base), {}), base.round).values())
 
     def forget(self, peers: Collection[PeerId]) -> None:
@@ -483,7 +491,7 @@ class LatenessBudget:
             self._seconds.pop(peer, None)
 
     def take_beyond(self, most_s: float) -> list[PeerId]:
-        """Remove and return the peers that kept us waiting for longer than this in all: that counts as one stall."""
+        """Remove and return the peers that kept us waiting for more than `most_s` in total, which counts as one stall."""
         late = [name for name, rounds in self._seconds.items() if sum(rounds.values()) > most_s]
         for name in late:
             del self._seconds[name]
@@ -499,13 +507,13 @@ def _named(peer: PeerId, base: Base) -> PeerId:
 
 
 class Patience:
-    """Memory of one peer from round to round.
+    """Memory of lateness that one peer keeps from round to round.
 
-    trainers: peers that kept a round from being closed.  proposers: peers under which nothing moved.  members: peers that
-    owed something in an exchange.  A peer that is late in one of these roles may be in time in another.
+    trainers: peers that kept a round from being closed.  proposers: peers that made no progress as proposers.  members:
+    peers that owed something in an exchange.  A peer that is late in one of these roles may be punctual in another.
 
-    slowness: delays of parts.  owners: delays of averages.  waits: waits of our own averages for late parts.  used: how much
-    of these waits each member took, which a stall does not erase.
+    slowness: delays of parts.  owners: delays of averages.  waits: waits of our own averages for late parts.  used: the
+    share of these waits that each member caused, which a stall does not erase.
     """
 
     def __init__(self) -> None:
@@ -527,7 +535,7 @@ class Patience:
     def judge_exchange(
         self, me: PeerId, members: Collection[PeerId], base: Base, seen: Observed, stall_s: float, fair_s: float
     ) -> None:
-        """Remember which members of a record stalled its exchange; the others did well."""
+        """Remember the members of a record that stalled its exchange, and credit its other members."""
         named = {*members}
         seen = replace(seen, left_out=named & {*seen.left_out}, stalled=named & {*seen.stalled})
         judge(self.members, base, self.judge_late(me, seen, base, stall_s, fair_s), members, each=True)
@@ -535,8 +543,8 @@ class Patience:
     def judge_missed(self, missed: Mapping[PeerId, Collection[PeerId]], base: Base) -> None:
         """Put peers on probation whose parts are missing in averages of several electors.
 
-        Otherwise a peer could stall one elector after the other.  A few liars cannot take a peer's good name by leaving it
-        out of their averages.  missed: by peer, the signers of the averages that lack its parts.
+        Otherwise a peer could stall one elector after another.  A few liars cannot put a peer on probation by leaving it out
+        of their averages.  missed: by peer, the signers of the averages that lack its parts.
         """
         self.missed.note(missed, base.round)
         for peer in self.missed.by_more_than(tolerated(len(base.electors)), base.round):
@@ -545,8 +553,8 @@ class Patience:
     def judge_late(self, me: PeerId, seen: Observed, base: Base, stall_s: float, fair_s: float) -> set[PeerId]:
         """Return the peers that stalled the exchange of the round on `base`.
 
-        They are members that were given up, members that were late for too long in `WINDOW` rounds, and members that we
-        waited no longer for because at least half of our waiting time had been spent on them.
+        These are the members that were given up, the members that were late for too long in `WINDOW` rounds, and the members
+        that we left out after they had used at least half of our budget for late parts.
         """
         parts_s = FOR_PARTS * stall_s
         self.waits.note({me: seen.waited_s}, base, fair_s)
@@ -561,14 +569,14 @@ class Patience:
 
 
 def is_tenured(base: Base, peer: PeerId) -> bool:
-    """Return True if this peer is judged by itself, as an elector or a contributor to the last record."""
+    """Return True if this peer is judged individually, because it is an elector or a contributor to the last record."""
     return peer in base.electors or peer in base.contributors
 
 
 def share_of(stalls: ExclusionBackoff, base: Base, peer: PeerId) -> float:
-    """Return the fraction of our patience that this peer has in the round on `base`.
+    """Return the fraction of the waiting time that this peer gets in the round on `base`.
 
-    A peer that is no elector has no more than all strangers together.
+    A peer that is not an elector gets no more than the fraction of all strangers together.
     """
     if stalls.is_blank:
         return 1.0
@@ -579,10 +587,10 @@ def share_of(stalls: ExclusionBackoff, base: Base, peer: PeerId) -> float:
 def judge(
     stalls: ExclusionBackoff, base: Base, late: Collection[PeerId], good: Collection[PeerId], *, each: bool = False
 ) -> None:
-    """Remember which peers kept the round on `base` waiting, and which did their part.
+    """Remember the peers that kept the round on `base` waiting (`late`), and the peers that did their part (`good`).
 
-    each: True if strangers are remembered by name as well; they are few.  A stall of a peer that is no elector counts
-    against all strangers: else new keys could come in to stall once each.
+    each: True if strangers are also remembered individually, when they are few.  A stall of a peer that is not an elector
+    counts against all strangers: otherwise new keys could join to stall once each.
     """
     outsiders = {peer for peer in {*late, *good} if peer not in base.electors}
     named = {peer for peer in {*late, *good} if each or is_tenured(base, peer)}

@@ -1,24 +1,24 @@
-"""The butterfly all-reduce as a pure state machine: it decides which chunks go to which member, also after deaths.
+"""The butterfly all-reduce as a pure state machine, which routes chunks between members, also after deaths.
 
 Every member sends its part of a chunk to the chunk's owner.  The owner averages the parts of all members that are not lost,
-in canonical order, and sends the result to all.
+in canonical order, and sends the result to all members.
 
 Policy
 * The owner of a chunk is the first member in its takeover order that is not lost.  When an owner is lost, members send only
-  the parts of its unfinished chunks to the next one.  That one also asks for the parts that it misses, and a member that is
-  asked answers with the result if it holds one, else with its part.  Nothing else is sent again.
-* A member is lost when it is reported dead.  It is also lost when it owes us a part and nothing came from it for `stall_s`
-  plus `PACES` times the pace of the others, or when it owes us a result and nothing came from it for twice that (an owner
-  may itself be waiting for another member).  The time is not doubled if the owners of most chunks went on without it.
-  `SilenceTracker` says which bytes count.
-* A successor may have given up an owner before we do.  Its result is not taken until we give up that owner as well, but is
-  then requested at once.
-* A member that is never lost may still be late each time.  The time for which it keeps us waiting for its parts is counted
-  (`delays`), and so is the lateness of its averages beside those of other owners (`lateness`).
+  the parts of its unfinished chunks to the successor.  The successor also asks for the parts that it lacks.  A member that
+  is asked answers with the result if it holds one, else with its part.  Nothing else is sent again.
+* A member is lost when it is reported dead.  A member that owes us a part is also lost when nothing has come from it for
+  `stall_s` plus `PACES` times the pace of the other members.  A member that owes us a result is lost after twice that time,
+  because an owner may itself be waiting for another member.  The time is not doubled if the owners of most chunks went on
+  without the member.  `SilenceTracker` determines the bytes that count.
+* A successor may give up an owner before we do.  We do not take the successor's result until we give up that owner as well,
+  but then we request it at once.
+* A member that is never lost may still be late in every exchange.  We count the time for which it keeps us waiting for its
+  parts (`delays`), and the lateness of its averages compared with the averages of other owners (`lateness`).
   `protocol.allreduce.lateness` remembers both.
-* An owner waits for late parts no longer than `wait_s`, and then averages without them.  So a member that withholds its part
-  from one owner cannot make the owner's averages so late that others lose the owner, which they do after `owner_s`.
-* A lost member stays lost in this exchange: nobody waits for it any more.  Chunks that it still sends are taken.
+* An owner waits for late parts for at most `wait_s`, and then averages without them.  So a member that withholds its part
+  from one owner cannot delay the owner's averages by `owner_s`, after which other members give up the owner.
+* A lost member stays lost in this exchange: no member waits for it any more, but chunks that it still sends are accepted.
 * The first valid result of a chunk is kept.  If two versions exist, the round's record decides (`adopt`).
 """
 
@@ -107,19 +107,19 @@ ExchangeEffect = SendPart | SendResult | Reduce | Ask | Lost | AllReduceDone
 
 @dataclass(frozen=True)
 class ContributionReady:
-    """Start of the exchange: our own contribution may be sent."""
+    """Readiness of our own contribution to be sent, which starts the exchange."""
 
 
 @dataclass(frozen=True)
 class Heard:
-    """Start of a push from this peer: its bytes are coming."""
+    """Start of a push from this peer."""
 
     peer: PeerId
 
 
 @dataclass(frozen=True)
 class Moving:
-    """Progress of a push: more bytes have come from this peer, or its push still waits for a buffer here (`held`)."""
+    """Progress of a push: more bytes came from this peer, or (if `held`) its push still waits for one of our buffers."""
 
     peer: PeerId
     held: bool
@@ -127,7 +127,7 @@ class Moving:
 
 @dataclass(frozen=True)
 class PartArrived:
-    """A verified part of a member.  If we have that chunk's result, the sender takes us for the owner and wants it."""
+    """A verified part from a member.  If we have the chunk's result, we send it back: the member takes us for the owner."""
 
     peer: PeerId
     chunk: int
@@ -135,10 +135,10 @@ class PartArrived:
 
 @dataclass(frozen=True)
 class ResultArrived:
-    """A verified result, from its owner or from a member that passes it on.
+    """A verified result, from its owner or from a member that forwards it.
 
     A successor may get a result that the dead owner made.  Members that took the successor for the owner, and sent it their
-    parts, wait for that result.
+    parts, then wait for this result.
     """
 
     peer: PeerId
@@ -149,7 +149,7 @@ class ResultArrived:
 
 @dataclass(frozen=True)
 class SignedEarly:
-    """A result that a member signed out of turn: it gave up an owner for which we still wait."""
+    """A result signed out of turn, by a member that has given up an owner for which we still wait."""
 
     signer: PeerId
     chunk: int
@@ -157,7 +157,7 @@ class SignedEarly:
 
 @dataclass(frozen=True)
 class Averaged:
-    """Our own average of a chunk, now complete."""
+    """Completion of our own average of a chunk."""
 
     chunk: int
     entry: ChunkEntry
@@ -165,7 +165,7 @@ class Averaged:
 
 @dataclass(frozen=True)
 class Asked:
-    """A successor's request for the result of a chunk, or for our part.  The chunk number is unchecked."""
+    """A request of a successor for the result of a chunk, or for our part; the chunk number is unchecked."""
 
     peer: PeerId
     chunk: int
@@ -173,14 +173,14 @@ class Asked:
 
 @dataclass(frozen=True)
 class PeerDead:
-    """Death of this peer, as membership judges."""
+    """Death of this peer, according to membership."""
 
     peer: PeerId
 
 
 @dataclass(frozen=True)
 class PeerBack:
-    """Return of a peer: nobody waits for it, but it may have our averages."""
+    """Return of a peer, for which no member waits, but which may still get our averages."""
 
     peer: PeerId
 
@@ -209,29 +209,29 @@ ExchangeEvent = (
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Succession to a chunk: its owner, and the member that averages it when the owner is lost.
+# Failover of a chunk from its owner, when the owner is lost, to the member that averages the chunk next.
 
 
 class OwnerFailover:
-    """Present owner of each chunk: the first member in its takeover order that is waited for, or we if none is left."""
+    """Failover of chunks to their present owners: the first awaited member in the takeover order, or we if none is left."""
 
     def __init__(self, me: PeerId, plan: Plan, members: Sequence[PeerId], shares: Mapping[PeerId, float]) -> None:
         self._me, self._name, self._members, self._shares = me, plan_hash(plan), members, shares
         self._orders = [[members[owner]] for owner in plan.owners]
-        """Takeover order of each chunk; only the planned owner, as long as that is enough."""
+        """Takeover order of each chunk; only the planned owner, until that owner is lost."""
         self.lost: dict[PeerId, None] = {}
-        """Members that are not waited for any more in this exchange."""
+        """Members for which nobody waits any more in this exchange."""
 
     def share(self, peer: PeerId) -> float:
-        """Return the fraction of the time that this member gets."""
+        """Return this member's fraction of the waiting time."""
         return self._shares.get(peer, 1.0)
 
     def is_awaited(self, peer: PeerId) -> bool:
-        """Return True if others wait for the chunks of this member."""
+        """Return True if other members wait for the chunks of this member."""
         return peer not in self.lost and self.share(peer) > 0
 
     def planned(self, chunk: int) -> PeerId:
-        """Return the member that the plan gave this chunk."""
+        """Return the owner of this chunk according to the plan."""
         return self._orders[chunk][0]
 
     def owner(self, chunk: int) -> PeerId:
@@ -244,13 +244,13 @@ class OwnerFailover:
         return next((peer for peer in order if self.is_awaited(peer)), self._me)
 
     def is_in_line(self, peer: PeerId, chunk: int) -> bool:
-        """Return True if this member owns the chunk, or follows an owner that was lost."""
+        """Return True if this member is in the takeover order of the chunk, as far as the order has been needed."""
         return peer in self._orders[chunk]
 
     def may_sign(self, peer: PeerId, chunk: int) -> bool:
-        """Return True if this member averages the chunk now, or did before we gave it up.
+        """Return True if this member is the chunk's owner now, or was before we gave it up.
 
-        Later successors may not sign: their averages would come first, with fewer parts than the owner has.
+        Later successors must not sign: their averages would come first, with fewer parts than the owner has.
         """
         owner = self.owner(chunk)
         order = self._orders[chunk]
@@ -261,13 +261,13 @@ class OwnerFailover:
 
 
 ASK_EVERY_S = 2.0
-"""Seconds between two rounds of requests for the parts that a successor misses."""
+"""Interval (s) at which a successor repeats its requests for missing parts."""
 
 
 class ExchangeMachine:
-    """One member's view of the exchange of `plan`: the chunks it holds, the lost members, and the effects of each event.
+    """State machine of one member for the exchange of `plan`: the chunks that it holds, the lost members, and the effects.
 
-    name: the hash of the plan.  entries: the index entries of the results that are here, by chunk.  `now` is trio time.
+    name: the hash of the plan.  entries: the index entries of the results that we hold, by chunk.  `now` is trio time.
     """
 
     def __init__(self, me: PeerId, plan: Plan, limits: ExchangeLimits, now: float) -> None:
@@ -279,17 +279,17 @@ class ExchangeMachine:
         self._index = {peer: index for index, peer in enumerate(self.members)}
         self.failover = OwnerFailover(me, plan, self.members, limits.shares)
         self.stalled: dict[PeerId, None] = {}
-        """Members that were given up because they owed something for too long."""
+        """Members that were given up because they owed us something for too long."""
         self.delays, self.lateness, self._parts_due = DelayTimer(now), DelayTimer(now), PartDeadline(now)
         self._ownership = AverageDeadline([self.members[owner] for owner in plan.owners], len(self.members), now)
         self.left_out: dict[PeerId, None] = {}
-        """Members for whose parts we do not wait any more."""
+        """Members whose parts we do not wait for any more."""
         self._silence = SilenceTracker(self.members, now, CHUNK_TIMES * limits.stall_s)
         self._exclusions = ExclusionCounts(self.members, self.chunks)
         self._signed_early: dict[int, dict[PeerId, None]] = {}
-        """Members that signed a result out of turn, by chunk.
+        """Members that signed a result of a chunk out of turn, by chunk.
 
-        A member that passes the result on may not have it; its signer does.
+        We ask the signer of a result: the member that forwarded it may not have it.
         """
         self._parts: dict[int, set[int]] = {}
         self._reducing: set[int] = set()
@@ -320,7 +320,7 @@ class ExchangeMachine:
         return self.failover.owner(chunk)
 
     def waiting_for(self) -> list[PeerId]:
-        """Return the members that the missing results wait for, sorted: owners, and members that owe us parts."""
+        """Return the members that delay the missing results, sorted: owners, and members that owe us parts."""
         peers: dict[PeerId, None] = {}
         for chunk in range(self.chunks):
             if chunk not in self.entries and self.owner(chunk) != self.me:
@@ -330,17 +330,17 @@ class ExchangeMachine:
         return sorted(peers)
 
     def lacks(self, arrived: PartArrived | ResultArrived) -> bool:
-        """Return True if this is a result that we do not have, or a part that we lack for a result not made yet."""
+        """Return True if this is a result that we do not have, or a missing part of a chunk without a result."""
         if arrived.chunk in self.entries:
             return False
         return isinstance(arrived, ResultArrived) or self._index[arrived.peer] not in self._parts.get(arrived.chunk, ())
 
     def adopt(self, index: Sequence[ChunkEntry]) -> list[int]:
-        """Return the chunks of which we hold no version, or another version than the record's."""
+        """Return the chunks of the record's index that we lack, or of which we hold another version."""
         return [chunk for chunk, entry in enumerate(index) if self.entries.get(chunk) != entry]
 
     def observed(self) -> Observed:
-        """Return our observations of the lateness of others."""
+        """Return our observations of the lateness of other members."""
         kept = {peer: seconds for peer, seconds in self.delays.seconds.items() if peer not in self.lost}
         late = {peer: seconds for peer, seconds in self.lateness.seconds.items() if peer not in self.lost}
         return Observed(kept, late, self.delays.all_s, self.left_out.keys(), self.stalled.keys())
@@ -348,7 +348,7 @@ class ExchangeMachine:
     # -- events -------------------------------------------------------------------------------------------------------
 
     def handle(self, event: ExchangeEvent, now: float) -> list[ExchangeEffect]:
-        """Take an event and return the effects that follow from it, in the order in which they are to be performed."""
+        """Process an event and return the resulting effects, in the order in which they must be performed."""
         match event:
             case ContributionReady():
                 return [effect for chunk in range(self.chunks) for effect in self._turn_to_owner(chunk)]
@@ -445,7 +445,7 @@ class ExchangeMachine:
     # -- the inside ---------------------------------------------------------------------------------------------------
 
     def _turn_to_owner(self, chunk: int) -> list[ExchangeEffect]:
-        """Give our part of a chunk to its present owner."""
+        """Send our part of a chunk to its present owner; if we are the owner, ask for missing parts."""
         owner = self.owner(chunk)
         if owner == self.me:
             self._parts.setdefault(chunk, set()).add(self._index[self.me])
@@ -459,7 +459,7 @@ class ExchangeMachine:
     def _asked_about(self, chunk: int) -> list[PeerId]:
         """Return the peers to ask for a chunk.
 
-        A successor asks the members whose parts it misses; other members ask a successor that signed early.
+        If we are a successor, we ask the members whose parts are missing; otherwise we ask a successor that signed early.
         """
         owner = self.owner(chunk)
         if chunk in self.entries or owner == self.failover.planned(chunk):
@@ -474,25 +474,26 @@ class ExchangeMachine:
         return [peer for peer in awaited if self._index[peer] not in have]
 
     def _waiting(self) -> list[int]:
-        """Return our chunks whose averages are not here, in the order in which their parts are sent to us."""
+        """Return our chunks without an average, in the order in which their parts are sent to us."""
         missing = [chunk for chunk in range(self.chunks) if chunk not in self.entries] if self.lost else []
         inherited = [chunk for chunk in missing if self.failover.planned(chunk) != self.me and self.owner(chunk) == self.me]
         return [chunk for chunk in self._planned if chunk not in self.entries] + inherited
 
     def _waits_for_others(self, peer: PeerId) -> bool:
-        """Return True if a push of this peer has no room here because parts of others are missing.
+        """Return True if a push of this peer lacks a buffer because parts of other members are missing.
 
-        That is so if the peer gave its own part of the chunk that is averaged next.
+        This is the case if the peer has given its part of the chunk that is averaged next.
         """
         mine = self._waiting()
         return bool(mine) and self._index[peer] in self._parts.get(mine[0], ())
 
     def _delaying(self, now: float) -> set[PeerId]:
-        """Return the members for whose parts alone we wait.
+        """Return the members that delay us, because only their parts are missing.
 
-        First, more than half of the jury must have given their parts of all our chunks, or as many parts as there is room
-        for before an average is made.  Once the deadline of the others has come, they delay us if they did not give their
-        part of the first chunk that this majority gave.  Before that they cost nothing, however far behind they are.
+        First, more than half of the jury must have given their parts of all our chunks, or as many parts as there are
+        buffers for.  This sets the deadline for the other members.  Once it has passed, a member delays us if it has not
+        given its part of the first chunk for which this majority gave theirs.  Before the deadline no member counts as
+        delaying us, however far behind it is.
         """
         mine = self._waiting()
         jury = {self._index[peer] for peer in self._jury}
@@ -511,7 +512,7 @@ class ExchangeMachine:
         if chunk in self.entries or chunk in self._reducing or self._missing(chunk):
             return []
         if self._index[self.me] not in self._parts.get(chunk, ()):
-            return []  # not started yet: our own part is missing
+            return []  # not started yet, because our own part is missing
         self._reducing.add(chunk)
         return [Reduce(chunk, tuple(sorted(self._parts[chunk])))]
 
@@ -531,7 +532,8 @@ class ExchangeMachine:
 
     def _stalled(self, now: float) -> list[PeerId]:
         owners = {self.members[owner] for owner in self.plan.owners}
-        senders = {*self._jury} & ({*self.others} if self._planned else owners)  # who owes us something from the beginning
+        # Members of the jury that owe us something from the beginning.
+        senders = {*self._jury} & ({*self.others} if self._planned else owners)
         silence_s = self._limits.stall_s + PACES * self._silence.pace_s(senders, self._limits.stall_s, now)
         parts, averages = dict[PeerId, float](), dict[PeerId, float]()
         for chunk in range(self.chunks):

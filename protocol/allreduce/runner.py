@@ -1,10 +1,10 @@
 """The trio shell around `protocol.allreduce.machine.ExchangeMachine`, which performs its effects.
 
-`Sender` pushes chunks, `Receiver` checks every byte that comes in, `Averager` averages in worker threads.
+`Sender` pushes chunks, `Receiver` checks every byte that arrives, and `Averager` averages in worker threads.
 
-Memory: parts that wait for their chunk's average are limited to `buffers.PART_BUFFERS` in all, shared equally among the
-senders.  All senders send in the same order.  A sender that has n buffers at the receiver starts no push while the push n
-places before it is under way.  So the lowest unfinished chunk always finds room, and nothing deadlocks.
+Memory: at most `buffers.PART_BUFFERS` parts wait for their chunk's average, shared equally among the senders.  All senders
+send in the same order.  A sender that has n buffers at the receiver starts a push only after the push n places earlier has
+ended.  So the lowest unfinished chunk always gets a buffer, and there is no deadlock.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ from protocol.wire.identity import PeerId
 from protocol.wire.messages import ChunkEntry, ChunkResult, Plan, Provenance, mask_of, members_in, unpack
 
 # ------------------------------------------------------------------------------------------------------------------------
-# The messages of an exchange that are not signed statements: the header of a push, and a successor's request.
+# Messages of an exchange that are not signed statements: the header of a push, and the request of a successor.
 
 
 ChunkNumber = Annotated[int, Field(ge=0, lt=MAX_CHUNKS)]
@@ -71,8 +71,8 @@ ChunkNumber = Annotated[int, Field(ge=0, lt=MAX_CHUNKS)]
 class PushHeader(Body):
     """Header of a push, which carries a part with its tree proof, or a result with its owner's statement.
 
-    plan: hash of the plan.  fragment: the plan's.  proof: sibling hashes from the part's leaf to the root; empty for a
-    result.  statement: the owner's envelope around a `ChunkResult`; None for a part.
+    plan: hash of the plan.  fragment: fragment of the plan.  proof: sibling hashes from the part's leaf to the root; empty
+    for a result.  statement: the owner's envelope around a `ChunkResult`; None for a part.
     """
 
     plan: HashField
@@ -83,7 +83,7 @@ class PushHeader(Body):
 
 
 class ExchangeAsk(Body):
-    """Request to a member for the result of a chunk, or for its part.  plan: hash of the plan.  fragment: the plan's."""
+    """Request to a member for the result of a chunk, or for its part.  plan: the plan's hash.  fragment: its fragment."""
 
     plan: HashField
     fragment: FragmentNumber
@@ -92,12 +92,12 @@ class ExchangeAsk(Body):
 
 @lru_cache(maxsize=256)
 def read_header(raw: bytes) -> PushHeader:
-    """Decode the header of a push; raise `Malformed` if that fails.  Cached, because one push asks several times."""
+    """Decode the header of a push; raise `Malformed` if that fails.  Cached, because one push reads it several times."""
     return decode_body(PushHeader, raw, max_bytes=MAX_PUSH_HEADER_BYTES)
 
 
 def push_plan(header: bytes) -> Hash | None:
-    """Return the hash of the plan that a push belongs to; None if the header is malformed."""
+    """Return the hash of the plan in the header of a push; None if the header is malformed."""
     try:
         return Hash(read_header(header).plan)
     except Malformed:
@@ -108,14 +108,17 @@ def push_plan(header: bytes) -> Hash | None:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Events about an exchange for people and programs: its progress, and at the end its time and bytes.
+# Events about an exchange for people and programs: its progress, and finally its duration and bytes.
 
 
 PROGRESS_EVERY_S = 0.25
 
 
 class ProgressReport:
-    """Progress reports: at most one `ExchangeProgress` in `PROGRESS_EVERY_S` until all results are here, then every one."""
+    """Reporter of progress: at most one `ExchangeProgress` every `PROGRESS_EVERY_S` until all results are here.
+
+    After that, each change is reported.
+    """
 
     def __init__(self, machine: ExchangeMachine, emit: Callable[[Event], None]) -> None:
         self._machine, self._emit = machine, emit
@@ -124,7 +127,7 @@ class ProgressReport:
         self._shown = -1.0
 
     def complete(self) -> None:
-        """Record the time that the exchange took, once all results are here."""
+        """Record the duration of the exchange; called when all results are here."""
         self._seconds = trio.current_time() - self._begun
 
     def show(self) -> None:
@@ -142,21 +145,21 @@ class ProgressReport:
             )
 
     def finish(self, up_bytes: int, down_bytes: int) -> None:
-        """Emit the end of the exchange, with all results or without."""
+        """Emit the end of the exchange, whether it is complete or not."""
         seconds = trio.current_time() - self._begun if self._seconds is None else self._seconds
         self._emit(ExchangeFinished(self._machine.plan.round, seconds, up_bytes, down_bytes))
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Pushes to other members: one queue for each peer, with several pushes under way.
+# Pushes to other members: one queue for each peer, with several pushes in flight.
 
 
 PUSHES_AHEAD = 8
-"""Pushes to one peer that are on their way or unanswered: they keep a long line full, and share its round trips."""
+"""Number of pushes to one peer in flight at a time, enough to fill a line with a long round trip."""
 PUSH_TIMEOUT_S = 60.0
 RETRY_S = 0.5
 REFUSALS = 6
-"""Refusals after which a part is given up: the receiver has all that it needs, or another plan."""
+"""Number of refusals after which we drop a part: the receiver needs no more parts, or has another plan."""
 
 
 class Sender:
@@ -165,21 +168,21 @@ class Sender:
     def __init__(self, machine: ExchangeMachine, own: OwnParts, results: AverageBuffer, network: Network) -> None:
         self.up_bytes = 0
         self.refusing: dict[PeerId, None] = {}
-        """Peers that did not take a push of ours."""
+        """Peers that refused a push of ours."""
         self._machine, self._own, self._results, self._network = machine, own, results, network
         self._queues: dict[PeerId, deque[SendPart | SendResult]] = {peer: deque() for peer in machine.others}
         self._wake = {peer: trio.Event() for peer in machine.others}
         self._ordered: set[SendPart | SendResult] = set()
 
     def order(self, item: SendPart | SendResult) -> None:
-        """Queue a push; do nothing if the same push is queued, on its way or delivered."""
+        """Queue a push; do nothing if the same push is queued, in flight or delivered."""
         if item not in self._ordered:
             self._ordered.add(item)
             self._queues[item.to].append(item)
             self._wake[item.to].set()
 
     async def serve(self, peer: PeerId) -> None:
-        """Push the queue of this peer, until cancelled."""
+        """Push the items in the queue of this peer, until cancelled."""
         queue, under_way = self._queues[peer], deque[trio.Event]()
         ahead = min(PUSHES_AHEAD, share_of_buffers(len(self._queues)))
         async with trio.open_nursery() as nursery:
@@ -204,7 +207,7 @@ class Sender:
             over.set()
 
     async def _push_until_over(self, item: SendPart | SendResult) -> bool:
-        """Push until the chunk is delivered, refused for good, or the peer is lost; return True if it is delivered."""
+        """Push until the chunk is delivered or finally refused, or the peer is lost; return True if it is delivered."""
         if isinstance(item, SendResult) and not self._results.has(item.chunk):
             return False  # the peer fetches it from the record's members
         header, data = self._header(item).encode(), (self._own if isinstance(item, SendPart) else self._results)[item.chunk]
@@ -235,13 +238,12 @@ class Sender:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Average of a chunk, as its owner computes it, and examination of every chunk that arrives.
-#
-# The functions that read whole chunks are for worker threads.
+# Computation of averages by the owner of a chunk, and checks of every chunk that arrives.  Functions that read whole chunks
+# run in worker threads.
 
 
 class Averager:
-    """Averager of the chunks that we own, which signs the averages and puts them among the results."""
+    """Averager of the chunks that we own, which signs the averages and adds them to the results."""
 
     def __init__(
         self,
@@ -276,7 +278,7 @@ class Averager:
 
 
 def average(rule: Rule, parts: Sequence[memoryview], weights: Sequence[int], count: int, into: memoryview) -> Hash:
-    """Average `parts` of `count` values into `into` and return its hash.  weights: the tokens of their members."""
+    """Write the average of `parts` (`count` values each) to `into`; return its hash.  weights: tokens of their members."""
     aggregate(rule, parts, weights, count, into)
     return chunk_hash(into)
 
@@ -292,13 +294,13 @@ def entry_of(hash: Hash, members: Sequence[int], count: int) -> ChunkEntry:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Pushes from other members: room for them, their checks, and the places of their chunks.
+# Pushes from other members: buffers for their chunks, checks, and delivery to the machine.
 
 
 class Receiver:
     """Receiver of the pushes of one exchange.  down_bytes: headers and chunks taken so far.
 
-    run: the run for which statements are signed.  emit: gets an event for each chunk that is dropped.
+    run: the run in whose name statements are signed.  emit: called with an event for each chunk that is dropped.
     """
 
     def __init__(
@@ -314,14 +316,14 @@ class Receiver:
         self._moved: dict[PeerId, None] = {}
 
     def moving(self) -> list[Moving]:
-        """Return an event for each peer whose bytes came since the last call, and for each that waits for a buffer here."""
+        """Return an event for each peer that sent bytes since the last call, and for each peer that waits for a buffer."""
         moved, self._moved = self._moved, {}
         return [*(Moving(peer, held=False) for peer in moved), *(Moving(peer, held=True) for peer in self._parts.held())]
 
     async def open(self, peer: PeerId, raw: bytes, size: int) -> Landing | None:
         """Return a buffer for a part or a result that we can use, else None; wait while the sender's share is full.
 
-        raw: the header, known to be well formed.
+        raw: the header, which must be well formed.
         """
         header = read_header(raw)
         if header.fragment != self._machine.plan.fragment or header.chunk >= self._machine.chunks:
@@ -345,7 +347,7 @@ class Receiver:
         self._moved[peer] = None
 
     def _is_due(self, peer: PeerId, header: PushHeader) -> bool:
-        """Return True if this result is to be taken."""
+        """Return True if we accept the result that this header announces."""
         machine = self._machine
         if header.chunk in machine.entries:
             return False
@@ -362,7 +364,7 @@ class Receiver:
     def finish(self, peer: PeerId, raw: bytes, landing: Landing | None) -> PartArrived | ResultArrived | None:
         """Complete the push that `open` accepted, and return the event for the machine.
 
-        landing: None if the push broke off.  Raise `Offence` for a chunk that its sender should have seen to be wrong.
+        landing: None if the push broke off.  Raises `Offence` for a chunk that its sender could have recognised as wrong.
         """
         header = read_header(raw)
         if header.statement is None:
@@ -405,12 +407,12 @@ class Receiver:
             return None
         self._results.put(header.chunk, landing.buffer, envelope)
         self._pool.give(landing.buffer)
-        if not self._machine.is_reducing(header.chunk):  # else the averager drops them at its end
+        if not self._machine.is_reducing(header.chunk):  # otherwise the averager drops the parts when it is done
             self._parts.drop(header.chunk)
         return ResultArrived(peer, header.chunk, body.entry, signer)
 
     def _signed(self, header: PushHeader) -> tuple[PeerId, ChunkResult, Envelope]:
-        """Return the signer of the result that this header announces, with the signed statement; raise `Malformed`."""
+        """Return the signer and the signed statement of the result that this header announces; raise `Malformed`."""
         assert header.statement is not None
         signer, body, envelope = unpack(header.statement, self._run)
         if not isinstance(body, ChunkResult) or signer not in self._machine.members:
@@ -429,10 +431,10 @@ ASK_TIMEOUT_S = 5.0
 
 
 class ExchangeRunner:
-    """Runner of one exchange until its round ends: after `done` is set it goes on sending the chunks that it owes others.
+    """Runner of one exchange until its round ends; after `done` is set, it still sends the chunks that it owes others.
 
-    own: our contribution.  result: writable buffer of the same size, complete when `done` is set.  rule: how chunks are
-    averaged.
+    own: our contribution.  result: writable buffer of the same size, complete when `done` is set.  rule: the rule for
+    averaging chunks.
     """
 
     def __init__(
@@ -459,7 +461,7 @@ class ExchangeRunner:
     # -- life ---------------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Exchange until cancelled.  The bytes sent are known only then: others may want chunks after we have all."""
+        """Exchange until cancelled; emit the bytes sent only then, because others may need chunks after us."""
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
@@ -472,45 +474,45 @@ class ExchangeRunner:
                     self._handle(ExchangeTick())
                     await trio.sleep(TICK_S)
         finally:
-            self._nursery = None  # chunks still on their way here start nothing any more
+            self._nursery = None  # chunks that still arrive must not start new tasks
             self._progress.finish(self._sender.up_bytes, self._receiver.down_bytes)
 
     def entries(self) -> tuple[ChunkEntry, ...]:
-        """Return the index of the result, once `done`."""
+        """Return the index of the result; valid once `done` is set."""
         return tuple(self.machine.entries[chunk] for chunk in range(self.machine.chunks))
 
     def provenance(self) -> Provenance:
-        """Return signers and signatures of the chunks of the result, once `done`."""
+        """Return the signers and signatures of the chunks of the result; valid once `done` is set."""
         return self._buffers.results.provenance(self.machine.plan)
 
     @property
     def refusing(self) -> list[PeerId]:
-        """Members that did not take a push of ours."""
+        """Members that refused a push of ours."""
         return [*self._sender.refusing]
 
     @property
     def statements(self) -> Mapping[int, Envelope]:
-        """Signed statements of the owners of the results that are here, by chunk."""
+        """Signed statements of the owners of the results that we hold, by chunk."""
         return self._buffers.results.statements
 
     @property
     def result(self) -> memoryview | None:
-        """Averages that are here, each in its place; None once the buffer is released."""
+        """Buffer with the averages that we hold, each in its place; None once the buffer is released."""
         return self._buffers.results.buffer
 
     def adopt(self, index: Sequence[ChunkEntry]) -> list[int]:
-        """Leave the result buffer to the caller, and return its chunks that are missing or another version."""
+        """Leave the result buffer to the caller; return its chunks that are missing or differ from the record's index."""
         self._buffers.results.release()
         return self.machine.adopt(index)
 
     # -- what happens -------------------------------------------------------------------------------------------------
 
     def peer_dead(self, peer: PeerId) -> None:
-        """Stop waiting for a peer that membership takes for dead."""
+        """Stop waiting for a peer that is dead according to membership."""
         self._handle(PeerDead(peer))
 
     def peer_alive(self, peer: PeerId) -> None:
-        """Note that a lost member is heard again."""
+        """Note that a lost member has been heard again."""
         self._handle(PeerBack(peer))
 
     def asked(self, peer: PeerId, ask: ExchangeAsk) -> None:
@@ -519,11 +521,11 @@ class ExchangeRunner:
             self._handle(Asked(peer, ask.chunk))
 
     async def open_push(self, peer: PeerId, header: bytes, size: int) -> Landing | None:
-        """Open a push, as `Handlers.open_push` of the network."""
+        """Open a push as `Handlers.open_push` describes."""
         return await self._receiver.open(peer, header, size)
 
     def finish_push(self, peer: PeerId, header: bytes, landing: Landing | None) -> bool:
-        """Finish a push, as `Handlers.finish_push` of the network; return True if the exchange lacked its chunk."""
+        """Finish a push as `Handlers.finish_push` describes; return True if the exchange lacked its chunk."""
         arrived = self._receiver.finish(peer, header, landing)
         if arrived is None:
             return False
@@ -566,4 +568,4 @@ class ExchangeRunner:
         try:
             await self._session.network.request(effect.peer, "exchange", question, timeout_s=ASK_TIMEOUT_S)
         except NetworkError:
-            return  # asked again on the next occasion, until it answers or is lost
+            return  # the request is repeated until the peer answers or is lost

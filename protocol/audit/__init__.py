@@ -1,5 +1,6 @@
-"""Proofs of lies by electors and members, and what follows from them.
+"""Proofs of lies by electors and members, and the ejection of the liars.
 
-`evidence` makes and judges proofs, `witness` and `auditor` look for lies in statements and in results, `accusations` says
-whose rumours are looked into, `ejection` keeps out who lied.  Punishment beyond that does not exist.  Read `evidence` first.
+`evidence` makes and judges proofs, `witness` and `auditor` look for lies in statements and in results, `accusations` limits
+the accusations that are examined, and `ejection` excludes proven liars.  There is no other punishment.  Read `evidence`
+first.
 """

@@ -1,15 +1,15 @@
-"""The pending accusations: their admission, their order and their cost.
+"""Admission, order and limits of the pending accusations.
 
-An accusation is a rumour that costs its author nothing and us a download.  So:
+An accusation costs its author nothing, but costs us a download.  So:
 
-* An accuser has one accusation pending, and accusers of one proof are one case.  The proof is fetched once, from one of them
-  at a time, members of the chain first.
-* Members and strangers have places of their own, and all strangers together have a budget of bytes.
-* A fetch has a deadline.  An accuser that misses it gives up its place, and is not asked again for a while, longer each
-  time.
-* A peer that accuses falsely is not believed again.
+* An accuser has at most one pending accusation, and all accusers with the same proof are one case.  The proof is fetched
+  once, from one accuser at a time, members of the chain first.
+* Members and strangers have separate places, and all strangers together have a budget of bytes.
+* A fetch has a deadline.  An accuser that misses the deadline loses its place and is not asked again for a while, with
+  exponential backoff.
+* Further accusations of a peer that accused falsely are ignored.
 
-Pure but for trio's clock and waiting.  `protocol.audit.ejection` judges the proofs.
+Pure except for trio's clock and waiting.  `protocol.audit.ejection` judges the proofs.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from protocol.wire.messages import Accusation
 
 MEMBER_PLACES, MEMBER_BYTES = 4, 64 << 20
 STRANGER_PLACES, STRANGER_BYTES = 2, 16 << 20
-"""Proofs fetched at a time, and their bytes together; a stranger's proof that is larger is not fetched."""
+"""Limits on the proofs fetched at a time, and on their total bytes; a larger proof from a stranger is not fetched."""
 STRANGERS_BYTES_PER_S = 64 << 10
-"""Bytes a second for the proofs of all strangers together in the long run, after a burst of `STRANGER_BYTES`."""
+"""Long-term rate limit on the proofs of all strangers together, after a burst of `STRANGER_BYTES`."""
 MAX_PENDING = 64
-"""Strangers that wait; others are heard again later.  Members need no limit, as they are few."""
+"""Limit on waiting strangers; further ones announce again later.  Members need no limit, because they are few."""
 FETCH_S = 15.0
 SLOWEST_BYTES_PER_S = 512 << 10
-"""Rate of the slowest fetch: a proof may take `FETCH_S`, plus its size at this rate."""
+"""Slowest permitted rate: the fetch of a proof may take `FETCH_S` plus the time for its size at this rate."""
 SET_BACK_S = 30.0
 MAX_SET_BACK_S = 3600.0
 MAX_REMEMBERED = 4096
-"""Accusers remembered as slow, or as liars; the longest known makes room."""
+"""Limit on the accusers remembered as slow, and on those remembered as liars; the oldest entry is evicted."""
 
 T = TypeVar("T")
 
 
 def deadline_s(size: int) -> float:
-    """Return the seconds that the fetching of a proof of `size` bytes may take."""
+    """Return the timeout (s) for fetching a proof of `size` bytes."""
     return FETCH_S + size / SLOWEST_BYTES_PER_S
 
 
@@ -54,14 +54,14 @@ class AccusationOutcome(Enum):
 
     UNWANTED = "unwanted"
     JOINED = "joined"
-    """Another accuser joined a case that is being examined."""
+    """The accuser joined a case that is already being examined."""
     NEW = "new"
-    """The case is new, and to be examined."""
+    """The case is new, and must be examined."""
 
 
 @dataclass
 class FetchLane:
-    """Room for a number of fetches and bytes at a time; first come, first served."""
+    """Limit on concurrent fetches, and on their bytes."""
 
     places: int
     bytes: int
@@ -69,7 +69,7 @@ class FetchLane:
 
     @asynccontextmanager
     async def room(self, size: int) -> AsyncIterator[None]:
-        """Wait for a place, and hold it."""
+        """Wait for a place, and hold it during the context."""
         while self.places < 1 or self.bytes < size:
             await self._freed.wait()
         self.places, self.bytes = self.places - 1, self.bytes - size
@@ -83,7 +83,7 @@ class FetchLane:
 
 @dataclass
 class Case:
-    """One claim, and the accusers that make it.  asked: the accuser whose turn it is."""
+    """One accusation, and its accusers.  asked: the accuser from which we fetch now."""
 
     accusation: Accusation
     members: dict[PeerId, None] = field(default_factory=dict)
@@ -92,7 +92,7 @@ class Case:
     _turn: trio.CancelScope | None = None
 
     def add(self, accuser: PeerId, is_member: bool) -> None:
-        """Add an accuser.  A member takes the turn of a stranger."""
+        """Add an accuser; if it is a member, end the turn of a stranger."""
         (self.members if is_member else self.strangers)[accuser] = None
         if is_member and self.asked in self.strangers and self._turn is not None:
             self._turn.cancel()
@@ -104,9 +104,9 @@ class Case:
 
     @contextmanager
     def turn(self) -> Iterator[tuple[PeerId, bool] | None]:
-        """Yield the next accuser, and True if it is a member; yield None if none is left.
+        """Yield (next accuser, True if it is a member); yield None if no accuser is left.
 
-        Within the context, a member that joins the case ends a stranger's turn.
+        If a member joins the case during a stranger's turn, the context is cancelled.
         """
         self.asked = next(iter([*self.members, *self.strangers]), None)
         with trio.CancelScope() as self._turn:
@@ -115,7 +115,7 @@ class Case:
 
 
 class Accusations:
-    """Register of the pending cases, and memory of slow or lying accusers."""
+    """Register of the pending cases, and of slow or lying accusers."""
 
     def __init__(self) -> None:
         self._cases: dict[Accusation, Case] = {}
@@ -126,7 +126,7 @@ class Accusations:
         self._set_back: dict[PeerId, tuple[float, float]] = {}
 
     def hear(self, accuser: PeerId, accusation: Accusation, *, is_member: bool) -> AccusationOutcome:
-        """Take note of an accusation; if it is new, the caller examines its case."""
+        """Record an accusation; if the outcome is `NEW`, the caller must examine the case."""
         if accuser in self._disbelieved or accuser in self._of:
             return AccusationOutcome.UNWANTED
         if trio.current_time() < self._set_back.get(accuser, (0.0, 0.0))[0]:
@@ -166,18 +166,18 @@ class Accusations:
                 self._of.pop(accuser, None)
 
     def room(self, size: int, *, is_member: bool) -> AbstractAsyncContextManager[None]:
-        """Return a place to fetch in, as an asynchronous context."""
+        """Return an asynchronous context that holds a place for a fetch."""
         return self._lanes[is_member].room(size)
 
     def failed(self, case: Case, accuser: PeerId) -> None:
-        """Note that an accuser did not deliver: it is not asked for a while, twice as long as the last time."""
+        """Note that an accuser did not deliver: it is ignored for a while, twice as long as the last time."""
         self._release(case, accuser)
         _, patience = self._set_back.pop(accuser, (0.0, SET_BACK_S / 2))
         patience = min(2 * patience, MAX_SET_BACK_S)
         _remember(self._set_back, accuser, (trio.current_time() + patience, patience))
 
     def lied(self, case: Case, accuser: PeerId) -> None:
-        """Note that an accuser delivered something that is no proof: it is not believed again."""
+        """Note that an accuser delivered something that proves nothing: its accusations are ignored from now on."""
         self._release(case, accuser)
         _remember(self._disbelieved, accuser, None)
 

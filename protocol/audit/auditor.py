@@ -1,15 +1,17 @@
-"""Audit of the averages of other members, before we vote for them.
+"""Audit of other members' averages, before we vote for the record.
 
-A record's averages are compared with the results of our own exchange.  Each chunk that we do not hold must be signed by a
-member of the plan.  A chunk averaged out of turn, while its owner lives, must be right.  So must the chunks of a plan that
-we never heard of and for which few have signed.  Beyond that we average some chunks again from the members' own parts, which
-prove themselves against the roots in the plan, and compare them to the bit:
+We compare a record's averages with the results of our own exchange.  Each chunk that we do not hold must be signed by a
+member of the plan.  A chunk averaged out of turn, while its owner is alive, is checked by averaging it again.  The same
+holds for the chunks of a plan that is unknown to us and has few signers.  We also check some other chunks: we fetch the
+members' parts, verify them against the roots in the plan, average them, and compare the results bit by bit.  These chunks
+are:
 
-* chunks drawn by a signature that only we can make, so that nobody knows the choice beforehand;
+* chunks drawn by a signature that only we can make, so that no other peer can predict the choice;
 * chunks whose average is much larger than our own part, so that a destructive average is examined by every voter.
 
-A wrong average is proof against its signer.  Two averages of one chunk are as well, if our exchange received one and the
-record names another (`contradictions`).  A chunk whose members are gone, or silent, cannot be checked.
+A wrong average is proof against its signer.  Two different averages of one chunk by the same signer are proof as well: one
+that our exchange received, and one in the record (`contradictions`).  A chunk cannot be checked if a member that contributed
+to it is gone or silent.
 """
 
 from __future__ import annotations
@@ -41,18 +43,18 @@ from protocol.wire.messages import ChunkEntry, ChunkResult, Plan, Provenance, Re
 from protocol.wire.questions import SLICE_BYTES, PartReply, PartRequest
 
 SHARE = 50
-"""Divisor of an audit: one chunk in `SHARE` times the number of members is drawn, and at least one.
+"""Divisor of an audit: one chunk out of `SHARE` times the number of members is drawn, but at least one in all.
 
 The cost is 1 to 3 % of an exchange's bytes.
 """
 MAX_SUSPECTS = 3
 SIGNATURES_AT_ONCE = 256
-"""Signatures per call of a worker thread, at a tenth of a millisecond each; an audit can end between two calls."""
+"""Signatures checked per call of a worker thread, at 0.1 ms each; an audit can be cancelled between two calls."""
 SUSPICIOUS = 4.0
-"""Ratio to our own part above which the size of an average makes it suspect."""
+"""Ratio of the size of an average to the size of our own part above which the average is suspect."""
 MAX_OUT_OF_TURN = 8
 MAX_MEMBERS_AUDITED = 64
-"""Parts of one chunk held at a time."""
+"""Limit on the parts of one chunk that are held at a time; a chunk with more members is not checked."""
 PART_TIMEOUT_S = 5.0
 MAX_REPLY_BYTES = SLICE_BYTES + 4096
 
@@ -62,7 +64,7 @@ class OwnContribution(Protocol):
 
     @property
     def data(self) -> memoryview | None:
-        """Codec bytes of our contribution; None before it is there."""
+        """Codec bytes of our contribution; None before it exists."""
 
     def part(self, root: Hash, chunk: int) -> tuple[list[bytes], memoryview] | None:
         """Return a chunk with its tree proof; None if `root` is not the contribution's root."""
@@ -70,9 +72,9 @@ class OwnContribution(Protocol):
 
 
 class Unaccountable(Exception):
-    """Refusal to vote for a record; the text gives the reason.  evidence: proof that a member lied, if that is the reason.
+    """Refusal to vote for a record, with the reason as its text.  evidence: proof that a member lied, if there is one.
 
-    is_doubt: True if the record may be right, but nobody showed that it is.
+    is_doubt: True if the record may be right, but its members did not show that it is.
     """
 
     def __init__(self, reason: str, evidence: WrongAverage | None = None, *, is_doubt: bool = False) -> None:
@@ -81,7 +83,7 @@ class Unaccountable(Exception):
 
 
 class Finding(Enum):
-    """Outcome of the audit of one chunk, if it is no proof of a lie."""
+    """Outcome of the audit of one chunk that found no lie."""
 
     RIGHT = "right"
     UNKNOWN = "unknown"
@@ -105,10 +107,10 @@ class Auditor:
         proposer: PeerId | None,
         exchange: ExchangeRunner | None,
     ) -> None:
-        """Audit a record before we vote for it; raise `Unaccountable`.
+        """Audit a record before we vote for it; raise `Unaccountable` if it fails.
 
-        proposer: the proposer of the motion, whose averages out of turn must be shown to be right; None to accept averages
-        that cannot be checked.  exchange: our own exchange of the record's plan.
+        proposer: the proposer of the record, whose own averages out of turn must be shown to be right; None to accept
+        averages that cannot be checked.  exchange: our own exchange of the record's plan.
         """
         plan = plan_of(record, provenance)
         case = _Case(plan, plan_hash(plan), index, provenance)
@@ -119,7 +121,7 @@ class Auditor:
                 raise Unaccountable("a record with a chunk that nobody signed")
         drawn = self._draw(case)
         if exchange is None and not case.well_vouched():
-            out_of_turn = strange  # we know nothing of that plan: its few signers may have made it up
+            out_of_turn = strange  # we do not know the plan: its few signers may have made it up
         else:
             out_of_turn = [chunk for chunk in strange if not self._in_turn(case, chunk, exchange)]
         outsized = await self._offload(self._outsized, sorted(held), exchange.result) if exchange is not None else []
@@ -137,9 +139,9 @@ class Auditor:
     async def contradictions(
         self, record: Record, index: Sequence[ChunkEntry], provenance: Provenance, exchange: ExchangeRunner | None
     ) -> list[TwoStatements]:
-        """Return proof against members that signed other averages in this record than our exchange received, one for each.
+        """Return one proof against each member that signed an average in this record and another one in our exchange.
 
-        exchange: our own exchange of the record's plan.  The record may be right all the same.
+        exchange: our own exchange of the record's plan.  The record may still be right.
         """
         if exchange is None:
             return []
@@ -158,7 +160,7 @@ class Auditor:
     async def inspect(
         self, record: Record, index: Sequence[ChunkEntry], provenance: Provenance, chunks: Sequence[int], result: memoryview
     ) -> None:
-        """Audit fetched chunks of a record before we vote for it; raise `Unaccountable`.
+        """Audit fetched chunks of a record before we vote for it; raise `Unaccountable` if they fail.
 
         A chunk that is much larger than our own part must be shown to be right, unless we averaged it ourselves.
         """
@@ -177,7 +179,7 @@ class Auditor:
                 )
 
     def _outsized(self, chunks: Iterable[int], result: memoryview | None) -> list[int]:
-        """Return the chunks whose average is much larger than our own part, the worst first."""
+        """Return the chunks whose average is much larger than our own part, the largest ratio first."""
         own, ratios = self._own.data, {}
         for chunk in chunks if own is not None and result is not None else ():
             span = self._layout[chunk]
@@ -196,7 +198,7 @@ class Auditor:
         return sorted(chunks, key=case.lot(self._seed(case)))[:count]
 
     def _in_turn(self, case: _Case, chunk: int, exchange: ExchangeRunner | None) -> bool:
-        """Return True if the signer is the owner, or follows owners that are gone."""
+        """Return True if the signer is the chunk's owner, or if all peers before it in the takeover order are gone."""
         owner = PeerId(case.plan.members[case.plan.owners[chunk]].peer)
         if case.signer(chunk) == owner:
             return True
@@ -239,7 +241,7 @@ class Auditor:
         return right == case.index[chunk].hash
 
     async def _gather(self, case: _Case, chunk: int, averaged: Sequence[int]) -> list[AveragedPart] | None:
-        """Return the parts of these members, in order; None if one of them cannot be fetched."""
+        """Return the parts of these members, in the same order; None if a part cannot be fetched."""
         found: dict[int, AveragedPart] = {}
 
         async def fetch(member: int) -> None:
@@ -288,20 +290,20 @@ class _Case:
         return self.members[self.provenance.signers[chunk]]
 
     def well_vouched(self) -> bool:
-        """Return True if the signers are a quorum of the members, or as many as there are chunks."""
+        """Return True if the number of signers is a quorum of the members, or equals the number of chunks."""
         return len(set(self.provenance.signers)) >= min(quorum_size(len(self.members)), len(self.index))
 
     def statement(self, run: Hash, chunk: int) -> Envelope:
-        """Return the `ChunkResult` to which the signature belongs, unchecked."""
+        """Return the signed `ChunkResult` of a chunk; the signature is not checked."""
         body = ChunkResult(plan=self.name, chunk=chunk, entry=self.index[chunk])
         return rebuild(run, ChunkResult.KIND, self.signer(chunk), body.encode(), self.provenance.signatures[chunk])
 
     def lot(self, seed: bytes) -> Callable[[int], bytes]:
-        """Return the sort key of the order in which `seed` draws chunks."""
+        """Return a sort key that puts chunks in an order drawn by `seed`."""
         return lambda chunk: hash_bytes("audit lot", seed + chunk.to_bytes(4, "big"))
 
 
 def _size(data: memoryview, count: int) -> float:
-    """Return the size of a chunk's values, judged by their scales alone."""
+    """Return the size of a chunk's values, estimated from their scales alone."""
     scales, _ = codec_parts(data, count)
     return float(np.sqrt(np.mean(np.square(scales, dtype=np.float64))))

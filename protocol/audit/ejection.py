@@ -1,10 +1,10 @@
-"""Ejection of peers that are proven to have lied: proofs are persisted, announced, fetched and judged.
+"""Ejection of proven liars: proofs of their lies are persisted, announced, fetched and judged.
 
-Each peer judges for itself.  An accusation is a rumour with the name of a proof.  A peer that hears it fetches the proof
-from an accuser (`protocol.audit.accusations`), judges it (`protocol.audit.evidence`), persists it and announces it in turn
-(`protocol.audit.ejection`).  So every honest peer ejects the same liars, and nobody is ejected by a majority's word.
+Each peer judges for itself.  An accusation is a gossip message with the hash of a proof.  A peer that receives it fetches
+the proof from an accuser (`protocol.audit.accusations`), judges it (`protocol.audit.evidence`), persists it and announces it
+in turn (this module).  So every honest peer ejects the same liars, and no peer is ejected by a majority alone.
 
-Evidence about a tip that we do not know yet is postponed until we do.
+Evidence about a tip that we do not know yet is postponed until we know the tip.
 """
 
 from __future__ import annotations
@@ -44,10 +44,9 @@ from protocol.wire.messages import Accusation
 from protocol.wire.questions import SLICE_BYTES, EvidenceRequest
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Publication of accusations: new ones soon, all of them again and again, and never many at once.
-#
-# Others take few messages a second from one author, heartbeats included.  An attacker that sacrifices hundreds of keys must
-# not make us use that up.  Accusations of members go first.
+# Publication of accusations: new accusations soon, all of them repeatedly, and never many at once.  Peers accept few
+# messages per second from one author, heartbeats included.  An attacker that sacrifices hundreds of keys must not make us
+# exceed this rate.  Accusations against members go first.
 
 
 AGAIN_S = 30.0
@@ -64,7 +63,7 @@ class _Announcement:
 
 
 class Announcements:
-    """Accusations that we stand for."""
+    """Queue of the accusations that we publish."""
 
     def __init__(self) -> None:
         self._of: dict[PeerId, _Announcement] = {}
@@ -74,7 +73,7 @@ class Announcements:
         return len(self._of)
 
     def add(self, accused: PeerId, envelope: Envelope, *, is_member: bool) -> None:
-        """Add an accusation, to be published at once."""
+        """Add an accusation, which is published as soon as possible."""
         self._of[accused] = _Announcement(envelope, is_member, trio.current_time())
         self._changed.set()
 
@@ -83,7 +82,7 @@ class Announcements:
         self._of.pop(accused, None)
 
     async def _next(self) -> Envelope:
-        """Wait for the next announcement that is due, and put it off."""
+        """Wait for the next announcement that is due, schedule its repetition, and return it."""
         while True:
             now = trio.current_time()
             first = min(self._of.values(), key=lambda each: (each.due > now, not each.is_member, each.due), default=None)
@@ -102,15 +101,14 @@ class Announcements:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Evidence that cannot be judged yet: its tip is not in our chain, but may come to be.
-#
-# Any peer can make up such evidence about keys of its own, so its amount is limited.  Accusers announce forgotten evidence
-# again.  Evidence against peers of our chain goes first.
+# Evidence that cannot be judged yet, because its tip is not in our chain; the tip may be added later.  Any peer can make up
+# such evidence about keys of its own, so the amount is limited.  Accusers announce evidence that we forgot again.  Evidence
+# against peers of our chain has priority.
 
 
 MAX_POSTPONED = 16
 POSTPONED_BYTES = 16 << 20
-"""Bytes of all postponed evidence together."""
+"""Limit on the bytes of all postponed evidence together."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +119,7 @@ class _Piece:
 
 
 class Postponed:
-    """Postponed evidence by its name.  The oldest makes room, evidence against unknown peers first."""
+    """Postponed evidence, by name.  The oldest is evicted first, evidence against unknown peers before the rest."""
 
     def __init__(self) -> None:
         self._pieces: dict[bytes, _Piece] = {}
@@ -133,7 +131,7 @@ class Postponed:
         return name in self._pieces
 
     def add(self, name: Hash, raw: bytes, tip: Tip, *, is_known: bool) -> bool:
-        """Keep a piece of evidence, and return True if it is kept.
+        """Keep a piece of evidence if there is room; return True if it is kept.
 
         tip: the tip that the evidence is about.  is_known: True if the accused is in our chain.
         """
@@ -149,7 +147,7 @@ class Postponed:
         return True
 
     def take(self, is_judged: Callable[[Tip], bool]) -> list[bytes]:
-        """Remove and return the evidence about tips that can be judged now."""
+        """Remove and return the evidence about tips for which `is_judged` returns True."""
         due = [name for name, piece in self._pieces.items() if is_judged(piece.tip)]
         return [self._pieces.pop(name).raw for name in due]
 
@@ -158,15 +156,15 @@ class Postponed:
 
 
 MAX_EJECTED = 256
-"""Liars remembered.  If there are more, liars that never were in the chain are forgotten first, and members never."""
+"""Number of liars remembered; beyond it, liars that were never in the chain are forgotten, and members never."""
 KEPT_BYTES = 512 << 20
-"""Bytes of proofs on disk.  Later proofs count only until the next start; then they are heard again."""
+"""Limit on the bytes of proofs on disk; later proofs are lost at a restart, after which other peers announce them again."""
 
 
 class Ejections:
-    """Liars of a run, as proven to this peer.  They are no longer heard, waited for or served.
+    """Register of the liars of a run, as proven to this peer, which no longer hears them, waits for them or serves them.
 
-    on_verdict: takes each verdict on a lie that is proven while this peer lives.
+    on_verdict: called with each verdict on a lie that is proven while this peer runs.
     """
 
     def __init__(
@@ -184,17 +182,17 @@ class Ejections:
         self._witness = Witness(session.run, replica.history, manifest.rounds.max_members)
         self._law = Law(session.run, manifest.fragments, replica.layout, manifest.aggregation, manifest.rounds.max_members)
         self._verdicts: dict[PeerId, tuple[ProvenLie, Hash]] = {}
-        """Verdict and name of the proof for each liar, the oldest first."""
+        """Verdict on each liar, and name of its proof, the oldest first."""
         self._accusations, self._announcements = Accusations(), Announcements()
         self._postponed = Postponed()
         self._judging = trio.Lock()
-        """Lock of the judge: a proof is in memory two or three times while it is judged."""
+        """Lock for judging one proof at a time, because a proof is in memory two or three times while it is judged."""
 
     def __contains__(self, peer: object) -> bool:
         return peer in self._verdicts
 
     def reason(self, peer: PeerId) -> str:
-        """Return the lie for which a peer was ejected."""
+        """Return the lie for which a peer was ejected, as a phrase."""
         return self._verdicts[peer][0].reason
 
     async def load(self) -> None:
@@ -211,7 +209,7 @@ class Ejections:
                 self._session.emit(Notice("warning", f"a proof on disk proves nothing: {error}"))
 
     def compare(self, said: Statement[Body]) -> None:
-        """Compare a statement about a round with earlier ones of its sender, and convict in the background if it lied."""
+        """Compare a statement about a round with earlier statements of its sender; convict a liar in the background."""
         for lie in self._witness.hear(said.sender, said.body, said.envelope):
             self._guard.start(self._convict_later, said.sender, lie)
 
@@ -224,9 +222,10 @@ class Ejections:
             await self.convict(lie)
 
     async def convict(self, evidence: Evidence) -> ProvenLie | None:
-        """Persist and announce a proof that we found ourselves, and return its verdict.
+        """Persist and announce a proof that we found ourselves, and return the verdict.
 
-        Return None if its author was ejected before, or if it proves nothing: it is made of statements that others sent.
+        Return None if the liar was ejected before.  Also return None if the evidence proves nothing, which is possible
+        because it is made of statements that other peers sent.
         """
         raw = encode_evidence(evidence)
         try:
@@ -237,7 +236,7 @@ class Ejections:
         return await self._eject(raw, verdict)
 
     async def look_again(self) -> None:
-        """Judge the postponed evidence whose tip is known by now."""
+        """Judge the postponed evidence whose tip is known now."""
         for raw in self._postponed.take(lambda tip: self._history.base_at(*tip) is not None):
             try:
                 await self._eject(raw, await self._judge(raw))
@@ -248,7 +247,7 @@ class Ejections:
 
     @hears(Accusation)
     def hear_accusation(self, said: Statement[Accusation]) -> Acceptance:
-        """Take note of an accusation, and examine it in the background if it is new."""
+        """Record an accusation, and examine it in the background if it is new."""
         heard = self.hear(said.sender, said.body)
         if heard is AccusationOutcome.NEW:
             self._guard.start(self._look_into_later, said.sender, said.body)
@@ -259,7 +258,7 @@ class Ejections:
             await self.look_into(accusation)
 
     def hear(self, accuser: PeerId, accusation: Accusation) -> AccusationOutcome:
-        """Take note of an accusation.  `UNWANTED` means that it is ignored, `NEW` that the caller is to examine it."""
+        """Record an accusation.  `UNWANTED` means that it is ignored; `NEW` means that the caller must examine it."""
         if accusation.accused in (self._session.me, accuser) or accusation.accused in self or accuser in self:
             return AccusationOutcome.UNWANTED
         if accusation.evidence in self._postponed:
@@ -267,9 +266,10 @@ class Ejections:
         return self._accusations.hear(accuser, accusation, is_member=self._history.has_member(accuser))
 
     async def look_into(self, accusation: Accusation) -> ProvenLie | None:
-        """Fetch the proof from its accusers, one after another, and judge it.  accusation: heard as new.
+        """Fetch the proof from its accusers, one after another, and judge it.  accusation: `NEW` to `hear`.
 
-        Return None if nobody delivers a proof, or the proof is not new.  Raises nothing, whatever a peer sends.
+        Return None if no accuser delivers a proof, or if the liar was ejected before.  Raises nothing, whatever a peer
+        sends.
         """
         with self._accusations.open(accusation) as case:
             while accusation.accused not in self:
@@ -283,7 +283,7 @@ class Ejections:
         return None
 
     async def _fetch_from(self, case: Case, accuser: PeerId, is_member: bool) -> bytes | None:
-        """Return the proof with the hash that the accuser named; if it does not deliver, return None and set it back."""
+        """Return the proof with the announced hash; if the accuser fails to deliver, make it wait and return None."""
         size = case.accusation.size
         try:
             async with self._accusations.room(size, is_member=is_member):
@@ -299,7 +299,7 @@ class Ejections:
         return None
 
     async def _judge_case(self, case: Case, accuser: PeerId, raw: bytes) -> ProvenLie | None:
-        """Judge a proof.  If it proves nothing, all its accusers have lied."""
+        """Judge a proof; if it proves nothing, note that all its accusers have lied."""
         accused = case.accusation.accused
         try:
             verdict = await self._judge(raw)
@@ -330,14 +330,14 @@ class Ejections:
 
     @answers("evidence", EvidenceRequest)
     async def answer(self, peer: PeerId, question: EvidenceRequest) -> bytes:
-        """Return a slice of a proof that we hold; raise `Refused` if we do not hold it."""
+        """Return a slice of a proof; raise `Refused` if we do not hold the proof."""
         raw = await self._offload(self._store.evidence.load, Hash(question.evidence))
         if raw is None:
             raise Refused("that proof is not here")
         return bytes(raw[question.offset : question.offset + question.length])
 
     async def run(self) -> None:
-        """Publish our accusations again and again, because newcomers did not hear them, until cancelled."""
+        """Publish our accusations repeatedly, because newcomers have not heard them, until cancelled."""
         await self._announcements.run(self._session.network.publish)
 
     # -- verdicts -----------------------------------------------------------------------------------------------------
@@ -352,13 +352,13 @@ class Ejections:
             return verdict
 
     def _postpone(self, raw: bytes, error: UnknownTip) -> None:
-        """Keep evidence until we know the tip that it is about."""
+        """Keep evidence until we know its tip."""
         is_known = self._history.has_member(error.signer) or error.signer in self._history.roster.electorate.electors
         if self._postponed.add(evidence_hash(raw), raw, error.tip, is_known=is_known):
             self._session.emit(Notice("debug", f"evidence about a tip that we do not know yet: {error}"))
 
     async def _eject(self, raw: bytes, verdict: ProvenLie) -> ProvenLie | None:
-        """Persist the proof, and eject its author.  Return None if the author was ejected before."""
+        """Persist the proof and eject the liar.  Return None if it was ejected before, or if there is no place for it."""
         if verdict.peer in self or not await self._make_room(verdict.peer):
             return None
         try:
@@ -373,7 +373,7 @@ class Ejections:
         return verdict
 
     async def _make_room(self, liar: PeerId) -> bool:
-        """Return True if there is a place for `liar`, for which a stranger's verdict may be dropped."""
+        """Return True if there is a place for `liar`; drop a stranger's verdict if needed."""
         if len(self._verdicts) < MAX_EJECTED:
             return True
         strangers = [peer for peer in self._verdicts if not self._history.has_member(peer)]

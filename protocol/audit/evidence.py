@@ -2,16 +2,17 @@
 
 There are four kinds:
 
-* A wrong average: the owner's signed `ChunkResult`, the plan it names, and the parts it says it averaged, each with its
-  proof against the root that the plan gives its member.  Averaging these parts gives other bytes.
+* A wrong average: the signed `ChunkResult` of the owner, the plan named in it, and the parts that the owner claims to have
+  averaged.  Each part has a tree proof against its member's root in the plan.  The average of these parts differs from the
+  signed one.
 * One statement that no honest peer signs.
 * Two statements of one peer that contradict each other.
-* A certificate that contradicts a motion: its signers voted in the ballot of the motion's signer, for another record.
+* A certificate that contradicts a record proposal: its signers voted in the proposer's ballot, but for another record.
 
-`protocol.agreement.contradictions` says which statements these are.  Some evidence can be judged only by a peer that knows
-the electors of its tip (`tip_needed`); every peer that has the chain up to there knows them.
+`protocol.agreement.contradictions` defines these statements.  Some evidence can be judged only by a peer that knows the
+electors of the evidence's tip (`tip_needed`); every peer that has the chain up to this tip knows them.
 
-Pure.  `judge` believes nothing that the signatures and hashes do not show.
+Pure.  `judge` relies only on signatures and hashes.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ from protocol.wire.identity import PeerId
 from protocol.wire.messages import Certificate, ChunkResult, Plan, Proposal, RecordProposal, Step, members_in, unpack
 
 MAX_EVIDENCE_BYTES = 64 << 20
-"""Bytes of the largest evidence that is sent: with chunks of 1 MiB, 60 members."""
+"""Size of the largest evidence that is sent (bytes); with chunks of 1 MiB, enough for 60 members."""
 
 
 class AveragedPart(Body):
-    """One member's part of the chunk.  member: its index in the plan."""
+    """Part of the chunk from one member.  member: the index of the member in the plan."""
 
     member: Annotated[int, Field(ge=0, lt=MAX_MEMBERS)]
     proof: Annotated[list[HashField], Field(max_length=16)]
@@ -74,10 +75,10 @@ class TwoStatements(Body):
 
 
 class ContraryMotion(Body):
-    """A motion envelope of a ballot of the whole electorate, and a certificate of that ballot for another record.
+    """A record proposal in a ballot of the whole electorate, and a certificate of that ballot for another record.
 
-    Only the signer of the motion may propose in that ballot, and at least one voter of a quorum is honest: so the signer
-    signed two motions.  (A quorum of a part of the electorate may include no honest voter.)
+    Only the signer of the record proposal may propose in that ballot, and at least one voter in a quorum is honest: so the
+    signer signed two record proposals.  (A quorum of a part of the electorate may include no honest voter.)
     """
 
     KIND: ClassVar[str] = "contrary motion"
@@ -92,7 +93,7 @@ KINDS: dict[str, type[Evidence]] = {cls.KIND: cls for cls in (WrongAverage, OneS
 
 
 class UnknownTip(Exception):
-    """Evidence against `signer` is about a tip whose electors are not known here."""
+    """Failure to judge evidence against `signer`, because the electors of its tip are not known here."""
 
     def __init__(self, signer: PeerId, tip: Tip) -> None:
         super().__init__(f"round {tip[0]} on {tip[1].hex():.16}")
@@ -101,10 +102,10 @@ class UnknownTip(Exception):
 
 @dataclass(frozen=True)
 class ProvenLie:
-    """A liar, and its lie as a sentence.
+    """A liar, and its lie as a phrase.
 
-    false_chunks: (chunk, hash) of averages for which no peer is to vote.  They are an average that is proven wrong, or both
-    averages that contradict each other, so that all peers refuse the same records, whichever average they hold.
+    false_chunks: (chunk, hash) of averages for which no peer must vote: either an average that is proven wrong, or both of
+    two averages that contradict each other.  So all peers refuse the same records, whichever average they hold.
     """
 
     peer: PeerId
@@ -116,7 +117,7 @@ class ProvenLie:
 class Law:
     """Rules that the manifest fixes.
 
-    layout: the chunks of a contribution, alike in all fragments.  max_members: members of a round at most.
+    layout: the chunks of a contribution, the same in all fragments.  max_members: the most members of a round.
     """
 
     run: Hash
@@ -127,12 +128,12 @@ class Law:
 
 
 def encode_evidence(evidence: Evidence) -> bytes:
-    """Return the bytes of a proof, as it is kept and sent."""
+    """Return the bytes of a proof, for disk and network."""
     return canonical.encode({"kind": evidence.KIND, "case": evidence.encode()})
 
 
 def evidence_hash(raw: bytes) -> Hash:
-    """Return the name under which evidence is announced and kept."""
+    """Return the hash of a proof, by which it is announced and kept."""
     return hash_bytes("evidence", raw)
 
 
@@ -148,9 +149,9 @@ def decode_evidence(raw: bytes) -> Evidence:
 
 
 def tip_needed(law: Law, evidence: Evidence) -> tuple[PeerId, Tip] | None:
-    """Return the peer that the evidence is about, and the tip whose electors the judge has to know; None if it needs no tip.
+    """Return the accused peer, and the tip whose electors the judge must know; None if the evidence needs no tip.
 
-    Raise `Malformed`.
+    Raise `Malformed` if a statement in the evidence is malformed.
     """
     tip: Tip | None = None
     match evidence:
@@ -214,7 +215,7 @@ def _wrong_average(law: Law, case: WrongAverage) -> ProvenLie:
         signer, f"signed a wrong average of chunk {chunk} in round {plan.round}", ((chunk, body.entry.hash),)
     )
     if not all(is_sane(part.data, span.count) for part in case.parts):
-        return verdict  # it had to refuse that part
+        return verdict  # the signer should have refused that part
     tokens = [plan.members[index].tokens for index in averaged]
     if right_hash(law.rule, span, [part.data for part in case.parts], tokens) == body.entry.hash:
         raise Malformed("the average is right")

@@ -1,10 +1,10 @@
-"""Witness of electors that contradict themselves: it keeps their statements on the newest tips, within bounds.
+"""Detection of electors that contradict themselves, from a bounded memory of their statements on the newest tips.
 
-All statements that reach this peer about the running round or the one before it pass here: rolls and votes (which a proposer
-collects), proposals and motions, and the certificates in proofs, commits, locks and motions.  A statement that contradicts
-an earlier one becomes evidence, which `protocol.audit.ejection` judges like any other peer's evidence.
-
-Safety does not rest on the witness: it does not catch a liar that shows two faces to two peers that never compare them.
+The witness sees all statements that reach this peer about the running round and the round before it: view changes and votes
+(which a proposer collects), proposals and record proposals, and the certificates in prevote certificates, commits, locks and
+record proposals.  A statement that contradicts an earlier one becomes evidence, which `protocol.audit.ejection` judges like
+the evidence of any other peer.  Safety does not rest on the witness: it does not catch a liar that sends different
+statements to two peers that never compare them.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from protocol.wire.identity import PeerId
 from protocol.wire.messages import Certificate, Proposal, RecordProposal, ViewChange, Vote, unpack
 
 TIPS = 2
-"""Number of the newest tips watched: the tip of the running round, and the one before, whose last votes may still come."""
+"""Number of the newest tips watched: the running round's tip, and the tip before it, whose last votes may still arrive."""
 KEPT_STATEMENTS = 48
 KEPT_BYTES = 2 << 20
-"""Bytes of one elector's statements; the oldest make room.  The largest motion takes half of them."""
+"""Limit on the bytes of one elector's statements; the oldest are evicted.  The largest record proposal takes half of it."""
 KEPT_CERTIFICATES = 8
-"""Certificates kept that one elector has shown."""
+"""Number of certificates kept for each elector that sent them."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class _Statement:
 
 @dataclass(frozen=True)
 class _Claim:
-    """An unchecked certificate, which says that its signers signed `vote`."""
+    """An unchecked certificate, which claims that its signers signed `vote`."""
 
     vote: Vote
     certificate: Certificate
@@ -51,7 +51,7 @@ class _Claim:
 
 @dataclass
 class _Testimony:
-    """Statements that one elector has signed, and certificates that it has shown; the oldest first."""
+    """Statements that one elector has signed, and certificates that it has sent; the oldest first."""
 
     statements: dict[tuple[object, ...], _Statement] = field(default_factory=dict)
     claims: dict[bytes, _Claim] = field(default_factory=dict)
@@ -78,16 +78,16 @@ class _Testimony:
 
 
 class Witness:
-    """Witness of one node.  max_members: members of a round at most."""
+    """Witness of one node.  max_members: the most members of a round."""
 
     def __init__(self, run: Hash, history: History, max_members: int) -> None:
         self._run, self._history, self._max_members = run, history, max_members
         self._testimonies: dict[PeerId, _Testimony] = {}
         self._oldest = 0
-        """First round whose tip is watched."""
+        """Number of the first round whose tip is watched."""
 
     def hear(self, sender: PeerId, body: Body, envelope: Envelope) -> list[Evidence]:
-        """Take note of a statement whose signature was checked; return the lies that it shows, each to be judged."""
+        """Record a statement with a verified signature; return evidence of the lies that it shows, for the judge."""
         tip = tip_of(body)
         base = self._history.base_at(*tip) if tip is not None else None
         self._forget_old_tips()
@@ -161,7 +161,7 @@ class Witness:
                     yield TwoStatements(first=other, second=raw)
 
     def _on_claim(self, base: Base, claim: _Claim) -> list[Evidence]:
-        """Return evidence from votes, certificates and the motion that contradict a certificate."""
+        """Return evidence from votes, certificates and the record proposal that contradict a certificate."""
         lies: list[Evidence] = []
         rivals = [each for each in self._claims(claim.vote.attempt) if slot(each.vote) == slot(claim.vote)]
         rivals = [each for each in rivals if each.vote != claim.vote]
@@ -194,7 +194,7 @@ class Witness:
         return [case] if case is not None else []
 
     def _against_motion(self, claim: _Claim, motion: RecordProposal, raw: bytes) -> ContraryMotion | None:
-        """Return evidence if the certificate is of the motion's ballot, of the whole electorate, and for another record."""
+        """Return evidence if a certificate of the whole electorate, in the same ballot, is for another record."""
         vote = claim.vote
         if vote.absent or motion.absent or (vote.attempt, (vote.round, vote.base)) != (motion.attempt, tip_of(motion)):
             return None
@@ -203,7 +203,7 @@ class Witness:
         return ContraryMotion(motion=raw, record_hash=vote.record_hash, step=vote.step, certificate=claim.certificate)
 
     def _vote_in(self, claim: _Claim, voter: PeerId) -> bytes | None:
-        """Return the vote of one signer of a certificate, as it travelled; None if it is missing or forged."""
+        """Return the signed vote of one signer of a certificate, as an envelope; None if it is missing or forged."""
         for each in claim.certificate.votes:
             if each.peer == voter:
                 vote = rebuild(self._run, Vote.KIND, voter, claim.vote.encode(), each.signature)
