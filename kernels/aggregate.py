@@ -1,22 +1,22 @@
-"""Aggregation rules: one result from the contributions to a chunk, bit for bit the same on every computer.
+"""Aggregation rules, which compute one result from the contributions to a chunk, bit for bit the same on every computer.
 
     mean           weighted by tokens; one hostile member can move it any distance
     clip           mean of contributions whose norm is at most `CLIP` times the median norm
     trimmed        coordinate by coordinate, the mean without the smallest and the largest quarter of the values
     centered_clip  mean of differences from a robust centre, each at most as long as the median difference
 
-Every rule sees one chunk and nothing else: any peer that holds the contributions to a chunk can compute its result and
-check another peer's.  A rule uses one number that a member claims about itself, its tokens.  Except in `mean`, a member
-weighs at most `WEIGHT_CAP` times the median of the members' tokens.  Each median counts members, whatever tokens they
-claim.  Fewer than three contributions have no majority: `trimmed` and `centered_clip` are then the mean with the capped
-weights.  Every rule returns a single contribution unchanged.
+Every rule sees only one chunk: any peer that holds the contributions to a chunk can compute its result and check another
+peer's result. A rule uses one number that a member claims about itself, its tokens. Except in `mean`, a member weighs at
+most `WEIGHT_CAP` times the median of the members' tokens. Each median counts members, whatever tokens they claim. Fewer than
+three contributions have no majority: `trimmed` and `centered_clip` then compute the mean with the capped weights. Every rule
+returns a single contribution unchanged.
 
-The bytes are the same everywhere because the rules use elementwise IEEE operations in the order of the members; selection
-by minimum and maximum, which round nothing; sums of squares of codes, whole numbers below 2^24, exact in any order; and
-other sums by halving, elementwise, or by `math.fsum`, which is exact.
+The bytes are the same everywhere because the rules use only these operations: elementwise IEEE operations in the order of
+the members; selection by minimum and maximum, which does not round; sums of squares of codes, which are whole numbers below
+2^24 and so exact in any order; and other sums by halving, elementwise, or by `math.fsum`, which is exact.
 
-Memory besides the arguments: some MiB of scratch; 4 bytes a value for `trimmed` and `centered_clip`; for `clip` a copy of
-each contribution that it scales down.
+Memory besides the arguments: some MiB of scratch; 4 bytes per value for `trimmed` and `centered_clip`; for `clip`, a copy of
+each contribution that the rule scales down.
 """
 
 from __future__ import annotations
@@ -35,14 +35,15 @@ from kernels.codec import BLOCK, PIECE, blocks_of, encode, encode_piece, is_sane
 # ------------------------------------------------------------------------------------------------------------------------
 # Token-weighted mean of encoded contributions, encoded again.
 #
-# For each value: sum over members, in the order given, of code * (scale * w), w = tokens / all tokens, everything fp32;
-# then one quantisation.  The order is the canonical order of members, so every peer that averages gets the same bytes.
+# Each value is the sum over members, in the given order, of code * (scale * w), where w = tokens / all tokens, all in fp32.
+# The sum is then quantised once. The order is the canonical order of members, so every peer that averages gets the same
+# bytes.
 
 
 def weighted_mean(contributions: Sequence[Any], weights: Sequence[int], count: int, out: Any) -> None:
     """Average `contributions` (codec bytes of `count` values each) with positive integer `weights` into `out`.
 
-    The caller has dropped contributions that are not sane; this is asserted.  `out` must not overlap any contribution.
+    The caller must drop contributions that are not sane (asserted here). `out` must not overlap any contribution.
     """
     assert len(contributions) == len(weights) > 0 and all(weight > 0 for weight in weights)
     assert all(is_sane(contribution, count) for contribution in contributions)
@@ -63,7 +64,7 @@ def weighted_mean(contributions: Sequence[Any], weights: Sequence[int], count: i
 
 
 def shares_of(weights: Sequence[int]) -> list[np.float32]:
-    """Return each weight over their sum, in fp64 and then fp32: the division is the same everywhere."""
+    """Return each weight over the sum of weights, divided in fp64 and rounded to fp32; the result is the same everywhere."""
     total = sum(weights)
     return [np.float32(weight / total) for weight in weights]
 
@@ -81,15 +82,17 @@ def _scaled(codes: Any, scales: Any, out: Any) -> None:
 Rule = Literal["mean", "clip", "trimmed", "centered_clip"]
 
 CLIP = 1.25
-"""Largest norm of a contribution's chunk, as a multiple of the median norm.  Honest chunks seldom exceed it; a lower limit
-would gain little (`python -m benchmarks.byzantine` with one attacker: sign flip +1.4, +1.6, +1.8 % at 1, 1.25, 1.5)."""
+"""Largest norm of a contribution's chunk, as a multiple of the median norm. Honest chunks seldom exceed this limit. A lower
+limit would gain little: with one attacker that flips the sign, `python -m benchmarks.byzantine` gives +1.4, +1.6 and +1.8 %
+at limits of 1, 1.25 and 1.5."""
 WEIGHT_CAP = Fraction(3, 2)
-"""Largest weight of a member, as a multiple of the members' median: beside equal honest members, f hostile ones of eight
-have at most 1.5 f / (8 + f / 2) of the weight, one has 3 of 17 parts (`python -m benchmarks.byzantine --claims 1,2,4`)."""
+"""Largest weight of a member, as a multiple of the members' median. If f of eight members are hostile and the honest members
+have equal weights, the hostile ones have at most 1.5 f / (8 + f / 2) of the weight; one hostile member has 3/17 (`python -m
+benchmarks.byzantine --claims 1,2,4`)."""
 ITERATIONS = 3
 """Steps of `centered_clip` from the coordinate-wise median; further steps change the result little."""
 WORKING = 1 << 19
-"""Values of all members together that are sorted at a time: 2 MiB of fp32."""
+"""Number of values, of all members together, that are sorted at a time: 2 MiB of fp32."""
 
 Floats = npt.NDArray[np.float32]
 View = tuple[Floats, npt.NDArray[np.int8]]
@@ -99,15 +102,15 @@ View = tuple[Floats, npt.NDArray[np.int8]]
 def aggregate(rule: Rule, contributions: Sequence[Any], tokens: Sequence[int], count: int, out: Any) -> None:
     """Aggregate `contributions` (sane codec bytes of `count` values each, in canonical order) into codec bytes `out`.
 
-    tokens: of the members, positive.  `out` must not overlap any contribution.
+    tokens: token counts of the members, positive.  `out` must not overlap any contribution.
     """
     _RULES[rule](contributions, weights_of(rule, tokens), count, out)
 
 
 def weights_of(rule: Rule, tokens: Sequence[int]) -> list[int]:
-    """Return the members' weights under `rule`: their tokens, except in `mean` at most `WEIGHT_CAP` times the median.
+    """Return the members' weights under `rule`: their tokens, except in `mean` limited to `WEIGHT_CAP` times the median.
 
-    The median is the smaller middle one of an even number, so that half of the members cannot raise it by their claims.
+    For an even number of members the median is the smaller middle value, so that half of the members cannot raise it.
     """
     if rule == "mean":
         return list(tokens)
@@ -132,7 +135,8 @@ def clipped_mean(contributions: Sequence[Any], weights: Sequence[int], count: in
 def trimmed_mean(contributions: Sequence[Any], weights: Sequence[int], count: int, out: Any) -> None:
     """Aggregate by a weighted coordinate-wise trimmed mean (Yin et al. 2018, "Byzantine-robust distributed learning").
 
-    From n values of a parameter, leave out all below the k-th smallest or above the k-th largest, k = `trim`(n).
+    Of the n values of a parameter, drop the values below rank k and above rank n - 1 - k, where k = `trim`(n). Ranks count
+    from 0.
     """
     members = len(contributions)
     k = trim(members)
@@ -169,9 +173,9 @@ def _mean_between(
 def centered_clip(contributions: Sequence[Any], weights: Sequence[int], count: int, out: Any) -> None:
     """Aggregate by centered clipping (Karimireddy et al. 2021, "Learning from history for Byzantine robust optimization").
 
-    `centre += sum of share * (value - centre) * min(1, radius / distance)`, `ITERATIONS` times.  Where the paper takes
-    the last round's result as the first centre and a radius as a parameter, this takes the coordinate-wise median and the
-    median distance: a chunk's result then depends on its contributions alone.
+    The rule repeats `centre += sum of share * (value - centre) * min(1, radius / distance)` `ITERATIONS` times. The paper
+    starts from the last round's result, with the radius as a parameter. This function starts from the coordinate-wise median
+    and uses the median distance as the radius, so a chunk's result depends only on its contributions.
     """
     members = len(contributions)
     if members < 3:
@@ -204,17 +208,20 @@ _RULES: dict[Rule, Callable[[Sequence[Any], Sequence[int], int, Any], None]] = {
 
 
 def trim(members: int) -> int:
-    """Return the number of values that a trimmed mean drops at each end: 1 of 3, 2 of 7 or 8, a quarter of many."""
+    """Return the number of values that a trimmed mean drops at each end: 1 of 3, 2 of 7 or 8, about a quarter of many."""
     return (members + 1) // 4
 
 
 def median(values: Sequence[float]) -> float:
-    """Return the median of the values, the larger middle one of an even number: so neither of two members is clipped."""
+    """Return the median of the values; for an even number, the larger middle value, so neither of two members is clipped."""
     return sorted(values)[len(values) // 2]
 
 
 def sum_of_squares(contribution: Any, count: int) -> float:
-    """Return the sum of squares of code x scale: exact in a block but for one rounding to fp64, then a sum by halving."""
+    """Return the sum of squares of code x scale.
+
+    In a block it is exact but for rounding to fp64; blocks are summed by halving.
+    """
     scales, codes = parts(contribution, count)
     squares = np.empty(blocks_of(count), np.float32)
     scratch = np.empty(BLOCK * blocks_of(min(PIECE, count)), np.float32)
@@ -252,7 +259,7 @@ def _pieces(views: Sequence[View], count: int) -> Iterator[tuple[int, list[Float
 
 
 def _decode(view: View, start: int, out: Floats) -> None:
-    """Fill `out` with decoded values, beginning at `start` (a multiple of the block)."""
+    """Fill `out` with decoded values from `start` on; `start` is a multiple of the block."""
     scales, codes = view
     whole, first = out.size // BLOCK, start // BLOCK
     middle, stop = start + whole * BLOCK, start + out.size
@@ -266,7 +273,7 @@ def _decode(view: View, start: int, out: Floats) -> None:
 
 
 def _select(rows: list[Floats], spare: Floats, ranks: tuple[int, int]) -> tuple[Floats, Floats]:
-    """Return two coordinate-wise order statistics: views of `rows` and `spare`, whose other contents are lost."""
+    """Return two coordinate-wise order statistics as views of `rows` and `spare`, whose other contents are overwritten."""
     rows = list(rows)
     for low, high, least, greatest in selection_network(len(rows), ranks):
         one, other = rows[low], rows[high]
@@ -283,7 +290,7 @@ def _select(rows: list[Floats], spare: Floats, ranks: tuple[int, int]) -> tuple[
 def selection_network(count: int, ranks: tuple[int, ...]) -> tuple[tuple[int, int, bool, bool], ...]:
     """Return comparators (low, high, minimum wanted, maximum wanted) that put the rows `ranks` into their places.
 
-    Batcher's merge exchange (Knuth, volume 3, algorithm 5.2.2M), without comparators that no wanted rank depends on.
+    Batcher's merge exchange (Knuth, volume 3, algorithm 5.2.2M), without comparators on which no wanted rank depends.
     """
     network, top = [], 1 << max(0, (count - 1).bit_length() - 1)
     p = top

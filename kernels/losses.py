@@ -1,13 +1,13 @@
-"""Losses of pre-training and of reinforcement learning, computed without ever holding all logits.
+"""Losses of pre-training and of reinforcement learning, computed without holding all logits at once.
 
     language model  mean over counted tokens of (logsumexp(logits) - logits[target] + z_loss * max(logits)^2)
     policy          minus the mean over counted tokens of min(min(r, delta) A, clip(r, 1 - eps, 1 + eps) A)
 
-The forward pass makes the logits of a chunk of tokens, turns them into their gradient and drops them: only a factor of the
-gradient depends on anything later.  Memory beyond inputs and gradients: `chunk_tokens` x vocabulary, twice.
+The forward pass computes the logits of a chunk of tokens, turns them into their gradient and drops them: only a scalar
+factor of the gradient depends on later computation. Memory beyond inputs and gradients: `chunk_tokens` x vocabulary, twice.
 
-Logits come from a product in the hidden states' precision; everything after that is fp32 (the policy loss: at least fp32).
-Max-z-loss: Baichuan 2 (Yang et al. 2023, section 2), with the weight 2e-4 in INTELLECT-1.
+Logits come from a product in the precision of the hidden states; all later computation is in fp32 (for the policy loss, at
+least fp32). The max-z-loss is from Baichuan 2 (Yang et al. 2023, section 2); its weight is 2e-4 in INTELLECT-1.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 CHUNK_TOKENS = 4096
-"""Tokens whose logits are in memory at once: 2 GiB of fp32 with a vocabulary of 128 256."""
+"""Number of tokens whose logits are in memory at once: 2 GiB of fp32 with a vocabulary of 128 256."""
 LARGEST_LOG_RATIO = 20.0
 """Limit on differences of log-probabilities, so that no ratio overflows; e^20 is far beyond any delta."""
 
@@ -35,7 +35,7 @@ def language_model_loss(
     """Return the loss as an fp32 scalar, nats per token, differentiable in `hidden` and `output_weight`.
 
     hidden: (..., dim), float.  output_weight: (vocab, dim), float.  targets: (...), int64.
-    mask: (...), bool, true for tokens that count; None counts all.  Without counted tokens the loss is 0.
+    mask: (...), bool, true for tokens that count; None if all count. If no token counts, the loss is 0.
     """
     assert hidden.shape[:-1] == targets.shape, f"hidden {tuple(hidden.shape)} against targets {tuple(targets.shape)}"
     assert mask is None or mask.shape == targets.shape
@@ -53,7 +53,7 @@ def language_model_loss(
 
 
 class _Targets(NamedTuple):
-    """Targets (tokens,), and for each True if it counts; None if all count."""
+    """Targets (tokens,), and a mask that is true for targets that count, or None if all count."""
 
     targets_t: Tensor
     mask_t: Tensor | None
@@ -141,8 +141,8 @@ def _gradient_in_place(logits_tv: Tensor, targets_t: Tensor, share_t: Tensor, z_
 class PolicyStatistics(NamedTuple):
     """Means over the counted tokens, scalars without gradient; 0 if no token counts.
 
-    clipped: share of tokens that the clipping leaves without a gradient of the objective.  ratio: new over old probability.
-    entropy: in nats, of the distribution at the token's place.  kl: the k3 estimate in nats, 0 without a reference.
+    clipped: share of tokens for which clipping removes the gradient of the objective. ratio: new over old probability.
+    entropy: in nats, of the distribution at the token's place. kl: the k3 estimate in nats; 0 without a reference.
     """
 
     clipped: Tensor
@@ -153,9 +153,9 @@ class PolicyStatistics(NamedTuple):
 
 @dataclass(frozen=True)
 class PolicyTerms:
-    """Numbers of the policy loss (`policy_loss`).
+    """Parameters of the policy loss (`policy_loss`).
 
-    delta: at least 1 + eps; infinity clips on one side only (PPO).  kl_weight: other than 0 needs a reference.
+    delta: at least 1 + eps; with infinity, clipping is one-sided (PPO). kl_weight: a value other than 0 needs a reference.
     """
 
     eps: float = 0.2
@@ -169,10 +169,10 @@ class PolicyTerms:
 
 
 class PolicyTokens(NamedTuple):
-    """Inputs of the policy loss for each token, (...), besides its logits.
+    """Inputs of the policy loss for each token, (...), besides the logits.
 
-    targets: int64.  mask: bool, true for tokens that count.  old_logp, advantages, reference_logp: float, without gradient,
-    and read only where the token counts; reference_logp: None without a reference.
+    targets: int64. mask: bool, true for tokens that count. old_logp, advantages, reference_logp: float, without gradient,
+    read only for tokens that count. reference_logp: None without a reference.
     """
 
     targets: Tensor
@@ -197,15 +197,16 @@ def policy_loss(
     terms: PolicyTerms,
     chunk_tokens: int = CHUNK_TOKENS,
 ) -> tuple[Tensor, PolicyStatistics]:
-    """Return the loss of GRPO with two-sided clipping, a scalar differentiable in `hidden` and `output_weight`; statistics.
+    """Return the GRPO loss with two-sided clipping, a scalar differentiable in `hidden` and `output_weight`, and statistics.
 
         L = mean over counted tokens of
             - min(min(r, delta) A, clip(r, 1 - eps, 1 + eps) A) - entropy_weight * entropy + kl_weight * k3
 
-    r = exp(logp - old_logp); logp and entropy are those of softmax(logits / temperature).  k3 = exp(x) - x - 1 with
-    x = reference_logp - logp; its gradient flows through logp.  Sources: GRPO, DeepSeekMath (Shao et al. 2024, section 4.1);
-    the mean over all tokens and the bound `delta` on the ratios of tokens with a negative advantage, INTELLECT-2 (Prime
-    Intellect 2025, section on two-sided GRPO clipping); k3, Schulman ("Approximating KL divergence", 2020).
+    r = exp(logp - old_logp); logp and entropy are computed from softmax(logits / temperature). k3 = exp(x) - x - 1 with x =
+    reference_logp - logp; its gradient flows through logp. Sources: GRPO is from DeepSeekMath (Shao et al. 2024, section
+    4.1). The mean over all tokens, and the bound `delta` on the ratios of tokens with a negative advantage, are from
+    INTELLECT-2 (Prime Intellect 2025, section on two-sided GRPO clipping). k3 is from Schulman ("Approximating KL
+    divergence", 2020).
 
     hidden: (..., dim), float.  output_weight: (vocab, dim), float.
     """
@@ -269,7 +270,7 @@ class _ChunkedPolicyLoss(torch.autograd.Function):
             share_t = part.mask.to(wide) * (scale / terms.temperature)
             slope_t = slope_t.where(part.mask, 0.0) * share_t
             bonus_t = share_t * terms.entropy_weight
-            # of the logits: slope * (one-hot of target - p) + entropy weight * p * (log p + entropy)
+            # gradient of the logits: slope * (one-hot of target - p) + entropy weight * p * (log p + entropy)
             gradient_tv = log_p_tv.add_(entropy_t[:, None]).mul_(bonus_t[:, None]).sub_(slope_t[:, None]).mul_(p_tv)
             gradient_tv = gradient_tv.scatter_add_(1, part.targets[:, None], slope_t[:, None]).to(hidden_td.dtype)
             if grad_hidden_td is not None:
@@ -297,7 +298,7 @@ def _log_softmax(hidden_td: Tensor, weight_vd: Tensor, temperature: float) -> Te
 
 
 def _policy_terms(logp_t: Tensor, entropy_t: Tensor, tokens: PolicyTokens, terms: PolicyTerms) -> tuple[Tensor, Tensor]:
-    """Return loss, clipped, ratio, entropy, k3 of each token, (5, tokens), and the loss's derivative by logp, (tokens,)."""
+    """Return each token's loss, clipped, ratio, entropy and k3, (5, tokens), and the loss's derivative by logp (tokens,)."""
     advantages_t = tokens.advantages.to(logp_t.dtype)
     ratio_t = (logp_t - tokens.old_logp).clamp(max=LARGEST_LOG_RATIO).exp()
     free_t = ratio_t.clamp(max=terms.delta) * advantages_t

@@ -1,16 +1,17 @@
 """TOPLOC: short proofs that a model computed these hidden states (Ong et al. 2025, arXiv 2501.16007).
 
-A proof covers a chunk of tokens and has the bytes of toploc 0.1.6.  It holds the chunk's `top_k` values of largest
-magnitude as a polynomial through the points (position mod m, bits of the bf16 value) over the integers mod 65497, where m
-is the largest modulus that keeps the positions apart.  The proof is m, then the coefficients, ascending, each as 16 bits,
-big-endian: 258 bytes for 128 values.
+A proof covers a chunk of tokens and has the same bytes as in toploc 0.1.6. It holds the chunk's `top_k` values of largest
+magnitude as a polynomial through the points (position mod m, bits of the bf16 value) over the integers mod 65497, where m is
+the largest modulus that keeps the positions distinct. The proof is m, followed by the coefficients in ascending order, each
+as 16 bits, big-endian: 258 bytes for 128 values.
 
 The verifier computes the states again, takes the positions of its own largest values, and compares its bits with the
-polynomial's: another device's rounding moves mantissas a little, another model or prompt moves everything.  The sign is
-not compared.  `Thresholds` decides how much difference is too much.
+polynomial's. Another device's rounding changes mantissas slightly; another model or prompt changes everything. The sign is
+not compared. `Thresholds` decides which difference is too large.
 
-Two things differ from toploc.  A chunk with fewer than `top_k` values takes them all, and its proof is shorter.  Bytes that
-no prover can have made (a wrong length, a modulus or coefficient out of range) raise `MalformedProof` and are not compared.
+This module differs from toploc in two ways. A chunk with fewer than `top_k` values uses all its values, and its proof is
+shorter. Bytes that no prover can have made (a wrong length, a modulus or coefficient out of range) raise `MalformedProof`
+and are not compared.
 
 Positions are found on the states' device; only `top_k` values of a chunk leave a GPU.  All chunks are interpolated at once.
 """
@@ -29,14 +30,14 @@ from torch import Tensor
 # ------------------------------------------------------------------------------------------------------------------------
 # Polynomials over the integers mod 65497: interpolation through many sets of points at once, and evaluation.
 #
-# Interpolation takes Newton's divided differences, then changes to powers of x: k^2 multiplications for k points.  All sets
-# go through each step together.  Numbers are integers held in fp64: products stay below 2^53, so every step is exact.
+# Interpolation computes Newton's divided differences, then converts to powers of x: k^2 multiplications for k points. All
+# sets go through each step together. Numbers are integers held in fp64. Products stay below 2^53, so every step is exact.
 
 
 PRIME = 65497
-"""The prime from which TOPLOC's moduli go down; coefficients are smaller."""
+"""Prime modulus of the coefficients, and the first modulus of positions that TOPLOC tries; it tries smaller ones next."""
 BATCH = 128
-"""Sets worked on at a time, so that they stay in the second-level cache."""
+"""Number of sets processed at a time, so that they stay in the second-level cache."""
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -45,7 +46,7 @@ Floats = npt.NDArray[np.float64]
 def interpolate(x_ck: Ints, y_ck: Ints) -> Ints:
     """Return the coefficients (C, k), ascending, of the polynomials through k points each.
 
-    x, y: (C, k), from 0 up to PRIME.  The x of a set are distinct mod PRIME.
+    x, y: (C, k), integers from 0 to PRIME - 1. The x of a set are distinct mod PRIME.
     """
     out = np.empty_like(y_ck)
     for start in range(0, len(x_ck), BATCH):
@@ -78,13 +79,13 @@ def _divided_differences(x_kc: Floats, y_kc: Floats) -> Floats:
         rest = difference[order:]
         np.subtract(x_kc[order:], x_kc[:-order], out=apart[order:], casting="unsafe")
         np.subtract(rest, difference[order - 1 : -1].copy(), out=rest)
-        rest *= inverses[apart[order:]]  # a negative distance counts from the end of the table, as it does mod PRIME
+        rest *= inverses[apart[order:]]  # a negative index counts from the end of the table, which is right mod PRIME
         _reduce(rest, quotient[order:])
     return difference
 
 
 def _to_powers(x_kc: Floats, newton_kc: Floats) -> Floats:
-    """Turn Newton's coefficients into those of ascending powers of x (k, C), by Horner's rule on polynomials."""
+    """Turn Newton's coefficients into the coefficients (k, C) of ascending powers of x, by Horner's rule on polynomials."""
     count = len(x_kc)
     power, quotient, before = np.zeros_like(newton_kc), np.empty_like(newton_kc), np.empty_like(newton_kc)
     power[0] = newton_kc[-1]
@@ -99,12 +100,12 @@ def _to_powers(x_kc: Floats, newton_kc: Floats) -> Floats:
 
 
 def _reduce(values: Floats, scratch: Floats) -> None:
-    """Bring whole numbers of less than 2^52 in magnitude into [0, PRIME), in place."""
+    """Reduce whole numbers of magnitude below 2^52 into [0, PRIME), in place."""
     np.multiply(values, 1.0 / PRIME, out=scratch)
     np.floor(scratch, out=scratch)
     scratch *= PRIME
     values -= scratch
-    # The quotient may be off by one where the number is next to a multiple of PRIME.
+    # The quotient may be off by one if the number is next to a multiple of PRIME.
     values += (values < 0) * float(PRIME)
     values -= (values >= PRIME) * float(PRIME)
 
@@ -132,21 +133,22 @@ _WITHOUT_SIGN = 0x7FFF
 _EXPONENT = 0x7F80
 _MANTISSA = 0x7F
 _OUTSIDE = -1
-"""Magnitude of the places that fill up a short chunk: below the magnitude of any value."""
+"""Magnitude of the padding in a shorter chunk; it is below the magnitude of any value."""
 _LONGEST_STRIPE = 64
-"""Most values in a stripe; the largest of each stripe give a lower bound on a chunk's largest values (`_largest_of`)."""
+"""Maximum number of values in a stripe; the largest value of each stripe gives a lower bound on a chunk's largest values
+(`_largest_of`)."""
 
 
 class MalformedProof(ValueError):
-    """Bytes that no computation could have made as proofs of these states; the text says why."""
+    """Error for bytes that no computation could have made as proofs of these states; the text gives the reason."""
 
 
 @dataclass(frozen=True)
 class Mismatch:
     """Distance of a chunk's states from its proof.
 
-    exponent_mismatches: values whose exponents differ.  mantissa_mean, mantissa_median: mean and upper median of the
-    differences between the 7-bit mantissas of all other values.
+    exponent_mismatches: number of values with different exponents. mantissa_mean, mantissa_median: mean and upper median of
+    the differences between the 7-bit mantissas of all other values.
     """
 
     exponent_mismatches: int
@@ -156,14 +158,14 @@ class Mismatch:
 
 @dataclass(frozen=True)
 class Thresholds:
-    """Largest differences that another device may cause in an honest proof; the defaults are INTELLECT-2's."""
+    """Largest differences that another device may cause in an honest proof; the defaults are the values of INTELLECT-2."""
 
     exponent_mismatches: int = 38
     mantissa_mean: float = 10.0
     mantissa_median: float = 8.0
 
     def accept(self, mismatch: Mismatch) -> bool:
-        """Return True if the states of a chunk are close enough to be the proven ones."""
+        """Return True if a chunk's states are close enough to the proven states."""
         return (
             mismatch.exponent_mismatches <= self.exponent_mismatches
             and mismatch.mantissa_mean <= self.mantissa_mean
@@ -207,7 +209,7 @@ def compare_all(
     top_k: int = TOP_K,
     chunk_tokens: int = CHUNK_TOKENS,
 ) -> list[list[Mismatch]]:
-    """Compare several sequences with their proofs in one batch.  Raises `MalformedProof`; call `check_form` first."""
+    """Compare several sequences with their proofs in one batch.  Raises `MalformedProof`."""
     for hidden_nh, own in zip(sequences, proofs, strict=True):
         tokens, dim = hidden_nh.shape
         check_form(own, tokens, dim, top_k, chunk_tokens)
@@ -237,7 +239,7 @@ def check_form(proofs: Sequence[bytes], tokens: int, dim: int, top_k: int = TOP_
 
 
 def _numbered(owners: Sequence[int], found: list[list[Mismatch]]) -> list[tuple[int, int]]:
-    """Return each owner with the number of its chunk, after its chunks that are already in `found`."""
+    """Return each owner with its chunk's number, counted on from the owner's chunks already in `found`."""
     seen = {owner: len(found[owner]) for owner in owners}
     numbered = []
     for owner in owners:
@@ -262,9 +264,9 @@ def _mismatches(proven_ck: Ints, own_ck: Ints) -> list[Mismatch]:
 def _top_values(
     sequences: Sequence[Tensor], top_k: int, chunk_tokens: int
 ) -> list[tuple[list[int], npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
-    """Return the owners of chunks, and the positions and the 16 bits (C, k) of their largest values.
+    """Return groups of chunks: their owners, and the positions and the 16 bits (C, k) of their largest values.
 
-    They are grouped by the number k of values that a chunk proves: `top_k`, or fewer in short chunks.
+    Chunks are grouped by the number k of values that a chunk proves: `top_k`, or fewer in short chunks.
     """
     assert all(hidden.dtype == torch.bfloat16 and hidden.dim() == 2 for hidden in sequences)
     groups: dict[int, tuple[list[int], list[Tensor]]] = {}
@@ -294,9 +296,10 @@ def _largest(chunks: Sequence[Tensor], k: int) -> tuple[Ints, Ints]:
 
 
 def _largest_of(bits_n: npt.NDArray[np.int16], k: int) -> tuple[Ints, npt.NDArray[np.int16]]:
-    """Do the same for one chunk on the CPU; among equal values the first are taken.
+    """Return positions and bits of the largest values of one chunk on the CPU; among equal values the first ones are taken.
 
-    The k-th largest of the maxima of disjoint stripes is at most the k-th largest value, so few values have to be sorted.
+    The k-th largest of the maxima of disjoint stripes is at most the k-th largest value, so only a few values have to be
+    sorted.
     """
     magnitude_n = bits_n & np.int16(_WITHOUT_SIGN)
     stripe = max(1, min(_LONGEST_STRIPE, len(bits_n) // (4 * k)))
@@ -309,7 +312,7 @@ def _largest_of(bits_n: npt.NDArray[np.int16], k: int) -> tuple[Ints, npt.NDArra
 
 
 def _moduli(positions_ck: Ints) -> Ints:
-    """Return the largest modulus for each chunk that keeps its positions apart.  Raises ValueError if there is none."""
+    """Return, for each chunk, the largest modulus that keeps its positions distinct. Raises ValueError if there is none."""
     moduli_c = np.full(len(positions_ck), PRIME, dtype=np.int64)
     open_c = np.arange(len(positions_ck))
     for modulus in range(PRIME, positions_ck.shape[1] - 1, -1):

@@ -1,6 +1,6 @@
-"""Inner loop: one optimiser step after another on this device, in micro-batches that fit.
+"""Inner loop, which takes one optimiser step after another on this device, in micro-batches that fit its memory.
 
-A process that begins in the middle of a run, without moments of an earlier start, warms up.  `trainer.data` chooses the
+A process that begins in the middle of a run, without moments from an earlier start, warms up. `trainer.data` chooses the
 windows, and `trainer.worker` encodes the difference.
 """
 
@@ -31,17 +31,17 @@ from trainer.models.llama.model import Decoder, loss_of
 from trainer.weights.safetensors_file import F32, ExportFormat, FolderError, header_of, tensors_in, written
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Update of the local parameters: torch's fused AdamW after clipping at the global norm.
+# Update of the local parameters: torch's fused AdamW after clipping to a maximum global norm.
 #
-# Moments stay in this process across rounds, are in a file between two processes (`trainer.optim`), and are never sent.
-# Each is one flat vector, like parameters and gradients; torch's kernel updates all of them in place, through views of the
-# tensors.  The kernel is called as a function: the class `torch.optim.AdamW` does the same, but loads torch's compiler, 144
-# MB that nothing here uses.
+# The moments stay in this process across rounds, are kept in a file between two processes (`MomentsFile`), and are never
+# sent. Each moment is one flat vector, like parameters and gradients. torch's kernel updates all of them in place, through
+# views of the tensors. We call the kernel as a function: the class `torch.optim.AdamW` does the same, but loads torch's
+# compiler, 144 MB that nothing here uses.
 
 
 @dataclass
 class _Group:
-    """Tensors with one weight decay: views of the flat vectors, and the steps that each has seen."""
+    """Tensors with the same weight decay: views of the flat vectors, and the number of steps for each tensor."""
 
     weight_decay: float
     parameters: list[Tensor] = field(default_factory=list)
@@ -62,7 +62,7 @@ class _Group:
 class AdamW:
     """Adam with decoupled weight decay on the matrices (not on norms, not on embeddings).
 
-    steps: updates so far.  mean, square: moments (n, fp32) of the gradient and of its square.
+    steps: number of updates so far. mean, square: moments (n, fp32) of the gradient and of its square.
     """
 
     def __init__(self, model: Decoder, config: InnerConfig) -> None:
@@ -77,7 +77,7 @@ class AdamW:
 
     @torch.no_grad()
     def step(self, rate: float) -> None:
-        """Clip the model's gradient to the global norm, update the parameters from it, and zero it."""
+        """Clip the model's gradient to the global norm, update the parameters, and zero the gradient."""
         config, model = self._config, self._model
         self.steps += 1
         clip_grad_norm_(model.parameters(), config.clip_norm)
@@ -101,7 +101,7 @@ class AdamW:
         model.gradient.zero_()
 
     def resume(self, steps: int) -> None:
-        """Continue after `steps` updates; their moments are already in `mean` and `square`."""
+        """Continue after `steps` updates; the moments are already in `mean` and `square`."""
         self.steps = steps
         for group in self._groups:
             for each in group.steps:
@@ -121,17 +121,17 @@ def _decays(place: ParameterPlace) -> bool:
 # ------------------------------------------------------------------------------------------------------------------------
 # Adam's moments in a file beside the state, so that a restarted trainer continues with them.
 #
-# The file is in the safetensors format: `mean` and `square` (n, fp32) and `steps` (fp32, exact up to 2^24 updates).  It is
-# written after a round's work, while the trainer waits for the others.  It stays on this computer and is never sent.
-# Moments that are some rounds old are used unchanged: AdamW forgets them within about 1 / (1 - beta2) steps.
+# The file is in the safetensors format: `mean` and `square` (n, fp32) and `steps` (fp32, exact up to 2^24 updates). It is
+# written after a round's work, while the trainer waits for the other peers. The file stays on this computer and is never
+# sent. Moments that are some rounds old are used unchanged, because AdamW forgets them within about 1 / (1 - beta2) steps.
 
 
 TEXT, ROLLOUTS = "moments.safetensors", "moments-rollouts.safetensors"
-"""Names of the files of the optimiser for text and of the optimiser for rollouts."""
+"""Names of the moment files of the optimiser for text and of the optimiser for rollouts."""
 SHARE = 0.02
-"""Largest share of the time spent on writing: a file that takes long to write is written after fewer rounds."""
+"""Largest share of the time spent on writing; a file that takes long to write is therefore written less often."""
 BLOCK = 1 << 20
-"""Numbers copied from the device at a time."""
+"""Count of values copied from the device at a time."""
 
 
 class MomentsFile:
@@ -141,12 +141,12 @@ class MomentsFile:
         self.path = path
         self._due_at = 0.0
         self._stored: int | None = None
-        """Number of updates behind the moments in the file, if known."""
+        """Number of updates that the moments in the file contain, if known."""
 
     def restore(self, optimiser: AdamW) -> bool:
         """Load the moments from the file; return True if the optimiser continues with them.
 
-        A damaged or unsuitable file is left alone and named in the log: moments are never worth a failure.
+        A damaged or unsuitable file is not changed, and is named in the log, because missing moments must not stop training.
         """
         if not self.path.exists():
             return False
@@ -160,9 +160,9 @@ class MomentsFile:
         return True
 
     def store(self, optimiser: AdamW) -> None:
-        """Write the moments, whole or not at all; do nothing while writing has lately taken more than its share of the time.
+        """Write the moments atomically; do nothing if recent writing took more than its share (`SHARE`) of the time.
 
-        A full disk is named in the log: the trainer goes on, and a restart then costs a warm-up.
+        A write error, such as a full disk, is logged, and the trainer continues; a restart then needs a warm-up.
         """
         begun = time.monotonic()
         if optimiser.steps in (0, self._stored) or begun < self._due_at:
@@ -205,7 +205,7 @@ class MomentsFile:
 
 
 def _places(parameters: int) -> list[ParameterPlace]:
-    """Return the tensors of a file, one after the other."""
+    """Return the tensors of a file, in order."""
     return [
         ParameterPlace("mean", (parameters,), 0),
         ParameterPlace("square", (parameters,), parameters),
@@ -214,7 +214,7 @@ def _places(parameters: int) -> list[ParameterPlace]:
 
 
 def _blocks(optimiser: AdamW) -> Iterator[F32]:
-    """Yield the numbers of a file in order, a block at a time, on the host."""
+    """Yield the values of a file in order, one block at a time, on the host."""
     for vector in (optimiser.mean, optimiser.square, torch.tensor([float(optimiser.steps)])):
         yield from (_on_host(vector[at : at + BLOCK]) for at in range(0, len(vector), BLOCK))
 
@@ -228,22 +228,22 @@ def _on_host(values: Tensor) -> F32:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Micro-batches: as many rows at once as fit.
+# Micro-batches: as many rows at a time as fit into memory.
 
 
 Result = TypeVar("Result")
 
 
 class MicroBatches:
-    """Memory of the largest micro-batch that fits this device."""
+    """Finder of the largest micro-batch that fits this device."""
 
     def __init__(self) -> None:
         self._most = 1 << 30
 
     def run(self, rows: int, compute: Callable[[int], Result]) -> Result:
-        """Call `compute` with `rows`, or with the most rows that fit: halve them when memory runs out, and remember.
+        """Call `compute` with `rows`, or with the most rows that fit; halve it if memory runs out, and remember.
 
-        After halving, `compute` starts from the beginning.  Raises OutOfMemoryError when one row does not fit.
+        After halving, `compute` starts from the beginning. Raises OutOfMemoryError if one row does not fit.
         """
         while True:
             part = min(rows, self._most)
@@ -257,14 +257,14 @@ class MicroBatches:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Learning rate: a warm-up, stable, decay schedule that ends with the run, and the warm-up of joiners.
+# Learning rate: a schedule of warm-up, stable phase and decay that ends with the run, and a warm-up for joiners.
 
 
 @dataclass(frozen=True)
 class Place:
     """Place of an inner step in the run.
 
-    step: the swarm's, counted from the beginning of the run's present stage.  share: of that stage, from 0 to 1.
+    step: the swarm's step, counted from the start of the run's current stage. share: completed share of that stage, 0 to 1.
     """
 
     step: int
@@ -283,7 +283,7 @@ def scheduled_rate(config: InnerConfig, place: Place) -> float:
 
 
 def warmed(step: int, warmup_steps: int) -> float:
-    """Return the factor on the rate at the `step`-th step (from 0) of a warm-up; 1 without a warm-up."""
+    """Return the factor on the learning rate at step `step` (from 0) of a warm-up; 1 without a warm-up."""
     return min(1.0, (step + 1) / warmup_steps) if warmup_steps else 1.0
 
 
@@ -301,7 +301,7 @@ class InnerLoop:
         self._joined_at = 0
 
     def step(self, rows: Rows, place: Place) -> float:
-        """Take one inner step; return the mean loss of the rows' counted tokens, nats per token, before the update."""
+        """Take one inner step; return the mean loss before the update over the rows' counted tokens, in nats per token."""
         if self.optimiser.steps == 0:
             self._joined_at = place.step
         factor = warmed(self.optimiser.steps, self.config.joiner_warmup_steps) if self._joined_at else 1.0
@@ -320,6 +320,6 @@ class InnerLoop:
         return total
 
     def _at_once(self, rows: Rows) -> int:
-        """Return the rows to try at once: all on a GPU, which raises if they do not fit; the planned number on a CPU."""
+        """Return the rows to try at once: all on a GPU, where too many raise an error; a planned number on a CPU."""
         on_cpu = self.model.flat.device.type == "cpu"
         return min(len(rows), micro_batch(self.model.config, rows.length)) if on_cpu else len(rows)

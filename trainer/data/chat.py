@@ -1,13 +1,13 @@
 """Files of chats for supervised fine-tuning: one chat per line, or one JSON array.
 
 A record is `{"messages": [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]}`, with the roles
-system, user and assistant.  Other common forms are read as well: `conversations` with `from` and `value`, `prompt` and
-`completion` as texts or as messages, Alpaca's `instruction`, `input` and `output`, other names of the roles, and a content
-in parts of text.  `trainer.data.templates` turns a chat into tokens.
+system, user and assistant. Other common forms are also read: `conversations` with `from` and `value`, `prompt` and
+`completion` as texts or as messages, Alpaca's `instruction`, `input` and `output`, other names for the roles, and content
+that is split into text parts. `trainer.data.templates` turns a chat into tokens.
 
-Every field has a meaning here, or the record is refused: with an ignored field its author may have said that a model must
-not learn a message, or has to see something.  `COUNTS` and `IS_EXCLUDED` exclude messages from the loss, `METADATA` says
-nothing to the model, and `UNSUPPORTED` lists the fields that runs have no form for.  Null or empty fields count as absent.
+A record with an unknown field is refused, because the author may have used that field to say that a model must not learn a
+message, or must see something. `COUNTS` and `IS_EXCLUDED` exclude messages from the loss, `METADATA` does not concern the
+model, and `UNSUPPORTED` lists the fields that runs cannot express. Null or empty fields count as absent.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from trainer.data.rows import Mask, Reading, Rows, Tokens
 from trainer.data.templates import LEARNT, ROLES, Chat, Message, TemplatedTokenizer
 
 MAX_FILE_BYTES = 64 << 20
-"""Largest file of chats: every trainer turns all of it into tokens before it begins."""
+"""Largest file of chats; a trainer turns the whole file into tokens before it begins."""
 MAX_MESSAGES = 1 << 12
 MAX_CONTENT_CHARACTERS = 1 << 24
 OTHER_ROLES = {"developer": "system", "human": "user", "gpt": "assistant", "model": "assistant"}
@@ -35,9 +35,9 @@ OTHER_ROLES = {"developer": "system", "human": "user", "gpt": "assistant", "mode
 COUNTS = frozenset(
     "weight train training trainable train_on_turn loss compute_loss calculate_loss include_in_loss learn".split()
 )
-"""Fields whose 0 or false excludes a message of the assistant from the loss, or in the record the whole chat."""
+"""Fields whose value 0 or false excludes an assistant message from the loss; in a record, the whole chat."""
 IS_EXCLUDED = frozenset("masked mask mask_loss ignore exclude excluded skip no_loss".split())
-"""Fields whose 1 or true does so."""
+"""Fields whose value 1 or true excludes the message or the chat in the same way."""
 UNSUPPORTED = {
     **dict.fromkeys("tool_calls function_call tool_call_id tools functions tool_choice".split(), "tools"),
     **dict.fromkeys("image images image_url video videos audio audios file files".split(), "images, audio and files"),
@@ -69,9 +69,9 @@ METADATA = frozenset(
     "token_count tokens n_tokens turns num_turns n_turns turn generator model_name annotations metadata meta extra "
     "extra_info info notes note comment comments parallel_tool_calls model".split()
 )
-"""Fields that say nothing to a model.  A data set can put any other data into `metadata`."""
+"""Fields that do not concern the model. A data set can put any other data into `metadata`."""
 TEXTS = frozenset("prompt completion instruction output".split())
-"""Fields that count as given even if their text is empty."""
+"""Fields that count as present even if their text is empty."""
 FORMS = (
     "a chat is a record with a list of 1 to {most} messages, which is called messages or conversations, or with prompt and "
     "completion, or with instruction and output"
@@ -79,7 +79,7 @@ FORMS = (
 
 
 def chats_in(path: Path) -> Iterator[tuple[str, list[Message]]]:
-    """Yield the place of each chat in a file ("line 3"), and its messages; empty lines are skipped.
+    """Yield the place of each chat in a file ("line 3") and the chat's messages; skip empty lines.
 
     The file is JSON lines, or one JSON array of records.  Raises ValueError with one sentence that names file and place.
     """
@@ -93,7 +93,7 @@ def chats_in(path: Path) -> Iterator[tuple[str, list[Message]]]:
 def messages_of(record: Any) -> list[Message]:
     """Return the messages of a record, at least one of them the assistant's.
 
-    Raises ValueError with one sentence that names the field, for a record that is no chat or that runs do not support.
+    Raises ValueError with one sentence that names the field, for a record that is not a chat or that runs do not support.
     """
     if not isinstance(record, Mapping):
         raise ValueError(FORMS.format(most=MAX_MESSAGES))
@@ -110,7 +110,7 @@ def messages_of(record: Any) -> list[Message]:
 
 
 def _records(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield the place of each record, and its bytes, or its parsed value if the file is an array."""
+    """Yield each record's place, with the record's bytes, or with its parsed value if the file is an array."""
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise ValueError(f"{path.name} is larger than {MAX_FILE_BYTES >> 20} MiB; take fewer chats")
@@ -180,7 +180,7 @@ def _given(record: Mapping[str, Any], whose: str) -> dict[str, Any]:
 
 
 def _listed(fields: dict[str, Any]) -> Any:
-    """Remove the messages, under any of their names, from the fields of a record; put the system prompt before them."""
+    """Remove the messages, under any of their names, from a record's fields, and return them after the system prompt."""
     found = [name for name in ("messages", "conversations", "completion", "output") if name in fields]
     if len(found) != 1:
         if found:
@@ -192,7 +192,7 @@ def _listed(fields: dict[str, Any]) -> Any:
     elif form == "output":
         listed = _alpaca(fields, listed)
     else:
-        fields.pop("prompt", None)  # some data sets repeat the first question there
+        fields.pop("prompt", None)  # some data sets repeat the first question here
     system = fields.pop("system" if "system" in fields else "system_prompt", None)
     if system is not None and isinstance(listed, list):
         if any(isinstance(message, Mapping) and _role(message) == "system" for message in listed):
@@ -212,7 +212,7 @@ def _asked_and_answered(asked: Any, answered: Any) -> Any:
 def _alpaca(fields: dict[str, Any], output: Any) -> Any:
     """Return Alpaca's messages: first `history`, pairs of question and answer, then `instruction` with `input` below it."""
     instruction, given, history = (fields.pop(name, None) for name in ("instruction", "input", "history"))
-    fields.pop("text", None)  # the published data set repeats everything there in one text
+    fields.pop("text", None)  # the published data set repeats everything in this field
     if instruction is None:
         return None
     if not isinstance(instruction, str) or not isinstance(given, str | None):
@@ -275,7 +275,7 @@ def _is_text(part: Any) -> bool:
 
 
 def _is_excluded(fields: dict[str, Any], whose: str, role: str = LEARNT) -> bool:
-    """Remove the fields that say if a message counts.  Return True if one of them excludes it."""
+    """Remove the fields that include or exclude a message. Return True if one of them excludes the message."""
     excluded = False
     for name in sorted((COUNTS | IS_EXCLUDED) & set(fields)):
         value = fields.pop(name)
@@ -301,19 +301,20 @@ def _check_known(fields: Mapping[str, Any], whose: str, known: frozenset[str]) -
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Chats in rows: puts chats together into rows, and marks the tokens that count.
+# Rows of chats: chats are packed into rows, and the tokens that count in the loss are marked.
 #
-# A chat's tokens stay together in one row, in the order of the file; a chat longer than a row is cut at its end.  If packed,
-# a row takes chats while there is room, and none sees another; otherwise each chat has its own row.  The rest of a row is
-# filled, and does not count.  A fixed share of the chats is held out, by their number, so that all peers hold out the same.
+# A chat's tokens stay together in one row, and chats keep the order of the file. A chat longer than a row is cut at the end
+# of the row. If packed, a row takes chats while they fit, and no chat attends to another; otherwise each chat has its own
+# row. The rest of a row is padding, which does not count. A fixed share of the chats, chosen by their number, is held out,
+# so that all peers hold out the same chats.
 
 
 FILL = -1
-"""Document id of the filling at the end of a row."""
+"""Document id of the padding at the end of a row."""
 
 
 class Row(NamedTuple):
-    """Row of chats of a split, from `first` to before `last`."""
+    """Row of a split's chats: chats `first` to `last` - 1."""
 
     first: int
     last: int
@@ -321,7 +322,7 @@ class Row(NamedTuple):
 
 @dataclass
 class _Split:
-    """Chats of a split, one after the other, each cut to a row.  ends: of each chat, counted in tokens; begins with 0."""
+    """Chats of a split in sequence, each cut to a row. ends: end of each chat, counted in tokens; the first entry is 0."""
 
     tokens: list[Tokens] = field(default_factory=list)
     mask: list[Mask] = field(default_factory=list)
@@ -334,9 +335,10 @@ class _Split:
 
 
 class ChatReading(Reading):
-    """Chats of a file.  cut: number of chats longer than a row.  left_out: number of chats with no counted token in a row.
+    """Chats of a file.
 
-    Raises ValueError with one sentence for a file that is no file of chats, or has too few.
+    cut: number of chats longer than a row. left_out: number of chats without a counted token in their row. Raises ValueError
+    with one sentence if the file is not a file of chats, or has too few chats.
     """
 
     def __init__(
@@ -368,7 +370,7 @@ class ChatReading(Reading):
         self.digest = _digest(self._splits.values())
 
     def rows(self, windows: Sequence[int], *, held_out: bool = False) -> Rows:
-        """As `Reading.rows`."""
+        """Return the rows as `Reading.rows` describes."""
         rows, width = [self._rows[held_out][index] for index in windows], self._length + 1
         split = self._splits[held_out]
         tokens_bt = np.full((len(rows), width), self._fill, split.tokens.dtype)
@@ -381,12 +383,12 @@ class ChatReading(Reading):
             for chat in range(first, last):
                 documents_bt[row, split.ends[chat] - begin : split.ends[chat + 1] - begin] = chat - first
                 counts_bt[row, split.ends[chat] - begin] = (
-                    False  # nothing comes before a chat to predict its first token from
+                    False  # no token comes before a chat, so nothing predicts its first token
                 )
         return Rows(tokens_bt, counts_bt[:, 1:], documents_bt[:, :-1])
 
     def described(self) -> str:
-        """Describe for a person the number of chats, and the losses by cutting."""
+        """Describe, for a person, the number of chats, and of chats that are cut or left out."""
         chats, held = (len(split.ends) - 1 for split in (self._splits[False], self._splits[True]))
         lost = f"; {self.cut} longer than a window are cut" if self.cut else ""
         lost += f"; {self.left_out} with nothing to learn are left out" if self.left_out else ""

@@ -1,11 +1,12 @@
 """Check of a `tokenizer.json`, made before Hugging Face's `tokenizers` reads it.
 
-Such a file is a program: normalizers rewrite the text, expressions search it, decoders write it anew.  Every peer of a run
-runs it on texts of strangers, so only known parts are allowed, by name and with bounds: no part makes a text longer than a
-small multiple, and only known models' expressions are allowed.  The file also keeps settings of the tool that last used it
-(truncation, padding, dropout, tokens around a text); they are no part of the model, and are removed.
+Such a file is a program: normalizers rewrite the text, expressions search it, and decoders rewrite it again. Every peer of a
+run runs this program on texts of strangers. So only known parts are allowed, by name and with bounds: no part makes a text
+longer than a small multiple, and only known models' expressions are allowed. The file also keeps settings of the tool that
+last used it (truncation, padding, dropout, tokens around a text). These settings do not belong to the model and are removed.
 
-`read_in_child` does this in a process with little memory and time, since parsing alone costs as much as the author likes.
+`read_in_child` makes the check in a process with little memory and time, because the author of a file can make parsing
+costly.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from typing import Any, TypeVar
 import tokenizers
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Wrapper of Hugging Face's `tokenizers`, the only caller of the library.
+# Wrapper of Hugging Face's `tokenizers`; no other code calls the library.
 #
-# The library is written in Rust and panics for some files and texts.  A panic arrives as a special `BaseException`, which
-# no `except Exception` catches; this module turns it into `LibraryError`, and lets all other `BaseException`s pass (an
+# The library is written in Rust and panics for some files and texts. A panic is raised as a special `BaseException`, which
+# `except Exception` does not catch. This module turns it into `LibraryError`, and lets all other `BaseException`s pass (an
 # interrupt, a cancelled task).
 
 
@@ -32,18 +33,18 @@ T = TypeVar("T")
 
 
 class LibraryError(ValueError):
-    """Error for a file or a text that the library refuses; the text is the rest of a sentence."""
+    """Error for a file or a text that the library refuses; the text completes a sentence."""
 
 
 class LibraryTokenizer:
-    """Tokenizer of the library.  Special tokens are never found in a text.  Every method raises `LibraryError`."""
+    """Tokenizer of the library.  Special tokens are never recognised in a text.  Every method raises `LibraryError`."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._tokenizer.encode_special_tokens = True
 
     def encode(self, text: str) -> list[int]:
-        """Return the tokens of a text, and nothing around them."""
+        """Return the tokens of a text, without special tokens around it."""
         return _called(lambda: list(self._tokenizer.encode(text, add_special_tokens=False).ids))
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -73,7 +74,7 @@ def load(data: bytes) -> LibraryTokenizer:
 def _called(call: Callable[[], T]) -> T:
     try:
         return call()
-    except Exception as error:  # the library raises Exception itself for any fault
+    except Exception as error:  # the library raises plain `Exception` for any fault
         raise LibraryError(f"the library cannot read it: {_first_line(error)}") from error
     except BaseException as error:
         if type(error).__module__ != "pyo3_runtime":
@@ -88,8 +89,8 @@ def _first_line(error: BaseException) -> str:
 # ------------------------------------------------------------------------------------------------------------------------
 # Names of the tokens that templates write between messages.
 #
-# No text may become one of them, whatever the tokenizer: the author of a task could otherwise put words into the assistant's
-# mouth.  The list is closed, so that a `tokenizer.json` can be checked before a template is chosen.
+# No text may encode to one of these tokens, with any tokenizer: the author of a task could otherwise forge words of the
+# assistant. The list is fixed, so that a `tokenizer.json` can be checked before a template is chosen.
 
 
 class Mark(str):
@@ -110,9 +111,9 @@ MARKS = (TEXT_BEGIN, TURN_BEGIN, TURN_END, HEADING_BEGIN, HEADING_END, MESSAGE_E
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Expressions with which known models cut texts into words.
+# Expressions with which known models split texts into words.
 #
-# A stranger's expression can take for ever on a short text, so a `Split` may only have one of these.
+# A stranger's expression can take unlimited time on a short text, so a `Split` may only use one of these.
 
 
 _TAIL = r"\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -148,19 +149,19 @@ PATTERNS = frozenset(
 
 
 MEMORY_BYTES = 2 << 30
-"""Memory of the child process that checks a file; 262 144 tokens with as many merges, 23 MB, take 0.4 GiB."""
+"""Memory of the child process that checks a file. A file of 23 MB, with 262 144 tokens and as many merges, takes 0.4 GiB."""
 COMPUTE_S, READ_S = 60, 300.0
-"""CPU seconds and clock seconds of the child process; 23 MB take 4 CPU seconds."""
+"""Limits of the child process in CPU seconds and in elapsed seconds; a file of 23 MB takes 4 CPU seconds."""
 MAX_PARTS = 16
-"""Normalizers, pre-tokenizers or decoders in a row."""
+"""Maximum number of normalizers, pre-tokenizers or decoders in a row."""
 MAX_TOKEN_BYTES = 256  # the longest token of GPT-2 and Llama 3
-"""Longest text of a token, which bounds the text of a sequence of tokens."""
+"""Maximum length of a token's text, which bounds the text of a sequence of tokens."""
 MAX_TOKENS = 1 << 20
 MAX_MERGES = 1 << 21
 REFUSED = 3
-"""Exit code of the child process for a file that may not be used; its output is the sentence."""
+"""Exit code of the child process for a file that may not be used; its output is a sentence with the reason."""
 SAMPLES = ("", "a", " a  b\n\n", "It's 3 \u00e9\u4e2d\U0001f600 <|im_start|>\t\x00")
-"""Texts on which a tokenizer is tried before it is used."""
+"""Texts with which a tokenizer is tested before it is used."""
 
 _ROOT = Path(__file__).resolve().parents[2]
 
@@ -168,7 +169,7 @@ Check = Callable[[Any], bool]
 
 
 class TokenizerRefused(ValueError):
-    """Error for a tokenizer.json that a run may not use; the text is the rest of a sentence, and names the part."""
+    """Error for a tokenizer.json that a run may not use; the text completes a sentence and names the part."""
 
 
 # -- the parts ---------------------------------------------------------------------------------------------------------
@@ -191,7 +192,7 @@ def _text(most: int, least: int = 0) -> Check:
 
 
 def _is_known_pattern(value: Any) -> bool:
-    """Return True for a literal text, which is found in one pass, and for the expression of a known model."""
+    """Return True for a short literal text, which a single pass finds, and for the expression of a known model."""
     match value:
         case {"String": str(literal)} if len(value) == 1:
             return 1 <= len(literal) <= 16
@@ -238,9 +239,9 @@ DECODERS: Mapping[str, Mapping[str, Check]] = {
 }  # fmt: skip
 """Parts by their names, with a check for each of their settings."""
 LENGTHENING = ("ByteLevel", "Metaspace", "Prepend", "BertNormalizer", "BPEDecoder")
-"""Parts that lengthen texts.  In a row their factors multiply, so a slot may have each of them only once."""
+"""Parts that lengthen texts. Their factors multiply, so a slot may have each of them only once."""
 _LISTS = {"normalizer": "normalizers", "pre_tokenizer": "pretokenizers", "decoder": "decoders"}
-"""Slots of a file, with the name of the list of parts in their `Sequence`."""
+"""Slots of a file, with the field that lists the parts of a `Sequence`."""
 _SLOTS = {"normalizer": NORMALIZERS, "pre_tokenizer": PRE_TOKENIZERS, "decoder": DECODERS}
 _PREFIX = (
     "puts a space before every text (add_prefix_space is true); set it to false there, or train the tokenizer without it"
@@ -294,7 +295,7 @@ def _check_part(slot: str, part: Any) -> None:
 
 
 def _check_replace(slot: str, part: Mapping[str, Any]) -> None:
-    """Raise `TokenizerRefused` for a replacement that makes texts longer, or by an expression."""
+    """Raise `TokenizerRefused` for a replacement that makes texts longer, or that searches with an expression."""
     match part:
         case {"pattern": {"String": str(old)}, "content": str(new)} if len(new) <= len(old):
             return
@@ -401,7 +402,7 @@ _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
 def _added(tokens: Any, reserved: frozenset[int]) -> list[dict[str, Any]]:
-    """Return the tokens added to the model's own, with marks and `reserved` numbers made special.
+    """Return the tokens added to the model's own, and make marks and tokens with `reserved` numbers special.
 
     A special token is never searched for in a text.  Raises `TokenizerRefused`.
     """
@@ -443,7 +444,7 @@ _TOP = frozenset(
 
 
 def checked(data: bytes, reserved: frozenset[int] = frozenset()) -> bytes:
-    """Return the file without the settings that tools left in it: truncation, padding, dropout, tokens around a text.
+    """Return the checked file without settings that tools left in it: truncation, padding, dropout, tokens around a text.
 
     reserved: numbers of tokens that no text may become, besides the marks.  Raises `TokenizerRefused`.
     """
@@ -474,7 +475,7 @@ def checked(data: bytes, reserved: frozenset[int] = frozenset()) -> bytes:
 
 
 def tried(data: bytes, reserved: frozenset[int]) -> bytes:
-    """Do as `checked`, then try the result: the library reads it, and encodes and decodes some texts with it.
+    """Check the file as `checked` does, then test the result: load it with the library, and encode and decode some texts.
 
     Raises `TokenizerRefused` and `LibraryError`.
     """
@@ -495,7 +496,7 @@ def tried(data: bytes, reserved: frozenset[int]) -> bytes:
 
 
 def read_in_child(data: bytes, reserved: frozenset[int]) -> bytes:
-    """Return the result of `tried`, computed in a process with little memory and time.  Raises `TokenizerRefused`."""
+    """Call `tried` in a process with little memory and time, and return its result.  Raises `TokenizerRefused`."""
     command = [sys.executable, "-s", "-P", "-m", __name__, *map(str, sorted(reserved))]
     others = os.environ.get("PYTHONPATH", "")
     environment = {
@@ -518,7 +519,7 @@ def read_in_child(data: bytes, reserved: frozenset[int]) -> bytes:
 
 
 def main(words: Sequence[str]) -> int:
-    """Read a file from standard input and write the checked file, or the sentence why it may not be used."""
+    """Read a file from standard input and write the checked file, or a sentence with the reason for refusal."""
     _use_little()
     try:
         sys.stdout.buffer.write(tried(sys.stdin.buffer.read(), frozenset(map(int, words))))
@@ -536,7 +537,7 @@ def _use_little() -> None:
         resource.setrlimit(resource.RLIMIT_CPU, (COMPUTE_S, COMPUTE_S))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     except (ImportError, ValueError, OSError):
-        return  # a system without such limits: only `READ_S` applies
+        return  # this system has no such limits: only `READ_S` applies
 
 
 if __name__ == "__main__":

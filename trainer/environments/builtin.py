@@ -1,8 +1,8 @@
-"""Built-in tasks of one turn: short, procedural, and learnable by a byte-level model on a CPU.
+"""Built-in tasks of one turn, which are short, procedural, and learnable by a byte-level model on a CPU.
 
-A prompt is the task's name, the question and a line feed; the answer is one short line.  A problem follows from the
-task, its options and its number.  The score is 1 for exactly the answer, else 0; only blanks and line feeds around the
-answer are ignored.
+A prompt is the task's name, the question and a line feed; the answer is one short line. A problem is determined by the task,
+its options and its number. The score is 1 if the turn is exactly the answer, else 0; blanks and line feeds around the answer
+are ignored.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from typing import TypeVar
 from trainer.environments.environment import Environment, Problem
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Random choices for one problem: the same on every computer and under every version of Python.
+# Random choices for one problem, the same on every computer and with every version of Python.
 
 
 T = TypeVar("T")
 
 
 class Draw:
-    """Stream of random choices that follows only from its name and number (BLAKE2b in counter mode)."""
+    """Stream of random choices that depends only on its name and number (BLAKE2b in counter mode)."""
 
     def __init__(self, name: str, index: int) -> None:
         self._key = f"{name}/{index}".encode()
         self._drawn = 0
 
     def below(self, limit: int) -> int:
-        """Draw a number from 0 to `limit` - 1; `limit` is below 2^32, so the bias against uniform is below 2^-32."""
+        """Draw a number from 0 to `limit` - 1. `limit` is below 2^32, so the deviation from uniform is below 2^-32."""
         assert 0 < limit < 1 << 32
         self._drawn += 1
         block = hashlib.blake2b(self._key, digest_size=8, salt=self._drawn.to_bytes(8, "big")).digest()
@@ -43,7 +43,7 @@ class Draw:
         return low + self.below(high - low + 1)
 
     def one_of(self, choices: Sequence[T]) -> T:
-        """Draw one of these."""
+        """Draw one of the choices."""
         return choices[self.below(len(choices))]
 
     def text(self, alphabet: str, length: int) -> str:
@@ -55,36 +55,36 @@ class Draw:
 
 
 PROBLEMS = 1 << 20
-"""Number of problems of a built-in task.  Many prompts of the shortest tasks recur under other numbers."""
+"""Number of problems of a built-in task. In the shortest tasks, many prompts occur under several numbers."""
 LONGEST = 64
-"""The most letters or digits that an option may ask for."""
+"""Maximum number of letters or digits that an option may ask for."""
 
 
 class ProceduralTask(Environment):
-    """Task with one right answer.  A problem follows from the name, the options and the number."""
+    """Task with one right answer.  The name, the options and the number determine a problem."""
 
     name: str
 
     @property
     def size(self) -> int:
-        """As `Environment.size`."""
+        """Number of problems, as in `Environment.size`."""
         return PROBLEMS
 
     def problem(self, index: int) -> Problem:
-        """As `Environment.problem`."""
+        """Return the problem as `Environment.problem` describes."""
         question, answer = self._make(Draw(self.name, self._checked(index)))
         return Problem(index, f"{self.name} {question}\n", answer)
 
     def score(self, problem: Problem, turns: Sequence[str]) -> float:
-        """As `Environment.score`."""
+        """Return 1 if the only turn is the answer, else 0."""
         return float(len(turns) == 1 and turns[0].strip() == problem.answer)
 
     def is_exact(self, problem: Problem) -> bool:
-        """As `Environment.is_exact`."""
+        """Return True, because every computer gives the same score."""
         return True
 
     def solution(self, problem: Problem) -> tuple[str, ...]:
-        """As `Environment.solution`."""
+        """Return the answer as the only turn."""
         return (str(problem.answer),)
 
     @abstractmethod
@@ -93,7 +93,7 @@ class ProceduralTask(Environment):
 
 
 class Reverse(ProceduralTask):
-    """Task to write a word backwards: `reverse kqzt` -> `tzqk`.  letters: the longest word."""
+    """Task to write a word backwards: `reverse kqzt` -> `tzqk`.  letters: maximum length of a word."""
 
     name = "reverse"
 
@@ -106,7 +106,7 @@ class Reverse(ProceduralTask):
 
 
 class SortDigits(ProceduralTask):
-    """Task to write digits in ascending order: `sort 41732` -> `12347`.  digits: the most digits."""
+    """Task to write digits in ascending order: `sort 41732` -> `12347`.  digits: maximum number of digits."""
 
     name = "sort"
 
@@ -119,7 +119,7 @@ class SortDigits(ProceduralTask):
 
 
 class Add(ProceduralTask):
-    """Task to add two numbers: `add 37+58` -> `95`.  digits: the most digits of a summand."""
+    """Task to add two numbers: `add 37+58` -> `95`.  digits: maximum number of digits of a summand."""
 
     name = "add"
 
@@ -132,7 +132,7 @@ class Add(ProceduralTask):
 
 
 class Shift(ProceduralTask):
-    """Task to replace each letter of a word by the next one: `shift abz` -> `bca`.  letters: the longest word."""
+    """Task to replace each letter of a word by the next letter: `shift abz` -> `bca`. letters: maximum length of a word."""
 
     name = "shift"
 
@@ -145,7 +145,7 @@ class Shift(ProceduralTask):
 
 
 class Count(ProceduralTask):
-    """Task to count a letter in a word: `count b abbacbad` -> `3`.  letters: the longest word, of a, b, c and d."""
+    """Task to count a letter in a word: `count b abbacbad` -> `3`.  letters: maximum length of a word of a, b, c and d."""
 
     name = "count"
 
@@ -159,7 +159,10 @@ class Count(ProceduralTask):
 
 
 class CloseBrackets(ProceduralTask):
-    """Task to close open brackets: `close ([]{` -> `})`.  brackets: the most in a question; at least one is left open."""
+    """Task to close open brackets: `close ([]{` -> `})`.
+
+    brackets: maximum number in a question; at least one stays open.
+    """
 
     name = "close"
 
@@ -180,7 +183,7 @@ class CloseBrackets(ProceduralTask):
 
 
 def length_option(name: str, value: int, least: int = 2, most: int = LONGEST) -> int:
-    """Return the option's value; raises ValueError unless it is a whole number in its range."""
+    """Return the option's value. Raises ValueError unless the value is a whole number in its range."""
     if type(value) is not int or not least <= value <= most:
         raise ValueError(f"{name} is a whole number from {least} to {most}, not {value!r}")
     return value
@@ -189,8 +192,8 @@ def length_option(name: str, value: int, least: int = 2, most: int = LONGEST) ->
 # ------------------------------------------------------------------------------------------------------------------------
 # Built-in tasks of several turns: a guessing game, and two tasks that need a tool.
 #
-# Each turn and each reply is one short line.  The score is 1 for a conversation that ends with the right answer within its
-# turns, else 0.
+# Each turn and each reply is one short line. The score is 1 if the conversation ends with the right answer within its
+# maximum number of turns, else 0.
 
 
 OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
@@ -212,7 +215,7 @@ class _Conversation(Environment):
 class Guess(_Conversation):
     """Task to find a number from 1 to `most`: `guess 1-15`, then one number per turn, answered by `more` or `less`.
 
-    There are as many turns as halving the range needs, so a model that guesses well always wins.
+    The number of turns suffices to halve the range down to one number, so a model that guesses well always wins.
     """
 
     name = "guess"
@@ -222,12 +225,12 @@ class Guess(_Conversation):
         self.max_turns = self._most.bit_length()
 
     def problem(self, index: int) -> Problem:
-        """As `Environment.problem`."""
+        """Return the problem as `Environment.problem` describes."""
         secret = Draw(self.name, self._checked(index)).between(1, self._most)
         return Problem(index, f"{self.name} 1-{self._most}\n", secret)
 
     def reply(self, problem: Problem, turns: Sequence[str]) -> str | None:
-        """As `Environment.reply`."""
+        """Return the reply as `Environment.reply` describes."""
         guess = _whole_number(turns[-1])
         if guess == problem.answer or len(turns) >= self.max_turns:
             return None
@@ -236,11 +239,11 @@ class Guess(_Conversation):
         return "more\n" if guess < problem.answer else "less\n"
 
     def score(self, problem: Problem, turns: Sequence[str]) -> float:
-        """As `Environment.score`."""
+        """Score the turns as `Environment.score` describes."""
         return float(0 < len(turns) <= self.max_turns and _whole_number(turns[-1]) == problem.answer)
 
     def solution(self, problem: Problem) -> tuple[str, ...]:
-        """As `Environment.solution`."""
+        """Return a solution as `Environment.solution` describes."""
         low, high, turns = 1, self._most, []
         while True:
             guess = (low + high) // 2
@@ -251,53 +254,53 @@ class Guess(_Conversation):
 
 
 class Lookup(_Conversation):
-    """Task to ask for two values, and say both: `lookup k q`; `?k` -> `7`, `?q` -> `5`, then `=75`.
+    """Task to ask for two values, and to answer with both: `lookup k q`; `?k` -> `7`, `?q` -> `5`, then `=75`.
 
-    The values are not in the prompt: without the tool the chance is 1 in 100.
+    The values are not in the prompt, so without the tool the chance of a right answer is 1 in 100.
     """
 
     name = "lookup"
     max_turns = 3
 
     def problem(self, index: int) -> Problem:
-        """As `Environment.problem`."""
+        """Return the problem as `Environment.problem` describes."""
         draw = Draw(self.name, self._checked(index))
         keys = draw.one_of("abcdefghijklm") + draw.one_of("nopqrstuvwxyz")
         return Problem(index, f"{self.name} {keys[0]} {keys[1]}\n", {key: draw.text("0123456789", 1) for key in keys})
 
     def reply(self, problem: Problem, turns: Sequence[str]) -> str | None:
-        """As `Environment.reply`."""
+        """Return the reply as `Environment.reply` describes."""
         said = turns[-1].strip()
         if len(turns) >= self.max_turns or said.startswith("="):
             return None
         return problem.answer.get(said[1:], NOT_UNDERSTOOD) + "\n" if said.startswith("?") else f"{NOT_UNDERSTOOD}\n"
 
     def score(self, problem: Problem, turns: Sequence[str]) -> float:
-        """As `Environment.score`."""
+        """Score the turns as `Environment.score` describes."""
         return float(0 < len(turns) <= self.max_turns and turns[-1].strip() == "=" + "".join(problem.answer.values()))
 
     def solution(self, problem: Problem) -> tuple[str, ...]:
-        """As `Environment.solution`."""
+        """Return a solution as `Environment.solution` describes."""
         return *(f"?{key}" for key in problem.answer), "=" + "".join(problem.answer.values())
 
 
 class Calculate(_Conversation):
     """Task to compute with a calculator: `calculate 37*4+25`; `?37*4` -> `148`, `?148+25` -> `173`, then `=173`.
 
-    The tool takes one operation at a time, on numbers of up to six digits.
+    The tool computes one operation at a time, on numbers of up to six digits.
     """
 
     name = "calculate"
     max_turns = 3
 
     def problem(self, index: int) -> Problem:
-        """As `Environment.problem`."""
+        """Return the problem as `Environment.problem` describes."""
         draw = Draw(self.name, self._checked(index))
         one, factor, more = draw.between(10, 99), draw.between(2, 9), draw.between(10, 99)
         return Problem(index, f"{self.name} {one}*{factor}+{more}\n", (one, factor, more))
 
     def reply(self, problem: Problem, turns: Sequence[str]) -> str | None:
-        """As `Environment.reply`."""
+        """Return the reply as `Environment.reply` describes."""
         said = turns[-1].strip()
         if len(turns) >= self.max_turns or said.startswith("="):
             return None
@@ -307,12 +310,12 @@ class Calculate(_Conversation):
         return f"{OPERATIONS[asked[2]](int(asked[1]), int(asked[3]))}\n"
 
     def score(self, problem: Problem, turns: Sequence[str]) -> float:
-        """As `Environment.score`."""
+        """Score the turns as `Environment.score` describes."""
         one, factor, more = problem.answer
         return float(0 < len(turns) <= self.max_turns and turns[-1].strip() == f"={one * factor + more}")
 
     def solution(self, problem: Problem) -> tuple[str, ...]:
-        """As `Environment.solution`."""
+        """Return a solution as `Environment.solution` describes."""
         one, factor, more = problem.answer
         return f"?{one}*{factor}", f"?{one * factor}+{more}", f"={one * factor + more}"
 

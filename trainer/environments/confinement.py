@@ -1,4 +1,4 @@
-"""System calls that Python has no function for, through ctypes (Linux)."""
+"""System calls for which Python has no function, made through ctypes (Linux)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def machine() -> str:
-    """Return X86_64 or AARCH64; raises OSError on other machines, whose system call numbers we do not know."""
+    """Return X86_64 or AARCH64. Raises OSError on other machines, because we do not know their system call numbers."""
     name = {"x86_64": X86_64, "amd64": X86_64, "aarch64": AARCH64, "arm64": AARCH64}.get(platform.machine().lower())
     if name is None or ctypes.sizeof(ctypes.c_void_p) != 8:
         raise OSError(f"system calls of {platform.machine()} are not known here")
@@ -40,18 +40,18 @@ def machine() -> str:
 
 
 def system_call(name: str, number: int, *arguments: Any) -> int:
-    """Make a system call and return its result; raises OSError with the call's name if it fails."""
+    """Make a system call and return its result. Raises OSError with the call's name if the call fails."""
     return _checked(name, _LIBC.syscall(ctypes.c_long(number), *arguments))
 
 
 def prctl(option: int, value: int) -> None:
-    """Set one of the process's settings.  Raises OSError."""
+    """Set an option of this process to a number.  Raises OSError."""
     zero = ctypes.c_ulong(0)
     _checked(f"prctl {option}", _LIBC.prctl(ctypes.c_int(option), ctypes.c_ulong(value), zero, zero, zero))
 
 
 def prctl_pointer(option: int, value: int, pointer: Any) -> None:
-    """Set a setting of the process that takes a structure.  Raises OSError."""
+    """Set an option of this process that takes a structure.  Raises OSError."""
     zero = ctypes.c_ulong(0)
     _checked(f"prctl {option}", _LIBC.prctl(ctypes.c_int(option), ctypes.c_ulong(value), pointer, zero, zero))
 
@@ -77,7 +77,7 @@ class _CapabilityHeader(ctypes.Structure):
 
 
 def drop_capabilities() -> None:
-    """Give up all privileges of root, also in a user namespace.  Raises OSError."""
+    """Drop all of root's capabilities, also in a user namespace.  Raises OSError."""
     nothing = (ctypes.c_uint32 * 6)()
     header = _CapabilityHeader(version=0x2008_0522, pid=0)
     _checked("capset", _LIBC.capset(ctypes.byref(header), ctypes.byref(nothing)))
@@ -91,14 +91,14 @@ def _checked(name: str, result: int) -> int:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Namespaces: no network, no sight of other processes, and a separate file system (Linux 5.12 and later).
+# Namespaces: no network, no view of other processes, and a separate file system (Linux 5.12 and later).
 #
-# The new root is a file system in memory with room for `folder_bytes`.  It holds, read-only, the files that Python needs to
-# import its modules; three devices; and an empty working folder.  It has no /proc, no /etc and no home folder.
+# The new root is a file system in memory with room for `folder_bytes`. It holds three devices, an empty working folder and,
+# read-only, the files that Python needs to import its modules. It has no /proc, no /etc and no home folder.
 
 
 WORK = "/manyhands-sandbox"
-"""Working folder in the new root, at a path that programs do not need otherwise."""
+"""Working folder in the new root, at a path that programs do not otherwise need."""
 DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
 FILES_AT_MOST = 4096
 
@@ -113,9 +113,10 @@ class _MountAttributes(ctypes.Structure):
 
 
 def leave() -> bool:
-    """Enter new namespaces; the next child is the first process in them.  Raises OSError if this is forbidden.
+    """Enter new namespaces; the next child becomes the first process in them. Raises OSError if the system forbids this.
 
-    Returns True if a user namespace was needed: this process then has root's rights in it, and its only user.
+    Returns True if a user namespace was needed: this process then has root's rights in that namespace,
+    and the namespace contains only this process's user.
     """
     flags = CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWCGROUP
     if os.geteuid() == 0:
@@ -123,7 +124,7 @@ def leave() -> bool:
             unshare(flags)
             return False
         except PermissionError:
-            pass  # root of a container: a user namespace may still be allowed
+            pass  # we are root in a container, which may still allow a user namespace
     user, group = os.geteuid(), os.getegid()
     unshare(flags | CLONE_NEWUSER)
     _write("/proc/self/setgroups", "deny")
@@ -133,7 +134,7 @@ def leave() -> bool:
 
 
 def enter_root(folder: str, readable: Iterable[str], folder_bytes: int) -> None:
-    """Make the new root at `folder`, an empty folder, and move only this process into it.  Raises OSError.
+    """Build the new root in the empty folder `folder`, and move only this process into it.  Raises OSError.
 
     The working folder then belongs to root; the caller must give it to the program's user.
     """
@@ -156,7 +157,7 @@ def enter_root(folder: str, readable: Iterable[str], folder_bytes: int) -> None:
 
 
 def _show(folder: str, path: str) -> None:
-    """Show `path` in the new root, read-only: a folder with everything below it, a file, or a link."""
+    """Make `path` visible in the new root, read-only: a folder with everything below it, a file, or a link."""
     target = folder + path
     if os.path.lexists(target) or not os.path.lexists(path):
         return
@@ -192,16 +193,16 @@ def _write(path: str, text: str) -> None:
 # ------------------------------------------------------------------------------------------------------------------------
 # Landlock: limits the files that a process may open, without privileges or namespaces (Linux 6.2 and later).
 #
-# It is needed if a container or a distribution forbids namespaces.  It does not hide names and sizes of other files, and
-# leaves changes of their owner, mode and times to seccomp.  Earlier kernels lack the rule for truncation; Landlock would be
-# no real protection there, so they count as having none.
+# Landlock is needed if a container or a distribution forbids namespaces. It does not hide names and sizes of other files,
+# and seccomp must prevent changes of their owner, mode and times. Earlier kernels lack the rule for truncation. Landlock
+# would not protect files there, so we treat such kernels as having no Landlock.
 #
 # Interface: the kernel's `Documentation/userspace-api/landlock.rst`.
 
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 LEAST_VERSION = 3
-"""The first version of Landlock that can forbid truncation."""
+"""First version of Landlock that can forbid truncation."""
 
 EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1, 2, 4, 8
 REMOVE_DIR, REMOVE_FILE, MAKE_CHAR, MAKE_DIR, MAKE_REG, MAKE_SOCK, MAKE_FIFO, MAKE_BLOCK, MAKE_SYM = (
@@ -227,10 +228,10 @@ class _BeneathPath(ctypes.Structure):
 
 
 def restrict(readable: Iterable[str], writable: Iterable[str], own: str) -> None:
-    """Let this process only read below `readable`, read and write the files `writable`, and use the folder `own` freely.
+    """Limit this process to reading below `readable`, reading and writing the files `writable`, and using the folder `own`.
 
-    Files can be executed nowhere.  If the kernel supports it, TCP and signals to outside processes are also forbidden.
-    Raises OSError if the kernel's Landlock is missing or too old.  The process must have given up new privileges before.
+    No file can be executed. If the kernel supports it, TCP and signals to outside processes are also forbidden. Raises
+    OSError if the kernel's Landlock is missing or too old. The caller must first have set PR_SET_NO_NEW_PRIVS.
     """
     version = system_call("landlock", _CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(1))
     if version < LEAST_VERSION:
@@ -251,7 +252,7 @@ def restrict(readable: Iterable[str], writable: Iterable[str], own: str) -> None
 
 
 def _allow(ruleset: int, path: str, access: int) -> None:
-    """Add a rule for `path` and everything below; do nothing if it does not exist."""
+    """Add a rule for `path` and everything below it; do nothing if `path` does not exist."""
     try:
         place = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -269,29 +270,29 @@ def _allow(ruleset: int, path: str, access: int) -> None:
 # Seccomp: limits the system calls that a program may make, by a classic BPF filter for x86-64 and AArch64.
 #
 # `ALLOWED` lists the calls that Python, its standard library and the C library need for files, memory, threads, waiting and
-# clocks.  The other mechanisms decide which files may be opened.  A few more calls are allowed with some arguments only
-# (`CLONE` to `SOCKETPAIR`).  Every other call fails with ENOSYS, as on a kernel that lacks it, so calls that later kernels
-# add are refused without a review.  C libraries fall back to older calls on this error.  The calls of the x32 table have
-# other numbers, so they fail as well; a call by another architecture's table ends the process.
+# clocks. Namespaces or Landlock decide which files may be opened. A few more calls are allowed with some arguments only
+# (`CLONE` to `SOCKETPAIR`). Every other call fails with ENOSYS, as on a kernel that lacks the call. Calls that later kernels
+# add are therefore refused until they are reviewed. C libraries fall back to older calls on this error. The calls of the x32
+# table have other numbers, so they also fail; a call through another architecture's table ends the process.
 #
-# Programs have no sockets (except a connected pair), other processes (starting, executing, tracing, signalling, scheduling),
-# notifications of files (other processes read the same libraries), changes of owners and extended attributes, shared memory,
-# message queues, or interfaces that configure the kernel.  Locks of files succeed without effect: no other process shares
-# the files of a program, and a lock on a library would hold up others.
+# Programs cannot use sockets (except a connected pair), other processes (to start, execute, trace, signal or schedule them),
+# file notifications (other processes read the same libraries), changes of owners, extended attributes, shared memory,
+# message queues, or interfaces that configure the kernel. File locks succeed without effect: no other process shares a
+# program's files, and a lock on a library would block other processes.
 
 
 KILL_PROCESS, ERRNO, ALLOW = 0x8000_0000, 0x0005_0000, 0x7FFF_0000
 MISSING, FORBIDDEN, UNSUPPORTED = (ERRNO | number for number in (errno.ENOSYS, errno.EPERM, errno.EOPNOTSUPP))
-"""Answers to unlisted calls, to unlisted arguments, and to calls for which Python falls back only on this error."""
+"""Answers to unlisted calls, to unlisted arguments, and to calls for which Python falls back only on EOPNOTSUPP."""
 GRANTED = ERRNO
-"""Answer 0 without doing anything."""
+"""Answer that returns 0 without making the call."""
 ARCHITECTURES = {X86_64: 0xC000_003E, AARCH64: 0xC000_00B7}
 
 LOAD, JUMP_EQUAL, JUMP_ANY_BIT, RETURN = 0x20, 0x15, 0x45, 0x06
 NUMBER_AT, ARCHITECTURE_AT, ARGUMENTS_AT = 0, 4, 16
 
 Numbers = tuple[int | None, int | None]
-"""Numbers of a call on x86-64 and AArch64; None if there is no such call."""
+"""Numbers of a call on x86-64 and AArch64; None if the call does not exist there."""
 
 ALLOWED: dict[str, Numbers] = {
     # files
@@ -310,13 +311,13 @@ ALLOWED: dict[str, Numbers] = {
     # memory
     "brk": (12, 214), "mmap": (9, 222), "munmap": (11, 215), "mprotect": (10, 226), "mremap": (25, 216),
     "madvise": (28, 233), "msync": (26, 227),
-    # threads and the end
+    # threads and exit
     "futex": (202, 98), "set_robust_list": (273, 99), "rseq": (334, 293), "set_tid_address": (218, 96),
     "arch_prctl": (158, None), "sched_yield": (24, 124), "sched_getaffinity": (204, 123), "sched_getparam": (143, 121),
     "sched_getscheduler": (145, 120), "sched_get_priority_max": (146, 125), "sched_get_priority_min": (147, 126),
     "getcpu": (309, 168), "getpriority": (140, 141), "wait4": (61, 260), "waitid": (247, 95), "exit": (60, 93),
     "exit_group": (231, 94),
-    # signals to itself
+    # signals within the process
     "rt_sigaction": (13, 134), "rt_sigprocmask": (14, 135), "rt_sigreturn": (15, 139), "rt_sigpending": (127, 136),
     "rt_sigtimedwait": (128, 137), "rt_sigsuspend": (130, 133), "sigaltstack": (131, 132), "pause": (34, None),
     "restart_syscall": (219, 128), "alarm": (37, None), "setitimer": (38, 103), "getitimer": (36, 102),
@@ -325,13 +326,13 @@ ALLOWED: dict[str, Numbers] = {
     "epoll_create1": (291, 20), "epoll_ctl": (233, 21), "epoll_wait": (232, None), "epoll_pwait": (281, 22),
     "epoll_pwait2": (441, 441), "eventfd": (284, None), "eventfd2": (290, 19), "signalfd4": (289, 74),
     "timerfd_create": (283, 85), "timerfd_settime": (286, 86), "timerfd_gettime": (287, 87),
-    # pairs of connected sockets, which asyncio needs
+    # pairs of connected sockets, for asyncio
     "recvfrom": (45, 207), "recvmsg": (47, 212), "sendto": (44, 206), "sendmsg": (46, 211), "shutdown": (48, 210),
     "getsockname": (51, 204), "getpeername": (52, 205), "getsockopt": (55, 209),
     # clocks
     "clock_gettime": (228, 113), "clock_getres": (229, 114), "clock_nanosleep": (230, 115), "nanosleep": (35, 101),
     "gettimeofday": (96, 169), "time": (201, None), "times": (100, 153), "getrusage": (98, 165),
-    # itself
+    # the process itself
     "getpid": (39, 172), "getppid": (110, 173), "gettid": (186, 178), "getuid": (102, 174), "geteuid": (107, 175),
     "getgid": (104, 176), "getegid": (108, 177), "getgroups": (115, 158), "getresuid": (118, 148), "getresgid": (120, 150),
     "getpgrp": (111, None), "getpgid": (121, 155), "getsid": (124, 156), "getrlimit": (97, 163), "setrlimit": (160, 164),
@@ -342,35 +343,37 @@ OF_MODES_AND_TIMES: dict[str, Numbers] = {
     "chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53), "fchmodat2": (452, 452), "utime": (132, None),
     "utimes": (235, None), "futimesat": (261, None), "utimensat": (280, 88),
 }  # fmt: skip
-"""Calls that are allowed only if other files are hidden: Landlock does not protect visible files from them."""
+"""Calls allowed only if other files are hidden, because Landlock does not protect visible files from these calls."""
 
 OF_ATTRIBUTES: dict[str, Numbers] = {
     "getxattr": (191, 8), "lgetxattr": (192, 9), "fgetxattr": (193, 10), "listxattr": (194, 11), "llistxattr": (195, 12),
     "flistxattr": (196, 13),
 }  # fmt: skip
-"""Calls answered as by a file system without extended attributes: `shutil` asks for them, and ignores only this error."""
+"""Calls answered as a file system without extended attributes would: `shutil` makes these calls, and ignores only this
+error."""
 
 CLONE, CLONE_THREAD = (56, 220), 0x0001_0000
-"""Call that may start threads, but no process.  `clone3` is not allowed: a filter cannot see its flags."""
+"""Call that may start threads but not processes.  `clone3` is not allowed: a filter cannot see its flags."""
 KILL, TGKILL, PRLIMIT = (62, 129), (234, 131), (302, 261)
 """Calls that are allowed only on the program's own process."""
 PRCTL, PRCTL_OPTIONS = (157, 167), (3, 15, 16, 23, 0x5356_4D41)
-"""PR_GET_DUMPABLE, PR_SET_NAME, PR_GET_NAME, PR_CAPBSET_READ and PR_SET_VMA, which names memory."""
+"""PR_GET_DUMPABLE, PR_SET_NAME, PR_GET_NAME, PR_CAPBSET_READ and PR_SET_VMA (which names memory)."""
 IOCTL, IOCTL_REQUESTS = (16, 29), (0x5401, 0x802C_542A, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 """TCGETS, TCGETS2, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX and FIOCLEX."""
 FCNTL, FCNTL_COMMANDS = (72, 25), (0, 1, 2, 3, 4, 1030, 1032)
 """F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_DUPFD_CLOEXEC and F_GETPIPE_SZ."""
 LOCKS = (6, 7)
-"""F_SETLK and F_SETLKW, which SQLite needs.  They succeed without reaching the kernel."""
+"""F_SETLK and F_SETLKW, which SQLite needs. They succeed without being carried out."""
 SOCKETPAIR, UNIX, STREAM = (53, 199), (1,), tuple(1 | flags for flags in (0, 0x800, 0x8_0000, 0x8_0800))
-"""Stream sockets, with or without SOCK_NONBLOCK and SOCK_CLOEXEC.  A pair for datagrams could send to any local service."""
+"""Stream sockets, with or without SOCK_NONBLOCK and SOCK_CLOEXEC.  A pair of datagram sockets could send to any local
+service."""
 
 Instruction = tuple[int, int, int, int]
-"""Code, jump if true, jump if false, operand."""
+"""BPF instruction: code, jump if true, jump if false, operand."""
 
 
 def instructions(machine: str, own_pid: int, threads: bool, modes: bool) -> list[Instruction]:
-    """Return the filter for the process with this number.
+    """Return the filter for the process with the number `own_pid`.
 
     threads: True to allow starting threads.  modes: True to allow changing modes and times of files.
     """
@@ -401,7 +404,7 @@ def instructions(machine: str, own_pid: int, threads: bool, modes: bool) -> list
 
 
 def install(machine: str, threads: bool, modes: bool) -> None:
-    """Put this process under its filter, irrevocably.  Raises OSError."""
+    """Apply the filter to this process irrevocably.  Raises OSError."""
     program = instructions(machine, os.getpid(), threads, modes)
     data = b"".join(struct.pack("HBBI", *instruction) for instruction in program)
     buffer = ctypes.create_string_buffer(data, len(data))
@@ -410,25 +413,25 @@ def install(machine: str, threads: bool, modes: bool) -> None:
 
 
 def _all_of(calls: Mapping[str, Numbers], column: int, answer: int) -> list[Instruction]:
-    """Give each of these calls the same answer."""
+    """Return instructions that give each of these calls the same answer."""
     found = [_when(numbers[column], [(RETURN, 0, 0, answer)]) for numbers in calls.values() if numbers[column] is not None]
     return [instruction for each in found for instruction in each]
 
 
 def _when(number: int | None, then: list[Instruction]) -> list[Instruction]:
-    """Return instructions that run `then`, which returns, for this call only."""
+    """Return instructions that run `then` for this call only; `then` must return an answer."""
     assert number is not None and len(then) <= 255
     return [(JUMP_EQUAL, 0, len(then), number), *then]
 
 
 def _unless(test: int, argument: int, values: Sequence[int], refusal: int) -> list[Instruction]:
-    """Refuse the call unless an argument (its low 32 bits) passes the test with one of the values."""
+    """Return instructions that refuse the call unless an argument (low 32 bits) passes the test with one of the values."""
     tests = [(test, len(values) - place, 0, value) for place, value in enumerate(values)]
     return [(LOAD, 0, 0, ARGUMENTS_AT + 8 * argument), *tests, (RETURN, 0, 0, refusal)]
 
 
 def _if(argument: int, values: Sequence[int], answer: int) -> list[Instruction]:
-    """Give this answer when an argument (its low 32 bits) is one of the values."""
+    """Return instructions that give this answer if the low 32 bits of an argument equal one of the values."""
     last = len(values) - 1
     tests = [(JUMP_EQUAL, last - place, int(place == last), value) for place, value in enumerate(values)]
     return [(LOAD, 0, 0, ARGUMENTS_AT + 8 * argument), *tests, (RETURN, 0, 0, answer)]

@@ -1,11 +1,11 @@
-"""Launcher of one untrusted Python program: the process that watches it, and the process that becomes it.
+"""Launcher of one untrusted Python program: one process watches the program, and a second process becomes the program.
 
     sandbox (the peer's process) -> launcher (watches the deadline, ends everything) -> program (confined, then runs)
 
-The launcher reads its order as JSON from one descriptor, and writes status to another, one JSON object per line:
-`{"failed": mechanism, "why": text}` if a required protection could not be set up, so that nothing ran;
-`{"started": true}` right before the program's first statement; at the end `{"exit": code}`, `{"signal": number}` or
-`{"late": true}`.  The program holds none of these descriptors.  SIGTERM to the launcher ends the program early.
+The launcher reads its order as JSON from one descriptor, and writes its status to another, one JSON object per line. If a
+required protection could not be set up, it writes `{"failed": mechanism, "why": text}`, and nothing runs. It writes
+`{"started": true}` just before the program's first statement, and at the end `{"exit": code}`, `{"signal": number}` or
+`{"late": true}`. The program has none of these descriptors. SIGTERM to the launcher ends the program early.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ SYSTEM_FILES = ("/etc/ld.so.cache", "/usr/share/zoneinfo")
 
 
 def main(order_fd: int, status_fd: int) -> None:
-    """Launch the program.  Returns in the program's process after the program's end; exits in the launcher's process."""
+    """Launch the program.  In the program's process, returns after the program ends; in the launcher's process, exits."""
     with os.fdopen(order_fd) as order_file:
         order = json.load(order_file)
     confinement.prctl(confinement.PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != order["parent"]:
-        os._exit(1)  # the sandbox's process died before the line above
+        os._exit(1)  # the sandbox's process died before the prctl call
     confinement.prctl(confinement.PR_SET_CHILD_SUBREAPER, 1)
     signal.pthread_sigmask(signal.SIG_SETMASK, {signal.SIGCHLD, signal.SIGTERM})
     use = set(order["mechanisms"])
     if NAMESPACES in use:
         try:
             if confinement.leave():
-                use.discard(OTHER_USER)  # the only user there is our own
+                use.discard(OTHER_USER)  # this namespace has only our own user
         except OSError as error:
             _tell(status_fd, failed=NAMESPACES, why=str(error))
             os._exit(1)
@@ -52,7 +52,7 @@ def main(order_fd: int, status_fd: int) -> None:
         _become_program(order, use, status_fd, started)
         return
     os.close(started)
-    os.read(ready, 1)  # confinement can take long, and is not part of the program's time
+    os.read(ready, 1)  # confinement can take long and does not count as the program's time
     os.close(ready)
     os.close(0)
     os.close(1)
@@ -64,9 +64,9 @@ def main(order_fd: int, status_fd: int) -> None:
 
 
 def _watch(program: int, deadline: float, cpu_s: float) -> dict[str, Any]:
-    """Wait until the program ends, its processor time or its deadline is used up, or SIGTERM comes; reap orphans.
+    """Wait until the program ends, its CPU time or its deadline runs out, or SIGTERM arrives; reap orphans.
 
-    A program with one thread cannot use processor time faster than the clock, so the launcher rarely has to check.
+    A program with one thread cannot use CPU time faster than elapsed time, so the launcher rarely has to check.
     """
     while True:
         left = min(deadline - time.monotonic(), cpu_s - _processor_time(program))
@@ -90,15 +90,15 @@ def _reaped(program: int) -> int | None:
 
 
 def _processor_time(process: int) -> float:
-    """Return the processor seconds of our child, even a zombie; the clock is the one of clock_getcpuclockid(3)."""
+    """Return the CPU seconds of our child, even of a zombie, from the clock that clock_getcpuclockid(3) gives."""
     return time.clock_gettime(~process << 3 | 2)
 
 
 def _end_all() -> None:
     """Kill all remaining processes of the program, and reap them.
 
-    In a process namespace all of them die with the program.  Otherwise orphans become our children: a killed process can no
-    longer fork, so killing children until none is left terminates.
+    In a process namespace, all processes die with the program. Otherwise orphans become our children. A killed process can
+    no longer fork, so killing children until none is left terminates.
     """
     while True:
         try:
@@ -107,12 +107,12 @@ def _end_all() -> None:
             return
         if not reaped:
             for child in _children():
-                os.kill(child, signal.SIGKILL)  # not reaped yet, so the number is still this child's
+                os.kill(child, signal.SIGKILL)  # not reaped yet, so the number still belongs to this child
             os.waitpid(-1, 0)
 
 
 def _children() -> set[int]:
-    """Return our children, including orphans that we have inherited."""
+    """Return the process ids of our children, including inherited orphans."""
     own = os.getpid()
     found = set()
     for name in os.listdir("/proc"):
@@ -128,7 +128,7 @@ def _children() -> set[int]:
 
 
 def _become_program(order: dict[str, Any], use: set[str], status_fd: int, started: int) -> None:
-    """Confine this process as ordered, and run the program in it."""
+    """Confine this process as the order requires, and run the program in it."""
     signal.pthread_sigmask(signal.SIG_SETMASK, set())
     step = "limits"
     try:
@@ -172,9 +172,9 @@ def _readable(packages: list[str]) -> list[str]:
 
 
 def _limit(order: dict[str, Any], processes: int) -> None:
-    """Set the limits that every kernel enforces.  processes: of this user, threads included.
+    """Set the limits that every kernel enforces. processes: limit for this user, threads included.
 
-    The launcher watches processor time, as the kernel counts it only in whole ticks; the kernel's higher limit is for
+    The launcher watches CPU time, because the kernel counts it only in whole seconds. The kernel's higher limit is for
     processes that the launcher does not see.
     """
     limits = {
@@ -206,7 +206,7 @@ def _threads_of(user: int) -> int:
 
 
 def _become(user: int, work: str, owns: bool) -> None:
-    """Become a user that owns only the working folder.  Raises OSError, also if that user could not read Python's files."""
+    """Become a user that owns only the working folder. Raises OSError, also if that user cannot read Python's files."""
     if owns:
         os.chown(work, user, user)
     os.setgroups([])
@@ -217,7 +217,7 @@ def _become(user: int, work: str, owns: bool) -> None:
 
 
 def _run(text: str, packages: list[str]) -> None:
-    """Run the program as `__main__`.  An exception in it ends this process, as in any program."""
+    """Run the program as `__main__`.  An exception in the program ends this process, as usual."""
     del sys.path[0]
     sys.path += packages
     sys.argv = ["program.py"]

@@ -1,11 +1,11 @@
-"""Installed packages that score a model's text, kept out of the peer's own process.
+"""Installed packages that score a model's text, isolated from the peer's own process.
 
-Scoring libraries evaluate parts of a model's text as Python: reasoning-gym and sympy do so in a scope where their own
-variables are visible, including the right answer.  So they run in the sandbox, take a question in JSON, and answer in JSON.
+Scoring libraries evaluate parts of a model's text as Python. reasoning-gym and sympy do so in a scope where their own
+variables, including the right answer, are visible. So they run in the sandbox, take a question in JSON, and answer in JSON.
 While they score, `GUARD` lets Python compile source that comes from no file only if it is a literal: numbers, texts, lists
-and arithmetic on numbers, without any name.  sympy's parser turns the names of a text into calls of its own classes before
-it evaluates them; for the parser, the guard also allows calls of a few mathematical functions and names of one letter.  Size
-and depth of both are bounded.  No right answer needs more.
+and arithmetic on numbers, without any name. sympy's parser turns the names in a text into calls of its own classes before it
+evaluates them. For this parser, the guard also allows calls of a few mathematical functions and names of one letter. The
+size and depth of both kinds of source are bounded. No right answer needs more.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from trainer.environments.environment import Environment, Problem
 from trainer.environments.sandbox import Limits, Sandbox
 
 MAKING = Limits(cpu_s=300, wall_s=1200.0, memory_bytes=4 << 30, output_bytes=64 << 20)
-"""Limits for making problems from the run's own settings.  Numpy alone reserves a gibibyte of addresses."""
+"""Limits for making problems from the run's own settings.  NumPy alone reserves a gibibyte of address space."""
 SCORING = Limits(cpu_s=20, wall_s=120.0, memory_bytes=4 << 30)
-"""Limits for scoring one answer.  Some puzzles take seconds to make, and scoring makes them again."""
+"""Limits for scoring one answer.  Some puzzles take seconds to make, and scoring makes the puzzle again."""
 
 GUARD = """
 import ast, sys
@@ -104,7 +104,7 @@ os.dup2(2, 1)
 
 
 class PackageMissing(ValueError):
-    """Error for a package of an extra that is not installed, or does not work.  remedy: a command."""
+    """Error for a package of an extra that is missing or does not work. remedy: a command that installs it."""
 
     def __init__(self, what: str, remedy: str = "pip install 'manyhands[rl]'") -> None:
         super().__init__(f"{what}: {remedy}")
@@ -119,17 +119,17 @@ def installed_version(module: str, distribution: str, purpose: str) -> str:
 
 
 class PackageProgram:
-    """Program of ours that imports installed packages, and answers questions about untrusted text in the sandbox."""
+    """Our own program, run in the sandbox, which imports installed packages and answers questions about untrusted text."""
 
     def __init__(self, program: str, limits: Limits = SCORING) -> None:
-        """program: defines `answer(question)`.  Raises SandboxUnavailable."""
+        """Prepare the sandbox for `program`, which must define `answer(question)`. Raises SandboxUnavailable."""
         self._program = (
             GUARD + _ASK + program + "\nprint(json.dumps(answer(json.load(sys.stdin))), file=answers, flush=True)\n"
         )
         self._sandbox = Sandbox(limits, packages=True)
 
     def ask(self, question: Any) -> Any:
-        """Return the answer to a question, both in JSON's types.  Raises ValueError if the program gives none."""
+        """Return the answer to a question, both in JSON's types. Raises ValueError if the program gives no answer."""
         outcome = self._sandbox.run(self._program, json.dumps(question).encode())
         if not outcome.succeeded:
             last = outcome.errors.decode(errors="replace").strip().rpartition("\n")[2][:300]
@@ -143,17 +143,17 @@ class PackageProgram:
 # ------------------------------------------------------------------------------------------------------------------------
 # Tasks of reasoning-gym (the extra `rl`): about a hundred families of procedural puzzles.
 #
-# A problem follows from the task, its settings, the seed, the number and the version of the package, so all peers of a run
-# need the same version.  Five of the families depend on Python's hash seed; problems are therefore made in the sandbox,
-# which fixes the seed, some at a time.  The package also computes scores, in the sandbox as well.
+# A problem is determined by the task, its settings, the seed, the number and the version of the package, so all peers of a
+# run need the same version. Five of the families depend on Python's hash seed. Problems are therefore made in the sandbox,
+# which fixes the hash seed, several at a time. The package also computes scores, again in the sandbox.
 
 
 REASONING_GYM = ("reasoning_gym", "reasoning-gym", "reasoning-gym tasks")
 """Arguments of `installed_version`."""
 SIZE = 1 << 20
-"""Default number of a family's problems.  Few families (word_ladder) refuse so many."""
+"""Default number of a family's problems.  A few families (word_ladder) refuse this number."""
 AT_ONCE = 16
-"""Problems made in one process: starting one costs a second or so."""
+"""Problems made in one process, because starting a process takes about a second."""
 BLOCKS_KEPT = 64
 
 REASONING_GYM_PROGRAM = """
@@ -175,10 +175,16 @@ def answer(question):
 
 
 class ReasoningGym(Environment):
-    """One family of puzzles.  The answer is the content of the last `<answer>` element, or the whole turn without one."""
+    """One family of puzzles.
+
+    The answer is the content of the last `<answer>` element, or the whole turn if it has no such element.
+    """
 
     def __init__(self, task: str, seed: int = 0, size: int = SIZE, settings: Mapping[str, Any] | None = None) -> None:
-        """Make the first problems.  settings: the family's own (see the package).  Raises ValueError if it refuses them."""
+        """Make the first problems.
+
+        settings: the family's settings (see the package). Raises ValueError if it refuses them.
+        """
         if type(size) is not int or size < 1:
             raise ValueError("size is how many problems there are, a whole number from 1 on")
         self.version = f"reasoning-gym {installed_version(*REASONING_GYM)}"
@@ -190,22 +196,22 @@ class ReasoningGym(Environment):
 
     @property
     def size(self) -> int:
-        """As `Environment.size`."""
+        """Number of problems, as in `Environment.size`."""
         return self._size
 
     def problem(self, index: int) -> Problem:
-        """As `Environment.problem`."""
+        """Return the problem as `Environment.problem` describes."""
         number = self._checked(index)
         question, answer = self._block(number // AT_ONCE)[number % AT_ONCE]
         return Problem(index, question, answer)
 
     def score(self, problem: Problem, turns: Sequence[str]) -> float:
-        """As `Environment.score`."""
+        """Score the turns as `Environment.score` describes."""
         if len(turns) != 1:
             return 0.0
         said = answer_element(turns[0])
         if said == problem.answer:
-            return 1.0  # as in all families of 0.1.25 that name an answer
+            return 1.0  # all families of 0.1.25 that name an answer score it 1
         try:
             answer = self._scorer.ask({**self._what, "number": problem.index, "said": said})
             return in_range(answer["score"])
@@ -213,7 +219,7 @@ class ReasoningGym(Environment):
             return 0.0
 
     def solution(self, problem: Problem) -> tuple[str, ...]:
-        """As `Environment.solution`."""
+        """Return a solution as `Environment.solution` describes."""
         if problem.answer is None:
             raise ValueError(f"{self._what['task']} of reasoning-gym names no answers, so it has no examples")
         return (str(problem.answer),)
@@ -227,7 +233,7 @@ class ReasoningGym(Environment):
 
 
 def answer_element(text: str) -> str:
-    """Return the text between the last `<answer>` and `</answer>`, or the whole text; without blanks around it."""
+    """Return the text between the last `<answer>` and `</answer>`, or the whole text; blanks around it are removed."""
     _, opened, rest = text.rpartition("<answer>")
     return (rest.partition("</answer>")[0] if opened else text).strip()
 
@@ -240,17 +246,18 @@ def in_range(score: Any) -> float:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Tasks of `verifiers` tasksets (the extra `rl`, its v1 interface): packages of tasks with rewards that others publish.
+# Tasks of `verifiers` tasksets (the extra `rl`, its v1 interface): published packages of tasks with rewards.
 #
-# A suitable taskset has plain texts, one turn each, and scores from the text alone.  Tasksets that need tools, a container,
-# a judge or a simulated user are refused: no other peer could recompute their rewards from a rollout.  A taskset that
-# downloads its data does not load, because it runs in the sandbox like everything that reads a model's text.
+# A suitable taskset has plain texts, one turn for each task, and scores that depend on the text alone. Tasksets that need
+# tools, a container, a judge or a simulated user are refused, because no other peer could recompute their rewards from a
+# rollout. A taskset that downloads its data does not load, because it runs in the sandbox, like all code that reads a
+# model's text.
 
 
 VERIFIERS = ("verifiers", "verifiers", "verifiers tasksets")
 """Arguments of `installed_version`."""
 MAX_TASKS = 10_000
-"""Most tasks taken from a taskset; some tasksets never end."""
+"""Maximum number of tasks taken from a taskset; some tasksets are endless."""
 
 VERIFIERS_PROGRAM = """
 import asyncio, inspect, itertools
@@ -303,10 +310,10 @@ def answer(question):
 
 
 class VerifiersTasks(Environment):
-    """The first `MAX_TASKS` tasks of an installed taskset, with its default settings."""
+    """Environment of the first `MAX_TASKS` tasks of an installed taskset, with the taskset's default settings."""
 
     def __init__(self, taskset: str) -> None:
-        """Load a taskset; raises ValueError if it is not installed, does not load, or does not fit."""
+        """Load a taskset. Raises ValueError if the taskset is not installed, does not load, or is not suitable."""
         self.version = f"verifiers {installed_version(*VERIFIERS)} {taskset}"
         self._taskset = taskset
         self._scorer = PackageProgram(VERIFIERS_PROGRAM)
@@ -319,15 +326,15 @@ class VerifiersTasks(Environment):
 
     @property
     def size(self) -> int:
-        """As `Environment.size`."""
+        """Number of problems, as in `Environment.size`."""
         return len(self._prompts)
 
     def problem(self, index: int) -> Problem:
-        """As `Environment.problem`."""
+        """Return the problem as `Environment.problem` describes."""
         return Problem(index, self._prompts[self._checked(index)], None)
 
     def score(self, problem: Problem, turns: Sequence[str]) -> float:
-        """As `Environment.score`."""
+        """Score the turn as `Environment.score` describes."""
         if len(turns) != 1:
             return 0.0
         try:
@@ -337,5 +344,5 @@ class VerifiersTasks(Environment):
             return 0.0
 
     def solution(self, problem: Problem) -> tuple[str, ...]:
-        """As `Environment.solution`."""
+        """Raise ValueError, because tasks of verifiers name no solutions."""
         raise ValueError("tasks of verifiers name no solutions, so they give no examples")

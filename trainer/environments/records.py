@@ -1,4 +1,4 @@
-"""Tasks as lines of JSON, in the form of GENESYS and SYNTHETIC-1: strict about everything, and bounded.
+"""Tasks as lines of JSON, in the form of GENESYS and SYNTHETIC-1, with strict checks and bounded sizes.
 
 A line is an object with `task_type`, `prompt`, `verification_info`, and optionally `problem_id` (by default the line's
 number), `source`, `in_source_id`, `gold_standard_solution`, `metadata`, `hf_dataset_name`, `solve_rate`, `samples`.
@@ -13,9 +13,9 @@ By task type it holds:
   `{"type": "stdin_stdout", "input": text, "output": text}` or
   `{"type": "function_call", "fn_name": name, "input": [argument, …], "output": value}`.
 
-The first two are ours, the others as published.  `solve_rate` is the mean score, 0 to 1, of so many `samples` of a model's
-answers; a run may leave a task out because of it (`trainer.environments.records`).  Tasks are data: nothing in them is
-ever executed.
+The first two types are our own; the others are as published. `solve_rate` is the mean score, 0 to 1, over a number `samples`
+of a model's answers. A run may leave out a task because of its solve rate (`SolveRates`). Tasks are data: no part of a task
+is ever executed.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ MAX_TASKS = 1_000_000
 MAX_PROMPT_BYTES = 64 << 10
 MAX_NAME_BYTES = 256
 MAX_CASES = 64
-"""Most test cases of a task.  Each costs a process if the program reads standard input."""
+"""Maximum number of test cases of a task. Each case needs a process of its own if the program reads standard input."""
 MAX_CASE_BYTES = 256 << 10
 MAX_SAMPLES = 1 << 20
-"""Most answers behind a solve rate."""
+"""Maximum number of answers from which a solve rate was measured."""
 NUMBER = re.compile(
     r"[+-]?([0-9]{1,60}(\.[0-9]{1,60})?|\.[0-9]{1,60}|[1-9][0-9]{0,2}(,[0-9]{3}){1,19}(\.[0-9]{1,60})?)([eE][+-]?[0-9]{1,3})?"
     r"|[+-]?[0-9]{1,60}/[0-9]{1,60}"
 )
-"""Pattern of the numbers that are read: decimals and fractions, short enough that none becomes huge.
+"""Pattern of the numbers that are read: decimals and fractions, with a bounded number of digits.
 
-A point is decimal.  A comma may only separate thousands: "1,5" may be a decimal, a list or a slip.
+A point is the decimal point. A comma may only separate thousands, because "1,5" may be a decimal, a list or a slip.
 """
 MINUS = "\u2212"
-"""The typographic minus sign, which is read as the hyphen of keyboards."""
+"""The typographic minus sign, which is read as a hyphen."""
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-"""Mark that some editors write before a text in UTF-8."""
+"""Byte order mark, which some editors write before UTF-8 text."""
 
 _FIELDS = {"task_type", "prompt", "verification_info"}
 _ALSO = {
@@ -106,7 +106,7 @@ class CallCase:
 
 @dataclass(frozen=True)
 class CodeTests:
-    """Verification that a Python program passes all cases, which are of one kind."""
+    """Verification that a Python program passes all cases; all cases are of one kind."""
 
     cases: tuple[InputCase, ...] | tuple[CallCase, ...]
 
@@ -116,9 +116,10 @@ Verification = ExactAnswer | NumericAnswer | MathsAnswer | CodeTests
 
 @dataclass(frozen=True)
 class TaskRecord:
-    """Task of one line.  solution: a good answer, if the line or its ground truth gives one.
+    """Task of one line.
 
-    solve_rate: the mean score of a model's answers, 0 to 1, as the line says; None if it was not measured.
+    solution: a good answer, if the line or its ground truth gives one. solve_rate: the mean score of a model's answers, 0 to
+    1, as given in the line; None if it was not measured.
     """
 
     problem_id: str
@@ -129,9 +130,9 @@ class TaskRecord:
 
 
 def read_tasks(lines: Iterable[bytes]) -> tuple[TaskRecord, ...]:
-    """Return the tasks of these lines; blank lines are skipped.
+    """Return the tasks of these lines; skip blank lines.
 
-    Raises ValueError with one sentence and the line's number for any flaw.
+    Raises ValueError with the line's number and one sentence for any flaw.
     """
     tasks: list[TaskRecord] = []
     numbers: dict[str, int] = {}
@@ -203,7 +204,7 @@ def _solve_rate(record: Mapping[str, Any]) -> float | None:
 
 
 def number_in(text: str) -> Fraction | None:
-    """Return the number that a text is, or None if it is no number or one with hundreds of digits."""
+    """Parse a text as a number; return None if it is not a number or has too many digits (`NUMBER`)."""
     text = text.strip().replace(MINUS, "-")
     if not NUMBER.fullmatch(text):
         return None
@@ -256,7 +257,7 @@ def _read_case(case: Mapping[str, Any]) -> InputCase | CallCase:
     if kind == "function_call":
         _check_fields("a test case", case, {"type", "input", "output", "fn_name"}, set())
         name = _text(case, "fn_name", MAX_NAME_BYTES)
-        if not (name.isascii() and name.isidentifier()):  # other letters allowed in names depend on Python's version
+        if not (name.isascii() and name.isidentifier()):  # which other letters Python allows depends on its version
             raise ValueError("fn_name is no name of a function")
         if not isinstance(case["input"], list):
             raise ValueError("input of a function_call is no list of arguments")
@@ -327,7 +328,7 @@ def _text(record: Mapping[str, Any], name: str, most_bytes: int, may_be_empty: b
 
 
 def _check_text(name: str, value: str) -> int:
-    """Return the size of a text in bytes.  Raises ValueError for half characters and byte 0, which ends a turn."""
+    """Return the size of a text in bytes. Raises ValueError for a lone surrogate, and for character 0, which ends a turn."""
     if "\0" in value:
         raise ValueError(f"{name} contains the character 0")
     try:
@@ -351,25 +352,25 @@ def _refuse(reason: str) -> NoReturn:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Offline filter: chooses the tasks that a run learns from, by the rate at which a model solved them before the run.
+# Offline filter, which chooses the tasks from which a run learns, by the rate at which a model solved them before the run.
 #
-# A rate is measured (`trainer.rl.rating`) and written into a task's record.  The chosen tasks follow only from the file and
-# the run's two bounds, so that all peers have the same tasks in the same order.
+# The rate is measured (`trainer.rl.rating`) and written into the task's record. The choice depends only on the file and the
+# run's two bounds, so all peers have the same tasks in the same order.
 
 
 @dataclass(frozen=True)
 class SolveRates:
-    """Bounds on the solve rates of tasks to learn from, 0 to 1, both included."""
+    """Inclusive bounds, 0 to 1, on the solve rates of tasks to learn from."""
 
     low: float = 0.0
     high: float = 1.0
 
     def have(self, rate: float | None) -> bool:
-        """Return True if a task with this rate stays; a task without a measured rate (None) stays."""
+        """Return True if a task with this rate is kept; a task without a measured rate (None) is always kept."""
         return rate is None or self.low <= rate <= self.high
 
     def left(self, tasks: Sequence[TaskRecord]) -> tuple[TaskRecord, ...]:
-        """Return the tasks that stay, in their order.  Raises ValueError if none stays."""
+        """Return the kept tasks in their order. Raises ValueError if no task is kept."""
         kept = tuple(task for task in tasks if self.have(task.solve_rate))
         if not kept:
             raise ValueError(
@@ -380,11 +381,11 @@ class SolveRates:
 
 
 def told(left: int, total: int, rates: SolveRates) -> str:
-    """Describe for a person the number of tasks that stay, and the reason why others do not, if any."""
+    """Describe, for a person, the number of kept tasks, and the reason if some were dropped."""
     if left == total:
         return f"{total}"
     return f"{left} of {total}, {total - left} left out by a solve_rate outside {rates.low:g} to {rates.high:g}"
 
 
 ALL = SolveRates()
-"""Bounds that leave nothing out."""
+"""Bounds that keep every task."""

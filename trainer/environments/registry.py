@@ -1,4 +1,4 @@
-"""Registry of all environments by name, through which a run's configuration opens them."""
+"""Registry of all environments by name; a run's configuration opens environments through it."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ from trainer.environments.records import ALL, SolveRates
 from trainer.environments.verification import MATH_VERIFY, check_maths
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Names of environments: one line of text by which a run's manifest names an environment and its options.
+# Names of environments: one line of text with which a run's manifest names an environment and its options.
 #
-# `add`, `add(digits=3)`, `mixture(add(digits=3), sort)`, `reasoning-gym(task="chain_sum", settings={"min_terms": 2})`: a
-# name, and in parentheses options with JSON values, or the names of a mixture's parts.  Reading evaluates nothing.
+# Examples: `add`, `add(digits=3)`, `mixture(add(digits=3), sort)`, `reasoning-gym(task="chain_sum", settings={"min_terms":
+# 2})`. A name may be followed, in parentheses, by options with JSON values, or by the names of a mixture's parts. Reading a
+# name evaluates nothing.
 
 
 MAX_NAME = 1000
-"""Most characters of a name with its options."""
+"""Maximum number of characters of a name with its options."""
 _NAME = re.compile(r"[a-z][a-z0-9-]*")
 _OPTION = re.compile(r"([a-z_]+)\s*=\s*")
 _BLANKS = re.compile(r"\s*")
 
 
 def read_name(text: str) -> tuple[str, dict[str, Any]]:
-    """Return name and options, as `open_environment` takes them.  Raises ValueError with one sentence."""
+    """Return the name and the options for `open_environment`.  Raises ValueError with one sentence."""
     if len(text) > MAX_NAME:
         raise ValueError(f"the name of an environment has at most {MAX_NAME} characters with its options")
     reader = _Reader(text)
@@ -121,7 +122,10 @@ class _Reader:
 
 
 class Mixture(Environment):
-    """Environment of all environments' problems in turn.  A problem's answer holds the inner environment's problem."""
+    """Environment with problems of several environments in turn.
+
+    A problem's answer holds the inner environment's problem.
+    """
 
     def __init__(self, environments: Sequence[Environment]) -> None:
         if not environments:
@@ -131,29 +135,29 @@ class Mixture(Environment):
 
     @property
     def size(self) -> int:
-        """As `Environment.size`."""
+        """Number of problems, as in `Environment.size`."""
         return len(self._environments) * min(environment.size for environment in self._environments)
 
     def problem(self, index: int) -> Problem:
-        """As `Environment.problem`."""
+        """Return the problem as `Environment.problem` describes."""
         number, part = divmod(self._checked(index), len(self._environments))
         inner = self._environments[part].problem(number)
         return Problem(index, inner.prompt, inner)
 
     def score(self, problem: Problem, turns: Sequence[str]) -> float:
-        """As `Environment.score`."""
+        """Score the turns as `Environment.score` describes."""
         return self._of(problem).score(problem.answer, turns)
 
     def is_exact(self, problem: Problem) -> bool:
-        """As `Environment.is_exact`."""
+        """Return the answer of the inner environment's `is_exact`."""
         return self._of(problem).is_exact(problem.answer)
 
     def solution(self, problem: Problem) -> tuple[str, ...]:
-        """As `Environment.solution`."""
+        """Return a solution as `Environment.solution` describes."""
         return self._of(problem).solution(problem.answer)
 
     def reply(self, problem: Problem, turns: Sequence[str]) -> str | None:
-        """As `Environment.reply`."""
+        """Return the reply as `Environment.reply` describes."""
         return self._of(problem).reply(problem.answer, turns)
 
     def _of(self, problem: Problem) -> Environment:
@@ -193,23 +197,23 @@ MIXTURE, FILE, TASKS = "mixture", "jsonl", "tasks/"
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 BUILT_IN = ("reverse", "sort", "add", "shift", "count", "close", "guess", "lookup", "calculate")
-"""Environments that need no other package."""
+"""Names of the environments that need no other package."""
 
 
 def open_environment(name: str, **options: Any) -> Environment:
     """Open the environment of this name, with these options.
 
-    Raises ValueError with one sentence for an unknown name or option, and for anything missing on this computer; and
-    SandboxUnavailable if it needs to run programs that this computer cannot confine.
+    Raises ValueError with one sentence for an unknown name or option, and if anything is missing on this computer. Raises
+    SandboxUnavailable if the environment needs to run programs that this computer cannot confine.
     """
     return _opener(name, options)(**options)
 
 
 def open_named(text: str, files: Mapping[str, str] | None = None, rates: SolveRates = ALL) -> Environment:
-    """Open the environment that a run's manifest names (`trainer.environments.registry`); raises as `open_environment`.
+    """Open the environment that a run's manifest names. Raises the errors of `open_environment`.
 
-    files: paths of the run's files, by name; a file of tasks is named `TASKS` + the environment's name for it.
-    rates: bounds on the solve rates of tasks in files; tasks outside get no number.
+    files: paths of the run's files, by name; a file of tasks is named `TASKS` + the environment's name for the file. rates:
+    bounds on the solve rates of tasks in files; tasks outside the bounds get no number.
     """
     name, options = read_name(text)
     _check(name, options)
@@ -219,8 +223,8 @@ def open_named(text: str, files: Mapping[str, str] | None = None, rates: SolveRa
 def check_named(text: str, problems: int, tasks: Mapping[str, int] | None = None) -> None:
     """Raise ValueError with one sentence if no peer could open the named environment, or if it has fewer problems.
 
-    Only environments that need no other package are opened, since packages and sandboxes differ between computers.
-    tasks: number of tasks in each file, by the environment's name for it, as far as known.
+    Only environments that need no other package are opened, because packages and sandboxes differ between computers. tasks:
+    number of tasks in each file, by the environment's name for the file, if known.
     """
     size = _check(*read_name(text), tasks or {})
     if size is not None and size < problems:
@@ -233,10 +237,10 @@ def files_of(text: str) -> list[tuple[str, str]]:
 
 
 def with_digests(text: str, digest: Callable[[str], str]) -> str:
-    """Return this name for a manifest: add the digest to each file of tasks that is named without one.
+    """Return this name for a manifest, with a digest added to each file of tasks that has none.
 
-    digest: returns the digest of the file that the environment names.  Raises ValueError for a malformed name, and any
-    exception of `digest`.
+    digest: returns the digest of a file, given the environment's name for the file. Raises ValueError for a malformed name,
+    and passes on any exception of `digest`.
     """
     name, options = read_name(text)
     parts = options.get("of") if name == MIXTURE else [options]
@@ -249,14 +253,14 @@ def with_digests(text: str, digest: Callable[[str], str]) -> str:
 
 
 def problems_of(text: str, tasks: Mapping[str, int]) -> int | None:
-    """Return the number of an environment's problems, given the tasks in its files; None if it is not known here."""
+    """Return the number of an environment's problems, given the tasks in its files; None if this function cannot know it."""
     return _check(*read_name(text), tasks)
 
 
 def check_packages(text: str) -> None:
     """Raise PackageMissing or SandboxUnavailable if this computer lacks a package of the environment, or its sandbox.
 
-    The needs of tasks in a file are known only from the file, so math-verify may be missing, but must work if installed.
+    Only the file itself shows which packages its tasks need. So math-verify may be missing, but must work if installed.
     Raises ValueError for a malformed or unknown name.
     """
     for part in _named_parts(text):
@@ -294,7 +298,7 @@ def _opener(name: str, options: Mapping[str, Any]) -> Callable[..., Environment]
 
 
 def _check(name: str, options: Mapping[str, Any], tasks: Mapping[str, int] | None = None) -> int | None:
-    """Check name and options; return the number of problems, or None if it is not known here.  Raises ValueError."""
+    """Check name and options; return the number of problems, or None if this function cannot know it.  Raises ValueError."""
     _opener(name, options)
     if name == MIXTURE:
         parts = _parts(options["of"])
@@ -312,7 +316,7 @@ def _check(name: str, options: Mapping[str, Any], tasks: Mapping[str, int] | Non
 def _check_file(options: Mapping[str, Any]) -> None:
     """Raise ValueError unless the path is a bare file name, with a digest of the tasks.
 
-    Manifests come from strangers, and all peers must have the same tasks.
+    Manifests come from strangers, so a path must not lead elsewhere. The digest ensures that all peers have the same tasks.
     """
     path, digest = options["path"], options.get("digest")
     if not isinstance(path, str) or not _FILE_NAME.fullmatch(path):
@@ -322,7 +326,7 @@ def _check_file(options: Mapping[str, Any]) -> None:
 
 
 def _opened(name: str, options: Mapping[str, Any], files: Mapping[str, str], rates: SolveRates) -> Environment:
-    """Open the environment, with its tasks from the run's files."""
+    """Open the environment, with the tasks in the run's files."""
     if name == MIXTURE:
         parts = [(part["name"], _options(part)) for part in options["of"]]
         return Mixture([_opened(part, its_options, files, rates) for part, its_options in parts])

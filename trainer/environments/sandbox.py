@@ -1,18 +1,17 @@
-"""Sandbox: runs Python programs that a model wrote, in a child process that can do no harm.
+"""Sandbox that runs Python programs written by a model, in a confined child process.
 
 The protections depend on the computer (`protections` lists them):
 
-* always: limits of CPU time, memory, size of a file, open files and processes; a deadline; bounded output; only the given
-  input; none of the user's environment variables; a separate folder that is removed.
-* namespaces (`confinement.py`): no network, no sight of other processes, a file system with only Python's own
-  files.
-* Landlock (`confinement.py`): the same for files, if namespaces are forbidden.
+* always: limits on CPU time, memory, size of a file, open files and processes; a deadline; bounded output; only the given
+  input; no environment variables of the user; a separate folder that is removed afterwards.
+* namespaces (`confinement.py`): no network, no view of other processes, a file system with only Python's own files.
+* Landlock (`confinement.py`): no access to other files, if namespaces are forbidden.
 * seccomp (`confinement.py`): no sockets, no other processes, no rare kernel interfaces.
-* another user, when we are root: a user that owns nothing.
+* another user, if we are root: the program runs as a user that owns nothing.
 
-A sandbox names the protections that it requires, and cannot be made if one is missing: a program never runs with less.  A
-failure of the sandbox is no verdict on a program, so it raises and scores nothing.  Systems other than Linux have none of
-these protections, and run nothing.
+A sandbox names the protections that it requires, and creating it fails if one is missing: a program never runs with fewer. A
+failure of the sandbox proves nothing about a program, so the sandbox raises an error and gives no score. Systems other than
+Linux have none of these protections, so the sandbox runs nothing there.
 """
 
 from __future__ import annotations
@@ -38,20 +37,23 @@ from types import TracebackType
 from typing import Any, Self
 
 # ------------------------------------------------------------------------------------------------------------------------
-# The sandbox's side of a child process: sends its order, reads its output and status, and ends it in time.
+# Parent side of a child process: sends the order, reads output and status, and ends the process at its deadline.
 #
-# The launcher itself keeps the deadline.  The second deadline here is for a launcher that was killed or is stuck.
+# The launcher itself enforces the deadline. The second deadline here is for a launcher that was killed or that hangs.
 
 
 GRACE_S = 30.0
-"""Seconds beyond the deadline in which the launcher ends everything and reports."""
+"""Seconds after the deadline during which the launcher ends everything and reports."""
 MAX_STATUS_BYTES = 4096
 READ_BYTES = 1 << 16
 
 
 @dataclass
 class ChildExit:
-    """End of a child process.  failed: the step of confinement that failed, and why.  late: True if its time ran out."""
+    """End of a child process.
+
+    failed: the step of confinement that failed, and the reason. late: True if the time ran out.
+    """
 
     failed: tuple[str, str] | None = None
     started: bool = False
@@ -64,7 +66,7 @@ class ChildExit:
 
 @contextmanager
 def order_file(order: Mapping[str, Any]) -> Iterator[int]:
-    """Yield a descriptor, of a file without a name, from which the launcher reads its order."""
+    """Yield the descriptor of an unnamed file from which the launcher reads its order."""
     with tempfile.TemporaryFile() as file:
         file.write(json.dumps(order).encode())
         file.seek(0)
@@ -73,7 +75,7 @@ def order_file(order: Mapping[str, Any]) -> Iterator[int]:
 
 @dataclass
 class Child:
-    """Launcher process, and our ends of its streams.  Leaving the context kills the launcher, also after an exception."""
+    """Launcher process with our ends of its streams. Leaving the context kills the launcher, also after an exception."""
 
     process: subprocess.Popen[bytes]
     status: int
@@ -94,7 +96,7 @@ class Child:
         os.close(self.status)
 
     def watch(self, wall_s: float, output_bytes: int) -> ChildExit:
-        """Read until the launcher is done, and return its end."""
+        """Read the streams until the launcher exits, and return its `ChildExit`."""
         assert self.process.stdout and self.process.stderr
         last = time.monotonic() + wall_s + GRACE_S
         ended = ChildExit()
@@ -120,7 +122,7 @@ class Child:
         return self._told(ended, output_bytes)
 
     def _take(self, name: str, descriptor: int, output_bytes: int) -> int | None:
-        """Read available bytes, keep them up to the limit; return their number, 0 at the end, None if none came yet."""
+        """Read available bytes and keep them up to the limit; return their number, 0 at the end, None if there are none."""
         try:
             data = os.read(descriptor, READ_BYTES)
         except BlockingIOError:
@@ -138,7 +140,7 @@ class Child:
             try:
                 said = json.loads(line)
             except ValueError:
-                continue  # a launcher that was killed in the middle of a line
+                continue  # the launcher was killed in the middle of a line
             if "failed" in said:
                 ended.failed = (said["failed"], said["why"])
             ended.started = ended.started or "started" in said
@@ -149,14 +151,14 @@ class Child:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Removal of a folder in which an untrusted program wrote.
+# Removal of a folder to which an untrusted program wrote.
 
 
 def remove_folder(path: str) -> None:
-    """Remove a folder of any depth, with any modes and file names; follow no link.
+    """Remove a folder of any depth, with any modes and file names, without following links.
 
-    A tree can be deeper than a path or Python's stack allows, so folders are moved up and removed one after the other.
-    No process may write there meanwhile.
+    A tree can be deeper than a path or Python's stack allows, so inner folders are moved to the top and removed one by one.
+    No process may write to the folder meanwhile.
     """
     os.chmod(path, 0o700)
     top = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -171,7 +173,7 @@ def remove_folder(path: str) -> None:
 
 
 def _remove_entry(top: int, name: str, moved: int) -> int:
-    """Remove a file, or a folder after moving its own folders to the top; return the number for the next moved folder."""
+    """Remove a file, or a folder after moving its inner folders to the top; return the number for the next moved folder."""
     if not _is_folder(top, name):
         os.unlink(name, dir_fd=top)
         return moved
@@ -214,13 +216,13 @@ BOOT = (
 )
 ROOT = Path(__file__).resolve().parent.parent.parent
 VARIABLES = {"PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-"""All environment variables of a program.  The fixed hash seed gives sets the same order on every computer."""
+"""All environment variables of a program.  With the fixed hash seed, sets have the same order on every computer."""
 FIRST_UNUSED_USER = 0x6000_0000
-"""First of 2^24 user numbers that own nothing on any computer; each run takes one of them at random."""
+"""First of 2^24 user numbers that own nothing on any computer; each run picks one at random."""
 
 
 class Protection(StrEnum):
-    """Protection of something from a program."""
+    """Protection of a part of the computer from a program."""
 
     NETWORK = "network"
     FILES = "files"
@@ -229,7 +231,7 @@ class Protection(StrEnum):
 
 
 class Mechanism(StrEnum):
-    """Kernel mechanism that gives protections, under the launcher's name for it."""
+    """Kernel mechanism that gives protections; each value is the launcher's name for the mechanism."""
 
     NAMESPACES = "namespaces"
     LANDLOCK = "landlock"
@@ -249,7 +251,7 @@ REQUIRED = frozenset({Protection.NETWORK, Protection.FILES, Protection.PROCESSES
 
 @dataclass(frozen=True)
 class Protections:
-    """Mechanisms that this computer has.  missing: the other mechanisms, with the reason for a person."""
+    """Mechanisms available on this computer. missing: the other mechanisms, each with a reason that a person can read."""
 
     mechanisms: frozenset[Mechanism]
     missing: dict[Mechanism, str]
@@ -267,7 +269,10 @@ class Protections:
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of one run.  cpu_s is the limit that matters; wall_s allows for a computer that is busy with other things."""
+    """Limits of one run.
+
+    cpu_s is the limit that normally applies; wall_s is longer because the computer may be busy with other work.
+    """
 
     cpu_s: int = 5
     wall_s: float = 30.0
@@ -280,7 +285,7 @@ class Limits:
 
 
 class RunOutcome(StrEnum):
-    """End of a run.  FINISHED says nothing about the exit code."""
+    """Way in which a run ended. FINISHED covers any exit code."""
 
     FINISHED = "finished"
     KILLED = "killed"
@@ -304,7 +309,7 @@ class Outcome:
 
 
 class SandboxUnavailable(RuntimeError):
-    """Error if no program can be run here with the required protections; the text says what is missing, and what helps."""
+    """Error if this computer cannot run programs with the required protections; the text says what is missing."""
 
 
 class Sandbox:
@@ -317,9 +322,10 @@ class Sandbox:
         mechanisms: Iterable[Mechanism] = tuple(Mechanism),
         packages: bool = False,
     ) -> None:
-        """Find the mechanisms; raises SandboxUnavailable.
+        """Find the mechanisms. Raises SandboxUnavailable if a required protection is missing.
 
-        required: run nothing without these.  mechanisms: use no others.  packages: True to allow installed packages.
+        required: protections without which nothing runs. mechanisms: the only mechanisms to use. packages: True to allow
+        installed packages.
         """
         here = protections()
         self._limits = limits
@@ -336,7 +342,7 @@ class Sandbox:
     def run(self, program: str, given: bytes = b"") -> Outcome:
         """Run the text of a program, with `given` on its standard input.
 
-        Raises SandboxUnavailable if the child process could not be confined or started, so that nothing ran.
+        Raises SandboxUnavailable if the child process could not be confined or started; nothing ran in that case.
         """
         child = _run(program, given, self._limits, self._mechanisms, self._packages)
         if child.failed is not None:
@@ -347,10 +353,10 @@ class Sandbox:
 
 
 def protections() -> Protections:
-    """Return this computer's protections, found by trying; the result is kept once it has all required protections."""
+    """Return this computer's protections, found by a trial run. A result with all required protections is cached."""
     found = _tried()
     if not found.given >= REQUIRED:
-        _tried.cache_clear()  # memory or processes may have been short, and may be free later
+        _tried.cache_clear()  # there may have been too little memory or too few processes
     return found
 
 
@@ -376,7 +382,7 @@ def _tried() -> Protections:
 
 
 def _run(text: str, given: bytes, limits: Limits, mechanisms: frozenset[Mechanism], packages: list[str]) -> ChildExit:
-    """Run one child process, from its start to the removal of its folder."""
+    """Run one child process, from the start of the process to the removal of its folder."""
     folder = tempfile.mkdtemp(prefix="manyhands-sandbox-")
     user = FIRST_UNUSED_USER + random.SystemRandom().randrange(1 << 24)
     order = {
@@ -420,7 +426,7 @@ def _outcome(child: ChildExit) -> Outcome:
 
 
 def _python() -> str:
-    """Return the interpreter itself, not a virtual environment's link to it, whose folder may be anywhere."""
+    """Return the path of the interpreter itself, not of a virtual environment's link, which may be in any folder."""
     return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
 
 

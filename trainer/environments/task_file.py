@@ -27,10 +27,13 @@ MAX_FILE_BYTES = 512 << 20
 
 
 class RecordedTasks(Environment):
-    """Single-turn tasks in order.  digest: equal for two peers that have the same tasks."""
+    """Environment of single-turn tasks in order. digest: equal for two peers that have the same tasks."""
 
     def __init__(self, tasks: Sequence[TaskRecord], digest: str) -> None:
-        """Take tasks; raises ValueError or SandboxUnavailable if this computer cannot score tasks of one of their kinds."""
+        """Make the environment.
+
+        Raises ValueError or SandboxUnavailable if this computer cannot score some kind of these tasks.
+        """
         kinds = {type(task.verification) for task in tasks}
         self._tasks = tuple(tasks)
         self._verifier = Verifier(needs_code=CodeTests in kinds, needs_maths=MathsAnswer in kinds)
@@ -39,53 +42,53 @@ class RecordedTasks(Environment):
 
     @property
     def size(self) -> int:
-        """As `Environment.size`."""
+        """Number of problems, as in `Environment.size`."""
         return len(self._tasks)
 
     def problem(self, index: int) -> Problem:
-        """As `Environment.problem`."""
+        """Return the problem as `Environment.problem` describes."""
         task = self._tasks[self._checked(index)]
         return Problem(index, task.prompt, task)
 
     def score(self, problem: Problem, turns: Sequence[str]) -> float:
-        """As `Environment.score`."""
+        """Score the turns as `Environment.score` describes."""
         return self._verifier.score(problem.answer.verification, turns[0]) if len(turns) == 1 else 0.0
 
     def is_exact(self, problem: Problem) -> bool:
-        """As `Environment.is_exact`."""
+        """Return True for tasks with a text or a number as the answer."""
         return isinstance(problem.answer.verification, ExactAnswer | NumericAnswer)
 
     def solution(self, problem: Problem) -> tuple[str, ...]:
-        """As `Environment.solution`."""
+        """Return the task's solution. Raises ValueError if the task names none."""
         if problem.answer.solution is None:
             raise ValueError(f"task {problem.answer.problem_id} names no solution, so it gives no example")
         return (problem.answer.solution,)
 
 
 def open_file(path: str, digest: str | None = None) -> RecordedTasks:
-    """Open all tasks of a file, whatever their solve rates; raises as `open_rated`."""
+    """Open all tasks of a file, with any solve rates. Raises the errors of `open_rated`."""
     return open_rated(path, digest, ALL)
 
 
 def open_rated(path: str, digest: str | None, rates: SolveRates) -> RecordedTasks:
-    """Open the tasks of a file that a run with these bounds learns from; the others get no number.
+    """Open the tasks of a file from which a run with these bounds learns; the other tasks get no number.
 
-    digest: hexadecimal BLAKE2b-128 that the file's bytes must have; None for any.
+    digest: required BLAKE2b-128 of the file's bytes, in hexadecimal; None to accept any.
 
-    Raises ValueError with one sentence, with the line's number if a line is at fault; PackageMissing and
-    SandboxUnavailable if this computer lacks something.
+    Raises ValueError with one sentence, which has the line's number if a line is at fault. Raises PackageMissing or
+    SandboxUnavailable if this computer lacks a requirement.
     """
     data = read_file(path, digest)
     try:
         return RecordedTasks(rates.left(read_tasks(io.BytesIO(data))), digest_of(data))
     except PackageMissing:
-        raise  # a ValueError that is no fault of the file
+        raise  # a ValueError that is not the fault of the file
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 
 
 def read_file(path: str, digest: str | None = None) -> bytes:
-    """Return the bytes of a file of tasks; raises ValueError with one sentence if it is missing or has another digest."""
+    """Return the bytes of a file of tasks. Raises ValueError with one sentence if it is missing or has another digest."""
     try:
         if not Path(path).is_file():
             raise ValueError(f"there is no file {path}; put the tasks there")
@@ -107,9 +110,9 @@ def digest_of(data: bytes) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Reader of contributed sets of tasks, strict and within bounds.
+# Reader of contributed sets of tasks, with strict checks and bounded sizes.
 #
-# Pure: bytes in, tasks out.  Publication, admission and the statistics of a set are decided elsewhere.
+# The reader only turns bytes into tasks. Other modules decide publication, admission and the statistics of a set.
 
 
 MAX_SET_BYTES = 16 << 20
@@ -120,7 +123,7 @@ ZSTANDARD = b"\x28\xb5\x2f\xfd"
 
 @dataclass(frozen=True)
 class TaskBundle:
-    """Contributed set of tasks.  plain: its bytes after decompression.  digest: of these bytes, the name of the set."""
+    """Contributed set of tasks.  plain: the set's bytes after decompression. digest: hash of these bytes; names the set."""
 
     digest: str
     tasks: tuple[TaskRecord, ...]
@@ -130,7 +133,7 @@ class TaskBundle:
 def read_task_set(data: bytes) -> TaskBundle:
     """Read a set from bytes: lines of JSON, plain or compressed by Zstandard.
 
-    Raises ValueError with one sentence for anything else; never decompresses more than `MAX_SET_BYTES`.
+    Raises ValueError with one sentence for any other bytes. Never decompresses more than `MAX_SET_BYTES`.
     """
     plain = _decompressed(data) if data.startswith(ZSTANDARD) else data
     if len(plain) > MAX_SET_BYTES:
@@ -162,14 +165,15 @@ def _decompressed(data: bytes) -> bytes:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Environment extended by sets of tasks that come and go; their problems have numbers beyond the environment's own.
+# Environment extended by sets of tasks that may change. The sets' problems have numbers beyond the environment's own.
 
 
 @dataclass(frozen=True)
 class TaskFile:
-    """Set of tasks in a file.  first: number of its first problem.  count: tasks within the run's bounds on solve rates.
+    """Set of tasks in a file.
 
-    digest: as in `open_rated`.
+    first: number of the set's first problem. count: number of tasks within the run's bounds on solve rates. digest: as in
+    `open_rated`.
     """
 
     first: int
@@ -179,10 +183,10 @@ class TaskFile:
 
 
 class ExtendedEnvironment(Environment):
-    """Environment with the problems of `own`, from 0 on, and of the sets given to `use`."""
+    """Environment with the problems of `own`, numbered from 0, and the problems of the sets given to `use`."""
 
     def __init__(self, own: Environment, rates: SolveRates = ALL) -> None:
-        """rates: bounds on the solve rates of the sets' tasks; other tasks get no number."""
+        """Extend `own`. rates: bounds on the solve rates of the sets' tasks; tasks outside the bounds get no number."""
         self._own, self._rates = own, rates
         self._sets: dict[TaskFile, RecordedTasks] = {}
         self.max_turns = own.max_turns
@@ -195,10 +199,10 @@ class ExtendedEnvironment(Environment):
     def use(
         self, files: Sequence[TaskFile], most_prompt_bytes: int, flaw_in: Callable[[str], str] = lambda prompt: ""
     ) -> dict[int, str]:
-        """Use these sets only; return the unusable ones, by their first problem, with the reason in a sentence.
+        """Use only these sets. Return the first problem of each unusable set, with the reason in a sentence.
 
-        most_prompt_bytes: the longest prompt that can be learned from.  flaw_in: returns the reason why no model can answer
-        a prompt, as a phrase; empty if one can.
+        most_prompt_bytes: length of the longest prompt from which the run can learn. flaw_in: returns the reason why no
+        model can answer a prompt, as a phrase; empty if a model can.
         """
         held: dict[TaskFile, RecordedTasks] = {}
         unusable: dict[int, str] = {}
@@ -211,7 +215,7 @@ class ExtendedEnvironment(Environment):
         return unusable
 
     def problem(self, index: int) -> Problem:
-        """As `Environment.problem`."""
+        """Return the problem as `Environment.problem` describes."""
         if index < self._own.size:
             return self._own.problem(index)
         environment, first = self._set_of(index)
@@ -219,19 +223,19 @@ class ExtendedEnvironment(Environment):
         return Problem(index, inner.prompt, inner.answer)
 
     def score(self, problem: Problem, turns: Sequence[str]) -> float:
-        """As `Environment.score`."""
+        """Score the turns as `Environment.score` describes."""
         return self._of(problem).score(problem, turns)
 
     def is_exact(self, problem: Problem) -> bool:
-        """As `Environment.is_exact`."""
+        """Return the `is_exact` of the problem's own environment."""
         return self._of(problem).is_exact(problem)
 
     def solution(self, problem: Problem) -> tuple[str, ...]:
-        """As `Environment.solution`."""
+        """Return a solution as `Environment.solution` describes."""
         return self._of(problem).solution(problem)
 
     def reply(self, problem: Problem, turns: Sequence[str]) -> str | None:
-        """As `Environment.reply`."""
+        """Return the reply as `Environment.reply` describes."""
         return self._of(problem).reply(problem, turns)
 
     def _of(self, problem: Problem) -> Environment:

@@ -1,12 +1,12 @@
-r"""Verification of a model's answers against a task's right answer.  The score is 1 or 0, nothing in between.
+r"""Verification of a model's answers against a task's right answer. The score is either 1 or 0.
 
-The answer in a longer text is the content of the last `\boxed{…}`, or the text after the last "Answer:" in any case of
-letters, whichever comes later; without either it is the whole text.  Marks around the answer are ignored (`plain_answer`):
-emphasis of Markdown and LaTeX, dollar signs, one full stop.  An answer is taken as a whole: more words, units or a second
-number make it wrong.  A program is the last block between ``` fences; without fences the whole text.
+The answer in a longer text is the content of the last `\boxed{…}`, or the text after the last "Answer:" in upper or lower
+case, whichever comes later. Without either, the answer is the whole text. Marks around the answer are ignored
+(`plain_answer`): Markdown and LaTeX emphasis, dollar signs, one full stop. An answer is compared as a whole: more words,
+units or a second number make it wrong. A program is the last block between ``` fences; without fences, it is the whole text.
 
-For a code task the sandbox gets the program and the inputs, never the expected results: these are compared here, so a
-program cannot claim to have passed.
+For a code task the sandbox gets the program and the inputs, but never the expected results. The results are compared outside
+the sandbox, so a program cannot claim to have passed.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ CODE_LIMITS = Limits()
 """Limits for one case on standard input, and for all function calls of a task together."""
 MATHS_LIMITS = Limits(cpu_s=10, wall_s=60.0, memory_bytes=4 << 30)
 MAX_ANSWER_CHARACTERS = 1000
-"""Longest answer to a maths task: longer ones count as wrong, as parsing them takes too long."""
+"""Maximum length of an answer to a maths task; longer answers count as wrong, because parsing them takes too long."""
 RELATIVE_DIFFERENCE = 1e-9
-"""Difference that is allowed between floats that functions return: another order of a sum is no mistake."""
+"""Allowed difference between floats that functions return, because adding in another order is no mistake."""
 
 CALLS = """
 import json, os, sys
@@ -71,11 +71,12 @@ def answer(pairs):
     return [bool(one and other and verify(one, other, timeout_seconds=None)) for one, other in zip(right, said)]
 """
 KNOWN = {("\\frac{1}{2}", "0.5"): True, ("x^2+1", "1+x^2"): True, ("\\frac{1}{2}", "0.6"): False}
-"""Pairs of answers, True if they mean the same: a broken package could otherwise give every right answer 0."""
+"""Pairs of answers for a check of the package, True if they mean the same; a broken package could score every right answer
+0."""
 ANSWER = re.compile(r"(?ai)\banswer[*_`]*\s*:")
 STATED = re.compile(r"(?aim)^[\s>#*_`]*(?:(?:so|the|my|final|correct)\s+)*answer[*_`]*\s*:")
-"""Pattern of "answer:" at the beginning of a line or right after a box, where it is no part of a sentence and overrides a
-box before it."""
+"""Pattern of "answer:" at the beginning of a line or right after a box. There it is not part of a sentence, and overrides
+the box before it."""
 WRAPPED = re.compile(
     r"\\(?:text|textbf|textit|emph|mathrm|mathbf|boldsymbol)\{([^{}]*)\}|\$\$?([^$]*)\$\$?|\\[(\[]((?:(?!\\[()\[\]]).)*)\\[)\]]",
     re.DOTALL,
@@ -84,10 +85,13 @@ EMPHASIS = "`*_"
 
 
 class Verifier:
-    """Scorer of answers to all kinds of tasks.  Raises only SandboxUnavailable, which is no verdict."""
+    """Scorer of answers to all kinds of tasks. `score` raises only SandboxUnavailable, which is not a verdict."""
 
     def __init__(self, needs_code: bool, needs_maths: bool) -> None:
-        """Prepare to score; raises PackageMissing (a ValueError) or SandboxUnavailable if this computer lacks something."""
+        """Prepare to score.
+
+        Raises PackageMissing (a ValueError) or SandboxUnavailable if this computer lacks a requirement.
+        """
         self._sandbox = Sandbox(CODE_LIMITS) if needs_code else None
         self._maths: PackageProgram | None = None
         self.version = "2"
@@ -147,7 +151,10 @@ class Verifier:
 
 
 def check_maths() -> str:
-    """Return the version of math-verify.  Raise PackageMissing if it is missing, cannot be imported, or is wrong."""
+    """Return the version of math-verify.
+
+    Raises PackageMissing if it is missing, cannot be imported, or gives wrong answers.
+    """
     version = installed_version(*MATH_VERIFY)
     _ask_what_is_known(version)
     return version
@@ -155,7 +162,7 @@ def check_maths() -> str:
 
 @functools.cache
 def _ask_what_is_known(version: str) -> None:
-    """Raise PackageMissing if this math-verify does not give the answers of `KNOWN`; a success is remembered."""
+    """Raise PackageMissing if this math-verify does not give the answers of `KNOWN`; a success is cached."""
     works_not, remedy = (
         f"math-verify {version} is installed and does not work",
         "pip install --force-reinstall 'manyhands[rl]'",
@@ -169,7 +176,7 @@ def _ask_what_is_known(version: str) -> None:
 
 
 def final_answer(text: str) -> str:
-    """Return the answer in a text, without blanks around it."""
+    """Return the answer in a text, without surrounding blanks."""
     start = text.rfind("\\boxed{")
     if start >= 0:
         depth = 0
@@ -195,7 +202,7 @@ def plain_answer(answer: str) -> str:
 
 
 def _forms(answer: str) -> Iterator[str]:
-    """Yield an answer, then its forms as one kind of mark after the other is removed, until none is left."""
+    """Yield an answer, then each form of it as marks are removed one kind at a time, until none is left."""
     stopped = False
     yield (form := answer.strip())
     while True:
@@ -214,14 +221,14 @@ def _forms(answer: str) -> Iterator[str]:
 
 def _is_text(right: str, text: str) -> bool:
     answer = final_answer(text)
-    if len(answer) > len(right) + MAX_ANSWER_CHARACTERS:  # its forms would take memory quadratic in its length
+    if len(answer) > len(right) + MAX_ANSWER_CHARACTERS:  # the forms would need memory quadratic in the answer's length
         return right == text.strip()
     forms = {form.replace(MINUS, "-") for form in _forms(answer)}
     return right == text.strip() or right.replace(MINUS, "-") in forms
 
 
 def _is_balanced(text: str) -> bool:
-    """Return True if the braces of LaTeX in a text match; otherwise it could be read as several answers."""
+    """Return True if the LaTeX braces in a text match; otherwise the text could be read as several answers."""
     depth = 0
     for sign in text:
         depth += (sign == "{") - (sign == "}")
@@ -241,7 +248,10 @@ def _lines(text: str) -> list[str]:
 
 
 def _same_or_wrapped(expected: Any, found: Any) -> bool:
-    """Compare results; published sets put some expected results into a list of one, which also matches."""
+    """Compare results.
+
+    Published sets wrap some expected results in a list of one element, so the bare element also matches.
+    """
     return _same(expected, found) or (isinstance(expected, list) and len(expected) == 1 and _same(expected[0], found))
 
 
@@ -253,6 +263,6 @@ def _same(expected: Any, found: Any) -> bool:
     if isinstance(expected, float) and isinstance(found, int | float) and not isinstance(found, bool):
         try:
             return math.isclose(expected, found, rel_tol=RELATIVE_DIFFERENCE, abs_tol=RELATIVE_DIFFERENCE)
-        except OverflowError:  # a whole number beyond all floats
+        except OverflowError:  # a whole number beyond the range of floats
             return False
     return type(expected) is type(found) and bool(expected == found)

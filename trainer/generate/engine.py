@@ -1,12 +1,12 @@
-"""Built-in generator: decodes many sequences at a time, each in a slot.
+"""Built-in generator, which decodes many sequences at a time, each in a slot.
 
-A waiting request gets a slot as soon as one is free, its prompt is computed in blocks between the steps of the others
-(chunked prefill), and its tokens are chosen by the noise of its own key: neither the batch nor the order of requests changes
-the output, beyond the rounding of sums.  When no request waits, the remaining sequences move to the lowest slots, so that a
-step computes no more rows than there are sequences.
+A waiting request gets a slot as soon as one is free. Its prompt is computed in blocks between the steps of the other
+sequences (chunked prefill), and the noise of its own key chooses its tokens. So neither the batch nor the order of requests
+changes the output, beyond the rounding of sums. When no request waits, the remaining sequences move to the lowest slots, so
+that a step computes no more rows than there are sequences.
 
-Multi-turn: at the end of the model's turn, `reply` may continue the sequence with the environment's tokens; these are part
-of the output, marked as not made, and the model continues in the same slot.
+Multi-turn: at the end of the model's turn, `reply` may continue the sequence with the environment's tokens. These tokens are
+part of the output, marked as not made by the model, and the model continues in the same slot.
 """
 
 from __future__ import annotations
@@ -37,26 +37,27 @@ from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.model import Decoder, rotations
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Batch of sequences that are computed together: all of their state on the device, and the two passes that advance them.
+# Batch of sequences that are computed together. All their state is on the device, and two passes advance them.
 #
-# Each sequence has a slot, which holds its tokens (including prompt and the environment's replies) at their positions, its
-# newest position, its key, its last position, and the tokens that end a turn.  `feed` computes known tokens (a prompt), many
-# at a time.  `step` computes the newest token of each running sequence and chooses the next.  A step's shapes do not depend
-# on which sequences run, and it needs nothing from the host; the host reads from `progress` which turns have ended.
+# Each sequence has a slot, which holds its tokens (including the prompt and the environment's replies) at their positions,
+# its newest position, its key, its last position, and the tokens that end a turn. `feed` computes known tokens (a prompt),
+# many at a time. `step` computes the newest token of each running sequence and chooses the next. A step's shapes do not
+# depend on which sequences run, and a step needs nothing from the host. The host reads from `progress` which turns have
+# ended.
 #
-# `trainer.generate.engine` assigns slots to requests, and decides what happens at the end of a turn.
+# `Engine` assigns slots to requests, and ends or continues a sequence at the end of a turn.
 
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Cache of the keys and values of unfinished sequences, in memory that is allocated once.
 #
-# Each sequence has a slot with a row for every position, and one more, the spare row, which takes the results that only
-# fill up a rectangular batch (padding, slots without a sequence).  `Cache.look_back` gives `Decoder.forward` the past of
-# some tokens of some slots; `Batch` chooses these tokens.
+# Each sequence has a slot with a row for every position and one spare row, which takes the results that only fill up a
+# rectangular batch (padding, slots without a sequence). `Cache.look_back` gives `Decoder.forward` the past of some tokens of
+# some slots; `Batch` chooses these tokens.
 
 
 SPAN = 64
-"""Rows by which the span of attention grows, so that the shapes of its operands change seldom."""
+"""Number of rows by which the span of attention grows, so that the shapes of its operands seldom change."""
 
 
 class Cache:
@@ -77,7 +78,7 @@ class Cache:
     def look_back(self, slots: Tensor | int, positions_bt: Tensor, span: int) -> LookBack:
         """Return the past that tokens at these positions attend to.
 
-        slots: int64 (B,), or the number B of the first slots, which are read in place and not copied.
+        slots: int64 (B,), or the number B of first slots, which are then read in place and not copied.
         positions_bt: int64 (B, T); `spare` for tokens that do not count.  span: greater than all positions that count.
         """
         rows = min(-(-span // SPAN) * SPAN, self.spare + 1)
@@ -100,14 +101,14 @@ class Cache:
             part[:, target, :rows] = part[:, source, :rows]
 
     def clear(self) -> None:
-        """Zero everything, so that results of other weights, which may be NaN, do no harm."""
+        """Zero everything, so that no NaN computed with other weights remains."""
         self.keys.zero_()
         self.values.zero_()
 
 
 @dataclass(frozen=True)
 class LookBack:
-    """Past (`trainer.models.llama.model.Past`) in a cache.  cells: rows, over all slots, of the tokens' keys and values."""
+    """Past (`trainer.models.llama.model.Past`) in a cache.  cells: row numbers, over all slots, for the tokens."""
 
     cache: Cache
     slots: Tensor | int
@@ -117,7 +118,7 @@ class LookBack:
     mask: Tensor
 
     def extend(self, layer: int, key_bhtd: Tensor, value_bhtd: Tensor) -> tuple[Tensor, Tensor]:
-        """Store the tokens' keys and values; return the attended rows, (B, key heads, rows, width of a head)."""
+        """Store the tokens' keys and values; return the attended ones, (B, key heads, rows, width of a head)."""
         keys, values = self.cache.keys[layer], self.cache.values[layer]
         for kept, new in ((keys, key_bhtd), (values, value_bhtd)):
             kept.flatten(0, 1).index_copy_(0, self.cells, new.transpose(1, 2).flatten(0, 1))
@@ -136,7 +137,7 @@ NO_TOKEN = -1
 
 @dataclass(frozen=True)
 class Piece:
-    """Piece of known tokens to be computed: positions first to stop - 1 of a slot."""
+    """Piece of known tokens to compute: positions `first` to `stop` - 1 of a slot."""
 
     slot: int
     first: int
@@ -154,8 +155,9 @@ class Batch:
     """Batch of `slots` sequences of at most `length` tokens.
 
     tokens: int64 (slots, rows).  hidden: bf16 (slots, rows, dim), the final hidden state of each computed position.
-    position: int64 (slots,), of the newest token, which is not computed yet.  running: bool (slots,), true within a turn of
-    the model.  Rows are positions, then a spare row for tokens that do not count (`Cache.spare`).
+    position: int64 (slots,), position of the newest token, which is not computed yet. running: bool (slots,), true during a
+    turn of the model. Each slot has one row for each position, then a spare row for tokens that do not count
+    (`Cache.spare`).
     """
 
     def __init__(self, config: ModelConfig, device: torch.device, dtype: torch.dtype, slots: int, length: int) -> None:
@@ -170,18 +172,18 @@ class Batch:
         self._ends = torch.full((slots, MOST_END_TOKENS), NO_TOKEN, device=device)
 
     def load(self, flat: Tensor) -> None:
-        """Copy parameters (n) of any precision from any device.  Do not call while there are sequences."""
+        """Copy parameters (n) of any precision from any device.  Do not call this while any slot holds a sequence."""
         self.model.flat.copy_(flat)
         self.cache.clear()
 
     def begin(self, slot: int, prompt: Sequence[int], key: int, last: int, ends: Sequence[int]) -> None:
-        """Put a sequence into a slot, without running it.  last: the position where it ends at the latest."""
+        """Put a sequence into a slot, without running it.  last: the last position that the sequence may have."""
         self._keys[slot], self._last[slot] = key, last
         self._ends[slot] = torch.tensor([*ends, *[NO_TOKEN] * (MOST_END_TOKENS - len(ends))])
         self.append(slot, 0, prompt)
 
     def append(self, slot: int, first: int, tokens: Sequence[int]) -> None:
-        """Continue with tokens that the model did not choose, from position `first` on."""
+        """Continue a sequence, from position `first`, with tokens that the model did not choose."""
         self.tokens[slot, first : first + len(tokens)] = torch.tensor(tokens, dtype=torch.int64)
         self.position[slot] = first + len(tokens) - 1
 
@@ -195,7 +197,7 @@ class Batch:
         self.running[source] = False
 
     def feed(self, pieces: Sequence[Piece]) -> None:
-        """Compute known tokens of some slots, one piece each."""
+        """Compute known tokens of some slots, one piece for each slot."""
         numbers = torch.tensor([(piece.slot, piece.first, piece.stop) for piece in pieces]).to(self.tokens.device)
         slots, firsts, stops = numbers.unbind(dim=1)
         width = max(piece.stop - piece.first for piece in pieces)
@@ -206,7 +208,10 @@ class Batch:
         self.hidden.flatten(0, 1).index_copy_(0, past.cells, hidden_btd.flatten(0, 1).bfloat16())
 
     def step(self, slots: int, span: int, temperature: float) -> None:
-        """Choose the next token of each running sequence in the first `slots` slots.  span: above all their positions."""
+        """Choose the next token of each running sequence in the first `slots` slots.
+
+        span: greater than all their positions.
+        """
         spare, running = self.cache.spare, self.running[:slots]
         at = torch.where(running, self.position[:slots], spare)
         past = self.cache.look_back(slots, at[:, None], span)
@@ -221,11 +226,11 @@ class Batch:
         running.logical_and_(~ended)
 
     def choose(self, logits_bv: Tensor, keys_b: Tensor, positions_b: Tensor, temperature: float) -> Tensor:
-        """Return the tokens at `positions_b`, int64 (B,).  Measurements of dishonest sampling override this method."""
+        """Return the tokens at `positions_b`, int64 (B,).  Benchmarks of dishonest sampling override this method."""
         return choose(logits_bv, keys_b, positions_b, temperature)
 
     def progress(self, slots: int) -> tuple[list[int], list[bool]]:
-        """Return the positions of the first `slots` slots, and for each True if it runs.  Waits for the device."""
+        """Return the positions of the first `slots` slots, and True for each slot that runs.  Waits for the device."""
         both = torch.stack([self.position[:slots], self.running[:slots].long()]).tolist()
         return both[0], [bool(runs) for runs in both[1]]
 
@@ -236,7 +241,8 @@ class Batch:
 __all__ = ["Completion", "Ended", "Engine", "Generator", "Reply", "Request", "complete"]
 
 PREFILL_TOKENS = 1024
-"""Known tokens computed between two steps of the running sequences; at least one of each sequence that has some."""
+"""Known tokens computed between two steps of the running sequences; at least one for each sequence with known tokens
+left."""
 GPU_STEPS = 8
 """Steps on a GPU between two checks for ended turns; meanwhile the host only queues work."""
 CPU_STEPS = 1
@@ -244,9 +250,9 @@ CPU_STEPS = 1
 
 @dataclass
 class _Sequence:
-    """Request in a slot.  tokens: number of known tokens.  fed: number of computed ones.  Both as far as the host knows.
+    """Request in a slot.  tokens: number of known tokens.  fed: number of computed tokens. Both as known to the host.
 
-    unmade: spans of the output that are the environment's.
+    unmade: spans of the output that the environment wrote.
     """
 
     request: Request
@@ -257,7 +263,7 @@ class _Sequence:
 
 
 class Engine:
-    """Built-in `Generator`.  steps and row_steps count decoding steps, and the rows that they computed.
+    """Built-in `Generator`.  steps, row_steps: numbers of decoding steps, and of rows computed in them.
 
     prefill_tokens: known tokens computed at a time.  steps_at_once: steps between two checks for ended turns; 0 for the
     device's default.
@@ -279,7 +285,7 @@ class Engine:
     ) -> None:
         """Allocate memory for the slots.  dtype: of weights and products.
 
-        prove_all: proves the hidden states of sequences; without it, completions have hidden states.
+        prove_all: proves the hidden states of sequences; if None, completions carry the hidden states instead.
         """
         count, length = slots.count, slots.length
         self._batch = Batch(config, device, dtype, count, length)
@@ -298,7 +304,7 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        """True if a request waits or runs, or a completion is not handed out yet."""
+        """True if a request waits or runs, or a completion has not been returned yet."""
         return bool(self._line.requests or self._running or self._proving.held)
 
     def submit(self, request: Request) -> None:
@@ -306,7 +312,10 @@ class Engine:
         self._line.add(request)
 
     def load(self, flat: Tensor) -> None:
-        """Complete later requests with these parameters (n), which stay unchanged until the earlier ones are completed."""
+        """Complete later requests with these parameters (n).
+
+        The caller must not change them until the earlier requests are completed.
+        """
         self._line.add(flat)
         self._admit()
 
@@ -346,7 +355,7 @@ class Engine:
         return len(self._slots) - self._slots.count(None)
 
     def _admit(self) -> None:
-        """Give free slots to waiting requests, and load queued weights when nothing runs any more."""
+        """Give free slots to waiting requests, and load queued weights once no request runs."""
         while (entry := self._line.take(len(self._slots), self._running)) is not None:
             if isinstance(entry, Request):
                 self._begin(self._slots.index(None), entry)
@@ -360,7 +369,7 @@ class Engine:
         self._batch.begin(slot, request.prompt, request.key, last, request.end_tokens)
 
     def _feed(self) -> None:
-        """Compute a block of known tokens.  A sequence's newest token is left to the step that chooses the next one."""
+        """Compute a block of known tokens.  The next step computes each sequence's newest token."""
         waiting = [(slot, sequence) for slot, sequence in enumerate(self._slots) if sequence and not sequence.running]
         pending = [(slot, sequence) for slot, sequence in waiting if sequence.fed < sequence.tokens - 1]
         if pending:
@@ -375,7 +384,7 @@ class Engine:
                 self._batch.running[slot] = True
 
     def _pack(self) -> None:
-        """Move sequences to free slots below them.  After `_admit`, a slot is free only if no request may take it."""
+        """Move sequences to lower slots that are free. After `_admit`, a slot is free only if no request may take it."""
         while None in self._slots and any(self._slots[(free := self._slots.index(None)) :]):
             source = max(number for number, sequence in enumerate(self._slots) if sequence)
             moved = self._slots[source]

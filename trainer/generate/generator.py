@@ -1,8 +1,8 @@
-"""Interface of generators, which complete prompts in turns with an environment, with weights that change.
+"""Interface of generators, which complete prompts in turns with an environment, and whose weights change.
 
-All implementations share `RequestQueue`, the order of requests and weights, and `continuation`, the environment's replies.
-Requests submitted before `load` are completed with the earlier weights, requests after it with the new ones.  The built-in
-implementation is `trainer.generate.engine`; another is `trainer.generate.vllm`.
+All implementations share `RequestQueue` (the order of requests and weights) and `continuation` (the environment's replies).
+Requests submitted before `load` are completed with the earlier weights, and requests after it with the new ones. The
+built-in implementation is `trainer.generate.engine`; the other is `trainer.generate.vllm`.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from typing import Protocol
 from torch import Tensor
 
 MOST_END_TOKENS = 8
-"""Most end tokens of a request."""
+"""Maximum number of end tokens of a request."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """Request for a completion.  key: of the noise (`sampling.stream_key`).  max_tokens: of the output, replies included.
+    """Request for a completion.
 
-    end_tokens: tokens that end the model's turn and belong to it; at most MOST_END_TOKENS.
+    key: key of the noise (`sampling.stream_key`). max_tokens: maximum length of the output, replies included. end_tokens:
+    tokens that end the model's turn and belong to it; at most MOST_END_TOKENS.
     """
 
     id: int
@@ -42,10 +43,11 @@ class Ended(Enum):
 
 @dataclass(frozen=True)
 class Completion:
-    """Completion of a request.  made: for each output token, True if the model chose it, False if it is the environment's.
+    """Completion of a request.
 
-    proofs: of the hidden states of the rows that predicted the output, one after the other; empty in a generator without
-    proofs, where hidden has these states, bf16 (output tokens, dim).
+    made: for each output token, True if the model chose it, False if it comes from the environment. proofs: concatenated
+    proofs of the hidden states of the rows that predicted the output; empty in a generator without proofs. hidden: these
+    states, bf16 (output tokens, dim), in a generator without proofs.
     """
 
     id: int
@@ -57,19 +59,19 @@ class Completion:
 
 
 Reply = Callable[[Request, tuple[int, ...], tuple[bool, ...]], Sequence[int] | None]
-"""Function from a request, its output so far and the tokens made, to the environment's reply; None ends the completion."""
+"""Function from a request, its output so far and its `made` flags to the environment's reply; None ends the completion."""
 
 
 @dataclass(frozen=True)
 class Slots:
-    """Room of a generator.  count: sequences at a time.  length: tokens of the longest, prompt included."""
+    """Capacity of a generator. count: sequences at a time. length: tokens of the longest sequence, prompt included."""
 
     count: int
     length: int
 
 
 class Generator(Protocol):
-    """Generator that completes requests, some at a time."""
+    """Generator that completes several requests at a time."""
 
     @property
     def room(self) -> int:
@@ -77,16 +79,19 @@ class Generator(Protocol):
 
     @property
     def busy(self) -> bool:
-        """True if a request waits or runs, or a completion is not handed out yet."""
+        """True if a request waits or runs, or a completion has not been returned yet."""
 
     def submit(self, request: Request) -> None:
         """Queue a request.  Raises ValueError for a request that can never begin."""
 
     def advance(self) -> list[Completion]:
-        """Compute a little; return the completions that have ended."""
+        """Run some computation; return the completions that have ended."""
 
     def load(self, flat: Tensor) -> None:
-        """Complete later requests with these parameters (n), which stay unchanged until the earlier ones are completed."""
+        """Complete later requests with these parameters (n).
+
+        The caller must not change them until the earlier requests are completed.
+        """
 
     def withdraw(self) -> list[Request]:
         """Remove and return the requests that have not begun."""
@@ -98,9 +103,9 @@ class Generator(Protocol):
 def complete(
     generator: Generator, requests: Iterable[Request], between: Callable[[], None] = lambda: None
 ) -> Iterator[Completion]:
-    """Yield completions in the order in which they end.  Requests are taken from `requests` when there is room.
+    """Yield completions in the order in which they end.  Requests are taken from `requests` when the generator has room.
 
-    between: called before each `advance` of the generator; may wait, or raise.
+    between: called before each `advance` of the generator; may wait, or raise an exception.
     """
     left = iter(requests)
     while True:
@@ -115,7 +120,7 @@ def complete(
 
 
 class RequestQueue:
-    """Queue of requests and parameters.  Parameters wait until no request runs with the earlier ones."""
+    """Queue of requests and parameters.  Parameters wait until no request runs with earlier parameters."""
 
     def __init__(self, vocabulary: int, length: int, parameters: int) -> None:
         self._vocabulary, self._length, self._parameters = vocabulary, length, parameters
@@ -154,7 +159,7 @@ class RequestQueue:
         return requests
 
     def _problem(self, request: Request) -> str:
-        """Return the reason why a request can never begin, as a phrase; empty if it can."""
+        """Return the reason why a request can never begin, as a phrase; empty if it can begin."""
         if not request.prompt or request.max_tokens < 1:
             return "needs a prompt and room for a token"
         if len(request.prompt) + request.max_tokens > self._length:
@@ -174,7 +179,7 @@ def known(tokens: Sequence[int], vocabulary: int) -> bool:
 def continuation(
     reply: Reply | None, request: Request, output: tuple[int, ...], made: tuple[bool, ...], vocabulary: int
 ) -> Sequence[int] | None:
-    """Return the environment's tokens after a turn, or None if it has no reply or no room is left for a token after it."""
+    """Return the environment's tokens after a turn, or None if the reply is None or leaves no room for a token."""
     left = request.max_tokens - len(output)
     if reply is None or left < 2:
         return None
@@ -187,9 +192,9 @@ def continuation(
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Proofs of completions, made many at a time: one batch of interpolations costs little more than a single one.
+# Proofs of completions, which are made many at a time: one batch of interpolations costs little more than a single one.
 #
-# A completion waits for its proofs until AT_ONCE completions wait, until nothing else runs, or for PATIENCE looks.
+# A completion waits for its proofs until `AT_ONCE` completions wait, until nothing else runs, or for `PATIENCE` checks.
 
 
 ProveAll = Callable[[Sequence[Tensor]], list[list[bytes]]]
@@ -199,11 +204,14 @@ ProveAll = Callable[[Sequence[Tensor]], list[list[bytes]]]
 AT_ONCE = 16
 """Number of completions proven together."""
 PATIENCE = 64
-"""Most looks, one every few steps, for which a completion waits."""
+"""Maximum number of checks, one every few steps, for which a completion waits."""
 
 
 class ProofQueue:
-    """Ended completions that wait for their proofs.  Without a proving function they are handed out at once, unproven."""
+    """Queue of ended completions that wait for proofs.
+
+    Without a proving function they are returned at once, without proofs.
+    """
 
     def __init__(self, prove_all: ProveAll | None) -> None:
         self._prove_all = prove_all
@@ -211,12 +219,15 @@ class ProofQueue:
         self._looks = 0
 
     def hold(self, request: Request, output: tuple[int, ...], made: tuple[bool, ...], hidden: Tensor) -> None:
-        """Take an ended completion.  hidden: bf16 (output tokens, dim), which is copied."""
+        """Add an ended completion.  hidden: bf16 (output tokens, dim), which is copied."""
         ended = Ended.END_TOKEN if output[-1] in request.end_tokens else Ended.LENGTH
         self.held.append(Completion(request.id, output, made, ended, hidden=hidden.clone()))
 
     def due(self, idle: bool) -> list[Completion]:
-        """Return the completions that are due, proven, in the order in which they ended.  idle: True if no request runs."""
+        """Return the completions that are due, with proofs, in the order in which they ended.
+
+        idle: True if no request runs.
+        """
         self._looks = self._looks + 1 if self.held else 0
         waits = self._prove_all and not idle and len(self.held) < AT_ONCE and self._looks <= PATIENCE
         if waits or not self.held:

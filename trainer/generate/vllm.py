@@ -1,16 +1,16 @@
-"""Generator on vLLM, for models and GPUs that gain from its kernels and its paged cache: the extra `vllm`.
+"""Generator on vLLM (the extra `vllm`), for models and GPUs that gain from vLLM's kernels and paged cache.
 
-The noise is ours: a logits processor adds it, and vLLM takes the arg-max, so that a validator sees no difference from the
-built-in generator beyond rounding.  vLLM documents no access to hidden states after the final norm; the built-in model
-computes them again, in one pass over the finished sequence, as a validator does.  That costs a second copy of the weights on
-the GPU, and about the work of a validator for a rollout.
+The noise is ours: a logits processor adds it, and vLLM takes the arg-max. So a validator sees no difference from the
+built-in generator beyond rounding. vLLM documents no access to hidden states after the final norm, so the built-in model
+computes them again, in one pass over the finished sequence, as a validator does. This needs a second copy of the weights on
+the GPU, and costs about as much as a validator's work on the rollout.
 
-Written against vLLM 0.32 (`LLMEngine`, `reload_weights`, custom logits processors of both model runners).  Most tests use a
-stand-in with that interface; a slow one runs the CPU build of vLLM itself.  It was never run on a GPU.
+Written for vLLM 0.32 (`LLMEngine`, `reload_weights`, custom logits processors of both model runners). Most tests use a
+stand-in with the same interface; a slow test runs the CPU build of vLLM itself. This module has never run on a GPU.
 
-An honest peer must not depend on vLLM's correctness: after each change of weights vLLM computes one prompt, and its
-log-probabilities are compared with the built-in model's.  If vLLM still uses weights that it packed at its start, the
-comparison fails with `NotReloaded`; otherwise every validator would reject the batches.
+An honest peer must not depend on vLLM's correctness. So after each change of weights vLLM computes one prompt, and its
+log-probabilities are compared with the built-in model's. If vLLM still uses weights that it packed when it started, the
+comparison fails with `NotReloaded`; without it, every validator would reject the batches.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ from trainer.models.llama.config import ModelConfig, parameter_layout
 from trainer.models.llama.huggingface import config_json
 
 SHARE = 0.92
-"""Share of the GPU's free memory that we let vLLM use; it does not start if less memory than it may use is free."""
+"""Share of the GPU's free memory that vLLM may use. vLLM does not start if less than its allowance is free."""
 BLOCK_TOKENS = 128
 """Tokens in a block of vLLM's cache on a CPU."""
 BF16_BYTES = 2
 PROBE_TOKENS = 64
-"""Tokens of the prompt that checks each change of weights."""
+"""Number of tokens in the prompt that checks each change of weights."""
 MOST_DEVIATION = 0.2
-"""Largest root mean square difference between vLLM's log-probabilities of that prompt and ours, in units of the spread of
-ours.  Rounding to bf16 causes about 0.02; a tensor with its old weights causes 0.5 and more."""
+"""Largest root mean square difference between vLLM's log-probabilities of the check prompt and ours, in units of the
+standard deviation of ours. Rounding to bf16 causes about 0.02; a tensor with old weights causes 0.5 and more."""
 
 
 class NotReloaded(RuntimeError):
-    """Error if vLLM did not take over the weights that it was given."""
+    """Error raised if vLLM does not use the weights that it was given."""
 
 
 @dataclass
@@ -75,28 +75,30 @@ class VllmEngine:
         reply: Reply | None = None,
         **settings: Any,
     ) -> None:
-        """Take arguments as `Engine`, with bf16.  settings: more of vLLM's `EngineArgs`, such as gpu_memory_utilization.
+        """Make an engine in bf16 from the arguments of `Engine`.
+
+        settings: more of vLLM's `EngineArgs`, such as gpu_memory_utilization.
 
         Raises ImportError with one sentence if vLLM is not installed.
         """
-        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # parameters are handed over, not pickled
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # parameters are passed within the process, not pickled
         vllm = _vllm()
         self._config, self._temperature = config, temperature
         count, length = slots.count, slots.length
         self._slots, self._proving, self._reply = count, ProofQueue(prove_all), reply
         self._line = RequestQueue(config.vocab, length, config.parameters)
         self._sequences: dict[str, _VllmSequence] = {}
-        self._turns: deque[tuple[_VllmSequence, tuple[int, ...]]] = deque()  # written, and not yet continued or ended
+        self._turns: deque[tuple[_VllmSequence, tuple[int, ...]]] = deque()  # written turns, not yet continued or ended
         self._begun, self._length = 0, length
         self._loaded = False
         self._reference = Batch(config, device, torch.bfloat16, 1, length)
         with tempfile.TemporaryDirectory() as folder:
             described = config_json(config, "bfloat16", context=length, eos=None)
-            described["max_position_embeddings"] = length  # limits vLLM, whatever the model's context
+            described["max_position_embeddings"] = length  # limits vLLM, regardless of the model's context
             (Path(folder) / "config.json").write_text(json.dumps(described))
             arguments: dict[str, Any] = {
                 "model": folder,
-                "load_format": "dummy",  # until `load`
+                "load_format": "dummy",  # placeholder weights until `load`
                 "skip_tokenizer_init": True,
                 "dtype": "bfloat16",
                 "max_model_len": length,
@@ -118,7 +120,7 @@ class VllmEngine:
 
     @property
     def busy(self) -> bool:
-        """True if a request waits or runs, or a completion is not handed out yet."""
+        """True if a request waits or runs, or a completion has not been returned yet."""
         return bool(self._line.requests or self._running or self._proving.held)
 
     def submit(self, request: Request) -> None:
@@ -126,7 +128,10 @@ class VllmEngine:
         self._line.add(request)
 
     def load(self, flat: Tensor) -> None:
-        """Complete later requests with these parameters (n), which stay unchanged until the earlier ones are completed."""
+        """Complete later requests with these parameters (n).
+
+        The caller must not change them until the earlier requests are completed.
+        """
         self._line.add(flat)
         self._admit()
 
@@ -138,7 +143,7 @@ class VllmEngine:
 
     @torch.no_grad()
     def advance(self) -> list[Completion]:
-        """Let vLLM compute one step; return ended completions."""
+        """Run one step of vLLM; return ended completions."""
         if not self._loaded:
             raise ValueError("a generator needs parameters before it can complete anything; load some")
         self._admit()
@@ -152,7 +157,10 @@ class VllmEngine:
         return self._proving.due(idle=not self._running)
 
     def close(self) -> None:
-        """Free vLLM's memory and its process group.  Call it before making another engine, whose group it would end."""
+        """Free vLLM's memory and its process group.
+
+        Call this before making another engine, because it would otherwise end that engine's group.
+        """
         self._vllm.engine_core.shutdown()
         del self._vllm, self._reference
 
@@ -174,7 +182,7 @@ class VllmEngine:
             self._loaded = True
 
     def _compare(self) -> None:
-        """Let both models compute one prompt; raise NotReloaded if vLLM's log-probabilities come from other weights."""
+        """Compute one prompt with both models; raise NotReloaded if vLLM's log-probabilities come from other weights."""
         vllm, count = _vllm(), min(PROBE_TOKENS, self._length - 1)
         tokens = torch.arange(count).mul(7919).remainder(self._config.vocab)
         parameters = vllm.SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0, detokenize=False, ignore_eos=True)
@@ -194,12 +202,12 @@ class VllmEngine:
             )
 
     def _named(self, flat: Tensor) -> Iterator[tuple[str, Tensor]]:
-        """Yield the tensors with their names in Hugging Face files."""
+        """Yield each tensor after its name in Hugging Face files."""
         for place in parameter_layout(self._config):
             yield place.name, flat[place.offset : place.offset + place.count].view(place.shape).bfloat16()
 
     def _begin(self, sequence: _VllmSequence) -> None:
-        """Let vLLM write the next turn.  Its prompt is the conversation so far, which is in vLLM's cache of prefixes."""
+        """Queue the next turn in vLLM. Its prompt is the conversation so far, which is in vLLM's prefix cache."""
         vllm, request = _vllm(), sequence.request
         noise = {"key": request.key, "temperature": self._temperature} if self._temperature else None
         parameters = vllm.SamplingParams(
@@ -212,7 +220,7 @@ class VllmEngine:
         )
         self._begun += 1
         self._sequences[str(self._begun)] = sequence
-        prompt = {"type": "token", "prompt_token_ids": [*request.prompt, *sequence.output]}  # as `vllm.inputs.tokens_input`
+        prompt = {"type": "token", "prompt_token_ids": [*request.prompt, *sequence.output]}  # see `vllm.inputs.tokens_input`
         self._vllm.add_request(str(self._begun), prompt, parameters)
 
     def _turn(self, sequence: _VllmSequence, tokens: tuple[int, ...]) -> None:
@@ -246,10 +254,10 @@ def _vllm() -> Any:
 
 
 def _memory(device: torch.device, config: ModelConfig, slots: int, length: int) -> dict[str, Any]:
-    """Return the settings of vLLM's memory: keys and values of `slots` sequences, in bytes, as the built-in engine has them.
+    """Return vLLM's memory settings: room for keys and values of `slots` sequences, in bytes, as in the built-in engine.
 
-    Left to itself vLLM takes nearly all memory, and nothing remains for the versions that batches are verified with.  On a
-    GPU with less room the cache is smaller, but has one sequence at least: vLLM then runs fewer sequences at a time.
+    By default vLLM takes nearly all memory, and leaves nothing for the versions with which batches are verified. On a GPU
+    with less room the cache is smaller, but holds at least one sequence; vLLM then runs fewer sequences at a time.
     """
     tokens = (math.ceil(length / BLOCK_TOKENS) + 1) * BLOCK_TOKENS
     sequence_bytes = 2 * BF16_BYTES * tokens * config.layers * config.kv_width
@@ -264,7 +272,7 @@ def _memory(device: torch.device, config: ModelConfig, slots: int, length: int) 
 
 
 def noise_of_v1() -> type:
-    """Return the class of the logits processor for vLLM's first model runner, which it uses without Triton."""
+    """Return the class of the logits processor for vLLM's first model runner, which vLLM uses if Triton is missing."""
     from vllm.v1.sample.logits_processor import LogitsProcessor, MoveDirectionality
 
     class NoiseOfV1(LogitsProcessor):  # type: ignore[misc]
@@ -307,7 +315,7 @@ def noise_of_v2() -> type:
     from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor
 
     class NoiseOfV2(LogitsProcessor):  # type: ignore[misc]
-        """Logits processor: logits / temperature + each row's noise.  State is in the slots that vLLM numbers."""
+        """Logits processor: logits / temperature + each row's noise. The state is indexed by vLLM's slot numbers."""
 
         def __init__(self, vllm_config: Any, req_states: Any) -> None:
             self.keys = torch.zeros(req_states.max_num_reqs, dtype=torch.int64)

@@ -1,7 +1,8 @@
-"""Groups of completions of one problem: their rewards, their advantages, and the filter of groups that teach nothing.
+"""Groups of completions of one problem: their rewards, their advantages, and a filter for groups that teach nothing.
 
-Advantages are GRPO's (DeepSeekMath, Shao et al. 2024, section 4.1): a completion is compared with the others of its group.
-Without the division by the standard deviation they are the advantages of Dr. GRPO (Liu et al. 2025).
+Advantages are computed as in GRPO (DeepSeekMath, Shao et al. 2024, section 4.1): a completion is compared with the other
+completions of its group. Without the division by the standard deviation they are the advantages of Dr. GRPO (Liu et al.
+2025).
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ from trainer.environments.environment import Environment, Problem
 from trainer.rl.rollout import Rollout
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Prompts that name a target length: the number of tokens that a model should think for.
+# Prompts that name a target length, which is the number of tokens for which a model should think.
 #
-# The length is drawn from a run's `length_targets`, the same for all peers, so that generating, verifying and learning use
+# The length is drawn from a run's `length_targets` and is the same for all peers. So generating, verifying and learning use
 # the same prompt and the same reward.
 
 
 class TargetedEnvironment(Environment):
-    """Environment with the problems of another one, each with its target length in the prompt.
+    """Environment with the problems of another environment, each with its target length in the prompt.
 
-    targets: lengths to draw from; without any the prompts stay unchanged.  seed: the run's.
+    targets: lengths to draw from; if empty, the prompts stay unchanged. seed: the run's seed.
     """
 
     def __init__(self, own: Environment, targets: Sequence[int], seed: int) -> None:
@@ -35,11 +36,11 @@ class TargetedEnvironment(Environment):
 
     @property
     def size(self) -> int:
-        """As `Environment.size`."""
+        """Number of problems of the inner environment."""
         return self._own.size
 
     def problem(self, index: int) -> Problem:
-        """As `Environment.problem`."""
+        """Return the inner environment's problem, with the target length in the prompt."""
         problem = self._own.problem(index)
         return replace(problem, prompt=with_target(problem.prompt, self.target(index)))
 
@@ -48,24 +49,24 @@ class TargetedEnvironment(Environment):
         return target_length(self._targets, self._seed, index)
 
     def score(self, problem: Problem, turns: Sequence[str]) -> float:
-        """As `Environment.score`."""
+        """Score the turns as `Environment.score` describes."""
         return self._own.score(problem, turns)
 
     def is_exact(self, problem: Problem) -> bool:
-        """As `Environment.is_exact`."""
+        """Return the inner environment's `is_exact`."""
         return self._own.is_exact(problem)
 
     def solution(self, problem: Problem) -> tuple[str, ...]:
-        """As `Environment.solution`."""
+        """Return a solution as `Environment.solution` describes."""
         return self._own.solution(problem)
 
     def reply(self, problem: Problem, turns: Sequence[str]) -> str | None:
-        """As `Environment.reply`."""
+        """Return the reply as `Environment.reply` describes."""
         return self._own.reply(problem, turns)
 
 
 def target_length(targets: Sequence[int], seed: int, problem: int) -> int | None:
-    """Return the length that the prompt of `problem` names, one of `targets`, the same on every peer; None if empty."""
+    """Return the target length in the prompt of `problem`: one of `targets`, the same on every peer, or None."""
     if not targets:
         return None
     digest = hashlib.blake2b(f"length/{seed}/{problem}".encode(), digest_size=8).digest()
@@ -81,12 +82,12 @@ def with_target(prompt: str, target: int | None) -> str:
 
 
 def most_prompt_bytes(row_tokens: int, max_tokens: int, targets: Sequence[int]) -> int:
-    """Return the most bytes of a task's prompt that leave room in a row for its output and the length that it names."""
+    """Return the maximum bytes of a task's prompt that leave room in a row for the output and for the target length."""
     return row_tokens + 1 - max_tokens - max((len(with_target("", target)) for target in targets), default=0)
 
 
 def prompt_flaw(prompt: str, tokenizer: Tokenizer, row_tokens: int, max_tokens: int, targets: Sequence[int]) -> str:
-    """Return the reason why no model can answer this prompt and learn from it, as a phrase; empty if one can."""
+    """Return the reason why no model can answer this prompt and learn from it, as a phrase; empty if a model can."""
     try:
         tokens = tokenizer.prompt(with_target(prompt, _longest(tokenizer, tuple(targets))))
     except ValueError as error:
@@ -99,7 +100,7 @@ def prompt_flaw(prompt: str, tokenizer: Tokenizer, row_tokens: int, max_tokens: 
 
 @lru_cache(maxsize=8)
 def _longest(tokenizer: Tokenizer, targets: tuple[int, ...]) -> int | None:
-    """Return the length that takes the most tokens to name, or None; cached, as each prompt asks for it."""
+    """Return the length that takes the most tokens to name, or None; cached, because every prompt needs it."""
     return max(targets, key=lambda target: len(tokenizer.prompt(with_target("", target))), default=None)
 
 
@@ -112,9 +113,9 @@ STD_FLOOR = 1e-6
 
 @dataclass(frozen=True)
 class Scored:
-    """Rollout with its reward, as computed here.
+    """Rollout with its reward, as computed on this computer.
 
-    solved: the score by the task's verifier, 0 to 1.  reward: for learning: `solved`, less the cost of the length.
+    solved: the score by the task's verifier, 0 to 1. reward: reward for learning: `solved`, minus the cost of the length.
     """
 
     rollout: Rollout
@@ -124,9 +125,9 @@ class Scored:
 
 @dataclass(frozen=True)
 class Group:
-    """Completions of one problem that came in, in the order of their copies.
+    """Received completions of one problem, in the order of their copies.
 
-    batch: the place of their batch.
+    batch: the index of their batch.
     """
 
     problem: int
@@ -135,7 +136,7 @@ class Group:
 
     @property
     def rewards(self) -> list[float]:
-        """Rewards of the members, copy after copy."""
+        """Rewards of the members, in the order of their copies."""
         return [member.reward for member in self.members]
 
     @property
@@ -150,7 +151,7 @@ class Group:
 
 
 def grouped(scored: Iterable[Scored]) -> list[Group]:
-    """Group rollouts, in the order of their problems.  Raises ValueError if a problem has a copy twice."""
+    """Group rollouts, in the order of their problems.  Raises ValueError if a copy of a problem occurs twice."""
     members: dict[int, dict[int, Scored]] = {}
     for each in scored:
         group, copy = members.setdefault(each.rollout.problem, {}), each.rollout.copy
@@ -163,7 +164,7 @@ def grouped(scored: Iterable[Scored]) -> list[Group]:
 
 
 def advantages(rewards: Sequence[float], divide_by_std: bool = True) -> list[float]:
-    """Return (R - mean) / (std + 1e-6) of each reward, or R - mean; exactly 0 if all are equal.
+    """Return (R - mean) / (std + 1e-6) for each reward R, or R - mean; exactly 0 if all rewards are equal.
 
     std: the population standard deviation of these rewards.
     """
@@ -178,7 +179,7 @@ def advantages(rewards: Sequence[float], divide_by_std: bool = True) -> list[flo
 
 
 def informative(groups: Iterable[Group]) -> list[Group]:
-    """Return the groups in which not all rewards are equal: the others change nothing (online filter)."""
+    """Return the groups in which not all rewards are equal; other groups change nothing (online filter)."""
     return [group for group in groups if group.is_informative]
 
 
@@ -186,15 +187,15 @@ def informative(groups: Iterable[Group]) -> list[Group]:
 
 
 def scored(rollout: Rollout, solved: float, target: int | None = None, length_weight: float = 0.0) -> Scored:
-    """Return the rollout with its reward.  target: the length that its prompt names, or None."""
+    """Return the rollout with its reward.  target: the length that the prompt names, or None."""
     if target is None:
         return Scored(rollout, solved, solved)
     return Scored(rollout, solved, length_reward(solved, sum(rollout.made), target, length_weight))
 
 
 def length_reward(reward: float, length: int, target: int, weight: float) -> float:
-    """Return the reward, less `weight` for each token between `length` and `target` (INTELLECT-2: 0.0003).
+    """Return the reward, minus `weight` for each token by which `length` differs from `target` (INTELLECT-2: 0.0003).
 
-    length: tokens that the model chose.
+    length: number of tokens that the model chose.
     """
     return reward - weight * abs(target - length)

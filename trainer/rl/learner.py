@@ -1,9 +1,9 @@
-"""Work of one version: from the run's parameters and scored rollouts to an encoded difference.
+"""Training on the rollouts of one version: from the run's parameters and scored rollouts to an encoded difference.
 
-Like `trainer.worker.Worker`, the learner remembers only Adam's moments between versions.  `compute` reads theta, leaves out
-the groups that change nothing, divides the completions into as many batches as there are optimiser steps, computes the
-probabilities of their tokens under the unchanged parameters, and takes one step on each batch.  Other modules decide where
-rollouts come from, and if they can be trusted.
+Like `trainer.worker.Worker`, the learner keeps only Adam's moments between versions. `compute` reads theta, drops the groups
+that change nothing, divides the completions into one batch for each optimiser step, computes the probabilities of their
+tokens under the unchanged parameters, and takes one step on each batch. Other modules decide where rollouts come from, and
+whether they can be trusted.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from trainer.rl.rollout import Rollout
 from trainer.worker import NotFinite, encode_difference
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Packing of sequences of different lengths into rows of one length, for the learner: nothing is dropped or cut.
+# Packing of sequences of different lengths into rows of one length, for the learner. No sequence is dropped or cut.
 #
-# A sequence is a rollout's prompt and output with its advantage.  A row holds one or more sequences, end to end.  A sequence
-# has one place fewer than tokens: each place reads a token and predicts the next one.
+# A sequence is a rollout's prompt and output with its advantage. A row holds one or more sequences, end to end. A sequence
+# has one place fewer than it has tokens: each place reads a token and predicts the next one.
 
 
 I64 = npt.NDArray[np.int64]
@@ -46,10 +46,10 @@ PADDING = -1
 
 @dataclass(frozen=True)
 class Packed:
-    """Rows of places, (rows, places) each.
+    """Rows of places; each array is (rows, places).
 
-    documents: number of the place's sequence among those packed, or `PADDING`.  mask: true if the model chose the target,
-    which then counts.  Targets at other places do not matter.
+    documents: number of the place's sequence among the packed sequences, or `PADDING`. mask: true if the model chose the
+    target; only such targets count. Targets at other places do not matter.
     """
 
     tokens: I64
@@ -60,7 +60,7 @@ class Packed:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Number of rows, and of places in each."""
+        """Number of rows, and number of places in each row."""
         rows, places = self.tokens.shape
         return rows, places
 
@@ -74,7 +74,7 @@ class Packed:
         return self._part((span, slice(None)))
 
     def trimmed(self) -> Packed:
-        """Return the rows without the places at the end that are padding in every row."""
+        """Return the rows without the final places that are padding in every row."""
         return self._part((slice(None), slice(int((self.documents != PADDING).any(axis=0).sum()))))
 
     def _part(self, at: tuple[slice, slice]) -> Packed:
@@ -97,7 +97,7 @@ def check_lengths(rollouts: Sequence[Rollout], row_tokens: int) -> None:
 
 
 def pack(rollouts: Sequence[Rollout], advantages: Sequence[float], row_tokens: int) -> Packed:
-    """Pack all the rollouts into rows of `row_tokens` places.  Raises ValueError if one is too long, before packing any."""
+    """Pack all the rollouts into rows of `row_tokens` places.  Raises ValueError, before packing, if one is too long."""
     check_lengths(rollouts, row_tokens)
     rows = _first_fit([places_of(rollout) for rollout in rollouts], row_tokens)
     shape = (len(rows), row_tokens)
@@ -123,7 +123,7 @@ def pack(rollouts: Sequence[Rollout], advantages: Sequence[float], row_tokens: i
 
 
 def _first_fit(lengths: Sequence[int], row_tokens: int) -> list[list[int]]:
-    """Assign sequences to rows: the longest first, each into the first row that has room (first-fit decreasing)."""
+    """Assign sequences to rows, the longest first, each to the first row with enough room (first-fit decreasing)."""
     rows: list[list[int]] = []
     room: list[int] = []
     for number in sorted(range(len(lengths)), key=lambda number: -lengths[number]):
@@ -140,7 +140,7 @@ def _first_fit(lengths: Sequence[int], row_tokens: int) -> list[list[int]]:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Statistics of a version's work: sums over tokens while it runs, means at its end.
+# Statistics of the training on a version: sums over tokens during training, means at the end.
 
 
 STATISTICS = ("loss", "clipped", "ratio", "entropy", "kl")
@@ -149,12 +149,12 @@ STATISTICS = ("loss", "clipped", "ratio", "entropy", "kl")
 
 @dataclass(frozen=True)
 class Learnt:
-    """Statistics of a version's work.
+    """Statistics of the training on one version.
 
-    tokens: trained on.  steps: 0 if no group had anything to learn from.  norm: of the difference.  Means over those tokens:
-    loss, entropy (nats), kl (nats, to the reference), clipped (share), ratio (new over old probability).  Means over all
-    rollouts that came in: reward, solve_rate, length (tokens that the model chose).  groups, dropped: numbers of groups that
-    came in, and of groups that were left out.
+    tokens: number of trained tokens. steps: 0 if no group had anything to learn from. norm: norm of the difference. Means
+    over the trained tokens: loss, entropy (nats), kl (nats, to the reference), clipped (share), ratio (new over old
+    probability). Means over all received rollouts: reward, solve_rate, length (number of tokens that the model chose).
+    groups, dropped: numbers of received and of dropped groups.
     """
 
     tokens: int
@@ -174,7 +174,7 @@ class Learnt:
 
 @dataclass
 class Totals:
-    """Sums over tokens.  dropped: number of groups that were left out."""
+    """Sums over tokens.  dropped: number of dropped groups."""
 
     dropped: int = 0
     steps: int = 0
@@ -182,23 +182,23 @@ class Totals:
     sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STATISTICS, 0.0))
 
     def add(self, tokens: int, means: Sequence[float]) -> None:
-        """Add so many tokens with these means, in the order of `STATISTICS`."""
+        """Add `tokens` tokens with these means, which are in the order of `STATISTICS`."""
         self.tokens += tokens
         for name, value in zip(STATISTICS, means, strict=True):
             self.sums[name] += tokens * value
 
     def merge(self, other: Totals) -> None:
-        """Add the tokens and sums of the other, but not its steps and dropped groups."""
+        """Add the tokens and sums of `other`, but not its steps and dropped groups."""
         self.tokens += other.tokens
         for name, value in other.sums.items():
             self.sums[name] += value
 
     def mean(self, name: str) -> float:
-        """Return the mean of a statistic over the tokens; 0 without tokens."""
+        """Return the mean of a statistic over the tokens; 0 if there are none."""
         return self.sums[name] / max(1, self.tokens)
 
     def learnt(self, groups: Sequence[Group]) -> Learnt:
-        """Return all statistics, including those of the groups that came in; the norm is left at 0."""
+        """Return all statistics, including the means over the received groups; the norm stays 0."""
         members = [member for group in groups for member in group.members]
         count = max(1, len(members))
         return Learnt(
@@ -215,9 +215,9 @@ class Totals:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Reference parameters for the KL term: a file of their bf16 values, little endian, as the peer process keeps it.
+# Reference parameters for the KL term: a file of their bf16 values, little endian, which the peer process keeps.
 #
-# They are needed only before a version's first step, in one pass without gradients, so they are read again for each version
+# They are needed only before a version's first step, in one pass without gradients. So they are read again for each version,
 # and take no memory while the trainer learns.
 
 
@@ -225,9 +225,9 @@ BLOCK = 1 << 20
 
 
 def read_reference(path: Path, count: int, device: torch.device) -> Tensor:
-    """Read the `count` parameters in `path`, in the precision of the device's products: bf16 on a GPU, fp32 elsewhere.
+    """Read the `count` parameters in `path`, in the precision that the device computes in: bf16 on a GPU, fp32 elsewhere.
 
-    Raises ValueError if the file has another size, and OSError.
+    Raises ValueError if the file has another size, and OSError if it cannot be read.
     """
     values = np.memmap(path, dtype=np.dtype("<i2"), mode="r")
     if values.shape != (count,):
@@ -243,15 +243,16 @@ def read_reference(path: Path, count: int, device: torch.device) -> Tensor:
 
 
 AfterStep = Callable[[int, float, int, float], bool]
-"""Function called with steps, mean loss, tokens and tokens per second after every step; True ends the work there."""
+"""Function called with steps, mean loss, tokens and tokens per second after every step; if it returns True, training
+stops."""
 
 
 @dataclass(frozen=True)
 class LearnTask:
-    """Work of one version.
+    """Training task of one version.
 
-    order: seed of the shuffle of completions into batches.  first_step: optimiser steps that the run had before.
-    reference: file of the weights that the KL term compares with; needed if the run has a KL term.
+    order: seed of the shuffle of completions into batches. first_step: number of optimiser steps that the run took before.
+    reference: file of the weights with which the KL term compares; required if the run has a KL term.
     """
 
     order: int
@@ -260,10 +261,10 @@ class LearnTask:
 
 
 class Learner:
-    """Learner of one run on one device.  layout: the chunks of a contribution, each encoded on its own."""
+    """Learner of one run on one device.  layout: the chunks of a contribution; each is encoded separately."""
 
     def __init__(self, config: RlConfig, model: Decoder, chunk_parameters: int) -> None:
-        """model: the model to train; its parameters are changed."""
+        """Make a learner that changes the parameters of `model`."""
         self.config = config
         self.model = model
         self.optimiser = AdamW(self.model, adamw_config(config))
@@ -280,8 +281,8 @@ class Learner:
     ) -> Learnt:
         """Learn from `groups`, starting at `theta`, and encode the difference into `out`.
 
-        Raises, before anything else, ValueError for a rollout that the model cannot read, and if reference weights are
-        needed but missing; NotFinite, and any exception of `after_step`.
+        Raises ValueError at the start for a rollout that the model cannot read, or if required reference weights are
+        missing. Raises NotFinite, and passes on any exception of `after_step`.
         """
         self._check(task, groups)
         load(theta, self.model.flat)
@@ -289,7 +290,7 @@ class Learner:
         return replace(learnt, norm=encode_difference(theta, self.model.flat, self.layout, out))
 
     def learn(self, task: LearnTask, groups: Sequence[Group], after_step: AfterStep = lambda *_: False) -> Learnt:
-        """Take the steps from the present parameters, as `compute` but without theta and difference (norm 0)."""
+        """Take the steps of `compute` from the model's current parameters, without theta or a difference (norm 0)."""
         self._check(task, groups)
         kept = informative(groups) if self.config.drop_zero_advantage else groups
         batches = self._frozen(self._batches(kept, task.order), task.reference)
@@ -305,7 +306,7 @@ class Learner:
         return totals.learnt(groups)
 
     def _check(self, task: LearnTask, groups: Sequence[Group]) -> None:
-        """Raise ValueError if needed reference weights are missing, or for rollouts that the model cannot read."""
+        """Raise ValueError if required reference weights are missing, or for rollouts that the model cannot read."""
         if self.config.kl_weight and task.reference is None:
             raise ValueError("kl_weight is above 0, and there are no reference weights to compare with")
         rollouts = [member.rollout for group in groups for member in group.members]
@@ -315,7 +316,7 @@ class Learner:
             raise ValueError(f"a rollout has the token {largest}, and the model has {self.model.config.vocab} of them")
 
     def _batches(self, groups: Sequence[Group], order: int) -> list[Packed]:
-        """Shuffle the completions into at most `optimizer_steps` batches, without those that have no token of the model."""
+        """Shuffle the completions into at most `optimizer_steps` batches, leaving out any without a model's token."""
         completions: list[tuple[Rollout, float]] = []
         for group in groups:
             worth = advantages(group.rewards, self.config.divide_by_std)
@@ -331,7 +332,7 @@ class Learner:
 
     @torch.no_grad()
     def _frozen(self, parts: Sequence[Packed], reference: Path | None) -> list[_Batch]:
-        """Return batches with the log-probabilities of their targets under the present parameters and the reference."""
+        """Return batches with the log-probabilities of their targets under the current and the reference parameters."""
         batches = [_Batch(packed, self._log_probabilities(self.model, packed)) for packed in parts]
         if not self.config.kl_weight or reference is None:
             return batches
@@ -352,7 +353,7 @@ class Learner:
         return self._micro_batches.run(self._rows_at_once(packed), compute)
 
     def _accumulate(self, batch: _Batch) -> Totals:
-        """Put the gradient of a batch's loss into the model; return its statistics."""
+        """Write the gradient of a batch's loss into the model; return the batch's statistics."""
         whole = batch.packed.counted_tokens
 
         def compute(part: int) -> Totals:
@@ -406,7 +407,7 @@ def _tensors(rows: Packed, device: torch.device) -> tuple[Tensor, Tensor, Tensor
 
 
 def adamw_config(config: RlConfig) -> InnerConfig:
-    """Return AdamW's configuration, with a constant rate and no z-loss."""
+    """Return AdamW's configuration, with a constant learning rate and no z-loss."""
     return InnerConfig(
         lr=config.lr,
         beta1=config.beta1,

@@ -1,19 +1,22 @@
 """Verification of rollouts: the checks of a validator, which any peer with the weights can repeat.
 
-The checks come in this order, the cheap ones first; the first that fails is the reason for rejection:
+The checks run in this order, cheapest first. The first check that fails gives the reason for rejection:
 
-* form: the assigned problems and copies, each once; lengths, tokens and proofs within bounds; the prompt is the problem's;
-* conversation: the replies in the output are the environment's;
-* computation: prompt and output go through the reference model at once, and the hidden states match the proofs (TOPLOC);
-* termination: the output ends when the conversation is over, or at the length limit; an end token that the noise did not
-  choose (below) was at least not unlikely.  An end token that it did choose may be unlikely: that happens to honest peers;
-* sampling: each token is the one that the key's noise chooses (`trainer.generate.sampling`), within a tolerance.  So a
+* form: the rollout answers an assigned problem and copy, and each copy occurs once; lengths, tokens and proofs are within
+  bounds; the prompt is the problem's prompt;
+* conversation: the replies in the output are the environment's replies;
+* computation: prompt and output go through the reference model in one pass, and the hidden states match the proofs (TOPLOC);
+* termination: the output ends when the conversation is over, or at the length limit. An end token that the noise did not
+  choose (see sampling) must have a minimum probability. An end token that the noise did choose may be unlikely, because
+  honest peers also draw such tokens;
+* sampling: each token is the one that the key's noise chooses (`trainer.generate.sampling`), within a tolerance. This check
+  finds a smaller model's text even if the proofs come from the right model, and a copy of another peer's rollout.
   smaller model's text is found even if the proofs are the right model's, and so is a copy of another peer's rollout.
 
-The reward is computed here.  The consequences of a verdict are decided elsewhere.
+The reward is computed here. Other modules decide the consequences of a verdict.
 
-The tolerances are `Tolerances`.  The author of a rollout knows them, and can place its proofs or tokens at the
-limit, so that they pass on one device and fail on another.  So each verdict has a flag `sure`, true if every honest device
+The tolerances are `Tolerances`. A rollout's author knows them, and can place its proofs or tokens at the limit, so that they
+pass on one device and fail on another. Each verdict therefore has a flag `sure`, which is true if every honest device
 reaches the same verdict.
 """
 
@@ -53,7 +56,7 @@ class RejectionReason(StrEnum):
 
 
 class RolloutRefused(ValueError):
-    """Error for a rollout that no honest peer makes; the text says why."""
+    """Error for a rollout that no honest peer makes; the text gives the reason."""
 
     def __init__(self, reason: RejectionReason, detail: str) -> None:
         super().__init__(detail)
@@ -69,7 +72,7 @@ class FormChecker:
     def read(self, rollout: Rollout) -> tuple[Problem, tuple[str, ...]]:
         """Check a rollout; return its problem and the model's turns.
 
-        Raises `RolloutRefused`, and ValueError if there is no such problem.
+        Raises `RolloutRefused`, and ValueError if the problem does not exist.
         """
         problem = self._environment.problem(rollout.problem)
         if list(rollout.prompt) != self._tokenizer.prompt(problem.prompt):
@@ -81,7 +84,7 @@ class FormChecker:
             raise RolloutRefused(RejectionReason.WRONG_REPLY, str(error)) from error
 
     def proofs(self, rollout: Rollout) -> list[bytes]:
-        """Return the proofs of a rollout's chunks, and any bytes left over as one more."""
+        """Return the proofs of a rollout's chunks; any leftover bytes form one more entry."""
         config, at, proofs = self._config, 0, []
         for size in proof_sizes(len(rollout.output), self._model.dim, config.top_k, config.chunk_tokens):
             proofs.append(rollout.proofs[at : at + size])
@@ -105,36 +108,38 @@ class FormChecker:
 # ------------------------------------------------------------------------------------------------------------------------
 # Tolerances of verification: the largest differences between an honest peer's device and ours.
 #
-# A cheating peer uses a known tolerance up, so none may be a share of the output: a long one would have room for a false
-# answer.  Three rules limit the shortfall of tokens from the tokens that the noise chooses
+# A cheating peer uses up a known tolerance, so no tolerance may be a share of the output: a long output would have room for
+# a false answer. Three rules limit the shortfall of tokens from the tokens that the noise chooses
 # (`trainer.generate.sampling.shortfall`):
 #
 # * no token falls short by more than `ceiling`;
 # * at most `MOST_BEYOND` tokens of a rollout fall short by more than `shortfall`;
 # * over any stretch of a batch's tokens the shortfalls sum to at most `SLACK` + `RATE_FACTOR` x rate x the density of
-#   near-ties.  Rounding exchanges two tokens only if they are nearly tied, which has the density 1 - sum p^2; the expected
-#   shortfall is then a constant, `rate`, times this density.  So while the model is certain, length adds no allowance.
+#   near-ties. Rounding exchanges two tokens only if they are nearly tied, which has the density 1 - sum p^2; the expected
+#   shortfall is then a constant, `rate`, times this density. So while the model is certain, length adds no allowance.
 #
-# The third rule is a one-sided CUSUM (Page 1954): allowance that honest tokens leave unused is not saved up for later ones.
-# It continues from one rollout of a batch to the next, so that a batch has the slack once and not once per rollout.
+# The third rule is a one-sided CUSUM (Page 1954): later tokens cannot use the allowance that earlier honest tokens left
+# unused. The sum continues from one rollout of a batch to the next, so the slack is granted once per batch, not once per
+# rollout.
 
 
 MOST_BEYOND = 2
-"""Most tokens of a rollout of any length that may fall short by more than the run's `max_shortfall`."""
+"""Maximum number of tokens, in a rollout of any length, that may fall short by more than the run's `max_shortfall`."""
 SLACK = 0.5
 """Largest sum of shortfalls over any stretch of tokens, beyond the part that rounding explains."""
 RATE_FACTOR = 3.0
 """Multiple of the mean honest shortfall that a stretch of any length may have."""
 DEVICES_APART = 2 / 3
-"""Share of a tolerance by which two honest devices may measure the same rollout differently; it follows from the margin of
-proposed tolerances (`benchmarks.calibration.MARGIN`)."""
+"""Share of a tolerance by which two honest devices may differ when they measure the same rollout. It follows from the margin
+of proposed tolerances (`benchmarks.calibration.MARGIN`)."""
 
 
 @dataclass(frozen=True)
 class Choices:
-    """Tokens of a rollout that the model made, on the host, each field a tensor (n).
+    """Measurements of the tokens of a rollout that the model made, on the host. Each field is a tensor (n).
 
-    tokens: int64.  shortfalls, probabilities: of these tokens.  densities: of near-ties, 1 - sum p^2, at their places.
+    tokens: int64. shortfalls, probabilities: one for each token. densities: density of near-ties, 1 - sum p^2, at each
+    token.
     """
 
     tokens: Tensor
@@ -145,10 +150,10 @@ class Choices:
 
 @dataclass(frozen=True)
 class Tolerances:
-    """Tolerances: differences that an honest peer's device may cause.
+    """Largest differences that an honest peer's device may cause.
 
-    shortfall, ceiling, rate: see the module; in units of logits over temperature.
-    end_probability: least probability of an end token that falls short by more than `shortfall`.
+    shortfall, ceiling, rate: see the comment above; in units of logits over temperature.
+    end_probability: minimum probability of an end token that falls short by more than `shortfall`.
     """
 
     proofs: Thresholds
@@ -171,10 +176,10 @@ class Tolerances:
         )
 
     def times(self, factor: float) -> Self:
-        """Return tolerances for a device that measures `factor` times as much.
+        """Return tolerances for a device whose differences are `factor` times as large.
 
-        The multiple of the honest rate grows only half as much: it is a mean of many tokens, in which devices differ less
-        than in one token.
+        The multiple of the honest rate changes only half as much: the rate is a mean over many tokens, and devices differ
+        less in this mean than in one token.
         """
         proofs = self.proofs
         return replace(
@@ -205,10 +210,10 @@ class Tolerances:
 class Measured:
     """Measurements of a rollout, also for calibration.
 
-    mismatches: of each chunk of tokens.  shortfall: the largest.  beyond: number of tokens beyond the tolerance.
-    end_probability: the least among end tokens beyond the tolerance; 1 if there is none.
-    mean_probability: of the chosen tokens.  total, density: sums of the shortfalls, and of 1 - sum p^2.  stretch: the
-    largest sum over a stretch of this rollout alone, less the allowance for its densities.
+    mismatches: one for each chunk of tokens. shortfall: the largest. beyond: number of tokens beyond the tolerance.
+    end_probability: the minimum among end tokens beyond the tolerance; 1 if no end token is beyond it. mean_probability:
+    mean over the chosen tokens. total, density: sums of the shortfalls, and of 1 - sum p^2. stretch: the largest sum over a
+    stretch of this rollout alone, minus the allowance for its densities.
     """
 
     mismatches: tuple[Mismatch, ...]
@@ -225,7 +230,10 @@ class BatchBounds:
     """Tolerances applied to the rollouts of one batch, one after the other."""
 
     def __init__(self, tolerances: Tolerances, ends: Sequence[int], chunk_values: int) -> None:
-        """Begin a batch.  ends: tokens that end a turn.  chunk_values: values that a whole chunk's proof commits to."""
+        """Begin a batch.
+
+        ends: tokens that end a turn.  chunk_values: number of values that a whole chunk's proof commits to.
+        """
         self.tolerances, self._ends, self._chunk_values = tolerances, torch.tensor(ends), chunk_values
         self._level = 0.0
         """The CUSUM after the accepted rollouts so far."""
@@ -249,9 +257,9 @@ class BatchBounds:
     def flaw(
         self, measured: Measured, choices: Choices, values: Sequence[int], stop: str
     ) -> tuple[RejectionReason, str] | None:
-        """Return why the batch's next rollout is rejected, or None; an accepted rollout counts in the CUSUM of later ones.
+        """Return the reason to reject the batch's next rollout, or None. An accepted rollout counts in later CUSUMs.
 
-        values: number of values that each chunk's proof commits to.  stop: the flaw in the output's end, empty for none.
+        values: number of values that each chunk's proof commits to.  stop: the flaw in the output's end; empty if none.
         """
         far = [number for number, each in enumerate(measured.mismatches) if not self._accepts(each, values[number])]
         if far:
@@ -268,7 +276,7 @@ class BatchBounds:
         return None
 
     def _accepts(self, mismatch: Mismatch, values: int) -> bool:
-        """Return True if a chunk's mismatch is within the tolerance; fewer values of a short chunk may differ."""
+        """Return True if a chunk's mismatch is within the tolerance. In a short chunk, fewer values may differ."""
         proofs = self.tolerances.proofs
         if values < self._chunk_values:
             most = math.ceil(proofs.exponent_mismatches * values / self._chunk_values)
@@ -276,7 +284,7 @@ class BatchBounds:
         return proofs.accept(mismatch)
 
     def _sampling(self, measured: Measured, count: int, worst: float) -> str:
-        """Return the flaw in the choice of the tokens, as a sentence; empty for none."""
+        """Return the flaw in the choice of the tokens, as a sentence; empty if there is none."""
         if not measured.shortfall <= self.tolerances.ceiling:
             return f"a token falls short of the one that the sampling chooses by {measured.shortfall:.3g}"
         if measured.beyond > MOST_BEYOND:
@@ -286,7 +294,7 @@ class BatchBounds:
         return ""
 
     def _stretch(self, choices: Choices, level: float) -> tuple[float, float]:
-        """Return the largest and the last value of the CUSUM after a token, beginning at `level`."""
+        """Return the largest and the last value of the CUSUM over these tokens, starting from `level`."""
         rate = self.tolerances.rate_factor * self.tolerances.rate
         sums_n = (choices.shortfalls.double() - rate * choices.densities.double()).cumsum(0)
         lowest_n = sums_n.cummin(0).values.clamp(max=-level)
@@ -305,9 +313,9 @@ def _told(number: int, mismatch: Mismatch) -> str:
 
 
 CPU_TOKENS = 2048
-"""Tokens that a CPU computes at once: a layer's values for more would not fit its caches."""
+"""Tokens that a CPU computes at once; the values of a layer for more tokens would not fit in its caches."""
 CHOICES = 1 << 22
-"""Logits that are processed together, each with some 40 bytes of noise and sums."""
+"""Number of logits processed together; each needs about 40 bytes for noise and sums."""
 
 
 @dataclass(frozen=True)
@@ -323,11 +331,11 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Judged:
-    """Verdict on a rollout.  reason: None unless it is rejected.  detail: a sentence, empty for an accepted rollout.
+    """Verdict on a rollout. reason: None unless it is rejected. detail: a sentence; empty for an accepted rollout.
 
-    reward: in [0, 1]; None if the rollout is rejected, or if this computer could not score it (then reason is None as well).
-    measured: None if the form was wrong.  tokens: number that the model made; 0 if the form was wrong.  exact: True if every
-    computer gives this reward.  sure: True if all honest devices accept this rollout, or all reject it.
+    reward: in [0, 1]; None if the rollout is rejected, or if this computer could not score it (then reason is also None).
+    measured: None if the form was wrong. tokens: number of tokens that the model made; 0 if the form was wrong. exact: True
+    if every computer computes this reward. sure: True if all honest devices accept this rollout, or all reject it.
     """
 
     reason: RejectionReason | None
@@ -340,7 +348,10 @@ class Judged:
 
 
 class Verifier:
-    """Verifier of rollouts of one version, with the run's tolerances.  model: with its weights, in any precision."""
+    """Verifier of rollouts of one version, with the run's tolerances.
+
+    model: with the version's weights, in any precision.
+    """
 
     def __init__(self, model: Decoder, environment: Environment, tokenizer: Tokenizer, config: RlConfig) -> None:
         self._model, self._environment, self._tokenizer = model, environment, tokenizer
@@ -350,7 +361,7 @@ class Verifier:
     def verify(
         self, assignment: Assignment, rollouts: Sequence[Rollout], between: Callable[[], None] = lambda: None
     ) -> list[Judged]:
-        """Return a verdict for each given rollout, in order; assigned rollouts that are missing get none.
+        """Return a verdict for each given rollout, in order; missing rollouts get no verdict.
 
         between: called before each pass through the model; may wait, or raise.
         """
@@ -393,7 +404,7 @@ class Verifier:
     # -- computation with the model -----------------------------------------------------------------------------------
 
     def _micro_batches(self, rollouts: Sequence[Rollout], indices: list[int]) -> list[list[int]]:
-        """Group rollouts of similar length, as many in each group as fit into a pass."""
+        """Group rollouts of similar length; each group holds as many as fit into a pass."""
         most = self._config.micro_batch_tokens
         if self._model.flat.device.type == "cpu":
             most = min(most, CPU_TOKENS)
@@ -407,7 +418,7 @@ class Verifier:
 
     @torch.no_grad()
     def _measure(self, assignment: Assignment, rollouts: Sequence[Rollout]) -> list[tuple[list[Mismatch], Choices]]:
-        """Measure rollouts in one pass over their prompts and outputs, using the rows that predict output tokens."""
+        """Measure rollouts in one pass over their prompts and outputs, using only the rows that predict output tokens."""
         width, device = max(_length(rollout) for rollout in rollouts), self._model.flat.device
         tokens_bt = torch.zeros((len(rollouts), width), dtype=torch.int64)
         for row, rollout in enumerate(rollouts):
@@ -424,10 +435,10 @@ class Verifier:
         return [*zip(mismatches, self._choices(assignment, rollouts, own), strict=True)]
 
     def _choices(self, assignment: Assignment, rollouts: Sequence[Rollout], own: Sequence[Tensor]) -> list[Choices]:
-        """Return the `Choices` of each rollout: figures of the tokens that the model made.
+        """Return the `Choices` of each rollout: measurements of the tokens that the model made.
 
-        own: hidden states (tokens of the output, dim) of each.  The rows of all rollouts are processed together, a limited
-        number at a time, as each needs memory for every token of the vocabulary.
+        own: hidden states (tokens of the output, dim) of each rollout. The rows of all rollouts are processed together, a
+        limited number at a time, because each row needs memory for every token of the vocabulary.
         """
         model, temperature = self._model, self._config.temperature
         made_n = torch.tensor([made for each in rollouts for made in each.made])
@@ -455,14 +466,14 @@ class Verifier:
     # -- the verdict --------------------------------------------------------------------------------------------------
 
     def _bounds(self, factor: float) -> BatchBounds:
-        """Return the run's tolerances, widened by a factor, for the rollouts of a batch."""
+        """Return the bounds for the rollouts of a batch: the run's tolerances times `factor`."""
         whole = min(self._config.top_k, self._config.chunk_tokens * self._model.config.dim)
         return BatchBounds(self._tolerances.times(factor), self._tokenizer.ends, whole)
 
     def _flaw(
         self, bounds: BatchBounds, rollout: Rollout, mismatches: Sequence[Mismatch], choices: Choices, stop: str
     ) -> tuple[RejectionReason, str] | None:
-        """Return why a rollout is rejected within these bounds, or None."""
+        """Return the reason to reject a rollout under these bounds, or None."""
         config = self._config
         sizes = proof_sizes(len(rollout.output), self._model.config.dim, config.top_k, config.chunk_tokens)
         values = [size // 2 - 1 for size in sizes]
@@ -481,13 +492,13 @@ class Verifier:
             return Judged(*flaw, None, measured, made)
         try:
             reward = self._environment.score(problem, turns)
-        except Exception as error:  # noqa: BLE001 - an environment that fails over a text says nothing about its author
+        except Exception as error:  # noqa: BLE001 - a failing environment proves nothing about the author
             return Judged(None, f"it could not be scored here: {type(error).__name__}", None, measured, made)
         assert 0 <= reward <= 1, "an environment's score is from 0 to 1"
         return Judged(None, "", reward, measured, made, self._environment.is_exact(problem))
 
     def _stop(self, rollout: Rollout, problem: Problem, turns: tuple[str, ...]) -> str:
-        """Return the flaw in the place where the output stops, as a sentence; empty for none."""
+        """Return the flaw in the place where the output stops, as a sentence; empty if there is none."""
         left = self._config.max_tokens - len(rollout.output)
         ended = rollout.made[-1] and rollout.output[-1] in self._tokenizer.ends
         if left and not (ended and self._is_over(problem, turns, left)):
@@ -495,7 +506,7 @@ class Verifier:
         return ""
 
     def _is_over(self, problem: Problem, turns: tuple[str, ...], left: int) -> bool:
-        """Return True if the model has no further turn: there is no reply, or no room for a token after it."""
+        """Return True if the model has no further turn: no reply follows, or the reply leaves no room for a token."""
         reply = self._environment.reply(problem, turns)
         return reply is None or len(self._tokenizer.reply(reply)) >= left
 

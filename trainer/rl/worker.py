@@ -1,7 +1,7 @@
-"""Work of a trainer process in an RL run beside training: keeping versions of the weights, making and judging rollouts.
+"""Rollout work of a trainer process in an RL run: keeping versions of the weights, and making and judging rollouts.
 
-Batches of rollouts are files that the peer process hands on; it decides which batches are trusted, and which trainer learns
-from which.  A batch has its rollouts in the order of the assignment: problem after problem, copy after copy.
+Batches of rollouts are files that the peer process passes on. The peer process decides which batches are trusted, and which
+trainer learns from which batch. A batch holds its rollouts in the order of the assignment: by problem, then by copy.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from trainer.rl.rollout import MAX_BYTES, Rollout
 from trainer.rl.verification import Assignment, FormChecker, Judged, RejectionReason, Verifier
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Encoding of a batch: the rollouts that a peer submits at once, one after the other.
+# Encoding of a batch: the rollouts that a peer submits together, in sequence.
 #
 # head     number of rollouts (4 bytes, unsigned, big-endian)
 # each     its size in bytes (4), then `Rollout.encode`
@@ -53,7 +53,7 @@ def encode_batch(rollouts: Sequence[Rollout]) -> bytes:
 
 
 def decode_batch(data: bytes) -> list[Rollout]:
-    """Return the rollouts that `data` encodes, at least one; raises ValueError for bytes that `encode_batch` cannot give."""
+    """Return the rollouts in `data`, at least one. Raises ValueError for bytes that `encode_batch` cannot produce."""
     count = _number(data, 0)
     if not 0 < count <= MAX_ROLLOUTS:
         raise ValueError(f"a batch has 1 to {MAX_ROLLOUTS} rollouts, not {count}")
@@ -83,14 +83,14 @@ def _number(data: bytes, at: int) -> int:
 F32 = npt.NDArray[np.float32]
 
 OnProgress = Callable[[int, int], None]
-"""Function called with the number of rollouts done and their total; may raise to end the work."""
+"""Function called with the number of rollouts done and their total; may raise an exception to stop the work."""
 Between = Callable[[], None]
-"""Function called between the steps of generating and verifying; may wait, or raise to end the work."""
+"""Function called between the steps of generating and verifying; may wait, or raise an exception to stop the work."""
 
 
 @dataclass(frozen=True)
 class RolloutTasks:
-    """Environment and tokenizer of rollouts.  seed: for drawing the lengths that prompts name."""
+    """Environment and tokenizer of rollouts.  seed: used to draw the target lengths in prompts."""
 
     environment: Environment
     tokenizer: Tokenizer
@@ -98,7 +98,10 @@ class RolloutTasks:
 
 
 class RolloutWorker:
-    """Rollout worker of one run on one device.  versions: bf16 parameters (n) by number, the newest `max_async` + 2."""
+    """Rollout worker of one run on one device.
+
+    versions: bf16 parameters (n) by version number, for the newest `max_async` + `SPARE_VERSIONS`.
+    """
 
     def __init__(
         self,
@@ -109,7 +112,7 @@ class RolloutWorker:
         slots: int = SLOTS,
         generator: GeneratorName = GeneratorName.BUILTIN,
     ) -> None:
-        """slots: sequences generated at a time.  generator: the one to generate with."""
+        """Make a worker. slots: number of sequences generated at a time. generator: name of the generator to use."""
         self._slots = slots
         self._wanted = generator
         self.config, self._model, self._tokenizer, self._device = config, model, tasks.tokenizer, device
@@ -117,16 +120,16 @@ class RolloutWorker:
         self._forms = FormChecker(model, self._environment, tasks.tokenizer, config)
         self.versions: dict[int, Tensor] = {}
         self._engine: tuple[int, Generator] | None = None
-        """Generator, after the most tokens of its sequences."""
+        """(Maximum tokens of a sequence, generator)."""
         self._loaded: int | None = None
         self._problems: list[int] = []
-        """Problems of the present batch's requests, by the requests' numbers."""
+        """Problems of the current batch's requests, by request number."""
         self._dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
 
     def keep_version(self, version: int, theta: F32) -> None:
         """Copy `theta` (n) as the weights of this version; forget versions that are no longer needed.
 
-        Later versions belong to an abandoned branch: if kept, they would push this one out as the oldest.
+        Later versions belong to an abandoned branch. If they were kept, this version would be evicted as the oldest.
         """
         weights = torch.empty(self._model.parameters, dtype=torch.bfloat16, device=self._device)
         load(theta, weights)
@@ -143,7 +146,7 @@ class RolloutWorker:
         on_progress: OnProgress = lambda done, total: None,
         between: Between = lambda: None,
     ) -> int:
-        """Make the rollouts of an assignment and write the batch to `path`; return the number of tokens the model made.
+        """Make the rollouts of an assignment and write the batch to `path`; return the number of tokens that the model made.
 
         Raises ValueError if the version is not kept.
         """
@@ -164,7 +167,7 @@ class RolloutWorker:
         return sum(sum(rollout.made) for rollout in rollouts)
 
     def verify(self, assignment: Assignment, path: Path, between: Between = lambda: None) -> list[Judged]:
-        """Return a verdict for each rollout that the batch in `path` should have, in order, whatever the bytes are.
+        """Return a verdict for each assigned rollout, in order, for any bytes in the batch file `path`.
 
         Raises ValueError if the version is not kept.
         """
@@ -182,8 +185,8 @@ class RolloutWorker:
     def groups(self, paths: Sequence[Path]) -> list[Group]:
         """Return the groups in these batches, with rewards that are computed here.
 
-        A batch may have been accepted on a validator's word alone, so the form of each is checked again; a malformed batch
-        is left out, with a line in the log.
+        A batch may have been accepted on a validator's word alone, so the form of each batch is checked again. A malformed
+        batch is skipped, with a line in the log.
         """
         groups: list[Group] = []
         for place, path in enumerate(paths):
@@ -191,18 +194,18 @@ class RolloutWorker:
                 rollouts = decode_batch(path.read_bytes())
                 check_lengths(rollouts, self.config.row_tokens)
                 groups += [replace(group, batch=place) for group in grouped(map(self._scored, rollouts))]
-            except Exception as error:  # noqa: BLE001 - bytes of strangers, and environments that fail over texts
+            except Exception as error:  # noqa: BLE001 - strangers' bytes, and environments that fail
                 print(f"the batch {path.name} is left out: {error}", file=sys.stderr)
         return [replace(group, problem=number) for number, group in zip(count(), groups, strict=False)]
 
     def is_repeatable(self, member: Scored) -> bool | None:
-        """Return True if scoring an answer again gives the same score; None if no program scores it, or if scoring fails."""
+        """Return True if scoring an answer again gives the same score; None if the score is exact, or if scoring fails."""
         problem, turns = self._forms.read(member.rollout)
         if self._environment.is_exact(problem):
             return None
         try:
             return self._environment.score(problem, turns) == member.solved
-        except Exception:  # noqa: BLE001 - an environment that fails over a text says nothing about it
+        except Exception:  # noqa: BLE001 - a failing environment proves nothing about a text
             return None
 
     # -- parts --------------------------------------------------------------------------------------------------------
@@ -220,14 +223,14 @@ class RolloutWorker:
     def _loaded_engine(self, length: int, version: int, weights: Tensor) -> Generator:
         """Return a generator with the weights of this version.
 
-        If vLLM fails, the built-in generator replaces it, unless vLLM was set by name.
+        If vLLM fails, the built-in generator replaces it, unless the settings name vLLM.
         """
         try:
             engine = self._ready_engine(length)
             if self._loaded != version:
                 engine.load(weights.to(self._dtype))
                 self._loaded = version
-        except Exception as error:  # whatever vLLM raises
+        except Exception as error:  # any exception of vLLM
             if self._wanted is not GeneratorName.AUTO:
                 raise
             print(f"vLLM does not work here, so the built-in generator is used: {error}", file=sys.stderr)
@@ -238,7 +241,7 @@ class RolloutWorker:
 
     def _ready_engine(self, length: int) -> Generator:
         if self._engine is None or self._engine[0] < length:
-            self.close()  # first, as both may not fit, and vLLM allows one at a time
+            self.close()  # first, because both may not fit, and vLLM allows one at a time
             self._engine = length, self._new_engine(length)
         return self._engine[1]
 
@@ -259,7 +262,7 @@ class RolloutWorker:
         }
         if chosen is GeneratorName.BUILTIN:
             return Engine(self._model, self._device, dtype=self._dtype, **shared)
-        from trainer.generate.vllm import VllmEngine  # imported late: few computers have vLLM
+        from trainer.generate.vllm import VllmEngine  # imported here because few computers have vLLM
 
         return VllmEngine(self._model, self._device, **shared)
 
@@ -271,7 +274,7 @@ class RolloutWorker:
             yield Request(number, prompts[index], key, self.config.max_tokens, tokenizer.ends)
 
     def _reply(self, request: Request, output: tuple[int, ...], made: tuple[bool, ...]) -> Sequence[int] | None:
-        """Return the environment's reply, in tokens, after a turn in the present batch, or None."""
+        """Return the environment's reply, in tokens, after a turn in the current batch, or None."""
         environment, problem = self._environment, self._problem(self._problems[request.id])
         reply = environment.reply(problem, read_turns(environment, problem, output, made, self._tokenizer))
         return None if reply is None else self._tokenizer.reply(reply)
@@ -286,7 +289,7 @@ class RolloutWorker:
 
 
 def _places(assignment: Assignment) -> Iterator[tuple[int, int]]:
-    """Yield problem and copy of each rollout of a batch."""
+    """Return an iterator over (problem, copy) of a batch's rollouts."""
     return ((index, copy) for index in assignment.problems for copy in range(assignment.copies))
 
 

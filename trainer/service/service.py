@@ -1,11 +1,11 @@
-"""Service of the trainer process: obeys a peer's commands over a socket, and reports.
+"""Service of the trainer process, which runs a peer's commands from a socket and reports results.
 
-Commands: configure, initialise, compute, evaluate (each answered, under its `id`), finish, abandon, pause, resume, threads,
-power; in an RL run also keep_version, use_tasks, generate and verify.
-Any failure is answered with one sentence and ends the process; the peer starts a fresh one.
+Commands: configure, initialise, compute, evaluate (each answered with the command's `id`), finish, abandon, pause, resume,
+threads, power; in an RL run also keep_version, use_tasks, generate and verify. A command that fails is answered with one
+sentence and ends the process; the peer then starts a new process.
 
-An evaluation is done beside the other jobs: a few windows after each training step but the last, and one batch after
-another while there is no other job.  Its failure is reported, but does not end the process.
+An evaluation runs between the other jobs: a few windows after each training step but the last, and one batch after another
+while there is no other job. If it fails, the failure is reported, but the process goes on.
 """
 
 from __future__ import annotations
@@ -42,20 +42,21 @@ from trainer.worker import Done, Task, Worker, pick_device
 # ------------------------------------------------------------------------------------------------------------------------
 # Power limit: the trainer waits between steps to keep a GPU's average power below a number of watts.
 #
-# Only an administrator may set a card's own limit (`nvidia-smi -pl`); waiting needs no such right, works in a container, and
-# counts the power of all programs on that card.  The measure is the card's own counter of energy
+# Only an administrator may set a card's own limit (`nvidia-smi -pl`). Waiting needs no such right, works in a container, and
+# takes account of the power that all programs draw on that card. Power is measured with the card's own energy counter
 # (`nvmlDeviceGetTotalEnergyConsumption`, Volta and later).
 
 
 LOOK_S = 0.05
 """Seconds between two readings of the counter while waiting; cards update it every 20 to 100 ms."""
 SMOOTHED_S = 1.0
-"""Seconds over which power is averaged: energy that was allowed but not drawn in them may be drawn now."""
+"""Seconds over which power is averaged; energy that was allowed in this time but not drawn may be drawn later."""
 MOST_TIMES = 9.0
-"""Longest wait, as a multiple of the work before it: a limit below the card's idle power must not stop the work."""
+"""Longest wait, as a multiple of the time of the work before it: a limit below the card's idle power must not stop the
+work."""
 
 Meter = Callable[[], float | None]
-"""Function that returns joules since any fixed moment, or None if they are unknown."""
+"""Function that returns joules since some fixed moment, or None if they are unknown."""
 
 
 class PowerPace:
@@ -72,13 +73,13 @@ class PowerPace:
         return self._joules is not None
 
     def begin(self) -> None:
-        """Begin to count: energy drawn before, without work, does not count."""
+        """Begin to count; energy drawn earlier, without work, does not count."""
         self._at, self._joules = self._clock(), self._meter()
 
     def keep(self, wait: Callable[[float], bool]) -> None:
         """Wait, after some work, until the average power is at most `watts`.
 
-        wait: waits so many seconds; returns True if something urgent has come in.
+        wait: waits the given number of seconds; returns True if an urgent command has arrived.
         """
         worked = self._clock() - self._at
         self._count()
@@ -98,7 +99,7 @@ class PowerPace:
 
 
 def meter_of(device: torch.device) -> Meter:
-    """Return the energy meter of the GPU on which a trainer computes; for a CPU, one that always returns None."""
+    """Return the energy meter of the GPU on which a trainer computes; for a CPU, return a meter that always returns None."""
     if device.type != "cuda":
         return lambda: None
     try:
@@ -115,26 +116,26 @@ def meter_of(device: torch.device) -> Meter:
 def _joules(nvml: Any, handle: Any) -> float | None:
     try:
         return float(nvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1000
-    except Exception:  # an older or a lost card
+    except Exception:  # an older card, or one that is no longer available
         return None
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Jobs of a trainer in an RL run: keep a version, make a batch of rollouts, judge a batch, learn from batches.
+# Jobs of a trainer in an RL run: to keep a version, make a batch of rollouts, judge a batch, and learn from batches.
 
 
 VERDICTS_AT_ONCE = 32
-"""Verdicts in one frame to the peer; they fit even with the longest details in any letters."""
+"""Verdicts in one frame to the peer; they fit even if all details have the maximum length in any script."""
 MAX_DETAIL = 200
 PROBLEMS_AT_ONCE = 1024
 
 Tried = tuple[int, int, int, int, int, int]
-"""A problem, its number of rollouts, of rollouts that solved it, of rollouts scored twice, of those with the same score both
-times, and the place of their batch."""
+"""Results on a problem: the problem, the numbers of rollouts, of rollouts that solved it, of rollouts scored twice, and of
+rollouts that got the same score both times, and the index of their batch."""
 
 
 class RolloutJobs:
-    """Rollout jobs of one run.  worker: has the model that learns; None in a process that only makes and judges rollouts.
+    """Rollout jobs of one run.  worker: holds the model that learns; None in a process that only makes and judges rollouts.
 
     moments: file of the learner's moments; None to keep none.  generator: makes the rollouts.
     """
@@ -160,7 +161,7 @@ class RolloutJobs:
         self._rollouts.keep_version(version, theta)
 
     def use_tasks(self, sets: Sequence[dict[str, Any]]) -> list[tuple[int, str]]:
-        """Use only the problems of these sets; return the unusable sets, by their first problem, with the reason."""
+        """Use only the problems of these sets. Return the first problem of each unusable set, with the reason."""
         rl, files = self._rl, [TaskFile(**each) for each in sets]
         room = (rl.row_tokens, rl.max_tokens, rl.length_targets)
         unusable = self._environment.use(
@@ -171,7 +172,7 @@ class RolloutJobs:
     def generate(
         self, task: dict[str, Any], path: str, on_progress: OnProgress, between: Between = lambda: None
     ) -> dict[str, Any]:
-        """Make a batch; return its numbers of rollouts and tokens."""
+        """Make a batch; return the number of its rollouts and of its tokens."""
         assignment = _assignment(task)
         tokens = self._rollouts.generate(assignment, Path(path), on_progress, between)
         return {"rollouts": len(assignment.problems) * assignment.copies, "tokens": tokens}
@@ -183,7 +184,7 @@ class RolloutJobs:
         tell: Callable[[list[dict[str, Any]]], None],
         between: Between = lambda: None,
     ) -> dict[str, Any]:
-        """Judge a batch; pass the verdicts to `tell` in order, some at a time."""
+        """Judge a batch; pass the verdicts to `tell` in order, in groups."""
         judged = self._rollouts.verify(_assignment(task), Path(path), between)
         for some in _parts(judged):
             tell([_fields(each) for each in some])
@@ -194,7 +195,7 @@ class RolloutJobs:
     ) -> Done:
         """Learn from the batches of a round and encode the difference into `out`.
 
-        tell: gets the results on problems from sets of tasks, some problems at a time.
+        tell: called with the results on problems from sets of tasks, in groups.
         """
         assert self._worker is not None, "asked of a process that trains"
         if self._learner is None:
@@ -209,7 +210,8 @@ class RolloutJobs:
             tell(tried[start : start + PROBLEMS_AT_ONCE])
         learn = LearnTask(task.round, task.first_step, Path(task.reference) if task.reference else None)
         learnt = self._learner.compute(learn, groups, theta, out, after_step)
-        # If all rewards of each group are equal, nothing is learned; the difference, all zeros, weighs one token.
+        # If all rewards of each group are equal, nothing is learned; the difference is then all zeros, with a weight of one
+        # token.
         kl = learnt.kl if self._rl.kl_weight and learnt.steps else None
         return Done(max(1, learnt.tokens), max(1, learnt.steps), learnt.loss, learnt.norm, learnt.reward, kl)
 
@@ -249,10 +251,10 @@ def _fields(judged: Judged) -> dict[str, Any]:
 
 
 EXIT_FAILED = 1
-"""Exit status of a process that ends because a job failed."""
+"""Exit status of a process that stops because a job failed."""
 IDLE_OPPORTUNITIES = 1 << 20
-"""Opportunities assumed while there is no other job: so many that an evaluation continues in the smallest pieces, as a
-command may come at any time."""
+"""Opportunities assumed while no other job runs. The number is so large that an evaluation continues in the smallest pieces,
+because a command may arrive at any time."""
 
 
 class Service:
@@ -270,7 +272,7 @@ class Service:
         self._evaluation: tuple[Job, Evaluation] | None = None
 
     def run(self) -> int:
-        """Run jobs until one fails; return the exit status.  The end of the peer ends the process in `CommandInbox`."""
+        """Run jobs until one fails, and return the exit status. If the peer ends, `CommandInbox` ends the process."""
         self._inbox.listen(self._connection)
         while True:
             job = self._inbox.next_job()
@@ -283,7 +285,7 @@ class Service:
                 answer = self._perform(job)
             except Abandoned:
                 continue
-            except Exception as error:  # noqa: BLE001 - the peer gets a sentence for any error, and starts a fresh process
+            except Exception as error:  # noqa: BLE001 - the peer gets a sentence for any error
                 self._send(job, "failed", reason=_sentence(error))
                 return EXIT_FAILED
             self._send(job, job.message["do"], **answer)
@@ -386,7 +388,7 @@ class Service:
         return tell
 
     def _rest(self, job: Job) -> None:
-        """Wait while paused, between the steps of a job other than training; raise Abandoned if it was abandoned."""
+        """Wait while paused, between the steps of a job other than training. Raises `Abandoned` if the job was abandoned."""
         if self._inbox.is_held(job):
             self._keep_pace(job)
             self._inbox.wait_while_paused(job)
@@ -394,9 +396,9 @@ class Service:
             self._pace.begin()
 
     def _evaluate_some(self, running: Job | None, opportunities: int) -> None:
-        """Continue the evaluation that the peer wants, if any, beside the `running` job.
+        """Continue the evaluation that the peer asked for, if any, while the `running` job waits.
 
-        opportunities: number of calls, this one included, after which it should be done.
+        opportunities: number of calls, including this one, in which the evaluation should be completed.
         """
         job = self._inbox.evaluation
         if job is None:
@@ -406,7 +408,7 @@ class Service:
                 self._evaluation = job, self._ready().evaluation(self._map_theta())
             evaluation = self._evaluation[1]
             evaluation.advance(evaluation.share(opportunities), lambda: self._inbox.is_urgent(running))
-        except Exception as error:  # noqa: BLE001 - training is worth more than the number
+        except Exception as error:  # noqa: BLE001 - training matters more than an evaluation
             self._end_evaluation(job, loss=None, reason=_sentence(error))
             return
         if evaluation.done == evaluation.total:

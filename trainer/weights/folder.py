@@ -1,4 +1,4 @@
-"""Reader of a Hugging Face folder from which a run begins: its shape, and its weights as the flat vector, in fp32."""
+"""Reader of a Hugging Face folder from which a run begins: its shape, and its weights as the flat fp32 vector."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from trainer.models.llama.huggingface import Ends, UnknownModel, config_json, en
 from trainer.weights.safetensors_file import F32, ExportFormat, FolderError, StoredTensor, header_of, tensors_in, written
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Writer of a Hugging Face folder with a run's parameters, from a stream of the flat vector.
+# Writer of a Hugging Face folder with a run's parameters, which come as a stream of the flat vector.
 #
-# The tensors fill the files in the order of the flat vector, so the vector itself is written, cut where a file ends.  One
-# block is in memory at a time.  The caller makes the folder and gives it its final name.
+# The tensors fill the files in the order of the flat vector, so the vector itself is written, and cut at the end of each
+# file. One block is in memory at a time. The caller makes the folder and gives it its final name.
 
 
 SHARD_BYTES = 5_000_000_000
-"""Most bytes of tensors in one file, unless a single tensor is larger."""
+"""Maximum bytes of tensors in one file, unless a single tensor is larger."""
 
 
 def write_folder(
@@ -36,10 +36,11 @@ def write_folder(
     eos: Ends,
     generation: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write config.json, generation_config.json and the weights into an empty folder; every file is synced to disk.
+    """Write config.json, generation_config.json and the weights into an empty folder, and sync every file to disk.
 
-    values: the flat vector in order, in blocks of any size.  context: tokens that the model was trained to read, used if
-    `config` has no context.  eos: end tokens of a text.  generation: contents of the model's own generation_config.json.
+    values: the flat vector in order, in blocks of any size. context: number of tokens that the model was trained to read,
+    used if `config` has no context. eos: end tokens of a text. generation: contents of the model's own
+    generation_config.json.
     """
     _write_json(folder / "config.json", config_json(config, form.torch_name, context=context, eos=eos))
     _write_json(folder / "generation_config.json", generation_json(eos, generation))
@@ -87,7 +88,7 @@ def _write_json(path: Path, value: dict[str, Any]) -> None:
 
 
 class _Source:
-    """Blocks of a stream, cut where the caller wants."""
+    """Stream of values that is read in pieces of any length."""
 
     def __init__(self, values: Iterable[F32]) -> None:
         self._blocks = iter(values)
@@ -111,18 +112,19 @@ class _Source:
 
 
 MAX_JSON_BYTES = 2 << 20
-"""Largest JSON file that is read.  The index of the largest models that we train has some hundred kilobytes; parsing takes
+"""Largest JSON file that is read. The index of the largest models that we train has a few hundred kilobytes; parsing needs
 up to 30 bytes of memory for each byte."""
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 BUFFERS = ("rotary_emb.inv_freq",)
-"""Suffixes of tensors that old files hold besides parameters; their values follow from config.json."""
+"""Suffixes of tensors that old files hold besides parameters; config.json determines their values."""
 
 
 class WeightsFolder:
     """Folder written by transformers or by `peer export`.
 
-    facts: the model section of a run that begins with the folder.  generation: its generation_config.json, empty if missing.
-    ends: the tokens that end a text, generation_config.json's first.  Raises `FolderError` for a model that no run supports.
+    facts: the model section of a run that begins with the folder. generation: the contents of generation_config.json, empty
+    if it is missing. ends: the tokens that end a text, first from generation_config.json, then from config.json. Raises
+    `FolderError` for a model that no run supports.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -138,12 +140,12 @@ class WeightsFolder:
         self.ends = tuple(dict.fromkeys([*ends_in(self.generation), *ends_in(described)]))
 
     def values(self) -> Iterator[F32]:
-        """Return the flat vector in order, in blocks; raises `FolderError` at once or between two blocks."""
+        """Return the flat vector in order, in blocks. Raises `FolderError` at once or between two blocks."""
         tensors = self._tensors()
         return (block for place in parameter_layout(self.config) for block in self._blocks(place.name, tensors[place.name]))
 
     def tensors(self) -> Iterator[F32]:
-        """Yield the flat vector in order, tensor by tensor, each flat; raises `FolderError` at once or between two."""
+        """Yield the flat vector in order, one flat tensor at a time. Raises `FolderError` at once or between two tensors."""
         tensors = self._tensors()
         for place in parameter_layout(self.config):
             yield np.concatenate(list(self._blocks(place.name, tensors[place.name])))
@@ -155,9 +157,9 @@ class WeightsFolder:
             yield block
 
     def _tensors(self) -> Mapping[str, StoredTensor]:
-        """Return the model's tensors, each of the shape that config.json says."""
+        """Return the model's tensors, each checked against the shape in config.json."""
         found = self._found()
-        if self.config.layers > len(found):  # checked before we list the tensors of so many layers
+        if self.config.layers > len(found):  # checked before we list the tensors of all layers
             raise FolderError(
                 f"{self.folder} has fewer tensors than config.json says that there are layers; copy both from one place"
             )
@@ -186,7 +188,7 @@ class WeightsFolder:
         return found
 
     def _found(self) -> dict[str, StoredTensor]:
-        """Return all tensors of the folder's single file, or of its several files, which must match the index."""
+        """Return all tensors of the folder's single file, or of its shards, which must match the index."""
         single = self.folder / SINGLE
         try:
             if single.exists():
@@ -213,7 +215,7 @@ class WeightsFolder:
         return {tensor: files[name][tensor] for tensor, name in names.items()}
 
     def _index(self) -> dict[str, str]:
-        """Return the file of each tensor, by the index; raises `FolderError`, also for a folder without an index."""
+        """Return the file name of each tensor in the index. Raises `FolderError`, also for a folder without an index."""
         if not (self.folder / INDEX).exists() and (flaw := self._other_weights()):
             raise FolderError(f"{self.folder} {flaw}")
         names = json_in(self.folder / INDEX, "save the model as safetensors (save_pretrained does)").get("weight_map")
@@ -222,7 +224,7 @@ class WeightsFolder:
         return names
 
     def _other_weights(self) -> str:
-        """Return a phrase about weights that the folder has in another form; empty if it has none."""
+        """Return a phrase about weights in another format; empty if the folder has none."""
         for pattern, flaw in _OTHER_WEIGHTS:
             if found := sorted(self.folder.glob(pattern)):
                 return flaw.format(found[0].name[:80])
@@ -230,7 +232,7 @@ class WeightsFolder:
 
 
 def check_repeated(source: Path, embedding: StoredTensor | None, head: StoredTensor) -> None:
-    """Raise `FolderError` unless the output layer of a tied model, which some writers repeat, equals its embedding."""
+    """Raise `FolderError` unless the output layer that some tools write for a tied model equals the model's embedding."""
     if embedding is None or (embedding.shape, embedding.form) != (head.shape, head.form):
         same = False
     else:
@@ -259,10 +261,10 @@ def _is_file_name(name: Any) -> bool:
 
 
 def json_in(path: Path, remedy: str) -> dict[str, Any]:
-    """Return the JSON object in a file.  remedy: end of the sentence of the error.  Raises `FolderError`."""
+    """Return the JSON object in a file.  remedy: phrase that ends the error's sentence.  Raises `FolderError`."""
     try:
         if path.exists() and not path.is_file():
-            raise FolderError(f"{path} is no file; {remedy}")  # opening a pipe would wait for ever
+            raise FolderError(f"{path} is no file; {remedy}")  # opening a pipe would block for ever
         with path.open("rb") as file:
             raw = file.read(MAX_JSON_BYTES + 1)
     except OSError as error:

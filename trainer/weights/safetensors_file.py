@@ -1,8 +1,8 @@
-"""Safetensors files, read and written a block at a time.
+"""Safetensors files, read and written one block at a time.
 
 The format is the length of a header, the header in JSON, and the tensors' bytes (https://huggingface.co/docs/safetensors).
-We do not use the library: it needs all tensors of a file in memory to write it, and reads no bf16 without torch.
-A file may come from anywhere, so its whole header is checked before any tensor is read.
+We do not use the library, because it needs all tensors of a file in memory to write the file, and cannot read bf16 without
+torch. A file may come from anywhere, so its whole header is checked before any tensor is read.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class FolderError(ValueError):
 F32 = npt.NDArray[np.float32]
 
 WIDTHS = {"F32": 4, "BF16": 2, "F16": 2}
-"""Bytes of a number, by its format's name in safetensors files; other formats are not read."""
+"""Bytes of a number, by the name of its format in safetensors files; other formats are not supported."""
 
 
 class ExportFormat(StrEnum):
@@ -70,7 +70,7 @@ def written(values: F32, form: ExportFormat) -> bytes:
 
 
 def read(raw: bytes, name: str) -> F32:
-    """Return the fp32 numbers in bytes of the format `name`; exact, as each format is a subset of fp32."""
+    """Return the fp32 numbers in bytes of the format `name`; exact, because each format is a subset of fp32."""
     if name == "BF16":
         return (np.frombuffer(raw, "<u2").astype(np.uint32) << 16).view(np.float32)
     return np.frombuffer(raw, "<f2" if name == "F16" else "<f4").astype(np.float32)
@@ -79,7 +79,7 @@ def read(raw: bytes, name: str) -> F32:
 def _bf16_of(values: F32) -> npt.NDArray[np.uint16]:
     """Round to the nearest bf16, ties to even, as torch does; every NaN becomes torch's NaN."""
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
-    rounded = (bits + (((bits >> 16) & 1) + np.uint32(0x7FFF))) >> 16  # an infinity's low bits are 0: it stays one
+    rounded = (bits + (((bits >> 16) & 1) + np.uint32(0x7FFF))) >> 16  # an infinity stays one: its low bits are 0
     return np.where(np.isnan(values), 0x7FC0, rounded).astype("<u2")
 
 
@@ -87,11 +87,11 @@ def _bf16_of(values: F32) -> npt.NDArray[np.uint16]:
 
 
 MAX_HEADER_BYTES = 2 << 20
-"""Largest header.  A run's model has at most 256 layers of 14 tensors, with some 150 bytes of header each; parsing takes 30
-bytes of memory for each byte."""
+"""Largest header. A run's model has at most 256 layers of 14 tensors, with about 150 bytes of header for each tensor;
+parsing needs 30 bytes of memory for each byte."""
 MOST_DIMENSIONS = 8
 MOST_LENGTH = 1 << 48
-"""Longest dimension of a tensor.  Products of longer ones take time."""
+"""Largest dimension of a tensor. Computing products of larger ones takes too long."""
 QUANTISED = ("F8_", "F4", "F6_", "I8", "U8", "I4", "U4", "I16", "U16", "I32", "U32", "I64", "U64")
 """Prefixes of number formats that hold codes, not values."""
 LENGTH_BYTES = 8
@@ -100,7 +100,7 @@ READ_BYTES = 4 << 20
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Tensor in a file: its format's name, its shape, and its bytes [start, stop) of the file."""
+    """Tensor in a file: its format's name, its shape, and its byte range [start, stop) in the file."""
 
     path: Path
     form: str
@@ -120,7 +120,7 @@ class StoredTensor:
 
 
 def header_of(places: Sequence[ParameterPlace], form: ExportFormat) -> bytes:
-    """Return the length and header of a file that holds these tensors, one after the other in their order."""
+    """Return the header, with its length before it, of a file that holds these tensors in this order."""
     first = places[0].offset
     tensors: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     for place in places:
@@ -128,19 +128,19 @@ def header_of(places: Sequence[ParameterPlace], form: ExportFormat) -> bytes:
         offsets = [start, start + place.count * form.width]
         tensors[place.name] = {"dtype": form.tensor_name, "shape": list(place.shape), "data_offsets": offsets}
     text = json.dumps(tensors, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % LENGTH_BYTES)  # so that the numbers are aligned
+    text += b" " * (-len(text) % LENGTH_BYTES)  # pads the header so that the numbers are aligned
     return len(text).to_bytes(LENGTH_BYTES, "little") + text
 
 
 def tensors_in(path: Path) -> dict[str, StoredTensor]:
-    """Return the tensors that a file says it holds, by name; raises `FolderError`, also for unsupported number formats.
+    """Return the tensors that a file's header lists, by name. Raises `FolderError`, also for unsupported number formats.
 
-    As the library demands, tensors must follow each other without gap or overlap to the end of the file.
+    As in the library, tensors must follow each other without gap or overlap to the end of the file.
     """
     if is_pointer_file(path):
         raise FolderError(f"{path} {POINTER_FLAW}")
     size = path.stat().st_size
-    if size <= LENGTH_BYTES:  # also refuses a pipe, whose opening would wait for ever
+    if size <= LENGTH_BYTES:  # also refuses a pipe, because opening it would block for ever
         raise FolderError(f"{path} is no safetensors file, or only a part of one; copy it again")
     with path.open("rb") as file:
         length = int.from_bytes(file.read(LENGTH_BYTES), "little")
@@ -168,7 +168,7 @@ def tensors_in(path: Path) -> dict[str, StoredTensor]:
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object; raises ValueError for a repeated name, as readers differ in which value they take."""
+    """Return a JSON object. Raises ValueError for a repeated name, because readers differ in the value that they take."""
     found = dict(pairs)
     if len(found) != len(pairs):
         raise ValueError("a name is said twice")
@@ -176,7 +176,7 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _check_places(path: Path, found: Mapping[str, StoredTensor], body: int, size: int) -> None:
-    """Raise `FolderError` unless the tensors fill the file."""
+    """Raise `FolderError` unless the tensors fill the file without gap or overlap."""
     at = body
     for name, tensor in sorted(found.items(), key=lambda item: (item[1].start, item[1].stop)):
         if tensor.start != at:

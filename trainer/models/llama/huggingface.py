@@ -1,8 +1,9 @@
 """Translation between the config.json of Hugging Face folders and our description of a decoder of the Llama family.
 
 Names and defaults match transformers' `LlamaConfig`, `Qwen2Config` and `Qwen3Config` (5.x); files written by 4.x can also be
-read.  Tensors need no translation: `trainer.models.llama.config` uses the names of these models.  A switch that a run's
-model does not have is refused by name; fields that only matter in training (dropout, initial ranges) are the run's choice.
+read. Tensors need no translation: `trainer.models.llama.config` uses the names of these models. A file with a switch that a
+run's model does not have is refused, with the name of the switch. The run decides the fields that only matter in training
+(dropout, initial ranges).
 """
 
 from __future__ import annotations
@@ -14,18 +15,18 @@ from typing import Any
 from trainer.models.llama.config import ModelConfig
 
 Ends = Sequence[int] | int | None
-"""The tokens that end a text: one, several, or none."""
+"""End tokens of a text: one, several, or none."""
 
 
 class UnknownModel(ValueError):
-    """Error for a config.json that no run's model can match; the text is the rest of a sentence, and names the field."""
+    """Error for a config.json that no run's model can match; the text completes a sentence and names the field."""
 
 
 @dataclass(frozen=True)
 class _Family:
-    """Family of models.  name: its model_type.
+    """Family of models. name: the family's model_type.
 
-    head_dim, kv_heads: defaults for files without them; None means dim / heads, and as many as heads.
+    head_dim, kv_heads: defaults for files without these fields. None means dim / heads, and as many as heads.
     """
 
     name: str
@@ -52,7 +53,7 @@ _MUST_BE: Mapping[str, Any] = {
     "partial_rotary_factor": 1.0,
     "quantization_config": None,
     "compression_config": None,
-    # Switches of other families, whose code may have written the file:
+    # Switches of other families; the code of such a family may have written the file:
     "use_qk_norm": False,
     "qk_layernorm": False,
     "use_mrope": False,
@@ -80,18 +81,18 @@ _MUST_BE: Mapping[str, Any] = {
     "is_encoder_decoder": False,
     "add_cross_attention": False,
 }
-"""Switches that a run's model has in one position only, which is also the meaning of null and of a missing field."""
+"""Switches for which a run's model supports only this value; null or a missing field means the same value."""
 ORIGINAL = "original_max_position_embeddings"
 _OWN_CODE = ("AutoConfig", "AutoModel", "AutoModelForCausalLM")
-"""Names in `auto_map` of code that computes the model differently from its family."""
+"""Names in `auto_map` for custom code, which may compute the model differently from its family."""
 
-# -- out --------------------------------------------------------------------------------------------------------------
+# -- writing -------------------------------------------------------------------------------------------------------------
 
 
 def config_json(config: ModelConfig, torch_dtype: str, *, context: int, eos: Ends) -> dict[str, Any]:
-    """Return the config.json of a model.  context: used if `config` has none.  eos: end tokens of a text.
+    """Return the config.json of a model. context: used if `config` has none. eos: end tokens of a text.
 
-    Positions are described twice, for transformers 5 and for all other readers.
+    Positions are described twice, once for transformers 5 and once for all other readers.
     """
     family = _family_of(config)
     scaling = _scaling(config)
@@ -115,7 +116,7 @@ def config_json(config: ModelConfig, torch_dtype: str, *, context: int, eos: End
         "attention_dropout": 0.0,
         "initializer_range": 0.02,
         "use_cache": True,
-        "bos_token_id": None,  # written, as Llama's defaults are 1 and 2
+        "bos_token_id": None,  # written because Llama's defaults are 1 and 2
         "eos_token_id": _as_said(eos),
         "pad_token_id": None,
         "torch_dtype": torch_dtype,
@@ -132,7 +133,7 @@ def config_json(config: ModelConfig, torch_dtype: str, *, context: int, eos: End
 
 
 def generation_json(eos: Ends, known: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return the generation_config.json.  eos: end tokens of a text.  known: other fields, from the model's own file."""
+    """Return the generation_config.json.  eos: end tokens of a text.  known: the other fields, from the model's own file."""
     known = known or {"bos_token_id": None, "pad_token_id": None, "do_sample": True}
     return {**known, "eos_token_id": _as_said(eos)}
 
@@ -166,13 +167,13 @@ def _scaling(config: ModelConfig) -> dict[str, Any] | None:
     }
 
 
-# -- in ---------------------------------------------------------------------------------------------------------------
+# -- reading --------------------------------------------------------------------------------------------------------------
 
 
 def facts_of(described: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the manifest's model section for the model of a config.json; raises `UnknownModel`.
+    """Return the manifest's model section for the model of a config.json. Raises `UnknownModel`.
 
-    The manifest checks ranges and the relations between the numbers.
+    The manifest checks the ranges of the numbers and the relations between them.
     """
     family = _family_named(described)
     for name, only in _MUST_BE.items():
@@ -224,9 +225,9 @@ def _family_named(described: Mapping[str, Any]) -> _Family:
 
 
 def _rope_facts(described: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of rotary positions: 4.x writes rope_theta and rope_scaling, 5.x rope_parameters with both.
+    """Return the fields of rotary positions. 4.x writes rope_theta and rope_scaling; 5.x writes rope_parameters with both.
 
-    A file may give a number in several places; as readers differ in the place that they read, all must agree.
+    A file may give a number in several places. Readers differ in the place that they read, so all places must agree.
     """
     places = _rope_places(described)
     kind = _said_once(places, "rope_type", "type") or "default"
@@ -265,7 +266,10 @@ def _rope_places(described: Mapping[str, Any]) -> list[tuple[str, Mapping[str, A
 
 
 def _said_once(places: Sequence[tuple[str, Mapping[str, Any]]], *names: str, default: Any = None) -> Any:
-    """Return the value of a field that may be in several places, or `default`.  Raises `UnknownModel` if two differ."""
+    """Return the value of a field that may be in several places, or `default`.
+
+    Raises `UnknownModel` if two values differ.
+    """
     found = [(place + name, said[name]) for place, said in places for name in names if said.get(name) is not None]
     for where, value in found[1:]:
         if value != found[0][1]:

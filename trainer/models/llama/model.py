@@ -1,8 +1,8 @@
-"""Decoder: RMSNorm, rotary positions, grouped-query attention, SwiGLU (Llama's shape, with the switches of Qwen).
+"""Decoder with RMSNorm, rotary positions, grouped-query attention and SwiGLU (Llama's shape, with the switches of Qwen).
 
-All parameters are views of one flat fp32 tensor, and their gradients of another, in the order of `parameter_layout`: copying
-the swarm's parameters and taking the difference are each one vector operation.  `trainer.models.llama.initial` fills the
-parameters; `trainer.models.llama.model` computes the loss.
+All parameters are views of one flat fp32 tensor, and their gradients are views of another, in the order of
+`parameter_layout`. So copying the swarm's parameters and taking the difference are each one vector operation.
+`trainer.models.llama.initial` fills the parameters; `loss_of` computes the loss.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from trainer.data.rows import Rows
 from trainer.models.llama.config import ModelConfig, parameter_layout
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Rows of several documents: the position of each token in its document, and attention that stays inside it.
+# Rows of several documents: the position of each token in its document, and attention within the document.
 #
-# A document is a run of equal ids in a row; a new row begins a new document.  Each document is computed by itself, so its
-# attention costs no more than alone, and needs no mask of a row's length squared.
+# A document is a sequence of equal ids in a row; a new row begins a new document. Each document is computed separately, so
+# its attention costs no more than for a document alone, and needs no mask with the square of a row's length.
 
 
 def document_spans(documents_bt: Tensor) -> tuple[Tensor, list[int]]:
-    """Return positions (B, T) that begin at 0 in each document, and the documents' lengths, one row after the other."""
+    """Return positions (B, T) that begin at 0 in each document, and the documents' lengths, row by row."""
     batch, length = documents_bt.shape
     begins_bt = torch.ones_like(documents_bt, dtype=torch.bool)
     begins_bt[:, 1:] = documents_bt[:, 1:] != documents_bt[:, :-1]
@@ -40,7 +40,7 @@ def document_spans(documents_bt: Tensor) -> tuple[Tensor, list[int]]:
 
 
 def causal_attention(query_bhtw: Tensor, key_bhtw: Tensor, value_bhtw: Tensor, lengths: Sequence[int] | None) -> Tensor:
-    """Compute causal attention (B, H, T, W) within the documents of these lengths, or within whole rows for None."""
+    """Compute causal attention (B, H, T, W) within the documents of these lengths, or, if None, within whole rows."""
     if lengths is None:
         return F.scaled_dot_product_attention(query_bhtw, key_bhtw, value_bhtw, is_causal=True)
     batch, heads, length, width = query_bhtw.shape
@@ -57,7 +57,7 @@ def causal_attention(query_bhtw: Tensor, key_bhtw: Tensor, value_bhtw: Tensor, l
 
 
 class Past(Protocol):
-    """Keys and values of earlier tokens, to which the tokens of a forward pass attend (`trainer.generate.engine`)."""
+    """Interface to keys and values of earlier tokens, to which a forward pass attends (`trainer.generate.engine`)."""
 
     @property
     def rotations(self) -> tuple[Tensor, Tensor]:
@@ -65,21 +65,21 @@ class Past(Protocol):
 
     @property
     def mask(self) -> Tensor:
-        """Mask that is added to the scores: 0 or -inf, (B, 1, queries for each key head, keys)."""
+        """Mask that is added to the attention scores: 0 or -inf, (B, 1, queries for each key head, keys)."""
 
     def extend(self, layer: int, key_bhtd: Tensor, value_bhtd: Tensor) -> tuple[Tensor, Tensor]:
-        """Add the tokens' own keys and values; return all that they attend to, (B, key heads, keys, width of a head)."""
+        """Add the tokens' own keys and values; return all that they attend to, (B, key heads, keys, head width)."""
 
 
 class Decoder(nn.Module):
     """Decoder from tokens (B, T) to normalised hidden states (B, T, dim).
 
-    flat: the parameters (n), fp32, or in a model without gradients the precision of its matrix products; sums and norms
-    are fp32 in any case.  gradient: their gradients, fp32 (n); empty in a model without gradients.
+    flat: the parameters (n), fp32; in a model without gradients, in the precision of its matrix products. Sums and norms are
+    always fp32. gradient: the gradients, fp32 (n); empty in a model without gradients.
     """
 
     def __init__(self, config: ModelConfig, device: torch.device, flat: Tensor | None = None) -> None:
-        """flat: existing parameters, for a model without gradients; None for zeros with gradients."""
+        """Make a decoder. flat: existing parameters, for a model without gradients; None for zeros with gradients."""
         super().__init__()
         self.config = config
         self.layout = parameter_layout(config)
@@ -98,7 +98,7 @@ class Decoder(nn.Module):
             self.register_parameter(place.name.replace(".", "/"), parameter)
 
     def over(self, flat: Tensor) -> Decoder:
-        """Return the same model over the parameters in `flat`, which are neither copied nor changed."""
+        """Return a model of the same shape that uses the parameters in `flat`, without copying or changing them."""
         return Decoder(self.config, flat.device, flat)
 
     @property
@@ -109,8 +109,8 @@ class Decoder(nn.Module):
     def forward(self, tokens_bt: Tensor, documents_bt: Tensor | None = None, past: Past | None = None) -> Tensor:
         """Return normalised hidden states (B, T, dim), fp32, of tokens (B, T).
 
-        documents_bt: (B, T), int, for rows of several documents, each a run of one id: a document has the same hidden states
-        as alone.  past: keys and values before the tokens, if any; the tokens are then part of one document.
+        documents_bt: (B, T), int, for rows of several documents, each a sequence of one id. A document has the same hidden
+        states as alone. past: keys and values before the tokens, if any; the tokens are then part of one document.
         """
         assert documents_bt is None or past is None
         hidden = F.embedding(tokens_bt, self.tensors["model.embed_tokens.weight"]).float()
@@ -127,7 +127,10 @@ class Decoder(nn.Module):
     def _attention(
         self, layer: int, hidden_btd: Tensor, cos: Tensor, sin: Tensor, context: Past | Sequence[int] | None
     ) -> Tensor:
-        """context: the tokens' past, or the lengths of the documents in the rows; None for neither."""
+        """Compute a layer's attention.
+
+        context: the tokens' past, or the lengths of the rows' documents; None for neither.
+        """
         config, prefix = self.config, f"model.layers.{layer}."
         batch, length, _ = hidden_btd.shape
         normed = self._norm(prefix + "input_layernorm.weight", hidden_btd).to(self.flat.dtype)
@@ -164,7 +167,7 @@ class Decoder(nn.Module):
 
 
 def _within(query_bhtd: Tensor, key_bktd: Tensor, value_bktd: Tensor, lengths: Sequence[int] | None) -> Tensor:
-    """Compute attention of tokens to themselves and earlier ones in their document, (B, heads, T, width of a head)."""
+    """Compute attention of tokens to themselves and to earlier tokens of their document, (B, heads, T, width of a head)."""
     group = query_bhtd.shape[1] // key_bktd.shape[1]
     if group != 1:
         key_bktd, value_bktd = key_bktd.repeat_interleave(group, dim=1), value_bktd.repeat_interleave(group, dim=1)
@@ -172,7 +175,7 @@ def _within(query_bhtd: Tensor, key_bktd: Tensor, value_bktd: Tensor, lengths: S
 
 
 def _looking_back(query_bhtd: Tensor, key_bksd: Tensor, value_bksd: Tensor, mask: Tensor) -> Tensor:
-    """Compute attention to the past as well.  Queries that share a key head are adjacent, so that keys are read once."""
+    """Compute attention to the past and to the tokens. Queries that share a key head are adjacent, so keys are read once."""
     batch, heads, length, width = query_bhtd.shape
     grouped = query_bhtd.reshape(batch, key_bksd.shape[1], -1, width)
     mixed = F.scaled_dot_product_attention(grouped, key_bksd, value_bksd, attn_mask=mask)
@@ -191,7 +194,7 @@ def rotations(config: ModelConfig, length: int, device: torch.device) -> tuple[T
 def _stretched(config: ModelConfig, frequencies: Tensor) -> Tensor:
     """Stretch frequencies as Llama 3.1 does beyond its original context.
 
-    Low ones are divided by the factor, high ones are kept, and those in between are mixed (transformers:
+    Low frequencies are divided by the factor, high ones are kept, and those between are interpolated (transformers:
     `_compute_llama3_parameters`).
     """
     if config.rope_factor == 1.0:
@@ -213,7 +216,7 @@ def _rotate(heads_bhtd: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def hidden_states(model: Decoder, tokens_bt: Tensor, documents_bt: Tensor | None = None) -> Tensor:
-    """Return hidden states (B, T, dim) of tokens on the model's device, in that device's precision of products."""
+    """Return hidden states (B, T, dim) of tokens on the model's device, in the precision that the device computes in."""
     device = model.flat.device
     with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
         hidden: Tensor = model(tokens_bt, documents_bt)
