@@ -16,7 +16,7 @@ from protocol.wire.rollouts import Amendment
 
 
 def fragment_of(round: int, fragments: int) -> int:
-    """Return the fragment that a round exchanges: all take turns."""
+    """Return the fragment that a round exchanges; the fragments take turns."""
     return round % fragments
 
 
@@ -24,7 +24,7 @@ def fragment_of(round: int, fragments: int) -> int:
 class RoundSettings:
     """The manifest's settings of rounds.
 
-    fragments: number of fragments of the state; a round exchanges one.  chunks: chunks of a contribution.
+    fragments: number of fragments of the state; a round exchanges one.  chunks: number of chunks of a contribution.
     founders: sorted; None if anyone may found the run.  is_open: True if unknown keys are admitted.
     """
 
@@ -99,7 +99,7 @@ class Base:
             self.tasks.flaw(body, has_rollouts=manifest.rl is not None)
 
     def ranked(self, peers: Iterable[PeerId]) -> list[PeerId]:
-        """Return `peers` in proposing order, which the tip draws: nobody can choose a key for it in advance."""
+        """Return `peers` in proposing order, which is drawn by the tip: no key can be chosen for it in advance."""
         return sorted(peers, key=lambda peer: _lot(self.tip, peer))
 
 

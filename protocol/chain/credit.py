@@ -1,8 +1,8 @@
 """Credit of each peer on the record chain: tokens trained, and tokens of its rollouts that members learned from.
 
-Pure: everybody who holds the chain counts the same.  Members of the records signed both numbers: nobody can be credited with
-less than members say, and a lying member is only one of many.  So if several members name a batch, the largest token count
-is used.
+Pure: every peer that holds the chain computes the same credit.  Both numbers are signed by members of the records.  If
+several members name a batch, the largest token count is used, so a lying member cannot reduce the credit that other members
+claim.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from protocol.wire.identity import PeerId
 from protocol.wire.messages import Commit, Record, members_in
 
 YOUNG_ROUNDS = 17
-"""Rounds in which an honest trainer may learn from one batch: `max_async` + 1 at most."""
+"""Most rounds in which an honest trainer may learn from one batch: `max_async` + 1 at most."""
 MOST_TOLD = 64
 """Most rollout peers named in one event."""
 
@@ -29,8 +29,8 @@ Name = tuple[PeerId, Hash]
 class Credit:
     """Credit of one peer on the chain.
 
-    rounds, tokens: as a member; tokens are weighted by the share of its chunks that were averaged.
-    batches, accepted_tokens: of its rollouts that members learned from, each batch once.
+    rounds, tokens: rounds and tokens as a member; tokens are weighted by the share of the peer's chunks that were averaged.
+    batches, accepted_tokens: batches of its rollouts that members learned from, and their tokens; each batch counts once.
     """
 
     rounds: int = 0
@@ -40,7 +40,7 @@ class Credit:
 
 
 def ledger(commits: Iterable[Commit]) -> Mapping[PeerId, Credit]:
-    """Return the credit of every peer over these rounds; everybody who holds the chain gets the same."""
+    """Return the credit of every peer over these rounds; every peer that holds the chain computes the same."""
     credits: dict[PeerId, Credit] = {}
     young: deque[Mapping[Name, int]] = deque(maxlen=YOUNG_ROUNDS)
     for commit in commits:
@@ -57,13 +57,13 @@ def ledger(commits: Iterable[Commit]) -> Mapping[PeerId, Credit]:
 
 
 def learned_by(records: Iterable[Record], member: PeerId) -> frozenset[Name]:
-    """Return the batches, by author and root, that these records say `member` learned from."""
+    """Return the batches, by author and root, that `member` learned from according to these records."""
     named = [each.rollouts for record in records for each in record.members if each.peer == member]
     return frozenset((batch.author, batch.root) for learned in named if learned is not None for batch in learned.batches)
 
 
 def named_in(records: Iterable[Record]) -> Mapping[Name, int]:
-    """Return the batches that members of these records learned from, each with the largest token count claimed for it."""
+    """Return the batches that members of these records learned from, each with the largest token count claimed."""
     named: dict[Name, int] = {}
     for record in records:
         for author, root, tokens in _batches(record):
@@ -74,7 +74,7 @@ def named_in(records: Iterable[Record]) -> Mapping[Name, int]:
 def counted(record: Record, me: PeerId, before: Mapping[Name, int]) -> list[Event]:
     """Return the event that names the authors of a record's rollouts; no event if the record has none.
 
-    before: batches that earlier records named, with their tokens.  They are credited, and so reported, once.
+    before: batches that earlier records named, with their tokens.  Each token is credited, and so reported, once.
     """
     named = named_in([record])
     if not named:
@@ -91,7 +91,7 @@ def counted(record: Record, me: PeerId, before: Mapping[Name, int]) -> list[Even
 
 
 def reward_of(record: Record) -> float | None:
-    """Return the mean reward of the members' rollouts, by batches, as members claim it; None if no member claims one."""
+    """Return the mean of the rewards that members claim, weighted by their batches; None if no member claims one."""
     said = [
         (learned.reward, sum(1 for _ in learned.batches))
         for learned in (member.rollouts for member in record.members)

@@ -19,11 +19,11 @@ from protocol.wire.identity import PeerId
 from protocol.wire.messages import Certificate, Commit, Record
 
 # ------------------------------------------------------------------------------------------------------------------------
-# The part of a record chain that a peer keeps in memory.  Pure.
+# The part of a record chain that a peer keeps in memory; pure.
 
 
 ROSTERS_KEPT = 256
-"""Newest tips whose rosters are known without reading records again."""
+"""Number of newest tips whose rosters are kept, so that no records have to be read again for them."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class ChainMemory:
     tips: after 0, 1, … rounds.  electors: of each tip.  provisional: rounds certified without some of the electors, in
     order.  rosters: by rounds, after the newest records.  last: the newest record, if any.
 
-    Other threads read it while records are added: the newest tip is added after everything that belongs to it.
+    Other threads read the memory while records are added: the newest tip is added last, after all data that belongs to it.
     """
 
     def __init__(
@@ -68,13 +68,13 @@ class ChainMemory:
         return len(self.tips) - 1
 
     def first(self, rounds: int, roster: Roster, last: Record | None) -> ChainMemory:
-        """Return the memory of the first `rounds` records, to continue from there.  roster, last: of these records."""
+        """Return the memory of the first `rounds` records, to continue from there.  roster, last: after these records."""
         kept = {known: self.rosters[known] for known in self.rosters if known < rounds} | {rounds: roster}
         provisional = [round for round in self.provisional if round < rounds]
         return ChainMemory(self.tips[: rounds + 1], self.electors[: rounds + 1], provisional, kept, last)
 
     def link(self, commit: Commit) -> ChainLink:
-        """Return the link that one more record, which has been verified, adds; this may take a moment."""
+        """Return the link for one more record, which has been verified; may take a moment."""
         return ChainLink(commit, record_hash(commit.record), self.rosters[self.length].after(commit))
 
     def add(self, link: ChainLink) -> None:
@@ -100,8 +100,8 @@ class History:
     """The chain that `store` holds.  Changes write through to it.
 
     `written`, `switched` and `strengthened` put a change on disk, and may be called in another thread.  Each returns a
-    function that makes the change in memory; call it in the thread of the readers.  So no reader sees half of a change, the
-    length of one chain and the roster of another.
+    function that makes the change in memory; call it in the thread of the readers.  So no reader sees half of a change, such
+    as the length of one chain with the roster of another.
     """
 
     def __init__(self, settings: RoundSettings, store: Store) -> None:
@@ -116,12 +116,12 @@ class History:
 
     @property
     def length(self) -> int:
-        """Number of rounds committed, which is also the number of the next round."""
+        """Number of committed rounds, which is also the number of the next round."""
         return self._now.length
 
     @property
     def tip(self) -> Hash:
-        """Hash of the newest record; the genesis tip of the run before there is a record."""
+        """Hash of the newest record; before the first record, the genesis tip of the run."""
         return self._now.tips[-1]
 
     @property
@@ -158,7 +158,7 @@ class History:
     def base_at(self, round: int, tip: bytes) -> Base | None:
         """Return the base for judging ballots of this round on this tip; None if the tip is not in this chain.
 
-        The base has the electors, and nothing about other peers.
+        The base contains the electors, but no other facts about peers.
         """
         now = self._now
         if round > now.length or now.tips[round] != tip:
@@ -194,9 +194,10 @@ class History:
         return commit
 
     def kept(self, round: int) -> Commit | None:
-        """Return the commit of a round for questions of others, which come in other threads than changes of the chain.
+        """Return the commit of a round, to answer other peers.
 
-        Return None if it is not on disk: while branches are exchanged, records leave the disk before the chain forgets them.
+        Such questions run in other threads than changes of the chain. Return None if it is not on disk: during an exchange
+        of branches, records leave the disk before they leave the memory.
         """
         return self._store.records.at(round) if round < self.length else None
 
@@ -223,7 +224,7 @@ class History:
     def strengthened(self, round: int, certificate: Certificate) -> Change:
         """Make a provisional record of our chain full by this certificate.
 
-        The caller has verified it.  It is on disk on return.
+        The caller has verified the certificate.  The change is on disk on return.
         """
         assert round in self._now.provisional and is_full(certificate)
         self._store.records.write(self.commit_at(round).model_copy(update={"certificate": certificate}))
@@ -236,10 +237,10 @@ class History:
         return kept
 
     def switched(self, common: int, slot: str, length: int) -> tuple[str, Change]:
-        """Keep the first `common` records, and continue with those in the branch `slot` up to `length` rounds.
+        """Keep the first `common` records, and continue with the records in the branch `slot` up to `length` rounds.
 
-        The caller has verified them.  One chain or the other is whole on disk, whenever we die.  Also returns the slot that
-        now holds our records from `common` on.  Raises `StoreFailed`.
+        The caller has verified them.  Whenever this process dies, one of the two chains is whole on disk.  Also returns the
+        slot that now holds our records from `common` on.  Raises `StoreFailed`.
         """
         assert 0 <= common <= min(self.length, length)
         kept, roster = self.tip.hex(), self.roster_at(common)
@@ -254,18 +255,18 @@ class History:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# A chain that leaves ours at some tip: its verified records lie beside ours on disk until we take them over.
+# A chain that leaves ours at some tip: its verified records lie beside ours on disk until we adopt them.
 
 
 class Uprooted(Exception):
-    """A branch that no longer begins on our chain, because ours has changed, or that was taken over."""
+    """A branch that no longer begins on our chain, because our chain has changed or has adopted the branch."""
 
 
 class Branch:
     """A chain that begins on our tip after `start` rounds; its own records are in `slot`.
 
-    The caller has verified every record before it is appended.  Our chain may move on meanwhile: `is_rooted` and `common`
-    compare with its present state.
+    The caller has verified every record before it is appended.  Our chain may change meanwhile: `is_rooted` and `common`
+    compare the branch with the chain's present state.
     """
 
     def __init__(self, history: History, files: BranchFiles, slot: str, start: int) -> None:
@@ -332,7 +333,7 @@ class Branch:
 
     @property
     def common(self) -> int:
-        """Number of rounds shared with our chain as it is now.  The branch must be rooted."""
+        """Number of rounds that the branch shares with our present chain.  The branch must be rooted."""
         theirs = self._tips[1:]
         ours = self._history.tips(self.start + 1, len(theirs))
         shared = next((number for number, (our, their) in enumerate(zip(ours, theirs, strict=False)) if our != their), None)

@@ -1,10 +1,11 @@
 """The outer state: parameters and momentum, fp32, bit-identical on every peer of the run.
 
-It fills one anonymous shared region, theta first, then momentum: the trainer process reads theta in place, and the region's
-bytes are the checkpoint.  The digest is the root of the tree over the region's pieces of `checkpoint_chunk_bytes`, so a
+The state fills one anonymous shared region, first theta, then momentum: the trainer process reads theta in place, and the
+region's bytes are the checkpoint.  The digest is the root of the tree over the region's pieces of `checkpoint_chunk_bytes`,
+so a
 record that names the digest certifies the checkpoint.
 
-All functions block for as long as memory takes; call them in worker threads, one caller at a time.
+All functions block while they process the whole memory; call them in worker threads, one caller at a time.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ from protocol.run.manifest import BF16_BYTES, RunManifest
 from protocol.wire.hashes import Hash, chunk_hash, tree_root
 
 # ------------------------------------------------------------------------------------------------------------------------
-# The outer state before the first round, in runs whose manifest names it: its name and its size.
+# The outer state before the first round: its name and size, in runs whose manifest names the state.
 #
-# If the manifest names none, the initial parameters follow from the seed, and every trainer makes them.  If it names one,
-# the state is fetched like a checkpoint after 0 rounds, and the manifest vouches for it as records do for later ones.
+# If the manifest names no such state, the initial parameters follow from the seed, and every trainer computes them.  If
+# the manifest names one, the state is fetched like a checkpoint after 0 rounds, and the manifest certifies it as records
+# certify later states.
 
 
 @dataclass(frozen=True)
@@ -65,14 +67,14 @@ def certified_digest(manifest: RunManifest, chain: Chain, rounds: int) -> Hash |
 # ------------------------------------------------------------------------------------------------------------------------
 # Anonymous memory that two processes on one computer share.
 #
-# The memory has no name in any file system, so nothing is left behind however the processes end: `memfd_create` if
-# it exists, else an unlinked temporary file.  The owner decides who may write what, and when.
+# The memory has no name in any file system, so it is freed however the processes end: `memfd_create` if it exists, else an
+# unlinked temporary file.  The owner decides which process may write which part, and when.
 
 
 class SharedRegion:
     """Zeroed shared memory of `size` bytes.
 
-    fd: file descriptor to hand to another process at its start (not inherited unless it is asked for).
+    fd: file descriptor to pass to another process at its start (not inherited by default).
     view: the memory, writable, as bytes.
     """
 
@@ -99,7 +101,7 @@ class SharedRegion:
             self.view.release()
             self._map.close()
         except BufferError:
-            pass  # a numpy array still uses it; the mapping goes with the array
+            pass  # a numpy array still uses the mapping, which is freed together with the array
 
 
 def _anonymous_file(name: str) -> int:
@@ -136,11 +138,11 @@ class OuterState:
         self._theta, self._momentum = values[: manifest.parameters], values[manifest.parameters :]
         self._torn = False
         self._blank = True
-        """True while nothing has been written into the new region, which is zeros."""
+        """True while the new region, which contains zeros, has not been written to."""
 
     @property
     def view(self) -> memoryview:
-        """All bytes, in the form of a checkpoint."""
+        """All bytes, in the format of a checkpoint."""
         return self.region.view
 
     @property
@@ -154,7 +156,7 @@ class OuterState:
         return -(-self.size_bytes // self._piece)
 
     def reset(self) -> None:
-        """Zero the state, with no rounds applied: the state before the initial parameters are written."""
+        """Set the state to zeros and `rounds` to 0, as before the initial parameters are written."""
         if not self._blank:
             self._theta.fill(0)
             self._momentum.fill(0)
@@ -187,7 +189,7 @@ class OuterState:
         return tree_root(self.leaves())
 
     def weights(self) -> Iterator[bytes]:
-        """Return the parameters in bf16, rounded to nearest even, little endian, in pieces as large as the digest's."""
+        """Return the parameters in bf16, rounded to nearest even, little endian, in pieces of the digest's piece size."""
         assert not self._torn
         count, bits = self._piece // BF16_BYTES, self._theta.view(np.uint32)
         return (bf16(bits[at : at + count]).tobytes() for at in range(0, bits.size, count))

@@ -1,14 +1,15 @@
-"""Progress of a run, the organiser's amendments to it, and its sets of tasks: all that the chain says about a run's course.
+"""Progress of a run, the organiser's amendments to it, and its sets of tasks.
 
-It is a function of the chain, and so the same for everybody.
+All three are functions of the chain, and so the same for all peers.
 
 The total is a number of rounds or of tokens.  Rounds are counted.  The tokens of each member of a record are weighted by the
-share of its chunks that were averaged.  A member counts for no more than its bounded weight in the average
-(`kernels.aggregate.weights_of`), so nobody ends a run much earlier by claiming more than it did.
+share of its chunks that were averaged.  A member's tokens count at most with the member's bounded weight in the average
+(`kernels.aggregate.weights_of`), so no member can end a run much earlier by claiming more tokens than it trained.
 
-The first record that reaches the total is the last one: no record stands on it except one that carries the organiser's
-`Extension` to a larger total.  The learning rate follows from the share of the total that is done; an extension that comes
-while the rate cools down, or after the end, begins a new stage: the rate warms up again, stays, and cools down in the last
+The first record that reaches the total is the last one: the only record that may follow it carries the organiser's
+`Extension` to a larger total.  The learning rate follows from the share of the total that is done; an extension that is made
+during the cooldown of the rate, or after the end, begins a new stage: the rate warms up again, stays, and cools down in the
+last
 share of the added rounds or tokens.
 """
 
@@ -66,15 +67,15 @@ def _read(raw: bytes | None) -> Amendment | Extension | None:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Task sets from the crowd that are in force at a version: a function of the chain, and so the same for everybody.
+# Task sets from the crowd that are in force at a version: a function of the chain, and so the same for all peers.
 #
 # A record may carry an amendment that the organiser signed; its sets are in force from the version that the record makes.
-# Members of a record may vote sets out, judging by their counts.  A set that more than half of the voters are against in one
-# record is out from then on, until the organiser gives it another slot.
+# Members of a record may vote sets out on the basis of their counts.  If more than half of the voters are against a set in
+# one record, the set is excluded from then on, until the organiser gives it another slot.
 
 
 OWN_PROBLEMS = 1 << 40
-"""First number of a problem from the crowd; lower numbers are of the manifest's environment."""
+"""First number of a problem from the crowd; lower numbers belong to the manifest's environment."""
 
 
 def first_problem(slot: int) -> int:
@@ -83,7 +84,7 @@ def first_problem(slot: int) -> int:
 
 
 def place_of(problem: int) -> tuple[int, int] | None:
-    """Return the slot and the number of the task; None for a problem of the manifest's environment."""
+    """Return the slot of a problem's set and the task's number in it; None for a problem of the manifest's environment."""
     return divmod(problem - OWN_PROBLEMS, MAX_SET_TASKS) if problem >= OWN_PROBLEMS else None
 
 
@@ -91,9 +92,9 @@ def place_of(problem: int) -> tuple[int, int] | None:
 class TasksInForce:
     """State of the task sets at a version.
 
-    number: of the newest amendment, 0 before there was one.  percent: of the problems that come from the sets.  sets: of
-    that amendment.  fallen: slots of the sets that were voted out.  highest: highest slot ever given.  since: the first
-    version with that amendment.  fell: the first version without the set that was voted out last.
+    number: number of the newest amendment, 0 before the first one.  percent: percentage of the problems that come from the
+    sets.  sets: sets of that amendment.  fallen: slots of the sets that were voted out.  highest: highest slot ever given.
+    since: first version with that amendment.  fell: first version without the set that was voted out last.
     """
 
     number: int = 0
@@ -106,7 +107,7 @@ class TasksInForce:
 
     @cached_property
     def live(self) -> tuple[AdmittedSet, ...]:
-        """Sets that problems are drawn from, by slot."""
+        """Sets from which problems are drawn, by slot."""
         return tuple(each for each in self.sets if each.slot not in self.fallen)
 
     def flaw(self, amendment: Amendment, *, has_rollouts: bool = True) -> None:
@@ -119,7 +120,7 @@ class TasksInForce:
             raise Malformed("an amendment that gives a slot to another set")
 
     def after(self, record: Record, electors: Sequence[PeerId]) -> TasksInForce:
-        """Return the state after one more, verified record.  electors: its voters; if there are none, its members vote."""
+        """Return the state after one more, verified record.  electors: the voters; if empty, the record's members vote."""
         new = tasks_of(record)
         if new is None and not self.live:
             return self
@@ -148,8 +149,8 @@ ENDLESS = Goal(Unit.ROUNDS, MAX_TOTAL, 0.0)
 class RunProgress:
     """Progress of a run after some of its records.
 
-    goal: set by the manifest and the extensions so far.  rounds, tokens: done.  added: tokens of the last record.
-    begun: amount done, in the goal's unit, when the present stage began.  first: the round with which that stage began.
+    goal: set by the manifest and the extensions so far.  rounds, tokens: amounts done.  added: tokens of the last record.
+    begun: amount done, in the goal's unit, when the present stage began.  first: first round of that stage.
     """
 
     goal: Goal = ENDLESS
@@ -166,7 +167,7 @@ class RunProgress:
 
     @property
     def is_over(self) -> bool:
-        """True if the run has ended: its total is reached."""
+        """True if the run has reached its total."""
         return self.done >= self.goal.total
 
     @property
@@ -176,7 +177,7 @@ class RunProgress:
 
     @property
     def next_share(self) -> float:
-        """Share after the next round, if that counts as much as the last one."""
+        """Share after the next round, if the next round adds as much as the last one."""
         return self._share(self.done + (self.added if self.goal.unit is Unit.TOKENS else 1))
 
     def _share(self, done: int) -> float:
@@ -200,14 +201,14 @@ class RunProgress:
         return replace(self, goal=goal, begun=self.done, first=self.rounds)
 
     def after(self, commit: Commit, extension: Extension | None) -> RunProgress:
-        """Return the progress after one more record, which has been verified.  extension: the one that it carries."""
+        """Return the progress after one more record, which has been verified.  extension: the extension in that record."""
         before = self if extension is None else self.extended(extension)
         added = counted_tokens(commit)
         return replace(before, rounds=self.rounds + 1, tokens=self.tokens + added, added=added)
 
 
 class RunPace:
-    """Speed of the run as this peer sees it: the time between the last two records that were made here."""
+    """Speed of the run as this peer measures it: the time between the last two records that it saw being made."""
 
     def __init__(self) -> None:
         self._at: float | None = None
@@ -220,12 +221,12 @@ class RunPace:
         self._at = now
 
     def pause(self) -> None:
-        """Discount the time until the next record: it will not follow at once, so the time says nothing about the speed."""
+        """Ignore the time until the next record: after a pause, it says nothing about the speed."""
         self._at = None
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Tokens a second of all members; None before two records in a row were made here."""
+        """Tokens a second of all members; None before two records in a row were noted."""
         return self._tokens / self._seconds if self._seconds > 0 else None
 
     def left_s(self, progress: RunProgress) -> float | None:

@@ -1,7 +1,7 @@
 """The record chain: names of records, their certification, and the choice between two chains.
 
 Pure functions over `protocol.wire.messages`.  A chain begins at the genesis tip, a hash of the run; each record names the
-tip it stands on, and its hash is the next tip.  Certificates are verified here and nowhere else.
+tip it stands on, and its hash is the next tip.  Certificates are verified only here.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from protocol.wire.messages import (
 )
 
 # ------------------------------------------------------------------------------------------------------------------------
-# The interface of a chain of records to its readers, for our own chain and for branches beside it.
+# The read interface of a chain of records, for our own chain and for branches.
 
 
 class Chain(Protocol):
@@ -43,7 +43,7 @@ class Chain(Protocol):
 
     @property
     def length(self) -> int:
-        """Number of rounds committed."""
+        """Number of committed rounds."""
         ...
 
     def tip_at(self, rounds: int) -> Hash:
@@ -74,7 +74,7 @@ def index_root(entries: Sequence[ChunkEntry]) -> Hash:
 
 
 def verify_record(settings: RoundSettings, record: Record, index: Sequence[ChunkEntry], base: Base) -> None:
-    """Check that a record makes sense as the next one on `base`; raises `Malformed` with the reason."""
+    """Check that a record is valid as the next one on `base`; raises `Malformed` with the reason."""
     if record.round != base.round or record.previous != base.tip:
         raise Malformed("a record that does not stand on this tip")
     if record.fragment != base.fragment or record.codec != settings.codec:
@@ -90,7 +90,7 @@ def verify_record(settings: RoundSettings, record: Record, index: Sequence[Chunk
 def verify_members(settings: RoundSettings, members: Sequence[Member], base: Base, state: bytes) -> None:
     """Check the members of a round on `base`; raises `Malformed` with the reason.
 
-    They must be in order, each admitted, each with the READY that it signed on this state.  state: its name.
+    The members must be in order and admitted, and each must have signed its READY on this state.  state: the state's name.
     """
     peers = [member.peer for member in members]
     if peers != sorted(set(peers)) or not settings.min_members <= len(peers) <= settings.max_members:
@@ -112,7 +112,7 @@ def verify_members(settings: RoundSettings, members: Sequence[Member], base: Bas
 def check_claims(manifest: RunManifest, round: int, said: Ready | Member) -> None:
     """Raise `Malformed` with the reason if a member of a round cannot have learned from these rollouts, or so many tokens.
 
-    A member that is against a task set may name no rollouts: if nobody has a set any more there are no rollouts, and the
+    A member that votes against a task set may name no rollouts: once no peer has the set, there are no rollouts, and the
     record that drops the set has to be made without them.
     """
     learned, learns = said.rollouts, manifest.learns_from_rollouts(round)
@@ -125,20 +125,20 @@ def check_claims(manifest: RunManifest, round: int, said: Ready | Member) -> Non
 
 
 def most_tokens(manifest: RunManifest, round: int, learned: Learned | None) -> int:
-    """Return the most tokens that a member of a round can claim: of the batches that it names, or of the text of a round."""
+    """Return the most tokens that a member can claim: the tokens of the batches that it names, or of a round's text."""
     if not manifest.learns_from_rollouts(round):
         return manifest.tokens_per_round
     return learned.tokens if learned is not None else 1
 
 
 def voters_of(base: Base, members: Iterable[Member], absent: Sequence[str]) -> tuple[PeerId, ...]:
-    """Return the peers that vote on a record: the electors less the absent ones, or the record's members if none is left."""
+    """Return the voters on a record: the electors without the absent ones, or the record's members if no elector is left."""
     stay = tuple(peer for peer in base.electors if peer not in absent)
     return stay or tuple(PeerId(member.peer) for member in members)
 
 
 def quorum_of(base: Base, voters: Sequence[PeerId], absent: Collection[str]) -> int:
-    """Return the votes that certify a record: a quorum of the electors present, or a majority if the members vote."""
+    """Return the number of votes that certify a record: a quorum of the present electors, or a majority of the members."""
     return quorum_size(len(voters)) if set(base.electors) - set(absent) else len(voters) // 2 + 1
 
 
@@ -175,7 +175,7 @@ def verify_quorum(run: Hash, base: Base, voters: Sequence[PeerId], vote: Vote, v
 
 
 def is_full(certificate: Certificate) -> bool:
-    """Return True if the whole electorate was asked; a provisional record was made without the absent."""
+    """Return True if no elector was left out; a provisional record is certified without the absent electors."""
     return not certificate.absent
 
 
@@ -186,7 +186,7 @@ def verify_commit(settings: RoundSettings, commit: Commit, base: Base) -> None:
 
 
 class Rank(NamedTuple):
-    """Rank of a certified record among all that stand on one tip; the smaller rank is preferred."""
+    """Rank of a certified record among all records on one tip; the smaller rank is preferred."""
 
     is_provisional: bool
     unsigned: int
@@ -204,9 +204,10 @@ def rank(electors: Sequence[PeerId], commit: Commit) -> Rank:
 
 
 def prefer(electors: Sequence[PeerId], ours: Commit, theirs: Commit) -> bool:
-    """Return True if `theirs` wins over `ours`: the fork choice at the first record that differs, both verified.
+    """Return True if `theirs` wins over `ours`: the fork choice at the first record that differs; both are verified.
 
-    electors: of the tip that both stand on.  A full record beats a provisional one; then the one with more signers among
-    these electors wins; then the lower hash.  Claimed tokens decide nothing.  Total and antisymmetric.
+    electors: of the tip that both stand on.  A full record beats a provisional one; then the record with more signers among
+    these electors wins; then the record with the lower hash.  Claimed tokens have no influence.  The order is total and
+    antisymmetric.
     """
     return rank(electors, theirs) < rank(electors, ours)

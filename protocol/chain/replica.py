@@ -1,6 +1,6 @@
-"""This peer's copy of the run: its manifest, its record chain, the state that the chain leads to, and what others get of it.
+"""This peer's copy of the run: its manifest, its record chain, and the state that the chain leads to.
 
-Others ask for records, and fetch results and checkpoints as blobs.
+Other peers ask it for records, and fetch results and checkpoints from it as blobs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from protocol.wire.questions import (
 
 @dataclass(frozen=True)
 class Replica:
-    """The manifest with the settings that follow from it, and everything that commits change.
+    """The manifest with the settings that follow from it, and all data that commits change.
 
     layout: the chunks of a contribution.  rounds: the manifest's settings of rounds.
     """
@@ -69,7 +69,7 @@ class Replica:
         return self.signed.manifest
 
     def result(self, record: Record, index: Sequence[ChunkEntry]) -> memoryview | None:
-        """Return a stored result whose chunks match `index`, else None; one with other bytes is demoted.  Blocking."""
+        """Return a stored result if its chunks match `index`, else demote it and return None.  Blocking."""
         name, results = ResultName.of(record), self.store.results
         view = results.view(name, payload_bytes(self.layout))
         if view is None or all(
@@ -92,8 +92,8 @@ class Replica:
 # ------------------------------------------------------------------------------------------------------------------------
 # The results and checkpoints of a run on disk, as blobs.
 #
-# A result is named by the root that its record names, a checkpoint by the digest of the state.  Every chunk read is checked
-# once more against its hash, if that is known: a disk may alter its data, and altered data is not served.
+# A result is named by the root that its record names, a checkpoint by the digest of the state.  Whenever a chunk is read, it
+# is checked against its hash if the hash is known: a disk may alter its data, and altered data must not be served.
 
 
 class ReplicaShelf:
@@ -137,17 +137,17 @@ class ReplicaShelf:
         return None
 
     def _checkpoints(self) -> list[tuple[CheckpointName, tuple[Hash, list[Hash]], int]]:
-        """Return the key, the index and the size of each checkpoint here that has its hashes, ascending."""
+        """Return the key, index and size of each checkpoint on disk whose hashes are there too, ascending."""
         checkpoints, step = self._replica.store.checkpoints, self._replica.manifest.checkpoint_chunk_bytes
-        checkpoints.check()  # a file that became shorter is none
+        checkpoints.check()  # a file that became shorter is no checkpoint
         found = [(mark, checkpoints.index(mark), size) for mark, size in sorted(checkpoints.sizes().items())]
         return [(mark, index, size) for mark, index, size in found if index and len(index[1]) == -(-size // step)]
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Answers to questions about the past: the run's manifest, its records, and the blobs that we hold.
+# Answers to questions about the run's manifest, its records, and the blobs that we hold.
 #
-# Only data on disk is served, in pieces of at most `MAX_REQUEST_BYTES`; questions cost no state.
+# Only data on disk is served, in pieces of at most `MAX_REQUEST_BYTES`; a question leaves no state in memory.
 
 
 Q = TypeVar("Q", bound=Body)
@@ -171,7 +171,7 @@ class Serving:
 
     @answers("commits", CommitsRequest)
     async def answer_commits(self, peer: PeerId, question: CommitsRequest) -> bytes:
-        """Return commits of our chain, the first ones of those asked for."""
+        """Return commits of our chain: as many of the requested commits, from the first on, as one answer may hold."""
         return await self._offloaded(self._commits, question)
 
     @answers("have", HaveRequest)
@@ -194,7 +194,7 @@ class Serving:
         for round, tip in enumerate(history.tips(question.start, question.count), question.start):
             commit = history.kept(round)
             if commit is None or commit.record.previous != tip:
-                break  # the newest, or an exchange of branches is under way: never serve records of both
+                break  # no record stands on the tip yet, or branches are being exchanged: never serve records of both
             raw = commit.encode()
             size += len(raw)
             if commits and size > COMMITS_BYTES:

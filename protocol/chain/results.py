@@ -1,4 +1,4 @@
-"""Results of rounds and checkpoints on disk: two folders of blobs that are known by their rounds."""
+"""Results of rounds and checkpoints on disk: two folders of blobs that are identified by their rounds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from protocol.wire.messages import Record
 
 
 class CheckpointName(NamedTuple):
-    """Key of a checkpoint: the number of rounds applied, and the tip after them, since branches may have some as well."""
+    """Key of a checkpoint: the number of rounds applied, and the tip after them, since branches may have checkpoints too."""
 
     rounds: int
     tip: Hash
@@ -30,7 +30,7 @@ class Checkpoints(BlobFolder[CheckpointName]):
 
     <rounds>-<tip>            a checkpoint
     <rounds>-<tip>.leaves     the hashes of its pieces, behind their own hash
-    part-<rounds>-<tip>       one that is being fetched
+    part-<rounds>-<tip>         a checkpoint that is being fetched
     """
 
     keeps_parts = False
@@ -38,7 +38,7 @@ class Checkpoints(BlobFolder[CheckpointName]):
     def __init__(self, disk: Disk, folder: Path) -> None:
         super().__init__(disk, folder)
         self._read: dict[CheckpointName, int] = {}
-        """Length of our chain, in rounds, when others last asked for a checkpoint."""
+        """Length of our chain, in rounds, when a peer last asked for each checkpoint."""
         self._indices: dict[CheckpointName, tuple[Hash, list[Hash]]] = {}
 
     def name(self, key: CheckpointName) -> str:
@@ -60,7 +60,7 @@ class Checkpoints(BlobFolder[CheckpointName]):
         return super().begin(key, size)
 
     def write(self, key: CheckpointName, leaves: Sequence[Hash], state: memoryview) -> None:
-        """Write a checkpoint.  Raises `StoreFull`; older checkpoints stay then."""
+        """Write a checkpoint.  Raises `StoreFull`; older checkpoints are kept even then."""
         self.write_leaves(key, leaves)
         self.disk.write_file(self.path(key), state)
         with self._lock:
@@ -71,9 +71,9 @@ class Checkpoints(BlobFolder[CheckpointName]):
         return [rounds for rounds, tip in sorted(self.sizes()) if rounds <= chain.length and chain.tip_at(rounds) == tip]
 
     def index(self, key: CheckpointName) -> tuple[Hash, list[Hash]] | None:
-        """Return (root over the hashes of the pieces, these hashes) of a checkpoint; None if they are missing.
+        """Return (root over the hashes of the pieces, these hashes) of a checkpoint; None if the hashes are missing.
 
-        They are read only once: there are tens of thousands, and their tree takes milliseconds.
+        The hashes are read only once: there are tens of thousands, and computing their tree takes milliseconds.
         """
         known = self._indices.get(key)
         if known is None and (leaves := self.leaves(key)) is not None:
@@ -81,12 +81,12 @@ class Checkpoints(BlobFolder[CheckpointName]):
         return known
 
     def write_leaves(self, key: CheckpointName, leaves: Sequence[Hash]) -> None:
-        """As `BlobFolder.write_leaves`."""
+        """Keep the hashes as `BlobFolder.write_leaves` does."""
         self._indices.pop(key, None)
         super().write_leaves(key, leaves)
 
     def remove(self, key: CheckpointName) -> None:
-        """As `BlobFolder.remove`."""
+        """Remove a checkpoint as `BlobFolder.remove` does."""
         self._read.pop(key, None)
         self._indices.pop(key, None)
         super().remove(key)
@@ -96,7 +96,7 @@ class Checkpoints(BlobFolder[CheckpointName]):
         self._read[key] = rounds
 
     def was_read(self, key: CheckpointName, since: int) -> bool:
-        """Return True if a peer has asked for a checkpoint since our chain had `since` rounds."""
+        """Return True if a peer asked for a checkpoint when our chain had at least `since` rounds."""
         return self._read.get(key, -1) >= since
 
 
@@ -120,7 +120,7 @@ _RESULT_NAME = re.compile(r"(\d{8})-(\d{2})-([0-9a-f]{64})")
 
 
 class ResultFile:
-    """A result that is being made.  `view` is its bytes, writable until `commit` or `discard`."""
+    """A result that is being made.  view: its bytes, writable until `commit` or `discard`."""
 
     def __init__(self, results: Results, path: Path, mapping: mmap.mmap) -> None:
         self._results, self._path, self._mapping = results, path, mapping
@@ -141,11 +141,11 @@ class ResultFile:
 
 
 class Results(BlobFolder[ResultName]):
-    """Results on disk, several of a round if need be: each is on disk before its record is voted for.
+    """Results on disk, possibly several for a round: each is on disk before we vote for its record.
 
     <round>-<fragment>-<root>          the averaged codec bytes of all chunks, whose hashes are in the record's index
-    part-<round>-<fragment>-<root>     one that is being fetched
-    .part-<number>                     one that is being made; removed at the next start
+    part-<round>-<fragment>-<root>     a result that is being fetched
+    .part-<number>                     a result that is being made; removed at the next start
     """
 
     keeps_parts = keeps_leaves = False

@@ -32,11 +32,11 @@ F32: TypeAlias = npt.NDArray[np.float32]
 
 
 class NotStored(Exception):
-    """A folder that does not lead to the wanted state; the text is a sentence with the remedy."""
+    """Error: the folder does not contain the wanted state; the text is a sentence with the remedy."""
 
 
 class ReadOnlyDisk(Disk):
-    """A disk on which nothing is moved and nothing removed."""
+    """A disk that moves and removes no files."""
 
     def move(self, source: Path, target: Path) -> None:
         """Do nothing."""
@@ -59,9 +59,9 @@ class _Step:
 
 @dataclass(frozen=True)
 class StoredState:
-    """The state after `rounds` rounds, as a checkpoint and the results since then.
+    """The state after `rounds` rounds, as a checkpoint and the later results.
 
-    start: the checkpoint's bytes; None for the parameters that follow from the seed, with no momentum.
+    start: the checkpoint's bytes; None for the parameters that follow from the seed, with zero momentum.
     """
 
     rounds: int
@@ -72,7 +72,7 @@ class StoredState:
     def parameters(self, seeded: F32 | None) -> Iterator[F32]:
         """Yield theta, chunk after chunk.  seeded: the parameters of the seed, needed if `start` is None.
 
-        Raises `NotStored` when a result's bytes are not those of its record.  Memory: three chunks.
+        Raises `NotStored` if a result's bytes do not match its record.  Uses the memory of three chunks.
         """
         count = self.layout[-1].start + self.layout[-1].count
         momentum: F32 | None = None
@@ -117,7 +117,7 @@ class StoredRun:
             self._tips.append(record_hash(commit.record))
 
     def is_final(self, rounds: int) -> bool:
-        """Return True if the run has ended after `rounds` rounds, as far as its records here say."""
+        """Return True if, according to the records on this disk, the run ended after `rounds` rounds."""
         if rounds != self.length:
             return False
         progress = RunProgress(self._manifest.goal)
@@ -138,7 +138,7 @@ class StoredRun:
         return self._tips[rounds]
 
     def commit_at(self, round: int) -> Commit:
-        """Return the commit of a round below `length`.  Raises `NotStored` if a running peer has just exchanged it."""
+        """Return the commit of a round below `length`.  Raises `NotStored` if a running peer has just replaced it."""
         commit = self._records.at(round)
         if commit is None or record_hash(commit.record) != self._tips[round + 1]:
             raise NotStored("the running peer is exchanging its records for others; export again in a moment")
@@ -149,7 +149,7 @@ class StoredRun:
         return self._checkpoints.of(self)
 
     def checkpoint(self, rounds: int) -> StoredState:
-        """Return the state in a checkpoint, which is read whole to check it.  Raises `NotStored`."""
+        """Return the state in a checkpoint; reads the whole checkpoint to check it.  Raises `NotStored`."""
         if rounds not in self.checkpoints():
             there = ", ".join(map(str, self.checkpoints()))
             raise NotStored(
@@ -196,7 +196,7 @@ class StoredRun:
         return tuple(steps)
 
     def _checked(self, rounds: int) -> memoryview | None:
-        """Return the bytes of a checkpoint; None if they are not the certified ones."""
+        """Return the bytes of a checkpoint; None if they do not match the certified digest."""
         mark, piece = CheckpointName(rounds, self.tip_at(rounds)), self._manifest.checkpoint_chunk_bytes
         index, view = self._checkpoints.index(mark), map_file(self._checkpoints.path(mark))
         if index is None or view is None or len(view) != self._manifest.state_bytes:

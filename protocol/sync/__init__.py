@@ -1,7 +1,8 @@
 """Synchronisation with other peers: branches of the chain, and the files that a peer lacks.
 
-The package decides whom to believe to be ahead, which branch is better, and what is fetched to reach its state.  It leaves
-the checks of records to `chain`, and chunks to `blobs`.  `following` takes over records of others, `remote_chains` reads and
+The package decides which peers to believe that they are ahead, which branch is better, and which files are fetched to reach
+its state.  `chain` checks records, and `blobs` fetches chunks.  `following` adopts records of other peers, `remote_chains`
+reads and
 verifies them, `fork_choice` chooses between branches, `supplies` fetches results, checkpoints and the run's files, and
 `catch_up` applies results or loads a checkpoint.  Read `following` first.
 """

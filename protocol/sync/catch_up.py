@@ -1,8 +1,8 @@
-"""Catch-up of the outer state with the end of a chain: state = checkpoint + replay.
+"""Advance of the outer state to the end of a chain: state = checkpoint + replay.
 
-Everything here works from the disk: a checkpoint, or genesis, and the results of the records after it.  Missing files are
-fetched beforehand (`protocol.sync.supplies`).  The same code serves a restart, a peer some rounds behind, a joiner, a repair
-and a change of branches.
+All functions work from the disk: from a checkpoint, or genesis, and the results of the records after it.  Missing files are
+fetched beforehand (`protocol.sync.supplies`).  The same code serves a restart, a peer that is some rounds behind, a
+newcomer, a repair and a change of branches.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from protocol.wire.identity import PeerId
 from protocol.wire.messages import Commit, Record
 
 MOST_COUNTED = 500
-"""Most rounds of a move whose rollouts are reported: the last ones."""
+"""Most rounds whose rollouts are reported after a move: the last rounds of the move."""
 
 
 class WrongState(Exception):
-    """An outer state that is not the one in the certified chain."""
+    """Error: the outer state does not match the certified chain."""
 
 
 @dataclass
 class CatchUp:
     """Changes to the chain and the state of `replica`.
 
-    initialise: writes the parameters of the seed; None if this peer cannot make them, or if the manifest names another state
-    at genesis, which is a checkpoint then.
+    initialise: writes the parameters that follow from the seed; None if this peer cannot compute them, or if the manifest
+    names a state at genesis, which is then a checkpoint.
     """
 
     session: Session
@@ -50,9 +50,9 @@ class CatchUp:
     """True if the state after 0 rounds was loaded from a checkpoint."""
 
     def present(self, common: int) -> int | None:
-        """Return the number of rounds after which we have, or can make, a state of a chain that leaves ours after `common`.
+        """Return the number of rounds of our state, if the state belongs to a chain that leaves ours after `common` rounds.
 
-        Return None if there is no such state.
+        Otherwise return 0 if we have, or can compute, the state at genesis; None if not.
         """
         rounds = self.replica.state.rounds
         if 0 < rounds <= common:
@@ -61,14 +61,14 @@ class CatchUp:
 
     @property
     def _holds_a_state(self) -> bool:
-        """True if the outer state is one of the run, and not only memory reserved for it."""
+        """True if the outer state is a state of the run, and not only memory reserved for one."""
         return self.replica.state.rounds > 0 or self.initialise is not None or self._begun
 
     def _checkpoints(self) -> list[int]:
         return self.replica.store.checkpoints.of(self.replica.history)
 
     async def begin(self, sources: Sequence[PeerId]) -> bool:
-        """Load the state before the first round, as the manifest names it, from a peer; return False if none has it."""
+        """Load the state before the first round, which the manifest names, from a peer; return False if no peer has it."""
         if 0 not in self._checkpoints() and not await self.supplies.fetch_genesis(sources):
             return False
         await self.restore()
@@ -79,8 +79,8 @@ class CatchUp:
     async def take(self, branch: Branch, rounds: int, leader: PeerId | str) -> bool:
         """Make `branch`, up to `rounds`, our chain, and load its state, which is on disk.
 
-        If that fails, our own chain is restored, and its state has to be restored by the caller.  Returns False if something
-        was missing; raises `WrongState` if the state does not match its records.
+        If that fails, our own chain is restored, and the caller has to restore its state.  Returns False if a file was
+        missing; raises `WrongState` if the state does not match its records.
         """
         history, common = self.replica.history, branch.common
         abandoned = history.length - common
@@ -118,9 +118,9 @@ class CatchUp:
             before.append(record)
 
     async def _load(self, shared: int) -> None:
-        """Load the state at the end of our chain, or as near to it as the disk allows.
+        """Load the state at the end of our chain, or the state nearest to it that the disk allows.
 
-        The present state is the start if it is after at most `shared` rounds.
+        Loading starts from the present state if it has at most `shared` rounds applied.
         """
         if self.replica.state.rounds != self.present(shared):
             await self._load_start()
@@ -129,7 +129,7 @@ class CatchUp:
     # -- state --------------------------------------------------------------------------------------------------------
 
     async def restore(self) -> None:
-        """Load the newest state on disk for our chain: its checkpoint, else genesis, and the results that are here."""
+        """Load the newest state on disk for our chain: from the newest checkpoint, else genesis, and the results on disk."""
         await self._load_start()
         await self.replay()
 
@@ -182,7 +182,7 @@ class CatchUp:
         return self.replica.result(commit.record, commit.index)
 
     async def apply(self, commit: Commit, result: memoryview) -> None:
-        """Apply the result of the next round to the outer state.  Raises `WrongState` before changing a wrong state."""
+        """Apply the result of the next round to the outer state.  Raises `WrongState`, before any change, if it is wrong."""
         record = commit.record
         assert record.round == self.replica.state.rounds, "results are applied in order, once"
         digest = await self.offload(self.replica.state.digest)

@@ -1,9 +1,9 @@
-"""Pursuit of peers that are ahead of us, beside our rounds, until there is a move to make.
+"""Pursuit of peers that are ahead of us, in parallel with our rounds, until a `Move` is ready.
 
-A claim costs its claimant, and not us.  While our own round goes on, records are fetched and verified, the fork choice is
-made, and the files that lead to their state are fetched.  Only then is there a `Move`, and the round is left for it.  If the
-state of the newest records is not available, the move goes as far as there is a state.  But we give up nothing of ours for a
-branch unless its whole state is here.
+False claims must not cost us our round.  While our own round goes on, we fetch and verify records, make the fork choice, and
+fetch the files that lead to the branch's state.  Only then is a `Move` ready, and we leave the round for it.  If the state
+of the newest records is not available, the move extends only to the newest available state.  But we give up no record of
+ours for a branch unless the branch's whole state is here.
 """
 
 from __future__ import annotations
@@ -31,29 +31,30 @@ from protocol.wire.identity import PeerId
 from protocol.wire.messages import Certificate, Commit
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Held branches: a bounded number of branches beside our chain, shown by claimants or given up by us.
+# Held branches: a bounded number of branches beside our chain, shown by claimants or left by us.
 #
-# There is one for each elector of our tip, one for all other members, some for strangers, and the branches that we left.
-# Coming back to one needs no fetching of its records.  Each stranger has its own, or a fresh key could remove the records
-# that another has shown so far.  If there are too many, strangers' branches go first, the longest unused before others.
+# We hold one branch for each elector of our tip, one for all other members, some for strangers, and the branches that we
+# left.  To return to a held branch, we need not fetch its records again.  Each stranger has its own branch, because
+# otherwise a fresh key could remove the records that another stranger has shown.  If there are too many branches, strangers'
+# branches are removed first, in each group the least recently used ones first.
 
 
 HELD_BYTES = 256 << 20
-"""Most bytes of records of all branches that nobody works on."""
+"""Most bytes of records of all branches that are not in use."""
 HELD_BRANCHES = 64
 STRANGERS_BRANCHES = 16
 MEMBERS, STRANGER = "members", "stranger"
 
 
 class BranchCache:
-    """Held `Branch`es by slot, the last used at the end."""
+    """Held `Branch`es by slot, the most recently used at the end."""
 
     def __init__(self, replica: Replica, offload: Offload) -> None:
         self._replica, self._offload = replica, offload
         self._branches: dict[str, Branch] = {}
 
     async def load(self) -> None:
-        """Load the branches left before a restart that begin on our chain; remove the others."""
+        """Load the branches from before a restart that begin on our chain; remove all other branches."""
         for slot in await self._offload(self._replica.store.branches.slots):
             await self.note(slot)
 
@@ -89,7 +90,10 @@ class BranchCache:
         return branch
 
     async def trim(self, *keep: str) -> None:
-        """Remove the longest unused branches if there are too many or they are too large, but not those in `keep`."""
+        """Remove the least recently used branches while there are too many or they are too large.
+
+        Never remove slots in `keep`.
+        """
         for slot in keep:
             if slot in self._branches:
                 self._branches[slot] = self._branches.pop(slot)
@@ -108,18 +112,18 @@ class BranchCache:
 
 FOLLOW_AT_ONCE = 4
 PATIENCE_S = 15.0
-"""Seconds that a peer that may follow a known peer waits before it begins a round on its old tip."""
+"""Seconds that a peer waits for a known peer's branch before it begins a round on its old tip."""
 PROGRESS_S = 20.0
-"""Seconds that such a peer goes on waiting after each arrival of checked data."""
+"""Seconds that such a peer continues to wait after each arrival of checked data."""
 OURS = (StoreFailed, TrainerDied, TrainerGaveUp)
-"""Failures that have nothing to do with the peer that is followed."""
+"""Failures that are not the fault of the followed peer."""
 
 
 @dataclass(frozen=True)
 class Move:
-    """Change of our chain to `branch` up to `rounds`; the state after them is on disk.
+    """Change of our chain to the first `rounds` rounds of `branch`; the state after them is on disk.
 
-    leader: the peer that showed the branch; ourselves if we only go back.  tip: our tip for which the move was found.
+    leader: the peer that showed the branch; our own ID if we only go back.  tip: our tip when the move was found.
     """
 
     branch: Branch
@@ -129,9 +133,9 @@ class Move:
 
 
 class Following:
-    """Follower of claims, one of known peers and one of strangers at a time; it keeps the resulting move.
+    """Follower of claims, at any time one of a known peer and one of a stranger; it keeps the resulting move.
 
-    anchor: the record that our chain has to go through.
+    anchor: the record that our chain must contain.
     """
 
     def __init__(
@@ -153,17 +157,17 @@ class Following:
         self._busy: dict[bool, None] = {}
         """Kinds of claimants (known or not) whose claims are being looked at."""
         self._slots: dict[str, None] = {}
-        """Slots of branches that are worked on."""
+        """Slots of branches that are in use."""
         self._chain_in_use = trio.Lock()
-        """Held while our chain changes its records, or is compared with a branch in another thread."""
+        """Held while the records of our chain change, or are compared with a branch in another thread."""
         self._moving = False
-        """True while files change their places: no look may touch files that are among them."""
+        """True while files of records are moved: no look may touch these files."""
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
     @property
     def move(self) -> Move | None:
-        """Move to make once the round is left; None if there is none, and while files change their places."""
+        """Move to make after leaving the round; None if there is none, and while files of records are moved."""
         if self._moving:
             return None
         move, history = self._move, self._replica.history
@@ -173,7 +177,7 @@ class Following:
         return move
 
     def _judged_again(self, move: Move) -> Move | None:
-        """Return the rest of a move after our chain changed, or became final or settled further; None if nothing is left."""
+        """Return the rest of a move after our chain changed, or more of it became final or settled; None if none is left."""
         if not move.branch.is_rooted or move.leader == self._session.me:
             return None
         rounds = min(self._told(self.choice.judge(move.branch, move.leader)).rounds, move.rounds)
@@ -181,7 +185,7 @@ class Following:
         return Move(move.branch, rounds, move.leader, tip) if rounds > move.branch.common else None
 
     def wants_back(self) -> bool:
-        """Return True if we should give up provisional records; False while files change their places."""
+        """Return True if we should give up provisional records; False while files of records are moved."""
         return not self._moving and self.choice.back_to() is not None
 
     def has_claims(self, *, known: bool) -> bool:
@@ -198,7 +202,7 @@ class Following:
         if (True in self._busy or (is_new and self._busy)) and trio.current_time() - progressed_at < PROGRESS_S:
             return True
         if is_new and (self._claims.hopes() or (waited_s < self._replica.rounds.eviction_s and self._held.leaving_at(0))):
-            return True  # the run was begun: a peer that has its state may come back
+            return True  # the run has begun: a peer that has its state may return
         return waited_s < PATIENCE_S and (True in self._busy or self.wants_back() or self.has_claims(known=True))
 
     # -- looking ------------------------------------------------------------------------------------------------------
@@ -223,7 +227,7 @@ class Following:
             del self._busy[known]
 
     async def _prepare_return(self) -> None:
-        """Prepare to give up provisional records that most of their electors, as they are heard now, do not stand on."""
+        """Prepare a move back from provisional records on which most of their electors, as heard now, do not stand."""
         rounds = self.choice.back_to()
         if rounds is None:
             return
@@ -264,9 +268,9 @@ class Following:
             self._slots.pop(branch.slot, None)
 
     async def _branch(self, look: LookCost, common: int, length: int) -> Branch:
-        """Return their branch: one that we hold if their chain goes through it, else a new one.
+        """Return a branch for the peer's chain: a held branch that the chain contains, else a new one.
 
-        A held branch that loses is not used: for the same record they may have a certificate with which it wins.
+        A held branch that loses is not used: the peer may have a certificate for the same record with which it wins.
         """
         for held in self._held.leaving_at(common):
             if await self.chains.shares(look, held, length):
@@ -293,7 +297,7 @@ class Following:
         return choice
 
     def _in_use(self) -> list[str]:
-        """Return the slots of branches that are worked on, or about to be taken over."""
+        """Return the slots of branches that are in use, or about to be adopted."""
         return [*self._slots, *([self._move.branch.slot] if self._move is not None else [])]
 
     async def _follow_branch(self, look: LookCost, branch: Branch, length: int) -> None:
@@ -318,7 +322,10 @@ class Following:
         self._move = Move(branch, rounds, peer, self._replica.history.tip)
 
     async def _bring(self, branch: Branch, rounds: int, peer: PeerId) -> int | None:
-        """Fetch the files that lead to the branch's state; return the rounds reached, at most `rounds`, or None."""
+        """Fetch the files that lead to the branch's state.
+
+        Return the number of rounds reached, at most `rounds`, or None.
+        """
         present = self._catch_up.present(branch.common)
         reached = await self._catch_up.supplies.bring(Upto(branch, rounds), present, self._claims.sources(peer))
         return reached if reached is not None and branch.is_rooted else None
@@ -326,7 +333,7 @@ class Following:
     # -- moving -------------------------------------------------------------------------------------------------------
 
     async def take(self, move: Move) -> bool:
-        """Make the move; return True if our chain and our state have changed as it says.
+        """Make the move; return True if our chain and our state have changed accordingly.
 
         Otherwise our chain is as before, and the caller has to restore the state.  Raises `WrongState` for a false state.
         """
@@ -362,11 +369,11 @@ class Following:
             (await self._offload(self._replica.history.strengthened, round, certificate))()
 
     async def load(self) -> None:
-        """Load the branches left before a restart; call it before the first look."""
+        """Load the branches from before a restart; call this before the first look."""
         await self._held.load()
 
     def go_on(self, *, was_away: bool) -> None:
-        """Note that we saw the newest record being made.  was_away: we had been away before it."""
+        """Note that we saw the newest record being made.  was_away: True if we had been away before it."""
         rounds = self._replica.history.length
         if was_away:
             self.settled.begin_anew()

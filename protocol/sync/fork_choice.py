@@ -1,10 +1,10 @@
-"""Fork choice: the part of a verified branch that we take over.
+"""Fork choice: the part of a verified branch that we adopt.
 
 At the first record that differs, a full record beats a provisional one; then more signers win; then the lower hash
-(`protocol.chain.records.prefer`).  A final record yields to nothing, and a settled one only to a full one.  Two full records
-on one tip take a third of liars among the electors: we keep ours, and report both.  Provisional records are taken over as
-far as the electors, as they are heard now, stand on them.  A branch through the record that our invitation names wins over
-one without it, unless final records would be given up: that is how a person chooses.
+(`protocol.chain.records.prefer`).  A final record never yields, and a settled record yields only to a full one.  Two full
+records on one tip are possible only if at least a third of the electors lied: we keep ours, and report both.  We adopt
+provisional records as far as the electors, as heard now, stand on them.  A branch with the record that our invitation names
+wins over a branch without it, unless we would have to give up final records: in this way, a person can choose.
 """
 
 from __future__ import annotations
@@ -30,33 +30,34 @@ from protocol.wire.messages import Commit
 # ------------------------------------------------------------------------------------------------------------------------
 # Provisional records when electors differ about who is absent: peers follow them or return from them.
 #
-# Pure.  A provisional record was made without some electors.  The electors of the tip that it stands on, as they are heard
-# now, decide whether it holds:
+# Pure.  A provisional record was made without some electors.  The electors of the tip before it, as heard now, decide
+# whether the record holds:
 #
-# * a peer before the record follows it if at least as many of them are on it as are off it; an elector counts itself;
-# * a peer on the record returns to the tip before it if more of them are off it;
-# * below four electors, where one more or less decides everything, a peer that was away (restarted, or asleep) follows any
-#   elector that was not, and electors that were away make nobody return.
+# * a peer at the tip before the record follows it if at least as many electors are on it as off it; an elector counts
+#   itself;
+# * a peer on the record returns to the tip before it if more electors are off it than on it;
+# * with fewer than four electors, where a single elector may decide, a peer that was away (restarted, or asleep) follows any
+#   elector that was not away, and no peer returns because of electors that were away.
 #
-# An elector on another branch of the same tip that loses to this one (`protocol.chain.records.prefer`) counts as on it: it
-# will come over.  So nobody returns from a branch that enough others are on their way to, and the moves of electors that
-# hear each other end.  The proof is for one tip T with at least four electors.  Suppose that the moves form a cycle, and let
-# H be the best branch that electors leave in that cycle.  Nobody leaves a better branch, so nobody enters one either, and
-# electors leave H for T.  At that moment, of the c electors that are on no better branch, more than c / 2 are at T.  Only
-# the other electors can count as on H or on a branch that loses to it, so nobody at T follows such a branch.  From then on
-# nobody leaves T, so there is no cycle.
+# An elector on another branch of the same tip counts as on this one if its branch loses to this one
+# (`protocol.chain.records.prefer`), because it will move here.  So no peer returns from a branch to which enough electors
+# are moving, and the moves of electors that hear each other end.  The proof is for one tip T with at least four electors.
+# Suppose that the moves form a cycle, and let H be the best branch that electors leave in that cycle.  Nobody leaves a
+# better branch, so nobody enters one either, and electors leave H for T.  At that moment, of the c electors that are on no
+# better branch, more than c / 2 are at T.  Only the other electors can count as on H or on a branch that loses to it, so
+# nobody at T follows such a branch.  From then on nobody leaves T, so there is no cycle.
 #
-# Nobody is stuck.  If two branches are heard, the electors on the losing one go over.  If one branch and T are heard, either
-# the electors at T follow, or those on the branch return.  And nobody waits for a branch: if one elector stands on the best
-# branch and serves nothing of it, the others end together without it.
+# Nobody is stuck.  If two branches are heard, the electors on the losing one move to the other.  If one branch and T are
+# heard, either the electors at T follow, or the electors on the branch return.  And nobody waits for a branch: if one
+# elector stands on the best branch and does not serve its records, the others agree without that branch.
 #
-# So a frozen, partitioned or restarted peer finds its way without help, and from four electors on one elector, however many
-# keys it brings, moves nobody that hears the others.
+# So a frozen, partitioned or restarted peer recovers without help.  With four or more electors, one elector cannot move any
+# peer that hears the other electors, however many keys it adds.
 
 
 @dataclass(frozen=True)
 class Side:
-    """Place where a chain leaves another.  fork: the tip there.  first: the rank of its first record after that."""
+    """Point where one chain leaves another.  fork: the tip at that point.  first: rank of the first record after it."""
 
     fork: Hash
     first: Rank
@@ -64,9 +65,9 @@ class Side:
 
 @dataclass(frozen=True)
 class Standpoint:
-    """Position of an elector, as it says.  was_away: it was restarted or frozen, and has made no record since.
+    """Position that an elector states.  was_away: it was restarted or frozen, and has made no record since.
 
-    side: where its chain left ours when it showed it last; None if it never did, or is on our chain now.
+    side: the point where the elector's chain left ours when we last saw it; None if we never did, or it is on our chain now.
     """
 
     tip: bytes
@@ -78,8 +79,8 @@ class Standpoint:
 class ElectorCount:
     """Numbers of electors of one tip that are heard now.
 
-    on: electors on the branch, or on their way to it.  off: electors on the tip itself.  present_on, present_off: the
-    electors among them that were not away.
+    on: electors on the branch, or moving to it.  off: electors on the tip itself.  present_on, present_off: electors among
+    these that were not away.
     """
 
     on: int
@@ -100,7 +101,7 @@ class Candidate:
     first: Rank | None
 
     def gains(self, at: Standpoint) -> bool:
-        """Return True if an elector at `at` is on this branch, or on its way to it from a branch that loses to it."""
+        """Return True if an elector at `at` is on this branch, or will move to it from a branch that loses to it."""
         if at.tip == self.fork:
             return False
         if at.tip in self.tips or at.side is None:
@@ -115,7 +116,7 @@ class Candidate:
 def count(electors: Collection[PeerId], heard: Mapping[PeerId, Standpoint], branch: Candidate) -> ElectorCount:
     """Count the electors by their positions.
 
-    Electors elsewhere (behind, unknown, or on a branch that wins over this one) are not counted.
+    Electors at other positions (behind, unknown, or on a branch that wins over this one) are not counted.
     """
     there = [heard[peer] for peer in electors if peer in heard]
     on = [each for each in there if branch.gains(each)]
@@ -124,9 +125,9 @@ def count(electors: Collection[PeerId], heard: Mapping[PeerId, Standpoint], bran
 
 
 def follows(electors: Sequence[PeerId], counted: ElectorCount, *, was_away: bool) -> bool:
-    """Return True if a peer before a provisional record, or on no branch at all, takes the record over.
+    """Return True if a peer that is not on a provisional record adopts the record.
 
-    counted: includes the peer itself if it is an elector.  was_away: the peer was away.
+    counted: includes the peer itself if it is an elector.  was_away: True if the peer was away.
     """
     if len(electors) < FEWEST_SEATED and was_away and counted.present_on:
         return True
@@ -141,35 +142,35 @@ def returns(electors: Sequence[PeerId], counted: ElectorCount) -> bool:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Positions of the electors, as their last heartbeats say: the evidence for judging provisional records.
+# Positions of the electors according to their last heartbeats: the evidence for judging provisional records.
 
 
 LATEST = 64
-"""Number of newest provisional records that are judged again; other peers have followed older ones long since."""
+"""Number of newest provisional records that are judged again; other peers have long since followed older ones."""
 MAX_SIDES = 1024
 """Most electors whose `Side` is remembered."""
 
 
 class ElectorTips:
-    """Positions of the electors: `membership` has those of the others; we stand on our own tip."""
+    """Positions of the electors: `membership` knows the other electors' positions; we stand on our own tip."""
 
     def __init__(self, me: PeerId, history: History, membership: Membership, activity: Activity, listen_s: float) -> None:
         self._me, self._history, self._membership, self._activity = me, history, membership, activity
         self._listen_s = listen_s
         self._sides: dict[PeerId, Side] = {}
-        """Place where each peer's chain left ours when it showed it last; believed of that peer only."""
+        """Point where each peer's chain left ours when the peer last showed it; used only for that peer."""
         self._ranks: dict[int, Rank] = {}
         """Ranks of our provisional records that have known siblings, by round."""
         self._leaving: dict[bytes, float] = {}
-        """Tips before our provisional records at which most of the electors stand, and since when they do."""
+        """Tips before our provisional records at which most of the electors stand, each with the time since when."""
 
     def showed(self, peer: PeerId, side: Side) -> None:
-        """Note where the chain of verified records that `peer` showed leaves ours.  Thread-safe."""
+        """Note the point where the verified chain that `peer` showed leaves ours.  Thread-safe."""
         kept = list(self._sides.items())[-MAX_SIDES + 1 :]
-        self._sides = dict(kept) | {peer: side}  # a new one, because another thread may be going through the old one
+        self._sides = dict(kept) | {peer: side}  # a new dict, because another thread may be iterating over the old one
 
     def is_parting(self, tip: bytes) -> bool:
-        """Return True if a chain was seen to leave ours, or one that we looked at, at this tip."""
+        """Return True if a chain was seen to leave our chain at this tip."""
         return any(side.fork == tip for side in self._sides.values())
 
     def _heard(self, electors: Collection[PeerId]) -> dict[PeerId, Standpoint]:
@@ -183,14 +184,18 @@ class ElectorTips:
         return heard
 
     def follow(self, electors: Sequence[PeerId], branch: Candidate) -> bool:
-        """Return True if we take over a verified provisional record and the records on it.  electors: of the fork."""
+        """Return True if we adopt a verified provisional record and the records on it.
+
+        electors: the electors at the fork.
+        """
         return follows(electors, count(electors, self._heard(electors), branch), was_away=self._activity.was_away)
 
     def back_to(self, settled: int = 0) -> int | None:
-        """Return the round of the provisional record that we give up with all records after it; None if all of them hold.
+        """Return the round of the first provisional record to give up, with all records after it; None if all records hold.
 
-        Call it often.  A record is given up when its electors have stood before it for `listen_s`: when it was just made,
-        most of them have yet to say that they are on it.  settled: rounds whose records are not given up.
+        Call this often.  A record is given up once its electors have stood before it for `listen_s`: just after a record was
+        made, most of its electors have not yet announced that they are on it.  settled: number of rounds whose records are
+        never given up.
         """
         history, now = self._history, trio.current_time()
         leaving: dict[bytes, float] = {}
@@ -220,7 +225,7 @@ class ElectorTips:
 
 
 YOUNG_ROUNDS = 100
-"""Rounds after which a run that anybody may begin is not given up for another beginning of it."""
+"""Number of rounds after which a run that any peer may begin is not given up for another beginning of the run."""
 MAX_ALARMS = 256
 STAYING = (
     "the history of the invitation differs from ours from round {round} on, and {final} rounds of ours are final; join with "
@@ -232,8 +237,8 @@ STAYING = (
 class Choice:
     """Outcome of judging a branch.
 
-    rounds: rounds of the branch that we take over; at most those in common if we take over none.  lost: True if the branch
-    loses for good.  news: events to emit.
+    rounds: number of rounds up to which we adopt the branch; at most the rounds in common if we adopt none.  lost: True if
+    the branch loses for good.  news: events to emit.
     """
 
     rounds: int
@@ -242,7 +247,7 @@ class Choice:
 
 
 class ForkChoice:
-    """Judge of branches that are rooted in our chain.  Blocking: it reads records, in a thread that must not emit events."""
+    """Judge of branches that are rooted in our chain.  Blocking: reads records, in a thread that must not emit events."""
 
     def __init__(
         self,
@@ -258,7 +263,7 @@ class ForkChoice:
         self._told = False
 
     def judge(self, branch: Branch, shown_by: PeerId) -> Choice:
-        """Return how much of a branch we take over."""
+        """Return the part of a branch that we adopt."""
         choice, news = self._judge(branch, shown_by), tuple(self._news)
         self._news.clear()
         return replace(choice, news=news)
@@ -273,7 +278,7 @@ class ForkChoice:
         if common == self._replica.history.length:
             return Choice(self._followed(branch, common))
         if record_hash(self._replica.history.commit_at(common).record) == branch.tip_at(common + 1):
-            return Choice(common)  # we have come to the same record meanwhile
+            return Choice(common)  # we have meanwhile committed the same record
         if not self._wins(branch, common, shown_by):
             return Choice(common, lost=True)
         return Choice(self._followed(branch, common + 1))
@@ -284,7 +289,7 @@ class ForkChoice:
         electors = history.roster_at(common).electorate.electors
         is_ours_full, is_theirs_full = is_full(ours.certificate), is_full(theirs.certificate)
         if ours.record.state_digest != theirs.record.state_digest and is_ours_full >= is_theirs_full:
-            return False  # both stand on the same state, and ours names it
+            return False  # both stand on the same state, and our record names it
         if common < self._chosen(history):
             return False
         if self._is_second_beginning(common):
@@ -300,15 +305,18 @@ class ForkChoice:
         return prefer(electors, ours, theirs)
 
     def _is_second_beginning(self, common: int) -> bool:
-        """Return True if two peers began a run that anybody may begin, and ours is young enough to yield to the other."""
+        """Return True if two peers began the same open run, and our history is young enough to yield to the other one."""
         return common == 0 and self._replica.rounds.founders is None and self._replica.history.length < YOUNG_ROUNDS
 
     def _chosen(self, chain: AnchorChain) -> int:
-        """Return the rounds up to the record that our invitation names; 0 if the chain lacks it, or none is named."""
+        """Return the number of rounds up to the record that our invitation names.
+
+        0 if it names none or the chain lacks it.
+        """
         return self._anchor.rounds if self._anchor is not None and self._anchor.holds(chain) else 0
 
     def _may_come_over(self, common: int) -> bool:
-        """Return True unless coming over to our invitation's history would give up final records, which is reported once."""
+        """Return True if switching to our invitation's history gives up no final record; otherwise report it once."""
         final = self._replica.history.final
         if common < final and not self._told:
             self._told = True
@@ -327,7 +335,7 @@ class ForkChoice:
         self._news.append(SecondHistory(round, mine, tip.hex(), shown_by, sorted(both)))
 
     def _followed(self, branch: Branch, start: int) -> int:
-        """Return the first round from `start` on whose provisional record the electors do not stand on; else the length."""
+        """Return the first round from `start` on whose provisional record we do not follow; the branch's length if none."""
         start = max(start, self._chosen(branch))
         for round, electors in branch.provisional.items():
             if round < start:
@@ -342,5 +350,8 @@ class ForkChoice:
         return Candidate(fork, tips, rank(electors, branch.commit_at(round)) if is_parting else None)
 
     def back_to(self) -> int | None:
-        """Return the round of the provisional record to give up with all records after it; None if all of them hold."""
+        """Return the round of the first provisional record to give up, with all records after it.
+
+        None if all records hold.
+        """
         return self._standpoints.back_to(max(self._settled.rounds, self._chosen(self._replica.history)))

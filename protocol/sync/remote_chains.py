@@ -1,7 +1,7 @@
-"""Other peers' chains: who claims to be ahead, where their chain leaves ours, and their records from there, verified.
+"""Other peers' chains: peers that claim to be ahead, the points where their chains leave ours, and their verified records.
 
-Nothing in an answer is believed; a record is believed for its certificate.  Every answer and every signature check is paid
-for from the budget, and paid back for branches that the fork choice accepts.
+Nothing in an answer is trusted; a record is trusted because of its certificate.  Every answer and every signature check is
+paid for from the budget; the cost is refunded for branches that the fork choice accepts.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from protocol.wire.messages import Commit
 from protocol.wire.questions import MAX_COMMITS, MAX_TIPS, CommitsReply, CommitsRequest, TipsReply, TipsRequest
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Settled records of our chain: we followed them as they were made, long ago and many rounds back.
+# Settled records of our chain: records that we followed as they were made, long ago and many rounds back.
 #
-# A settled record yields only to a full sibling, or to a person's choice, whatever electors are heard now.  Kept in memory:
-# a peer that was away begins anew.
+# A settled record yields only to a full sibling, or to a person's choice, whatever electors are heard now.  The settled
+# records are kept in memory only: a peer that was away starts again from none.
 
 
 class Settled:
     """The settled part of our chain.  `now` is trio time.
 
-    A record that we ratified is settled for good: we can say nothing else on its tip, and going back to that tip would help
-    nobody.
+    A record that we ratified is settled for good: our last vote binds us on its tip, so returning to that tip would help no
+    peer.
     """
 
     def __init__(self, settings: RoundSettings) -> None:
@@ -48,7 +48,7 @@ class Settled:
         self._rounds = self._bound = 0
 
     def follow(self, rounds: int, now: float) -> None:
-        """Note that we saw a record being made, after which the chain has `rounds` rounds."""
+        """Note that we saw a record being made; with it, the chain has `rounds` rounds."""
         self._followed.append((rounds, now))
         while self._followed:
             then, at = self._followed[0]
@@ -58,21 +58,21 @@ class Settled:
             self._followed.popleft()
 
     def lose(self, rounds: int) -> None:
-        """Note that our chain changed after `rounds` rounds: we did not see the later records being made."""
+        """Note that our chain changed after its first `rounds` rounds: we did not see the later records being made."""
         self._rounds, self._bound = min(self._rounds, rounds), min(self._bound, rounds)
         self._followed = deque((then, at) for then, at in self._followed if then <= rounds)
 
     def begin_anew(self) -> None:
-        """Forget the records followed so far: we were away, so they were not all."""
+        """Forget the records followed so far: we were away, so we missed some."""
         self._followed.clear()
 
     def bind(self, rounds: int) -> None:
-        """Note that we have ratified the record after which there are `rounds` rounds."""
+        """Note that we have ratified the record of round `rounds` - 1."""
         self._bound = max(self._bound, rounds)
 
     @property
     def rounds(self) -> int:
-        """Number of settled rounds: records below it are settled, if they were followed."""
+        """Number of settled rounds: the records of lower rounds are settled."""
         return max(self._rounds, self._bound)
 
 
@@ -80,29 +80,29 @@ class Settled:
 # Claims of peers to be ahead of us, and the order in which we look at them.
 #
 # A heartbeat can claim any tip.  A claimant has to show certified records and their state.  If it cannot, or if its branch
-# loses, it is disbelieved for a while, longer each time.  The peer is disbelieved, not the tip: anybody can claim the tip of
-# an honest peer and show something else, and another peer may have a better certificate for the record.  Electors and
-# members of our chain come first.  Strangers follow in the order of their first claims, so that fresh keys stand behind
+# loses, it is disbelieved for a while, longer each time.  We disbelieve the peer, not the tip: any peer can claim the tip of
+# an honest peer and show other records, and another peer may have a better certificate for the record.  Electors and members
+# of our chain come first.  Strangers follow in the order of their first claims, so that fresh keys stand behind
 # older ones.
 
 
 MAX_REMEMBERED = 1024
-"""Most peers remembered as disbelieved, and most as claimants."""
+"""Most peers remembered as disbelieved, and most peers remembered as claimants."""
 DISBELIEF_S = 5.0
 MAX_DISBELIEF_S = 600.0
 WAIT_S = 2.0
-"""Seconds until we look again at a provisional record that we did not take over: other electors may be heard by then."""
+"""Seconds until we look again at a provisional record that we did not adopt: other electors may be heard by then."""
 HOPE_S = 30.0
-"""Seconds that a newcomer waits for a claimed chain.  A claimant disbelieved for as long is not waited for."""
+"""Seconds that a newcomer waits for a claimed chain.  It does not wait for a claimant that is disbelieved for this long."""
 FALSE_STATE_S = 60.0
-"""Seconds without following strangers after a stranger's branch had a false state; doubled each time."""
+"""Seconds without following strangers after a stranger's branch had a false state; doubles each time."""
 MAX_SOURCES = 16
 K = TypeVar("K")
 V = TypeVar("V")
 
 
 class Claims:
-    """Comparison of live peers' tips, as their heartbeats say, with our chain."""
+    """Comparison of the tips in live peers' heartbeats with our chain."""
 
     def __init__(self, replica: Replica, membership: Membership) -> None:
         self._replica, self._membership = replica, membership
@@ -123,7 +123,7 @@ class Claims:
         return neighbour.heartbeat.round if neighbour else 0
 
     def ahead(self, *, known: bool) -> list[PeerId]:
-        """Return live, believed peers whose tip is not in our chain, in the order to look at them.
+        """Return live, believed peers whose tip is not in our chain, in the order in which to look at them.
 
         known: return electors and members if True, strangers if False.
         """
@@ -140,7 +140,7 @@ class Claims:
         return sorted(claimants, key=lambda peer: self._first.get(peer, self._heard))
 
     def _leading(self, now: float) -> list[PeerId]:
-        """Return live, believed peers whose tip is not in our chain.  Called four times a second, mostly without any."""
+        """Return live, believed peers whose tip is not in our chain.  Called four times a second, mostly with no result."""
         history = self._replica.history
         length, tip, alive = history.length, history.tip, Liveness.ALIVE
         leading: list[PeerId] = []
@@ -155,7 +155,7 @@ class Claims:
         return leading
 
     def hopes(self) -> bool:
-        """Return True if a peer that is disbelieved just now may still help a newcomer without any record."""
+        """Return True if a newcomer without records should still wait for a live peer, even a disbelieved one."""
         if trio.current_time() - self._membership.started > HOPE_S:
             return False
         for peer in self._membership.live_peers():
@@ -166,7 +166,7 @@ class Claims:
         return False
 
     def sources(self, leader: PeerId | None = None) -> list[PeerId]:
-        """Return the peers to fetch results and checkpoints from: the leader, then members (strangers if there are none)."""
+        """Return the sources for results and checkpoints: the leader, then members (strangers if there are no members)."""
         live = self._membership.live_peers()
         first = [peer for peer in live if peer == leader]
         members = [peer for peer in live if peer != leader and self.is_known(peer)]
@@ -176,19 +176,20 @@ class Claims:
     # -- outcomes -----------------------------------------------------------------------------------------------------
 
     def believe(self, peer: PeerId) -> None:
-        """Believe a peer again: it showed the chain it had claimed."""
+        """Believe a peer again, because it showed the chain that it had claimed."""
         self._disbelieved.pop(peer, None)
 
     def postpone(self, peer: PeerId) -> None:
         """Look at a peer again after `WAIT_S`, without disbelieving it longer.
 
-        It showed records that we do not take over while the electors stand where they do, or more than we can look at now.
+        The peer showed records that we do not adopt at the electors' present positions, or more records than we can look at
+        now.
         """
         _, patience = self._disbelieved.pop(peer, (0.0, DISBELIEF_S / 2))
         _remember(self._disbelieved, peer, (trio.current_time() + WAIT_S, patience))
 
     def disbelieve(self, peer: PeerId) -> None:
-        """Ignore a peer's claims for a while, twice as long as the last time."""
+        """Ignore a peer's claims for a while, for twice as long as the last time."""
         _, patience = self._disbelieved.pop(peer, (0.0, DISBELIEF_S / 2))
         patience = min(patience * 2, MAX_DISBELIEF_S)
         _remember(self._disbelieved, peer, (trio.current_time() + patience, patience))
@@ -210,14 +211,14 @@ def _remember(table: dict[K, V], key: K, value: V) -> None:
 # ------------------------------------------------------------------------------------------------------------------------
 # Budget for looking at claims, for all claimants together.
 #
-# Peer IDs cost nothing, so a limit for each claimant is no limit.  Answers and signature checks are paid from one purse that
+# Peer IDs cost nothing, so limits per claimant would be useless.  Answers and signature checks are paid from one budget that
 # fills up with time.  Electors and members of our chain may empty it; strangers may spend only half of it.  The cost of
-# records that the fork choice accepts is paid back, so an honest swarm is followed as fast as the line allows.
+# records that the fork choice accepts is refunded, so an honest swarm is followed as fast as the line allows.
 
 
 BYTES_PER_MINUTE = 32 << 20
 CHECKS_PER_MINUTE = 6000
-"""Signature checks a minute, which take about half a second of a processor."""
+"""Signature checks a minute; they take about half a second of processor time."""
 
 
 class OverBudget(NetworkError):
@@ -255,7 +256,7 @@ class Budget:
         self._checks.left -= checks
 
     def repay(self, size_bytes: int, checks: int) -> None:
-        """Return a payment for a look whose branch the fork choice accepts."""
+        """Refund the payment for a look whose branch the fork choice accepts."""
         self._bytes.left = min(self._bytes.full, self._bytes.left + size_bytes)
         self._checks.left = min(self._checks.full, self._checks.left + checks)
 
@@ -266,9 +267,9 @@ class Budget:
 
 ASK_TIMEOUT_S = 10.0
 FORK_BYTES = 64 << 20
-"""Most bytes of records in a fork that we look at."""
+"""Most bytes of records that we look at in a fork."""
 BEGINNING_BYTES = 512 << 20
-"""Most bytes of records from genesis in a run that anybody may begin, since anybody may have made them."""
+"""Most bytes of records from genesis in a run that any peer may begin, since any peer may have made them."""
 
 R = TypeVar("R", bound=Body)
 
@@ -286,7 +287,7 @@ class LookCost:
 class RemoteChains:
     """Reader of peers' chains over `session`'s network.  Its requests raise `NetworkError` and `Malformed`.
 
-    anchor: the record that our chain has to go through.  progressed_at: when a record was verified last, in trio time.
+    anchor: the record that our chain must contain.  progressed_at: when a record was last verified, in trio time.
     """
 
     def __init__(
@@ -320,7 +321,7 @@ class RemoteChains:
             window *= 2
 
     async def shares(self, look: LookCost, branch: Branch, length: int) -> bool:
-        """Return True if their chain, of this length, goes through the tip of `branch`, or ends on it."""
+        """Return True if the peer's chain, of this length, contains the tip of `branch`, or ends on the branch."""
         rounds = min(branch.length, length)
         reply = await self._tips(look, rounds, 1)
         return reply.tips == [branch.tip_at(rounds)]
@@ -333,17 +334,20 @@ class RemoteChains:
         await self.extend(look, branch, self._needed(branch, length))
 
     def is_judgeable(self, branch: Branch, length: int) -> bool:
-        """Return True if the branch, of a chain of `length` rounds, has all records that the fork choice needs."""
+        """Return True if the branch has all records that the fork choice needs.  length: of the peer's chain, in rounds."""
         return branch.length >= self._needed(branch, length)
 
     def _needed(self, branch: Branch, length: int) -> int:
-        """Return the rounds up to the first record that differs, or to our invitation's record if our chain lacks that."""
+        """Return the number of rounds that the fork choice needs.
+
+        They include the first record that differs and, if our chain lacks it, the record that our invitation names.
+        """
         anchor = self.anchor
         named = anchor.rounds if anchor is not None and not anchor.holds(self._replica.history) else 0
         return min(max(branch.common + 1, named), length)
 
     async def extend(self, look: LookCost, branch: Branch, length: int) -> None:
-        """Append their records up to `length` to the branch, which their chain goes through."""
+        """Append the peer's records up to `length` to the branch, which the peer's chain contains."""
         self._check_anchor(branch)
         while branch.length < length:
             for commit in await self._commits(look, branch.length, length - branch.length):

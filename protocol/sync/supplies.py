@@ -1,7 +1,7 @@
 """Fetchers of the files that a peer needs: the run's files, and the results and checkpoints that lead to a chain's state.
 
-Every byte is checked against a root in a certified record.  Fetching touches neither our chain nor our outer state, so it
-runs beside a round.
+Every byte is checked against a root in a certified record or in the manifest.  Fetching touches neither our chain nor our
+outer state, so it can run in parallel with a round.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from protocol.wire.questions import HaveReply, HaveRequest
 #
 #     files/<root>.blob           a file, complete (`protocol.blobs.store`)
 #
-# The organiser's peer has them from the beginning.  All others fetch them as soon as they meet a peer, before they read the
-# run's state; a trainer process is started when they are here.
+# The organiser's peer has the files from the beginning.  All other peers fetch them as soon as they meet a peer, before they
+# fetch the run's state; a trainer process is started once the files are here.
 
 
 RETRY_S = 1.0
 PATIENCE_S = 300.0
-"""Seconds without any chunk after which a file is reported as missing, with the remedy."""
+"""Seconds without any chunk of a file after which the file is reported as missing, with the remedy."""
 SHOW_S = 1.0
 
 
@@ -91,7 +91,7 @@ class RunFiles:
         self._here.set()
 
     def _note_missing(self, called: str, is_told: bool) -> bool:
-        """Report a file as missing if no chunk of it has come for long; return True if it is reported as missing."""
+        """Report a file as missing if no chunk of it has come for `PATIENCE_S`; return True if it was reported."""
         silent_s = trio.current_time() - self._moved_at
         if silent_s < PATIENCE_S:
             return False
@@ -113,7 +113,7 @@ class RunFiles:
 
 
 def keep_file(files: BlobStore, file: FileSection, data: bytes) -> None:
-    """Store a file of the organiser's in its peer's folder.  Blocking.  Raises `StoreFailed`."""
+    """Store one of the organiser's files in the folder of the organiser's peer.  Blocking.  Raises `StoreFailed`."""
     files.load()
     if not files.is_right(file.name, file.size, FILE_CHUNK_BYTES):
         files.put(file.name, file.size, [data], leaves_of(data, FILE_CHUNK_BYTES))
@@ -125,7 +125,7 @@ def file_section(data: bytes) -> FileSection:
 
 
 def paths_of(manifest: RunManifest, files: BlobStore) -> dict[str, Path]:
-    """Return the paths of the run's files once they are here, by name."""
+    """Return the paths that the run's files have once they are here, by name."""
     return {name: files.path(file.name) for name, file in manifest.files.items()}
 
 
@@ -135,13 +135,14 @@ def paths_of(manifest: RunManifest, files: BlobStore) -> dict[str, Path]:
 
 ASK_TIMEOUT_S = 10.0
 CHECKPOINT_WORTH_ROUNDS = 8
-"""Rounds behind, beyond which a checkpoint (8 bytes a parameter) is smaller than the results (about 1 byte each round)."""
+"""Number of missing rounds beyond which a checkpoint (8 bytes a parameter) is smaller than the results (about 1 byte a
+parameter for each round)."""
 
 R = TypeVar("R", bound=Body)
 
 
 class StateFetcher:
-    """Fetcher from peers into the store of `replica`.  progressed_at: when checked data arrived last, in trio time."""
+    """Fetcher from peers into the store of `replica`.  progressed_at: when checked data last arrived, in trio time."""
 
     def __init__(self, session: Session, replica: Replica, offload: Offload, swarm: Swarm) -> None:
         self._session, self._replica, self._offload, self._swarm = session, replica, offload, swarm
@@ -152,7 +153,7 @@ class StateFetcher:
     async def bring(self, chain: Chain, present: int | None, sources: Sequence[PeerId]) -> int | None:
         """Fetch the files that lead to the newest available state of `chain`; return its number of rounds.
 
-        present: the number of rounds of `chain` after which we have the state, or can make it; None if we have none.
+        present: the number of rounds of `chain` after which we have, or can compute, the state; None if we have no state.
         Returns None if no state of this chain is available at all.
         """
         newer = [rounds for rounds in self._replica.store.checkpoints.of(chain) if present is None or rounds > present]
@@ -166,7 +167,7 @@ class StateFetcher:
             if here is not None or await self.fetch_result(commit, sources):
                 reached += 1
                 continue
-            # all peers may have pruned it; they keep checkpoints that replace it
+            # all peers may have pruned the result; then they keep newer checkpoints
             fetched = await self.fetch_newest_checkpoint(chain, sources, at_least=reached + 1)
             if fetched is None:
                 break
@@ -176,7 +177,7 @@ class StateFetcher:
     # -- results ------------------------------------------------------------------------------------------------------
 
     async def fetch_result(self, commit: Commit, sources: Sequence[PeerId]) -> bool:
-        """Fetch the result of a certified record from any peer that has it; on disk on return.  False if nobody has it."""
+        """Fetch the result of a certified record to the disk; return False if no peer has it."""
         if not sources:
             return False
         record, leaves = commit.record, [Hash(entry.hash) for entry in commit.index]
@@ -192,7 +193,7 @@ class StateFetcher:
         into: memoryview,
         sources: Sequence[PeerId],
     ) -> bool:
-        """Fetch the named chunks of a record's result into its buffer; return True if all are there and checked."""
+        """Fetch the missing chunks of a record's result into a buffer; return True if all are there and checked."""
         leaves, sizes = tuple(Hash(entry.hash) for entry in index), tuple(span.size for span in self._replica.layout)
         blob, purpose = Blob(Hash(record.result_root), leaves, sizes), Purpose("result", record.round)
         here = blob.all & ~set_of(missing)
@@ -204,11 +205,11 @@ class StateFetcher:
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
     async def fetch_genesis(self, sources: Sequence[PeerId]) -> bool:
-        """Fetch the state before the first round, as the manifest names it; on disk on return.  False if nobody has it."""
+        """Fetch the state before the first round, which the manifest names, to the disk; return False if no peer has it."""
         return await self._fetch_checkpoint(self._replica.history, 0, sources)
 
     def offer_genesis(self) -> None:
-        """Originate the state before the first round while we have it and nobody has trained: each piece leaves us once."""
+        """Originate the state before the first round, so that each piece leaves us once; stop once a record exists."""
         genesis, history = genesis_state(self._replica.manifest), self._replica.history
         if genesis is None:
             return
@@ -220,7 +221,7 @@ class StateFetcher:
     async def fetch_newest_checkpoint(self, chain: Chain, sources: Sequence[PeerId], *, at_least: int) -> int | None:
         """Fetch the newest checkpoint of a chain that a source has and a record certifies.
 
-        Returns the number of rounds that it is after; None if there is no such checkpoint.
+        Returns the number of rounds applied in it; None if there is no such checkpoint.
         """
         holders: dict[int, list[PeerId]] = {}
         for peer in sources:
@@ -242,7 +243,7 @@ class StateFetcher:
         assert isinstance(digest, bytes), "somebody vouches for the checkpoint"
         name = CheckpointName(rounds, chain.tip_at(rounds))
         if checkpoints.has(name) and (await self._offload(checkpoints.index, name) or [b""])[0] != digest:
-            await self._offload(checkpoints.drop, name)  # our own, of a wrong state
+            await self._offload(checkpoints.drop, name)  # our own checkpoint of a wrong state
         spans = EvenSpans(self._replica.state.size_bytes, manifest.checkpoint_chunk_bytes)
         wanted = Wanted(name, Hash(digest), spans, Purpose("checkpoint", rounds))
         return await self._checkpoints.fetch(wanted, sources, self._progress)
