@@ -1,1 +1,1 @@
-"""The protocol in which the peers of manyhands talk and agree: identity, wire, rounds, exchange, chain."""
+"""The protocol by which the peers of Manyhands communicate and agree: identity, wire, rounds, exchange, chain."""

@@ -1,6 +1,6 @@
 """The file-system operations of a store, in one place so that tests can make each of them fail.
 
-`durable=False` leaves out the fsyncs, for tests that are not about the disk.
+`durable=False` skips the fsyncs, for tests that do not test the disk.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Disk:
     def allocate(self, path: Path, size: int) -> mmap.mmap:
         """Return a writable mapping of a new file of `size` bytes.
 
-        Its blocks exist: a full disk shows now, not as SIGBUS.
+        The file's blocks are allocated, so a full disk raises an error now instead of SIGBUS later.
         """
         try:
             with open(path, "w+b") as file:
@@ -75,7 +75,7 @@ class Disk:
             raise _sentence(error, path) from error
 
     def resume(self, path: Path, size: int) -> mmap.mmap:
-        """Return a writable mapping of a file of `size` bytes that is here, and allocate the blocks that a copy may lack."""
+        """Return a writable mapping of an existing file of `size` bytes; allocate the blocks that a copied file may lack."""
         try:
             with open(path, "r+b") as file:
                 os.posix_fallocate(file.fileno(), 0, size)
@@ -151,7 +151,7 @@ def size_of(path: Path) -> int:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Guarded files: the hash of the content stands before it, so that torn or altered files are noticed.
+# Guarded files begin with the hash of their content, so that torn or altered files are detected.
 
 
 def write_guarded(disk: Disk, path: Path, data: bytes) -> None:
@@ -160,9 +160,9 @@ def write_guarded(disk: Disk, path: Path, data: bytes) -> None:
 
 
 def read_guarded(disk: Disk, path: Path) -> bytes | None:
-    """Return the data of a guarded file; None if it is missing, or torn or altered, and then it is set aside.
+    """Return the data of a guarded file; None if the file is missing or damaged.
 
-    Raises `StoreFailed` if it cannot be set aside.
+    A damaged (torn or altered) file is set aside.  Raises `StoreFailed` if it cannot be set aside.
     """
     try:
         raw = path.read_bytes()
@@ -183,5 +183,5 @@ def set_aside(disk: Disk, path: Path) -> None:
 
 
 def corrupt_name(path: Path) -> Path:
-    """Return the path of a file after it was set aside."""
+    """Return the path to which a damaged file is moved."""
     return path.with_name(f"{path.name}.corrupt")

@@ -1,4 +1,4 @@
-"""The seam through which blocking work leaves the event loop."""
+"""The interface for running blocking work outside the event loop."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 Offload = Callable[..., Awaitable[Any]]
-"""Callable that runs a blocking function without holding up the event loop: `trio.to_thread.run_sync`, or inline."""
+"""Callable that runs a blocking function without blocking the event loop: `trio.to_thread.run_sync`, or inline."""

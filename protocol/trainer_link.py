@@ -1,8 +1,8 @@
-"""The seam between a peer and its trainer: a process with a GPU, or an arithmetic stand-in.
+"""The interface between a peer and its trainer: a process with a GPU, or an arithmetic stand-in.
 
-The trainer is a function, not a keeper of state.  The outer parameters lie in memory that the peer owns
-(`protocol.chain.outer_state`); a trainer reads them, trains from them, and leaves one contribution: the encoded difference.
-Killing it at any moment therefore damages nothing but the work of the running round.
+The trainer is a function and keeps no outer state.  The outer parameters lie in memory that the peer owns
+(`protocol.chain.outer_state`); a trainer reads them, trains from them, and returns one contribution: the encoded difference.
+So if the trainer is killed at any moment, only the work of the running round is lost.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from protocol.wire.rollouts import Reason, Verdict
 
 
 class TrainerDied(Exception):
-    """The trainer went away during a request; the text says how (signal, exit code, out of memory)."""
+    """The trainer died during a request; the text gives the cause (signal, exit code, out of memory)."""
 
 
 class TrainerGaveUp(TrainerDied):
-    """The trainer failed so often in a row that it is not started again; the text says how it failed last."""
+    """The trainer failed so often in a row that it is not started again; the text gives the last cause."""
 
 
 class NotMeasured(Exception):
-    """The evaluation alone failed; the text says why."""
+    """The evaluation failed, but not the trainer; the text gives the reason."""
 
 
 @dataclass(frozen=True)
 class ComputeTask:
-    """One round's work.
+    """A trainer's work in one round.
 
     round: number of the round.
     lane: number of our stream of samples in this round (`0 <= lane < 2 * max_members`).
-    steps: inner steps to take at most (H).
-    first_step: swarm's step number of our first step, H a round since the present stage of the run began, for the warm-up.
+    steps: most inner steps to take (H).
+    first_step: the swarm's number of our first step, for the warm-up: H steps a round since the run's present stage began.
     shares: fractions of the run's present stage that are done before and after this round, 0 to 1, for the cooldown.
-    rollouts: files of accepted batches to learn from, in a run of reinforcement learning.
-    reference: file of the weights that its KL term compares with, bf16; None if the run has no such term.
+    rollouts: files of accepted batches, in a run of reinforcement learning.
+    reference: file of the reference weights of the KL term, bf16; None if the run has no such term.
     """
 
     round: int
@@ -63,10 +63,10 @@ class Progress:
 
 @dataclass(frozen=True)
 class Tried:
-    """Outcome of a problem in one batch: `rollouts` tried it, of which `solved` got more than half of the reward.
+    """Outcome of a problem in one batch: number of `rollouts`, of which `solved` got more than half of the reward.
 
-    scored_twice: answers that were scored once more, if a program scores them; `same` got the same score.  batch: the
-    place of the batch in `ComputeTask.rollouts`.
+    scored_twice: number of answers that were scored twice, if a program scores them; `same` of these got the same score.
+    batch: the place of the batch in `ComputeTask.rollouts`.
     """
 
     problem: int
@@ -81,9 +81,9 @@ class Tried:
 class Contribution:
     """Result of a finished compute.  data: codec bytes of the pseudo-gradient, valid until the next compute begins.
 
-    reward: mean reward of the rollouts that were learned from, 0 to 1; None if text was read.  kl: distance of the policy
-    from the reference weights, nats a token; None if the loss has no KL term, or nothing moved the policy.  tried: outcomes
-    of the problems among them that are of a set of tasks.
+    reward: mean reward of the rollouts used for training, 0 to 1; None if the trainer trained on text.  kl: distance of the
+    policy from the reference weights, nats a token; None if the loss has no KL term, or if the policy did not change.
+    tried: outcomes of the problems that come from a set of tasks.
     """
 
     round: int
@@ -100,19 +100,19 @@ class Contribution:
 class TrainerLink(Protocol):
     """Commands to the trainer, one at a time.
 
-    `evaluate` may run beside another command; `finish`, `pause` and `resume` may come while one runs.
+    `evaluate` may run at the same time as another command; `finish`, `pause` and `resume` may be called during a command.
     """
 
     @property
     def pid(self) -> int | None:
-        """Process ID of the trainer; None while there is none."""
+        """Process ID of the trainer; None while no process runs."""
 
     async def initialise(self, theta: memoryview) -> None:
         """Write the initial parameters (fp32, little endian) of the manifest's seed into `theta`."""
         ...
 
     async def compute(self, task: ComputeTask, theta: memoryview, on_progress: Callable[[Progress], None]) -> Contribution:
-        """Train from `theta` (which nobody changes meanwhile) and encode the difference.
+        """Train from `theta` (which must not change meanwhile) and encode the difference.
 
         Cancelling abandons the work.  Raises `TrainerDied`.
         """
@@ -123,26 +123,26 @@ class TrainerLink(Protocol):
         ...
 
     async def evaluate(self, theta: memoryview, on_progress: Callable[[int, int], None]) -> float:
-        """Return the held-out loss of `theta` (which nobody changes meanwhile), nats a token; any float, NaN included.
+        """Return the held-out loss of `theta` (which must not change meanwhile), nats a token; any float, including NaN.
 
-        A running or following compute goes on: the evaluation takes a small share of its time.  on_progress(done, total) is
+        A running or later compute continues: the evaluation takes a small share of its time.  on_progress(done, total) is
         called after each part.  Cancelling abandons the work.  Raises `NotMeasured`, `TrainerDied`.
         """
         ...
 
     def pause(self) -> None:
-        """Rest after the present step, until `resume`."""
+        """Pause after the present step, until `resume`."""
 
     def resume(self) -> None:
-        """Go on computing."""
+        """Continue to compute."""
 
 
 @dataclass(frozen=True)
 class GenerateTask:
-    """A batch of rollouts to be made with the weights of `version`, which were given to `keep_version`.
+    """Request for a batch of rollouts with the weights of `version`, which were passed to `keep_version`.
 
-    run: hash of the run.  peer: the maker of the rollouts; both key the sampling.  problems: numbers of the environment's
-    problems.  copies: completions of each.
+    run: hash of the run.  peer: the maker of the rollouts; run and peer key the sampling.  problems: numbers of the
+    problems.  copies: number of completions of each problem.
     """
 
     run: bytes
@@ -154,7 +154,7 @@ class GenerateTask:
 
 @dataclass(frozen=True)
 class Generated:
-    """Size of a generated batch.  tokens: made by the model."""
+    """Size of a generated batch.  tokens: number of tokens that the model generated."""
 
     rollouts: int
     tokens: int
@@ -162,7 +162,7 @@ class Generated:
 
 @dataclass(frozen=True)
 class VerifyTask:
-    """A batch of rollouts to be verified, with the fields of the `GenerateTask` that an honest peer had."""
+    """Request to verify a batch of rollouts, with the fields of the `GenerateTask` of an honest maker."""
 
     run: bytes
     version: int
@@ -173,10 +173,10 @@ class VerifyTask:
 
 @dataclass(frozen=True)
 class RolloutVerdict:
-    """Verdict on one rollout.  reason: of a rejection; detail: a sentence about it.  reward: None if it was not recomputed.
+    """Verdict on one rollout.  reason: the reason of a rejection.  detail: a sentence about the reason.
 
-    exact: whether every computer gets this reward, as no program had to be run for it.  sure: whether all honest computers
-    accept the rollout, or all reject it.
+    reward: the recomputed reward; None if it was not recomputed.  exact: True if every computer gets this reward, because no
+    program had to run for it.  sure: True if all honest computers come to the same verdict.
     """
 
     verdict: Verdict
@@ -192,7 +192,7 @@ class RolloutVerdict:
 class SharedTaskFile:
     """A set of tasks in a file of JSON lines.
 
-    first: number of its first problem.  count: tasks.  digest: hexadecimal BLAKE2b-128 of its bytes.
+    first: number of the set's first problem.  count: number of tasks.  digest: hexadecimal BLAKE2b-128 of the file's bytes.
     """
 
     first: int
@@ -203,19 +203,20 @@ class SharedTaskFile:
 
 @runtime_checkable
 class RolloutLink(TrainerLink, Protocol):
-    """A trainer that also makes and verifies rollouts.  `generate`, `verify` and `compute` are asked one at a time."""
+    """A trainer that also makes and verifies rollouts.  `generate`, `verify` and `compute` are called one at a time."""
 
     async def keep_version(self, version: int, theta: memoryview) -> None:
-        """Copy `theta` (fp32, which nobody changes meanwhile) as the bf16 weights of this version.
+        """Copy `theta` (fp32, which must not change meanwhile) as the bf16 weights of this version.
 
-        The newest `max_async` + 2 versions are kept; a version that is given again replaces its earlier copy.
+        The newest `max_async` + 2 versions are kept; a second call for a version replaces its copy.
         """
         ...
 
     async def use_tasks(self, sets: Sequence[SharedTaskFile]) -> Mapping[int, str]:
-        """Use the problems of these sets, and of no others, beside the environment's own.
+        """Use the problems of exactly these sets in addition to the environment's problems.
 
-        Returns the sets that cannot be used, by their first problem, with the reason in a sentence.  Raises `TrainerDied`.
+        Returns the reason, as a sentence, for each set that cannot be used, by the number of the set's first problem.
+        Raises `TrainerDied`.
         """
         ...
 
@@ -229,8 +230,8 @@ class RolloutLink(TrainerLink, Protocol):
     async def verify(self, task: VerifyTask, path: Path) -> tuple[RolloutVerdict, ...]:
         """Return, in order, a verdict for each of the `len(problems)` x `copies` rollouts that the batch should have.
 
-        Bytes in `path` that are no such batch are rejected as malformed.  Cancelling abandons the work.  Raises
-        `TrainerDied`.
+        If the bytes in `path` are not such a batch, all rollouts are rejected as malformed.  Cancelling abandons the work.
+        Raises `TrainerDied`.
         """
         ...
 

@@ -7,7 +7,7 @@ NOT_INSTALLED = "0 (not installed)"
 
 def version() -> str:
     """Return the version of the installed distribution; `NOT_INSTALLED` for a source tree that is not installed."""
-    from importlib import metadata  # only when it is asked for: `peer --help` must be quick
+    from importlib import metadata  # imported only on use, because `peer --help` must be quick
 
     try:
         return metadata.version("manyhands")

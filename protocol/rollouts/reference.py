@@ -1,10 +1,10 @@
-"""Reference weights of a run's KL term: its trainers and seeds have them, and serve them to each other.
+"""Reference weights of a run's KL term, which trainers and seeds keep and serve to each other.
 
     reference/<root>.blob       the parameters in bf16, little endian (`protocol.blobs.store`)
 
-They are the parameters of the state that rollouts began with, after `warm_rounds` rounds.  The record of the round that
-began there names their root.  So every peer with the chain knows it, and every branch has its own.  A peer at that state
-writes them itself, before the record can exist; everybody else fetches them.
+The reference weights are the parameters of the state after `warm_rounds` rounds, with which rollouts began.  The record of
+the next round names their root.  So every peer with the chain knows the root, and every branch has its own.  A peer at that
+state writes the weights itself, before the record can exist; all other peers fetch them.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from protocol.wire.presence import Role
 KEEPERS = (Role.TRAINER, Role.SEED)
 LOOK_S = 0.25
 RETRY_S = 5.0
-"""Seconds to wait after nobody had them, or the disk failed."""
+"""Seconds to wait if no peer had the weights, or the disk failed."""
 LONG_S = 120.0
-"""Seconds for which nobody had them before the person is told what to do."""
+"""Seconds without any source of the weights after which we tell the user the remedy."""
 
 
 class Reference:
-    """Reference weights at one trainer or seed, in a run with a KL term; `run` it.  sources: peers that are asked first."""
+    """Reference weights at one trainer or seed, in a run with a KL term; call `run`.  sources: peers to ask first."""
 
     def __init__(
         self,
@@ -57,28 +57,28 @@ class Reference:
         self._piece = manifest.checkpoint_chunk_bytes
         self._library = Library(session, self._files, swarm, offload, BlobKind("reference", self._piece, at_once=1))
         self._known: tuple[Hash, Hash] | None = None
-        """Tip that rollouts began on, and the root of the weights there."""
+        """(Tip on which rollouts began, root of the weights at that tip)."""
         self._named_by: Hash | None = None
-        """Record that names the root; None while only our own state gives it."""
+        """Hash of the record that names the root; None if we computed the root from our own state."""
         self._written_of = b""
-        """Digest of the state that we wrote the weights from."""
+        """Digest of the state from which we wrote the weights."""
         self._right: set[Hash] = set()
-        """Roots of weights whose bytes were checked in this life."""
+        """Roots of weights whose bytes were checked since our start."""
         self._trouble, self._lacking_since, self._told = "", math.inf, False
 
     # -- questions of a trainer ---------------------------------------------------------------------------------------
 
     @property
     def path(self) -> Path | None:
-        """Path of our chain's reference weights, if they are here and checked."""
+        """Path of our chain's reference weights; None unless we have them and have checked them."""
         root = self._root()
         if root is None or root not in self._right or not self._files.has(root):
             return None
         path = self._files.path(root)
-        return path if path.exists() else None  # else a trainer process would die over it, again and again
+        return path if path.exists() else None  # a missing file would kill the trainer process again and again
 
     def missing(self) -> str:
-        """Return the reason why our chain's weights are not here yet, as a sentence; empty if they are."""
+        """Return the reason why we lack our chain's weights, as a sentence; empty if we have them."""
         if self.path is not None:
             return ""
         if self._trouble:
@@ -99,18 +99,18 @@ class Reference:
         )
 
     def _root(self) -> Hash | None:
-        """Return the root that our chain names; None while the chain is too short, or its record was not read yet."""
+        """Return the root that our chain names; None if the chain is too short, or if its record was not read yet."""
         history = self._replica.history
         if self._known is None or history.length < self._round or history.tip_at(self._round) != self._known[0]:
             return None
         if history.length == self._round and self._keeping.mark.digest != self._written_of:
-            return None  # our state has changed: initial weights came, or it was repaired
+            return None  # our state has changed: we received the initial weights, or repaired the state
         return self._known[1]
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Keep the weights here until cancelled."""
+        """Keep our chain's weights on disk, until cancelled."""
         await self._offload(self._files.load)
         while True:
             try:
@@ -127,7 +127,7 @@ class Reference:
         self._trouble = trouble
 
     async def _follow(self) -> None:
-        """Get the weights, if our chain has any.  Raises `StoreFailed`."""
+        """Write or fetch the weights, if our chain has any.  Raises `StoreFailed`."""
         if self._replica.history.length > self._round and not self._keeping.changing.locked():
             self._read_name()
         if self.path is not None or self._replica.history.length < self._round:
@@ -140,7 +140,7 @@ class Reference:
             await self._tidy()
 
     def _read_name(self) -> None:
-        """Read the root from the record of our chain, which nobody is changing."""
+        """Read the root from the record of our chain, which must not be changing now."""
         history = self._replica.history
         record = history.tip_at(self._round + 1)
         if record != self._named_by:
@@ -149,7 +149,7 @@ class Reference:
             self._known, self._named_by = (history.tip_at(self._round), Hash(root)), record
 
     async def _write_ours(self) -> None:
-        """Write the weights from our state, if rollouts begin with it and nobody is changing it."""
+        """Write the weights from our state, if rollouts begin with this state and it is not being changed."""
         try:
             self._keeping.changing.acquire_nowait()
         except trio.WouldBlock:
@@ -168,7 +168,7 @@ class Reference:
         return self._round > 0 or self._replica.manifest.genesis in (None, digest)
 
     def _write(self) -> Hash:
-        """Write the weights, if they are not here, and return their root.  Blocking."""
+        """Write the weights, unless we have them, and return their root.  Blocking."""
         state = self._replica.state
         leaves = [chunk_hash(piece) for piece in state.weights()]
         root = tree_root(leaves)
@@ -177,7 +177,7 @@ class Reference:
         return root
 
     async def _obtain(self, root: Hash) -> None:
-        """Get the weights from our disk, where their bytes are checked, or from others."""
+        """Check the weights on our disk, or fetch them from other peers."""
         here = await self._offload(self._files.is_right, root, self._size, self._piece)
         if here or await self._library.obtain(root, self._size, self._round, self._sources(), math.inf):
             self._right.add(root)
@@ -190,7 +190,7 @@ class Reference:
         await trio.sleep(RETRY_S)
 
     async def _tidy(self) -> None:
-        """Remove all other weights but the newest: we may go back to their branch."""
+        """Remove the weights of other branches, except the newest of them: we may go back to that branch."""
         others = await self._offload(_by_age, self._files, self._root())
         for root in others[:-1]:
             await self._library.remove(root)
@@ -213,7 +213,7 @@ def reference_of(
     keeping: Keeping,
     role: Role,
 ) -> Reference | None:
-    """Return a peer's reference weights; None if it needs none."""
+    """Return a peer's reference weights; None if the peer needs none."""
 
     def sources() -> frozenset[PeerId]:
         return frozenset(peer for peer, known in membership if known.heartbeat.role in KEEPERS)

@@ -1,4 +1,4 @@
-"""Selection of the batches that a trainer learns from in a round, once there are enough of them."""
+"""Selection of the batches from which a trainer learns in a round, once there are enough of them."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ LOOK_S = 0.25
 
 @dataclass(frozen=True)
 class SelectedBatches:
-    """Batches to learn from in a round, in the order of their names, and their files.
+    """Batches selected for a round, in the order of their roots, and their files.
 
-    reference: the weights that the loss compares with, if the run has a KL term.
-    against: if there are no batches, the sets of tasks that READY is against, some of them lost.
+    reference: the file of the reference weights, if the run has a KL term.
+    against: without batches, the sets of tasks against which READY votes; some of these sets are lost.
     """
 
     batches: Sequence[PooledBatch]
@@ -41,9 +41,9 @@ class SelectedBatches:
     against: int | None = None
 
     def learned(self, reward: float | None) -> Learned | None:
-        """Return the batches as READY, and so the record, names them; None without batches.
+        """Return the batches in the form in which READY and the record name them; None without batches.
 
-        reward: mean of the rollouts.
+        reward: mean reward of the rollouts.
         """
         if not self.batches:
             return None
@@ -53,7 +53,7 @@ class SelectedBatches:
 class Selection:
     """Selection of batches at one trainer.
 
-    wanted: batches of a round.  reference: the weights that the KL term compares with, in a run that has one.
+    wanted: number of batches for a round.  reference: the reference weights, in a run with a KL term.
     """
 
     def __init__(
@@ -70,26 +70,26 @@ class Selection:
         self._hurried, self._begun = False, 0.0
 
     def remember(self, before: frozenset[tuple[PeerId, Hash]]) -> None:
-        """Note that we have learned from these batches already, by author and root."""
+        """Note the batches (author, root) from which we have already learned."""
         self._pool.remember(before)
 
     def hurry(self) -> None:
-        """Begin with the batches that are here, if there are any: the others wait for us."""
+        """Begin with the batches that we have, if there are any, because the other peers wait for us."""
         self._hurried = True
 
     def alone(self) -> AbstractAsyncContextManager[None]:
-        """Hold the trainer process exclusively, for a round that reads text."""
+        """Hold the trainer process exclusively, for a round that trains on text."""
         return self._trainer.lock.taken()
 
     @asynccontextmanager
     async def chosen(self, round: int, on_wait: Callable[[WhyIdle, str], None]) -> AsyncIterator[SelectedBatches]:
         """Wait for a round's batches, reference weights and trainer process, and hold them within the context.
 
-        There must be enough accepted batches that we have not learned from.  The batches are chosen when the process is
-        ours: until then it may verify another batch, for which their maker is set aside.  If a set of tasks is lost there
-        may be no batches after a while, as no more are made until the set has fallen out.
+        There must be enough accepted, unused batches.  We choose the batches once we hold the process: until then it may
+        verify another batch, for which their maker is set aside.  If a set of tasks is lost, the result may have no batches
+        after a while, because no more batches are made until the set has fallen out.
 
-        on_wait: told why the round waits, and a sentence about it.
+        on_wait: called with the reason why the round waits, and a sentence about the reason.
         """
         self._hurried, self._begun = False, trio.current_time()
         while True:
@@ -109,7 +109,7 @@ class Selection:
                 return
 
     def _lacking(self, round: int, usable: int) -> tuple[WhyIdle, str] | None:
-        """Return the reason why a round with so many batches has to wait; None if it need not wait."""
+        """Return the reason why a round with `usable` batches must wait; None if it need not wait."""
         least = self._least(round)
         if (usable or least) and self.reference is not None and (missing := self.reference.missing()):
             return WhyIdle.FETCHING_REFERENCE, missing
@@ -120,14 +120,14 @@ class Selection:
         return WhyIdle.WAITING_FOR_ROLLOUTS, f"{usable} of {self.wanted} accepted batches of rollouts are here"
 
     def _least(self, round: int) -> int:
-        """Return the number of batches with which we begin."""
+        """Return the number of batches that we need to begin the round now."""
         patience_s = self._tasks.lost.patience_s(self._tasks.at(round))
         if trio.current_time() - self._begun >= patience_s or (self._hurried and patience_s < inf):
             return 0
         return 1 if self._hurried else self.wanted
 
     def _usable(self, round: int) -> list[PooledBatch]:
-        """Return the batches that we have not learned from and whose tasks the trainer process has."""
+        """Return the unused batches whose tasks the trainer process has."""
         return [batch for batch in self._pool.usable(round) if self._trainer.has_tasks(batch.body.version)]
 
     def note_death(self, chosen: SelectedBatches) -> None:
@@ -135,9 +135,9 @@ class Selection:
         self._pool.note_death(chosen.batches)
 
     def use(self, round: int, chosen: SelectedBatches, contribution: Contribution) -> Learned | None:
-        """Note that a contribution was made of these batches, and return them as READY names them.
+        """Note that a contribution was learned from these batches, and return them in the form in which READY names them.
 
-        They are never learned from again, whatever becomes of the contribution.
+        We never learn from them again, even if the contribution is lost.
         """
         learned = chosen.learned(contribution.reward)
         if learned is None:

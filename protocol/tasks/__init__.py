@@ -1,5 +1,5 @@
 """Sets of tasks from the crowd: offered, fetched, counted, admitted.
 
-The package decides which sets this peer has, and which it votes to leave out; `protocol.chain.tasks_in_force` decides which
-are in force.  It leaves the reading of tasks to the trainer process.  Read `task_sets` first, which owns the parts.
+The package chooses the sets that this peer keeps, and the sets that it votes to leave out; `protocol.chain.progress` decides
+which sets are in force.  The trainer process reads the tasks.  Read `task_sets` first, which owns the other components.
 """

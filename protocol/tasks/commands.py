@@ -1,4 +1,4 @@
-"""Commands of a person about sets of tasks: offer or fetch one, and as the organiser admit or remove one."""
+"""Commands of the user about sets of tasks: offer or fetch a set, and as the organiser admit or remove a set."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from protocol.wire.hashes import Hash
 from protocol.wire.rollouts import MAX_ADMITTED_BYTES, MAX_SETS, AdmittedSet, Amendment, TaskSet
 
 # ------------------------------------------------------------------------------------------------------------------------
-# The organiser's next amendment: admissions and removals on top of the newest one.  Pure.
+# The organiser's next amendment, which admits or removes a set on top of the newest one.  This part is pure.
 
 
 PERCENT = 50
-"""Percentage of the problems that come from the sets, unless the organiser sets another one."""
+"""Percentage of the problems that come from the sets, unless the organiser sets another percentage."""
 
 
 class CannotAmend(Exception):
@@ -27,9 +27,9 @@ class CannotAmend(Exception):
 
 
 def admitting(tasks: TasksInForce, pending: Amendment | None, offer: SignedOffer, percent: int | None) -> Amendment:
-    """Return an amendment with one set more, in a slot that was never given.
+    """Return an amendment with one more set, in a slot that was never used.
 
-    percent: None to leave it as it is.  Raises `CannotAmend`.
+    percent: None to keep the present percentage.  Raises `CannotAmend`.
     """
     number, sets, highest = _newest(tasks, pending)
     if any(each.root == offer.root for each in sets):
@@ -76,11 +76,11 @@ class TaskSetCommands:
 
     @property
     def folder(self) -> Path:
-        """Folder of the files; a file to be offered is put there first."""
+        """Folder of the files; the caller of `publish` first puts the file into this folder."""
         return self._sets.files.folder
 
     async def publish(self, source: Path, name: str, count: int) -> TaskSet:
-        """Offer the tasks in a file of `folder`, which becomes ours.  Raises `CannotAmend`."""
+        """Offer the tasks in a file of `folder`, and take the file over.  Raises `CannotAmend`."""
         self._must_run()
         sets = self._sets
         if len(sets.own) >= MOST_OF_ONE:
@@ -113,7 +113,7 @@ class TaskSetCommands:
         self._sets.ask_for(offer.root)
         if not await self._sets.files.obtain(nursery, offer.root, offer.body.size, offer.publisher):
             if offer.publisher != self._session.me:
-                self._sets.offers.drop(offer.root)  # the offer may be of another's set, in a false size
+                self._sets.offers.drop(offer.root)  # the offer may name another peer's set with a false size
             raise CannotAmend(
                 f"nobody who is here has the set {name} as {short_id(offer.publisher)} offers it; "
                 f"ask its publisher to start the peer, and try again after {REPEAT_S:.0f} s"
@@ -121,9 +121,9 @@ class TaskSetCommands:
         return offer, self._sets.files.path(offer.root)
 
     async def admit(self, name: str, percent: int | None, count: int) -> Amendment:
-        """Admit a set in which we have found `count` tasks; as the organiser.  Raises `CannotAmend`.
+        """Admit, as the organiser, a set in which we have found `count` tasks.  Raises `CannotAmend`.
 
-        Number and size in the offer do not count: its publisher may want nobody to have the set.
+        The number of tasks and the size in the offer do not count: a false offer could prevent peers from getting the set.
         """
         self._must_be_organiser()
         offer, _ = await self.obtain(name)
@@ -131,7 +131,7 @@ class TaskSetCommands:
         return await self._amend(admitting(self._sets.in_force, self._newest, replace(offer, body=body), percent))
 
     async def remove(self, name: str) -> Amendment:
-        """Remove a set, or take its admission back; as the organiser.  Raises `CannotAmend`."""
+        """Remove a set, or revoke a pending admission, as the organiser.  Raises `CannotAmend`."""
         self._must_be_organiser()
         newest = [*self._sets.in_force.sets, *(self._newest.sets if self._newest is not None else ())]
         roots = {Hash(each.root) for each in newest if each.root.hex().startswith(name)}
@@ -144,7 +144,7 @@ class TaskSetCommands:
         return self._sets.pending[0] if self._sets.pending is not None else None
 
     async def _amend(self, body: Amendment) -> Amendment:
-        """Sign an amendment and take it in; it is on disk before anybody hears of it, so that no number is given twice."""
+        """Sign and store an amendment; it is on disk before it is sent, so that no number is used twice."""
         raw = self._session.seal(body).raw
         try:
             await self._sets.keep(body.number, raw)

@@ -1,22 +1,22 @@
-"""Outcomes of the tasks of each admitted set, as one trainer counts them, and the faults by which a set falls out.
+"""Outcomes of the tasks of each admitted set, as one trainer counts them, and the faults for which a set falls out.
 
-Pure: counts in, decisions out.  A contributor can be mistaken or hostile, and so can a peer that answers its tasks.  A set
-falls out when scoring its tasks is not repeatable (one answer gets different scores here), when nearly all tasks are never
-solved, as with wrong answers, or when nearly all are always solved, so that nothing can be learned.  Each accepted batch is
-counted once, with rewards that this trainer computed itself.  `protocol.chain.progress` turns the findings of single
-trainers into everybody's decision.
+The module is pure: counts in, decisions out.  A set's publisher can be mistaken or hostile, and so can a peer that answers
+its tasks.  A set falls out for one of three faults.  Scoring is not repeatable: one answer gets different scores on this
+computer.  Nearly all tasks are never solved, for example because the set's answers are wrong.  Nearly all tasks are always
+solved, so that a model learns nothing.  Each accepted batch is counted once, with rewards that this trainer computed itself.
+`protocol.chain.progress` combines the findings of single trainers into the decision of the chain.
 
 Keys are free, so a set is judged by evidence that has a price:
 
-* Only answers of makers with a clean history count.  One maker's answers to a task count for no more than half of the
-  attempts that it is judged by.
-* A set is dead only if its judged tasks and all answers to it together say so.  Draws give each batch as many tasks of a set
-  as any other, give or take one.  So an attacker who wants a good set to fall out has to make most of the batches, whatever
-  tasks they aim at.
+* Only answers of makers with a clean history count.  One maker's answers to a task count for at most half of the attempts
+  that judge the task.
+* A set is dead only if its judged tasks, and all answers to its tasks together, show it.  Draws give all batches the same
+  number of tasks of a set, give or take one.  So an attacker that wants a good set to fall out has to make most of the
+  batches, whichever tasks it aims at.
 * Scores count as not repeatable only if the answers of most makers show it.
 
-Validators' scores of answers are counted for people to look at and decide nothing: keys are free, and a crowd of them could
-have any set fall out by scores that nobody can prove false.
+Validators' scores are counted only for display, and decide nothing: keys are free, and a crowd of keys could make any set
+fall out with scores that no peer can prove false.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ from protocol.wire.identity import PeerId
 from protocol.wire.rollouts import MAX_SET_TASKS, UNSCORED, Place
 
 LEAST_ATTEMPTS = 32
-"""Attempts at a task before its solve rate says anything."""
+"""Fewest attempts at a task for its solve rate to count."""
 MOST_OF_ONE = LEAST_ATTEMPTS // 2
-"""Most attempts at a task that one maker counts for."""
+"""Most attempts of one maker that count at a task."""
 LEAST_CLEAN = 4
-"""Checks in a row that came out right before a maker counts."""
+"""Fewest passed checks in a row for a maker's answers to count."""
 LEAST_SCORED_TWICE = 8
-"""Answers of a maker to a set that were scored twice here before they say anything."""
+"""Fewest answers of a maker to a set, scored twice on this computer, for the maker to count."""
 LEAST_SAME = 0.9
-"""Least share of answers scored twice that get the same score both times."""
+"""Smallest share of answers scored twice that must get the same score both times."""
 LEAST_MAKERS = 2
-"""Makers with enough answers scored twice before a set is judged by them."""
+"""Fewest makers with enough answers scored twice for a judgement of the set."""
 LEAST_JUDGED = 16
-"""Tasks with enough attempts before a set is judged by them; all tasks, if it has fewer."""
+"""Fewest tasks with enough attempts for a judgement of the set; all tasks, if the set has fewer."""
 MOST_DEAD = 0.8
-"""Largest share of judged tasks, and of all attempts, that may be at tasks never solved, or at tasks always solved."""
+"""Largest allowed share of never solved tasks, or of always solved ones, among judged tasks and among all attempts."""
 MOST_MAKERS = 8
-"""Most makers that count at a task; the attempts of later ones are only shown."""
+"""Most makers that count at a task; the attempts of later makers are only displayed."""
 MAX_COUNT = (1 << 32) - 1
 
 OTHERS = ""
@@ -63,10 +63,10 @@ ByMaker = Mapping[str, "TaskCounts"]
 
 @dataclass(frozen=True)
 class TaskCounts:
-    """Outcomes of a task.  attempts: scored answers, of which `solved` had more than half of the reward.
+    """Outcomes of a task.  attempts: number of scored answers, of which `solved` got more than half of the reward.
 
-    verdicts: answers that a second peer scored as well, of which `agreeing` had the same score.  scored_twice: answers that
-    we scored once more, of which `same` had the same score.
+    verdicts: number of answers that a second peer scored as well, of which `agreeing` got the same score.  scored_twice:
+    number of answers that we scored twice, of which `same` got the same score.
     """
 
     attempts: int = 0
@@ -86,7 +86,7 @@ class TaskCounts:
 
     @property
     def of_one(self) -> TaskCounts:
-        """Outcomes reduced to the weight of one maker: never and always solved stay so."""
+        """Outcomes scaled down to the weight of one maker; a task never or always solved remains so."""
         if self.attempts <= MOST_OF_ONE:
             return self
         solved = self.solved * MOST_OF_ONE // self.attempts
@@ -95,15 +95,15 @@ class TaskCounts:
 
 
 def fault_of(count: int, tasks: Collection[ByMaker]) -> str:
-    """Return the fault by which a set falls out, in a phrase; empty while it stays.
+    """Return the fault for which a set falls out, as a phrase; empty if the set stays.
 
-    count: tasks of the set.  tasks: outcomes of some of them.
+    count: number of tasks of the set.  tasks: outcomes of some of these tasks.
     """
     return _unrepeatable(tasks) or _dead(count, tasks)
 
 
 def _unrepeatable(tasks: Collection[ByMaker]) -> str:
-    """Return the fault of a set whose answers get other scores each time, for most makers; empty if it has none."""
+    """Return the fault of a set whose scores are not repeatable, for most makers; empty without this fault."""
     by_maker: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
     for task in tasks:
         for maker, counts in task.items():
@@ -119,7 +119,7 @@ def _unrepeatable(tasks: Collection[ByMaker]) -> str:
 
 
 def _dead(count: int, tasks: Collection[ByMaker]) -> str:
-    """Return the fault of a set that teaches nothing; empty if it teaches something."""
+    """Return the fault of a set with nearly all tasks never solved or always solved; empty without this fault."""
     found = [_tried(task) for task in tasks]  # pairs of numbers: a set has up to 10 000 tasks of several makers
     judged = sum(attempts >= LEAST_ATTEMPTS for attempts, _ in found)
     if judged < min(LEAST_JUDGED, count):
@@ -135,7 +135,7 @@ def _dead(count: int, tasks: Collection[ByMaker]) -> str:
 
 
 def _tried(task: ByMaker) -> tuple[int, int]:
-    """Return the number of attempts at a task that count, and the number of them that solved it."""
+    """Return (number of attempts at a task that count, number of these that solved the task)."""
     attempts = solved = 0
     for maker, counts in task.items():
         if maker != OTHERS:
@@ -145,7 +145,7 @@ def _tried(task: ByMaker) -> tuple[int, int]:
 
 
 class OutcomeCounts:
-    """Counts of one trainer.  is_new: True if something was counted since the last `encode`.
+    """Counts of one trainer.  is_new: True if the counts changed since the last `encode`.
 
     Counts belong to a set in a slot: on another branch of the chain the slot may hold another set.
     """
@@ -155,17 +155,17 @@ class OutcomeCounts:
         self.is_new = False
 
     def note_tried(self, tried: Iterable[Tried], makers: Sequence[PeerId | None], sets: Mapping[int, Hash]) -> None:
-        """Count rollouts that were learned from.
+        """Count rollouts from which we learned.
 
-        makers: of the batches, by place; None for one without a clean history.  sets: the roots of the sets in the slots of
-        our chain; others are not counted.
+        makers: the makers of the batches, by place; None for a maker without a clean history.  sets: the roots of the sets
+        in the slots of our chain; rollouts of other sets are not counted.
         """
         for each in tried:
             counts = TaskCounts(each.rollouts, each.solved, scored_twice=each.scored_twice, same=each.same)
             self._add(each.problem, makers[each.batch] or OTHERS, counts, sets)
 
     def note_scores(self, problems: Iterable[int], ours: bytes, theirs: bytes, sets: Mapping[int, Hash]) -> None:
-        """Count another peer's scores beside ours, rollout for rollout.  problems: of the rollouts.  sets: as above."""
+        """Count another peer's scores next to ours, by rollout.  problems: each rollout's problem.  sets: as above."""
         for problem, our, their in zip(problems, ours, theirs, strict=False):
             if UNSCORED not in (our, their):
                 self._add(problem, OTHERS, TaskCounts(verdicts=1, agreeing=int(our == their)), sets)
@@ -190,13 +190,13 @@ class OutcomeCounts:
         return {task: sum(by_maker.values(), start=TaskCounts()) for task, by_maker in tasks.items()}
 
     def fault(self, place: Place, count: int) -> str:
-        """Return the fault of the set in a slot, as `fault_of`."""
+        """Return the fault of the set in a slot, as `fault_of` does."""
         return fault_of(count, self._sets.get(place, {}).values())
 
     def against(self, tasks: TasksInForce, lost: Collection[Place] = ()) -> int | None:
-        """Return the sets that fall out by our counts: bit i for the i-th of the amendment; None if none does.
+        """Return the sets that fall out by our counts: bit i for the amendment's i-th set; None if no set falls out.
 
-        lost: sets that fall out uncounted.
+        lost: sets that fall out whatever their counts.
         """
         mask = 0
         for at, each in enumerate(tasks.sets):
@@ -206,7 +206,7 @@ class OutcomeCounts:
         return mask or None
 
     def encode(self) -> bytes:
-        """Encode the counts for `decode` in another life."""
+        """Encode the counts for `decode` after a restart."""
         self.is_new = False
         return canonical.encode({f"{slot} {root.hex()}": _encoded(of_set) for (slot, root), of_set in self._sets.items()})
 
@@ -225,7 +225,7 @@ class OutcomeCounts:
 
 
 def _encoded(of_set: Mapping[int, ByMaker]) -> list[object]:
-    """Return the makers, and a row for each task and maker."""
+    """Return the makers, and the encoded rows, one for each pair of task and maker."""
     makers = sorted({maker for by_maker in of_set.values() for maker in by_maker})
     numbers = {maker: number for number, maker in enumerate(makers)}
     rows = (

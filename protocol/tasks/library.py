@@ -1,4 +1,4 @@
-"""Blobs that peers state, fetched with patience and removed when nobody needs them; sets of tasks among them."""
+"""Blobs that peers state, such as sets of tasks: fetched with retries, and removed when they are not needed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ RETRY_S = 2.0
 
 
 class BlobKind(NamedTuple):
-    """Kind of blobs.  what: its name, in a word.  chunk_bytes: of all of them.  at_once: fetches at a time."""
+    """Kind of blobs.  what: the kind's name.  chunk_bytes: the size of chunks.  at_once: most fetches at a time."""
 
     what: str
     chunk_bytes: int
@@ -40,10 +40,9 @@ class BlobKind(NamedTuple):
 
 
 class Library(BlobFetcher[Hash]):
-    """Store of blobs of one kind that are fetched and removed again.
+    """Store of blobs of one kind, which are fetched and later removed.
 
-    needed: returns True if a blob is still wanted and must not be removed: several peers may
-    have stated the same bytes.
+    needed: returns True if a blob is still needed and must not be removed; several peers may have stated the same bytes.
     """
 
     def __init__(
@@ -61,14 +60,14 @@ class Library(BlobFetcher[Hash]):
         self._random = Random(session.me)
 
     async def obtain(self, root: Hash, size: int, number: int, first: Container[PeerId], within_s: float) -> bool:
-        """Fetch a blob of this size; return True if its bytes are here in the end.  Raises `StoreFailed`.
+        """Fetch a blob of this size; return True if we then have its bytes.  Raises `StoreFailed`.
 
-        number: for people.  first: peers that are asked first, as the others may not have it.
+        number: number for display.  first: peers to ask first, because other peers may not have the blob.
         """
         wanted = Wanted(root, root, EvenSpans(size, self._chunk_bytes), Purpose(self._what, number))
-        async with self._places, self._alone(root, root):  # they may be stated in two sizes, and the file is mapped
+        async with self._places, self._alone(root, root):  # a blob may be stated in two sizes, and its file is mapped
             async with self._removing:
-                pass  # bytes that are just being removed do not count as here
+                pass  # wait for a removal under way: bytes that it removes must not count as present
             with trio.move_on_after(within_s):
                 for _ in range(TRIES):
                     if self._folder.has(root) or await self._download(wanted, self._sources(first)):
@@ -77,16 +76,16 @@ class Library(BlobFetcher[Hash]):
         return self._folder.sizes().get(root) == size
 
     def _sources(self, first: Container[PeerId]) -> Sequence[PeerId]:
-        """Return the peers to ask: `first` before others, and in either group members before strangers, in random order.
+        """Return the peers to ask: `first` before other peers, in either group members before strangers, in random order.
 
-        A peer's place in `first` often rests on its word alone.
+        Members come first because a peer's place in `first` often rests on its own statement alone.
         """
         connected, members = sorted(self._session.network.connected()), self._swarm.members
         self._random.shuffle(connected)
         return sorted(connected, key=lambda peer: (peer not in first, not members.has_member(peer)))[:MOST_SOURCES]
 
     async def remove(self, root: Hash) -> bool:
-        """Remove a blob; return True if its bytes are gone, or needed again.  Bytes that are being read stay."""
+        """Remove a blob; return True if its bytes are gone, or needed again.  Bytes that are being read are kept."""
         async with self._removing:
             if self._needed(root):
                 return True
@@ -101,7 +100,7 @@ class Library(BlobFetcher[Hash]):
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Files of sets of tasks: fetched, checked before they count, and removed when nobody needs them.
+# Files of sets of tasks: fetched, checked before use, and removed when they are not needed.
 
 
 FETCH_S = 120.0
@@ -110,8 +109,8 @@ FETCH_S = 120.0
 class SetFiles:
     """Files of sets of tasks at one node.
 
-    digests: hexadecimal BLAKE2b-128, which the trainer process compares, of each file whose bytes match its name; other
-    files do not count.
+    digests: hexadecimal BLAKE2b-128, which the trainer process compares, of each file whose bytes match its root; other
+    files are ignored.
     """
 
     def __init__(self, session: Session, guard: Guard, files: BlobStore, offload: Offload, swarm: Swarm) -> None:
@@ -134,7 +133,7 @@ class SetFiles:
         return self._files.sizes()[root]
 
     async def load(self) -> None:
-        """Check the files that an earlier life left."""
+        """Check the files on disk from before a restart."""
         await self._offload(self._files.load)
         for root in self._files.sizes():
             await self._check(root)
@@ -146,14 +145,14 @@ class SetFiles:
                 self.digests.pop(root, None)
 
     def begin(self, nursery: trio.Nursery, needed: Mapping[Hash, tuple[int, PeerId]]) -> None:
-        """Start to fetch the sets that are not here.  needed: size and publisher of each."""
+        """Start to fetch the sets that we lack.  needed: (size, publisher) of each set."""
         for root, (size, maker) in needed.items():
             if root not in self.digests and root not in self._coming:
                 self._coming[root] = trio.Event()
                 nursery.start_soon(self._fetch, root, size, maker)
 
     async def obtain(self, nursery: trio.Nursery, root: Hash, size: int, maker: PeerId) -> bool:
-        """Fetch a set; return True if it is here in the end."""
+        """Fetch a set; return True if we then have it."""
         self.begin(nursery, {root: (size, maker)})
         if root in self._coming:
             await self._coming[root].wait()
@@ -171,7 +170,7 @@ class SetFiles:
             self._coming.pop(root).set()
 
     async def look_again(self, roots: Iterable[Hash]) -> None:
-        """Check sets again that could not be read; a set whose bytes are not here any more can then be fetched again."""
+        """Check again the sets that could not be read; a set whose bytes are gone can then be fetched again."""
         for root in roots:
             if root not in self._coming:
                 await self._check(root)
@@ -184,7 +183,7 @@ class SetFiles:
             self.digests.pop(root, None)
 
     def _digest(self, root: Hash) -> str | None:
-        """Return the digest of a file with the right bytes; otherwise demote the file, to be fetched again.  Blocking."""
+        """Return the digest of a file with the right bytes; otherwise demote the file, to fetch it again.  Blocking."""
         view = map_file(self._files.path(root))
         if view is not None and tree_root(leaves_of(view, TASK_CHUNK_BYTES)) == root:
             return hashlib.blake2b(view, digest_size=16).hexdigest()
@@ -192,9 +191,9 @@ class SetFiles:
         return None
 
     async def adopt(self, source: Path) -> tuple[Hash, int]:
-        """Make a file of our folder a set that others can have from us, and return its name and size.
+        """Turn a file of our folder into a set that we serve, and return its root and size.
 
-        Raises ValueError if it is no set, and `StoreFailed`.
+        Raises ValueError for a file of a wrong size, and `StoreFailed`.
         """
         root, leaves, size = await self._offload(self._measure, source)
         await self._offload(self._files.adopt, source, root, leaves)
@@ -204,7 +203,7 @@ class SetFiles:
 
     @staticmethod
     def _measure(source: Path) -> tuple[Hash, list[Hash], int]:
-        """Return the name, the chunks' hashes and the size of a file.  Blocking.  Raises ValueError for a wrong size."""
+        """Return the root, the chunks' hashes and the size of a file.  Blocking.  Raises ValueError for a wrong size."""
         view = map_file(source)
         if view is None or not 0 < len(view) <= MAX_SET_BYTES:
             raise ValueError(f"a set has 1 to {MAX_SET_BYTES} bytes; split it")

@@ -1,7 +1,7 @@
-"""A peer's part in the sets of tasks from the crowd: hearing, fetching and counting them, and putting them into plans.
+"""The crowd's sets of tasks at one peer: receiving, fetching and counting them, and proposing amendments in plans.
 
-Every peer fetches the sets that the chain admits, and the sets of an amendment that no record has yet.  Sets that others
-offer are fetched only if this peer's owner asks for them (`protocol.tasks.commands`).
+Every peer fetches the sets that the chain admits, and the sets of an amendment that no record carries yet.  A peer fetches
+other offered sets only if its user asks for them (`protocol.tasks.commands`).
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from protocol.wire.messages import unpack
 from protocol.wire.rollouts import AdmittedSet, Amendment, Place, TaskSet
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Sets of tasks that peers offer, as one peer has heard of them.  Pure.
+# Offers of sets of tasks that one peer has received.  This part is pure.
 #
-# Keys are free, so the offers of all strangers together have bounded room: the oldest of them makes room.  Members of the
-# chain come before strangers.  Peers repeat their offers, so nothing is lost by that.
+# Keys are free, so the number of offers is limited for all strangers together: the oldest such offer is evicted for a new
+# one.  Members of the chain come before strangers.  No offer is lost by an eviction, because peers repeat their offers.
 
 
 MOST = 256
 MOST_OF_ONE = 8
-"""Most sets that one peer offers at a time."""
+"""Most sets that one peer may offer at a time."""
 
 
 @dataclass(frozen=True)
 class SignedOffer:
-    """Signed offer of a set.  raw: the statement as it travels.  is_member: True if a record names the publisher."""
+    """Signed offer of a set.  raw: the encoded statement.  is_member: True if a record names the publisher."""
 
     body: TaskSet
     publisher: PeerId
@@ -61,8 +61,8 @@ class SignedOffer:
 class Offers:
     """Offers by the names of their sets.
 
-    The first offer that was heard counts, but a member's replaces a stranger's: anybody can offer another's set, in a false
-    size.
+    The first received offer of a set counts, but a member's offer replaces a stranger's: any key can offer another peer's
+    set with a false size.
     """
 
     def __init__(self) -> None:
@@ -72,11 +72,11 @@ class Offers:
         return iter([*self._known.values()])
 
     def find(self, root: Hash) -> SignedOffer | None:
-        """Return the offer of this set, if there is one."""
+        """Return the offer of this set; None without an offer."""
         return self._known.get(root)
 
     def hear(self, offer: SignedOffer) -> bool:
-        """Take in an offer; return True if it is news and there is room for it."""
+        """Receive an offer; return True if it is new and was kept."""
         known = self._known.get(offer.root)
         if known is not None and (known.is_member or not offer.is_member):
             return False
@@ -101,28 +101,28 @@ class Offers:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Sets of tasks in force that are out of reach: since when, and how a trainer reacts.
+# Sets of tasks in force that a peer cannot get or use, and the reaction of a trainer.
 
 
 LOST_S = 600.0
-"""Seconds out of reach after which this peer is against a set in force: otherwise the set would hold the run up."""
+"""Seconds after which this peer votes against an unavailable set in force: otherwise the set would stop the run."""
 VOTE_S = 30.0
-"""Seconds for which a voter waits for batches to learn from before it contributes nothing, to vote against a lost set."""
+"""Seconds for which an elector waits for batches before it contributes nothing, to vote against a lost set."""
 
 
 class LostSets:
-    """Lost sets, as one peer sees them.  places: of the sets that could not be fetched or used for `LOST_S`."""
+    """Lost sets at one peer.  places: the places of the sets that could not be fetched or used for `LOST_S`."""
 
     def __init__(self, session: Session, replica: Replica) -> None:
         self._session, self._replica = session, replica
         self._lacking: dict[Place, float] = {}
-        """Sets in force that are not here or cannot be used, and the time since when."""
+        """Sets in force that we lack or cannot use, each with the time at which that began."""
         self.places: frozenset[Place] = frozenset()
 
     def note(self, tasks: TasksInForce, here: Container[Hash], unusable: Mapping[Place, str], now: float) -> None:
-        """Give up sets in force that have been out of reach for too long, until they are here after all.
+        """Mark sets in force as lost that have been unavailable for `LOST_S`, until we can use them again.
 
-        here: the roots of the sets that are here.  unusable: the sets that cannot be used, and why.
+        here: the roots of the sets that we have.  unusable: the sets that we cannot use, with the reasons.
         """
         lacking = [each for each in tasks.live if each.root not in here or each.place in unusable]
         self._lacking = {each.place: self._lacking.get(each.place, now) for each in lacking}
@@ -136,11 +136,11 @@ class LostSets:
         self.places = lost
 
     def patience_s(self, tasks: TasksInForce) -> float:
-        """Return the seconds that a round waits for batches before a trainer contributes nothing.
+        """Return the time that a round waits for batches before a trainer contributes nothing (s).
 
-        They are infinite if no set is lost.  Only a voter's word takes a set out.  Other trainers wait `LOST_S` in a round
-        for the peers that have the set: so a trainer that lacks a sandbox closes no rounds before them.  If nobody has the
-        set, the record that comes then may carry an amendment.
+        The time is infinite if no set is lost.  Only electors can vote a set out.  Other trainers wait `LOST_S` in a round
+        for the peers that have the set, so that a trainer without a sandbox closes no round before these peers.  If no peer
+        has the set, the next record may carry an amendment.
         """
         if not any(each.place in self.places for each in tasks.live):
             return inf
@@ -149,14 +149,14 @@ class LostSets:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# The organiser's newest amendment, as one peer has heard of it.  Pure.
+# The organiser's newest amendment that one peer has received.  This part is pure.
 #
-# It is remembered until there is a newer one, even if a record has it: another branch of the chain may come that lacks that
-# record, and then the amendment waits for another one.
+# A peer remembers the amendment until it receives a newer one, even if a record carries the amendment.  If another branch of
+# the chain without that record wins, the amendment waits for another record.
 
 
 SignedAmendment = tuple[Amendment, bytes]
-"""Amendment, and its statement as it travels."""
+"""(Amendment, encoded statement)."""
 
 
 class NewestAmendment:
@@ -166,9 +166,9 @@ class NewestAmendment:
         self._known: SignedAmendment | None = None
 
     def hear(self, tasks: TasksInForce, body: Amendment, raw: bytes) -> bool:
-        """Take in an amendment; return True if it is news and can follow the sets in force.
+        """Receive an amendment; return True if it is new and can follow the sets in force.
 
-        Of two with one number the first counts.
+        Of two amendments with the same number, the first counts.
         """
         if body.number <= self._number or not _can_follow(tasks, body):
             return False
@@ -176,16 +176,16 @@ class NewestAmendment:
         return True
 
     def recall(self, body: Amendment, raw: bytes) -> None:
-        """Take over an earlier life's amendment, which a record may have."""
+        """Restore an amendment from before a restart; a record may carry it already."""
         if body.number > self._number:
             self._known = body, raw
 
     def pending(self, tasks: TasksInForce) -> SignedAmendment | None:
-        """Return the amendment while no record of the chain has it or a newer one."""
+        """Return the amendment; None if a record of the chain carries it or a newer one."""
         return self._known if self._number > tasks.number else None
 
     def next(self, tasks: TasksInForce) -> SignedAmendment | None:
-        """Return the amendment if the next record may carry it: another that came first may leave no room for it."""
+        """Return the amendment if the next record may carry it; an earlier amendment may have made it invalid."""
         pending = self.pending(tasks)
         return pending if pending is not None and _can_follow(tasks, pending[0]) else None
 
@@ -207,18 +207,18 @@ def _can_follow(tasks: TasksInForce, body: Amendment) -> bool:
 
 LOOK_S = 0.5
 REPEAT_S = 30.0
-"""Seconds between repetitions of our offers, and of an amendment that no record has: gossip may be lost, and others come."""
+"""Seconds between repetitions of our offers and of a pending amendment: gossip may be lost, and new peers join."""
 MOST_TOLD = 16
-"""Most offers of strangers that are told in `REPEAT_S`, for all of them together."""
+"""Most offers of strangers that are reported in `REPEAT_S`, for all strangers together."""
 OWN = 1 << 50
-"""Number that our offers are kept under; amendments are kept under their own numbers, which are lower."""
+"""Number under which our offers are stored; amendments are stored under their own numbers, which are lower."""
 
 
 class TaskSets:
-    """Sets of tasks at one node, in a run with rollouts; `run` it.
+    """Sets of tasks at one node, in a run with rollouts; call `run`.
 
-    own: our offers.  asked: sets that our owner wants.  counting: outcomes of tasks, at a trainer.  unusable: the sets that
-    the trainer process cannot use, and why.  lost: sets in force that could not be fetched or used for long.
+    own: our offers.  asked: sets that our user wants.  counting: outcomes of tasks, at a trainer.  unusable: the sets that
+    the trainer process cannot use, with the reasons.  lost: sets in force that we could not fetch or use for `LOST_S`.
     """
 
     def __init__(self, session: Session, guard: Guard, replica: Replica, offload: Offload, swarm: Swarm) -> None:
@@ -253,7 +253,7 @@ class TaskSets:
                 await trio.sleep(LOOK_S)
 
     async def _recall(self) -> None:
-        """Take over an earlier life's offers, amendment and counts."""
+        """Load the offers, the amendment and the counts from before a restart."""
         for raw in await self._offload(self._statements.statements):
             try:
                 sender, body, _ = unpack(raw, self._session.run)
@@ -287,7 +287,7 @@ class TaskSets:
                 await self.say(raw)
 
     def _tell(self, tasks: TasksInForce) -> None:
-        """Tell the person how the chain has changed the sets since we last looked."""
+        """Report the changes that the chain has made to the sets since the last call."""
         seen, self._seen = self._seen, tasks
         if tasks.number != seen.number:
             self._session.emit(
@@ -303,7 +303,7 @@ class TaskSets:
 
     async def say(self, raw: bytes) -> None:
         """Gossip a statement."""
-        with suppress(NetworkError):  # it is said again
+        with suppress(NetworkError):  # the statement is repeated
             await self._session.network.publish(raw)
 
     # -- which sets there are -----------------------------------------------------------------------------------------
@@ -315,35 +315,35 @@ class TaskSets:
 
     @property
     def pending(self) -> SignedAmendment | None:
-        """Newest amendment, while no record has it."""
+        """Newest amendment; None once a record carries it."""
         return self._newest.pending(self.in_force)
 
     def at(self, version: int) -> TasksInForce:
-        """Return the sets in force at a version of our chain, or at the newest one if that is lower."""
+        """Return the sets in force at a version of our chain, or at the newest version if our chain is shorter."""
         return self._replica.history.roster_at(min(version, self._replica.history.length)).tasks
 
     def on(self, version: int, tip: Hash) -> TasksInForce | None:
-        """Return the sets in force at the version with this tip; None if our chain does not have it at the moment."""
+        """Return the sets in force at the version with this tip; None if our chain does not contain this tip now."""
         history = self._replica.history
         is_ours = version <= history.length and history.tip_at(version) == tip
         return history.roster_at(version).tasks if is_ours else None
 
     def _versions(self) -> range:
-        """Return the versions that rollouts may be of."""
+        """Return the versions of which rollouts are useful now."""
         length = self._replica.history.length
         return range(max(0, length - self._max_async), length + 1)
 
     def _needed(self) -> dict[Hash, tuple[int, PeerId]]:
-        """Return the sizes and publishers of the sets that must be here, by root."""
+        """Return (size, publisher) of each set that we need, by root."""
         sets, pending = [each for version in self._versions() for each in self.at(version).live], self.pending
         sets += pending[0].sets if pending is not None else []
         return {Hash(each.root): (each.size, PeerId(each.publisher)) for each in sets}
 
     def usable_files(self) -> dict[Place, SharedTaskFile]:
-        """Return the sets that the trainer process should have, as far as they are here.
+        """Return the sets that the trainer process should have, as far as we have them.
 
-        These are the sets of all versions that rollouts may be of, and of an amendment that no record has yet, which takes
-        no slot of theirs.
+        These are the sets of all versions of which rollouts are useful, and of a pending amendment, which uses none of the
+        slots of these sets.
         """
         pending = self.pending
         sets = {each.slot: each for each in (pending[0].sets if pending is not None else ())}
@@ -355,24 +355,24 @@ class TaskSets:
         }
 
     def note_unusable(self, unusable: Mapping[Place, str]) -> None:
-        """Note the sets that the trainer process cannot use, and why."""
+        """Note the sets that the trainer process cannot use, with the reasons."""
         self.unusable = unusable
 
     def own_offer(self, root: Hash, raw: bytes) -> None:
-        """Take an offer of ours over, to repeat it and to keep its set."""
+        """Add an offer of ours, to repeat it and to keep its set."""
         self.own[root] = raw
 
     def withdraw(self, root: Hash) -> None:
-        """Repeat an offer of ours no more."""
+        """Stop repeating an offer of ours."""
         del self.own[root]
         self.offers.drop(root)
 
     def ask_for(self, root: Hash) -> None:
-        """Keep this set, and no other one that our owner wanted before."""
+        """Keep this set instead of any set that our user asked for before."""
         self.asked = {root}
 
     def amendment(self, can_use: Callable[[Sequence[AdmittedSet]], bool]) -> bytes | None:
-        """Return the amendment for our plans: the newest one, once its sets are here and can be used.
+        """Return the newest amendment for our plans; None before we have all its sets and can use them.
 
         can_use: returns True if the trainer process has these sets.
         """
@@ -384,43 +384,43 @@ class TaskSets:
         return raw if are_here and can_use(body.sets) else None
 
     def note_tried(self, tried: Iterable[Tried], makers: Sequence[PeerId | None]) -> None:
-        """Count as `OutcomeCounts.note_tried`, for rollouts of versions of our chain."""
+        """Count as `OutcomeCounts.note_tried` does, for rollouts of versions of our chain."""
         self.counting.note_tried(tried, makers, self._roots())
 
     def note_scores(self, problems: Iterable[int], ours: bytes, theirs: bytes) -> None:
-        """Count as `OutcomeCounts.note_scores`, for rollouts of versions of our chain."""
+        """Count as `OutcomeCounts.note_scores` does, for rollouts of versions of our chain."""
         self.counting.note_scores(problems, ours, theirs, self._roots())
 
     def _roots(self) -> Mapping[int, Hash]:
         return roots_of(each for version in self._versions() for each in self.at(version).sets)
 
     def against(self, tasks: TasksInForce) -> int | None:
-        """Return the sets that fall out by our counts, or are lost, in the form of our READY."""
+        """Return the sets that fall out by our counts or are lost, as a READY encodes them."""
         return self.counting.against(tasks, self.lost.places)
 
     # -- hearing ------------------------------------------------------------------------------------------------------
 
     @hears(TaskSet)
     def hear_task_set(self, said: Statement[TaskSet]) -> Acceptance:
-        """Take in an offer of another peer."""
+        """Receive an offer of another peer."""
         if self.nursery is None:
             return Acceptance.IGNORE
         return Acceptance.of_news(self.hear_offer(said.sender, said.body, said.raw))
 
-    @hears(Amendment, anyone=True)  # the organiser's word counts by the manifest alone
+    @hears(Amendment, anyone=True)  # the manifest alone authorises the organiser
     def hear_amendment(self, said: Statement[Amendment]) -> Acceptance:
-        """Take in an amendment; return ACCEPT if it is to be handed on."""
+        """Receive an amendment; return ACCEPT if the network should forward it."""
         if self.nursery is None:
             return Acceptance.IGNORE
         if said.sender != self.organiser:
-            return Acceptance.REJECT  # the peer that hands it on could know that
+            return Acceptance.REJECT  # the forwarder could have checked the sender
         if not self.take(said.body, said.raw):
             return Acceptance.IGNORE
         self.nursery.start_soon(self._keep, said.body.number, said.raw)
         return Acceptance.ACCEPT
 
     def hear_offer(self, publisher: PeerId, body: TaskSet, raw: bytes) -> bool:
-        """Take in an offer, ours or another's; return True if it is news."""
+        """Receive an offer, our own or another peer's; return True if it is new."""
         is_member = publisher == self._session.me or self._replica.history.has_member(publisher)
         offer = SignedOffer(body, publisher, raw, is_member)
         if not self.offers.hear(offer):
@@ -431,7 +431,7 @@ class TaskSets:
         return True
 
     def take(self, body: Amendment, raw: bytes) -> bool:
-        """Take in an amendment that the organiser signed; return True if it is the newest now."""
+        """Receive an amendment that the organiser signed; return True if it is now the newest."""
         return self._newest.hear(self.in_force, body, raw)
 
     async def _keep(self, number: int, raw: bytes) -> None:
@@ -442,14 +442,14 @@ class TaskSets:
                 self._session.emit(Notice("warning", f"an amendment cannot be kept: {error}"))
 
     async def keep(self, number: int, raw: bytes) -> None:
-        """Keep the newest amendment on disk, and no older ones.  Raises `StoreFailed`."""
+        """Store the newest amendment on disk, and remove older ones.  Raises `StoreFailed`."""
         await self._offload(self._statements.keep_all, [(number, raw)], number)
 
     async def keep_offer(self, raw: bytes) -> None:
-        """Keep a statement of ours on disk.  Raises `StoreFailed`."""
+        """Store our offer on disk.  Raises `StoreFailed`."""
         await self._offload(self._statements.keep, OWN, raw)
 
 
 def roots_of(sets: Iterable[AdmittedSet]) -> dict[int, Hash]:
-    """Return the roots of sets, by slot; within one chain a slot is one set's for ever."""
+    """Return the roots of sets, by slot; within one chain a slot never changes its set."""
     return {each.slot: Hash(each.root) for each in sets}
