@@ -1,5 +1,6 @@
-"""Peers that are here: heartbeats, liveness, and who may speak.
+"""Peers of the run: their heartbeats, liveness and admission.
 
-`liveness` judges who is alive (pure), `heartbeats` sends ours and hears those of others, `handshake` admits peers, and
-`activity` is what this peer does now.  What follows from a death is left to `protocol.agreement`.  Read `liveness` first.
+`liveness` judges whether peers are alive (pure), `heartbeats` sends and receives heartbeats, `handshake` admits peers, and
+`activity` holds the present activity of this peer.  `protocol.agreement` decides the consequences of a death.  Read
+`liveness` first.
 """

@@ -1,4 +1,4 @@
-"""Activity of this peer, as its heartbeats and its status show it: phase, reason, sentence, and measured loss."""
+"""Activity of this peer, for its heartbeats and its status: phase, reason, sentence, and measured loss."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from protocol.events.status import WhyIdle
 from protocol.wire.presence import Measurement, Phase
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Pause of the computing at the user's wish.
+# Pause of the training on the user's request.
 
 
 class Pause:
-    """Switch for a pause, off at first.  `wait` returns as soon as it is off."""
+    """Switch for a pause, initially off.  `wait` returns once the switch is off."""
 
     def __init__(self) -> None:
         self.on = False
         self._over = trio.Event()
 
     def begin(self) -> None:
-        """Switch on; do nothing if it is on."""
+        """Switch the pause on; do nothing if it is on."""
         if not self.on:
             self.on, self._over = True, trio.Event()
 
     def end(self) -> None:
-        """Switch off."""
+        """Switch the pause off."""
         self.on = False
         self._over.set()
 
     async def wait(self) -> None:
-        """Return at once when off, else as soon as it is switched off."""
+        """Wait until the pause is off."""
         while self.on:
             await self._over.wait()
 
@@ -41,28 +41,29 @@ class Pause:
 
 
 WITHIN_A_ROUND = frozenset({Phase.READY, Phase.EXCHANGING, Phase.VOTING, Phase.APPLYING})
-"""Phases that follow from statements that other peers get anyway.  Any other phase they need to hear of at once."""
+"""Phases that other peers can infer from other statements.  They must be told of any other phase at once."""
 
 
 class Activity:
-    """Activity of this peer: components set it; heartbeats and status read it.
+    """Activity of this peer, set by components, and read by heartbeats and status.
 
-    measured: the held-out loss to tell the others.  emit: gets a `PhaseChanged` for each change.
+    measured: the held-out loss that our heartbeats report.  emit: called with a `PhaseChanged` for each change.
     """
 
     def __init__(self, emit: Callable[[Event], None]) -> None:
         self._emit = emit
         self.phase, self.why, self.detail = Phase.STARTING, WhyIdle.STARTING, ""
         self._beneath = self.phase, self.why, self.detail
-        """Activity of this peer if it were not paused."""
+        """Activity that this peer would have without the pause."""
         self.measured: Measurement | None = None
         self.was_away = True
-        """True if we were restarted, frozen or suspended, with no record made since: others may have gone on without us."""
+        """True if we were restarted, frozen or suspended and no record was made since: others may have gone on without
+        us."""
         self._urgent = trio.Event()
 
     @property
     def beneath(self) -> Phase:
-        """Phase of this peer, or its phase if it were not paused."""
+        """Phase of this peer, or the phase that it would have without a pause."""
         return self._beneath[0]
 
     def note_away(self) -> None:
@@ -70,16 +71,16 @@ class Activity:
         self.was_away = True
 
     def note_record(self) -> bool:
-        """Note that a record was made with us here; return True if we had been away before."""
+        """Note that a record was made while we were present; return True if we had been away before."""
         was_away, self.was_away = self.was_away, False
         return was_away
 
     def tell_measured(self, measured: Measurement | None) -> None:
-        """Tell the others this held-out loss from now on, or none."""
+        """Report this held-out loss in our heartbeats from now on, or none."""
         self.measured = measured
 
     def show(self, phase: Phase, why: WhyIdle, detail: str) -> None:
-        """Set our activity.  During a pause only another reason for it, or `STOPPING`, is shown at once."""
+        """Set our activity; during a pause, show only `PAUSED` or `STOPPING` at once, and the rest after the pause."""
         if self.phase is Phase.STOPPING:
             return
         if phase is not Phase.PAUSED:
@@ -88,7 +89,7 @@ class Activity:
             self._change(phase, why, detail)
 
     def resume(self) -> None:
-        """End the pause: show the activity that it has hidden."""
+        """End the pause, and show the activity that it has hidden."""
         if self.phase is Phase.PAUSED:
             self._change(*self._beneath)
 
@@ -100,11 +101,11 @@ class Activity:
             self._emit(PhaseChanged(phase.value, why.value, detail))
 
     def tell_now(self) -> None:
-        """Send the next heartbeat at once, because something changed that others wait for."""
+        """Request the next heartbeat soon, because of a change for which other peers wait."""
         self._urgent.set()
 
     async def until_urgent(self, within_s: float) -> None:
-        """Return when something changed that others wait for, or after `within_s` seconds."""
+        """Wait for a change for which other peers wait, but for at most `within_s` seconds."""
         with trio.move_on_after(within_s):
             await self._urgent.wait()
         self._urgent = trio.Event()

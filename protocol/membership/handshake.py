@@ -1,11 +1,12 @@
-"""Admission of peers to our run: greetings given and taken, and the peers that they let in.
+"""Admission of peers to our run: greetings that we send and answer, and the peers that they admit.
 
-`protocol.run.admission` says what a greeting contains.  In an open run every peer may speak at once.  In other runs a peer
-may speak if it is listed, is a member of a record of our chain, or has shown a good admission proof.  It shows the proof in
-its greeting to us, or in a statement for our tip, which others forward to peers that have not met it.  That statement is a
-READY, or the heartbeat of a rollout peer or a validator, for these are in no record and say no READY.
+`protocol.run.admission` defines the contents of a greeting.  In an open run every peer may speak at once.  In other runs a
+peer may speak if it is on the allowlist, is a member of a record of our chain, or has shown a valid admission proof.  The
+proof is in the peer's greeting to us, or in a statement for our tip, which gossip also brings to peers that it has not
+greeted.  That statement is a READY, or a heartbeat of a rollout peer or a validator, which are in no record and send no
+READY.
 
-To be named in a record is admission for good, so a voter must know that the members of a record were admitted.
+A peer that is named in a record is admitted permanently, so a voter must know that the members of a record were admitted.
 """
 
 from __future__ import annotations
@@ -42,19 +43,19 @@ from protocol.wire.messages import Ready
 from protocol.wire.presence import Heartbeat, Role
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Newcomers that were let in, and the proof of each.  Their number is limited, and newcomers of one token cannot push out
-# newcomers of another.
+# Newcomers that were admitted, and the proof of each.  Their number is limited for each token and overall, so newcomers with
+# one token do not crowd out newcomers with another.
 
 
 MAX_GUESTS = 4096
-"""Peers remembered as let in; a peer that is forgotten greets again."""
+"""Limit on the admitted peers that are remembered; a peer that is forgotten greets again."""
 
 
 @dataclass(frozen=True)
 class Guest:
-    """A peer that came in with this proof.
+    """An admitted peer, with its proof.
 
-    admitted: what the proof showed, such as a token; None if the peer came in because it is a member.
+    admitted: the content of the proof, such as a token; None if the peer was admitted because it is a member.
     """
 
     proof: bytes
@@ -62,15 +63,16 @@ class Guest:
 
     @property
     def token(self) -> Hash | None:
-        """Name of the token that let the peer in, if one did."""
+        """Name of the token that admitted the peer; None if there was none."""
         return self.admitted.token if self.admitted is not None else None
 
 
 class Guests:
-    """Peers that came in.  stays: returns True for a peer that keeps its place, as members of the chain do.
+    """Register of admitted peers.  stays: returns True for a peer that keeps its place, such as a member of the chain.
 
-    A token has as many places as uses.  When they are taken, its longest known newcomer makes room; if all are taken by
-    peers that stay, there is no place.  When all places of all tokens are taken, the token with the most gives one up.
+    A token has as many places as uses.  When all of them are taken, a new peer replaces the token's longest known newcomer,
+    unless all of them are taken by peers that stay.  When `MAX_GUESTS` is reached, a new peer takes a place from the token
+    with the most places.
     """
 
     def __init__(self, stays: Callable[[PeerId], bool]) -> None:
@@ -82,11 +84,11 @@ class Guests:
         return len(self._guests)
 
     def get(self, peer: PeerId) -> Guest | None:
-        """Return the proof and the admission of `peer`; None if it did not come in."""
+        """Return the proof and the admission of `peer`; None if it was not admitted."""
         return self._guests.get(peer)
 
     def add(self, peer: PeerId, proof: bytes, admitted: AdmittedBy | None) -> bool:
-        """Remember a peer; return False if its token has no place any more."""
+        """Remember a peer; return False if its token has no place left."""
         token = admitted.token if admitted is not None else None
         known = self._guests.get(peer)
         uses = admitted.uses if admitted is not None and token is not None else None
@@ -102,7 +104,7 @@ class Guests:
         return True
 
     def _make_room_in(self, token: Hash | None, uses: int | None, peer: PeerId) -> bool:
-        """Return True if the token has a place for `peer` now."""
+        """Return True if the token has a place for `peer`, after evicting a newcomer if needed."""
         places = self._of_token.get(token, {})
         if uses is None or len(places) < uses or self._stays(peer):
             return True
@@ -120,22 +122,22 @@ class Guests:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Comparison of our clock with the clocks of other peers: each peer that we greet tells the time of its own.
-#
-# Only the expiry of invitations depends on a wall clock.  The comparison makes a sentence and changes nothing else.  It is
-# the median of several peers, so that no single peer can falsify it.
+# Comparison of our clock with the clocks of other peers.  Each peer that we greet tells us its time.  Only the expiry of
+# invitations depends on a wall clock.  The comparison yields a warning and changes nothing else.  It uses the median of
+# several peers, so no single peer can falsify it.
 
 
 MAX_PEERS = 32
-"""Number of peers compared: those greeted last."""
+"""Limit on the peers compared; the peers greeted last are kept."""
 LEAST_PEERS = 3
 TOLERANCE_S = 60.0
 
 
 class ClockOffsets:
-    """Clocks of the peers that we greeted last, each as seconds ahead of `boot`.
+    """Clocks of the peers that we greeted last, as seconds ahead of `boot`.
 
-    wall: our clock, in unix seconds.  boot: seconds on a clock that nobody sets, so that `skew` ends when ours is set right.
+    wall: our clock, in unix seconds.  boot: seconds on a clock that is never set, so `skew` ends once the wall clock is
+    corrected.
     """
 
     def __init__(self, wall: Callable[[], float], boot: Callable[[], float]) -> None:
@@ -144,7 +146,7 @@ class ClockOffsets:
         self._warned = False
 
     def note(self, peer: PeerId, clock: float, asked: float) -> None:
-        """Take the `clock` in the answer of `peer`, which has just come.  asked: the time of our question, by `boot`."""
+        """Record the `clock` in an answer of `peer` that has just arrived.  asked: the time of our question, by `boot`."""
         self._offsets[peer] = clock - (asked + self.boot()) / 2
         self._offsets.move_to_end(peer)
         if len(self._offsets) > MAX_PEERS:
@@ -152,12 +154,12 @@ class ClockOffsets:
 
     @property
     def compared(self) -> int:
-        """Number of peers with which our clock is compared; 0 while they are too few."""
+        """Number of peers with which our clock is compared; 0 while there are too few."""
         return len(self._offsets) if len(self._offsets) >= LEAST_PEERS else 0
 
     @property
     def skew(self) -> str:
-        """Phrase such as "2 h 3 min behind the clocks of 5 peers"; empty within the tolerance, or if too few are known."""
+        """Phrase such as "2 h 3 min behind the clocks of 5 peers"; empty within the tolerance, or with too few peers."""
         if not self.compared:
             return ""
         offset_s = median(self._offsets.values()) - (self._wall() - self.boot())
@@ -166,7 +168,7 @@ class ClockOffsets:
         return f"{_span(abs(offset_s))} {'behind' if offset_s > 0 else 'ahead of'} the clocks of {self.compared} peers"
 
     def take_warning(self) -> str:
-        """Return the sentence for the log, once; return an empty string otherwise."""
+        """Return the warning for the log once; return an empty string if there is none, or if it was returned before."""
         skew = self.skew
         if not skew or self._warned:
             return ""
@@ -187,12 +189,12 @@ def _span(seconds: float) -> str:
 GREET_TIMEOUT_S = 10.0
 MAX_HELLO_BYTES = 8192
 COMING_IN_S = 86_400.0
-"""Seconds from the handshake to the first record, for which an expired token still counts."""
+"""Seconds for which a token still counts after its expiry, for a peer on its way from the handshake to a record."""
 NO_RECORDS = " (this peer has no records yet; it lets members in as soon as it has them)"
 
 
 class Handshake:
-    """Gatekeeper of the run, which knows the peers that may speak and the peers that a record may name.
+    """Gatekeeper of the run, which decides on the peers that may speak and the peers that a record may name.
 
     clocks: our clock, compared with the clocks of the peers that we greeted.
     """
@@ -204,14 +206,14 @@ class Handshake:
         self._history, self._activity = history, activity
         self.clocks = ClockOffsets(settings.wall_clock, settings.boot_clock)
         self._guests = Guests(history.has_member)
-        """Newcomers let in with proofs; empty in runs that ask for none."""
+        """Newcomers admitted with proofs; empty in runs that require none."""
 
     def may_speak(self, peer: PeerId) -> bool:
-        """Return True if statements of `peer` count here."""
+        """Return True if we accept statements of `peer`."""
         return self._guests.get(peer) is not None or self.may_contribute(peer)
 
     def may_contribute(self, peer: PeerId) -> bool:
-        """Return True if a record may name `peer` as a member, because it is one, or came in with a token and is on its way.
+        """Return True if a record may name `peer`, because it is a member, or was admitted with a token and is joining.
 
         Because fetching the state and completing a first round take time, a token that was valid at the handshake counts for
         another `COMING_IN_S`.  In an open run every peer may be named; in a run with an allowlist, the peers on it.
@@ -236,7 +238,7 @@ class Handshake:
     def _is_introduced(self, peer: PeerId) -> bool:
         """Return True if we have no records yet and our invitation names `peer`.
 
-        A newcomer learns the chain, which names the members, from the peers that its invitation names.
+        A newcomer fetches the chain, which names the members, from the peers that its invitation names.
         """
         by_token = self._manifest.admission is Admission.INVITE
         return by_token and self._history.length == 0 and peer in self._settings.introduced
@@ -245,7 +247,7 @@ class Handshake:
 
     @answers("hello", Hello, anyone=True)
     async def answer_hello(self, peer: PeerId, hello: Hello) -> bytes:
-        """Return the answer to a greeting; raise `Refused` with a sentence for the other peer's user."""
+        """Return the answer to a greeting; raise `Refused` with a sentence for the user of the other peer."""
         reply = answer_hello(self._manifest, self._run, hello, self._settings.version, self._settings.wall_clock())
         refusal = reply if isinstance(reply, str) else self._let_in(peer, hello)
         if refusal is not None:
@@ -255,7 +257,7 @@ class Handshake:
         return reply.encode()
 
     def _let_in(self, peer: PeerId, hello: Hello) -> str | None:
-        """Remember the peer if it may come in; else return the reason why it may not, as a sentence."""
+        """Remember the peer if it is admitted; otherwise return the reason, as a sentence."""
         admitted = admit_at_door(
             self._manifest,
             self._run,
@@ -277,9 +279,9 @@ class Handshake:
         return None
 
     async def greet(self, peer: PeerId) -> bool:
-        """Greet a newly connected peer, and show our next heartbeat soon; return False if it refuses us.
+        """Greet a newly connected peer, and send our next heartbeat soon; return False if it refuses us.
 
-        The user is told of the refusal, and of a clock that is wrong.
+        Warn the user of the refusal, and of a wrong clock.
         """
         refusal = await self._refusal(peer)
         self._activity.tell_now()
@@ -289,7 +291,7 @@ class Handshake:
         return refusal is None
 
     async def _refusal(self, peer: PeerId) -> str | None:
-        """Greet a peer; return its reason for refusing us, or None if it accepts us or is gone again."""
+        """Greet a peer; return its reason for refusing us, or None if it accepts us or cannot be reached."""
         settings = self._settings
         hello = make_hello(self._run, settings.role, settings.admission, settings.version)
         asked = settings.boot_clock()
@@ -305,10 +307,10 @@ class Handshake:
     # -- READYs and heartbeats ----------------------------------------------------------------------------------------
 
     def meet(self, sender: PeerId, said: Body) -> None:
-        """Let a peer in that shows a good proof in a READY or a heartbeat for our tip.
+        """Admit a peer that shows a valid proof in a READY or a heartbeat for our tip.
 
-        Others have let it in, as it knows the tip.  The proof counts for `COMING_IN_S` after its token expired, as it does
-        for peers that came in by our own door.
+        Other peers have admitted it, because it knows the tip.  The proof counts for `COMING_IN_S` after its token expired,
+        as for peers that we admitted in a handshake ourselves.
         """
         if not isinstance(said, Ready | Heartbeat):
             return
@@ -323,7 +325,7 @@ class Handshake:
             self._guests.add(sender, said.admission, admitted)
 
     def may_be_named(self, sender: PeerId, ready: Ready) -> bool:
-        """Return True if a record may name the sender of a READY, by the proof in it and the chain, which everybody sees."""
+        """Return True if a record may name the sender of a READY, judged by its proof and by the chain."""
         if not self.may_contribute(sender):
             return False
         if not ready.admission:
@@ -334,7 +336,7 @@ class Handshake:
         )
 
     def _admitted_by(self, peer: PeerId, proof: bytes, role: Role = Role.TRAINER) -> AdmittedBy | None:
-        """Return the admission of `peer` as `role` (a trainer of the next record); a member's proof may be out of date."""
+        """Return the admission that `proof` gives to `peer` as `role`, else None; a member's proof may have expired."""
         is_member = self._history.has_member(peer)
         try:
             round = None if is_member else self._history.length
@@ -346,6 +348,6 @@ class Handshake:
 
 
 def note_clock(clocks: ClockOffsets, peer: PeerId, answer: bytes, asked: float) -> None:
-    """Note the clock in a peer's welcome, if it can be read.  asked: the time of our question, by `clocks.boot`."""
+    """Record the clock in a peer's answer, unless it is malformed.  asked: the time of our question, by `clocks.boot`."""
     with suppress(Malformed):
         clocks.note(peer, decode_body(HelloReply, answer, max_bytes=MAX_HELLO_BYTES).clock, asked)

@@ -1,7 +1,8 @@
-"""Heartbeats and goodbyes: those that this peer sends, and the failure detector that takes in those of others.
+"""Heartbeats and goodbyes: their sender, and the failure detector that processes the ones from other peers.
 
-A heartbeat goes out every few seconds, and soon after a change that others wait for.  It never follows the last one at once:
-every peer reads each heartbeat, and a peer that greets us a hundred times must not make us speak a hundred times to all.
+We send a heartbeat every few seconds, and soon after a change for which other peers wait.  There is always a pause after the
+last heartbeat: every peer reads each heartbeat, and a peer that greets us a hundred times must not make us send a hundred
+heartbeats to all peers.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ from protocol.wire.identity import PeerId
 from protocol.wire.presence import Goodbye, Heartbeat, Phase
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Training speed of this peer: the last known rate, kept from round to round, and the time left that follows from it.
+# Training speed of this peer: the last known rate, kept from round to round, and an estimate of the time left.
 
 
 class Pace:
-    """Speed of this peer.
+    """Speed of this peer in tokens per second.
 
-    tokens_per_s: of training; 0 before the first inner step of this life.  tokens_per_step: tokens of one inner step.
-    generating: returns the tokens a second of a rollout peer, which does not train.
+    tokens_per_s: the speed of training; 0 before the first inner step since the start.  tokens_per_step: tokens of one inner
+    step.  generating: returns the tokens per second of a rollout peer, which does not train.
     """
 
     def __init__(self, tokens_per_step: int, generating: Callable[[], float] = lambda: 0.0) -> None:
@@ -42,15 +43,15 @@ class Pace:
 
     @property
     def all_tokens_per_s(self) -> float:
-        """Tokens a second that are trained on or generated."""
+        """Tokens per second, trained and generated."""
         return self.tokens_per_s + self._generating()
 
     def observe(self, progress: Progress) -> None:
-        """Take note of an inner step."""
+        """Record the speed of an inner step."""
         self.tokens_per_s = progress.tokens_per_s
 
     def left_s(self, steps: int) -> float | None:
-        """Return the seconds for so many more inner steps; None while no rate is known."""
+        """Return the estimated time (s) for `steps` more inner steps; None while no rate is known."""
         return max(0, steps) * self._tokens_per_step / self.tokens_per_s if self.tokens_per_s > 0 else None
 
 
@@ -58,27 +59,27 @@ class Pace:
 
 
 SOONEST = 0.1
-"""Shortest pause between two heartbeats, whatever changes, as a fraction of the usual interval."""
+"""Shortest pause between two heartbeats, as a fraction of the usual interval."""
 GOODBYE_S = 2.0
-"""Seconds for the goodbye to all peers together: a peer that does not confirm it by then misses our heartbeats later."""
+"""Timeout (s) of the goodbye to all peers together; a peer that does not confirm it will miss our heartbeats instead."""
 
 
 class RoundProgress(Protocol):
-    """Progress of our compute in the running round; zeros and no READY between rounds."""
+    """Progress of our training in the running round; zeros and no READY between rounds."""
 
     @property
     def steps(self) -> int:
-        """Inner steps done."""
+        """Number of inner steps done."""
         ...
 
     @property
     def loss(self) -> float:
-        """Mean loss so far, nats a token."""
+        """Mean loss so far (nats per token)."""
         ...
 
     @property
     def ready_raw(self) -> bytes:
-        """Our READY as it was sent; empty before."""
+        """Our READY, in the bytes that were sent; empty before it is sent."""
         ...
 
 
@@ -100,7 +101,7 @@ class Heartbeats:
         self._seq = 0
 
     async def run(self) -> None:
-        """Publish heartbeats until cancelled.  READY is sent again with every beat, because gossip may lose it."""
+        """Publish heartbeats until cancelled, and our READY with each of them, because gossip may lose it."""
         while True:
             await self._session.publish(self._heartbeat())
             if self._progress.ready_raw:
@@ -110,9 +111,9 @@ class Heartbeats:
             await self._activity.until_urgent((1 - SOONEST) * beat_s)
 
     async def say_goodbye(self) -> int:
-        """Say goodbye to all peers by gossip, and to connected peers also by request; return how many of these confirmed it.
+        """Say goodbye to all peers by gossip, and to connected peers also by request; return the number of confirmations.
 
-        The connections close next, and gossip that is still on its way would be lost with them.
+        The requests are needed because the connections close next, which would lose gossip that is still queued.
         """
         network = self._session.network
         raw = self._session.seal(Goodbye(incarnation=self._settings.incarnation, seq=self._seq + 1)).raw
@@ -132,13 +133,13 @@ class Heartbeats:
 
     @property
     def tokens_per_s(self) -> float:
-        """Last known rate, as a round that has just begun has none of its own.  0 while paused."""
+        """Last known rate, because a round that has just begun has no rate of its own; 0 while paused."""
         return 0.0 if self._activity.phase is Phase.PAUSED else self._pace.all_tokens_per_s
 
     def _heartbeat(self) -> Heartbeat:
         settings, history, activity = self._settings, self._history, self._activity
         bandwidth = self._session.network.bandwidth()
-        rests = activity.phase is Phase.PAUSED  # the reason, and the user's hours, are private
+        rests = activity.phase is Phase.PAUSED  # the reason for a pause, and the user's schedule, are private
         self._seq += 1
         return Heartbeat(
             incarnation=settings.incarnation,
@@ -162,7 +163,7 @@ class Heartbeats:
         )
 
     def neighbours(self) -> list[SwarmPeer]:
-        """Return the other peers, as `peer status` shows them; unproven peers only if they are members."""
+        """Return the other peers for `peer status`, with unproven peers only if they are members."""
         now = trio.current_time()
         return [
             SwarmPeer(
@@ -188,11 +189,11 @@ class Heartbeats:
 
 
 MAX_TOLD = 1024
-"""Goodbyes remembered that did not come by gossip."""
+"""Limit on the goodbyes remembered that did not come by gossip."""
 
 
 class LivenessObserver(Protocol):
-    """Observer of peers that die and come back, such as the running round."""
+    """Observer of peers that die or come back, such as the running round."""
 
     def peer_dead(self, peer: PeerId) -> None:
         """Note that a peer is silent, gone or has left."""
@@ -204,16 +205,16 @@ class LivenessObserver(Protocol):
 
 
 class FailureDetector:
-    """Failure detector of one node, which hears heartbeats, goodbyes and silence; `observer` and the user are told."""
+    """Failure detector of one node, which judges heartbeats, goodbyes and silence, and tells `observer` and the user."""
 
     def __init__(self, session: Session, guard: Guard, membership: Membership, observer: LivenessObserver) -> None:
         self._session, self._guard, self._membership, self._observer = session, guard, membership, observer
         self._told: dict[PeerId, None] = {}
-        """Peers whose goodbye came to us directly, and is still to be handed on when it comes by gossip."""
+        """Peers that sent their goodbye to us directly; we still forward it when it comes by gossip."""
 
     @hears(Heartbeat)
     def hear_heartbeat(self, said: Statement[Heartbeat]) -> Acceptance:
-        """Take in a heartbeat, and the addresses in it."""
+        """Process a heartbeat, and remember the addresses in it."""
         sender, beat, membership = said.sender, said.body, self._membership
         was_live = membership.is_live(sender)
         fresh, events = membership.on_heartbeat(sender, beat, trio.current_time(), said.by)
@@ -226,14 +227,14 @@ class FailureDetector:
 
     @hears(Goodbye)
     def hear_goodbye(self, said: Statement[Goodbye]) -> Acceptance:
-        """Take in a goodbye; one that came to us alone before is news to our neighbours all the same."""
+        """Process a goodbye by gossip; forward it even if it came to us directly before, because our neighbours need it."""
         was_told = said.sender in self._told
         self._told.pop(said.sender, None)
         return Acceptance.of_news(self._on_goodbye(said) or was_told)
 
     @is_told("goodbye", Goodbye, max_bytes=MAX_GOSSIP_BYTES)
     async def told_goodbye(self, said: Statement[Goodbye]) -> None:
-        """Take in a goodbye that the leaver, which waits for the answer, tells its neighbours itself."""
+        """Process a goodbye that the leaving peer sends to us directly; the peer waits for the answer."""
         if said.sender != said.by:
             raise Offence("no goodbye of its own")
         if self._guard.is_open and self._on_goodbye(said):
@@ -250,22 +251,23 @@ class FailureDetector:
 
     @at(PeerMoment.CONNECTED)
     def on_connected(self, peer: PeerId) -> None:
-        """Note that a peer is here, as it is connected."""
+        """Note that a peer is alive, because it has just connected."""
         for event in self._membership.on_connected(peer, trio.current_time()):
             self._session.emit(event)
             self._observer.peer_alive(peer)
 
     @at(PeerMoment.DISCONNECTED)
     def on_disconnected(self, peer: PeerId) -> None:
-        """Suspect a peer, as its last connection broke."""
+        """Suspect a peer, because its last connection broke."""
         for event in self._membership.on_disconnected(peer, trio.current_time()):
             self._session.emit(event)
             self._observer.peer_dead(peer)
 
     def judge_silence(self, now: float, since: float) -> None:
-        """Suspect peers that are silent, and give up those that are silent for long.
+        """Suspect peers that are silent, and give up peers that have been silent for longer.
 
-        since: time of the last call.  If our own address was gone meanwhile, nobody was silent.
+        since: trio time of the last call.  While our own address is gone and we are reconnecting, the time does not count as
+        silence.
         """
         if self._session.network.is_moving():
             self._membership.excuse(now - since, now)

@@ -1,15 +1,15 @@
-"""The peers of a run and their liveness, judged from signed heartbeats with the local clock alone.
+"""The peers of a run and their liveness, judged from signed heartbeats by the local clock alone.
 
-A pure state machine.  A peer is ALIVE while its heartbeats come, SUSPECT after three missed ones (or as soon as its
-connection broke), GONE after five, LEFT on a signed goodbye.  A fresh heartbeat brings it back from any state, but a
-heartbeat older than its goodbye does not.  `protocol.agreement` decides the consequences of liveness (the proposer,
-evictions).
+A pure state machine.  A peer is ALIVE while its heartbeats arrive, SUSPECT after three missed heartbeats or once its
+connection breaks, GONE after five missed heartbeats, and LEFT after a signed goodbye.  A new heartbeat makes a peer ALIVE
+again from any of these states, but a heartbeat older than its goodbye does not.  `protocol.agreement` decides the
+consequences of liveness (the proposer, evictions).
 
-Gossip may be a recording, and a peer that has just started cannot tell.  A handshake cannot be recorded.  So a peer is
-UNPROVEN, whatever statements of it are heard, until it has been connected to us since we started.  From then on a heartbeat
-that is newer than all before was signed after those.
+Gossip may be replayed, and a peer that has just started cannot detect this.  A handshake cannot be replayed.  So a peer is
+UNPROVEN, whatever gossip we receive from it, until it has been connected to us since we started.  After that, a heartbeat
+that is newer than all earlier ones was signed later than they were.
 
-Members and strangers do not share their places, and strangers hardly slow the heartbeats down.
+Members and strangers have separate places, and at most `COUNTED_STRANGERS` strangers slow the heartbeats down.
 """
 
 from __future__ import annotations
@@ -26,24 +26,22 @@ from protocol.wire.identity import PeerId
 from protocol.wire.presence import Goodbye, Heartbeat
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Places of strangers in the membership: the neighbours that bring them get fair shares, and no stranger takes a member's
-# place.
-#
-# Keys are free, connections are not.  A stranger that is connected to us has its place for itself.  All others are charged
-# to the neighbour that brought their first heartbeat, and make room first.
+# Places of strangers in the membership.  The neighbours that forward their heartbeats get fair shares, and no stranger takes
+# a member's place.  Keys are free, but connections are not.  A stranger that is connected to us has a place of its own.  Any
+# other stranger is charged to the neighbour that forwarded its first heartbeat, and is evicted first.
 
 
 MAX_MEMBERS = 2048
 MAX_STRANGERS = 512
-"""Places of strangers, as many as connections; strangers that are not connected share those that connections leave."""
+"""Number of places for strangers, as many as connections; strangers without a connection share the remaining places."""
 
 
 def displaced(
     brought_by: Mapping[PeerId, PeerId], connected: Collection[PeerId], newcomer: PeerId, forwarder: PeerId
 ) -> PeerId | None:
-    """Return the stranger that makes room for `newcomer`, which `forwarder` brought; None if the newcomer gets no place.
+    """Return the stranger to evict for `newcomer`, whose heartbeat `forwarder` forwarded; None if it gets no place.
 
-    brought_by: the known strangers, each with the neighbour that brought it, the longest silent first.
+    brought_by: the known strangers, each with the neighbour that forwarded its first heartbeat, the longest silent first.
     """
     shares: dict[PeerId, list[PeerId]] = {}
     for peer, neighbour in brought_by.items():
@@ -58,9 +56,9 @@ def displaced(
 
 
 class Marks:
-    """Mark of the last statement that was noted of each peer, as incarnation and serial; no statement up to it is new.
+    """Marks (incarnation, serial) of the last noted statement of each peer; statements up to the mark are old.
 
-    The marks of members and of strangers are limited separately; the oldest is forgotten first.
+    The marks of members and the marks of strangers are limited separately; the oldest mark is forgotten first.
     """
 
     def __init__(self, members: Members) -> None:
@@ -69,11 +67,11 @@ class Marks:
         self._of_strangers: OrderedDict[PeerId, tuple[int, int]] = OrderedDict()
 
     def is_old(self, peer: PeerId, mark: tuple[int, int]) -> bool:
-        """Return True if a statement with this mark is no newer than the peer's last one."""
+        """Return True if a statement with this mark is not newer than the peer's last noted statement."""
         return any(peer in marks and mark <= marks[peer] for marks in (self._of_members, self._of_strangers))
 
     def note(self, peer: PeerId, mark: tuple[int, int]) -> None:
-        """Treat statements up to this mark as old from now on; do nothing if they were already."""
+        """Treat statements of `peer` up to this mark as old from now on."""
         if self.is_old(peer, mark):
             return
         member = self._members.has_member(peer)
@@ -90,13 +88,13 @@ class Marks:
 BEAT_S = 2.0
 """Seconds between heartbeats of a peer in a swarm of at most `SLOW_ABOVE` peers."""
 SLOW_ABOVE = 32
-"""Number of peers above which heartbeats slow down in proportion: gossip costs each peer time for every other one."""
+"""Number of peers above which heartbeats slow down in proportion: gossip costs each peer time for each other peer."""
 SUSPECT_BEATS = 3
 GONE_BEATS = 5
 SLEPT_S = 3.0
-"""Gap (s) between two ticks which means that this process did not run."""
+"""Gap (s) between two ticks above which we assume that this process did not run."""
 COUNTED_STRANGERS = 32
-"""Strangers that count for the pace of the heartbeats, at most."""
+"""Largest number of strangers that counts for the interval between heartbeats."""
 FORGET_S = 600.0
 
 
@@ -106,7 +104,7 @@ def beat_interval_s(peers: int) -> float:
 
 
 class Liveness(Enum):
-    """State of a peer, as we judge it; only an `ALIVE` peer is waited for."""
+    """State of a peer in our own view; we wait only for `ALIVE` peers."""
 
     UNPROVEN = "unproven"
     ALIVE = "alive"
@@ -119,8 +117,8 @@ class Liveness(Enum):
 class Neighbour:
     """Knowledge about one other peer.
 
-    said: when its newest heartbeat came (trio time).  heard: when it was last shown to be alive; when we began to listen, if
-    it is unproven.  brought_by: the neighbour that forwarded its first heartbeat, or itself.
+    said: the trio time of its newest heartbeat.  heard: the trio time of its last sign of life; for an unproven peer, the
+    time at which we began to listen.  brought_by: the neighbour that forwarded its first heartbeat, or the peer itself.
     """
 
     heartbeat: Heartbeat
@@ -131,14 +129,14 @@ class Neighbour:
 
     @property
     def mark(self) -> tuple[int, int]:
-        """Mark that grows with each heartbeat that a peer signs."""
+        """Mark that increases with each heartbeat that a peer signs."""
         return self.heartbeat.incarnation, self.heartbeat.seq
 
 
 class Membership:
-    """Peers of a run as this peer sees them.
+    """Peers of a run in this peer's view.
 
-    started: the trio time at which it began to listen.  members: tells members from strangers.
+    started: the trio time at which this peer began to listen.  members: distinguishes members from strangers.
     """
 
     def __init__(self, me: PeerId, started: float, members: Members) -> None:
@@ -159,23 +157,23 @@ class Membership:
         return self._members.has_member(peer)
 
     def get(self, peer: PeerId) -> Neighbour | None:
-        """Return a peer whose heartbeats we have heard; None for others, and for forgotten peers."""
+        """Return our knowledge about a peer; None if we have not heard it, or have forgotten it."""
         return self._peers.get(peer)
 
     def name(self, peer: PeerId) -> str:
-        """Return the name of a peer for a sentence: the name in its heartbeats, else the end of its peer ID."""
+        """Return the name of a peer for users: the name in its heartbeats, else the end of its peer ID."""
         neighbour = self._peers.get(peer)
         return (neighbour.heartbeat.name if neighbour else "") or short_id(peer)
 
     def is_live(self, peer: PeerId) -> bool:
-        """Return True if the peer is alive; we always are."""
+        """Return True if the peer is alive; this peer always is."""
         neighbour = self._peers.get(peer)
         return peer == self.me or (neighbour is not None and neighbour.liveness is Liveness.ALIVE)
 
     def bar(self, peer: PeerId) -> None:
-        """Treat a peer that has lied as having left, for good.
+        """Treat a peer that has lied as having left permanently.
 
-        If there are too many liars the first ones are forgotten, members for members and strangers for strangers.
+        If there are too many liars, the oldest are forgotten; members and strangers are counted separately.
         """
         self._barred[peer] = None
         rivals = self._rivals(peer, self._barred)
@@ -206,32 +204,32 @@ class Membership:
         return beat_interval_s(1 + members + min(len(others) - members, COUNTED_STRANGERS))
 
     def notice(self, now: float) -> None:
-        """Note that this process runs; to be called often.
+        """Note that this process is running; must be called often.
 
-        If the last call was long ago, we slept (a frozen process, a suspended laptop): that time does not count as the
-        others' silence.
+        If the last call was long ago, we slept (a frozen process, a suspended laptop): this time does not count as silence
+        of other peers.
         """
         gap, self._awake = now - self._awake, now
         if gap > SLEPT_S:
             self.excuse(gap, now)
 
     def excuse(self, deaf_s: float, now: float) -> None:
-        """Exclude the last `deaf_s` seconds, in which we could not hear any peer, from the others' silence."""
+        """Exclude the last `deaf_s` seconds from the silence of other peers, because we could not hear them."""
         self._awake = now
         self.started = min(self.started + deaf_s, now)
         for known in self._peers.values():
             known.heard, known.said = min(known.heard + deaf_s, now), min(known.said + deaf_s, now)
 
     def silent_s(self, peer: PeerId, now: float) -> float:
-        """Return the seconds since `peer` was heard; if it never was, the seconds since we began to listen."""
+        """Return the seconds since `peer` was heard, or since we began to listen if we never heard it."""
         neighbour = self._peers.get(peer)
         return now - (neighbour.heard if neighbour else self.started)
 
     def on_heartbeat(self, peer: PeerId, beat: Heartbeat, now: float, forwarder: PeerId) -> tuple[bool, list[Event]]:
-        """Take note of a heartbeat.
+        """Process a heartbeat; return True if it is new, and the resulting events.
 
-        Return False if it is not new (older than another, or from before its goodbye), if the peer is barred, or if it is of
-        a stranger for which there is no room.
+        Return False if the heartbeat is not newer than the peer's last heartbeat or goodbye, if the peer is barred, or if
+        there is no place for an unknown peer.
         """
         known = self._peers.get(peer)
         mark = (beat.incarnation, beat.seq)
@@ -248,7 +246,7 @@ class Membership:
         return True, [PeerJoined(peer, beat.name)] if new else []
 
     def on_goodbye(self, peer: PeerId, bye: Goodbye) -> tuple[bool, list[Event]]:
-        """Take note of a goodbye.  Return False if it is old, or of a stranger that we do not know."""
+        """Process a goodbye; return the events, with False if it is old or from an unknown stranger, else True."""
         known = self._peers.get(peer)
         mark = (bye.incarnation, bye.seq)
         if self._marks.is_old(peer, mark) or (known is None and not self._members.has_member(peer)):
@@ -273,7 +271,7 @@ class Membership:
         return [PeerJoined(peer, known.heartbeat.name)] if is_new else []
 
     def on_disconnected(self, peer: PeerId, now: float) -> list[Event]:
-        """Suspect a peer at once, because its connection broke; a heartbeat by another way clears it."""
+        """Suspect a peer at once, because its connection broke; a heartbeat by another path clears the suspicion."""
         self._connected.discard(peer)
         known = self._peers.get(peer)
         if known is None or known.liveness is not Liveness.ALIVE:
@@ -282,7 +280,7 @@ class Membership:
         return [PeerSuspected(peer, now - known.heard, disconnected=True)]
 
     def tick(self, now: float) -> list[Event]:
-        """Judge the silence of all peers."""
+        """Judge the silence of all peers; return the resulting events."""
         self.notice(now)
         beat_s = self._pace_s(self._peers)
         events: list[Event] = []
@@ -303,11 +301,11 @@ class Membership:
         return events
 
     def _forget(self, peer: PeerId) -> None:
-        """Forget a peer except for its mark: older statements stay old."""
+        """Forget a peer, but keep its mark, so that old statements stay old."""
         self._marks.note(peer, self._peers.pop(peer).mark)
 
     def _make_room(self, newcomer: PeerId, forwarder: PeerId) -> bool:
-        """Return True if there is room for an unknown peer; the longest silent member makes room for a member."""
+        """Return True if there is a place for an unknown peer, after evicting another peer if needed."""
         most = self._most(newcomer)
         if len(self._peers) < most:
             return True
@@ -325,10 +323,10 @@ class Membership:
         return loser is not None
 
     def _most(self, peer: PeerId) -> int:
-        """Return the number of places for members, or for strangers, whichever `peer` is."""
+        """Return the number of places in the group of `peer`: members or strangers."""
         return MAX_MEMBERS if self._members.has_member(peer) else MAX_STRANGERS
 
     def _rivals(self, peer: PeerId, known: Iterable[PeerId]) -> list[PeerId]:
-        """Return the peers of `known` that share their places with `peer`, in the same order."""
+        """Return the peers in `known` that are in the same group as `peer` (members or strangers), in the same order."""
         member = self._members.has_member(peer)
         return [each for each in known if self._members.has_member(each) is member]
