@@ -1,12 +1,12 @@
-"""The sending end of bulk links: pushes to one peer, over one socket or, if one does not fill the line, over several.
+"""The sending end of bulk links: pushes to a peer over one socket, or over several sockets if one does not fill the line.
 
-A socket carries its pushes one after another; the next push may start before the last one is answered.  This module decides
-which socket takes a push; `bulk_flows` decides how many sockets there are and how fast they may send.  Sockets stay open for
-the next round, until the peer disconnects.
+A socket carries its pushes one after another; the next push may start before the last one is answered.  This module chooses
+a socket for each push; `bulk_flows` decides the number of sockets and their rates.  Sockets stay open for later rounds,
+until the peer disconnects.
 
-Pushes that are not urgent have their own sockets, which give way.  While there is anything urgent to send, to any peer, they
-send a small frame now and then: so no peer takes them for dead, and some data still moves while the urgent pushes wait for
-another peer's slow line.
+Pushes that are not urgent (`spare`) have their own sockets, which give way to urgent pushes.  While an urgent push to any
+peer has data to send, each of these sockets sends a small frame now and then.  So no peer takes the sockets for dead, and
+some data still moves while the urgent pushes wait for another peer's slow line.
 """
 
 from __future__ import annotations
@@ -34,30 +34,30 @@ from protocol.transport.rate_limit import SMALLEST_FRAME_BYTES, RateLimit, Turn
 from protocol.wire.identity import PeerId
 
 NEAR_BYTES, FAR_BYTES = 0, 16 << 20
-"""Unanswered bytes above which no push starts, for short and for long round trips.  If they are short, filling buffers
-gains nothing."""
+"""Unanswered bytes above which no further push starts, for short and for long round trips.  On short round trips, filling
+buffers gains nothing."""
 
 WAY_S = 0.5
-"""Seconds between two frames of a socket that gives way, while something urgent is sent."""
+"""Seconds between two frames of a socket that gives way, while urgent data is sent."""
 
 TRICKLE_SHARE = 0.05
-"""Share of our line that these frames may take, all together."""
+"""Share of our line that all these frames together may take."""
 
 STILL_S = 5.0
-"""Seconds without movement after which a socket holds up no others: its peer may be taking none of the urgent data."""
+"""Seconds without moving data after which other sockets no longer give way to a socket, whose peer may have stalled."""
 
 Dial = Callable[[PeerId], Awaitable[Link]]
 """Function that opens a link to a peer.  It raises `LinkBroken` or `OSError` on failure."""
 
 
 def rtt_of(link: Link) -> float:
-    """Return the present round-trip time, including queues on the way (s); 0 if the kernel does not tell."""
+    """Return the present round-trip time, including queues on the path (s); 0 if the kernel does not report it."""
     state = link.state
     return state.rtt_s if state is not None else 0.0
 
 
 class _OutgoingPush:
-    """One push under way.  over: set once it has ended or was refused.  outcome: its error, None for success."""
+    """One push in progress.  over: set once the push has ended or was refused.  outcome: its error, None for success."""
 
     def __init__(self, header: bytes, data: memoryview, on_sent: Callable[[], None]) -> None:
         self.header, self.data, self.on_sent = header, data, on_sent
@@ -72,7 +72,7 @@ class _OutgoingPush:
 
 
 class Sending:
-    """Our sockets to all peers.  first: the sockets to which these give way.  up_bytes: data sent since the start."""
+    """Our sockets to all peers.  first: the sockets to which ours give way.  up_bytes: data sent since the start."""
 
     def __init__(self, dial: Dial, limit: RateLimit, first: Sending | None = None) -> None:
         self.dial, self.limit, self._first = dial, limit, first
@@ -107,7 +107,7 @@ class Sending:
             raise push.outcome
 
     def measure(self, offer_bytes_per_s: float, line_bytes_per_s: float, now: float) -> None:
-        """Measure how much each peer takes, and share out our line by it.  Call this every second.
+        """Measure the rate that each peer takes, and share out our line accordingly.  Call this every second.
 
         offer_bytes_per_s: the rate to share out; infinite if our sockets are not to be paced.  line_bytes_per_s: the rate of
         our line; 0 while unknown.
@@ -122,7 +122,7 @@ class Sending:
         self.share_out()
 
     def share_out(self) -> None:
-        """Share out our line among the peers with pushes under way, and the share of each peer among its sockets."""
+        """Share out our line among the peers with pushes in progress, and each peer's share among the peer's sockets."""
         busy = {peer: [lane for lane in lanes if lane.link is not None and lane.busy] for peer, lanes in self._lanes.items()}
         peers = {peer: lanes for peer, lanes in busy.items() if lanes}
         shares = fair_shares(self._offer, [self._flows[peer].takes for peer in peers])
@@ -144,14 +144,14 @@ class Sending:
             self.share_out()
 
     def _note_rest(self) -> None:
-        """Let the sockets that give way to us go on if none of ours moves, even if one is busy with a stalled peer."""
+        """Let the sockets that give way to ours continue if ours move no data, even if one is busy with a stalled peer."""
         if not any(lane.moves for lane in self._all()):
             self._rested.set()
         elif self._rested.is_set():
             self._rested = trio.Event()
 
     async def give_way(self) -> bool:
-        """Wait while others send something urgent, `WAY_S` at most.  Return True if they still do."""
+        """Wait while urgent sockets send, for at most `WAY_S`.  Return True if they are still sending then."""
         if self._first is None or self._first._rested.is_set():
             return False
         with trio.move_on_after(WAY_S) as wait:
@@ -159,7 +159,7 @@ class Sending:
         return wait.cancelled_caught
 
     def frame(self, has_waited: bool) -> int:
-        """Return the largest size of the next frame.  has_waited: its socket has given way for `WAY_S`."""
+        """Return the largest size of the next frame (bytes).  has_waited: True if its socket has given way for `WAY_S`."""
         if not has_waited:
             return self.limit.frame(FRAME_BYTES)
         sockets = max(1, sum(lane.busy for lane in self._all()))
@@ -179,7 +179,7 @@ class Sending:
         return [lane.link for lane in self._all() if lane.link is not None]
 
     def busy_links(self) -> list[Link]:
-        """Return the open links that have something to send or wait for an answer."""
+        """Return the open links that have data to send or wait for an answer."""
         return [lane.link for lane in self._all() if lane.link is not None and lane.busy]
 
     def disconnected(self, peer: PeerId) -> None:
@@ -190,7 +190,7 @@ class Sending:
         self.turned()
 
     def _choose(self, nursery: trio.Nursery, peer: PeerId) -> Lane:
-        """Return an idle socket, else a new one if more are allowed, else the one with the least to send."""
+        """Return an idle socket, else a new one if more are allowed, else the socket with the least data to send."""
         lanes, number = self._lanes.setdefault(peer, []), self._flows[peer].number
         best = min(lanes[:number], key=lambda lane: lane.backlog, default=None)
         if best is None or (best.backlog and len(lanes) < number):
@@ -200,18 +200,21 @@ class Sending:
         return best
 
     def opened(self, peer: PeerId, rtt_s: float) -> None:
-        """Note that a socket to this peer is open.  rtt_s: round-trip time without queues, which our own load may cause."""
+        """Note that a socket to this peer is open.
+
+        rtt_s: round-trip time without queues, because our own load may cause queues.
+        """
         if peer not in self._lanes:
-            return  # the peer left at the same moment
+            return  # the peer disconnected at the same moment
         self._flows[peer].reached(rtt_s)
         if self._offer < inf:
             self.share_out()
 
     def instead(self, peer: PeerId, lane: Lane) -> Lane | None:
-        """Return an open socket for the pushes of `lane`, which could not be opened and is given up; else None."""
+        """Return an open socket for the pushes of `lane`, which could not be opened and is removed; None without one."""
         lanes = self._lanes.get(peer, [])
         if lane not in lanes:
-            return None  # its peer left meanwhile, and may be back
+            return None  # the peer disconnected in the meantime, and may have reconnected
         best = min((other for other in lanes if other.link is not None), key=lambda other: other.backlog, default=None)
         if best is not None:
             lanes.remove(lane)
@@ -220,7 +223,7 @@ class Sending:
 
 
 class Lane:
-    """One socket to a peer, opened when there is something to send.  share: its share of our line in bytes a second."""
+    """One socket to a peer, opened when a push waits.  share: the socket's share of our line (bytes a second)."""
 
     def __init__(self, sending: Sending, peer: PeerId) -> None:
         self.scope = trio.CancelScope()
@@ -252,7 +255,7 @@ class Lane:
         return self.busy and trio.current_time() - self._moved_at < STILL_S
 
     def always_busy(self) -> bool:
-        """Return True if the socket is busy now and was busy at the last call, if there was one."""
+        """Return True if the socket is busy now and was busy at the last call.  The first call looks only at the present."""
         before, self._was_busy = self._was_busy, self.busy
         return before and self._was_busy
 
@@ -263,7 +266,7 @@ class Lane:
             self.link.pace(pace)
 
     def take(self, push: _OutgoingPush) -> None:
-        """Queue a push behind the pushes that wait already."""
+        """Queue a push behind the pushes that already wait."""
         rested, push.lane = not self.busy, self
         if rested:
             self._moved_at = trio.current_time()
@@ -273,7 +276,7 @@ class Lane:
             self._sending.turned()
 
     def drop(self, push: _OutgoingPush) -> None:
-        """Stop reading the data of a push: take it out of the queue, or break the socket that is sending it."""
+        """Stop reading the data of a push: remove it from the queue, or break the socket that is sending it."""
         if push in self._waiting:
             self._waiting.remove(push)
             self._sending.turned()
@@ -313,7 +316,7 @@ class Lane:
                         if self._under_way() > (NEAR_BYTES if rtt_of(link) < LONG_WAY_S else FAR_BYTES):
                             self._answered = trio.Event()
                             await self._answered.wait()
-                            continue  # the waiting push may have been given up meanwhile
+                            continue  # the waiting push may have been dropped in the meantime
                         self._current = self._waiting.popleft()
                         await self._send(link, self._current)
                         self._current = None
@@ -335,7 +338,7 @@ class Lane:
         return sum(len(push.data) for push in self._unanswered.values())
 
     async def _send(self, link: Link, push: _OutgoingPush) -> None:
-        """Send all of a push, or less if the peer refuses it half-way."""
+        """Send a push completely, or stop if the peer refuses it half-way."""
         push.number, self._next = self._next, self._next + 1
         self._unanswered[push.number] = push
         link.put(FrameKind.OPEN, push.number, struct.pack(">Q", len(push.data)) + push.header)

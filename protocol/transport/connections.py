@@ -1,7 +1,7 @@
-"""The connected peers, by the connections of the swarm, and the search for dead connections.
+"""The connected peers, derived from the connections of the swarm, and the search for dead connections.
 
-A peer can have several connections.  It is connected while it has a live connection and is no stranger: we dialled it, or it
-has greeted us.
+A peer can have several connections.  A peer counts as connected while it has a live connection and is not a stranger: we
+dialled it, or it has greeted us.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ if TYPE_CHECKING:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Connections that are over though neither end closed them: our address has changed, or the other end no longer answers.
+# Connections that are dead although neither end closed them: our address has changed, or the other end no longer answers.
 #
-# TCP notices that after a quarter of an hour.  Here a connection is over when our address under it is gone, or when no data
-# that we sent was acknowledged for a while.  That time is shorter if the peer has connected again since, as it does when its
-# address has changed.  A peer is connected anew before its old connection is closed, so that no part of the program takes it
-# for gone, and a running exchange continues.
+# TCP notices a dead connection only after a quarter of an hour.  Here a connection is dead if its local address is gone, or
+# if no data that we sent was acknowledged for `SILENT_S`.  That time is only `REPLACED_S` if the peer has connected again
+# since, as it does when its address has changed.  If our address is gone, we reconnect to the peer before we close its old
+# connection, so that no part of the program takes the peer for gone, and a running exchange continues.
 
 
 LOOK_S = 1.0
 SILENT_S = 20.0
-"""Seconds without an acknowledgement after which a connection is over; also seconds for which we try to connect anew before
-we close it."""
+"""Seconds without an acknowledgement after which a connection is dead; also seconds for which we try to reconnect before we
+close a connection."""
 REPLACED_S = 2.0
-"""Seconds without an acknowledgement after which a connection is over if its peer has connected again since."""
+"""Seconds without an acknowledgement after which a connection is dead if its peer has connected again since."""
 
 
 class Silences:
@@ -52,7 +52,8 @@ class Silences:
     def silent_s(self, connection: object, acked_bytes: int, unacked: int, now: float) -> float:
         """Return the seconds for which sent data on a connection was not acknowledged.
 
-        acked_bytes: acknowledged since the connection began.  unacked: segments on their way.  now: trio time.
+        acked_bytes: bytes acknowledged since the connection began.  unacked: number of segments not acknowledged.  now: trio
+        time.
         """
         before = self._since.get(connection)
         if not unacked or before is None or before[0] != acked_bytes:
@@ -67,8 +68,8 @@ class Silences:
 class DeadEnds:
     """The search for dead connections, while `run` runs.
 
-    renew: connects anew to a connected peer; returns True on success.  close: ends a connection.  on_renewed: called when a
-    peer's old connection is closed and a newer one exists, with True if our address under the old one was gone.
+    renew: opens a new connection to a connected peer; returns True on success.  close: ends a connection.  on_renewed:
+    called when a peer's old connection was closed and a newer one exists, with True if the old one's local address was gone.
     """
 
     def __init__(
@@ -83,15 +84,15 @@ class DeadEnds:
         self.addresses = addresses
         self._silences = Silences()
         self._ours: set[Address] = set()
-        """Our addresses under connections that the system has listed: it may not list every address that it uses."""
+        """Local addresses of connections that the system has listed; it may not list every address that it uses."""
         self._sockets: dict[Connection, Socket | None] = {}
-        """The sockets of all connections: finding one under the library's layers takes longer than asking it."""
+        """The sockets of all connections, kept because finding a socket under the library's layers takes long."""
         self._ending: dict[Connection, bool] = {}
-        """Connections that are over and not closed yet; True while we connect anew because our address is gone."""
+        """Dead connections that are not closed yet; True while we reconnect because our address is gone."""
 
     @property
     def is_moving(self) -> bool:
-        """True while an address of ours is gone and not every peer under it is connected anew."""
+        """True while one of our addresses is gone and not every peer connected through it is reconnected."""
         return any(self._ending.values())
 
     async def run(self) -> None:
@@ -104,7 +105,7 @@ class DeadEnds:
                     nursery.start_soon(self._end, peer, connection, has_moved)
 
     def _over(self) -> list[tuple[PeerId, Connection, bool]]:
-        """Return the connections that are newly over, each with its peer first, and True if our address is gone."""
+        """Return (peer, connection, has_moved) for each newly dead connection; has_moved: our address is gone."""
         now, all_of_them = trio.current_time(), list(self._all())
         self._silences.keep({connection for _, connection, _ in all_of_them})
         before = self._sockets
@@ -147,7 +148,7 @@ class DeadEnds:
             del self._ending[connection]
 
     def _has_another(self, peer: PeerId, connection: Connection) -> bool:
-        """Return True if the newest connection of the peer is another one."""
+        """Return True if the peer's newest connection is not `connection`."""
         return any(other == peer and newest and each is not connection for other, each, newest in self._all())
 
 
@@ -160,22 +161,22 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Gone:
-    """The peer has no connection left, not even as a stranger."""
+    """The change to a peer without any connection, not even as a stranger."""
 
 
 @dataclass(frozen=True)
 class Banned:
-    """The peer is banned, and its connections must be closed."""
+    """The state of a banned peer whose connections must be closed."""
 
 
 @dataclass(frozen=True)
 class Connected:
-    """The peer has become connected."""
+    """The change to a connected peer."""
 
 
 @dataclass(frozen=True)
 class Disconnected:
-    """The peer is no longer connected, after `lasted_s`."""
+    """The change to a peer that is no longer connected.  lasted_s: seconds for which the peer was connected."""
 
     lasted_s: float
 
@@ -197,7 +198,7 @@ class Connections:
         return len(self._since)
 
     def peers(self) -> list[PeerId]:
-        """Return the connected peers, the longest connected first."""
+        """Return the connected peers, beginning with the peer that has been connected longest."""
         return list(self._since)
 
     def update(self, peer: PeerId) -> list[Change]:
@@ -216,7 +217,7 @@ class Connections:
         return changes
 
     def address_group_of(self, peer: PeerId) -> str | None:
-        """Return the group of addresses from which `peer` is connected, as for inbound connections; None if unknown."""
+        """Return the address group from which `peer` is connected (`address_group`, `relayed_group`); None if unknown."""
         relay: PeerId | None = None
         for connection in self._swarm.connections.get(library_id(peer), []):
             address, relay = remote_end(connection), way_of(connection).relay or relay
@@ -225,7 +226,7 @@ class Connections:
         return relayed_group(relay) if relay is not None else None
 
     def address_groups(self) -> dict[PeerId, str]:
-        """Return the connected peers whose group of addresses is known, with the group, without peers behind relays."""
+        """Return the address group of each connected peer, without peers behind relays or in unknown groups."""
         found = {peer: self.address_group_of(peer) for peer in self._since}
         return {peer: group for peer, group in found.items() if group is not None and not group.startswith(RELAYED_BY)}
 

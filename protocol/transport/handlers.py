@@ -1,6 +1,6 @@
-"""Handlers of remote messages: how a component declares them, and the guard under which they run.
+"""Handlers of remote messages: their declarations in a component, and the guard under which they run.
 
-A component declares beside a method which messages the method takes:
+A component declares the messages that a method handles with a decorator:
 
     @hears(Heartbeat)
     def hear_heartbeat(self, said: Statement[Heartbeat]) -> Acceptance: ...
@@ -43,7 +43,7 @@ _DECLARED = "_declared"
 
 @dataclass(frozen=True)
 class Statement(Generic[B]):
-    """A statement whose form and signature hold.  by: the peer that brought it to us."""
+    """A statement with a valid form and signature.  by: the peer that delivered the statement to us."""
 
     sender: PeerId
     body: B
@@ -52,13 +52,13 @@ class Statement(Generic[B]):
 
     @property
     def raw(self) -> bytes:
-        """Signed bytes as they travel."""
+        """The signed bytes as they are sent."""
         return self.envelope.raw
 
 
 @dataclass(frozen=True)
 class Hears:
-    """Declaration for gossiped statements.  anyone: takes also those of peers that are not admitted, or ejected."""
+    """Declaration for gossiped statements.  anyone: True to accept senders that are ejected or not admitted."""
 
     kind: type[Body]
     anyone: bool
@@ -73,7 +73,7 @@ class HearsNews:
 
 @dataclass(frozen=True)
 class IsTold:
-    """Declaration for statements that a peer brings to us alone, as a question that is only acknowledged."""
+    """Declaration for statements that a peer sends only to us, in a question that we only acknowledge."""
 
     question: str
     kind: type[Body]
@@ -82,7 +82,7 @@ class IsTold:
 
 @dataclass(frozen=True)
 class Answers:
-    """Declaration for questions.  form: None if the question is its name alone.  anyone: needs no greeting before."""
+    """Declaration for questions.  form: None if a question has no data.  anyone: True if the asker need not have greeted."""
 
     question: str
     form: type[Body] | None
@@ -93,7 +93,7 @@ class Answers:
 class Lands:
     """Declaration for pushes, at their beginning or their end.
 
-    read: returns what the method takes as its header; None for the pushes of other components.
+    read: parses a header for the method; returns None for the pushes of other components.
     """
 
     read: Callable[[bytes], Any]
@@ -122,20 +122,21 @@ def _declare(*declarations: Declaration) -> Callable[[Method], Method]:
 def hears(*kinds: type[Body], anyone: bool = False) -> Callable[[Method], Method]:
     """Declare a method `(statement) -> Acceptance` for gossiped statements of these kinds.
 
-    anyone: the method judges the sender itself; otherwise senders are admitted and not ejected.
+    anyone: True if the method checks the sender itself; otherwise the router accepts only admitted senders that are not
+    ejected.
     """
     return _declare(*(Hears(kind, anyone) for kind in kinds))
 
 
 def hears_news(kind: type[Body]) -> Callable[[Method], Method]:
-    """Declare a method `(statement) -> None` for gossiped statements that their handler found to be news."""
+    """Declare a method `(statement) -> None` for gossiped statements that the handler of their kind accepted as new."""
     return _declare(HearsNews(kind))
 
 
 def is_told(question: str, kind: type[Body], *, max_bytes: int = MAX_ENVELOPE_BYTES) -> Callable[[Method], Method]:
-    """Declare an async method `(statement) -> None` for statements that a peer brings to us alone.
+    """Declare an async method `(statement) -> None` for statements that a peer sends only to us.
 
-    The sender of the statement may be another peer than the one that brings it.  The method may raise `Refused`.
+    The peer that delivers a statement need not be the statement's sender.  The method may raise `Refused`.
     """
     return _declare(IsTold(question, kind, max_bytes))
 
@@ -143,28 +144,29 @@ def is_told(question: str, kind: type[Body], *, max_bytes: int = MAX_ENVELOPE_BY
 def answers(question: str, form: type[Body] | None, *, anyone: bool = False) -> Callable[[Method], Method]:
     """Declare an async method `(peer, question) -> bytes` that answers questions; without a form, a method `(peer)`.
 
-    anyone: also peers that have not greeted may ask.  The method raises `Refused` if there is no answer, or `Malformed`.
+    anyone: True if peers that have not greeted may also ask.  The method may raise `Refused` if it has no answer, or
+    `Malformed`.
     """
     return _declare(Answers(question, form, anyone))
 
 
 def lands(read: Callable[[bytes], Any]) -> Callable[[Method], Method]:
-    """Declare an async method `(peer, header, size) -> Landing | None` for beginning pushes whose header `read` knows."""
+    """Declare an async method `(peer, header, size) -> Landing | None` for the beginning of pushes that `read` parses."""
     return _declare(Lands(read, at_end=False))
 
 
 def landed(read: Callable[[bytes], Any]) -> Callable[[Method], Method]:
-    """Declare an async method `(peer, header, landing) -> None` for ended pushes whose header `read` knows."""
+    """Declare an async method `(peer, header, landing) -> None` for the end of pushes that `read` parses."""
     return _declare(Lands(read, at_end=True))
 
 
 def at(moment: PeerMoment) -> Callable[[Method], Method]:
-    """Declare a method `(peer) -> None` for a moment in the life of each connection."""
+    """Declare a method `(peer) -> None` that is called at a moment in the life of each connection."""
     return _declare(moment)
 
 
 def declarations(component: type) -> Iterator[tuple[str, Declaration]]:
-    """Yield the name and the declarations of each method of a class that handles messages."""
+    """Yield the name of a method and one of its declarations, for all declarations of the methods of a class."""
     for name in dir(component):
         for declaration in getattr(getattr(component, name), _DECLARED, ()):
             yield name, declaration
@@ -173,9 +175,9 @@ def declarations(component: type) -> Iterator[tuple[str, Declaration]]:
 # ------------------------------------------------------------------------------------------------------------------------
 # The guard: the one place that catches errors while a remote message is handled.
 #
-# A statement is accepted, or dropped with an event, or is proof of a lie.  A handler that raises instead shows a mistake of
-# ours, which a peer may have found.  The error costs this peer an event and the sender its connection, but never a nursery:
-# every `Exception` ends here.  A failure of our own computer (a file, memory) is not held against the sender.
+# A statement is accepted, or dropped with an event, or is proof of a lie.  A handler that raises instead has a bug, which a
+# peer may have found.  We then emit an event and disconnect the sender, but no nursery ends, because every `Exception` is
+# caught here.  We do not disconnect the sender for a failure of our own computer (a file, memory).
 
 
 REASON_CHARS = 160
@@ -187,9 +189,9 @@ log = logging.getLogger(__name__)
 
 
 class Guard:
-    """Runs the handlers of one node, and the tasks that they start.
+    """The guard around the handlers of one node, and the tasks that they start.
 
-    failures: number of messages that made a handler raise.
+    failures: number of messages whose handler raised an error.
     """
 
     def __init__(self, session: Session) -> None:
@@ -204,7 +206,7 @@ class Guard:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[trio.Nursery]:
-        """Start tasks inside the context, in the nursery that it yields.  Before and after, none is started."""
+        """Allow `start` inside the context, which yields the nursery of the tasks.  Outside it, `start` does nothing."""
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
@@ -213,19 +215,19 @@ class Guard:
             self._nursery = None
 
     def start(self, task: Callable[[*Arguments], Awaitable[None]], *arguments: *Arguments) -> None:
-        """Start a task that the sender of a message does not wait for, if open."""
+        """Start a task, for which the sender of a message does not wait; do nothing if the guard is not open."""
         if self._nursery is not None:
             self._nursery.start_soon(task, *arguments)
 
     def watch(self, sender: PeerId, what: str, *, passing: tuple[type[Exception], ...] = ()) -> HandlerScope:
-        """Return a context in which to handle a statement of `sender`; what: its kind.
+        """Return a context for handling a statement of `sender`; what: the kind of the statement.
 
-        An error ends it early.  Cancellation, refusals and `passing` go through.
+        The context catches errors and ends early.  Cancellation, refusals and exceptions in `passing` propagate.
         """
         return HandlerScope(self, sender, what, (Refused, *passing))
 
     def failed(self, sender: PeerId, what: str, error: Exception) -> None:
-        """Count a failure, tell of it, and drop the connection of its sender."""
+        """Count a failure, log and emit it, and disconnect the sender unless our own computer failed."""
         self.failures += 1
         log.warning("a %s of %s made its handler fail", what, sender, exc_info=error)
         self._session.emit(HandlerFailed(sender, what, _sentence(error), 1))
@@ -274,7 +276,7 @@ def _first(group: BaseExceptionGroup[BaseException], wanted: Callable[[BaseExcep
 
 
 def _sentence(error: Exception) -> str:
-    """Describe the error and the place where it was raised."""
+    """Describe an error and its place in the code."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {error}"[:REASON_CHARS] + where

@@ -1,8 +1,9 @@
 """The inbound connections of a swarm: accepted here, and served or closed as `inbound_policy` decides.
 
-This replaces the library's own handling.  Version 0.8.1 takes one of 256 tokens of a limiter for each inbound connection and
-returns it only when the whole swarm ends, so after 256 connections it accepts no more.  Here a connection is one task, from
-the accepted socket to the end of the connection; however it ends, its place becomes free and its socket is closed.
+This module replaces the library's own handling.  Version 0.8.1 takes one of a limiter's 256 tokens for each inbound
+connection and returns the token only when the whole swarm ends, so after 256 connections it accepts no more.  Here a
+connection is one task, from the accepted socket to the end of the connection.  In every case the task's end frees the place
+of the connection and closes its socket.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ from protocol.transport.sockets import Way, marked_stream, raw_connection, remot
 from protocol.wire.identity import PeerId
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Events that sum up closed inbound connections: the first at once, then at most one a minute.
+# Events that sum up closed inbound connections: the first event at once, then at most one a minute.
 
 
 EVENT_EVERY_S = 60.0
 MAX_ADDRESSES = 256
-"""Addresses counted one by one between two events."""
+"""Most addresses that are counted separately between two events."""
 
 
 class CloseSummary:
-    """The counts of closed connections between two events.  Callers tell it the time (s, monotonic)."""
+    """The counts of closed connections between two events.  Callers pass in the time (s, monotonic)."""
 
     def __init__(self) -> None:
         self._reasons: Counter[CloseReason] = Counter()
@@ -44,7 +45,7 @@ class CloseSummary:
         self._last_event_at = -math.inf
 
     def count(self, address: str, reason: CloseReason) -> None:
-        """Count a closed connection, unless its own peer has replaced it."""
+        """Count a closed connection, unless the same peer has newer connections."""
         if reason is CloseReason.SURPLUS:
             return
         self._reasons[reason] += 1
@@ -53,7 +54,7 @@ class CloseSummary:
 
     @property
     def due_at(self) -> float:
-        """The time when the next event is due; infinite while there is nothing to report."""
+        """The time at which the next event is due; infinite while there is nothing to report."""
         return self._last_event_at + EVENT_EVERY_S if self._reasons else math.inf
 
     def take(self, now: float) -> StrangersClosed | None:
@@ -72,23 +73,23 @@ class CloseSummary:
 
 
 PAUSE_PER_CONNECTION_S = 50e-6
-"""Pause between two steps of the policy, for each connection: a step takes 1 or 2 us for each."""
+"""Pause between two steps of the policy, for each connection: a step takes 1 or 2 µs for each connection."""
 RELAYED_BY = "relayed by "
-"""Prefix of the group of a relay: all connections through one relay count as those of one address."""
+"""Prefix of a relay's address group: all connections through one relay count as connections from one address."""
 LATE_S = 0.1
-"""Delay of a task's waking above which the processor is overloaded."""
+"""Delay of a task's wake-up above which the processor counts as overloaded (s)."""
 OVERLOAD_S = 1.0
-"""Seconds after that in which fewer handshakes begin."""
+"""Seconds after such a delay during which fewer handshakes begin."""
 _TCP_ESTABLISHED = 1
 
 Door = Callable[[trio.socket.SocketType, str], Awaitable[None]]
-"""Function that serves a socket from this group of addresses to its end.  It may raise anything."""
+"""Function that serves a socket until the socket's end, given its address group.  It may raise anything."""
 
 log = logging.getLogger(__name__)
 
 
 class _Accepted:
-    """The task of one connection: `handshake` lets its handshake begin, `scope` ends it."""
+    """The task of one connection.  handshake: set to let the handshake begin.  scope: cancelled to end the task."""
 
     def __init__(self, sock: trio.socket.SocketType) -> None:
         self.sock = sock
@@ -97,10 +98,10 @@ class _Accepted:
 
 
 class InboundConnections:
-    """The inbound connections of one swarm.  `attach`, then `run`.
+    """The inbound connections of one swarm.  Call `attach`, then `run`.
 
-    members: tells members from strangers.  on_closed: told of closed connections, in sums.  doors: handlers, by first byte,
-    of sockets that are not libp2p connections; each has its own limits.
+    members: tells members from strangers.  on_closed: called with sums of closed connections.  doors: handlers of sockets
+    that are not libp2p connections, by the first byte; each handler has its own limits.
     """
 
     def __init__(
@@ -153,12 +154,12 @@ class InboundConnections:
                 self._policy.closed(number)
 
     def welcome(self, peer: PeerId) -> None:
-        """Treat all connections of a peer as greeted, as it has greeted us and was admitted."""
+        """Treat all connections of a peer as greeted, because the peer has greeted us and was admitted."""
         self._policy.welcome(peer)
         self._changed.set()
 
     def revoke(self, peer: PeerId) -> None:
-        """Treat the next connections of a peer as a stranger's again."""
+        """Treat later connections of a peer as a stranger's again."""
         self._policy.revoke(peer)
 
     def has_greeted(self, peer: PeerId) -> bool:
@@ -170,13 +171,13 @@ class InboundConnections:
         return self._policy.count(*stages)
 
     async def _serve(self, stream: AcceptedStream, listening_at: Address) -> None:
-        """Serve an accepted connection as the library's handler.  Raises nothing."""
+        """Serve an accepted connection for the library.  Raises nothing."""
         await self._from(group_at_the_other_end(stream.stream.socket), stream, listening_at)
 
     async def take(self, socket: trio.SocketStream, address: str, way: Way) -> None:
-        """Serve a socket from a peer that did not come to our listening port, as if we had accepted it there.
+        """Serve a peer's socket that did not arrive at our listening port, as if we had accepted it there.
 
-        address: the group of addresses for which it counts.  Raises nothing.
+        address: the address group for which the socket counts.  Raises nothing.
         """
         from multiaddr import Multiaddr
 
@@ -212,7 +213,7 @@ class InboundConnections:
     async def _through_all_stages(
         self, number: int, accepted: _Accepted, stream: AcceptedStream, listening_at: Address
     ) -> None:
-        """Take a connection, whose first byte has arrived, through all stages to its end."""
+        """Handle a connection, whose first byte has arrived, through all stages until its end."""
         self._policy.received(number, trio.current_time())
         self._changed.set()
         await accepted.handshake.wait()
@@ -225,16 +226,16 @@ class InboundConnections:
 
 
 def group_at_the_other_end(sock: trio.socket.SocketType) -> str:
-    """Return the group of addresses for which a socket counts; the other end may have closed it.
+    """Return the address group for which a socket counts; "unknown" if the other end has closed the socket.
 
-    We ask the socket, as the library does not know IPv6 here.
+    We ask the socket, because the library does not support IPv6 here.
     """
     end = remote_end_of(sock)
     return address_group(end[0] if end is not None else None)
 
 
 def _is_closed(sock: trio.socket.SocketType) -> bool:
-    """Return True if the other end has closed a connection that we still read; False if the kernel does not tell."""
+    """Return True if the other end has closed a connection that we still read; False if the kernel cannot tell us."""
     if not hasattr(socket, "TCP_INFO"):
         return False
     try:
@@ -245,12 +246,12 @@ def _is_closed(sock: trio.socket.SocketType) -> bool:
 
 
 def relayed_group(relay: PeerId) -> str:
-    """Return the group of addresses for which connections through this relay count."""
+    """Return the address group for which connections through this relay count."""
     return f"{RELAYED_BY}{relay}"
 
 
 def address_group(host: str | None) -> str:
-    """Return the group of addresses that count as one: an IPv4 address, or a /64 network of IPv6, which one host may own."""
+    """Return the address group of a host: an IPv4 address, or a /64 network of IPv6, which may belong to one computer."""
     if host is None:
         return "unknown"
     try:

@@ -1,12 +1,14 @@
-"""The policy that serves or closes inbound connections.  Pure: callers tell it the events and the time.
+"""The policy that serves or closes inbound connections.  It does no I/O: callers pass in the events and the time.
 
-An inbound connection goes through four stages: it is open and has sent nothing; it is queued for a handshake; its peer is a
-stranger (during the handshake and until it greets us); its peer has greeted us.  Open and queued connections cost a socket.
-A handshake costs milliseconds of a processor, so handshakes have an allowance.  Strangers have few places and little time.
+An inbound connection goes through four stages.  It is open and has sent nothing; it is queued for a handshake; its peer is a
+stranger, during the handshake and until it greets us; its peer has greeted us.  Each open or queued connection costs a
+socket.  A handshake costs milliseconds of a processor, so handshakes have an allowance.  Strangers get few places and little
+time.
 
-Places and handshakes are shared out by address: an address with many connections waits for and displaces its own.  Between
-equally crowded addresses, one that a member has used comes first, then one that another greeted peer has used, so that no
-crowd of strangers keeps a member out.  Among greeted peers, a member's connection is closed only if no other peer's is left.
+Places and handshakes go to the address with the fewest strangers first, and if room is needed, the address with the most
+connections loses one.  Between equally crowded addresses, an address used by a member comes first, then an address used by
+another greeted peer, so that a crowd of strangers cannot keep a member out.  Among greeted peers, a member's connection is
+closed only if no other peer's is left.
 """
 
 from __future__ import annotations
@@ -22,15 +24,15 @@ from protocol.transport.rate_limit import Allowance, TokenBucket
 from protocol.wire.identity import PeerId
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Addresses that greeted peers have used: they come first among equally crowded addresses.
+# Addresses that greeted peers have used, which come first among equally crowded addresses.
 #
-# A peer vouches for a few addresses only, and addresses of members are never forgotten to make room for strangers' ones:
-# otherwise one key that connects from thousands of addresses would push out all others.
+# A peer can make only a few addresses trusted, and a stranger's address never replaces a member's.  Otherwise one key that
+# connects from thousands of addresses would displace all other addresses.
 
 
 MAX_ADDRESSES_PER_PEER = 4
 MAX_PEERS = 1024
-"""Members remembered, and as many strangers; the least recent is forgotten first."""
+"""Most members remembered, and most strangers; the least recent peer is forgotten first."""
 
 _Known = OrderedDict[PeerId, OrderedDict[str, None]]
 
@@ -51,7 +53,7 @@ class TrustedAddresses:
         return len(self._ranked())
 
     def rank(self, address: str) -> int:
-        """Return 2 if a member has used the address, 1 if another greeted peer has, else 0."""
+        """Return 2 if a member has used the address, 1 if another greeted peer has used it, else 0."""
         return self._ranked().get(address, 0)
 
     def note(self, peer: PeerId, address: str) -> None:
@@ -83,45 +85,45 @@ def _put(addresses: OrderedDict[str, None], address: str, most: int) -> None:
 
 
 MAX_REMEMBERED = 4096
-"""Greeted peers remembered; the least recent is forgotten first, strangers before members."""
+"""Most greeted peers remembered; strangers are forgotten before members, the least recent first."""
 STEP_AGAIN_S = 0.05
 """Seconds until the next step while a connection is queued."""
 
 
 RESERVED_FILES = 640
-"""Files left for links that carry chunks, for connections that we open, and for our own files."""
+"""Open files reserved for links that carry chunks, for connections that we open, and for our own files."""
 
 
 @dataclass(frozen=True)
 class InboundLimits:
-    """Limits on the number of inbound connections in each stage, and on their time there (s)."""
+    """Limits on the number of inbound connections in each stage, and on their time in it (s)."""
 
     queue: int = 256
-    """Connections that are open or queued."""
+    """Most connections that are open or queued."""
     first_byte_s: float = 5.0
-    """Time from the opening to the first byte."""
+    """Longest time from the opening to the first byte."""
     queued_s: float = 15.0
     fresh_s: float = 6.0
-    """Time in the queue after which a connection comes after all others of its address: its peer will soon give up."""
+    """Time in the queue after which newer connections of the same address go first: the older one's peer soon gives up."""
     strangers: int = 256
-    """Strangers, which take about 50 KB of memory each."""
+    """Most strangers; each takes about 50 KB of memory."""
     strangers_per_address: int = 128
     greeting_s: float = 10.0
-    """Time from the beginning of the handshake to the greeting; enough to ping and identify."""
+    """Longest time from the beginning of the handshake to the greeting; enough to ping and identify."""
     protected_s: float = 4.0
-    """Time for which a stranger is not closed to make room, from the beginning of its handshake and again from its end: long
-    enough to greet.  A connection from a trusted address may displace it all the same."""
+    """Time for which a stranger is not displaced, counted from the beginning of its handshake and again from the end: long
+    enough to greet.  A connection from a trusted address may displace the stranger during this time too."""
     greeted: int = 256
     per_peer: int = 4
-    """Connections of one peer.  Two peers that dial each other have two; more are left over from a link that broke."""
+    """Most connections of one peer.  Two peers that dial each other have two; more are leftovers of broken links."""
     handshakes: Allowance = Allowance(25, math.inf, 4)
-    """Handshakes, which take about 7 ms of a processor each."""
+    """Allowance of handshakes; each takes about 7 ms of a processor."""
     overload_price: float = 5.0
-    """Factor by which a handshake takes more of the allowance while the processor is overloaded."""
+    """Handshakes of the allowance that one handshake uses up while the processor is overloaded."""
 
     @classmethod
     def within(cls, files: int) -> InboundLimits:
-        """Return the usual limits, or smaller ones for a process that may have only `files` files and sockets open."""
+        """Return the default limits, or smaller ones if the process may open only `files` files and sockets."""
         each = max(16, min(cls.queue, (files - RESERVED_FILES) // 3))
         return cls(queue=each, strangers=each, strangers_per_address=each // 2, greeted=each)
 
@@ -136,7 +138,7 @@ class Stage(Enum):
 
 
 class CloseReason(Enum):
-    """The reason why a connection was closed."""
+    """The reason for closing a connection."""
 
     SILENT = "did not greet in time"
     CROWDED = "there was no room"
@@ -145,7 +147,11 @@ class CloseReason(Enum):
 
 @dataclass
 class InboundDecision:
-    """The actions due now: handshakes to begin and connections to close, by number.  again_at: time of the next step."""
+    """The actions due now.
+
+    handshake: numbers of the connections whose handshake begins.  close: reasons by number of the connections to close.
+    again_at: time of the next step.
+    """
 
     handshake: list[int] = field(default_factory=list)
     close: dict[int, CloseReason] = field(default_factory=dict)
@@ -157,7 +163,7 @@ class _Connection:
     number: int
     address: str
     since: float
-    """The time when its stage began."""
+    """Time at which the present stage began."""
     protected_from: float = 0.0
     stage: Stage = Stage.OPENED
     peer: PeerId | None = None
@@ -166,8 +172,8 @@ class _Connection:
 class InboundPolicy:
     """The inbound connections to our peer, by increasing numbers.
 
-    members: tells members from strangers.  on_closed: told the address and the reason for each connection that a decision
-    closes.
+    members: tells members from strangers.  on_closed: called with the address and the reason for each connection that a
+    decision closes.
     """
 
     def __init__(
@@ -190,7 +196,7 @@ class InboundPolicy:
         self._connections[number] = _Connection(number, address, now)
 
     def received(self, number: int, now: float) -> None:
-        """Queue a connection for a handshake, as its first byte has arrived."""
+        """Queue a connection for a handshake, because its first byte has arrived."""
         connection = self._connections.get(number)
         if connection is not None and connection.stage is Stage.OPENED:
             connection.stage, connection.since = Stage.QUEUED, now
@@ -204,7 +210,7 @@ class InboundPolicy:
                 self._promote(connection, peer)
 
     def welcome(self, peer: PeerId) -> None:
-        """Treat all connections of a peer as greeted, as it has greeted us and was admitted."""
+        """Treat all connections of a peer as greeted, because the peer has greeted us and was admitted."""
         self._greeted[peer] = None
         self._greeted.move_to_end(peer)
         if len(self._greeted) > MAX_REMEMBERED:
@@ -215,7 +221,7 @@ class InboundPolicy:
                 self._promote(connection, peer)
 
     def revoke(self, peer: PeerId) -> None:
-        """Treat the next connections of a peer as a stranger's again."""
+        """Treat later connections of a peer as a stranger's again."""
         self._greeted.pop(peer, None)
 
     def has_greeted(self, peer: PeerId) -> bool:
@@ -223,7 +229,7 @@ class InboundPolicy:
         return peer in self._greeted
 
     def closed(self, number: int) -> None:
-        """Forget a connection that has ended, at either end."""
+        """Forget a connection that either end has closed."""
         self._connections.pop(number, None)
 
     def count(self, *stages: Stage) -> int:
@@ -233,9 +239,9 @@ class InboundPolicy:
     # -- decisions ----------------------------------------------------------------------------------------------------
 
     def step(self, now: float, overloaded: bool = False) -> InboundDecision:
-        """Return the actions due by `now`.  Connections to be closed are forgotten here at once.
+        """Return the actions due by `now`, and forget the connections that must be closed.
 
-        overloaded: this process gets less of the processor than it needs.
+        overloaded: True if this process gets less processor time than it needs.
         """
         decision = InboundDecision()
         self._close_overdue(now, decision)
@@ -270,9 +276,9 @@ class InboundPolicy:
                 return math.inf
 
     def _close_surplus(self, decision: InboundDecision) -> None:
-        """Close the oldest connections of a peer over its limit, and the newest greeted ones from the busiest address.
+        """Close a peer's oldest connections over its limit, then the newest greeted ones of the busiest address.
 
-        Members' connections are closed last.
+        Of the greeted connections, members' connections are closed last.
         """
         peers = Counter(connection.peer for connection in self._connections.values() if connection.peer is not None)
         for connection in list(self._connections.values()):
@@ -288,7 +294,7 @@ class InboundPolicy:
             self._close(newest, CloseReason.CROWDED, decision)
 
     def _shorten_queue(self, decision: InboundDecision) -> None:
-        """Close silent connections, oldest first, then queued ones, newest first, each from the busiest address."""
+        """Close the oldest silent connections, then the newest queued ones, each from the address with the most of them."""
         too_many = self.count(Stage.OPENED, Stage.QUEUED) - self._limits.queue
         if too_many <= 0:
             return
@@ -319,7 +325,7 @@ class InboundPolicy:
             decision.handshake.append(connection.number)
 
     def _next(self, now: float) -> tuple[_Connection, _Connection | None] | None:
-        """Return the connection whose handshake begins next and the stranger that it displaces, if any; None if none can."""
+        """Return the connection whose handshake begins next, and the stranger that it displaces; None if none can begin."""
         limits = self._limits
         strangers = list(self._in(Stage.STRANGER))
         inside = Counter(stranger.address for stranger in strangers)
@@ -335,7 +341,7 @@ class InboundPolicy:
         return None
 
     def _candidates(self, inside: Counter[str], now: float) -> list[_Connection]:
-        """Return one queued connection of each address, the address with the fewest strangers first."""
+        """Return one queued connection from each address, beginning with the address with the fewest strangers."""
         first: dict[str, _Connection] = {}
         for connection in self._in(Stage.QUEUED):
             if not self._is_fresh(first.get(connection.address), now):
@@ -348,11 +354,11 @@ class InboundPolicy:
     # -- the connections ----------------------------------------------------------------------------------------------
 
     def _in(self, *stages: Stage) -> Iterator[_Connection]:
-        """Return the connections in any of these stages, the oldest first."""
+        """Return the connections in any of these stages, oldest first."""
         return (connection for connection in self._connections.values() if connection.stage in stages)
 
     def _of_busiest(self, connections: list[_Connection]) -> list[_Connection]:
-        """Return the connections from the address that has the most of them, in their order."""
+        """Return the connections from the address with the most connections, in the given order."""
         counts = Counter(connection.address for connection in connections)
         busiest = max(counts, key=lambda address: (counts[address], -self._trusted.rank(address)))
         return [connection for connection in connections if connection.address == busiest]

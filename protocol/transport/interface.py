@@ -1,14 +1,14 @@
-"""The interface of a network, as the protocol uses it.
+"""The interface between the protocol and a network.
 
-Protocol code calls a `Network` and is called back through `Handlers`; it cannot tell libp2p
-(`protocol.transport.network`) from the simulated network (`protocol.transport.simulated`).  A network carries or reports:
+Protocol code calls a `Network` and is called back through `Handlers`; it works the same over libp2p
+(`protocol.transport.network`) and the simulated network (`protocol.transport.simulated`).  A network carries or reports:
 
 * gossip: small signed envelopes to every peer of the run, validated before they are forwarded;
 * requests: one question, one answer, between two peers, with a deadline;
-* pushes: large chunks straight into a buffer that the receiver names, over the bulk data plane;
+* pushes: large chunks straight into a buffer that the receiver provides, over the bulk data plane;
 * peer events: a peer is connected, or is no longer connected.
 
-The only times here are the deadlines passed in (trio's clock).
+The only times in this interface are the timeouts passed in (s, trio's clock).
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ MAX_PUSH_BYTES = 64 << 20
 
 
 class NetworkError(Exception):
-    """An operation between two peers failed; the text is one sentence."""
+    """The failure of an operation between two peers; the text is one sentence."""
 
 
 class Unreachable(NetworkError):
-    """The peer cannot be reached now, or the deadline passed."""
+    """The error for a peer that cannot be reached now, or did not answer before the deadline."""
 
 
 MALFORMED = "the message is malformed"
@@ -44,9 +44,10 @@ MALFORMED = "the message is malformed"
 
 
 class Refused(NetworkError):
-    """The peer refused; the text is its reason (at most 300 characters).
+    """A peer's refusal; the text is the peer's reason (at most 300 characters).
 
-    The text leaves the computer: it is a fixed sentence, with public values at most, never the text of another error.
+    The text is sent to another computer: it is a fixed sentence that contains only public values, never the text of another
+    error.
     """
 
 
@@ -89,9 +90,9 @@ class Traffic:
 
 
 class Landing:
-    """The destination of a push: a writable `buffer` of exactly its size.
+    """The destination of a push: a writable `buffer` of exactly the push's size.
 
-    When the push is complete, the network runs `check` on the buffer, maybe in a worker thread, and leaves the result in
+    When the push is complete, the network runs `check` on the buffer, possibly in a worker thread, and stores the result in
     `found`.  on_bytes: called whenever some of the data has arrived.
     """
 
@@ -113,9 +114,9 @@ class Landing:
 
 
 class Members(Protocol):
-    """The test that tells members from strangers.  A new key is a stranger's, and many strangers may be one person.
+    """The test that tells members from strangers.  A new key is a stranger, and many strangers may be one person.
 
-    Wherever peers share a limited number of places, strangers take none from members.
+    Wherever peers share a limited number of places, strangers never take a member's place.
     """
 
     def has_member(self, peer: PeerId) -> bool:
@@ -127,7 +128,7 @@ class Handlers(Members, Protocol):
     """The callbacks of a network.  They may raise only the exceptions named here."""
 
     def on_gossip(self, forwarder: PeerId, data: bytes) -> Acceptance:
-        """Judge a gossip message before it is forwarded."""
+        """Accept, ignore or reject a gossip message before it is forwarded."""
         ...
 
     async def on_request(self, peer: PeerId, kind: str, data: bytes) -> bytes:
@@ -137,19 +138,19 @@ class Handlers(Members, Protocol):
     async def open_push(self, peer: PeerId, header: bytes, size: int) -> Landing | None:
         """Return the destination of a push of `size` bytes that is about to arrive, or None to refuse it.
 
-        May wait for a free buffer for a bounded time; the sender is held back meanwhile.
+        May wait for a free buffer for a limited time, during which the sender is held back.
         """
         ...
 
     async def finish_push(self, peer: PeerId, header: bytes, landing: Landing | None) -> None:
-        """Take up the complete push that `open_push` accepted.  landing: None if the push broke off half-way.
+        """Use the complete push that `open_push` accepted.  landing: None if the push broke off half-way.
 
-        Raises `Offence` if the bytes are not the announced ones.
+        Raises `Offence` if the bytes differ from the announced ones.
         """
         ...
 
     def on_peer_connected(self, peer: PeerId) -> None:
-        """Note that we have reached a peer, that it has greeted us, or that a connected peer is connected anew."""
+        """Note that we have dialled a peer, that a peer has greeted us, or that a connected peer has reconnected."""
         ...
 
     def on_peer_disconnected(self, peer: PeerId) -> None:
@@ -170,19 +171,19 @@ class Network(Protocol):
         ...
 
     def addresses(self) -> Sequence[str]:
-        """Return the multiaddrs that others can dial, each ending in /p2p/<peer ID>."""
+        """Return the multiaddrs that other peers can dial, each ending in /p2p/<peer ID>."""
         ...
 
     def connected(self) -> Sequence[PeerId]:
-        """Return the peers that we reached or that have greeted us."""
+        """Return the connected peers: peers that we dialled or that have greeted us."""
         ...
 
     def link(self, peer: PeerId) -> str:
-        """Return the kind of a peer's connection: direct, reversed, punched or relayed; empty if it is not connected."""
+        """Return the kind of a peer's connection: direct, reversed, punched or relayed; "" if the peer is not connected."""
         ...
 
     def welcome(self, peer: PeerId) -> None:
-        """Treat `peer` as no stranger on all its connections, as it has greeted us and takes part."""
+        """Stop treating `peer` as a stranger on all its connections, because a handshake has admitted it."""
         ...
 
     def traffic(self) -> Traffic:
@@ -194,18 +195,19 @@ class Network(Protocol):
         ...
 
     def is_moving(self) -> bool:
-        """Return True if our own address is gone and we are connecting anew.  Silence of a peer then means nothing."""
+        """Return True if our own address is gone and we are reconnecting.  A peer's silence then means nothing."""
         ...
 
     def remember(self, addresses: Sequence[str], *, claimed: bool = False) -> None:
-        """Dial these addresses while their peer is not connected, with backoff.
+        """Dial these addresses with backoff while their peers are not connected.
 
-        claimed: other peers, who may say anything of anyone, name them; otherwise the user or this computer does.
+        claimed: True if the addresses come from other peers, which may name any address; False if they come from the user or
+        this computer.
         """
         ...
 
     def known_addresses(self) -> Sequence[str]:
-        """Return the addresses that are worth keeping on disk, the best first; none that only strangers claim."""
+        """Return the addresses that are worth keeping on disk, best first, without addresses that only strangers claim."""
         ...
 
     def forget(self, peer: PeerId) -> None:
@@ -217,7 +219,7 @@ class Network(Protocol):
         ...
 
     async def request(self, peer: PeerId, kind: str, data: bytes, *, timeout_s: float) -> bytes:
-        """Ask and wait for the answer.  Raises `Unreachable` or `Refused`."""
+        """Ask a question and return the answer.  Raises `Unreachable` or `Refused`."""
         ...
 
     async def push(
@@ -230,11 +232,11 @@ class Network(Protocol):
         spare: bool = False,
         on_sent: Callable[[], None] = nothing,
     ) -> None:
-        """Send `data` into the buffer that `peer` names for `header`; return when the peer has all of it.
+        """Send `data` into the buffer that `peer` provides for `header`; return when the peer has received all data.
 
-        spare: the push gives way to all others, and takes the part of our line that they leave.  on_sent: called when all
-        data has left us, if the way is so long that the answer comes much later.  Raises `Unreachable`, or `Refused` if the
-        receiver does not take the push.
+        spare: True if the push gives way to all other pushes, and uses only the rest of our line.  on_sent: called when all
+        data is sent, if the path is so long that the answer comes much later.  Raises `Unreachable`, or `Refused` if the
+        receiver does not accept the push.
         """
         ...
 
@@ -245,7 +247,7 @@ class Network(Protocol):
 
 @dataclass(frozen=True)
 class Session:
-    """One life of a peer in a run.  emit: takes every event that a user or a program may want to see."""
+    """One life of a peer in a run.  emit: receives every event that a user or a program may want to see."""
 
     identity: Identity
     run: Hash

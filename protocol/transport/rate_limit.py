@@ -1,8 +1,8 @@
-"""The user's limits on traffic, one for each direction, on everything that moves in it.
+"""The user's limits on traffic, one for each direction, on all bytes that move in it.
 
-Small messages never wait.  A large transfer pays for each piece before it moves; the next piece also pays for the control
-traffic meanwhile.  Pieces go in the order in which they were asked for, so the flows of all peers get equal turns; but
-`Turn` moves some kinds ahead and others back.
+Small messages never wait.  A large transfer pays for each piece before the piece moves; the next piece also pays for the
+control traffic in between.  Pieces move in the order in which they asked, so the flows of all peers get equal turns, but
+`Turn` moves some kinds of pieces forward in the queue and others back.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import trio
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Token buckets: a number of messages and bytes a second, with some seconds' worth saved up for a burst.
+# Token buckets: a number of messages and bytes a second; some seconds' worth of both can be saved up for a burst.
 
 
 @dataclass(frozen=True)
@@ -33,14 +33,14 @@ class Allowance:
 
 @dataclass
 class TokenBucket:
-    """The rest of an allowance, in seconds, for messages and for bytes.  at: the time of the last refill."""
+    """The remaining allowance, in seconds, for messages and for bytes.  at: the time of the last refill."""
 
     messages_s: float
     bytes_s: float
     at: float
 
     def take(self, allowance: Allowance, now: float, messages: float, size: float) -> bool:
-        """Use `messages` and `size` bytes of the allowance.  Return False, and use nothing, if too little is left.
+        """Use `messages` messages and `size` bytes of the allowance.  Return False and use nothing if too little is left.
 
         A message larger than the whole burst passes if the bucket is full.
         """
@@ -61,7 +61,7 @@ class TokenBucket:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Tasks that another peer causes: an error in one ends that task, not the nursery in which it runs.
+# Tasks caused by another peer: an error in such a task ends the task, not the nursery in which it runs.
 
 
 log = logging.getLogger(__name__)
@@ -80,18 +80,18 @@ async def guarded(work: Callable[..., Awaitable[None]], *arguments: Any) -> None
 
 SMALLEST_FRAME_BYTES = 16 << 10
 FRAMES_A_SECOND = 10
-"""Frames in each second of a limit, at least, unless they would be smaller than `SMALLEST_FRAME_BYTES`."""
+"""Least number of frames a second under a limit, unless frames would be smaller than `SMALLEST_FRAME_BYTES`."""
 BURST_S = 0.25
 """Seconds' worth of the limit that can be saved up."""
 BUFFER_S = 0.1
 """Seconds' worth of the limit that may wait in the receive buffer of one socket."""
 SMALLEST_BUFFER_BYTES = 32 << 10
 PACKET_SHARE = 1448 / 1500
-"""Part of a full packet that is not IPv4 and TCP headers: sockets get this part of the limit."""
+"""Part of a full packet that remains after IPv4 and TCP headers: sockets get this part of the limit."""
 
 
 class Turn(Enum):
-    """The place of a piece in the queue: the value is added to the time at which it asked (s)."""
+    """The priority of a piece in the queue: the value is added to the time at which the piece asked (s)."""
 
     ANSWER = -1.0
     PUSH = 0.0
@@ -122,11 +122,11 @@ class RateLimit:
 
     @classmethod
     def of_line(cls, bytes_per_s: float | None, control_bytes: Callable[[], int]) -> RateLimit:
-        """Return the limit on the sockets' data under a limit on the line, where packets also have headers."""
+        """Return the limit on sockets' data for a limit on the line, whose packets also have headers."""
         return cls(bytes_per_s and bytes_per_s * PACKET_SHARE, control_bytes)
 
     def change(self, bytes_per_s: float | None) -> None:
-        """Set another limit, from now on and for the waiting pieces.  Traffic under the last limit counts as paid for."""
+        """Set a new limit, which also applies to waiting pieces.  Traffic under the old limit counts as paid for."""
         assert bytes_per_s is None or bytes_per_s > 0
         if bytes_per_s == self.bytes_per_s:
             return
@@ -146,35 +146,35 @@ class RateLimit:
         return None if self.bytes_per_s is None else max(SMALLEST_BUFFER_BYTES, int(self.bytes_per_s * BUFFER_S))
 
     def at_most(self, bytes_per_s: float) -> float:
-        """Return the part of a bandwidth that the limit leaves; the limit itself while the bandwidth is 0, unknown."""
+        """Return a bandwidth, capped by the limit; the limit itself if the bandwidth is unknown (0)."""
         return min(bytes_per_s or inf, self.bytes_per_s or inf) if bytes_per_s or self.bytes_per_s else 0.0
 
     def slowest(self, bytes_per_s: float) -> float:
-        """Return the least rate to expect of a peer, given that it is `bytes_per_s` without a limit of ours."""
+        """Return the least rate that we expect of a peer; without a limit this is `bytes_per_s`."""
         return bytes_per_s if self.bytes_per_s is None else min(bytes_per_s, self.bytes_per_s / 64)
 
     async def pay(self, size: int, turn: Turn = Turn.PUSH) -> None:
-        """Wait for our turn and until all earlier traffic is within the limit; then `size` bytes may move."""
+        """Wait for our turn and until all earlier traffic is within the limit.  Then `size` bytes may move."""
         if self.bytes_per_s is not None:
             await self._come_first(turn)
             self._take(size)
 
     async def pay_ahead(self, size: int) -> None:
-        """Wait as `pay` does, ahead of pushes, for a piece that `control_bytes` will count as well when it moves."""
+        """Wait as `pay` does, but ahead of pushes, for a piece that `control_bytes` will also count."""
         if self.bytes_per_s is not None:
             await self._come_first(Turn.ANSWER)
             self._take(size)
             self._control_paid += size
 
     def _take(self, size: int) -> None:
-        if self.bytes_per_s is not None:  # it may have been lifted meanwhile
+        if self.bytes_per_s is not None:  # the limit may have been removed in the meantime
             self._paid_at += size / self.bytes_per_s
 
     async def _come_first(self, turn: Turn) -> None:
         mine = _WaitingPiece(trio.current_time() + turn.value, next(self._numbers))
         heapq.heappush(self._waiting, mine)
         try:
-            await trio.lowlevel.checkpoint()  # so that tasks that come now queue up as well
+            await trio.lowlevel.checkpoint()  # so that tasks that ask now join the queue first
             while True:
                 is_first = self._waiting[0] is mine
                 free_at = self._free_at() if is_first else inf
@@ -190,7 +190,7 @@ class RateLimit:
                 self._waiting[0].woken.set()
 
     def _free_at(self) -> float:
-        """Return the time at which all traffic that has moved or is paid for is within the limit."""
+        """Return the time from which all traffic that has moved or was paid for is within the limit."""
         if self.bytes_per_s is None:
             return -inf
         unpaid = max(0, self._control_bytes() - self._control_paid)

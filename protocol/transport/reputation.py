@@ -1,12 +1,12 @@
 """The reputation of other peers: allowances for their messages, penalties, and bans.
 
-A peer has an allowance of messages and of bytes a second on each channel.  Messages over it are dropped, mostly at a small
-penalty.
-Messages that no honest peer sends have a large penalty.  The score recovers with time.  A peer whose score reaches zero is
-banned for `BAN_S`: it is disconnected, not dialled, and its connections are refused.  Each ban also uses up some of the
-patience with the address from which the peer was connected; while none is left, connections from that address are refused.
+A peer has an allowance of messages and of bytes a second on each channel.  Messages over the allowance are dropped, usually
+with a small penalty.  Messages that no honest peer sends have a large penalty.  The score recovers with time.  A peer whose
+score reaches zero is banned for `BAN_S`: it is disconnected, not dialled, and its connections are refused.  Each ban also
+uses up some of the allowance of the peer's address (`ADDRESS`).  While that allowance is used up, connections from the
+address are refused.
 
-The module does no I/O, and reads the time from the clock that it is given.  The network carries out the bans.
+The module does no I/O, and reads the time from the clock passed in.  The network carries out the bans.
 """
 
 from __future__ import annotations
@@ -23,49 +23,49 @@ FULL_SCORE = 100.0
 SCORE_PER_S = 1.0
 BAN_S = 600.0
 MAX_PEERS = 4096
-"""Peers remembered, and as many bans and addresses; the least recently used is forgotten first."""
+"""Most peers remembered, most bans, and most addresses; the least recently used entry is forgotten first."""
 
 EXCESS = 0.2
 """Penalty for a message over the allowance."""
 SLOWNESS = 10.0
-"""Penalty for a question or a push that was not complete in time; a slow line alone gets no peer banned at once."""
+"""Penalty for a question or a push that was not complete before its deadline; a slow line alone causes no ban at once."""
 VIOLATION = 10.0
 """Penalty for a message that no honest peer sends: malformed, oversized or out of order."""
 ABUSE = FULL_SCORE
-"""Penalty for a message that can only be an attack: a ban at once."""
+"""Penalty for a message that can only be an attack; it causes a ban at once."""
 
 
 class Channel(Enum):
     """A kind of traffic from a peer; the value is one peer's allowance."""
 
     GOSSIP = Allowance(200, 2e6, 5)
-    """Messages that a neighbour forwards: the heartbeats of all peers, twice as many as 64 peers send."""
+    """Messages that a neighbour forwards, such as the heartbeats of all peers: enough for twice as many as 64 peers send."""
     ORIGIN = Allowance(4, 60e3, 10)
     """Messages that one peer has signed, whichever peer forwards them: a heartbeat every 2 s, and a few in each round."""
     RELAY = Allowance(5, 60e3, 10)
-    """Messages that a stranger passes on for others; beyond them it draws on `RELAYED`, which all strangers share."""
+    """Messages that a stranger forwards; further ones use `RELAYED`, which all strangers share."""
     QUESTION = Allowance(100, 8e6, 5)
-    """A peer that catches up over a fast link asks for some dozens of chunks a second, in small questions."""
+    """Questions: a peer that catches up over a fast link asks for dozens of chunks a second, in small questions."""
     DIAL_BACK = Allowance(0.1, float("inf"), 90)
-    """Dials that a peer asks for, to find out whether it can be reached: three ports at a time, and now and then again."""
+    """Dials by which a peer finds out if it can be reached: up to three ports in one inquiry, repeated now and then."""
     CIRCUIT = Allowance(0.5, float("inf"), 80)
-    """Connections through us that a peer asks for: one to each peer behind a router, and its bulk sockets."""
+    """Circuits through us: a peer asks for one to each peer behind a router, and for bulk sockets."""
     MEETING = Allowance(0.5, float("inf"), 80)
-    """Sockets between us for which a peer asks us to dial: up to 8 for pushes, and 8 for pushes that give way."""
+    """Meetings (`nat.punching`) for sockets between us and a peer: up to 8 for pushes, and 8 for pushes that give way."""
     PUSH = Allowance(1000, float("inf"), 20)
-    """Bytes are limited by backpressure on the bulk sockets; many pushes are refused when an owner has died."""
+    """Pushes, many of which are refused when an owner has died; backpressure on the bulk sockets limits their bytes."""
     FRAME = Allowance(2000, float("inf"), 8)
-    """Frames of yamux, under all protocols: 64 KiB each for data, about a dozen for a question."""
+    """Frames of yamux for all protocols: data takes a frame for each 64 KiB, a question takes about a dozen."""
     PING = Allowance(5, float("inf"), 20)
     """Frames of yamux that we must answer with a frame; an honest peer sends one now and then."""
 
 
 RELAYED = Allowance(100, 1e6, 5)
-"""Messages that all strangers pass on for others beyond `Channel.RELAY`; 64 newcomers send 32 heartbeats a second."""
+"""Messages that all strangers together forward beyond `Channel.RELAY`; 64 newcomers send 32 heartbeats a second."""
 ADDRESS = Allowance(1, float("inf"), 32)
-"""Patience with an address, in seconds; many peers can share it.  `inbound_policy` limits its connections at one time."""
+"""Allowance of an address, in seconds; many peers can share an address.  `inbound_policy` limits its open connections."""
 PATIENCE_PER_BAN_S = 10.0
-"""Seconds of patience with an address that a ban uses up."""
+"""Seconds of an address's allowance that a ban uses up."""
 
 
 @dataclass
@@ -95,9 +95,9 @@ class Reputation:
         self._relayed = TokenBucket(RELAYED.burst_s, RELAYED.burst_s, clock())
 
     def spend(self, peer: PeerId, channel: Channel, size: int = 0) -> bool:
-        """Spend allowance of `peer` on a message of `size` bytes on `channel`.  Return False if there is none left.
+        """Spend allowance of `peer` on a message of `size` bytes on `channel`.  Return False if too little is left.
 
-        A banned peer has none.  An excess is penalised, except on channels where another peer may have caused it.
+        A banned peer has no allowance.  An excess is penalised, except on channels where another peer may have caused it.
         """
         if self.is_banned(peer):
             return False
@@ -112,13 +112,16 @@ class Reputation:
         return False
 
     def spend_relayed(self, stranger: PeerId, size: int) -> bool:
-        """Spend allowance on a message that a stranger passes on: its own, else the common one of all strangers."""
+        """Spend the stranger's allowance on a message that it forwards, or else the common allowance of all strangers.
+
+        Return False if both are used up or the stranger is banned.
+        """
         return self.spend(stranger, Channel.RELAY, size) or (
             not self.is_banned(stranger) and self._relayed.take(RELAYED, self._clock(), 1, size)
         )
 
     def penalise(self, peer: PeerId, penalty: float, why: str) -> None:
-        """Lower the score of `peer` by `penalty`.  If nothing is left, ban it for the reason `why`."""
+        """Lower the score of `peer` by `penalty`.  If the score reaches zero, ban the peer for the reason `why`."""
         if self.is_banned(peer):
             return
         now = self._clock()
@@ -136,7 +139,7 @@ class Reputation:
         return until is not None
 
     def admits_connection(self, address: str) -> bool:
-        """Return True if there is patience left with `address`, so that new connections from there are accepted."""
+        """Return True if `address` has allowance left, so that new connections from it are accepted."""
         return self._address(address).take(ADDRESS, self._clock(), 0, 0)
 
     def _of(self, peer: PeerId, now: float) -> _Peer:

@@ -1,7 +1,7 @@
-"""Sockets under connections: the way by which a socket leads to its peer, its two ends, and sockets that are still unproven.
+"""Sockets under connections: the path of a socket to its peer (`Way`), its two endpoints, and unauthenticated sockets.
 
-The way is a mark in the layers of the library.  Most sockets were dialled at an address of the peer.  If a router lets no
-connection in, `nat.traversal` finds other ways.
+The `Way` is an attribute of one of the library's layers.  Most sockets were dialled at an address of the peer.  If a router
+lets no connection in, `nat.traversal` finds other paths.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ if TYPE_CHECKING:
 
 
 LAYERS = ("muxed_conn", "secured_conn", "_inner", "read_write_closer", "read_writer", "conn", "stream", "socket")
-"""Names under which the layers of a connection hold the next lower one."""
+"""Attributes under which each layer of a connection holds the next lower layer."""
 
 
 class LinkKind(Enum):
     """The origin of a connection to a peer."""
 
     DIRECT = "direct"
-    """One of the two dialled an address of the other."""
+    """One of the two peers dialled an address of the other."""
     REVERSED = "reversed"
-    """The peer was asked to dial us, as it could not be dialled."""
+    """A peer that could not be dialled was asked to dial the other peer."""
     PUNCHED = "punched"
-    """Both dialled each other at the same moment, through their routers."""
+    """Both peers dialled each other at the same moment, through their routers."""
     RELAYED = "relayed"
-    """The bytes pass through a third peer, which both reach."""
+    """The bytes pass through a third peer that both peers can reach."""
 
 
 @dataclass(frozen=True)
 class Way:
-    """The way of a connection.  relay: the peer in between, if any.  bytes_per_s: rate that the relay carries for all."""
+    """The path of a connection.  relay: the peer in between, if any.  bytes_per_s: the relay's rate for all circuits."""
 
     kind: LinkKind = LinkKind.DIRECT
     relay: PeerId | None = None
@@ -65,14 +65,14 @@ def layers(connection: object) -> Iterator[object]:
 
 
 def way_of(connection: object) -> Way:
-    """Return the way of a connection of the library."""
+    """Return the `Way` of a connection of the library."""
     return next((way for layer in layers(connection) if isinstance(way := getattr(layer, "way", None), Way)), DIRECT)
 
 
 def is_dialled(connection: Connection) -> bool | None:
-    """Return True if we dialled the peer where it listens, False if it dialled us where we listen, None if neither did.
+    """Return True if we dialled the peer's listening port, False if the peer dialled ours, None for any other connection.
 
-    The end that speaks first in the library's handshake may be either: a peer that was asked to dial lets the other begin.
+    The peer that begins the library's handshake may not have dialled: a peer that was asked to dial lets the asker begin.
     """
     kind, speaks_first = way_of(connection).kind, is_outbound(connection)
     if kind not in (LinkKind.DIRECT, LinkKind.REVERSED) or not (speaks_first or is_inbound(connection)):
@@ -90,13 +90,13 @@ def raw_connection(socket: trio.SocketStream, way: Way, *, dialled: bool) -> Raw
 
 
 def marked_stream(socket: trio.SocketStream, way: Way) -> Any:
-    """Return the library's stream over a socket, marked with its way."""
+    """Return the library's stream over a socket, marked with the socket's `Way`."""
     return _marked_class()(socket, way)
 
 
 @cache
 def _marked_class() -> type[Any]:
-    """Return the class of marked streams, made here as its base is slow to import."""
+    """Return the class of marked streams, defined here because its base is slow to import."""
     from libp2p.io.trio import TrioTCPStream
 
     class MarkedStream(TrioTCPStream):
@@ -112,45 +112,45 @@ def _has_slot(layer: object, name: str) -> bool:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Both ends of the socket under a connection of the library.  The library itself tells the remote end for IPv4 only.
+# Both endpoints of the socket under a connection of the library, which itself reports the remote endpoint only for IPv4.
 
 
 End = tuple[str, int]
-"""IP address and TCP port."""
+"""An endpoint: IP address and TCP port."""
 
 
 class Socket(Protocol):
-    """The methods that we use of a socket, trio's or Python's."""
+    """The methods that we use of a socket of trio or of Python."""
 
     def getsockname(self) -> Any:
-        """Return our end."""
+        """Return our endpoint."""
 
     def getpeername(self) -> Any:
-        """Return the other end."""
+        """Return the other endpoint."""
 
     def getsockopt(self, level: int, option: int, size: int) -> bytes:
         """Return the raw value of an option."""
 
 
 def local_end(connection: object) -> End | None:
-    """Return our end; None if the socket is closed or the library has changed its layers."""
+    """Return our endpoint; None if the socket is closed or the library has changed its layers."""
     sock = socket_of(connection)
     return local_end_of(sock) if sock is not None else None
 
 
 def remote_end(connection: object) -> End | None:
-    """Return the peer's end; None as for `local_end`, and if the socket leads to a relay."""
+    """Return the peer's endpoint; None in the cases of `local_end`, if the peer has gone, and on a relayed connection."""
     sock = socket_of(connection)
     return remote_end_of(sock) if sock is not None and way_of(connection).relay is None else None
 
 
 def local_end_of(sock: Socket) -> End | None:
-    """Return our end; None if the socket is closed."""
+    """Return our endpoint; None if the socket is closed."""
     return _named(sock.getsockname)
 
 
 def remote_end_of(sock: Socket) -> End | None:
-    """Return the other end; None if it has gone or the socket is closed."""
+    """Return the other endpoint; None if either end has closed the socket."""
     return _named(sock.getpeername)
 
 
@@ -169,21 +169,21 @@ def socket_of(connection: object) -> Socket | None:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Inbound sockets that are not libp2p connections and have not yet proved their right to be served.
+# Inbound sockets that are not libp2p connections and have not yet authenticated.
 #
-# An honest peer proves it within milliseconds, so its socket is through before it is in anyone's way.
+# An honest peer authenticates within milliseconds, so its socket seldom has to be closed to make room.
 
 
 MAX_PENDING = 64
-"""Sockets that wait at one time.  One more replaces the oldest from the address with the most of them."""
+"""Most sockets that wait at one time.  A further socket displaces the oldest one from the address with the most sockets."""
 
 
 class GoneAway(Exception):
-    """The other end closed its socket before it had sent everything."""
+    """The error for a socket that the other end closed before it had sent all data."""
 
 
 class Doorstep:
-    """The waiting sockets of our peer, for every purpose."""
+    """All sockets of our peer that have not yet authenticated, for all protocols."""
 
     def __init__(self) -> None:
         self._waiting: dict[trio.socket.SocketType, str] = {}
@@ -193,7 +193,7 @@ class Doorstep:
 
     @contextmanager
     def waits(self, sock: trio.socket.SocketType, address: str) -> Iterator[None]:
-        """Count a socket from this address as waiting during the block.  It may be closed to make room for another."""
+        """Count a socket from this address as waiting during the block.  It may be closed to make room for a new one."""
         if len(self._waiting) >= MAX_PENDING:
             (busiest, _), *_ = Counter(self._waiting.values()).most_common(1)
             oldest = next(other for other, where in self._waiting.items() if where == busiest)

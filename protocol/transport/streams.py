@@ -1,7 +1,7 @@
-"""A libp2p stream of one of our protocols, and frames on it: four bytes of length, then that many bytes.
+"""Streams of libp2p for our protocols, and frames on them: four bytes of length, then that many bytes.
 
-The end that opens a stream names the protocol and sends its question before the other end has agreed: the library would
-wait for two round trips first.  Requests and the bulk handshake share this module.
+The end that opens a stream names the protocol and sends its question before the other end has agreed; the library would
+first wait for two round trips.  Requests and the bulk handshake share this module.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from protocol.transport.rate_limit import RateLimit
 from protocol.wire.identity import PeerId
 
 MULTISTREAM, NOT_AVAILABLE = "/multistream/1.0.0", b"\x03na\n"
-"""Messages of multistream-select, with which the two ends of a stream agree on its protocol."""
+"""Messages of multistream-select, with which the two ends of a stream agree on the stream's protocol."""
 LARGE_BYTES = 64 << 10
 """Largest frame that never waits.  Larger frames are rate-limited."""
 log = logging.getLogger(__name__)
@@ -29,22 +29,22 @@ _LENGTH = struct.Struct(">I")
 
 
 class NotSpoken(Unreachable):
-    """The other end does not know the protocol."""
+    """The error for a protocol that the other end does not know."""
 
 
 class EndedEarly(Unreachable):
-    """The other end closed the stream before it had sent everything."""
+    """The error for a stream that the other end closed before it had sent all data."""
 
 
 class BadFrame(NetworkError):
-    """The other end sent something that is not a frame, or not the expected content of one."""
+    """The error for data that is not a frame, or a frame with unexpected content."""
 
 
 def guard_streams(swarm: HostConnections) -> None:
     """Make sure that bad data on a stream of `swarm` ends that stream and nothing else.
 
-    The library agrees on the protocol before our handlers begin, and does not catch every exception there, as for a protocol
-    name that is not UTF-8.  Such an exception would end the whole program.
+    The library agrees on the protocol before our handlers begin, and does not catch every exception there, for example for a
+    protocol name that is not UTF-8.  Such an exception would end the whole program.
     """
     agree_and_handle = swarm.common_stream_handler
 
@@ -61,7 +61,7 @@ def guard_streams(swarm: HostConnections) -> None:
 async def open_stream(host: Host, peer: PeerId, protocol: str, data: bytes = b"") -> Stream:
     """Open a stream to a connected peer, ask for `protocol` and send `data`.  The caller must read `agreement` next.
 
-    Raises whatever the library raises.
+    Raises any exception of the library.
     """
     stream = await host.get_network().new_stream(library_id(peer))
     try:
@@ -73,9 +73,9 @@ async def open_stream(host: Host, peer: PeerId, protocol: str, data: bytes = b""
 
 
 async def agreement(stream: Stream, protocol: str) -> None:
-    """Wait until the other end has agreed to the protocol that was asked for.
+    """Wait until the other end has agreed to the requested protocol.
 
-    Raises `NotSpoken`, `BadFrame`, and whatever `read_exactly` raises.
+    Raises `NotSpoken`, `BadFrame`, and any exception of `read_exactly`.
     """
     greeting, agreed = _line(MULTISTREAM), _line(protocol)
     if await read_exactly(stream, len(greeting)) != greeting:
@@ -88,7 +88,7 @@ async def agreement(stream: Stream, protocol: str) -> None:
 
 
 def _line(text: str) -> bytes:
-    """Return a message of multistream-select: its length as a varint (one byte for ours), the text and a line feed."""
+    """Return a message of multistream-select: the length as a varint (one byte here), the text and a line feed."""
     assert len(text) < 127
     return bytes([len(text) + 1]) + text.encode() + b"\n"
 
@@ -98,7 +98,7 @@ def _waits(size: int, limit: RateLimit) -> bool:
 
 
 async def read_exactly(stream: Stream, size: int, limit: RateLimit = _NO_LIMIT) -> bytes:
-    """Read exactly `size` bytes.  Raises whatever the stream raises, and `Unreachable` at its end."""
+    """Read exactly `size` bytes.  Raises any exception of the stream, and `EndedEarly` if the stream ends."""
     parts, paid = bytearray(), 0 if _waits(size, limit) else size
     while len(parts) < size:
         if len(parts) >= paid:
@@ -121,7 +121,7 @@ async def read_length(stream: Stream, max_bytes: int) -> int:
 
 
 async def ask_frame(host: Host, peer: PeerId, protocol: str, data: bytes, limit: RateLimit = _NO_LIMIT) -> Stream:
-    """Open a stream as `open_stream` does, with `data` as the first frame.  A small frame leaves with the opening."""
+    """Open a stream as `open_stream` does, with `data` as the first frame.  A small frame is sent with the opening."""
     if not _waits(len(data), limit):
         return await open_stream(host, peer, protocol, _LENGTH.pack(len(data)) + data)
     stream = await open_stream(host, peer, protocol)
@@ -134,7 +134,7 @@ async def ask_frame(host: Host, peer: PeerId, protocol: str, data: bytes, limit:
 
 
 async def write_frame(stream: Stream, data: bytes, limit: RateLimit = _NO_LIMIT) -> None:
-    """Write `data` as one frame.  Raises whatever the stream raises."""
+    """Write `data` as one frame.  Raises any exception of the stream."""
     framed = _LENGTH.pack(len(data)) + data
     if not _waits(len(data), limit):
         await stream.write(framed)
@@ -147,7 +147,7 @@ async def write_frame(stream: Stream, data: bytes, limit: RateLimit = _NO_LIMIT)
 
 
 async def discard(stream: Stream) -> None:
-    """Reset a stream in any state.  Never raises; takes at most two seconds."""
+    """Reset a stream in any state.  Raises nothing, and takes at most two seconds."""
     with trio.CancelScope(deadline=trio.current_time() + 2, shield=True):
         try:
             await stream.reset()
@@ -156,7 +156,7 @@ async def discard(stream: Stream) -> None:
 
 
 async def finish(stream: Stream) -> None:
-    """Close a stream in good order.  Never raises; takes at most two seconds."""
+    """Close a stream properly.  Raises nothing, and takes at most two seconds."""
     with trio.CancelScope(deadline=trio.current_time() + 2, shield=True):
         try:
             await stream.close()
@@ -165,17 +165,17 @@ async def finish(stream: Stream) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Short questions, each on its own stream: one question and one answer, of sizes that the protocol fixes.
+# Short questions, each on its own stream: one question and one answer, with sizes fixed by the protocol.
 
 
 Answerer = Callable[[PeerId, MuxedConnection, bytes], Awaitable[bytes]]
-"""Function that answers a peer's question from this connection.  It may raise anything; then no answer is sent."""
+"""Function that answers a peer's question, given the connection.  It may raise anything; then no answer is sent."""
 
 
 async def ask(
     host: Host, peer: PeerId, protocol: str, question: bytes, answer_bytes: int, deadline_s: float
 ) -> tuple[bytes, MuxedConnection]:
-    """Ask a connected peer; return its answer and the connection on which that came.  Raises `Unreachable`."""
+    """Ask a connected peer; return the answer and the connection that carried it.  Raises `Unreachable`."""
     with trio.move_on_after(deadline_s):
         try:
             stream = await open_stream(host, peer, protocol, question)
@@ -198,11 +198,11 @@ async def ask(
 def answer_with(host: Host, protocol: str, question_bytes: int, answer: Answerer, deadline_s: float) -> None:
     """Answer the questions of `protocol` from now on.
 
-    deadline_s: seconds for the question to arrive, and again for the answer to be taken.
+    deadline_s: seconds within which the question must arrive, and within which the answer must be sent.
     """
 
     async def serve(stream: Stream) -> None:
-        """Serve a stream as libp2p's handler, which must not raise."""
+        """Serve a stream for libp2p.  Raises nothing."""
         try:
             with trio.fail_after(deadline_s):
                 question = await read_exactly(stream, question_bytes)

@@ -1,12 +1,13 @@
-"""The reachability of our addresses: we ask some peers now and then, and do not guess.
+"""The reachability of our addresses: we regularly ask some peers to dial us, and do not guess.
 
 Policy
-* We ask a few peers with different addresses, of each kind of IP address: soon after the first connection, whenever
-  something has changed, and every `EVERY_S`; sooner while nothing is known.
-* An answer counts for the address at which its peer sees us.  If members have answered, only they count, whichever address
-  they see.  An address is reachable if at least as many peers reached it as did not, as no peer reaches it by mistake.  The
-  same must hold over all addresses of its kind, as a single liar can name an address that no other peer sees.
-* Our public addresses decide if we can be reached at all; if peers see us at none, the other addresses decide.
+* For IPv4 and for IPv6, we ask a few peers with different addresses.  We ask soon after the first connection, after each
+  change of our addresses, and every `EVERY_S`, or every `UNKNOWN_S` while nothing is known.
+* An answer counts for the address at which the answering peer sees us.  If members have answered, only their answers count,
+  even for different addresses.  An address is reachable if at least half of the peers that tried it reached it, because no
+  peer reaches an address by mistake.  The same must hold for all addresses of the same kind together, because a single liar
+  can name an address that no other peer sees.
+* Our public addresses decide the overall verdict; if no peer sees us at a public address, the other addresses decide.
 """
 
 from __future__ import annotations
@@ -34,29 +35,29 @@ from protocol.transport.streams import BadFrame, answer_with, ask
 from protocol.wire.identity import PeerId
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Dialling back: a peer dials its asker on a new connection, on request, and reports if the asker answered there.
+# Dialling back: on request, a peer dials the asker on a new connection, and reports if the asker answered.
 #
-# The question names a port and nothing else.  The IP address is the one from which the asker's connection comes, so no peer
-# can make us dial another.  The answer tells only if the asker itself proved its identity there, so no peer can scan a
-# network with it.  Each question has its own stream: two bytes for the question, 17 bytes for the answer.
+# The question contains only a port.  The IP address dialled is the source address of the asker's connection, so no peer can
+# make us dial another computer.  The answer only tells if the asker itself proved its identity there, so no peer can use it
+# to scan a network.  Each question has its own stream: two bytes for the question, 17 bytes for the answer.
 
 
 DIAL_S = 5.0
 QUESTION_S = 5.0
-"""Seconds for the question to arrive once its stream is open, and again for the answer to be taken."""
+"""Seconds within which the question must arrive once its stream is open, and within which the answer must be sent."""
 ANSWER_S = DIAL_S + QUESTION_S
-"""Seconds for which an asker waits."""
+"""Seconds for which an asker waits for the answer."""
 MAX_AT_ONCE = 4
-"""Dials for all strangers at one time, and as many for members."""
+"""Most dials at one time for all strangers, and most for all members."""
 FOR_ALL = Allowance(0.5, math.inf, 32)
-"""Dials for all strangers in the long run, and as many for members: one every two seconds, of which 16 are saved up."""
+"""Allowance of dials for all strangers, and the same for all members: one every two seconds, of which 16 can be saved up."""
 
 log = logging.getLogger(__name__)
 _QUESTION, _ANSWER = struct.Struct(">H"), struct.Struct(">B16s")
 
 
 class AddressVerdict(Enum):
-    """The reachability of an address, as far as known."""
+    """The reachability of an address, if known."""
 
     REACHABLE = "reachable"
     UNREACHABLE = "unreachable"
@@ -69,7 +70,7 @@ _VERDICTS = {code: verdict for verdict, code in _CODES.items()}
 
 @dataclass(frozen=True)
 class DialBackAnswer:
-    """The answer of a peer: the IP address at which it sees us, and the result of dialling back there."""
+    """A peer's answer: the IP address at which the peer sees us, and the result of dialling back to this address."""
 
     ip: str
     verdict: AddressVerdict
@@ -88,10 +89,9 @@ class _Share:
 
 
 class DialBack:
-    """Questions to others to dial us back, and answers to theirs.
+    """Our questions to other peers to dial us back, and our answers to such questions.
 
-    Peers that are not connected are not dialled.  answers: dials an address; returns True if its peer proved its identity
-    there.
+    We dial back only connected peers.  answers: dials an address; returns True if the address's peer proved its identity.
     """
 
     def __init__(self, own: RunHost, answers: Callable[[str], Awaitable[bool]]) -> None:
@@ -154,18 +154,18 @@ def read_answer(data: bytes) -> DialBackAnswer:
 
 
 ASKED = 3
-"""Peers asked at one time over IPv4, and as many over IPv6."""
+"""Most peers asked in one inquiry over IPv4, and most over IPv6."""
 MAX_PORTS = 3
 EVERY_S, UNKNOWN_S = 600.0, 60.0
 SETTLE_S = 1.0
-"""Seconds from a change until peers are asked, as other peers come in at the same time."""
+"""Seconds from a change until peers are asked, because several peers often connect at the same time."""
 LEAST_GAP_S = 15.0
-"""Least seconds between two inquiries, whatever changes."""
+"""Least seconds between two inquiries, even after changes."""
 
 
 @dataclass(frozen=True)
 class Reachability:
-    """The verdicts by address, like /ip4/192.0.2.1/tcp/4001, without a peer ID."""
+    """The verdicts on our addresses.  An address is written without a peer ID: /ip4/192.0.2.1/tcp/4001."""
 
     verdicts: Mapping[str, AddressVerdict]
 
@@ -214,7 +214,7 @@ def judge(reports: Sequence[ReachabilityReport], members: Members) -> Reachabili
 
 
 def _kind(address: str) -> tuple[bool, bool, str]:
-    """Return the kind of an address: IPv6 or not, public or not, and the port.  A peer sees us at one address of a kind."""
+    """Return the kind of an address: IPv6 or not, public or not, and port.  A peer sees us at one address of each kind."""
     _, version, _, _, port = address.split("/")
     return version == "ip6", is_public(address), port
 
@@ -226,8 +226,8 @@ def _reached(told: Sequence[ReachabilityReport]) -> bool:
 class Inquiry:
     """The inquiry into our reachability, while `run` runs.  now: the present verdicts.
 
-    ask: asks a peer to dial a port of ours.  connected: returns the peers that can be asked, with their groups of addresses.
-    ports: returns our ports as others may find them.
+    ask: asks a peer to dial one of our ports.  connected: returns the peers that can be asked, with their address groups.
+    ports: returns the ports at which other peers may find us.
     """
 
     def __init__(
@@ -249,11 +249,11 @@ class Inquiry:
             self._changed.set()
 
     def look_again(self) -> None:
-        """Ask again soon, as our addresses may have changed."""
+        """Ask again soon, because our addresses may have changed."""
         self._changed.set()
 
     async def run(self) -> None:
-        """Ask some peers now and then, until cancelled."""
+        """Ask some peers regularly and after changes, until cancelled."""
         while True:
             known = self.now.overall is not AddressVerdict.UNKNOWN
             with trio.move_on_after(EVERY_S if known else UNKNOWN_S):
@@ -264,7 +264,7 @@ class Inquiry:
             await trio.sleep(LEAST_GAP_S)
 
     async def inquire(self) -> None:
-        """Ask some peers once.  The present verdicts stay if the answers decide nothing."""
+        """Ask some peers once.  If the answers decide nothing, keep the present verdicts."""
         reports: list[ReachabilityReport] = []
 
         async def ask(peer: PeerId, port: int) -> None:
@@ -285,7 +285,7 @@ class Inquiry:
 
 
 def chosen(connected: Mapping[PeerId, str]) -> list[PeerId]:
-    """Draw peers by chance: one for each group of addresses, and `ASKED` at most for each kind of IP address."""
+    """Draw random peers: one from each of at most `ASKED` address groups for IPv4, and the same for IPv6."""
     found: list[PeerId] = []
     for is_ipv6 in (False, True):
         by_group: dict[str, list[PeerId]] = {}

@@ -32,14 +32,14 @@ from protocol.transport.sockets import DIRECT, End, Way, is_dialled, raw_connect
 from protocol.wire.identity import PeerId
 
 # ------------------------------------------------------------------------------------------------------------------------
-# The replacement of relayed connections by others, if there is a way; the relayed ones are then closed.
+# The replacement of relayed connections: if a better connection can be opened, the relayed ones are closed.
 #
-# The peer that opened the relayed connection looks for the way, and again after a while, as networks change.
+# The peer that opened the relayed connection tries to open a better one, and retries after pauses, because networks change.
 
 
 FIRST_IMPROVE_PAUSE_S, MAX_IMPROVE_PAUSE_S = 5.0, 600.0
 LINGER_S = 1.0
-"""Seconds for which a relayed connection stays once there is a better one: the other end may be using it at that moment."""
+"""Seconds for which a relayed connection stays once there is a better one, because the other end may be using it."""
 
 log = logging.getLogger(__name__)
 
@@ -47,8 +47,8 @@ log = logging.getLogger(__name__)
 class Improving:
     """The replacement of relayed connections.
 
-    meet: finds a socket to a connected peer.  on_improved: called when a peer has a better connection and its relayed ones
-    are closed.
+    meet: opens a direct socket to a connected peer.  on_improved: called when a peer has a better connection and its relayed
+    connections are closed.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Improving:
         self._busy: set[PeerId] = set()
 
     async def on_opened(self, peer: PeerId, connection: Connection) -> None:
-        """Replace a new relayed connection to `peer`, and close relayed ones once there is a better one.  Raises nothing."""
+        """Replace a new relayed connection to `peer`, and close relayed ones once a better one exists.  Raises nothing."""
         if peer in self._busy:
             return
         self._busy.add(peer)
@@ -73,11 +73,11 @@ class Improving:
             self._busy.discard(peer)
 
     def ways(self, peer: PeerId) -> list[Way]:
-        """Return the ways of a peer's open connections."""
+        """Return the `Way` of each open connection of a peer."""
         return [way_of(connection) for connection in self._open(peer)]
 
     async def _improve(self, peer: PeerId) -> None:
-        """Try until the peer has a better connection, or none at all."""
+        """Try until the peer has a better connection, or no connection."""
         pause_s = FIRST_IMPROVE_PAUSE_S
         while (ways := self.ways(peer)) and all(way.relay is not None for way in ways):
             try:
@@ -103,9 +103,9 @@ class Improving:
 
 
 async def begin_connection(swarm: HostConnections, sock: trio.socket.SocketType, way: Way, peer: PeerId) -> None:
-    """Begin a connection of the library over a socket to this peer; close the socket if it does not come about.
+    """Begin a connection of the library over a socket to this peer; close the socket if the handshake fails.
 
-    The library leaves the socket open if the handshake is cancelled.
+    The library would leave the socket open if the handshake were cancelled.
     """
     try:
         await swarm.upgrade_outbound_raw_conn(raw_connection(trio.SocketStream(sock), way, dialled=True), library_id(peer))
@@ -120,20 +120,21 @@ async def begin_connection(swarm: HostConnections, sock: trio.socket.SocketType,
 
 DIAL_S = 5.0
 TRY_S = 1.5
-"""Seconds for dialling a peer that has dialled us; a router in front of it may silently let no connection in."""
+"""Seconds for dialling a peer that has dialled us; its router may silently drop inbound connections."""
 FIRST_PAUSE_S, MAX_PAUSE_S = 30.0, 600.0
-"""First and longest pause after no way to a peer was found; its sockets go through the relay meanwhile."""
+"""First and longest pause after we found no path without a relay to a peer; its sockets use the relay until then."""
 MAX_REMEMBERED = 1024
 
 Serve = Callable[[trio.socket.SocketType, str], Awaitable[None]]
 
 
 class Traversal:
-    """NAT traversal for our peer.  `run` it.
+    """NAT traversal for our peer; it needs `run`.
 
-    relay_rate: bytes a second that we relay for others; 0 for none.  reached: the verdict on every peer reaching us.
-    listening: returns our ends that others may dial.  relays: returns the relays through which a peer is said to be reached.
-    take: serves a socket by which a peer comes to us.  on_improved: called when a peer is connected without a relay.
+    relay_rate: bytes a second that we relay for other peers; 0 for none.  reached: returns the verdict on our reachability
+    for all peers.  listening: returns our endpoints that other peers may dial.  relays: returns the relays in a peer's known
+    addresses.  take: serves a socket through which a peer connects to us.  on_improved: called when a relayed peer gets a
+    connection without a relay.
     """
 
     def __init__(
@@ -154,13 +155,13 @@ class Traversal:
         self._improving = Improving(self._swarm, self._meetings.meet, on_improved)
         self._mirror = Mirror(own.doorstep)
         self._no_way: dict[PeerId, tuple[float, float]] = {}
-        """By peer to which no way without a relay was found: time at which we look again, and the pause after that."""
+        """For each peer without a known path that avoids relays: time at which we look again, and the pause after that."""
         self._undialable: dict[PeerId, None] = {}
-        """Peers that have dialled us and cannot be dialled at the address from which they came."""
+        """Peers that have dialled us and cannot be dialled at the source address of their connection."""
         self._nursery: trio.Nursery | None = None
 
     def doors(self) -> Mapping[bytes, Serve]:
-        """Return the handlers of inbound sockets by their first byte."""
+        """Return the handlers of inbound sockets by the socket's first byte."""
         return {
             relay.FIRST_BYTE: self.relay.accept,
             punching.RACE_FIRST_BYTE: self._meetings.accept,
@@ -176,7 +177,7 @@ class Traversal:
             nursery.start_soon(self._meetings.run)
 
     def opened(self, peer: PeerId, connection: Connection) -> None:
-        """Look for a better connection, as there is a new one to `peer`."""
+        """Look for a better connection to `peer` than the new one, if the new one is relayed."""
         if self._nursery is not None:
             self._nursery.start_soon(guarded, self._improving.on_opened, peer, connection)
 
@@ -185,30 +186,30 @@ class Traversal:
         self.circuits.connected()
 
     def disconnected(self, peer: PeerId) -> None:
-        """Forget `peer`, as the last connection to it has ended."""
+        """Forget `peer`, because its last connection has ended."""
         self.relay.disconnected(peer)
         self.circuits.disconnected(peer)
         self._no_way.pop(peer, None)
         self._undialable.pop(peer, None)
 
     def way(self, peer: PeerId) -> Way:
-        """Return the best way of the open connections to a peer."""
+        """Return the best `Way` among the open connections to a peer."""
         return min(self._improving.ways(peer), key=lambda way: way.relay is not None, default=DIRECT)
 
     def at_most(self, bytes_per_s: float, peers: Iterable[PeerId]) -> float:
-        """Return the part of a bandwidth that is left if the shares of some of these peers go through relays."""
+        """Return a bandwidth, lowered if relays cannot carry the equal shares of those of these peers that use them."""
         ways = [self.way(peer) for peer in peers]
         relayed = [way for way in ways if way.relay is not None]
         carried = sum({way.relay: way.bytes_per_s for way in relayed}.values())
         return min(bytes_per_s or inf, carried * len(ways) / len(relayed)) if relayed and carried < inf else bytes_per_s
 
     async def connect(self, address: CircuitAddress) -> None:
-        """Connect to a peer through its relay.  Raises `Unreachable`, OSError, and whatever the library raises."""
+        """Connect to a peer through its relay.  Raises `Unreachable`, OSError, and any exception of the library."""
         sock, way = await self.circuits.open(address.relay, address.peer)
         await begin_connection(self._swarm, sock, way, address.peer)
 
     async def socket(self, peer: PeerId, connection: MuxedConnection, port: int) -> trio.socket.SocketType:
-        """Return a socket to a connected peer, which listens at `port`.  Raises `LinkBroken` or OSError."""
+        """Return a socket to a connected peer that listens at `port`.  Raises `LinkBroken` or OSError."""
         dialled = self._dialled().get(peer)
         if dialled is not None:
             return await dial((dialled[0], port), b"", DIAL_S)
@@ -248,7 +249,7 @@ class Traversal:
         return list(self._dialled().values())
 
     def _dialled(self) -> dict[PeerId, End]:
-        """Return the connected peers that we have dialled, with the end at which we dialled them."""
+        """Return the connected peers that we dialled, with the endpoint at which we dialled each."""
         return {
             peer_id_of(identity): end
             for identity, connections in self._swarm.connections.items()

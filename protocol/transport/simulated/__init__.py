@@ -1,5 +1,5 @@
-"""A network under virtual time: links with bandwidth and delay, weather, partitions.
+"""A network in virtual time: links with bandwidth and delay, message loss, partitions.
 
-`network` is one peer's end of it, `wire` the links between all peers.  The same seed gives the same run.  Read `network`
+`network` has one peer's endpoint, `wire` the links between all peers.  The same seed gives the same run.  Read `network`
 first.
 """

@@ -1,10 +1,10 @@
 """A simulated network: peers in one process, on links with latency, bandwidth, loss, partitions and deaths.
 
-`MemoryNetwork` is one peer's end of a `MemoryWire`.  Both use only trio's clock, so under a mock clock an hour passes at
-once.  Protocol code cannot tell this network from libp2p.
+`MemoryNetwork` is one peer's endpoint on a `MemoryWire`.  Both use only trio's clock, so under a mock clock an hour passes
+at once.  Protocol code works the same on this network and on libp2p.
 
-Arrivals at a peer are put into its inbox and handled by its own tasks, never by the sender's: a peer that does not run
-handles nothing.
+Arrivals at a peer are put into the peer's inbox and handled by the peer's own tasks, never by the sender's.  So a peer that
+does not run handles nothing.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from protocol.wire.identity import PeerId
 HALF_OPEN_S = 30.0
 """Seconds for which a receiver waits for the data of a push."""
 SLOWEST_BYTES_PER_S = 32 << 10
-"""Rate of a push for which a receiver waits longer: it adds the time that the data takes at this rate."""
+"""Rate (bytes a second) for the receiver's deadline: the time that the data takes at this rate is added to `HALF_OPEN_S`."""
 
 
 class MemoryNetwork(Endpoint):
-    """One peer's end of the simulated network: a `protocol.transport.interface.Network`.
+    """One peer's endpoint of the simulated network: a `protocol.transport.interface.Network`; it needs `run`.
 
-    It is up from `MemoryWire.join` until it crashes; `run` it.  `handlers` are set before it joins.
+    The peer is up from `MemoryWire.join` until it crashes.  Set `handlers` before `join`.
     """
 
     def __init__(self, wire: MemoryWire, peer_id: PeerId, handlers: Handlers | None = None) -> None:
@@ -52,11 +52,11 @@ class MemoryNetwork(Endpoint):
         return [f"/memory/{self._peer_id}/p2p/{self._peer_id}"]
 
     def connected(self) -> Sequence[PeerId]:
-        """Return the peers within reach."""
+        """Return the peers that we can reach."""
         return self._wire.reachable(self._peer_id) if self._wire.end(self._peer_id) is self else []
 
     def link(self, peer: PeerId) -> str:
-        """Return "direct" for every peer within reach, else an empty text."""
+        """Return "direct" for every peer that we can reach, else ""."""
         return "direct" if peer in self.connected() else ""
 
     def welcome(self, peer: PeerId) -> None:
@@ -75,7 +75,7 @@ class MemoryNetwork(Endpoint):
         return False
 
     def remember(self, addresses: Sequence[str], *, claimed: bool = False) -> None:
-        """Do nothing: every peer is connected already."""
+        """Do nothing: every peer is already connected."""
 
     def known_addresses(self) -> Sequence[str]:
         """Return no addresses: there is no address book."""
@@ -86,7 +86,7 @@ class MemoryNetwork(Endpoint):
         self._wire.forget(peer, self._peer_id)
 
     async def publish(self, data: bytes) -> None:
-        """Gossip `data` to every peer within reach.  Does nothing after a crash."""
+        """Gossip `data` to every peer that we can reach.  Does nothing after a crash."""
         await trio.lowlevel.checkpoint()
         if self._wire.end(self._peer_id) is self:
             self._wire.spread(self, data)
@@ -111,7 +111,7 @@ class MemoryNetwork(Endpoint):
         spare: bool = False,
         on_sent: Callable[[], None] = nothing,
     ) -> None:
-        """Send `data` into the buffer that `peer` names for `header`.  Raises `Unreachable` or `Refused`."""
+        """Send `data` into the buffer that `peer` provides for `header`.  Raises `Unreachable` or `Refused`."""
         assert len(header) <= MAX_PUSH_HEADER_BYTES and len(data) <= MAX_PUSH_BYTES
         await trio.lowlevel.checkpoint()
         with self._calling(peer, timeout_s) as (call, end):
@@ -131,7 +131,7 @@ class MemoryNetwork(Endpoint):
 
     @contextmanager
     def _calling(self, peer: PeerId, timeout_s: float) -> Iterator[tuple[SimulatedCall, Endpoint]]:
-        """Make a call to `peer`; yield the call and the peer's end.  That end learns when we give up or are cancelled."""
+        """Make a call to `peer`; yield the call and the peer's endpoint.  A timeout or cancellation is sent to the peer."""
         end = self._wire.end(peer)
         if end is None or self._wire.end(self._peer_id) is not self:
             raise Unreachable(f"{peer} is gone")
@@ -176,7 +176,7 @@ class MemoryNetwork(Endpoint):
                 self._reply(call, end, 0, lambda: call.fail(Refused("not wanted")))
                 return
             assert len(landing.buffer) == len(data)
-            if not call.broken:  # the sender went on sending while the header was looked at
+            if not call.broken:  # the sender kept sending while the handler read the header
                 transfer = self._wire.send(self, end, len(data), call.delivered.set, delay_s=0.0, spare=spare)
                 transfer.on_slice = landing.on_bytes
                 call.transfers.append(transfer)
