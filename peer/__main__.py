@@ -1,4 +1,4 @@
-"""`python -m peer` is the `peer` command."""
+"""Entry point of `python -m peer`, which is the `peer` command."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Addresses of peers as people write them, HOST[:PORT], and as invitations name them, multiaddrs."""
+"""Addresses of peers: in the form that people write (HOST[:PORT]), and as the multiaddrs in invitations."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import re
 from collections.abc import Sequence
 
 LEAST_NAMED_PORT = 1024
-"""Lowest port dialled by name.  A name may lead elsewhere tomorrow, so it is dialled only at ports at which peers listen;
-so are the claims of strangers (`protocol.transport.addresses`)."""
+"""Lowest port dialled by name.  A name may point to another host later, so it is dialled only at ports at which peers
+listen; the same holds for addresses that strangers claim (`protocol.transport.addresses`)."""
 MAX_NAME_CHARS = 120
 NAME = re.compile(r"(?=.*[a-z])(?:[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\.)*[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\.?")
 NAMED_BY = ("dns", "dns4", "dns6")
@@ -30,7 +30,7 @@ HOW = "write HOST:PORT, such as home.example.org:4001, or a multiaddr, such as /
 
 
 def multiaddr_of(text: str, port: int) -> str:
-    """Return the multiaddr for an address as a person writes it.  port: the default.  Raises ValueError with a sentence."""
+    """Return the multiaddr for HOST[:PORT] or a multiaddr.  port: the default.  Raises ValueError with a sentence."""
     text = text.strip()
     if text.startswith("/"):
         return _checked(text)
@@ -45,13 +45,13 @@ def multiaddr_of(text: str, port: int) -> str:
 
 
 def names_only_local(addresses: Sequence[str]) -> bool:
-    """Return True if all `addresses` are of a local network or this computer.  Names may lead anywhere, so they are not."""
+    """Return True if all `addresses` belong to a local network or this computer.  Names do not count as local."""
     hosts = [host for address in addresses if (host := _ip_in(address)) is not None]
     return bool(addresses) and len(hosts) == len(addresses) and all(_is_local(host) for host in hosts)
 
 
 def local_remark(addresses: Sequence[str]) -> str:
-    """Return a sentence for an invitation that names only local addresses; empty for others."""
+    """Return a sentence for an invitation that names only local addresses; otherwise an empty string."""
     if not names_only_local(addresses):
         return ""
     loopback = all(host is not None and host.is_loopback for host in map(_ip_in, addresses))
@@ -63,7 +63,7 @@ def local_remark(addresses: Sequence[str]) -> str:
 
 
 def _split(text: str, port: int) -> tuple[str, str]:
-    """Return host and port; an IPv6 address with a port stands in brackets."""
+    """Return host and port; an IPv6 address with a port is in brackets."""
     if text.startswith("["):
         host, closed, rest = text[1:].partition("]")
         return (host, rest.removeprefix(":") or str(port)) if closed and rest[:1] in ("", ":") else (text, "")
@@ -74,7 +74,7 @@ def _split(text: str, port: int) -> tuple[str, str]:
 
 
 def _checked(address: str) -> str:
-    """Return a TCP multiaddr, maybe followed by a peer ID or a relay's path; raises ValueError with a sentence."""
+    """Return a valid TCP multiaddr, which may end with a peer ID or a relay's path; raises ValueError with a sentence."""
     parts = address.split("/")
     kind = parts[1] if len(parts) > 1 else ""
     if kind == "dnsaddr":

@@ -1,7 +1,7 @@
 """The `peer` command: finds the subcommand, runs it, and turns errors into one sentence and an exit code.
 
 Nothing heavy is imported before the command is known, so that `peer --help` answers at once.  None of our other packages is
-imported before `check_rooms` has found it.  Each command is implemented in a module of `peer.commands`.
+imported before `check_rooms` has checked its place.  Each command is implemented in a module of `peer.commands`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from peer.errors import ExitCode, PeerError
 from peer.installation import check_rooms
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Suggestions for an unknown command: the likely command, by its spelling or by its name in other programs.
+# Suggestion for an unknown command: the likely command, found by similar spelling or by its name in other programs.
 
 
 USAGE = 2
@@ -56,7 +56,7 @@ SYNONYMS = {
         "status": "status",
     },
 }
-"""Words of other programs for each command, by the words typed before them."""
+"""Names of each command in other programs, by the words typed before the command."""
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -76,7 +76,7 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def nearest(word: str, commands: Sequence[str], program: str) -> str:
-    """Return the likely command with its program; empty if nothing is similar.  program: words before it, as "peer run"."""
+    """Return the likely command with its program; empty if nothing is similar.  program: words before it ("peer run")."""
     meant = {each: f"{program} {each}" for each in commands}
     for command, words in SYNONYMS.get(program, {}).items():
         meant |= dict.fromkeys(words.split(), f"peer {command}")
@@ -131,9 +131,9 @@ def _main(arguments: Sequence[str] | None) -> int:
         return ExitCode.USAGE
     try:
         code = int(args.run(args))
-        sys.stdout.flush()  # here, where an error still becomes a sentence
+        sys.stdout.flush()  # here, where an error is still shown as a sentence
         return code
-    except BrokenPipeError:  # the reader of our output went away (`peer status | head`): not our error
+    except BrokenPipeError:  # the reader of our output went away (`peer status | head`), which is no error
         discard(sys.stdout.fileno())
         return ExitCode.OK
     except Exception as error:
@@ -145,11 +145,11 @@ def _main(arguments: Sequence[str] | None) -> int:
 
 
 def _complain(text: str) -> None:
-    """Print an error on standard error, if anybody reads it."""
+    """Print an error on standard error, if it has a reader."""
     try:
         sys.stdout.flush()
     except OSError:
-        discard(sys.stdout.fileno())  # else the unwritten output would raise again when the process ends
+        discard(sys.stdout.fileno())  # otherwise the unwritten output would raise again at the end of the process
     from peer.formatting import visible
 
     try:
@@ -159,7 +159,7 @@ def _complain(text: str) -> None:
 
 
 def explain(error: Exception) -> PeerError:
-    """Return the sentence and the exit code for `error`; an unforeseen error's sentence says how to see its traceback."""
+    """Return the sentence and exit code for `error`; the sentence for an unforeseen error says how to see its traceback."""
     from peer.control.client import ControlError
     from peer.keyfile import KeyfileError
     from protocol.run.run_file import RunFileError

@@ -13,7 +13,7 @@ class ExitCode(IntEnum):
 
     OK = 0
     FAILED = 1
-    """Anything that has no code of its own."""
+    """Any error without its own code."""
     USAGE = 2
     """The command line is wrong (argparse's own code)."""
     INPUT = 3
@@ -29,7 +29,7 @@ class ExitCode(IntEnum):
     UNREACHABLE = 8
     """No other peer could be reached."""
     RESOURCES = 9
-    """Disk, memory or a device does not suffice."""
+    """Disk, memory or a device is not sufficient."""
     TRAINER = 10
     """The trainer failed again and again; the peer stopped instead of looping."""
     OUTPUT = 11

@@ -1,8 +1,8 @@
 """Small files that are written whole or not at all.
 
-No library is used: `os.replace` is atomic, and only four calls remain.  The packages for this are not maintained, and none
-of them refuses to replace a file that another process makes meanwhile.  The store of a run has writes of its own, because
-tests make each of them fail (`protocol.disk`).
+No library is used: `os.replace` is atomic, and only four other calls are needed.  The packages for this are not maintained,
+and none of them refuses to replace a file that another process has just made.  The store of a run has its own write
+functions, because tests make each write fail (`protocol.disk`).
 
 A writer that is killed leaves a temporary file, `.<name>.<anything>.new`.  The store of a run removes such files from its
 folder when it is opened; `remove_left_overs` removes them from another folder.
@@ -25,15 +25,15 @@ from filelock import FileLock, Timeout
 # ------------------------------------------------------------------------------------------------------------------------
 # Lock between processes: a file that one process holds, with its process ID inside.
 #
-# `filelock` takes it with flock, so the kernel releases it when the process ends, however it ends: no lock is ever stale.
+# `filelock` uses flock, so the kernel releases the lock when the process ends, however it ends: no lock is ever stale.
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Held file: it says "its owner lives", because the owner keeps it locked (flock) for as long as it lives.
+# Held file: a sign that its owner lives, because the owner keeps the file locked (flock) until it ends.
 #
-# The kernel releases the lock when the process ends, however it ends, so nobody has to guess whether an owner lives.  A
-# process that finds a file without a holder removes it.  `filelock` does not fit: a file here is locked before it has its
-# name, and others test its lock without taking it.
+# The kernel releases the lock when the process ends, however it ends, so the lock shows reliably whether the owner lives.  A
+# process that finds an unlocked file removes it.  `filelock` does not fit: a file here is locked before it has its name, and
+# other processes test its lock without taking it.
 
 
 ATTEMPTS = 10
@@ -48,7 +48,7 @@ class HeldFile:
 
     @property
     def is_there(self) -> bool:
-        """True if we hold the file, and nobody has removed or replaced it."""
+        """True if we hold the file, and no other process has removed or replaced it."""
         if self._descriptor is None:
             return False
         try:
@@ -60,7 +60,7 @@ class HeldFile:
         """Write the file, replacing an existing one, and hold it."""
         descriptor, temporary = self._temporary()
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)  # before it has its name, so that nobody sees it unlocked
+            fcntl.flock(descriptor, fcntl.LOCK_EX)  # before the file has its name, so that no process sees it unlocked
             os.write(descriptor, data)
             os.replace(temporary, self.path)
         except BaseException:
@@ -71,7 +71,7 @@ class HeldFile:
         self._descriptor = descriptor
 
     def remove(self) -> None:
-        """Remove the file, and also its folder if that is empty then."""
+        """Remove the file, and also its folder if it is then empty."""
         if self.is_there:
             self.path.unlink(missing_ok=True)
         self._let_go()
@@ -79,7 +79,7 @@ class HeldFile:
             self.path.parent.rmdir()
 
     def _temporary(self) -> tuple[int, str]:
-        """Make a new file in the folder; retry if the removal of another's last file has just removed the folder."""
+        """Make a new file in the folder; retry if another process has just removed the folder with its last file."""
         for _ in range(ATTEMPTS):
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             try:
@@ -95,7 +95,7 @@ class HeldFile:
 
 
 def read_held(path: Path, limit: int) -> bytes | None:
-    """Return up to `limit` bytes of a file whose owner lives; None for any other, and a dead owner's file is removed."""
+    """Return up to `limit` bytes of a file whose owner lives; None for any other file; a dead owner's file is removed."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
@@ -124,7 +124,7 @@ PID_CHARACTERS = 32
 
 
 class LockHeld(Exception):
-    """Another process holds the lock.  holder: its process ID; None if the file does not say."""
+    """Error: another process holds the lock.  holder: its process ID; None if the file does not name it."""
 
     def __init__(self, holder: int | None) -> None:
         super().__init__(f"held by process {holder}" if holder is not None else "held by another process")
@@ -163,13 +163,13 @@ def _holder(path: Path) -> int | None:
 # Log file of limited size: a full file is renamed, and the oldest one is replaced.
 #
 # `logging.handlers.RotatingFileHandler` does not fit: data that a full disk refuses stays in its buffer and is written
-# later, torn and out of order, though it was counted as lost; and it counts characters.
+# later, torn and out of order, although it was counted as lost.  It also counts characters instead of bytes.
 
 
 class RotatingFile:
-    """Log that appends to the first of `names` in `folder`; the others are the older files, newest first.
+    """Log that appends to the first of `names` in `folder`; the other names are the older files, newest first.
 
-    max_bytes: of each file, if no single piece is larger.
+    max_bytes: limit on each file, unless a single piece is larger.
     """
 
     def __init__(self, folder: Path, names: Sequence[str], max_bytes: int) -> None:
@@ -177,7 +177,7 @@ class RotatingFile:
         self._paths = [folder / name for name in names]
 
     def append(self, data: bytes) -> None:
-        """Append `data`.  Raises OSError if the disk does not take it."""
+        """Append `data`.  Raises OSError if the write fails."""
         self._folder.mkdir(parents=True, exist_ok=True)
         newest = self._paths[0]
         if newest.exists() and newest.stat().st_size + len(data) > self._max_bytes:
@@ -203,7 +203,7 @@ def write_atomically(path: Path, data: bytes | Callable[[int], bytes], *, replac
     """Write a file of mode 0600 whole or not at all, and durably.  Raises OSError.
 
     data: the content, or a function that makes it from the file's inode.  With `replace=False`, raises FileExistsError if
-    `path` exists, also if another process makes it meanwhile.
+    `path` exists, even if another process has only just made it.
     """
     descriptor, temporary = _temporary(path)
     try:
@@ -211,7 +211,7 @@ def write_atomically(path: Path, data: bytes | Callable[[int], bytes], *, replac
             file.write(data if isinstance(data, bytes) else data(os.fstat(file.fileno()).st_ino))
             file.flush()
             os.fsync(file.fileno())
-            if replace:  # while it is locked
+            if replace:  # while the file is still locked
                 os.replace(temporary, path)
             else:
                 _place_new(Path(temporary), path)
@@ -221,7 +221,7 @@ def write_atomically(path: Path, data: bytes | Callable[[int], bytes], *, replac
 
 
 def remove_left_overs(folder: Path) -> None:
-    """Remove the files that killed writers left in this folder.  The file of a living writer is locked, and stays."""
+    """Remove the files that killed writers left in this folder.  The file of a living writer is locked, and is kept."""
     for path in folder.glob(f".*{SUFFIX}"):
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -240,7 +240,7 @@ def _temporary(path: Path) -> tuple[int, str]:
     """Make a new file beside `path`, locked; make another if the first was removed as a leftover before it was locked."""
     while True:
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=SUFFIX)
-        with suppress(OSError):  # some file servers lock nothing
+        with suppress(OSError):  # some file servers have no locks
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         if os.fstat(descriptor).st_nlink:
             return descriptor, temporary
@@ -248,12 +248,12 @@ def _temporary(path: Path) -> tuple[int, str]:
 
 
 def _place_new(temporary: Path, path: Path) -> None:
-    """Give a written file its name unless that is taken; the link is atomic, if the file system has links."""
+    """Give a written file its name unless the name is taken; this is atomic if the file system has links."""
     try:
         os.link(temporary, path)
     except FileExistsError:
         raise
-    except OSError:  # no links on a memory stick's file system: look first, then rename
+    except OSError:  # a memory stick's file system has no links: check first, then rename
         if path.exists():
             raise FileExistsError(f"{path} exists") from None
         os.replace(temporary, path)
@@ -268,16 +268,16 @@ def _sync_folder(folder: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Recognition of copies: a folder is the one that we wrote, or a copy of it, or restored from a backup.
+# Recognition of copies: a folder is the one that we wrote, a copy of it, or one restored from a backup.
 #
 # A mark in the folder names its own inode and the time of its last change.  A copy has another inode, and an overwritten
 # mark has another time.  The mark is made anew after every vote, so an earlier backup has another mark.  A restore of only
 # the files that differ restores the mark as well.
 #
-# Restores that leave no trace are not noticed: a snapshot of a whole file system or machine, single files put back without
-# the mark, one folder that two computers use, and a mark that is put back with its time if the file system gives it its
-# old inode number again (ext4 does so often).  The time of its last status change would show that, but permissions and
-# links change it every day.
+# Restores that leave no trace are not noticed: a snapshot of a whole file system or machine, single files restored without
+# the mark, one folder that two computers use, and a mark restored with its time if the file system reuses the old inode
+# number (ext4 often does).  The time of the last status change would show this last case, but changes of permissions and
+# links alter that time every day.
 
 
 MARK = "original"
@@ -287,7 +287,7 @@ MAX_MARK_BYTES = 1024
 
 
 def is_original(folder: Path) -> bool:
-    """Return True if the folder is as it was marked, or was never marked.  Blocking."""
+    """Return True if the folder's mark is intact, or if the folder was never marked.  Blocking."""
     path = folder / MARK
     try:
         found = path.stat()
@@ -309,4 +309,4 @@ def mark_original(folder: Path) -> None:
         return json.dumps({"inode": inode, "changed": changed}).encode()
 
     write_atomically(folder / MARK, mark)
-    os.utime(folder / MARK, (changed, changed))  # a file server has a clock of its own
+    os.utime(folder / MARK, (changed, changed))  # a file server has its own clock

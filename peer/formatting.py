@@ -1,7 +1,7 @@
 """Names, numbers and addresses for people.
 
-Names of peers are text of strangers: characters that could move a terminal's cursor or reverse its direction are removed
-here.
+Names of peers are written by strangers: characters that could move a terminal's cursor or reverse the direction of text are
+removed here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Drawing with characters: bars, curves in a row, and text cut to a number of columns.
+# Drawing with characters: bars, curves in one line, and text cut to a number of columns.
 #
 # Pure and light: the terminal interface and the demo draw with it.
 
@@ -96,17 +96,17 @@ def clean(text: str, limit: int = 40) -> str:
 
 
 def visible(text: str) -> str:
-    """Return `text`, maybe written in part by files and peers, with escapes for unprintable characters except line feeds."""
+    """Return `text`, which may contain strangers' words, with escapes for unprintable characters except line feeds."""
     return "".join(each if each.isprintable() or each == "\n" else ascii(each)[1:-1] for each in text)
 
 
 def short(peer: str) -> str:
-    """Return the short form of a peer ID, of which a stranger may have written any character."""
+    """Return the short form of a peer ID, which may contain any characters from a stranger."""
     return clean(short_id(peer))
 
 
 def naming(names: Mapping[str, str]) -> Naming:
-    """Return a function that shows peers by name and end of the ID, and unnamed ones by the end of the ID alone."""
+    """Return a function that shows a peer's name and the end of its ID, or the end of the ID alone without a name."""
 
     def name(peer: str) -> str:
         known = clean(names.get(peer, ""), 24)
@@ -134,7 +134,7 @@ def amount(count: float) -> str:
 
 
 def many(count: int, noun: str, plural: str = "") -> str:
-    """Format a count with its noun: "1 round", "2 rounds".  plural: unless it is the noun with an s."""
+    """Format a count with its noun: "1 round", "2 rounds".  plural: needed unless it is the noun with an s."""
     return f"{count} {noun if count == 1 else plural or noun + 's'}"
 
 
@@ -162,13 +162,13 @@ def roughly(seconds: float) -> str:
 
 
 def endpoint(address: str) -> str:
-    """Format a multiaddr as people know it: "192.0.2.1 port 4001"."""
+    """Format a multiaddr for a person: "192.0.2.1 port 4001"."""
     parts = address.split("/")
     return clean(f"{parts[2]} port {parts[4]}" if len(parts) > 4 and parts[3] == "tcp" else address, 80)
 
 
 def attempted(tried: Sequence[Mapping[str, Any]]) -> str:
-    """Format addresses with their results, the first four."""
+    """Format the first four addresses with their results, and the number of further ones."""
     parts = []
     for each in tried[:4]:
         times = f"{each['times']} time{'' if each['times'] == 1 else 's'}: " if each["times"] else ""
@@ -177,7 +177,7 @@ def attempted(tried: Sequence[Mapping[str, Any]]) -> str:
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """Format a loss; "-" if there is none yet."""
+    """Format a number, such as a loss; "-" if there is none yet."""
     return "-" if value is None or not math.isfinite(value) else f"{value:.{digits}f}"
 
 
@@ -195,5 +195,5 @@ def goal_line(status: PeerStatus) -> str:
 
 
 def to_go(seconds: float | None) -> str:
-    """Format the time left: "2 min to go", or "" if that is unknown."""
+    """Format the time left: "2 min to go", or "" if the time is unknown."""
     return "" if seconds is None or not math.isfinite(seconds) else f"{duration(seconds)} to go"

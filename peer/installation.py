@@ -1,8 +1,9 @@
-"""The packages of this program, and a check that Python would really import ours.
+"""Check that Python would import the packages of this program, and not other ones with the same names.
 
-`kernels`, `trainer` and others are plain names: other distributions have the same names, and so may folders and files in the
-folder where somebody starts `python -m peer`.  The first on Python's path hides the other, and a package installed into the
-same environment overwrites the other.  Ours lie beside this one, and the `__init__` of each names its owner.
+`kernels`, `trainer` and other packages have common names: other distributions use the same names, and so may folders and
+files in the folder in which `python -m peer` is started.  The first one on Python's path hides the others, and a package
+installed into the same environment overwrites ours.  Our packages are beside this one, and the `__init__` of each names its
+owner.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from peer.errors import PeerError
 
 ROOMS = ("kernels", "protocol", "trainer", "tui")
 ROOT = Path(__file__).resolve().parent.parent
-"""Folder that holds the rooms, which are our packages."""
+"""Folder that holds our packages, here called rooms."""
 OWNER = b"manyhands"
 """Word in the `__init__` of each room."""
 REMEDY = "install manyhands in an environment of its own, with pipx or uv tool"
 
 
 def check_rooms() -> None:
-    """Raise PeerError when another package would be imported in place of one of ours; imports nothing."""
+    """Raise PeerError if another package would be imported instead of one of ours; imports nothing."""
     for name in ROOMS:
         ours = ROOT / name / "__init__.py"
         if not _names_us(ours):
@@ -48,12 +49,12 @@ def _names_us(init: Path) -> bool:
 
 
 def _place(name: str) -> Path | None:
-    """Return the file that `import name` would run; None if that is no file."""
+    """Return the file that `import name` would run; None if there is no such file."""
     spec = find_spec(name)
     return Path(spec.origin).resolve() if spec is not None and spec.origin is not None and spec.has_location else None
 
 
 def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment for our Python processes, which find our packages, and none in their working directory."""
+    """Return the environment for our Python processes, which find our packages, but none in their working directory."""
     others = [entry for entry in environment.get("PYTHONPATH", "").split(os.pathsep) if entry and entry != str(ROOT)]
     return {**environment, "PYTHONPATH": os.pathsep.join([str(ROOT), *others]), "PYTHONSAFEPATH": "1"}

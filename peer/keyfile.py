@@ -1,8 +1,8 @@
-"""A peer's identity on disk: made at the first start, private to the user, locked while in use.
+"""Identity of a peer on disk: made at the first start, private to the user, locked while in use.
 
 The data directory holds `identity.pem` (the Ed25519 key, PKCS #8, mode 0600), `identity.lock` (held by the running peer) and
 `incarnation` (the number of the peer's starts).  Key and incarnation are written whole, so a crash leaves the old or the new
-file.  The lock guards one data directory; the swarm, not this module, notices a key in two directories or computers.
+file.  The lock guards one data directory; the swarm, not this module, detects a key in two directories or computers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from protocol.wire.identity import Identity
 
 KEY_FILE = "identity.pem"
 LOCK_FILE = "identity.lock"
-"""Name of the lock; `peer.control.client.LOCK_NAME` repeats it, because that module is too light to import this one."""
+"""Name of the lock; `peer.control.client.LOCK_NAME` repeats it, because that module must stay too light to import this."""
 INCARNATION_FILE = "incarnation"
 MAX_KEY_BYTES = 4096
 MAX_INCARNATION = 2**53 - 1
@@ -68,7 +68,7 @@ def load_identity(data_dir: Path) -> Identity | None:
 
 
 def load_or_create_identity(data_dir: Path) -> Identity:
-    """Return the identity in the data directory, making it if there is none.  Two processes at once get the same one."""
+    """Return the identity in the data directory, making it if there is none.  Simultaneous calls return the same one."""
     found = load_identity(data_dir)
     if found is not None:
         return found
@@ -86,8 +86,8 @@ def load_or_create_identity(data_dir: Path) -> Identity:
 def import_identity(data_dir: Path, data: bytes, *, force: bool) -> Identity:
     """Put the key in `data` (PEM, or one line of base64) into the data directory.
 
-    Refuses while a peer uses the directory, and without `force` if there is an identity; with `force`, the old one stays
-    beside the new one as identity.old-N.pem.  Raises `KeyfileError`.
+    Raises `KeyfileError` while a peer uses the directory, and without `force` if there is an identity.  With `force`, the
+    old identity is kept beside the new one as identity.old-N.pem.
     """
     try:
         identity = parse_key(data)
@@ -138,7 +138,7 @@ def parse_key(data: bytes) -> Identity:
 
 @contextmanager
 def identity_lock(data_dir: Path) -> Iterator[None]:
-    """Hold the identity of a data directory; raises `IdentityLocked` at once if another process does."""
+    """Hold the identity of a data directory; raises `IdentityLocked` at once if another process holds it."""
     data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     with ExitStack() as stack:
         try:
@@ -154,10 +154,10 @@ def identity_lock(data_dir: Path) -> Iterator[None]:
 
 
 def next_incarnation(data_dir: Path, floor: int = 1) -> int:
-    """Return the number of this start, above every earlier one and at least `floor`.  On disk before it is returned.
+    """Return the number of this start, above every earlier number and at least `floor`.  Stored before it is returned.
 
-    A daemon passes the unix time as floor.  So peers do not take an identity for an old one when it was brought to another
-    computer, which knows no earlier start.
+    A daemon passes the unix time as floor, so that the number also grows after the identity was moved to another computer,
+    which has no record of earlier starts.
     """
     path = data_dir / INCARNATION_FILE
     try:

@@ -2,8 +2,8 @@
 
 * data directory: identity, control socket, runs and their logs.  `--data-dir`, else PEER_DATA_DIR, else the user's data
   folder.  One running peer per data directory.
-* runtime directory: shared by the peers of this computer (addresses, cores, the usual port), gone after a restart of the
-  computer.  PEER_RUNTIME_DIR, else XDG_RUNTIME_DIR, else a folder of this user's in the temp folder.
+* runtime directory: shared by the peers of this computer (addresses, cores, the usual port), and empty after a restart of
+  the computer.  PEER_RUNTIME_DIR, else XDG_RUNTIME_DIR, else a folder of this user in the temp folder.
 
 This module decides only names and permissions; it neither reads nor writes contents.
 """
@@ -24,12 +24,12 @@ READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 OVERFLOW_UID = 65534
-"""Apparent owner of everything outside a container that has users of its own."""
+"""Apparent owner of all files from outside a container with its own users."""
 WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def data_dir(option: str | os.PathLike[str] | None = None) -> Path:
-    """Return the data directory, absolute; `option` is from the command line.  Does not create it."""
+    """Return the absolute path of the data directory, without creating it.  option: from the command line."""
     chosen = option or os.environ.get("PEER_DATA_DIR")
     if chosen:
         return Path(chosen).expanduser().absolute()
@@ -41,8 +41,8 @@ def data_dir(option: str | os.PathLike[str] | None = None) -> Path:
 def make_private(folder: Path) -> Path:
     """Create `folder` if it is missing, for this user only; raises `PeerError`.
 
-    An existing folder must be this user's, and no other user may write there, because they could replace the settings, the
-    identity or the control socket.
+    An existing folder must belong to this user, and no other user may be able to write in it, because such a user could
+    replace the settings, the identity or the control socket.
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -96,7 +96,7 @@ def _flaw_of(folder: Path, found: os.stat_result) -> str | None:
 
 
 def _is_private_group(gid: int) -> bool:
-    """Return True for the group of this user alone: many systems give each user one, and let it write in new folders."""
+    """Return True for a group with this user alone: many systems make one for each user, and let it write in new folders."""
     try:
         user, group = pwd.getpwuid(os.getuid()), grp.getgrgid(gid)
     except KeyError:
@@ -106,7 +106,7 @@ def _is_private_group(gid: int) -> bool:
 
 
 def _has_access_list(folder: Path) -> bool:
-    """Return True if the folder has an access list (POSIX ACL): what it allows at most shows as what the group may do."""
+    """Return True if the folder has an access list (POSIX ACL), whose mask then appears as the group's permissions."""
     try:
         return "system.posix_acl_access" in os.listxattr(folder)
     except (AttributeError, OSError):  # macOS has no such call, some file systems have no attributes
@@ -119,15 +119,17 @@ def owner_of(path: str) -> int:
 
 
 def runtime_dir() -> Path:
-    """Return the runtime directory, created if it is missing; raises `PeerError` if somebody else owns it."""
+    """Return the runtime directory, created if it is missing; raises `PeerError` if another user owns it."""
     chosen = os.environ.get("PEER_RUNTIME_DIR")
     if chosen:
         return make_private(Path(chosen).expanduser().absolute())
     session = os.environ.get("XDG_RUNTIME_DIR")
-    if session and os.access(session, os.W_OK) and owner_of(session) == os.getuid():  # else it is left from before `su`
+    if (
+        session and os.access(session, os.W_OK) and owner_of(session) == os.getuid()
+    ):  # otherwise the variable is left over from before `su`
         return make_private(Path(session) / "manyhands")
     folder = make_private(Path(tempfile.gettempdir()) / f"manyhands-{os.getuid()}")
-    found = folder.lstat()  # everybody can write in the temp folder: this one must be ours, and no link
+    found = folder.lstat()  # every user can write in the temp folder: our folder must belong to us, and must not be a link
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise PeerError(
             f"the folder {folder} is not private to this user; remove it or set PEER_RUNTIME_DIR", ExitCode.RESOURCES
@@ -136,7 +138,7 @@ def runtime_dir() -> Path:
 
 
 def runs_dir(data: Path) -> Path:
-    """Return the folder of all runs, which has a folder for each."""
+    """Return the folder of all runs, which has a folder for each run."""
     return data / "runs"
 
 

@@ -1,6 +1,6 @@
 """`python -m tui FOLDER [WORD …]`: the terminal interface of the peer with this data directory.
 
-With words it first starts that peer as its own, by `peer WORD …` (`tui.own_peer`).  `python -m tui --replay FILE …` shows a
+With arguments, it first starts that peer itself, by `peer WORD …` (`tui.own_peer`).  `python -m tui --replay FILE …` shows a
 recorded event log instead; its files are given oldest first.
 """
 
@@ -22,14 +22,14 @@ def main() -> int:
     if sys.argv[1] == "--replay":
         return replay([Path(name) for name in sys.argv[2:]])
     folder, words = Path(sys.argv[1]), sys.argv[2:]
-    own = OwnPeer(words) if words else None  # before the slow imports: the peer starts meanwhile
+    own = OwnPeer(words) if words else None  # before the slow imports, so that the peer starts at the same time
 
     from peer.paths import data_dir
     from tui.app import PeerApp
     from tui.feed import Feed
 
     view = PeerApp(Feed(folder, is_starting=own is not None), own, unicode=has_unicode())
-    gc.freeze()  # imported modules stay: a garbage collection over them would delay a key by 50 ms
+    gc.freeze()  # a garbage collection over the imported modules would delay a key by 50 ms
     view.run()
     if own is None:
         return view.return_code or 0

@@ -1,7 +1,7 @@
 """Terminal interface of a running peer: panels, keys, and the commands that the keys send to the peer.
 
-Everything shown comes from a `FeedSource`.  Twice a second the interface takes all that was told since the last frame, so
-that a flood of events costs one redraw.  Commands to the peer block in threads, never in the event loop.
+Everything shown comes from a `FeedSource`.  Twice a second the interface takes all news since the last frame, so that a
+flood of events costs one redraw.  Commands to the peer block in threads, never in the event loop.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tui.widgets import Confirm, ControlsDialog, Draw, Help, Panel
 FRAME_S = 0.5
 PAUSE_S = 3600
 WIDE, HIGH = 110, 30
-"""Columns and lines from which on the panels stand in two columns."""
+"""Least columns and lines of a terminal for panels in two columns."""
 KEYS = "q close  ? help  p pause  c controls  f finish  x stop the peer  1-6 panel"
 KEYS_OF_OWN = "q detach  Ctrl-C leave  ? help  p pause  c controls  f finish  1-6 panel"
 PANELS: tuple[tuple[str, str, Draw], ...] = (
@@ -55,9 +55,9 @@ SMALL, SMALL_WITH_ROLLOUTS = ("1", "2", "3", "5"), ("1", "2", "5", "7")
 
 
 class PeerApp(App[None]):
-    """View of what `source` tells, until closed or until its own peer has ended.
+    """View of the news from `source`, until it is closed or its own peer has ended.
 
-    own: the peer that this interface started; it leaves when the view closes, unless detached.
+    own: the peer that this interface started; that peer leaves when the view closes, unless it was detached.
     unicode: True if the terminal can draw more than ASCII.
     left: the sentence about the peer's departure; empty while it runs.
     """
@@ -140,8 +140,8 @@ class PeerApp(App[None]):
     # -- messages of the peer -----------------------------------------------------------------------------------------
 
     def take(self) -> None:
-        """Fold everything told since the last call into the picture, and draw it."""
-        ended = self._own is not None and self._own.ending() is not None  # checked first: nothing comes after the end
+        """Fold all news since the last call into the picture, and draw it."""
+        ended = self._own is not None and self._own.ending() is not None  # checked first: no news comes after the end
         told = self._source.take()
         for each in told:
             match each:
@@ -162,7 +162,7 @@ class PeerApp(App[None]):
 
     def _draw(self) -> None:
         if self.picture.has_rollouts != self.screen_stack[0].has_class("with-rollouts"):
-            return self._arrange(self.size)  # this draws
+            return self._arrange(self.size)  # also draws
         head = self.query_one("#head", Static)
         lines = header.draw(self.picture, self._stopped, max(1, self.size.width - 2), self._unicode)
         head.update(Text("\n").join(lines))
@@ -190,7 +190,7 @@ class PeerApp(App[None]):
     # -- keys ---------------------------------------------------------------------------------------------------------
 
     def action_open(self, what: str) -> None:
-        """Open a dialog: the help, or the settings that the peer takes at once."""
+        """Open a dialog: the help, or the settings that the peer applies at once."""
         self.push_screen(ControlsDialog(self._source.ask) if what == "controls" else Help(own=self._own is not None))
 
     def action_close(self) -> None:
@@ -200,7 +200,7 @@ class PeerApp(App[None]):
         self.exit()
 
     def action_interrupt(self) -> None:
-        """Make our own peer leave, at once if typed again; close the view of any other peer."""
+        """Make our own peer leave, the second time at once; close the view of any other peer."""
         if self._own is None:
             self.exit()
             return
@@ -214,7 +214,7 @@ class PeerApp(App[None]):
         self._arrange(self.size)
 
     def action_scroll(self, lines: int) -> None:
-        """Scroll the panel shown alone, or else the log, which scrolls the other way: its newest lines are at the bottom."""
+        """Scroll the panel shown alone, or else the log, which scrolls the other way, because its newest lines are last."""
         panel = self._panel(self._alone or "5")
         panel.look.scroll = max(0, panel.look.scroll + (-lines if panel.id == "log" else lines))
         panel.show()
@@ -249,7 +249,7 @@ class PeerApp(App[None]):
         self._ask("resume" if resumes else "pause", "the peer is running again" if resumes else "paused; press p to resume")
 
     def action_pause_for(self, seconds: int) -> None:
-        """Pause the peer for so many seconds."""
+        """Pause the peer for this many seconds."""
         self._ask("pause", f"paused for {duration(seconds)}", seconds=seconds)
 
     def action_finish(self) -> None:
@@ -268,7 +268,7 @@ class PeerApp(App[None]):
         self.push_screen(Confirm(question), answered)
 
     def _ask(self, command: str, done: str, **fields: Any) -> None:
-        """Send a command in a thread, and tell its outcome at the edge of the screen."""
+        """Send a command in a thread, and show its outcome at the edge of the screen."""
 
         def ask() -> None:
             try:

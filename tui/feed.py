@@ -1,7 +1,7 @@
 """Feed of events and status from a running peer, read from its control socket in separate threads.
 
-Messages of the peer wait in a bounded queue until the interface takes them: a slow terminal never delays the peer.  When the
-peer stops, the feed says so and keeps looking for it, until closed.
+Messages of the peer wait in a bounded queue until the interface takes them: a slow terminal never delays the peer.  When
+the peer stops, the feed reports this and keeps looking for the peer, until closed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ STARTING = "the peer is starting"
 
 @dataclass(frozen=True)
 class PeerFound:
-    """Message that the peer runs.  Its status follows, then its recent events, without any that were told before."""
+    """Message that the peer runs.  Its status follows, then its recent events, except for events delivered before."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ Told = PeerFound | Stopped | PeerStatus | Stamped
 
 
 class FeedSource(Protocol):
-    """Source of all that the interface draws, and recipient of its commands."""
+    """Source of all data that the interface draws, and recipient of its commands."""
 
     def start(self) -> None:
         """Begin to follow the peer."""
@@ -54,7 +54,7 @@ class FeedSource(Protocol):
 
 
 class Feed:
-    """Source that follows the peer with this data directory.  is_starting: True if that peer was started just now."""
+    """Source that follows the peer with this data directory.  is_starting: True if that peer has just been started."""
 
     def __init__(self, data_dir: Path, *, is_starting: bool = False) -> None:
         self._is_starting = is_starting
@@ -64,7 +64,7 @@ class Feed:
         self._stream: EventStream | None = None
         self._running = threading.Event()
         self._newest = 0.0
-        """Wall-clock time of our newest event: after a broken stream the next one begins with older events."""
+        """Wall-clock time of our newest event: after a broken stream, the next stream begins with older events."""
 
     def start(self) -> None:
         """Begin to follow the peer."""
@@ -86,7 +86,7 @@ class Feed:
             stream.close()
 
     def _follow(self) -> None:
-        """Read the peer's events, and begin anew each time that their stream ends."""
+        """Read the peer's events; open a new stream each time that a stream ends."""
         while not self._closed.is_set():
             try:
                 with self._client.events() as stream:

@@ -1,6 +1,6 @@
-"""The peer that the interface starts, and that leaves when the interface ends.
+"""Process of the peer that the interface starts; the peer leaves when the interface ends.
 
-A pipe to the peer's standard input ties the two: it closes however this process ends (a closed terminal, a lost SSH
+A pipe from this process to the peer's standard input closes however this process ends (a closed terminal, a lost SSH
 connection, kill -9), and then the peer leaves (`peer.daemon.daemon`).  A byte in the pipe tells the peer to keep running.
 """
 
@@ -23,17 +23,17 @@ END_DEADLINE_S = 5.0
 
 @dataclass(frozen=True)
 class Ending:
-    """Exit of the peer.  code: for the shell, 128 + signal if killed.  words: its standard error; empty if all was well."""
+    """Exit of the peer.  code: for the shell, 128 + signal if killed.  words: its standard error; empty without an error."""
 
     code: int
     words: str
 
 
 class OwnPeer:
-    """Process `peer` with these words, started in its own session: only the interface gets the terminal's signals."""
+    """Process `peer` with these arguments, in its own session, so that only the interface gets the terminal's signals."""
 
     def __init__(self, words: Sequence[str]) -> None:
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - for the life of the process
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - open until the process ends
         self._process = subprocess.Popen(
             [sys.executable, "-m", "peer", *words],
             stdin=subprocess.PIPE,
@@ -71,4 +71,4 @@ class OwnPeer:
             self._process.stdin.write(b"\n")
             self._process.stdin.close()
         except BrokenPipeError:
-            return  # the peer has ended; `ending` tells
+            return  # the peer has ended; `ending` reports it

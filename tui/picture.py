@@ -1,4 +1,4 @@
-"""A viewer's picture of a peer: events and status folded into the data that the panels draw.
+"""Picture of a peer for a viewer: events and status folded into the data that the panels draw.
 
 Pure: no clock, socket or terminal.  Durations come from the peer's monotonic clock, in the events; everything is bounded, so
 that a viewer may watch for months.
@@ -20,7 +20,7 @@ from protocol.events.status import PeerStatus
 KEPT_LINES = 10_000
 KEPT_ROUNDS = 500
 KEPT_RATES = 600
-"""Seconds of rates, one status a second."""
+"""Number of rates kept: one for each status, one status a second."""
 KEPT_ALARMS = 20
 KEPT_ENDED = 20
 
@@ -55,9 +55,10 @@ class LogLine:
 
 @dataclass
 class RoundPicture:
-    """A round as this peer saw it.  began: on its monotonic clock.  seconds: spent in each part so far.
+    """A round as this peer saw it.  began: time on its monotonic clock.  seconds: time in each part so far.
 
-    members: their number in the round's record, 0 before it.  mine: True if this peer is among them, None before the record.
+    members: number of members in the round's record, 0 before the record.  mine: True if this peer is one of these members,
+    None before the record.
     """
 
     round: int
@@ -77,11 +78,11 @@ class Picture:
     losses: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=KEPT_ROUNDS))
     """Pairs of a round and the loss of all its members."""
     evals: deque[tuple[int, float, str]] = field(default_factory=lambda: deque(maxlen=KEPT_ROUNDS))
-    """Numbers of rounds, the held-out loss after them, and the peer that measured it."""
+    """Triples of a number of rounds, the held-out loss after these rounds, and the peer that measured it."""
     rounds: deque[RoundPicture] = field(default_factory=lambda: deque(maxlen=KEPT_ROUNDS))
     """Rounds, the current one last."""
     chunks: tuple[int, int, tuple[str, ...]] | None = None
-    """Chunks of the running exchange: done, total, and the peers that are waited for."""
+    """Chunks of the running exchange: number done, total, and the peers that the exchange waits for."""
     coming: dict[str, ev.TransferProgress] = field(default_factory=dict)
     """Blobs being fetched, by name, in the order of their last progress."""
     ended: deque[ev.TransferEnded] = field(default_factory=lambda: deque(maxlen=KEPT_ENDED))
@@ -91,7 +92,7 @@ class Picture:
     """Events that a person must not overlook, until acknowledged."""
     rollouts: RolloutTally = field(default_factory=RolloutTally)
     committed: int = 0
-    """Number of committed rounds seen; `rounds` has the last of them."""
+    """Number of committed rounds seen; `rounds` has the latest ones."""
     counted: int = 0
     """Number of those rounds that include this peer's contribution."""
     streak: int = 0
@@ -100,7 +101,7 @@ class Picture:
     _moved: tuple[float, int, int] | None = None
 
     def update(self, status: PeerStatus) -> None:
-        """Take over the present status."""
+        """Store the present status."""
         self.names.update(status.names())
         moved = (status.uptime_s, status.up_bytes, status.down_bytes)
         if self._moved is not None and (seconds := moved[0] - self._moved[0]) > 0:
@@ -189,7 +190,7 @@ class Picture:
         return self.status.round if self.status is not None else 0
 
     def _close_part(self, now: float) -> None:
-        """Add the time spent in the ending phase to its part of the current round."""
+        """Add the time of the ending phase to the current round's part for this phase."""
         phase, since = self._phase
         part = PART_OF_PHASE.get(phase)
         if part is not None and self.rounds and self.rounds[-1].mine is None:

@@ -1,7 +1,7 @@
-"""Position of a replay in its recording, the recording, and the picture and status of the peer there.
+"""Player of a recording: its position, and the peer's picture and status at that position.
 
-Pure but for the files that it reads: the caller says how much time has passed.  A seek backwards starts from a copy of the
-picture taken some events earlier, so that every place is reached equally fast.
+Pure apart from reading files: the caller says how much time has passed.  A seek backwards starts from a copy of the picture
+that was made some events earlier, so that every position is reached equally fast.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from tui.picture import Picture
 # ------------------------------------------------------------------------------------------------------------------------
 # Recorded event log: JSON lines in one or several files, oldest first.  The files are not trusted and may be damaged.
 #
-# In memory are only the place and the time of each line; a line is read when it is needed.
+# Only the place and the time of each line are in memory; a line is read when it is needed.
 
 
 MAX_LINE_BYTES = 1 << 18
 MAX_EVENTS = 2_000_000
-"""Events that are indexed, 32 MB of memory; later ones are left out."""
+"""Most events that are indexed (32 MB of memory); later events are left out."""
 ALARMS = ("Desynced", "SecondHistory", "PeerEjected", "HandlerFailed", "RolloutPeerSetAside", "ValidatorSetAside")
 MARKED = tuple(f'"{name}"'.encode() for name in ("RoundCommitted", *ALARMS))
 """Names of the events with a mark on the scrubber: the first is a committed round, the others are alarms."""
@@ -42,7 +42,7 @@ class NoEvents(Exception):
 class EventFile:
     """Index of the events in these files.  Raises `NoEvents`.
 
-    times: of each event in seconds since 1970, never less than the time before it.  damaged: lines that are no events.
+    times: time of each event in seconds since 1970, never decreasing.  damaged: number of lines that are no events.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
@@ -76,7 +76,7 @@ class EventFile:
                 if stamped is not None:
                     yield stamped
         except OSError:
-            return  # a file is gone
+            return  # a file was removed
         finally:
             if file is not None:
                 file.close()
@@ -101,7 +101,7 @@ class EventFile:
 # ------------------------------------------------------------------------------------------------------------------------
 # Status of a peer derived from its events, for a recording, which holds no status.
 #
-# Pure.  Fields that no event tells (the phase of others, bytes moved) stay empty.
+# Pure.  Fields that no event contains (the phase of other peers, bytes moved) stay empty.
 
 
 MOST_PEERS = 2048
@@ -224,11 +224,11 @@ COPIES = 50
 LEAST_STEP = 500
 """Least number of events between two copies."""
 MOST_SILENCE_S = 10.0
-"""Longest silence that is played, in seconds of the viewer; a longer gap (a peer off for a night) is skipped."""
+"""Longest silence that is played, in seconds on the viewer's clock; a longer gap (a peer off for a night) is skipped."""
 
 
 class Player:
-    """Player of a recording.  picture: the peer after `position` events.  time: seconds since 1970.  plays: not stopped."""
+    """Player of a recording.  picture: the peer after `position` events.  time: seconds since 1970.  plays: not paused."""
 
     def __init__(self, file: EventFile) -> None:
         self.file = file
@@ -260,11 +260,11 @@ class Player:
         return self.position == len(self.file)
 
     def faster(self, steps: int) -> None:
-        """Change the speed by so many steps."""
+        """Change the speed by this many steps."""
         self._speed = min(len(SPEEDS) - 1, max(0, self._speed + steps))
 
     def play(self, passed_s: float) -> bool:
-        """Play for this time; return True if any event fell into it."""
+        """Play for this time; return True if this time contained any event."""
         if not self.plays or self.at_end:
             return False
         before, self.time = self.position, min(self.ends, self.time + passed_s * self.speed)
@@ -284,7 +284,7 @@ class Player:
         self._go_to(bisect_right(self.file.times, self.time))
 
     def next_mark(self, forwards: bool) -> None:
-        """Go to the next committed round or alarm, or to the one before."""
+        """Go to the next or the previous committed round or alarm."""
         numbers = [number for number, _ in self.file.marks]
         if forwards:
             place = bisect_left(numbers, self.position)

@@ -1,4 +1,4 @@
-"""Interface on a recording, with a scrubber; it takes no commands to a peer."""
+"""Interface that shows a recording, with a scrubber; it sends no commands to a peer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tui.player import Player
 from tui.widgets import Panel
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Scrubber of a replay, one line: the time, a bar with a mark for each round and each alarm, the speed.
+# Scrubber of a replay in one line: the time, a bar with a mark for each round and each alarm, and the speed.
 
 
 def draw_scrubber(player: Player, width: int, unicode: bool) -> Text:
@@ -36,7 +36,7 @@ def draw_scrubber(player: Player, width: int, unicode: bool) -> Text:
 
 
 def _bar(player: Player, room: int, unicode: bool) -> list[tuple[str, str]]:
-    """Return the cells of the bar: alarms cover rounds, and the present place covers both."""
+    """Return the cells of the bar: alarms cover rounds, and the present position covers both."""
     here, round, alarm, past, rest = "█┃!━─" if unicode else "#|!=-"
     seconds = max(1e-9, player.ends - player.begins)
 
@@ -193,7 +193,7 @@ class ReplayView(PeerApp):
         self.show()
 
     def action_move(self, seconds: float) -> None:
-        """Move forwards or backwards by so many seconds."""
+        """Move forwards by this many seconds, or backwards if the number is negative."""
         self._player.move(seconds)
         self.show()
 
@@ -213,7 +213,7 @@ class ReplayView(PeerApp):
         self.show()
 
     def action_faster(self, steps: int) -> None:
-        """Change the speed by so many steps."""
+        """Change the speed by this many steps."""
         self._player.faster(steps)
         self._draw_scrubber()
 

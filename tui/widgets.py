@@ -1,4 +1,4 @@
-"""Widgets: panels, whose lines the modules of `tui.panels` draw, and the dialogs over them."""
+"""Widgets: panels with lines drawn by the modules of `tui.panels`, and the dialogs over the panels."""
 
 from __future__ import annotations
 
@@ -96,13 +96,13 @@ class Confirm(ModalScreen[bool]):
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Dialog with the settings that a running peer takes at once: shows them, and lets a person change one.
+# Dialog that shows the settings that a running peer applies at once, and lets a person change one.
 #
 # This is only the form: the peer decides the meaning of a setting, its notation, and the values that it accepts.
 
 
 Ask = Callable[..., Mapping[str, Any]]
-"""Function that sends the peer a command, by name, with its fields, and blocks.  Raises ControlError, OSError."""
+"""Function that sends the peer a command by name, with fields, and blocks.  Raises ControlError, OSError."""
 WIDTH = 74
 LIST_KEYS = "Enter changes a setting   Escape closes"
 INPUT_KEYS = "Enter saves it, empty for the default   Escape cancels"
@@ -230,7 +230,7 @@ Draw = Callable[[Picture, int, int, Look], list[Text]]
 class Panel(Widget):
     """Widget that draws one side of `picture`.  key: the digit that shows the panel alone.
 
-    Only changed lines are drawn again: most of a frame is as before.
+    Only changed lines are drawn again, because most of a frame does not change.
     """
 
     DEFAULT_CSS = """

@@ -1,8 +1,8 @@
-"""The commands of `peer`, one module each.
+"""Commands of `peer`, with a module for each.
 
 Each module has `register(subparsers)`, which describes the command with `add_command` and imports nothing heavy, and
-`run(args) -> int` (several, if it has subcommands), which imports the rest and returns the exit code.  Errors are raised as
-`peer.errors.PeerError`.
+`run(args) -> int` (or several such functions for subcommands), which imports the rest and returns the exit code.  Errors
+are raised as `peer.errors.PeerError`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 ATTACHED = "--attached"
-"""Option that precedes a command started by the interface: standard input is the pipe between the two (`tui.own_peer`)."""
+"""Option before a command that the interface starts: standard input is then the interface's pipe (`tui.own_peer`)."""
 
 
 def add_command(
@@ -35,12 +35,12 @@ def add_command(
 
 
 def add_group(parser: argparse.ArgumentParser) -> Subparsers:
-    """Let a command have subcommands; `add_command(group, …)` gives each its own parser."""
+    """Let a command have subcommands; `add_command(group, …)` adds the parser of each subcommand."""
     return parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
 
 def add_common_options(parser: argparse.ArgumentParser, default: str | None) -> None:
-    """Add the common options.  `default` is SUPPRESS below the top, so that an option given before the command is kept."""
+    """Add the common options.  default: SUPPRESS for subcommands, so that an option before the command is kept."""
     parser.add_argument(
         "--data-dir",
         metavar="DIR",

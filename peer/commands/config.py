@@ -64,7 +64,7 @@ def run_config(args: argparse.Namespace) -> int:
 
 
 def _check(name: str, text: str | None) -> None:
-    """Raise PeerError if the setting has no such value."""
+    """Raise PeerError if the setting does not accept this value."""
     from peer.settings.preferences import SETTINGS
 
     if text is not None:

@@ -22,7 +22,7 @@ def register(subparsers: Subparsers) -> None:
 
 
 def _folder(root: Path, wanted: str | None) -> Path:
-    """Return the folder of the run with this ID prefix; without one, of the running run, else of the latest."""
+    """Return the folder of the run with this ID prefix; without a prefix, of the running run, else of the latest."""
     from peer.control.client import ControlClient, ControlError, NotRunning
 
     runs = [path for path in (root / "runs").glob("*") if path.is_dir() and path.name.startswith(wanted or "")]
@@ -43,7 +43,7 @@ def _folder(root: Path, wanted: str | None) -> Path:
 
 
 WHO = 42
-"""Columns for a name with the short form of the peer ID."""
+"""Columns for a name and the short form of the peer ID."""
 
 
 def _register_ledger(subparsers: Subparsers) -> None:
@@ -67,7 +67,7 @@ def _register_ledger(subparsers: Subparsers) -> None:
 
 
 def run_ledger(args: argparse.Namespace) -> int:
-    """Ask the running peer, or read the disk if none runs."""
+    """Print the ledger: the running peer's answer, or the one on disk if no peer runs."""
     from peer.console.streams import print_json
     from peer.paths import data_dir
 
@@ -174,7 +174,7 @@ WORDS = {
     "validator": ("judged", "this peer judged {} of others: {accepted} accepted, {rejected} rejected, {unsure} unsure"),
     "trainer": ("used", "this trainer learned from {}; {accepted} accepted, {rejected} rejected, {stale} got too old"),
 }
-"""Words by the peer's role: the count named first, and the sentence.  Counts cover the events that the log still has."""
+"""Words by the peer's role: name of the first count, and the sentence.  Counts cover the events that the log still has."""
 
 
 def describe_rollouts(found: dict[str, Any]) -> list[str]:

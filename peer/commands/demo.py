@@ -1,4 +1,4 @@
-"""`peer demo`: a whole swarm on this computer, to see that it works."""
+"""`peer demo`: a whole swarm on this computer, which shows that everything works."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def register(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Start the peers, watch, leave, sum up; exit code 1 if a peer failed or a check of the demo did."""
+    """Start the peers, watch them, let them leave and sum up; exit code 1 if a peer or a check of the demo failed."""
     import signal
     import sys
 
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     from peer.demo.swarm import Demo, Screen, can_draw
 
     play = _play(args)
-    signal.signal(signal.SIGTERM, _interrupt)  # so that SIGTERM cleans up as Ctrl-C does
+    signal.signal(signal.SIGTERM, _interrupt)  # so that SIGTERM cleans up like Ctrl-C
     signal.signal(signal.SIGHUP, _interrupt)
     with Demo(play, keep=args.keep) as demo, Screen(demo, quiet=args.json) as screen:
         demo.start()

@@ -1,4 +1,4 @@
-"""`peer doctor` and `peer bench`: can this computer take part, and how fast is it?"""
+"""`peer doctor` and `peer bench`: checks of this computer for taking part, and measurements of its speed."""
 
 from __future__ import annotations
 
@@ -118,5 +118,5 @@ def run_bench(args: argparse.Namespace) -> int:
         if status is not None and status.trainer_pid is not None and status.phase == "computing":
             print("\nA peer is training here: this computer is faster while that peer is paused (`peer pause`).")
     if args.only is None and args.what is None:
-        problems.pop("lines", None)  # lines are optional: no peer has to run here
+        problems.pop("lines", None)  # lines are optional, because no peer has to run here
     return next((problem.exit_code for problem in problems.values()), ExitCode.OK)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from peer.daemon.settings import DaemonSettings
 
 MAX_ANSWER = 64
-"""Limit of the characters that are read of an answer."""
+"""Most characters of an answer that are read."""
 
 
 def register(subparsers: Subparsers) -> None:
@@ -79,7 +79,7 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
 
 
 def _as_argument(read: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Return a function for argparse, which shows the text of its own kind of error only."""
+    """Return a reader for argparse, which shows the text of an error only if it has argparse's own type."""
 
     def argument(text: str) -> Any:
         try:
@@ -91,7 +91,7 @@ def _as_argument(read: Callable[[str], Any]) -> Callable[[str], Any]:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Choose the run, take the identity, and run the peer; on a terminal, start the interface, which calls us again."""
+    """Choose the run, lock the identity, and run the peer; on a terminal, start the interface, which starts this again."""
     from peer.paths import data_dir
 
     if _wants_interface(args):
@@ -101,10 +101,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _ask_before_founding(args: argparse.Namespace, folder: Path) -> None:
-    """Ask a person whose run file others seem to have founded already; return if it is to be founded here as well.
+    """Ask a person, if others seem to have founded the same run already; return if the run is to be founded here too.
 
-    A headless peer has nobody to ask: it founds the run, and tells of the others as long as it has no record.  Raises
-    PeerError when the person says no.
+    A headless peer cannot ask: it founds the run, and reports the other runs until its run has a record.  Raises PeerError
+    if the person says no.
     """
     word = " ".join(args.what)
     if not word.endswith(".toml") or not os.path.isfile(word):
@@ -144,7 +144,7 @@ def _live(args: argparse.Namespace) -> int:
 
     folder = must_be_writable(make_private(data_dir(args.data_dir)))
     try:
-        with identity_lock(folder):  # before the slow imports, so that other commands hear meanwhile that a peer is starting
+        with identity_lock(folder):  # before the slow imports, so that other commands already see that a peer is starting
             return _live_in(args, folder)
     except IdentityLocked as error:
         raise PeerError(str(error), ExitCode.ALREADY_RUNNING) from error
@@ -177,7 +177,7 @@ def _live_in(args: argparse.Namespace, folder: Path) -> int:
 
 
 def _settings(args: argparse.Namespace, folder: Path) -> DaemonSettings:
-    """Return the settings of the command line, completed by the environment and peer.toml.  Raises PeerError."""
+    """Return the settings of the command line, completed from the environment and peer.toml.  Raises PeerError."""
     from peer.console.display import Style
     from peer.daemon.settings import DaemonSettings, LeaveConditions
     from peer.settings.file import LiveSettings, gather, with_kept_name
@@ -195,7 +195,7 @@ def _settings(args: argparse.Namespace, folder: Path) -> DaemonSettings:
 
 
 def _log_to(folder: Path) -> None:
-    """Send the log of libraries to a small file: the terminal belongs to the view."""
+    """Send the libraries' log to a small file, because the terminal belongs to the view."""
     import logging
     from logging.handlers import RotatingFileHandler
 

@@ -222,7 +222,7 @@ def run_invite(args: argparse.Namespace) -> int:
 
 
 def _run_and_guest(args: argparse.Namespace) -> tuple[str | None, PeerId | None]:
-    """Return the word for the run, and the peer ID; either may have been given alone."""
+    """Return the word that names the run, and the guest's peer ID; either argument may be missing."""
     from peer.joining.run_source import PEER_ID
     from protocol.wire.identity import PeerId
 
@@ -233,7 +233,7 @@ def _run_and_guest(args: argparse.Namespace) -> tuple[str | None, PeerId | None]
 
 
 def _run_to_invite_to(word: str | None, data: Path, identity: Identity | None) -> SignedManifest:
-    """Return the run that `word` names, else the only run by token that this identity has organised."""
+    """Return the run that `word` names, else the only run with admission by token that this identity organised."""
     from peer.joining.run_source import find_run, organised_runs
     from protocol.run.invitation import Invitation
     from protocol.run.manifest import Admission

@@ -1,4 +1,4 @@
-"""`peer status`, `peer runs` and `peer id`: what the peer here is doing, its runs, and its identity."""
+"""`peer status`, `peer runs` and `peer id`: the activity of the peer here, its runs, and its identity."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def run_status(args: argparse.Namespace) -> int:
 
 
 def _held_out(status: PeerStatus) -> str:
-    """Describe the newest held-out loss with the peer that measured it, and the progress of the next measurement."""
+    """Describe the newest held-out loss, the peer that measured it, and the progress of the next measurement."""
     from peer.formatting import many, naming, number
 
     text = "held out -"
@@ -70,7 +70,7 @@ def _reachable(status: PeerStatus) -> str:
 
 
 def _rounds(status: PeerStatus) -> str:
-    """Describe the rounds committed, and how many of them are final; the others could still be replaced (provisional)."""
+    """Describe the numbers of committed, final and provisional rounds; provisional rounds could still be replaced."""
     provisional = status.round - status.final_rounds
     if not status.round:
         return "0"
@@ -86,7 +86,7 @@ def _members(status: PeerStatus) -> str:
 
 
 def _rollouts(role: str, told: RolloutStatus) -> str:
-    """Describe this peer's work on rollouts, by its role, and their verdicts."""
+    """Describe this peer's work on rollouts, by its role, and the verdicts on them."""
     from peer.formatting import amount, many, number
 
     if role == "rollout":
@@ -219,7 +219,7 @@ def run_id(args: argparse.Namespace) -> int:
 
 
 def run_id_export(args: argparse.Namespace) -> int:
-    """Write the private key; never over a file that exists."""
+    """Write the private key to a new file; never replace an existing file."""
     from peer.files import write_atomically
     from peer.keyfile import load_identity, to_pem
     from peer.paths import data_dir
@@ -241,7 +241,7 @@ def run_id_export(args: argparse.Namespace) -> int:
 
 
 def run_id_import(args: argparse.Namespace) -> int:
-    """Bring an identity into the data directory."""
+    """Import an identity into the data directory."""
     from peer.keyfile import MAX_KEY_BYTES, import_identity
     from peer.paths import data_dir
 

@@ -1,4 +1,4 @@
-"""`peer leave`, `peer finish`, `peer pause` and `peer resume`: stop the peer here, or its computing."""
+"""`peer leave`, `peer finish`, `peer pause` and `peer resume`: end the peer here, or pause its work."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _register_leave(subparsers: Subparsers) -> None:
 
 
 def run_leave(args: argparse.Namespace) -> int:
-    """Ask the peer to leave and wait until it has."""
+    """Ask the peer to leave, and wait until it has left."""
     from peer.control.client import ControlError
     from peer.paths import data_dir
 
@@ -76,7 +76,7 @@ def run_finish(args: argparse.Namespace) -> int:
 
 
 def _leave_and_wait(folder: Path) -> str:
-    """Return the daemon's last word: how it left, or why its stream of events ended."""
+    """Return the peer's last sentence about its end, or the reason why its stream of events ended."""
     from peer.control.client import ControlClient
     from peer.sentences import sentence
     from protocol.events.events import Left
@@ -99,7 +99,7 @@ def _wait_for_end(pid: int) -> None:
     while pid > 0 and time.monotonic() < end:
         try:
             if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-                return  # its parent has not asked for the exit code yet; the process holds nothing any more
+                return  # a zombie: its parent has not reaped it yet, but it holds no resources any more
         except psutil.NoSuchProcess:
             return
         time.sleep(0.05)

@@ -138,7 +138,7 @@ def run_list(args: argparse.Namespace) -> int:
 
 
 def run_rate(args: argparse.Namespace) -> int:
-    """Measure the tasks of a file, or some of an environment; an interruption keeps the rates measured for a file."""
+    """Measure the tasks of a file, or some of an environment; rates measured for a file survive an interruption."""
     from peer.tasks.rating import Answering, Sampling, measure, survey
 
     if (args.source is None) == (args.environment is None):
@@ -185,14 +185,14 @@ def _of_the_run(args: argparse.Namespace) -> AsInRun:
 
 
 class _Progress:
-    """Report of progress: in one line on a terminal, else a line for each tenth."""
+    """Report of progress: one line on a terminal, otherwise a line for each tenth."""
 
     def __init__(self) -> None:
         self.done = self.total = 0
         self._told = -1
 
     def say(self, done: int, total: int) -> None:
-        """Report progress, as `peer.tasks.rating.OnProgress`."""
+        """Report progress as `peer.tasks.rating.OnProgress` describes."""
         self.done, self.total = done, total
         if sys.stderr.isatty():
             print(f"\r{done} of {total} tasks", end="\n" if done == total else "", file=sys.stderr, flush=True)

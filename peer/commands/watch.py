@@ -41,7 +41,7 @@ def _register_watch(subparsers: Subparsers) -> None:
 
 
 def run_watch(args: argparse.Namespace) -> int:
-    """Replace this process by the terminal interface; for a peer elsewhere, stay and carry its bytes."""
+    """Replace this process by the terminal interface; for a remote peer, keep running and forward its bytes."""
     from peer.console.streams import draws
     from peer.paths import data_dir
 

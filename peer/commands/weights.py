@@ -115,7 +115,7 @@ def _state(version: dict[str, Any]) -> str:
 
 
 def _served(blobs: list[dict[str, Any]]) -> list[str]:
-    """Return a line for the checkpoints, and one for the results, that other peers can fetch from here."""
+    """Return a line for the checkpoints, and a line for the results, that other peers can fetch from here."""
     from peer.formatting import size
 
     lines: list[str] = []
@@ -181,7 +181,7 @@ def run_export(args: argparse.Namespace) -> int:
 
 
 def _reporter(verb: str) -> Callable[[float], None]:
-    """Return a function that shows the share done in one line of the terminal, or nothing if standard error is none."""
+    """Return a function that shows the share done in one line, or does nothing if standard error is no terminal."""
 
     def show(share: float) -> None:
         print(f"\r{verb} {100 * share:3.0f} %", end="\n" if share == 1 else "", file=sys.stderr, flush=True)

@@ -10,7 +10,7 @@ from peer.errors import ExitCode, PeerError
 
 
 def ask(args: argparse.Namespace, command: str, timeout_s: float = 10.0, **fields: Any) -> dict[str, Any]:
-    """Return the answer of the peer that runs with this data directory.  Raises `PeerError`, also if none runs."""
+    """Return the answer of the peer that runs with this data directory.  Raises `PeerError`, also if no peer runs."""
     from peer.control.client import ControlClient, ControlError, NotRunning
     from peer.paths import data_dir
 

@@ -1,7 +1,7 @@
-"""A running peer on standard output: log lines or JSON lines.
+"""Output of a running peer on standard output: log lines or JSON lines.
 
-This is one listener of the event log among others.  `peer.sentences` decides which events are shown; `Output` decides what
-happens to lines when nobody reads fast enough.
+This is one of several listeners of the event log.  `peer.sentences` decides which events are shown; `Output` decides what
+happens to lines when the reader is too slow.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from protocol.events.events import PROGRESS, Left, LinesLost, PeerJoined, PhaseC
 from protocol.events.status import PeerStatus
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Progress events at the reader's rate: at most one in so many seconds, and never a stale one.
+# Rate limit on progress events: at most one in an interval, and never a stale one.
 #
 # Pure: the caller gives the time.
 
@@ -35,7 +35,7 @@ from protocol.events.status import PeerStatus
 class Thinner:
     """Rate limiter: at most one progress event in `every_s`.
 
-    The newest event held back is `due` later, unless its phase or subject has ended.
+    The newest event held back may be released when `due`, unless its phase or subject has ended.
     """
 
     def __init__(self, every_s: float) -> None:
@@ -44,7 +44,7 @@ class Thinner:
         self._held: Stamped | None = None
 
     def take(self, stamped: Stamped, now: float) -> Stamped | None:
-        """Return the event if it may be shown now; None if it has to wait or is replaced later."""
+        """Return the event if it may be shown now; None if it has to wait."""
         held = self._held
         if held is not None and (isinstance(stamped.event, PhaseChanged) or subject(stamped.event) == subject(held.event)):
             self._held = None
@@ -66,15 +66,15 @@ class Thinner:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Standard output of a running peer: text waits to be written, gets lost or ends, and never blocks the peer.
+# Standard output of a running peer, which never blocks the peer:
 #
 # * A slow reader: lines wait in a bounded queue; when the queue is full, the oldest are dropped and counted.
-# * A reader that went away (a closed pipe, a terminal that hung up): `gone` is set, at once for a pipe, else with the next
-#   line.  The daemon decides what follows; lines without a reader are dropped silently.
+# * A reader that went away (a closed pipe, a terminal that hung up): `gone` is set, at once for a pipe, otherwise with the
+#   next line.  The daemon decides what to do then; lines without a reader are dropped silently.
 # * A full disk behind a redirection: lines are lost and counted until there is room again.
 #
-# A thread of its own writes to the descriptor.  A thread that waits in a write does not keep the process from ending, and
-# holds no lock of `sys.stdout`.
+# A separate thread writes to the descriptor.  While it waits in a write, it neither keeps the process from ending nor holds
+# a lock of `sys.stdout`.
 
 
 MAX_LINES = 2000
@@ -103,7 +103,7 @@ class Lines:
         self._changed.set()
 
     def lose(self, lines: int) -> None:
-        """Count `lines` that were taken and could not be written."""
+        """Count `lines` that were taken from the queue but could not be written."""
         self._lost += lines
 
     def close(self) -> None:
@@ -112,7 +112,7 @@ class Lines:
         self._changed.set()
 
     async def take(self) -> tuple[int, str] | None:
-        """Return the number of lines lost before the next one, and the next one; None at the end."""
+        """Return the number of lines lost before the next one, and the next line itself; None at the end."""
         while not self._waiting:
             if self._closed:
                 return None
@@ -127,14 +127,14 @@ class Lines:
 class Output:
     """Text output to `descriptor`.  on_trouble: called once, with a sentence, when lines begin to be lost.
 
-    gone: set when nobody reads the output any more.  broken: the last text was lost.
+    gone: set when the output has no reader any more.  broken: true if the last text was lost.
     """
 
     def __init__(
         self, descriptor: int, encoding: str = "utf-8", on_trouble: Callable[[str], None] = lambda text: None
     ) -> None:
         self._descriptor, self._encoding, self._on_trouble = descriptor, encoding, on_trouble
-        self._is_terminal = os.isatty(descriptor)  # asked now: a terminal that has hung up says no
+        self._is_terminal = os.isatty(descriptor)  # asked now, because a terminal that has hung up is no longer recognised
         self._torn = False
         self.gone = trio.Event()
         self.broken = False
@@ -163,7 +163,7 @@ class Output:
         await self.gone.wait()
 
     async def _watch_pipe(self) -> None:
-        """Set `gone` when the last reader closes: the writing end of a pipe then becomes "readable"."""
+        """Set `gone` when the last reader closes the pipe: the writing end then becomes "readable"."""
         await trio.lowlevel.wait_readable(self._descriptor)
         poll = select.poll()
         poll.register(self._descriptor, 0)
@@ -176,7 +176,7 @@ class Output:
             while rest:
                 try:
                     rest = rest[os.write(self._descriptor, rest) :]
-                except BlockingIOError:  # whoever started us shares a non-blocking pipe
+                except BlockingIOError:  # the program that started us shares a non-blocking pipe
                     poll = select.poll()
                     poll.register(self._descriptor, select.POLLOUT)
                     poll.poll()
@@ -194,17 +194,17 @@ class Output:
 
 
 ALL = math.inf
-"""Limit on the events that wait for us: none.  We take them at once, and the queue of lines has its own bound."""
+"""No limit on the events that wait for us: we take them at once, and the queue of lines has its own bound."""
 JSON_PROGRESS_S = 1.0
 HUMAN_PROGRESS_S = 30.0
-"""Seconds between two lines of progress: a program may draw them, a person's log should stay readable."""
+"""Seconds between two lines of progress, so that a person's log stays readable."""
 LOST = "they could not be written as fast as they came; events.jsonl in the run's folder has them"
 
 Status = Callable[[], PeerStatus]
 
 
 class Style(Enum):
-    """Form of a running peer's output.  SILENT: none, because the terminal interface draws."""
+    """Form of a running peer's output.  SILENT: no output, because the terminal interface draws."""
 
     SILENT = "silent"
     HUMAN = "human"
@@ -227,7 +227,7 @@ def _human_line(status: PeerStatus) -> Callable[[Stamped], str]:
         if isinstance(event, PeerJoined):
             names[event.peer] = event.name
         kind = level(event)
-        if isinstance(event, Left):  # its problem is the sentence with which the command ends, on standard error
+        if isinstance(event, Left):  # the command itself prints the problem on standard error when it ends
             kind, event = "info", replace(event, problem="")
         shown = kind != "debug" or isinstance(event, PROGRESS)
         text = sentence(event, naming(names)) if shown else ""
@@ -253,7 +253,7 @@ async def _collect(log: EventLog, lines: Lines, line: Callable[[Stamped], str], 
         if text:
             lines.put(text + "\n")
 
-    for stamped in log.recent():  # events from before anybody listened
+    for stamped in log.recent():  # events from before there was a listener
         put(thinner.take(stamped, trio.current_time()))
     with log.subscribe(ALL) as events:
         while True:
@@ -269,7 +269,7 @@ async def _collect(log: EventLog, lines: Lines, line: Callable[[Stamped], str], 
 
 
 async def _write_out(log: EventLog, lines: Lines, output: Output, line: Callable[[Stamped], str]) -> None:
-    """Write the lines that wait, each after the number of lines lost before it."""
+    """Write the waiting lines; before a line, report the number of lines lost before it."""
     while (taken := await lines.take()) is not None:
         lost, text = taken
         if lost:

@@ -1,4 +1,4 @@
-"""The three standard descriptors, as the process that started us left them."""
+"""Standard input, output and error: missing descriptors, lost readers, and JSON output."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, TextIO
 
 
 def plain(value: Any) -> Any:
-    """`value` with null for every number that is not finite."""
+    """Return `value` with null for every number that is not finite."""
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -33,7 +33,7 @@ def print_json(value: Any) -> None:
 
 
 def open_standard_streams() -> None:
-    """Put /dev/null where a descriptor is closed (`>&-`): the next file opened must not become our output."""
+    """Open /dev/null for a closed descriptor (`>&-`), so that the next file opened does not become our output."""
     for descriptor, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
             os.fstat(descriptor)
@@ -44,11 +44,11 @@ def open_standard_streams() -> None:
                 os.close(opened)
             os.set_inheritable(descriptor, True)
         if getattr(sys, name) is None:
-            setattr(sys, name, open(descriptor, mode, closefd=False))  # noqa: SIM115 - for the life of the process
+            setattr(sys, name, open(descriptor, mode, closefd=False))  # noqa: SIM115 - open until the process ends
 
 
 def discard(descriptor: int) -> None:
-    """Discard all further output to `descriptor`: nobody reads it, or there is no room for it."""
+    """Discard all further output to `descriptor`, because it has no reader, or the disk is full."""
     opened = os.open(os.devnull, os.O_WRONLY)
     os.dup2(opened, descriptor)
     os.close(opened)
@@ -74,5 +74,5 @@ def wait_for_eof(descriptor: int) -> None:
 
 
 def wait_for_a_word(descriptor: int) -> bool:
-    """Wait until somebody writes a byte (True) or the writing end closes (False); blocks."""
+    """Wait until a byte is written (return True) or the writing end closes (return False); blocks."""
     return bool(os.read(descriptor, 1))

@@ -1,8 +1,8 @@
 """The control socket of a running peer: its client and server, its commands, and the event log that it streams.
 
-Everything here is between this computer's processes, except for `remote.py`, which carries the socket to the owner
-elsewhere.  What a command does to the peer is decided in `peer.daemon`.
+Only processes of this computer use the socket, except through `remote.py`, which connects the owner from another computer.
+`peer.daemon` implements the effects of the commands.
 
-Read `client.py` first: frames, events and errors, as everybody but the daemon sees them; then `server.py` and
+Read `client.py` first, which has the frames, events and errors for all programs but the daemon; then `server.py` and
 `requests.py`.
 """

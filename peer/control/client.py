@@ -1,4 +1,4 @@
-"""The control socket as everyone but the daemon sees it: one question and one answer, or the stream of events.
+"""Client side of the control socket: one question and one answer, or the stream of events.
 
 A frame is four bytes of length (big endian) and a msgpack map.  A question is `{"do": command, …}`; the answer has "ok", and
 "error" (a sentence) when "ok" is false.  After the answer to "events", which holds a snapshot, the connection carries one
@@ -42,20 +42,20 @@ MAX_UNIX_PATH = 100
 
 
 class ControlError(Exception):
-    """Error of the daemon, which refused or gave no proper answer; the text is one sentence."""
+    """Refusal or invalid answer of the daemon; the text is one sentence."""
 
 
 class NotRunning(ControlError):
-    """Nobody listens on this data directory's control socket."""
+    """Error: no process listens on this data directory's control socket."""
 
     @property
     def with_remedy(self) -> str:
-        """Sentence for somebody who wants a peer to run here."""
+        """Sentence with the command that starts a peer."""
         return f"{self}; start one with `peer join`"
 
 
 class StillStarting(NotRunning):
-    """A peer holds the data directory and has not opened its control socket yet."""
+    """Error: a peer holds the data directory but has not opened its control socket yet."""
 
     @property
     def with_remedy(self) -> str:
@@ -64,7 +64,7 @@ class StillStarting(NotRunning):
 
 
 class BadControlFrame(ControlError):
-    """Bytes on the control socket that form no frame."""
+    """Error: bytes on the control socket form no frame."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Stamped:
 
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> Stamped:
-        """Parse a flat map into a stamped event; raises ValueError if it holds none."""
+        """Parse a flat map into a stamped event; raises ValueError if it holds no event."""
         rest = dict(fields)
         try:
             at, mono = float(rest.pop("at")), float(rest.pop("mono"))
@@ -91,7 +91,7 @@ class Stamped:
 
 
 def starting_process(data_dir: Path) -> int | None:
-    """Return the ID of the process that holds the data directory's lock; None if none does.
+    """Return the ID of the process that holds the data directory's lock; None if no process does.
 
     The lock file names a process, even after that process was killed.  So the process counts only if it began before the
     file was written.  Testing the lock would mean taking it for a moment, during which a starting peer would be refused.
@@ -113,15 +113,15 @@ def starting_process(data_dir: Path) -> int | None:
 
 
 def pack_frame(message: dict[str, Any], *, max_bytes: int) -> bytes:
-    """Return the frame of `message`; raises BadFrame if it exceeds the limit."""
-    body: bytes = msgpack.packb(message, use_bin_type=True, unicode_errors="replace")  # a path may be no Unicode
+    """Return the frame of `message`; raises BadControlFrame if it exceeds the limit."""
+    body: bytes = msgpack.packb(message, use_bin_type=True, unicode_errors="replace")  # a path may be invalid Unicode
     if len(body) > max_bytes:
         raise BadControlFrame(f"a frame of {len(body)} bytes is over the limit of {max_bytes}")
     return len(body).to_bytes(HEADER_BYTES, "big") + body
 
 
 def take_frame(buffer: bytearray, *, max_bytes: int) -> dict[str, Any] | None:
-    """Remove and return the first whole frame in `buffer`, None while it is incomplete; raises BadFrame."""
+    """Remove and return the first whole frame in `buffer`, None while it is incomplete; raises BadControlFrame."""
     if len(buffer) < HEADER_BYTES:
         return None
     size = int.from_bytes(buffer[:HEADER_BYTES], "big")
@@ -265,7 +265,7 @@ class ControlClient:
 
 
 def _receive(connection: socket.socket, buffer: bytearray) -> dict[str, Any] | None:
-    """Return the next frame; None at the end of the connection.  Raises BadFrame, TimeoutError."""
+    """Return the next frame; None at the end of the connection.  Raises BadControlFrame, TimeoutError."""
     while (message := take_frame(buffer, max_bytes=MAX_ANSWER_BYTES)) is None:
         try:
             data = connection.recv(1 << 16)
@@ -280,7 +280,7 @@ def _receive(connection: socket.socket, buffer: bytearray) -> dict[str, Any] | N
 
 
 def _status(fields: Any) -> PeerStatus:
-    """Parse the status in an answer; raises ControlError if a field is missing, as in an older version."""
+    """Parse the status in an answer; raises ControlError if a field is missing, such as from an older version."""
     try:
         return PeerStatus.from_fields(fields)
     except ValueError as error:
@@ -298,7 +298,7 @@ def _known(fields: dict[str, Any]) -> Stamped | None:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Lines of an event log, read back: anybody may have written or damaged them.
+# Parser for lines of an event log, which anybody may have written or damaged.
 
 
 LATEST_S = 1e11
@@ -341,7 +341,7 @@ def _kinds(cls: type[Event]) -> dict[str, Any]:
 
 
 def _is(value: object, kind: Any) -> bool:
-    """Return True if a value from JSON has the annotated type; a type unknown here takes any plain value."""
+    """Return True if a value from JSON has the annotated type; a type that is unknown here accepts any plain value."""
     if isinstance(kind, UnionType):
         return any(_is(value, each) for each in get_args(kind))
     if kind is float:

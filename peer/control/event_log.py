@@ -1,7 +1,7 @@
-"""The one stream of events: stamped, remembered, written as JSON lines, handed to listeners.
+"""Log of all events of a peer: stamps them, remembers the last ones, writes JSON lines, and serves listeners.
 
-Slow readers never cost the daemon time.  `emit` only appends to bounded queues; a listener that falls behind is dropped, a
-disk that falls behind (or is full) loses lines of the log, and both are counted.  The class of an event defines its meaning.
+Slow readers never delay the daemon.  `emit` only appends to bounded queues; a listener that falls behind is dropped, and if
+the disk falls behind or is full, lines of the log are lost and counted.  The class of an event defines its meaning.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from protocol.events.events import PROGRESS, Event, subject
 
 LOG_NAMES = ("events.jsonl", "events.1.jsonl", "events.2.jsonl", "events.3.jsonl")
 MAX_FILE_BYTES = 8 << 20
-"""Bytes of each file: 32 MiB of events at most."""
+"""Limit on the bytes of each file: all files together have at most 32 MiB."""
 MAX_PENDING = 20_000
-"""Lines that may wait for the disk."""
+"""Most lines that wait for the disk."""
 REMEMBERED = 500
 MAX_SUBSCRIBERS = 32
 SUBSCRIBER_EVENTS = 2000
-"""Events by which a listener may fall behind before it is dropped."""
+"""Most events that wait for a listener; with more, it is dropped."""
 
 
 def to_line(stamped: Stamped) -> str:
@@ -46,7 +46,7 @@ class TooManyListeners(Exception):
 
 
 class Subscription:
-    """One listener.  Iterate asynchronously; the iteration ends if it fell behind (`dropped`) or the log closed."""
+    """One listener.  Iterate asynchronously; the iteration ends if it falls behind (`dropped`) or the log closes."""
 
     def __init__(self, capacity: float) -> None:
         self._send, self._receive = trio.open_memory_channel[Stamped](capacity)
@@ -54,7 +54,7 @@ class Subscription:
         self.dropped = False
 
     def offer(self, stamped: Stamped) -> bool:
-        """Queue an event; False if the listener is too far behind or closed: it is dropped from now on."""
+        """Queue an event; return False if the listener is too far behind or closed, and is therefore dropped."""
         assert threading.get_ident() == self._thread, "a listener that is woken from another thread never wakes again"
         try:
             self._send.send_nowait(stamped)
@@ -67,7 +67,7 @@ class Subscription:
         return True
 
     def close(self) -> None:
-        """End the iteration after the events that wait."""
+        """End the iteration after the waiting events."""
         self._send.close()
 
     def __aiter__(self) -> Subscription:
@@ -81,15 +81,15 @@ class Subscription:
 
 
 def log_file(folder: Path, max_bytes: int = MAX_FILE_BYTES) -> RotatingFile:
-    """Return the file for the events of the run in `folder`, one JSON object a line."""
+    """Return the file for the events of the run in `folder`, with one JSON object per line."""
     return RotatingFile(folder, LOG_NAMES, max_bytes)
 
 
 class EventLog:
-    """Log through which every event goes, by `emit`, from trio's thread.
+    """Event log of a peer; `emit` adds every event, from trio's thread.
 
-    file: where to write, None for nowhere.  first: makes the event that every life begins with.  wall, mono: the two clocks
-    of the stamps.
+    file: the file to write, or None.  first: makes the event with which the log of every process begins.  wall, mono: the
+    two clocks of the stamps.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class EventLog:
         self.listeners_dropped = 0
 
     def begin(self) -> None:
-        """Emit the first event if that has not happened; at the latest it comes before any other."""
+        """Emit the first event unless it was emitted already; `emit` calls this before any other event."""
         if self._first is not None:
             first, self._first = self._first(), None
             self.emit(first)
@@ -166,7 +166,7 @@ class EventLog:
             while not self._pending:
                 self._wake = trio.Event()
                 await self._wake.wait()
-            with trio.CancelScope(shield=True):  # lines that were taken must be written, cancelled or not
+            with trio.CancelScope(shield=True):  # lines taken from the queue must be written even on cancellation
                 await trio.to_thread.run_sync(self._write, self._take())
 
     def flush(self) -> None:

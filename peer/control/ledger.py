@@ -1,6 +1,6 @@
 """Table of all contributions in the record chain, for `peer ledger` and the control socket.
 
-`protocol.chain.credit.ledger` counts, so that every peer counts alike; this module adds the table and the shares.
+`protocol.chain.credit.ledger` counts, so that all peers count in the same way; this module adds the table and the shares.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from protocol.events.rollout_tally import VERDICTS, BatchSeen, RolloutTally
 from protocol.wire.messages import Commit
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Fate of a peer's rollouts, from the event log of a run: earlier lives count, and no peer has to run.
+# Fate of a peer's rollouts, from the event log of a run: the log covers earlier processes, and no peer has to run.
 #
-# The log is bounded (`peer.control.event_log`), and only its last batches are listed.
+# The log is bounded (`peer.control.event_log`), and only the last batches in it are listed.
 
 
 MOST_LINE = 1 << 20
@@ -73,7 +73,7 @@ def told_rollouts(folder: Path, most: int) -> dict[str, Any] | None:
 
 
 def _counts(tally: RolloutTally, batches: list[BatchSeen]) -> dict[str, int]:
-    """Count the batches by verdict, and this peer's generated, judged and used ones."""
+    """Count the batches by verdict, and the batches that this peer generated, judged and used."""
     by_verdict = {verdict: sum(batch.verdict == verdict for batch in batches) for verdict in VERDICTS}
     return {**by_verdict, "generated": tally.generated, "judged": tally.judged, "used": tally.used}
 
@@ -101,10 +101,10 @@ def _events(folder: Path) -> Iterator[Stamped]:
 
 
 MAX_MEMBERS_TOLD = 10_000
-"""Limit of members in an answer on the control socket: with 150 bytes each, far below the largest frame."""
+"""Most members in an answer on the control socket: with 150 bytes each, far below the largest frame."""
 MAX_LINE = 1 << 16
 NAMED_IN = (b"PeerJoined", b"Started")
-"""Words in the lines of the event log that tell a peer's name for itself."""
+"""Types of the events that contain a peer's name for itself, as in the lines of the event log."""
 
 
 def ledger(store: Store, most: int | None = None) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def ledger(store: Store, most: int | None = None) -> dict[str, Any]:
     Each member is `{peer, rounds, tokens, share, batches, accepted_tokens}`.  Members are ordered by the tokens they
     trained, then by the tokens of their rollouts that were learned from.  A share is a share of the tokens trained.
 
-    most: members to list; `untold` counts the others.
+    most: number of members to list; `untold` counts the other members.
     """
     length = store.records.length()
     credits = credit.ledger(_commits(store, length))
@@ -131,7 +131,7 @@ def ledger(store: Store, most: int | None = None) -> dict[str, Any]:
 
 
 def names_in(folder: Path, told: Mapping[str, Any]) -> dict[str, str]:
-    """Return the members' names for themselves, as the event log of the run in `folder` heard them last.  Blocking."""
+    """Return the members' names for themselves, the latest in the event log of the run in `folder`.  Blocking."""
     members, names = {member["peer"] for member in told["members"]}, dict[str, str]()
     for name in reversed(LOG_NAMES):
         with suppress(OSError), (folder / name).open("rb") as file:
@@ -145,5 +145,5 @@ def names_in(folder: Path, told: Mapping[str, Any]) -> dict[str, str]:
 def _commits(store: Store, length: int) -> Iterator[Commit]:
     for round in range(length):
         commit = store.records.at(round)
-        if commit is not None:  # rolled back meanwhile
+        if commit is not None:  # None if just rolled back
             yield commit

@@ -1,8 +1,7 @@
-"""A peer's figures for Prometheus, on 127.0.0.1 only: its status and the resources of its process, read at each request.
+"""Metrics of a peer for Prometheus, on 127.0.0.1 only: its status and the resources of its process, read at each request.
 
-The library serves from threads of its own, which ask the event loop for the status.  Names follow Prometheus's conventions:
-base units, and `_total` for figures that only grow.  The figures of the process have the names that all clients of
-Prometheus give them.
+The library serves from its own threads, which ask the event loop for the status.  Names follow Prometheus's conventions:
+base units, and `_total` for figures that only grow.  The figures of the process have Prometheus's standard names.
 """
 
 from __future__ import annotations
@@ -111,7 +110,7 @@ async def serve_metrics(port: int, status: Callable[[], PeerStatus]) -> None:
             yield GaugeMetricFamily("manyhands_tasks", "Tasks of the peer's event loop.", value=tasks)
 
         def describe(self) -> Iterator[Metric]:
-            return iter(())  # or the registry asks for the figures at once, from this thread
+            return iter(())  # otherwise the registry asks for the figures at once, from this thread
 
     registry = CollectorRegistry()
     registry.register(OfTheStatus())
@@ -123,7 +122,7 @@ async def serve_metrics(port: int, status: Callable[[], PeerStatus]) -> None:
             f"port {port} of {HOST} cannot be used for metrics ({error.strerror}); choose another --metrics-port",
             ExitCode.RESOURCES,
         ) from error
-    server.handle_error = lambda request, client_address: None  # type: ignore[method-assign]  # a caller may break off
+    server.handle_error = lambda request, client_address: None  # type: ignore[method-assign]  # a client may disconnect
     try:
         await trio.sleep_forever()
     finally:

@@ -1,12 +1,13 @@
-"""The control socket over the network, for the owner alone: TLS 1.3, and a proof of identity by each end.
+"""Control socket over the network, for the owner alone: TLS 1.3, and a proof of identity by each end.
 
-The certificates are made for one process and certify nothing; the proofs inside the connection do.  The peer signs the hash
-of its certificate, so the caller knows that nobody stands between.  Then the caller signs that hash and the peer's nonce, so
-the peer knows who calls, and that the signature is for this connection.  After that the bytes are the control socket's.
+The certificates are made for one process and prove no identity; the signatures inside the connection do.  The peer signs the
+hash of its certificate, which shows the caller that there is no man in the middle.  Then the caller signs that hash and the
+peer's nonce, which shows the peer the caller's identity, and that the signature is for this connection.  All further bytes
+belong to the control socket's protocol.
 
     peer:   nonce (32 bytes), Ed25519 signature (64)
     caller: public key (32), Ed25519 signature (64)
-    peer:   one byte, when the caller is its owner
+    peer:   one byte, if the caller is an owner
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from protocol.wire.identity import KEY_BYTES, SIGNATURE_BYTES, Identity, PeerId,
 HANDSHAKE_S = 5.0
 """Seconds for TLS and both proofs."""
 MAX_CALLS = 32
-"""Connections of the owner at one time; an interface has two."""
+"""Most connections of owners at one time; an interface has two."""
 CHUNK_BYTES = 64 << 10
 NONCE_BYTES = 32
 PEER_SAYS, CALLER_SAYS = b"manyhands control 1, the peer: ", b"manyhands control 1, the caller: "
@@ -49,7 +50,7 @@ class NotOurs(Exception):
 
 
 class Door:
-    """Entry for the owner's calls.  owners: their peer IDs; call `serve` with each socket whose first byte is TLS's.
+    """Entry for the owners' calls.  owners: their peer IDs.  Call `serve` with each socket on which TLS begins.
 
     Each call becomes a connection to the control socket of `data_dir`, under the rules and limits of that socket.
     """
@@ -74,7 +75,7 @@ class Door:
             log.debug("a call to the control socket was turned away: %r", error)
 
     async def _is_owners(self, stream: trio.SSLStream, sock: trio.socket.SocketType, address: str) -> bool:
-        """Return False if the handshake is too slow.  Raises `NotOurs` and stream errors, also if others need its place."""
+        """Return True for an owner, False on a timeout.  Raises `NotOurs`, and stream errors also on eviction."""
         with self._handshakes.waits(sock, address), trio.move_on_after(HANDSHAKE_S):
             await self._admit(stream)
             return True
@@ -146,7 +147,7 @@ def parts_of(address: str) -> tuple[str, int, PeerId]:
 
 
 async def join(one: trio.abc.Stream, other: trio.abc.Stream) -> None:
-    """Carry bytes both ways until either end closes."""
+    """Copy bytes both ways until either end closes."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_carry, one, other, nursery.cancel_scope)
         nursery.start_soon(_carry, other, one, nursery.cancel_scope)
@@ -160,7 +161,7 @@ async def _carry(source: trio.abc.ReceiveStream, sink: trio.abc.SendStream, scop
 
 
 async def receive(stream: trio.abc.ReceiveStream, size: int) -> bytes:
-    """Receive `size` bytes.  Raises `NotOurs` if the stream ends before."""
+    """Receive `size` bytes.  Raises `NotOurs` if the stream ends earlier."""
     data = b""
     while len(data) < size:
         more = await stream.receive_some(size - len(data))
@@ -182,14 +183,14 @@ def _listening() -> tuple[bytes, ssl.SSLContext]:
     """Return a new certificate's SHA-256, and a context that shows the certificate."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([])
-    always = datetime.datetime(2000, 1, 1), datetime.datetime(2100, 1, 1)  # noqa: DTZ001 - nobody looks at it
+    always = datetime.datetime(2000, 1, 1), datetime.datetime(2100, 1, 1)  # noqa: DTZ001 - never checked
     certificate = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number(), *always).sign(
         key, hashes.SHA256()
     )
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.num_tickets = 0
-    with tempfile.NamedTemporaryFile() as file:  # readable by us alone; the library takes a path and nothing else
+    with tempfile.NamedTemporaryFile() as file:  # readable by us alone; the library accepts only a path
         file.write(
             key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
         )
@@ -200,9 +201,9 @@ def _listening() -> tuple[bytes, ssl.SSLContext]:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Bridge: a socket in a folder here that leads to the control socket of a peer elsewhere.
+# Bridge: a socket in a local folder that leads to the control socket of a remote peer.
 #
-# Programs that talk to peers on this computer talk to the remote peer through it.
+# Programs made for peers on this computer talk to the remote peer through the bridge.
 
 
 @asynccontextmanager
@@ -226,7 +227,7 @@ async def _accept(listener: trio.socket.SocketType, address: str, identity: Iden
 
 
 async def _lead(inside: trio.SocketStream, address: str, identity: Identity) -> None:
-    """Carry one connection to its end; close it at once if the peer does not answer, so that its opener sees it."""
+    """Serve one connection to its end; close it at once if the peer does not answer, so that the client notices."""
     async with inside:
         try:
             outside = await call(address, identity)

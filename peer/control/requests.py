@@ -1,7 +1,7 @@
 """Commands of the control socket: a person's requests to a running peer, and the answers.
 
-This module decides how long a pause lasts.  Commands for which the peer has not started far enough are refused, with the
-reason.  The node implements pausing and leaving.
+This module decides how long a pause lasts.  Commands that come too early in the peer's start are refused, with the reason.
+The node implements pausing and leaving.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ def _told(amendment: Amendment) -> dict[str, Any]:
 
 MAX_VALUE_CHARACTERS = 2000
 LOOK_S = 30.0
-"""Seconds between two looks at the clock during a pause."""
+"""Seconds between two readings of the clock during a pause."""
 
 
 class Controls:

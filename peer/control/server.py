@@ -2,7 +2,7 @@
 
 The server finds a command by its name, awaits it and frames the answer; it decides nothing about the peer.  It limits the
 cost of a client: questions are small, connections are few, a client that does not read its events is dropped, and a
-malformed frame ends its connection with a sentence.  A question, or a failure to answer it, ends its own connection at most,
+malformed frame ends its connection with a sentence.  A question, or a failure to answer it, can end only its own connection,
 never the peer.  `peer.control.client` defines the frames.
 """
 
@@ -32,7 +32,7 @@ from protocol.events.status import PeerStatus
 
 MAX_CONNECTIONS = 64
 SEND_DEADLINE_S = 5.0
-"""Seconds after which a client that takes no data is dropped."""
+"""Seconds after which a client that reads no data is dropped."""
 IDLE_DEADLINE_S = 60.0
 """Seconds after which a client that asks nothing is dropped."""
 
@@ -116,7 +116,7 @@ class ControlServer:
             nursery.start_soon(self._serve, trio.SocketStream(connection))
 
     def _drop_the_longest_idle(self) -> bool:
-        """Make room by dropping an idle client, so that it cannot keep `peer leave` out.  False if none is idle."""
+        """Drop an idle client, so that idle clients cannot keep `peer leave` out.  Return False if no client is idle."""
         for stream, scope in self._idle.items():
             del self._idle[stream]
             scope.cancel()
@@ -130,7 +130,7 @@ class ControlServer:
         except (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError):
             return  # the client went away
         except Exception:
-            log.exception("a control connection")  # our own mistake: it costs the connection, not the training
+            log.exception("a control connection")  # our own mistake: it ends the connection, not the training
         finally:
             self._connections -= 1
 
@@ -154,7 +154,7 @@ class ControlServer:
             await _send(stream, await self._answer(question))
 
     async def _next_question(self, stream: trio.SocketStream, buffer: bytearray) -> dict[str, Any] | None:
-        """Return the next question; None if the client has gone, or was dropped to make room for another."""
+        """Return the next question; None if the client has gone, or was dropped for another client."""
         with trio.CancelScope() as scope:
             self._idle[stream] = scope
             try:
@@ -190,7 +190,7 @@ class ControlServer:
 
 
 async def _forward(events: Subscription, stream: trio.SocketStream) -> None:
-    """Send the events until they end or the listener does."""
+    """Send the events until they end or the listener leaves."""
     try:
         async for stamped in events:
             await _send(stream, stamped.to_fields())
@@ -200,7 +200,7 @@ async def _forward(events: Subscription, stream: trio.SocketStream) -> None:
 
 
 async def _until_closed(stream: trio.SocketStream, scope: trio.CancelScope) -> None:
-    """Stop serving a listener when its end closes; it says nothing more before."""
+    """Stop serving a listener when it closes its end; ignore any data from it."""
     try:
         while await stream.receive_some(1024):
             pass
@@ -225,7 +225,7 @@ async def _send(stream: trio.SocketStream, message: dict[str, Any]) -> None:
 
 
 def _frame(message: dict[str, Any]) -> bytes:
-    """Return the frame of `message`; if it is too large for one, the frame of a sentence that says so."""
+    """Return the frame of `message`; if it is too large, the frame of an error that says so."""
     try:
         return pack_frame(message, max_bytes=MAX_ANSWER_BYTES)
     except BadControlFrame:

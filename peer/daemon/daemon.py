@@ -1,7 +1,7 @@
 """The process of a running peer: control socket, event log and console around its participation in a run.
 
-The daemon decides how the process ends.  It leaves gracefully when told, leaves at once when told again, and ends with a
-sentence and an exit code if it cannot go on.
+The daemon decides how the process ends.  It leaves gracefully on the first request and at once on the second, and it
+ends with a sentence and an exit code if it cannot go on.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ async def leave_at_eof(peer: LeavingPeer) -> None:
 
 
 async def leave_with_the_view(peer: LeavingPeer) -> None:
-    """Leave when the interface's end of standard input closes; go on alone when the interface writes there."""
+    """Leave when the interface closes its end of standard input; stay if the interface writes a word first."""
     wait = partial(trio.to_thread.run_sync, wait_for_a_word, sys.stdin.fileno())
     if await wait(abandon_on_cancel=True):  # type: ignore[call-arg]  # libp2p brings stale stubs of trio
         peer.notice("info", "detached from the terminal; `peer watch` shows this peer, `peer leave` stops it")
@@ -150,7 +150,7 @@ async def leave_with_the_view(peer: LeavingPeer) -> None:
 
 
 async def leave_with_the_reader(peer: LeavingPeer, output: Output, ignore: bool) -> None:
-    """Leave when standard output loses its reader: an unwatched peer would train for ever.  ignore: go on all the same."""
+    """Leave when standard output loses its reader: an unwatched peer would train for ever.  ignore: stay anyway."""
     await output.until_gone()
     if ignore:
         peer.notice("warning", "nobody reads standard output any more; continuing anyway")
@@ -162,7 +162,7 @@ async def leave_with_the_reader(peer: LeavingPeer, output: Output, ignore: bool)
 
 
 LAST_WORDS_S = 5.0
-"""Seconds in which the event log's listeners may hear the end; only a slow one needs them all."""
+"""Most seconds for the event log's listeners to receive the last events; only a slow listener needs all of them."""
 
 
 class Daemon:
@@ -184,7 +184,7 @@ class Daemon:
         self._started_at = trio.current_time()
 
     async def run(self) -> int:
-        """Run until left, interrupted, or unable to go on; return the exit code or raise PeerError."""
+        """Run until the peer leaves, is interrupted or cannot go on; return the exit code or raise PeerError."""
         paused = await trio.to_thread.run_sync(kept_pause, self._settings.data_dir, time.time())
         controls = Controls(self, paused)
         if paused is not None:
@@ -251,7 +251,7 @@ class Daemon:
         self._lives.pause(pause)
 
     async def resume(self) -> None:
-        """Compute again after a pause.  Raises ControlError if that cannot be stored."""
+        """Compute again after a pause.  Raises ControlError if the end of the pause cannot be stored."""
         await self._keep(None)
         self._lives.resume()
 
@@ -270,9 +270,10 @@ class Daemon:
         return {"month": month, **as_map(self._settings.live.gathered())}
 
     async def change(self, name: str, text: str | None, keep: bool) -> str | None:
-        """Change a setting; None for its default.  keep: also in peer.toml; return its path, None if there is none.
+        """Change a setting.  text: None for the default.  keep: also write it to peer.toml, if there is such a file.
 
-        Raises PeerError, OSError: then nothing has changed.
+        Return the path of the written file, None if nothing was written.  If it raises PeerError or OSError, nothing has
+        changed.
         """
         live = self._settings.live
         read_change(name, text)
@@ -326,13 +327,13 @@ class Daemon:
 
     @property
     def versions(self) -> WeightVersions | None:
-        """The versions of the weights, once the node runs."""
+        """Versions of the weights, once the node runs."""
         node = self._lives.node
         return node.versions if node is not None else None
 
     @property
     def tasks(self) -> TaskSetCommands | None:
-        """The tasks of the crowd, once the node of a run with rollouts runs."""
+        """Commands about sets of tasks, once the node of a run with rollouts runs."""
         node = self._lives.node
         return node.tasks if node is not None else None
 
@@ -379,7 +380,7 @@ class Daemon:
         )
 
     def _say_how_it_ended(self) -> ExitCode:
-        """Emit the last event of every life, the only one that tells its problem, if any; return the exit code."""
+        """Emit the last event of this process, which alone contains its problem, if any; return the exit code."""
         node, problem = self._lives.part.node, self._problem
         code = ExitCode.INTERRUPTED if self._at_once else ExitCode.OK
         heard_by = node.goodbye_heard_by if node is not None else None

@@ -1,4 +1,4 @@
-"""A peer's successive stays in its run, and the times between them in which a full disk or a quota keeps it away."""
+"""Sequence of a peer's stays in its run; between two stays, a full disk or a used-up quota keeps the peer away."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from protocol.wire.presence import Phase
 # ------------------------------------------------------------------------------------------------------------------------
 # Reasons to stay out of a run for a while: a full disk, or a month's quota that is used up.
 #
-# The peer leaves, so that nobody waits for it and nothing large is transferred.  It joins anew when the reason is gone.
+# The peer leaves, so that no peer waits for it and nothing large is transferred.  It joins again when the reason is gone.
 
 
 LOOK_S = 5.0
 SHORT_S = 600.0
-"""Seconds of a short stay: from the second one in a row that a full disk ended, each next wait is longer."""
+"""Seconds below which a stay counts as short: after two short stays in a row that a full disk ended, waits get longer."""
 FIRST_WAIT_S, LONGEST_WAIT_S = 60.0, 3600.0
 
 
@@ -52,7 +52,7 @@ def full_disk(error: BaseException) -> Rest | None:
 
 
 class Away:
-    """Decision when to join again.  state: (folder of the run, bytes of a state, or 0 while unknown)."""
+    """Decision on the time to join again.  state: returns the run's folder, and the bytes of a state (0 while unknown)."""
 
     def __init__(self, quota: MonthlyQuota, room: DiskRoom, state: Callable[[], tuple[Path, int]]) -> None:
         self._quota, self._room, self._state = quota, room, state
@@ -60,11 +60,11 @@ class Away:
         self._short_stays = 0
 
     def look_now(self) -> None:
-        """Look again at once, because a setting has changed."""
+        """Check the reason again at once, because a setting has changed."""
         self._changed.set()
 
     def stayed(self, seconds: float) -> None:
-        """Take note of the length of a stay that a full disk ended."""
+        """Record the length of a stay that a full disk ended."""
         self._short_stays = self._short_stays + 1 if seconds < SHORT_S else 0
 
     async def until_over(self, rest: Rest, tell: Callable[[Rest], None]) -> None:
@@ -84,7 +84,7 @@ class Away:
                 return
 
     async def reason(self) -> Rest | None:
-        """Return the present reason to stay away, as far as it shows from outside the run."""
+        """Return the present reason to stay away, as far as it can be detected outside the run."""
         rest = await self._quota.rest()
         if rest is not None:
             return rest
@@ -97,7 +97,7 @@ class Away:
 
 
 class Lives:
-    """All stays of a peer, in `run`.  part: the present stay, or the last one.  traffic: of the present month."""
+    """All stays of a peer, in `run`.  part: the present stay, or the last one.  traffic: traffic of the present month."""
 
     def __init__(
         self, settings: DaemonSettings, identity: Identity, choice: RunChoice, emit: Callable[[Event], None]
@@ -115,7 +115,7 @@ class Lives:
         self._is_away, self._leaving = False, False
         self._paused: TimedPause | None = None
         self._moved = (0, 0)
-        """Bytes up and down in earlier stays."""
+        """Bytes sent and received in earlier stays."""
         self.part = self._participation(choice)
 
     def _participation(self, choice: RunChoice) -> Participation:
@@ -134,7 +134,7 @@ class Lives:
             self.part = self._participation(self.part.choice)
 
     async def _stay(self, opened: Callable[[], None]) -> None:
-        """Stay in the run until the peer has left for good, or until something keeps it away, which is then `_rest`."""
+        """Stay in the run until the peer has left for good, or until it must stay away; set the reason as `_rest`."""
         part, begun = self.part, trio.current_time()
         if self._paused is not None:
             part.pause(self._paused.detail(time.time()))
@@ -179,7 +179,7 @@ class Lives:
     # -- requests of the person ---------------------------------------------------------------------------------------
 
     def leave(self) -> bool:
-        """Let the peer say goodbye, after which `run` returns; False if no node runs: then cancel `run`."""
+        """Let the peer say goodbye; `run` then returns.  Return False if no node runs: the caller then cancels `run`."""
         self._leaving = True
         return not self._is_away and self.part.leave()
 
@@ -211,7 +211,7 @@ class Lives:
         return self._rest.detail if self._is_away and self._rest is not None else ""
 
     def status(self) -> NodeStatus:
-        """Return the node's status; while away, its last one, marked as paused."""
+        """Return the node's status; while away, the last status, marked as paused."""
         known = self.part.status()
         up, down = self._moved
         if not self._is_away or self._rest is None:

@@ -1,7 +1,7 @@
 """A peer's part in one run: the network, the manifest, the state, the trainer and the node, opened in this order.
 
 The manifest is fetched through the network if an invitation brought only its hash.  Each component decides for itself; this
-module decides what happens when one cannot go on: a sentence, an exit code, and the others closed cleanly.
+module decides what happens when one cannot go on: a sentence, an exit code, and a clean end of the others.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ from protocol.wire.presence import Phase, Role
 from trainer.generate.choice import GeneratorName
 
 MANIFEST_DEADLINE_S = 120.0
-"""Seconds for trying the peers of an invitation before it counts as unreachable."""
+"""Seconds for trying the peers of an invitation before the run counts as unreachable."""
 COPIED = (
     "this data directory was copied, or put back from a backup: the peer trains, and votes only when two more rounds are "
     "committed; if no other copy of it runs and none is newer, join with --only-copy to vote at once"
@@ -75,8 +75,8 @@ COPIED = (
 class Participation:
     """Participation in one run, in `run`; its events go to `emit`.
 
-    choice: includes the manifest once that is known.  network, contacts, store, node: None until each is open.  leaving:
-    `leave` was called.
+    choice: includes the manifest once it is known.  network, contacts, store, node: None until each is open.  leaving: true
+    once `leave` was called.
     """
 
     def __init__(
@@ -114,9 +114,9 @@ class Participation:
         settings = self._settings
         preferences = settings.live.now
         owners = [PeerId(owner) for owner in preferences.owner or ()]
-        await trio.to_thread.run_sync(import_module, "libp2p")  # takes seconds, in which `peer leave` wants its answer
+        await trio.to_thread.run_sync(import_module, "libp2p")  # takes seconds, during which `peer leave` needs an answer
         async with AsyncExitStack() as stack:
-            host = "127.0.0.1" if settings.local else "0.0.0.0"  # noqa: S104 - strangers are to reach us
+            host = "127.0.0.1" if settings.local else "0.0.0.0"  # noqa: S104 - strangers must reach us
             port = stack.enter_context(chosen_port(preferences.port, settings.local))
             how = NetworkSettings(
                 host,
@@ -146,7 +146,7 @@ class Participation:
             raise self._trainer_problem
 
     def leave(self) -> bool:
-        """Let the node say goodbye, after which `run` returns; False if no node runs yet: then cancel `run`."""
+        """Let the node say goodbye; `run` then returns.  Return False if no node runs yet: the caller then cancels `run`."""
         self.leaving = True
         if self.node is not None:
             self.node.leave()
@@ -260,7 +260,7 @@ class Participation:
         return {PeerId(known.peer): known.addresses for known in swarm if known.liveness == "alive"}
 
     async def _manifest(self, network: Network, search: Search) -> SignedManifest:
-        """Return the run's manifest, after checks that this software and this peer may take part, and that the run fits."""
+        """Return the run's manifest, after checking that this software and peer may take part and that the run fits here."""
         signed = self.choice.signed
         if signed is None:
             self._wait_for("asking for the run's manifest")
@@ -294,7 +294,7 @@ class Participation:
         problem = await trio.to_thread.run_sync(self._room.problem, self._folder, manifest.stored_bytes)
         if problem:
             raise StoreFull(problem)
-        moments = 2 * manifest.state_bytes  # as large as the state, and there twice while they are written
+        moments = 2 * manifest.state_bytes  # as large as the state; two copies exist during a write
         problem = await trio.to_thread.run_sync(self._room.problem, self._folder, manifest.stored_bytes, moments)
         self._keeps_moments = not problem
         store_manifest(signed, self._settings.data_dir)
@@ -314,7 +314,7 @@ class Participation:
         try:
             await self._live_with(signed, self.store, state, network, nursery)
         finally:
-            state.close()  # a later stay has its own
+            state.close()  # a later participation opens its own
 
     async def _live_with(
         self, signed: SignedManifest, store: Store, state: OuterState, network: Network, nursery: trio.Nursery
@@ -347,7 +347,7 @@ class Participation:
         await node.run()
 
     async def _find_out_whether_copied(self, store: Store) -> bool:
-        """Return True if votes may be missing here, in a copy or a backup; otherwise mark the folder as ours."""
+        """Return True if votes may be missing, because the folder is a copy or a backup; otherwise mark it as ours."""
         original = await trio.to_thread.run_sync(is_original, self._folder)
         if original or self._settings.only_copy:
             if not original:
@@ -400,9 +400,9 @@ class Participation:
         return trainer
 
     async def _keep_trainer(self, trainer: TrainerProcess, node: Node) -> None:
-        """Start the trainer when the run's files are here.
+        """Start the trainer once the run's files are here.
 
-        If it ends by itself, it was given up: leave with the reason, instead of a peer that does nothing.
+        If the trainer ends by itself, it was given up: the peer then leaves with the reason, because it could do nothing.
         """
         await node.files.until_here()
         reason = await trainer.run()

@@ -23,9 +23,9 @@ from protocol.wire.presence import Role
 # ------------------------------------------------------------------------------------------------------------------------
 # Choice of the TCP port on which a peer listens.
 #
-# Only one peer of a computer has the usual port: invitations name it and people open it in their routers.  Further peers
-# take a free one.  A lock decides between peers that start at the same moment, because the library would let them share
-# a port silently.
+# Only one peer of a computer has the usual port, which invitations name and people open in their routers.  Further peers
+# use a free port.  A lock decides between peers that start at the same moment, because the library would silently let them
+# share a port.
 
 
 FREE = 0
@@ -33,9 +33,9 @@ FREE = 0
 
 @contextmanager
 def chosen_port(wanted: int | None, local: bool) -> Iterator[int]:
-    """Yield the port to listen on, ours within the block; `FREE` lets the system choose.
+    """Yield the port to listen on, reserved for us within the block; `FREE` lets the system choose.
 
-    wanted: the person's choice; None for the usual port, or for a free one if that is taken or if only `local` peers meet.
+    wanted: the person's choice; None for the usual port, or for a free port if the usual one is taken or `local` is set.
     """
     if wanted is not None or local:
         yield FREE if wanted is None else wanted
@@ -69,7 +69,7 @@ def _is_free(port: int) -> bool:
 
 @dataclass(frozen=True)
 class RunChoice:
-    """The chosen run.  signed: None while only its hash is known.  admission: this peer's proof, from an invitation.
+    """The chosen run.  signed: None while only the run's hash is known.  admission: this peer's proof, from an invitation.
 
     anchor: a record that the run's chain contains.
     """
@@ -91,8 +91,8 @@ class RunChoice:
 class LeaveConditions:
     """Conditions under which a peer leaves by itself.
 
-    rounds: so many are committed; None for never.  until_end: the run has ended.  until_eof: standard input has ended.
-    ignore_closed_output: go on although nobody reads standard output any more.
+    rounds: after this many committed rounds; None for no such limit.  until_end: when the run has ended.  until_eof: when
+    standard input has ended.  ignore_closed_output: go on although standard output has no reader any more.
     """
 
     rounds: int | None = None
@@ -106,7 +106,7 @@ class DaemonSettings:
     """Settings of a running peer.
 
     live: a person's settings, some of which may change while the peer runs.  local: meet only peers on this computer.
-    only_copy: vote at once, although the data directory was copied or put back.
+    only_copy: vote at once, although the data directory was copied or restored.
     """
 
     data_dir: Path
@@ -123,7 +123,7 @@ class DaemonSettings:
         return None if role == "auto" else Role(role)
 
     def name_of(self, peer: PeerId) -> str:
-        """Return this peer's name, from its ID if the person gave none."""
+        """Return this peer's name, made from its ID if the person gave no name."""
         return self.live.now.name or f"peer-{peer[-6:]}"
 
 

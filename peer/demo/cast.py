@@ -1,4 +1,4 @@
-"""Cast of a demo: a part for each peer, with its role, and its way of cheating if it cheats."""
+"""Cast of a demo: the part of each peer, with its role, and its way of cheating if it cheats."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Cheat(str, Enum):
 
 @dataclass(frozen=True)
 class DemoPart:
-    """Part of one peer of a demo.  name: of the peer and its folder.  cheat: its way of cheating; None for an honest one."""
+    """Part of one peer of a demo.  name: of the peer and its folder.  cheat: way of cheating; None for an honest peer."""
 
     name: str
     role: Role
@@ -37,7 +37,7 @@ class DemoPart:
 
     @property
     def program(self) -> tuple[str, ...]:
-        """Module to run, and the words before the arguments of an ordinary peer."""
+        """Module to run, and the arguments before the arguments of an ordinary peer."""
         return ("peer",) if self.cheat is None else ("peer.demo.cheats", self.cheat.value)
 
 
@@ -66,7 +66,7 @@ MEASURING = "measuring the held-out loss"
 
 @dataclass(frozen=True)
 class Bar:
-    """Wait with a measure: `done` of `total` units."""
+    """Wait of known length: `done` of `total` units."""
 
     what: str
     done: int
@@ -76,19 +76,19 @@ class Bar:
 
 @dataclass
 class DemoProgress:
-    """Progress of one peer.  status: None before the first one.  bar: None while the activity has no measure."""
+    """Progress of one peer.  status: None before the first status.  bar: None while the activity has no known length."""
 
     status: PeerStatus | None = None
     bar: Bar | None = None
     names: dict[str, str] = field(default_factory=dict)
 
     def update(self, status: PeerStatus) -> None:
-        """Take the present status."""
+        """Store the present status."""
         self.status = status
         self.names.update(status.names())
 
     def apply(self, stamped: Stamped) -> None:
-        """Take note of an event."""
+        """Record an event."""
         match stamped.event:
             case ev.ComputeProgress(round, steps, total, _, rate, left_s):
                 detail = "  ".join(part for part in (f"{amount(rate)} tokens/s", to_go(left_s)) if part)
@@ -99,7 +99,7 @@ class DemoProgress:
             case ev.SyncProgress(done, total):
                 self.bar = Bar("fetching records", done, total)
             case ev.EvalProgress(_, done, total) if self.bar is None or self.bar.what == MEASURING:
-                self.bar = Bar(MEASURING, done, total)  # beside training, the bar shows the training
+                self.bar = Bar(MEASURING, done, total)  # during training, the bar shows the training
             case ev.EvalLoss() if self.bar is not None and self.bar.what == MEASURING:
                 self.bar = None
             case ev.PhaseChanged():
@@ -109,12 +109,12 @@ class DemoProgress:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# One peer of a demo, by its events, and its progress.
+# One peer of a demo, and its progress according to its events.
 
 
 @dataclass
 class DemoMember:
-    """Part of the cast with its process.  peer: its ID, empty until known.  silent: its events have ended."""
+    """Peer of the cast with its process.  peer: its ID, empty until known.  silent: true once its events have ended."""
 
     part: DemoPart
     folder: Path
@@ -122,7 +122,7 @@ class DemoMember:
     progress: DemoProgress = field(default_factory=DemoProgress)
     committed: int = 0
     furthest: tuple[int, ...] = ()
-    """Rounds committed, steps of the running one, parts of an evaluation: grows as long as the peer makes progress."""
+    """Committed rounds, steps of the running round, parts of an evaluation: grows while the peer makes progress."""
     peer: str = ""
     stream: EventStream | None = None
     silent: bool = False
@@ -133,7 +133,7 @@ class DemoMember:
         return self.part.name
 
     def apply(self, stamped: Stamped) -> None:
-        """Take note of an event of this peer."""
+        """Record an event of this peer."""
         self.progress.apply(stamped)
         match stamped.event:
             case ev.RoundCommitted(round):
@@ -151,7 +151,7 @@ class DemoMember:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Aim of a demo: its end, the news meanwhile, and the result.
+# Aim of a demo: its end, the news before the end, and the result.
 
 
 REPORT = "which must never happen; please report it with the logs (--keep)"
@@ -167,11 +167,11 @@ class Aim(Protocol):
 
     @property
     def news(self) -> list[str]:
-        """Sentences to print once, in order; only ever appended to."""
+        """Sentences to print once, in order; the list only grows."""
         ...
 
     def apply(self, member: DemoMember, event: Event) -> None:
-        """Take note of an event of this peer."""
+        """Record an event of this peer."""
         ...
 
     def has_arrived(self, name: str) -> bool:
@@ -179,7 +179,7 @@ class Aim(Protocol):
         ...
 
     def title(self) -> str:
-        """Return a sentence about the coming demo."""
+        """Return a sentence about the demo before it starts."""
         ...
 
     def headline(self, seconds: float, *, unicode: bool) -> str:
@@ -209,7 +209,7 @@ class Aim(Protocol):
 
 @dataclass
 class _Told:
-    """Reports of one peer.  digests, evals: by the number of rounds.  up_bytes: of each round's exchange."""
+    """Reports of one peer.  digests, evals: by number of rounds.  up_bytes: bytes sent in each round's exchange."""
 
     peer: str = ""
     committed: int = 0
@@ -320,6 +320,6 @@ class Training:
         return first(0), first(self._rounds)
 
     def _wire(self) -> float | None:
-        """Return the bytes that a member sent, per parameter and round; None if nobody sent any."""
+        """Return the mean bytes that a member sent, per parameter and round; None if no member sent any."""
         sent = sum(told.up_bytes.get(round, 0) for told in self._told.values() for round in range(self._rounds))
         return sent / (len(self._told) * self._rounds * self._parameters) if sent else None

@@ -1,11 +1,11 @@
-"""Spoiled versions of `peer`, which cheat in `peer demo --cheat`.
+"""Modified versions of `peer`, which cheat in `peer demo --cheat`.
 
     python -m peer.demo.cheats rollout join …      ends each answer after two tokens
     python -m peer.demo.cheats validator join …    reverses its verdict on each rollout
 
-Everything else is the ordinary program's, signatures and proofs included: a cheat's messages are well-formed, and only the
-others' checks find out that they are wrong.  The trainer process makes the completions, so the lazy peer also starts a
-spoiled one.
+Everything else, including signatures and proofs, is done as in the ordinary program: a cheat's messages are well-formed, and
+only the other peers' checks reveal that they are wrong.  The trainer process makes the completions, so the lazy peer also
+starts a modified trainer.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 TOKENS = 3
-"""Tokens of a lazy peer's output, with the end token.  The peer does in a few steps the work for which others take many."""
+"""Tokens of a lazy peer's output, with the end token.  The peer needs a few steps where other peers need many."""
 TRAINER = "trainer"
 
 
@@ -28,7 +28,7 @@ def be_lazy() -> None:
 
 
 def cut_outputs() -> None:
-    """In the trainer process, end each output early, with an end token and with proofs of the tokens there are."""
+    """End each output early in the trainer process, with an end token and with proofs of the remaining tokens."""
     from trainer.data.tokens import ByteTokenizer
     from trainer.generate.engine import Completion, Ended, Request
     from trainer.rl import worker
@@ -39,7 +39,9 @@ def cut_outputs() -> None:
         return (replace(request, max_tokens=TOKENS) for request in honest_requests(*arguments))
 
     def rollout(assignment: Any, request: Request, completion: Completion) -> Any:
-        if completion.ended is Ended.LENGTH:  # a token is proven by the tokens before it, so the proof stays whole
+        if (
+            completion.ended is Ended.LENGTH
+        ):  # a proof of a token needs only the tokens before it, so the shorter proof stays valid
             completion = replace(completion, output=(*completion.output[:-1], ByteTokenizer().end))
         return honest_rollout(assignment, request, completion)
 
@@ -64,7 +66,7 @@ def lie() -> None:
 
 
 PROGRAMS = {"rollout": (be_lazy, "peer"), "validator": (lie, "peer"), TRAINER: (cut_outputs, "trainer")}
-"""Change to the honest program, and the program that then runs, by name."""
+"""Change to the honest program, and the program to run after the change, by name."""
 
 if __name__ == "__main__":
     spoil, program = PROGRAMS[sys.argv.pop(1)]

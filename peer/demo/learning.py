@@ -33,10 +33,10 @@ from trainer.rl.rating import Rater, Sampling
 from trainer.worker import pick_device
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Comparison of a demo's state at the start with the one at the end, over the same problems.
+# Comparison of a demo's first state with its last one, over the same problems.
 #
-# The rewards of a version's rollouts cannot show a small gain: each version has problems of its own, so chance alone makes
-# a difference between two of them.  Here both states answer the same problems with the same noise, so only the mean of the
+# The rewards of a version's rollouts cannot show a small gain: each version has its own problems, so two versions differ
+# by chance alone.  Here both states answer the same problems with the same noise, so only the mean of the
 # differences is uncertain.
 
 
@@ -50,13 +50,13 @@ class SampleAnswer:
 
     @property
     def verdict(self) -> str:
-        """A word or two: right, wrong, or the score in between."""
+        """Verdict in words: right, wrong, or the score in between."""
         return {0.0: "wrong", 1.0: "right"}.get(self.score, f"score {self.score:.2f}")
 
 
 @dataclass(frozen=True)
 class MeasuredState:
-    """Answers of one state.  rounds: of the run that led to it.  scores: mean of each problem.  rollouts: their number."""
+    """Answers of one state.  rounds: rounds before the state.  scores: mean by problem.  rollouts: number of answers."""
 
     rounds: int
     scores: tuple[float, ...]
@@ -92,7 +92,7 @@ class Comparison:
 
 
 MOST_VERSIONS = 40
-"""Limit of versions, after which the demo is over even if a cheat has not been found out."""
+"""Most versions: the demo then ends even if a cheat has not been detected."""
 SHOWN = 80
 """Characters shown of a prompt and of an answer."""
 CURVE_WIDTH = 40
@@ -101,9 +101,10 @@ A_LINE = 4
 
 
 class Learning:
-    """An `Aim` for a cast with rollout peers and validators; only its trainer's events decide.
+    """An `Aim` for a cast with rollout peers and validators; only the trainer's events count.
 
-    versions: number that are to learn from rollouts.  More follow while a cheat is not set aside yet, up to `MOST_VERSIONS`.
+    versions: number of versions that learn from rollouts.  While a cheat is not set aside yet, more follow, up to
+    `MOST_VERSIONS`.
     """
 
     def __init__(self, cast: Sequence[DemoPart], versions: int, manifest: RunManifest) -> None:
@@ -141,7 +142,7 @@ class Learning:
         return self._committed >= self._warm
 
     def conclude(self, comparison: Comparison) -> None:
-        """Take the comparison of the states at the start and at the end."""
+        """Store the comparison of the states at the start and at the end."""
         self._comparison = comparison
 
     def apply(self, member: DemoMember, event: ev.Event) -> None:
@@ -330,17 +331,17 @@ def _shown(text: str) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Examination of a demo's states after all peers have left: each answers the same problems in the demo's own process.
+# Examination of a demo's states after all peers have left: each state answers the same problems in this process.
 
 
 F32 = npt.NDArray[np.float32]
 
 PROBLEMS, SAMPLES = 256, 2
-"""Problems that both states answer, and the number of answers of a state to each."""
+"""Number of problems that both states answer, and number of a state's answers to each problem."""
 
 
 class Examiner:
-    """Examiner that lets states of a run answer problems spread over its environment, the same for each state.
+    """Examiner that lets states of a run answer the same problems, which are spread over the run's environment.
 
     files: paths of the run's files, by name.  Raises ValueError and SandboxUnavailable for an environment that cannot be
     opened here.
@@ -404,9 +405,9 @@ def _seeded(manifest: RunManifest, stored: StoredState) -> F32 | None:
 
 
 class StateExamination:
-    """Comparison of the state after the warm-up, kept until the demo is over, with the final state.
+    """Comparison of the state after the warm-up, which is kept until the demo is over, with the final state.
 
-    folder: of the run, at the trainer.  aim: knows the end of the warm-up, and takes the result.
+    folder: the run's folder in the trainer's data directory.  aim: detects the end of the warm-up, and stores the result.
     """
 
     def __init__(self, signed: SignedManifest, folder: Path, aim: Learning) -> None:
@@ -414,7 +415,7 @@ class StateExamination:
         self._start: State | None = None
 
     def look(self) -> None:
-        """Keep the newest state if it is the first one after the warm-up; call often."""
+        """Keep the newest state if it is the first one after the warm-up; call this often."""
         if self._start is None and self._aim.has_warmed_up:
             try:
                 self._start = newest_state(self._signed, self._folder)

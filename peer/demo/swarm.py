@@ -1,9 +1,9 @@
 """A swarm on one computer: real peers in temporary directories, watched until they reach the demo's aim.
 
-The peers are ordinary `peer join` processes with a run and an organiser of their own, so they meet nobody else; like any
-peers, they share the computer's cores with others that train here.  This process only reads their event streams.  When the
-aim counts every peer as arrived, the peers are told to leave.  Each peer leaves when its standard input ends, so none
-outlives this process, however that ends.
+The peers are ordinary `peer join` processes with a run and an organiser of their own, so they meet no other peers; like all
+peers, they share the computer's cores with other peers that train here.  This process only reads their event streams.  When
+the aim counts every peer as arrived, the peers are told to leave.  Each peer also leaves when its standard input ends, so
+no peer outlives this process, however the process ends.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ def training_play(peers: int, rounds: int, run_file: Path | None) -> Play:
 def learning_play(versions: int | None, cheat: Cheat | None, run_file: Path | None) -> Play:
     """Return a play with the built-in run with rollouts or a run file's.
 
-    versions: None for the number that the built-in run needs for its reward to rise.  Raises `PeerError`, also if the
-    built-in run is given fewer.
+    versions: None for the number of versions that the built-in run needs for its reward to rise.  Raises `PeerError`, also
+    for fewer versions of the built-in run.
     """
     if run_file is None and versions is not None and versions < LEAST_VERSIONS:
         raise PeerError(
@@ -96,7 +96,7 @@ def learning_play(versions: int | None, cheat: Cheat | None, run_file: Path | No
     manifest = learning_manifest(organiser) if run_file is None else load_run_file(run_file, organiser.peer_id, start)
     if manifest.rl is None:
         raise PeerError(f"{run_file} has no section [rl], which --rl needs; add one, or leave --rl out", ExitCode.INPUT)
-    from peer.demo.learning import Learning, StateExamination  # imports torch, which a demo of training does without
+    from peer.demo.learning import Learning, StateExamination  # imports torch, which a demo of training does not need
 
     signed, cast = _private(organiser, manifest, {}), with_rollouts(cheat)
     aim = Learning(cast, versions, signed.manifest)
@@ -116,7 +116,7 @@ def learning_manifest(organiser: Identity) -> RunManifest:
 
 
 def _rounds_of(manifest: RunManifest, peers: int) -> int:
-    """Return the rounds after which a run ends if so many members read all they may: nobody waits for more."""
+    """Return the rounds after which a run ends if `peers` members train on as many tokens as they may in each round."""
     goal = manifest.goal
     return goal.total if goal.unit is Unit.ROUNDS else -(-goal.total // (peers * manifest.tokens_per_round))
 
@@ -126,7 +126,7 @@ def _start(run_file: Path | None) -> Brought | None:
 
 
 def _private(organiser: Identity, manifest: RunManifest, changes: Mapping[str, Any]) -> SignedManifest:
-    """Sign the same run by this organiser, whom nobody else knows; any present peer votes."""
+    """Sign a copy of the run as this organiser, whom no other peer knows; any present peer votes."""
     fields = {**manifest.model_dump(), "organiser": organiser.peer_id, "founders": "anyone", **changes}
     return sign(organiser, RunManifest.model_validate(fields))
 
@@ -155,12 +155,12 @@ def start_member(part: DemoPart, folder: Path, manifest: Path, stop_after: int |
             stderr=subprocess.STDOUT,
             env=without_settings(child_environment(os.environ)),
             start_new_session=True,
-        )  # Ctrl-C is ours to pass on
+        )  # this process passes Ctrl-C on
     return DemoMember(part, folder, process)
 
 
 def wait_for_all(members: Sequence[DemoMember]) -> None:
-    """Wait until the members that were asked to leave have left; raises PeerError if one does not end well."""
+    """Wait until the members that were asked to leave have left; raises PeerError if one does not exit cleanly."""
     deadline = time.monotonic() + LEAVE_DEADLINE_S
     for member in members:
         try:
@@ -205,7 +205,7 @@ STALL_DEADLINE_S = 300.0
 class Demo:
     """Context that starts, watches and ends the peers of a play, and always cleans up.
 
-    folder: of all the peers' files; removed at the end unless `keep`.  patience_s: the demo fails after this time without
+    folder: holds all peers' files; removed at the end unless `keep`.  patience_s: the demo fails after this time without
     progress.
     """
 
@@ -248,13 +248,13 @@ class Demo:
             folder = self.folder / part.name
             folder.mkdir(mode=0o700)
             if number == 0 and play.begins_with is not None:
-                play.begins_with.keep(play.signed, folder)  # the others fetch it from this one
+                play.begins_with.keep(play.signed, folder)  # the other peers fetch it from this one
             member = start_member(part, folder, manifest, play.aim.stop_after)
             self.members.append(member)
             threading.Thread(target=self._listen, args=(member,), name=member.name, daemon=True).start()
 
     def watch(self, on_tick: Callable[[], None]) -> None:
-        """Watch until all peers have arrived; raises PeerError if one of them fails or nothing moves."""
+        """Watch until all peers have arrived; raises PeerError if one fails or all stop making progress."""
         status_at = 0.0
         while not all(self._has_arrived(member) for member in self.members):
             self._take_events()
@@ -265,7 +265,7 @@ class Demo:
             on_tick()
 
     def leave(self) -> None:
-        """Ask all peers to leave, and wait until they have; raises PeerError if one does not end well."""
+        """Ask all peers to leave, and wait until they have left; raises PeerError if one does not exit cleanly."""
         for member in self.members:
             try:
                 ControlClient(member.folder).request("leave")
@@ -291,7 +291,7 @@ class Demo:
                 time.sleep(CONNECT_EVERY_S)
                 continue
             except ControlError:
-                return  # it is ending; `_check` tells
+                return  # the peer is ending; `_check` reports it
             member.peer = member.stream.status.peer
             for stamped in member.stream.recent:
                 self._happened.put((member, stamped))
@@ -322,7 +322,7 @@ class Demo:
             try:
                 member.progress.update(ControlClient(member.folder, timeout_s=2.0).status())
             except ControlError:
-                continue  # not there yet, or gone: `_check` tells
+                continue  # not running yet, or gone: `_check` reports it
 
     def _has_arrived(self, member: DemoMember) -> bool:
         return self.play.aim.has_arrived(member.name)

@@ -1,8 +1,8 @@
-"""Contacts for guests of this swarm: reached addresses of this peer and of others.
+"""Contacts for guests of this swarm: addresses of this peer and of other peers that were reached.
 
-The network knows which of our addresses others reached, and which of theirs we reached.  A peer that has only dialled us is
-dialled back, at the addresses in its heartbeats, when an invitation is to be made.  The last contacts are kept on disk, for
-invitations that are written while no peer runs.
+The network knows which of our addresses other peers reached, and which of their addresses we reached.  Before an invitation
+is made, a peer that has only dialled us is dialled back at the addresses in its heartbeats.  The last contacts are kept on
+disk, for invitations that are written while no peer runs.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Address book: addresses of other peers, from this computer's rendezvous and from earlier.
+# Address book: addresses of other peers, from this computer's rendezvous and from earlier participations.
 #
 # The book only feeds addresses to the network, which dials; the handshake proves the identity of the peer that answers.
-# Neither a damaged book nor an unusable runtime directory stops a peer: it then finds the others by other ways.
+# Neither a damaged book nor an unusable runtime directory stops a peer, because it can find the other peers in other ways.
 
 
 BOOK_NAME = "addresses.json"
 SAVE_EVERY = 30
-"""Looks at the rendezvous between two saves of the book."""
+"""Reads of the rendezvous between two saves of the book."""
 MAX_KEPT_ADDRESSES = 1000
 MAX_ADDRESS_CHARACTERS = 200
 MAX_BOOK_BYTES = 1 << 20
@@ -119,23 +119,23 @@ MAX_FILE_BYTES = 1 << 16
 SAVE_EVERY_S = 30.0
 MAX_OWN = 6
 MAX_EACH = 2
-"""Limit of addresses of one other peer in an invitation."""
+"""Most addresses of one other peer in an invitation."""
 DIALLED_BACK = 8
 """Number of peers that are dialled back for an invitation."""
 DIAL_BACK_S = 4.0
 
 
 class Reaching(Protocol):
-    """The network, as far as contacts need it."""
+    """Part of the network that contacts need."""
 
     def addresses(self) -> Sequence[str]:
         """Return the addresses at which this peer listens."""
 
     def reached_here(self, counts: Callable[[PeerId], bool]) -> list[str]:
-        """Return our addresses by which others have reached us."""
+        """Return our addresses at which other peers have reached us."""
 
     def reached_there(self) -> list[str]:
-        """Return the addresses of others by which we have reached them."""
+        """Return the addresses at which we have reached other peers."""
 
     async def answers(self, address: str) -> bool:
         """Return True if the peer of this address answers there now."""
@@ -143,19 +143,19 @@ class Reaching(Protocol):
 
 @dataclass(frozen=True)
 class Known:
-    """Known addresses.  listening: this peer's own.  here: own ones that others reached.  there: others' that we reached."""
+    """Known addresses.  listening: own ones.  here: own ones that others reached.  there: other peers', which we reached."""
 
     listening: list[str] = field(default_factory=list)
     here: list[str] = field(default_factory=list)
     there: list[str] = field(default_factory=list)
 
     def for_invitation(self) -> list[str]:
-        """Return the addresses for an invitation: the reached ones, or else those at which this peer listens."""
+        """Return the addresses for an invitation: the reached ones, or else the ones at which this peer listens."""
         return ([*self.here, *self.there] or self.listening)[:MAX_ADDRESSES]
 
 
 class Contacts:
-    """Contacts of a run.  folder: the run's.  swarm: the live peers of the run and the addresses that they claim."""
+    """Contacts of a run.  folder: the run's folder.  swarm: returns the run's live peers with their claimed addresses."""
 
     def __init__(self, folder: Path, network: Reaching, swarm: Callable[[], Mapping[PeerId, Sequence[str]]]) -> None:
         self._path, self._network, self._swarm = folder / FILE_NAME, network, swarm
@@ -181,7 +181,7 @@ class Contacts:
         return Known(listening, here[:MAX_OWN], turns[:MAX_ADDRESSES])
 
     async def dial_back(self) -> None:
-        """Dial peers that have only reached us, to learn by which addresses they can be reached."""
+        """Dial peers that have dialled us, to learn the addresses at which they can be reached."""
         reached = {peer_of(address) for address in self._network.reached_there()}
         unknown = [(peer, addresses) for peer, addresses in self._swarm().items() if peer not in reached]
         unknown = random.sample(unknown, min(len(unknown), DIALLED_BACK))  # a later call tries others
@@ -210,7 +210,7 @@ class Contacts:
             self._save(self.known())
 
     def _save(self, known: Known) -> None:
-        same = known.listening == self._saved.listening  # elsewhere, addresses reached before are no longer ours
+        same = known.listening == self._saved.listening  # on another network, earlier reached addresses are no longer ours
         kept = Known(known.listening, known.here or (self._saved.here if same else []), known.there or self._saved.there)
         if kept == self._saved or not self._path.parent.is_dir():
             return
@@ -218,7 +218,7 @@ class Contacts:
             write_atomically(self._path, json.dumps(asdict(kept)).encode())
             self._saved = kept
         except OSError:
-            return  # others report a full disk; an invitation then names our listening addresses
+            return  # the store reports a full disk; an invitation then names our listening addresses
 
 
 def read_contacts(folder: Path) -> Known:
@@ -232,7 +232,7 @@ def read_contacts(folder: Path) -> Known:
 
 
 def read_known(fields: Any) -> Known:
-    """Parse contacts from a file or the control socket; skip entries that are no addresses."""
+    """Parse contacts from a file or the control socket; skip invalid addresses."""
     if not isinstance(fields, dict):
         return Known()
     return Known(*(_addresses(fields.get(name)) for name in ("listening", "here", "there")))

@@ -1,9 +1,9 @@
 """A peer's mDNS: finds the peers of its run, and other founders, on the local network.
 
-Anybody can answer a multicast query, and the library that reads the answers remembers much.  So a process of its own,
-`mdns_process`, reads them with little memory and hands over checked lines.  It starts anew, after a pause, when it has
-ended, when it has sent too many lines, or when this peer's announcement has changed.  Without a usable network it stays off
-silently until there is one.
+Anybody can answer a multicast query, and the library that reads the answers stores many of them.  So a separate process,
+`mdns_process`, reads the answers with little memory and sends us checked lines.  It is restarted, after a pause, when it has
+ended, when it has sent too many lines, or when this peer's announcement has changed.  Without a usable network, mDNS stays
+off silently.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import PeerId
 
 LOOK_S = 5.0
-"""Seconds between two looks at our own addresses."""
+"""Seconds between two checks of our own addresses."""
 MAX_LINES = 1000
-"""Lines that one process may send; with more it is ended, and starts anew after a pause."""
+"""Most lines that one process may send; after more it is ended, and restarted after a pause."""
 MAX_FOUNDED = 64
-"""Founded runs to remember; a flood of them only keeps us from hearing of more."""
+"""Most founded runs that are remembered; after a flood, further runs are ignored."""
 FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 300.0
 STEADY_S = 60.0
-"""Lifetime in seconds after which the next process starts after `FIRST_PAUSE_S`, whatever happened before."""
+"""Lifetime of a process in seconds that resets the backoff: the next one starts after `FIRST_PAUSE_S`."""
 CLOSE_S = 1.0
-"""Seconds in which the process may say goodbye to the network before it is killed."""
+"""Most seconds for the process to say goodbye to the network, before it is killed."""
 COMMAND = (sys.executable, "-m", "peer.discovery.mdns_process")
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 class Mdns:
     """One peer's mDNS, silent until `discover` or `run`.
 
-    founded: other peers' runs without records, as they are heard.  command: starts the mDNS process.
+    founded: other peers' runs without records, in the order heard.  command: starts the mDNS process.
     """
 
     def __init__(self, command: Sequence[str] = COMMAND) -> None:
@@ -77,11 +77,11 @@ class Mdns:
                 look()
 
     def announce_founded(self, ours: Founded | None) -> None:
-        """Announce that we founded this run, and hear of other founders; None to stop."""
+        """Announce that we founded this run, and listen for other founders; None to stop."""
         self._announce(replace(self._wanted, founded=ours))
 
     async def run(self) -> None:
-        """Keep the mDNS process until cancelled."""
+        """Keep an mDNS process running until cancelled."""
         failures = 0
         while True:
             with trio.CancelScope() as self._turn:
@@ -106,7 +106,7 @@ class Mdns:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 env=child_environment({**os.environ, "MALLOC_ARENA_MAX": "1"}),
-                start_new_session=True,  # Ctrl-C on our terminal is for us to handle
+                start_new_session=True,  # Ctrl-C on our terminal must reach only us
             )
         except OSError as error:
             log.debug("no mDNS process: %r", error)
@@ -116,14 +116,14 @@ class Mdns:
             await process.stdin.send_all(self._wanted.to_line())
             await self._hear(process.stdout)
         except trio.BrokenResourceError:
-            pass  # it has ended
+            pass  # the process has ended
         finally:
             await _end(process)
         log.debug("the mDNS process ended: %s", process.returncode)
         return trio.current_time() - began
 
     async def _hear(self, pipe: trio.abc.ReceiveStream) -> None:
-        """Take the lines from `pipe` until it ends, or until they are too many or too long."""
+        """Read lines from `pipe` until its end, or until there are too many lines or a line is too long."""
         lines, rest = 0, b""
         async for chunk in pipe:
             *whole, rest = (rest + chunk).split(b"\n")
@@ -160,7 +160,7 @@ async def _end(process: trio.Process) -> None:
 
 TWIN_LOOK_S = 2.0
 HEAR_S = 3.0
-"""Seconds for which a person's peer listens before it founds a run."""
+"""Seconds of listening before a person's peer founds a run."""
 
 
 def founded(signed: SignedManifest) -> Founded:
@@ -184,7 +184,7 @@ async def tell_of_twins(
     try:
         runtime = runtime_dir()
     except PeerError:
-        return  # the address book says so
+        return  # the address book reports this
     board, twice = Noticeboard(runtime, ours.organiser), FoundedTwice(ours)
     if mdns is not None:
         mdns.announce_founded(ours)

@@ -1,7 +1,7 @@
 """Lines between a peer and its mDNS process: our announcement, and other peers' announcements.
 
-Each is one line of JSON.  Anybody can forge announcements: the process checks them, and the peer checks them again, because
-the process has read the packets of strangers.
+Each message is one line of JSON.  Anybody can forge announcements: the process checks them, and the peer checks them again,
+because strangers' packets may have corrupted the process.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from peer.discovery.rendezvous import MAX_ADDRESS_CHARACTERS, Founded, founded_i
 
 MAX_LINE_BYTES = 4096
 MAX_ADDRESSES = 8
-"""Limit of addresses of one peer."""
+"""Most addresses of one peer."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Sighting:
 
 
 def sighting_of(peer: str, addresses: list[Any]) -> Sighting | None:
-    """Return the sighting of `peer` with its permitted `addresses`; None if it is no peer or has none."""
+    """Return the sighting of `peer` with its permitted `addresses`; None if `peer` is no peer ID or no address is left."""
     good = [
         address
         for address in addresses[:MAX_ADDRESSES]

@@ -1,8 +1,8 @@
 """Process that reads a peer's mDNS: `python -m peer.discovery.mdns_process`.
 
-It takes an announcement on standard input (`mdns_messages`), announces it until that input ends, and prints the
-announcements of others, a line each.  It ends by itself when it holds `MAX_RESIDENT_BYTES`, so that a flood is forgotten;
-its memory is limited to 256 MiB.
+It reads an announcement from standard input (`mdns_messages`), announces it until that input ends, and prints other peers'
+announcements, one per line.  It ends by itself when it uses `MAX_RESIDENT_BYTES`, so that a flood is forgotten; its memory
+is limited to 256 MiB.
 
 The service type carries the run, so peers of other runs are never seen.
 """
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 FOUNDED_KIND = "_mh-founded._tcp.local."
 MAX_RESIDENT_BYTES = 96 << 20
-"""Limit on resident memory, twice the usage of a process that hears little."""
+"""Limit on resident memory, twice the usage of a process that receives few announcements."""
 WATCH_S = 0.25
-"""Seconds between two looks at the memory."""
+"""Seconds between two checks of the memory."""
 LOOK_UP_MS = 2000
 MAX_LOOK_UPS = 64
 """Names that are looked up at one time; further ones are skipped."""
 END_S = 2.0
-"""Seconds that the process may live after its input has ended."""
+"""Most seconds that the process lives after its input has ended."""
 NICENESS = 10
 
 
@@ -47,7 +47,7 @@ def run_kind(run: str) -> str:
 
 
 def peer_service(ours: Announcement) -> ServiceInfo:
-    """Return the service that announces our addresses, of IPv4 and IPv6, as text."""
+    """Return the service that announces our IPv4 and IPv6 addresses as text."""
     from zeroconf import ServiceInfo
 
     kind = run_kind(ours.run)
@@ -75,7 +75,7 @@ def founder_service(founded: Founded) -> ServiceInfo:
         FOUNDED_KIND,
         f"{founded.organiser}.{FOUNDED_KIND}",
         port=1,
-        addresses=[bytes([127, 0, 0, 1])],  # a record is looked up whole only if it has an address
+        addresses=[bytes([127, 0, 0, 1])],  # only a record with an address is looked up completely
         properties={name: _cut(value) for name, value in asdict(founded).items()},
         server=f"{founded.organiser[-20:].lower()}-founder.local.",
     )
@@ -87,7 +87,7 @@ def _cut(value: str) -> bytes:
 
 
 class Services:
-    """Services and kinds of the announcement.  own: the names of `services`, which are not looked up."""
+    """Services and service types of the announcement.  own: names of `services`, which are not looked up."""
 
     def __init__(self, ours: Announcement) -> None:
         self.services = [peer_service(ours)] if ours.run and ours.addresses else []
@@ -101,10 +101,11 @@ TextFields = dict[bytes, bytes | None]
 
 
 class LookUps:
-    """Look-ups of the names heard, at most `MAX_LOOK_UPS` at one time; names with cached records need none.
+    """Look-ups of the names heard, at most `MAX_LOOK_UPS` at one time; names with cached records need no look-up.
 
-    cached: text fields of the records that came with a name, as peers send them; None if some are missing.  So a flood of
-    names that fills the places hides no peer.  find: queries the network for the same; None if nobody answers.
+    cached: returns the text fields of the records that came with a name; None if some are missing.  Peers send their records
+    with their names, so a flood of names that fills the places hides no peer.  find: queries the network for the text
+    fields; None without an answer.
     """
 
     def __init__(
@@ -117,7 +118,7 @@ class LookUps:
         self.running: dict[str, asyncio.Task[None]] = {}
 
     def start(self, kind: str, name: str) -> None:
-        """Report the announcement of `name` if it is a peer's; without cached records, look it up if there is a place."""
+        """Report the announcement of `name` if it is a peer's; without cached records, look it up if a place is free."""
         peer = name.removesuffix(f".{kind}")
         if not is_peer_id(peer):
             return
@@ -146,9 +147,9 @@ class LookUps:
 async def serve(
     ours: Announcement, tell: Callable[[Sighting | Founded], None], ended: asyncio.Event, resident: Callable[[], int]
 ) -> None:
-    """Announce `ours`, and report other announcements, until `ended`, or until this process holds too much memory.
+    """Announce `ours`, and report other announcements, until `ended`, or until this process uses too much memory.
 
-    resident: returns the bytes held.  Raises the library's errors if there is no multicast.
+    resident: returns the bytes in use.  Raises the library's errors if there is no multicast.
     """
     from zeroconf import ServiceInfo, ServiceStateChange
     from zeroconf.asyncio import AsyncServiceBrowser, AsyncZeroconf
@@ -169,7 +170,7 @@ async def serve(
         if state_change is not ServiceStateChange.Removed and name not in services.own:
             look_ups.start(service_type, name)
 
-    announcing = []  # nothing else keeps these tasks alive
+    announcing = []  # keeps these tasks alive
     try:
         browser = AsyncServiceBrowser(service.zeroconf, services.kinds, handlers=[on_change])
         for each in services.services:  # other claims to our name do not count
@@ -215,7 +216,7 @@ def _end_without_memory(error: BaseException | None) -> None:
 
 
 def _read_line() -> bytes:
-    """Read the announcement.  Unbuffered, because a buffer would keep a lock while a thread waits for the end."""
+    """Read the announcement, without a buffer, which would keep a lock while a thread waits for the end of the input."""
     line = b""
     while not line.endswith(b"\n"):
         chunk = os.read(0, MAX_LINE_BYTES)

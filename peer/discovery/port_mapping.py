@@ -1,7 +1,7 @@
 """Port mapping: opens our listening port in the router, by UPnP, or else by NAT-PMP.
 
-The lease is renewed every two minutes, long before it ends, so that a restarted router lacks it for no longer than that.  No
-failure is fatal: a router that cannot map ports, answers nonsense or never answers costs only a waiting thread.
+The lease is renewed every two minutes, long before it expires, so that a restarted router lacks it for at most two minutes.
+No failure is fatal: a router that cannot map ports, sends invalid answers or never answers costs only a waiting thread.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ import trio
 from protocol.events.events import Event, PortMapped
 
 # ------------------------------------------------------------------------------------------------------------------------
-# NAT-PMP (RFC 6886): two small questions to the router over UDP.  Everything here blocks.
+# NAT-PMP (RFC 6886): two small requests to the router over UDP.  Everything here blocks.
 
 
 ROUTES = Path("/proc/net/route")
 PORT = 5351
 TIMES_S = (0.25, 0.5, 1.0, 2.0)
-"""Seconds that each try waits for its answer."""
+"""Seconds that each try waits for an answer."""
 _ADDRESS, _TCP, _IS_ANSWER = 0, 2, 128
 _ASK_ADDRESS, _ADDRESS_ANSWER = struct.Struct(">BB"), struct.Struct(">BBHI4s")
 _ASK_PORT, _PORT_ANSWER = struct.Struct(">BBHHHI"), struct.Struct(">BBHIHHI")
@@ -97,7 +97,7 @@ LEASE_S = 3600
 AGAIN_S = 120.0
 """Seconds between two renewals of the lease; also between tries while no router answers."""
 ATTEMPT_S = 30.0
-"""Seconds for one router to answer all questions."""
+"""Seconds for one router to answer all requests."""
 CLOSE_S = 3.0
 MOST_MISSES = 2
 """Failed renewals in a row after which a mapping counts as gone."""
@@ -106,7 +106,7 @@ Answer = TypeVar("Answer")
 
 
 class Router(Protocol):
-    """Protocol for asking a router; both methods block, and raise OSError."""
+    """Protocol for requests to a router; both methods block, and raise OSError."""
 
     @property
     def name(self) -> str:
@@ -125,7 +125,7 @@ class Router(Protocol):
 class PortMapping:
     """Mapping of `port`, open while `keep` runs.  routers: in the order in which they are asked.
 
-    announce: called with the external address, like /ip4/192.0.2.1/tcp/4001, and with none when it is gone.
+    announce: called with the external address, such as /ip4/192.0.2.1/tcp/4001, and with no address once it is lost.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class PortMapping:
         self._port, self._routers = port, list(routers)
         self._announce, self._emit, self._again_s = announce, emit, again_s
         self._threads = trio.CapacityLimiter(1)
-        """Limit of one thread: a thread that hangs keeps its place, so there is never a second one."""
+        """Limit of one thread: a thread that hangs keeps its place, so that no second thread starts."""
         self._address = ""
         self._misses = 0
 

@@ -1,6 +1,6 @@
 """Rendezvous of the peers of one computer: a file for each running peer, in the runtime directory.
 
-`<runtime>/<run>/<peer ID>` holds the addresses of a running peer, for as long as it runs (`peer.files`).  Only
+`<runtime>/<run>/<peer ID>` holds the addresses of a peer while it runs (`peer.files`).  Only
 addresses are exchanged here; the handshake proves identities.
 """
 
@@ -19,7 +19,7 @@ from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId, public_key_of
 
 REREAD_S = 2.0
-"""Seconds between two looks into the folder."""
+"""Seconds between two reads of the folder."""
 MAX_ENTRIES = 1024
 MAX_ENTRY_BYTES = 8 << 10
 MAX_ADDRESSES = 16
@@ -39,7 +39,7 @@ class Rendezvous:
         self._registered: tuple[str, ...] = ()
 
     def register(self, addresses: Sequence[str]) -> None:
-        """Write our addresses; do nothing while the same ones are still there."""
+        """Write our addresses; do nothing if the same addresses are still in our file."""
         wanted = tuple(addresses)[:MAX_ADDRESSES]
         if wanted != self._registered or not self._file.is_there:
             self._file.put(json.dumps({"pid": os.getpid(), "addresses": wanted}).encode())
@@ -72,7 +72,7 @@ def is_peer_id(name: str) -> bool:
 
 
 def _addresses(path: Path, peer: PeerId) -> list[str]:
-    """Return the addresses in the file of a running peer; none for a dead peer or an odd file."""
+    """Return the addresses in the file of a running peer; none for a dead peer or an invalid file."""
     data = read_held(path, MAX_ENTRY_BYTES)
     return [] if data is None else _parse(data, peer)
 
@@ -94,8 +94,8 @@ def _parse(data: bytes, peer: PeerId) -> list[str]:
 # ------------------------------------------------------------------------------------------------------------------------
 # Runs founded twice: two computers that join the same run file found two runs, which wait for each other for ever.
 #
-# A founder tells its network so until the run has its first record, and hears of other founders: through a folder on this
-# computer, and by multicast DNS (`mdns`).  Anybody can forge announcements, so they only lead to sentences, few and escaped.
+# A founder announces its run until the run has its first record, and listens for other founders: in a folder on this
+# computer, and by multicast DNS (`mdns`).  Anybody can forge announcements, so they only cause a few escaped sentences.
 
 
 FOLDER = "founded"
@@ -110,7 +110,7 @@ DIGITS = 64
 class Founded:
     """Announcement of a run without records.
 
-    run: its ID.  file: digest of the manifest without organiser.  Both are hexadecimal.
+    run: the run's ID.  file: digest of the manifest without organiser.  Both are hexadecimal.
     """
 
     run: str
@@ -136,7 +136,7 @@ def founded_in(raw: bytes) -> Founded | None:
 
 
 class FoundedTwice:
-    """Reports of other runs that look like `ours`: each once, and at most `MAX_TOLD`."""
+    """Reports of other runs that resemble `ours`: one for each run, and at most `MAX_TOLD`."""
 
     def __init__(self, ours: Founded) -> None:
         self._ours, self._told = ours, set[str]()

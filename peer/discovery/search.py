@@ -1,7 +1,7 @@
 """Search for the first peer of an invitation, with reports to the person: addresses, tries, problems, and advice.
 
-This module decides when to report: at once after a change, else less and less often.  The network decides which addresses to
-dial.
+This module decides when to report: soon after a change, otherwise less and less often.  The network decides which
+addresses to dial.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from protocol.wire.identity import PeerId
 
 LOOK_S = 0.5
 FIRST_S = 2.0
-"""Seconds before the first report: most peers are found within them."""
+"""Seconds before the first report: most peers are found within this time."""
 LEAST_GAP_S = 2.0
 """Least seconds between two reports, however much changes."""
 REPEAT_S = 5.0
 MOST_GAP_S = 60.0
-"""Longest gap in seconds: while nothing changes, gaps grow from `REPEAT_S` to this, each by half."""
+"""Longest gap in seconds: while nothing changes, each gap is 1.5 times the one before, from `REPEAT_S` up to this limit."""
 TRYING = "being tried"
 CHECKS = (
     (NO_ROUTE, "check this computer's own network connection"),
@@ -43,10 +43,10 @@ OTHERWISE = "ask the person who invited you for a newer invitation"
 
 
 class DiallingNetwork(Protocol):
-    """The network, as far as the search needs it."""
+    """Part of the network that the search needs."""
 
     def connected(self) -> Sequence[PeerId]:
-        """Return the peers we are connected to."""
+        """Return the connected peers."""
 
     def attempts(self) -> Sequence[Attempt]:
         """Return the attempts at dialled addresses, with their results."""
@@ -86,7 +86,7 @@ class Search:
         self._network, self._wanted, self._emit, self._met = network, tuple(wanted), emit, met
         self._peers = {peer for address in wanted if (peer := peer_of(address)) is not None}
         self.summary = ""
-        """Failed attempts in one line, while nobody answers."""
+        """Failed attempts in one line, while no peer answers."""
 
     async def run(self) -> None:
         """Search until a peer was met, or until cancelled."""
@@ -109,12 +109,12 @@ class Search:
         return f"no peer of the invitation answered in {duration(seconds)}: {told(attempts)}; {check(attempts)}"
 
     def _answers(self, attempts: Sequence[Attempt]) -> bool:
-        """Return True if a connected peer may be of our run."""
+        """Return True if a connected peer may belong to our run."""
         foreign = {peer_of(attempt.address) for attempt in attempts if attempt.problem == OTHER_RUN}
         return any(peer not in foreign for peer in self._network.connected())
 
     def _tried(self) -> list[Attempt]:
-        """Return the attempts at the invitation's addresses, and at other observed addresses of its peers."""
+        """Return the attempts at the invitation's addresses, and at other observed addresses of the same peers."""
         found = {each.address: each for each in self._network.attempts() if peer_of(each.address) in self._peers}
         waiting = [Attempt(address, 0, "") for address in self._wanted if address not in found]
         return [Attempt(each.address, each.times, each.problem or TRYING) for each in [*waiting, *found.values()]]
@@ -126,7 +126,7 @@ def told(attempts: Sequence[Attempt]) -> str:
 
 
 def check(attempts: Sequence[Attempt]) -> str:
-    """Return advice on the most telling problem."""
+    """Return advice on the most informative problem."""
     problems = {attempt.problem for attempt in attempts}
     addresses = [attempt.address for attempt in attempts if not is_loopback(attempt.address)]
     if problems & {SILENT, NO_ROUTE, REFUSED} and len(addresses) == len(attempts) and names_only_local(addresses):

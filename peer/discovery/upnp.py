@@ -1,7 +1,8 @@
 """Requests to the router for an open port by UPnP.  Everything here blocks, for at most `ANSWER_S`.
 
-UPnP has no identities: the first device in the home network to answer counts as the router.  The library reads answers of
-any size and for any time.  So it runs in a process of its own, which may use little memory and is killed after that time.
+UPnP has no identities: the first device in the home network to answer counts as the router.  The library reads
+answers of any size, for any time.  So it runs in a separate process, which may use little memory and is killed after
+`ANSWER_S`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ ANSWER_S = 20.0
 MEMORY_BYTES = 256 << 20
 """Memory limit of the asking process, Python and its libraries included."""
 ATTEMPTS = 4
-"""External ports to try: the previous one or the internal one, then others."""
+"""Number of external ports to try: the previous or the internal port first, then other ports."""
 PORTS = range(20_000, 60_000)
 NAME = "manyhands"
 """Name under which the router lists the port."""
@@ -68,7 +69,7 @@ def ask(*words: str | int) -> str:
 
 
 def main(words: Sequence[str]) -> str:
-    """Ask the router (runs in the asking process).  Raises any exception, as the library does."""
+    """Ask the router (runs in the asking process).  Raises any exception, because the library does."""
     import miniupnpc
 
     use_little_memory()
@@ -81,7 +82,7 @@ def main(words: Sequence[str]) -> str:
             outside = _open(device, int(port), int(lease_s), int(wanted))
             return f"{device.externalipaddress()} {outside} {where}"
         case ["close", outside, where]:
-            device.selectigd(where)  # there is no time to look for it again
+            device.selectigd(where)  # there is no time to search for the router again
             device.deleteportmapping(int(outside), "TCP")
     return ""
 
@@ -90,7 +91,7 @@ def _open(device: Any, port: int, lease_s: int, wanted: int) -> int:
     """Return the external port that the router gives us.  Raises the library's exceptions."""
     problem: Exception = OSError("it refuses")
     for outside in dict.fromkeys([wanted, *random.sample(PORTS, ATTEMPTS - 1)]):
-        for seconds in (lease_s, 0):  # some routers only know endless leases
+        for seconds in (lease_s, 0):  # some routers support only endless leases
             try:
                 if device.addportmapping(outside, "TCP", device.lanaddr, port, NAME, "", seconds):
                     return outside
@@ -106,7 +107,7 @@ def use_little_memory() -> None:
 
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     except (ImportError, ValueError, OSError):
-        return  # a system without such limits: only `ANSWER_S` holds
+        return  # the system has no such limits: only `ANSWER_S` applies
 
 
 if __name__ == "__main__":

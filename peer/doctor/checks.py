@@ -1,4 +1,4 @@
-"""Checks of this computer alone.  Blocking; each takes a moment, the speeds two seconds."""
+"""Checks of this computer alone.  Blocking; each takes a moment, and a measurement of speed two seconds."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from trainer.generate.choice import GeneratorName, choose_generator
 
 
 class CheckResult(Enum):
-    """Verdict of a check.  WARN: takes part, but worse than it could; FAIL: cannot take part; UNKNOWN: no answer."""
+    """Verdict of a check.  WARN: can take part, but with a drawback; FAIL: cannot take part; UNKNOWN: no answer."""
 
     OK = "ok"
     WARN = "warn"
@@ -80,7 +80,7 @@ def at_least(
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Reachability of this computer, and the router before it: asked of peers, and of the router itself.
+# Reachability of this computer, and its router, according to other peers and the router itself.
 
 
 OPENING_S = 10.0
@@ -115,7 +115,7 @@ class OpenedPort:
 
 
 async def port_keeping(network: Libp2pNetwork) -> str:
-    """Describe how the router translates ports, as peers see it; empty if nobody can tell."""
+    """Describe how the router translates ports, as peers see it; empty if unknown."""
     from protocol.transport.nat.punching import ports_outside
 
     parts = [address.split("/") for address in network.reached_there()]
@@ -153,14 +153,14 @@ def reachable(found: Reachability, announced: Sequence[str] = (), opened_by: str
 
 
 def _translates(found: Reachability) -> bool:
-    """Return True if others see us at another address than our own."""
+    """Return True if other peers see us at an address that is not our own."""
     from protocol.transport.addresses import interface_addresses
 
     return not {address.split("/")[2] for address in found.verdicts if "/ip4/" in address} & set(interface_addresses())
 
 
 def _kind(found: Reachability, announced: Sequence[str], opened_by: str) -> str:
-    """Describe the router in the words of people who set routers up."""
+    """Describe the router in the usual terms of router settings."""
     from protocol.transport.addresses import interface_addresses
 
     ours, seen = set(interface_addresses()), {address.split("/")[2] for address in found.verdicts}
@@ -185,9 +185,9 @@ LEAST_DISK_RATE = 20e6
 LEAST_COPY_RATE = 1e9
 COPIED_BYTES = 64 << 20
 EARLIEST = 1_767_225_600.0
-"""2026 in unix seconds, before this software was made."""
+"""Start of 2026 in unix seconds; this software is newer."""
 TIMEX_BYTES = 512
-"""Bytes for the C library's `struct timex`, more than on any system."""
+"""Bytes for the C library's `struct timex`, more than any system needs."""
 NOT_SYNCHRONISED = 5
 
 

@@ -1,4 +1,4 @@
-"""All checks in sequence, each with a deadline, and none able to end the others.
+"""Sequence of all checks: each has a deadline, and no failing check ends the others.
 
 Checks that need the swarm ask the peer that runs here, if one does; else this process visits the swarm itself.
 """
@@ -44,7 +44,7 @@ from protocol.wire.presence import Role
 from trainer.generate.choice import GeneratorName
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Checks by the peer that runs here: it has the port and the identity, and has met the others.  Blocking.
+# Checks by the peer that runs here: it has the port and the identity, and has met other peers.  Blocking.
 
 
 LEAST_LINE = 250e3
@@ -144,7 +144,7 @@ class DoctorProgress:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Training speed of this computer, measured once and kept: the measurement takes a trainer's start and a few steps.
+# Training speed of this computer, measured once and kept, because a measurement starts a trainer and takes a few steps.
 
 
 KEPT_IN = "doctor.json"
@@ -177,7 +177,7 @@ def _keep(folder: Path, speed: TrainingSpeed) -> None:
     try:
         write_atomically(folder / KEPT_IN, json.dumps(told).encode())
     except OSError:
-        return  # another check tells what is wrong with the disk
+        return  # another check reports the fault of the disk
 
 
 def _kept(folder: Path) -> TrainingSpeed | None:
@@ -209,7 +209,7 @@ NOT_MEASURED = Check(
 class Examination:
     """The whole examination.
 
-    word: names the run; None for the run of the peer here, if one runs, else the demo.  on_begin: called with the name of
+    word: names the run; None for the run of the running peer, else the demo's.  on_begin: called with the name of
     each check.  anew: measure again, even if a figure is kept.  local: meet only peers on this computer.
     """
 
@@ -362,7 +362,7 @@ def _run(found: Findings) -> list[Check]:
 
 
 def estimate(speed: TrainingSpeed, manifest: RunManifest, rates: Mapping[PeerId, float]) -> Check:
-    """Estimate this computer's part of the swarm's tokens, from the rates that its peers claim."""
+    """Estimate this computer's part of the swarm's tokens, from the rates that the swarm's peers claim."""
     mine, others = speed.tokens_per_s * speed.parameters / manifest.parameters, sum(rates.values())
     about = f"about {mine:.0f} tokens/s" if mine >= 10 else f"about {mine:.2g} tokens/s"
     if not others:

@@ -44,14 +44,14 @@ LISTEN_S = 5.0
 """Seconds for two heartbeats of every peer."""
 GREET_S = 10.0
 ASK_TIMES, ASK_AGAIN_S = 4, 4.0
-"""Number of questions and seconds between them: a peer dials few strangers at one time, so it may answer a moment later."""
+"""Number of questions and seconds between them: a peer dials few strangers at one time, so it may answer only later."""
 MOST_HEARD = 1024
 MOST_GREETED = 8
 
 
 @dataclass(frozen=True)
 class Visit:
-    """Input of a visit.  preferences, local: as for `peer join`."""
+    """Input of a visit.  preferences, local: the same as for `peer join`."""
 
     folder: Path
     identity: Identity
@@ -66,14 +66,14 @@ class Visit:
 
     @property
     def announce(self) -> tuple[str, ...]:
-        """Addresses at which others reach this computer, as the person or the machine's provider says."""
+        """Addresses at which others reach this computer, according to the person or the machine's provider."""
         announced = self.preferences.announce
         return mapped_addresses(os.environ, self.preferences.port or USUAL_PORT) if announced is None else announced
 
 
 @dataclass
 class Findings:
-    """Results of the visit.  rates: tokens a second of the peers that were heard."""
+    """Results of the visit.  rates: tokens a second, by peer that was heard."""
 
     checks: list[Check] = field(default_factory=list)
     signed: SignedManifest | None = None
@@ -102,7 +102,7 @@ async def visit(how: Visit) -> Findings:
     """Visit the swarm; every problem becomes a failed check.  The caller holds the identity's lock."""
     found = Findings(signed=how.choice.signed)
     await trio.to_thread.run_sync(import_module, "libp2p")
-    host = "127.0.0.1" if how.local else "0.0.0.0"  # noqa: S104 - strangers are to reach us
+    host = "127.0.0.1" if how.local else "0.0.0.0"  # noqa: S104 - strangers must reach us
     try:
         with chosen_port(how.preferences.port, how.local) as port:
             settings = NetworkSettings(host, port, None if how.local else Mdns().discover, announce=how.announce)
@@ -117,7 +117,7 @@ async def visit(how: Visit) -> Findings:
 
 
 async def _stay(how: Visit, network: Libp2pNetwork, found: Findings) -> None:
-    """Meet the swarm with the port open in the router, if the router can do that and may."""
+    """Meet the swarm, with the port open in the router if the router supports this and the settings allow it."""
     opened, problem = OpenedPort(), None
     async with trio.open_nursery() as nursery:
         if how.preferences.port_mapping and not how.local and network.own.need_a_router():
@@ -171,7 +171,7 @@ def _nobody(how: Visit, search: Search) -> Check:
 
 
 async def _admission(how: Visit, signed: SignedManifest) -> tuple[Check | None, bytes]:
-    """Return the problem that this computer sees without asking, None if there is none, and our proof of admission."""
+    """Return the problem that this computer can detect by itself, if any, and our proof of admission."""
     folder = run_dir(how.folder, signed.run)
     standing = await trio.to_thread.run_sync(
         find_standing,
@@ -190,7 +190,7 @@ async def _admission(how: Visit, signed: SignedManifest) -> tuple[Check | None, 
 
 
 async def _greet(how: Visit, signed: SignedManifest, proof: bytes, network: Libp2pNetwork) -> list[Check]:
-    """Check that the others accept our version of the software and our admission."""
+    """Check that other peers accept our software version and our admission."""
     hello = make_hello(signed.run, how.role, proof, version()).encode()
     refusals, welcomes, clocks = list[str](), 0, ClockOffsets(time.time, seconds_since_boot)
     for peer in list(network.connected())[:MOST_GREETED]:

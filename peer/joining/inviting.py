@@ -1,7 +1,7 @@
-"""Making and describing invitations: their addresses and their token.
+"""Addresses, tokens and descriptions of invitations.
 
-Addresses come from the running peer, which knows where others reached it and where it reached others.  If none runs, they
-come from the last peer's stored contacts, and the person is told that perhaps no peer answers there.
+Addresses come from the running peer, which knows at which addresses others reached it and it reached others.  If no peer
+runs, the addresses come from the last peer's stored contacts, and the person is warned that perhaps no peer answers there.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Found:
 
 
 def find_addresses(run: Hash, peer: PeerId, data: Path) -> Found:
-    """Return the addresses at which guests of `run` find a peer; `peer` is ours."""
+    """Return the addresses at which guests of `run` find a peer.  peer: our own peer ID."""
     running = _ask_running(run, data)
     if running is not None:
         remark = "" if running.here or running.there else UNREACHED
@@ -69,7 +69,7 @@ def find_addresses(run: Hash, peer: PeerId, data: Path) -> Found:
 
 
 def _ask_running(run: Hash, data: Path) -> Known | None:
-    """Return the contacts of the running peer of this data directory; None if none takes part in this run."""
+    """Return the contacts of the running peer of this data directory; None if no running peer takes part in this run."""
     try:
         answer = ControlClient(data).request("contacts")
     except ControlError:
@@ -79,7 +79,7 @@ def _ask_running(run: Hash, data: Path) -> Known | None:
 
 
 def chosen_record(run: Hash, data: Path) -> Anchor:
-    """Return the newest settled record of our peer's chain, final or not, to invite to that chain.  Raises `PeerError`."""
+    """Return the newest settled record of our peer's chain, final or not, for an invitation to it.  Raises `PeerError`."""
     try:
         status = ControlClient(data).status()
     except ControlError:
@@ -96,7 +96,7 @@ def chosen_record(run: Hash, data: Path) -> Anchor:
 
 
 def find_anchor(run: Hash, data: Path) -> Anchor | None:
-    """Return the newest final record, as our peer knows it; None if it takes part in another run, or does not run."""
+    """Return the newest final record that our peer knows; None if the peer takes part in another run, or does not run."""
     try:
         status = ControlClient(data).status()
     except ControlError:
@@ -124,7 +124,7 @@ def invite_command(run: Hash, data: Path) -> str:
 
 
 def describe_token(invitation: Invitation, wall_now: float) -> Sequence[str]:
-    """Describe the token of an invitation, its holder and its expiry, a line each.  wall_now: unix seconds."""
+    """Describe the token of an invitation, its holder and its expiry, with a line for each.  wall_now: unix seconds."""
     if invitation.token is None:
         return ["without a token"]
     try:

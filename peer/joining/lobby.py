@@ -1,7 +1,7 @@
-"""Stand-in for the node until the peer has its run's manifest: it can ask, but answers nothing.
+"""Stand-in for the node until the peer has its run's manifest: the peer can send requests, but answers none.
 
-The network needs handlers from its first moment; the node needs the manifest, which an invited peer has yet to fetch through
-that network.  The lobby stands in, and forwards every call once the node runs.
+The network needs handlers from its start; the node needs the manifest, which an invited peer must first fetch through that
+network.  Until then, the lobby replaces the node; once the node runs, the lobby forwards every call to it.
 """
 
 from __future__ import annotations
@@ -38,27 +38,27 @@ class Lobby:
         self._open.set()
 
     def has_member(self, peer: PeerId) -> bool:
-        """Return the node's answer; before the node runs, nobody is known."""
+        """Return the node's answer; before the node runs, no member is known."""
         return self._node is not None and self._node.has_member(peer)
 
     def on_gossip(self, forwarder: PeerId, data: bytes) -> Acceptance:
-        """Return the node's answer; before the node runs, gossip is ignored, and so not forwarded."""
+        """Return the node's answer; before the node runs, gossip is ignored, and therefore not forwarded."""
         return self._node.on_gossip(forwarder, data) if self._node else Acceptance.IGNORE
 
     async def on_request(self, peer: PeerId, kind: str, data: bytes) -> bytes:
-        """Return the node's answer; before the node runs, a greeting waits, and all else raises Refused."""
+        """Return the node's answer; before the node runs, a greeting waits, and other requests raise Refused."""
         if kind == "hello":
-            await self._open.wait()  # an early greeting need not be repeated; it may wait as long as its sender likes
+            await self._open.wait()  # an early greeting need not be repeated; it waits until its sender gives up
         if self._node is None:
             raise Refused("this peer is still starting; ask again")
         return await self._node.on_request(peer, kind, data)
 
     async def open_push(self, peer: PeerId, header: bytes, size: int) -> Landing | None:
-        """Return the node's answer; None, a refusal, before the node runs."""
+        """Return the node's answer; before the node runs, None, which is a refusal."""
         return await self._node.open_push(peer, header, size) if self._node else None
 
     async def finish_push(self, peer: PeerId, header: bytes, landing: Landing | None) -> None:
-        """Let the node finish a push; before the node runs there is none."""
+        """Let the node finish a push; before the node runs there are no pushes."""
         if self._node is not None:
             await self._node.finish_push(peer, header, landing)
 
@@ -74,7 +74,7 @@ class Lobby:
 
 
 async def fetch_manifest(network: Network, run: Hash, organiser: PeerId, on_wait: Callable[[str], None]) -> SignedManifest:
-    """Return the manifest of `run` from a connected peer that has it; wait until one does.
+    """Return the manifest of `run` from a connected peer; wait until a peer has it.
 
     on_wait: called with a sentence about the wait.  A peer's answer is believed only if its hash is right.
     """
@@ -95,9 +95,9 @@ async def fetch_manifest(network: Network, run: Hash, organiser: PeerId, on_wait
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Request for a run's manifest to the peers of an invitation.  Nobody joins, and nothing is stored.
+# Request for a run's manifest to the peers of an invitation, without joining the run or storing anything.
 #
-# The request uses an identity of its own, so the peer of this computer may run meanwhile.
+# The request uses a new identity, so the peer of this computer may run at the same time.
 
 
 ANSWER_S = 20.0

@@ -1,4 +1,4 @@
-"""A run in plain words: its model, data, rate, end and organiser.
+"""Description of a run for people: its model, data, rate, end and organiser.
 
 The same lines appear in `peer run create`, `peer run show` and the first lines of `peer join`.
 """
@@ -12,11 +12,11 @@ from protocol.run.manifest import RunManifest
 from protocol.run.sections import Unit
 
 ASSUMED_FLOPS = 1e12
-"""Speed of one member that was never measured: a fast processor, or a small GPU."""
+"""Speed (FLOP/s) assumed for one member of a run that was never measured: a fast processor, or a small GPU."""
 FLOPS_A_PARAMETER = 6
 """Floating point operations per token and parameter in training: two forward, four backward (Kaplan et al. 2020)."""
 MOST_TOKENS_PER_S = 50_000.0
-"""Bound for small models, which are limited by other things than arithmetic."""
+"""Bound for small models, whose speed is not limited by arithmetic."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def purpose_sentence(manifest: RunManifest) -> str:
 
 
 def until(manifest: RunManifest, speed: Speed) -> str:
-    """Describe the goal in tokens, rounds and hours, for one member that reads all it may in each round."""
+    """Describe the goal in tokens, rounds and hours, for one member that trains on all permitted tokens in each round."""
     goal, per_round = manifest.goal, manifest.tokens_per_round
     if manifest.rl is not None:
         warm = f", the first {manifest.rl.warm_rounds} of them on text" if manifest.rl.warm_rounds else ""
@@ -98,7 +98,7 @@ def _text(manifest: RunManifest) -> str:
 
 
 def unusual_data(manifest: RunManifest) -> str:
-    """Return a warning if weights would learn Python's source, which hardly anybody intends; empty otherwise."""
+    """Return a warning if given weights would be trained on Python's source, which is rarely intended; empty otherwise."""
     reads_text = manifest.rl is None or manifest.rl.warm_rounds > 0
     if not manifest.initial_state or not reads_text or manifest.data.format == "chat" or manifest.data.corpus != "stdlib":
         return ""

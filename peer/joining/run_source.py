@@ -33,7 +33,7 @@ from protocol.wire.identity import PeerId
 from trainer.environments.registry import check_named, files_of
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Words that people give in place of a run, and that name something else: each has a sentence with the remedy.
+# Remedies for words that a person gives as a run although they name something else.
 
 
 MULTIADDR = re.compile(r"/(ip4|ip6|dns|dns4|dns6|dnsaddr|p2p)/")
@@ -43,7 +43,7 @@ PEER_ID = re.compile(r"(12D3KooW|Qm)[1-9A-HJ-NP-Za-km-z]{40,}")
 
 
 def remedy_for(word: str) -> str:
-    """Return the remedy for giving `word`; "" for a word that may well name a run."""
+    """Return the remedy for giving `word`; "" for a word that may name a run."""
     shown = "".join(character for character in word if character.isprintable())[:120]
     if URL.match(word):
         return (
@@ -66,11 +66,11 @@ def remedy_for(word: str) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Check of the environment that a run with rollouts names: it exists, and reads the files that the run has.
+# Check that the environment of a run with rollouts exists and can read the run's files.
 
 
 def environment_problem(manifest: RunManifest) -> str | None:
-    """Return why no peer could open the environment of a run, as a sentence; None if one could, or if there is none."""
+    """Return a sentence if no peer could open the run's environment; None if it can be opened, or there is none."""
     rl = manifest.rl
     if rl is None:
         return None
@@ -96,7 +96,7 @@ MAX_OWN_ADDRESSES = 8
 def create_run(path: Path, data: Path, tell: Tell = lambda what, about: None) -> SignedManifest:
     """Sign the run file as its organiser, and store the manifest and the run file's data in the data directory.
 
-    tell: called with remarks on its chats, its tasks and its model.
+    tell: called with remarks on the run's chats, tasks and model.
     """
     signed, start = _signed_run(path, data)
     if start is not None:
@@ -119,7 +119,7 @@ def _signed_run(path: Path, data: Path) -> tuple[SignedManifest, Brought | None]
 
 
 def start_of(path: Path) -> Brought | None:
-    """Return the data that a run file brings, if any (`peer.weights.brought`).  Raises `PeerError` or `RunFileError`."""
+    """Return the data that comes with a run file, if any (`peer.weights.brought`).  Raises `PeerError` or `RunFileError`."""
     return brought_by(path)
 
 
@@ -188,7 +188,7 @@ def find_run(word: str, data: Path, *, founding: bool = False) -> SignedManifest
 
 
 def chosen_run(word: str | None, data: Path) -> SignedManifest:
-    """Return the stored run whose ID begins with `word`; default: the running one, else the latest.  Raises `PeerError`."""
+    """Return the stored run whose ID begins with `word`; default: the running or the latest run.  Raises `PeerError`."""
     running = ""
     if word is None:
         with suppress(ControlError):
@@ -202,9 +202,9 @@ def chosen_run(word: str | None, data: Path) -> SignedManifest:
 
 
 def dialable(addresses: Sequence[str], peer: PeerId, port: int) -> list[str]:
-    """Return the addresses for an invitation: the given ones, each with our peer ID at its end, else this computer's own.
+    """Return the addresses for an invitation: the given ones with our peer ID at their ends, else this computer's own.
 
-    addresses: multiaddrs, or HOST[:PORT]; without a port, `port`.  Raises PeerError.
+    addresses: multiaddrs, or HOST[:PORT]; `port` is the default.  Raises PeerError.
     """
     try:
         chosen = [multiaddr_of(address, port) for address in addresses] or own_addresses(port)
@@ -245,15 +245,15 @@ def _stored_runs(word: str, data: Path) -> list[Hash]:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Runs whose manifests this data directory keeps, as a person wants to see them.
+# Runs whose manifests this data directory keeps, with facts for a person.
 
 
 @dataclass(frozen=True)
 class KnownRun:
     """A stored run.
 
-    rounds: records on disk.  disk_bytes: size of all its files.  last: time of its latest change, in unix seconds.
-    problem: reason why its manifest cannot be read; empty if it can.
+    rounds: number of records on disk.  disk_bytes: size of all the run's files.  last: time of the latest change, in unix
+    seconds.  problem: reason why the manifest cannot be read; empty if it can be read.
     """
 
     run: str
@@ -288,12 +288,12 @@ def _known(manifest: Path, running: str) -> KnownRun:
 
 
 def _files_in(folder: Path) -> list[Path]:
-    """Return all files below `folder`; some may be missing if a peer removes files meanwhile."""
+    """Return all files below `folder`; a running peer may already have removed some of them."""
     return [Path(where) / name for where, _, names in os.walk(folder) for name in names]
 
 
 def _stat_of(path: Path) -> os.stat_result | None:
-    """Return a file's status; None if it is no file or has just gone, because a peer may be running."""
+    """Return a file's status; None if it is no file, or if a running peer has just removed it."""
     try:
         return path.stat() if path.is_file() else None
     except OSError:

@@ -1,7 +1,7 @@
-"""Check of this peer's admission to a run, by its own computer alone, before any other peer is asked.
+"""Check of this peer's admission to a run, on its own computer, before any other peer is asked.
 
-The admission proof is kept in the run's folder, so that `peer join RUN` works without the invitation.  The proof is no
-secret: nobody else can use it.
+The admission proof is kept in the run's folder, so that `peer join RUN` works without the invitation.  The proof is
+not secret, because no other peer can use it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ KEPT_AS = "admission"
 
 @dataclass(frozen=True)
 class Standing:
-    """Result of the check.  problem: why this peer may not take part; None if it may, with this admission proof."""
+    """Result of the check.  problem: reason why this peer may not take part; None if it may, with this admission proof."""
 
     problem: str | None
     admission: bytes = b""
@@ -48,11 +48,11 @@ def _role_problem(manifest: RunManifest, role: Role) -> str | None:
 def find_standing(
     manifest: RunManifest, run: Hash, peer: PeerId, invited_with: bytes, wall_now: float, role: Role, folder: Path
 ) -> Standing:
-    """Check whether `peer` may take part, and return its proof for the others.  Blocking.
+    """Check whether `peer` may take part, and return its proof for other peers.  Blocking.
 
-    invited_with: the proof from the invitation; empty without one, then the stored proof counts.  wall_now: unix seconds.
-    folder: the run's, with the files of earlier lives.  A member of a record stays one.  A peer that voted in a round and
-    left may be in a record that it has not seen, so then the others decide.
+    invited_with: the proof from the invitation; if it is empty, the stored proof is used.  wall_now: unix seconds.  folder:
+    the run's folder, with the files of earlier starts.  A member of a record stays a member.  A peer that voted in a round
+    and left may be in a record that it has not seen, so in that case the other peers decide.
     """
     problem = version_problem(manifest) or _role_problem(manifest, role)
     if problem is not None:
@@ -77,7 +77,7 @@ def find_standing(
 
 
 def compare_with_anchor(anchor: Anchor | None, history: History, run: Hash) -> None:
-    """Raise PeerError if our disk has another final history than the one to which we are invited."""
+    """Raise PeerError if the final history on our disk differs from the history to which we are invited."""
     if anchor is not None and history.final >= anchor.rounds and history.tip_at(anchor.rounds) != anchor.tip:
         raise PeerError(
             f"the invitation names a history whose round {anchor.rounds - 1} differs from the one on this disk; join "
@@ -87,7 +87,7 @@ def compare_with_anchor(anchor: Anchor | None, history: History, run: Hash) -> N
 
 
 def keep_admission(proof: bytes, folder: Path) -> None:
-    """Store a proof for later lives.  Blocking."""
+    """Store a proof for later starts.  Blocking."""
     if proof:
         write_atomically(folder / KEPT_AS, proof)
 

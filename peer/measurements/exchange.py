@@ -28,7 +28,7 @@ from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import Member, Plan
 
 # ------------------------------------------------------------------------------------------------------------------------
-# A peer that only averages: the exchange of rounds, without training, votes or records.
+# A peer that only averages: it takes part in exchanges, without training, votes or records.
 
 
 RUN = Hash(b"\x05" * 32)
@@ -38,7 +38,7 @@ STALL_S = 10.0
 
 @dataclass(frozen=True)
 class Introduction:
-    """A peer as the others know it.  root: of its contribution.  bytes_per_s: of its line; 0 if unknown."""
+    """Facts that other peers know about a peer.  root: of its contribution.  bytes_per_s: of its line; 0 if unknown."""
 
     peer: PeerId
     root: Hash
@@ -74,7 +74,7 @@ class ExchangePeer:
         return Acceptance.IGNORE
 
     async def on_request(self, peer: PeerId, kind: str, data: bytes) -> bytes:
-        """Take a successor's request for a chunk of the exchange; refuse anything else."""
+        """Accept a successor's request for a chunk of the exchange; refuse anything else."""
         ask = decode_body(ExchangeAsk, data, max_bytes=len(data))
         if self.exchange is None or ask.plan != self.exchange.machine.name:
             raise Refused("not our exchange")
@@ -82,13 +82,13 @@ class ExchangePeer:
         return b""
 
     async def open_push(self, peer: PeerId, header: bytes, size: int) -> Landing | None:
-        """Take a part or a result; it may come before our exchange has begun."""
+        """Accept a part or a result; wait if our exchange has not begun yet."""
         while self.exchange is None or self.exchange.machine.name != push_plan(header):
             await self._begun.wait()
         return await self.exchange.open_push(peer, header, size)
 
     async def finish_push(self, peer: PeerId, header: bytes, landing: Landing | None) -> None:
-        """Finish a push that `open_push` took."""
+        """Finish a push that `open_push` accepted."""
         if self.exchange is not None:
             self.exchange.finish_push(peer, header, landing)
 
@@ -129,7 +129,7 @@ class ExchangePeer:
         )
 
     async def average(self, network: Network, plan: Plan, nursery: trio.Nursery) -> None:
-        """Run one exchange until our result is complete; until the next one, go on sending others their missing chunks."""
+        """Run one exchange until our result is complete; until the next, keep sending other peers their missing chunks."""
         self._scope.cancel()
         self._scope = trio.CancelScope()
         self.exchange = ExchangeRunner(

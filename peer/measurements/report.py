@@ -1,4 +1,4 @@
-"""Figures for people and for programs."""
+"""Reports of the measured figures, for people and for programs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class RunSize:
 
     @classmethod
     def of(cls, manifest: RunManifest, members: int) -> RunSize:
-        """Return the size of a run.  members: of its last round; raised to two and to the run's minimum."""
+        """Return the size of a run.  members: number in its last round, raised to two and to the run's minimum."""
         contribution = payload_bytes(chunk_layout(manifest.parameters, manifest.chunk_parameters))
         step_tokens = manifest.data.sequences_per_step * manifest.data.sequence_length
         least = max(2, manifest.rounds.min_members)
@@ -96,7 +96,7 @@ def rows(figures: Figures, run: RunSize) -> list[Row]:
 
 
 def _training(training: TrainingSpeed, run: RunSize) -> Row:
-    """Return the row for training.  The demo's model was measured; time per token is about proportional to parameters."""
+    """Return the row for training, from the demo's model: time per token is about proportional to parameters."""
     demo = demo_manifest().manifest
     where = training.device if training.device != "cpu" else f"cpu, {training.threads} threads"
     figure = f"{amount(training.tokens_per_s)} tokens/s"
@@ -130,7 +130,7 @@ def _lines(lines: LineSpeed, run: RunSize) -> list[Row]:
 
 
 def line_rate(bytes_per_s: float) -> str:
-    """Return a rate in Mbit/s, as lines are sold."""
+    """Return a rate in Mbit/s, the unit in which lines are sold."""
     return f"{8e-6 * bytes_per_s:.1f} Mbit/s"
 
 
@@ -139,20 +139,20 @@ def _for(count: float, bytes_per_s: float, what: str) -> str:
 
 
 def _time(seconds: float) -> str:
-    """Return a duration as text, also below two seconds."""
+    """Return a duration as text, with more digits below two seconds."""
     if seconds >= 2:
         return duration(seconds)
     return f"{seconds:.1f} s" if seconds >= 0.1 else f"{max(seconds * 1e3, 0.1):.1f} ms"
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Run to compare the figures with: the named one, else the run of the peer here, else the demo.
+# Run with which the figures are compared: the named run, else the run of the peer here, else the demo.
 
 
 def chosen(word: str | None, folder: Path) -> tuple[SignedManifest, PeerStatus | None]:
     """Return the run, and the status of the peer here if it takes part in this run.
 
-    word: a run's name, or anything that `peer join` and `peer run show` take.  folder: the data directory.  Raises
+    word: a run's name, or any word that `peer join` and `peer run show` accept.  folder: the data directory.  Raises
     PeerError.
     """
     status = _status(folder)
@@ -191,7 +191,7 @@ def _named(word: str, folder: Path) -> SignedManifest:
 
 
 def fields(figures: Figures, run_id: str, run: RunSize, seconds: float) -> dict[str, Any]:
-    """Return the one JSON object.  seconds: duration of the measurement."""
+    """Return the JSON object.  seconds: duration of the measurement."""
     size = {**asdict(run), "exchange_bytes": run.exchange_bytes, "state_bytes": run.state_bytes}
     about = {"version": version(), "seconds": seconds, "cores": os.cpu_count(), "run": {"id": run_id, **size}}
     return about | figures.to_fields()
@@ -210,7 +210,7 @@ def _line(row: Row, widths: Sequence[int]) -> str:
 
 
 class BenchProgress:
-    """Report on standard error of the running measurement: on a terminal in one line, which is erased at the end."""
+    """Report of the running measurement on standard error; on a terminal, one line that is erased at the end."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stderr
@@ -230,4 +230,4 @@ class BenchProgress:
             self._stream.write(text)
             self._stream.flush()
         except OSError:
-            self._is_terminal = False  # nobody reads standard error
+            self._is_terminal = False  # standard error has no reader

@@ -1,4 +1,4 @@
-"""Measurements in sequence, so that none slows another down."""
+"""Sequence of measurements: only one runs at a time, so that no measurement slows another one down."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from protocol.run.manifest import demo_manifest
 from protocol.trainer_link import ComputeTask, Progress, TrainerDied
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Measured figures as plain numbers: the one JSON object, and the source of the table.
+# Measured figures as plain numbers, from which the JSON object and the table are made.
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class CodecSpeed:
 
 @dataclass(frozen=True)
 class TrainingSpeed:
-    """Training speed of the demo run's model in a real trainer.  device: where it computed."""
+    """Training speed of the demo run's model in a real trainer.  device: the trainer's device."""
 
     tokens_per_s: float
     device: str
@@ -65,7 +65,7 @@ class DiskSpeed:
 
 @dataclass(frozen=True)
 class PeerLine:
-    """Line from one peer to here.  problem: why nothing came; else empty."""
+    """Line from one peer to here.  problem: reason why no data came; empty if data came."""
 
     peer: str
     name: str
@@ -78,7 +78,7 @@ class PeerLine:
 class LineSpeed:
     """Speed of the lines to some peers of a run.
 
-    up_bytes_per_s: observed in pushes to them, or this peer's cap if none was observed; 0 if neither is known.
+    up_bytes_per_s: rate observed in pushes to these peers; without one, this peer's cap; 0 if neither is known.
     """
 
     run: str
@@ -87,13 +87,13 @@ class LineSpeed:
 
     @property
     def down_bytes_per_s(self) -> float:
-        """Highest rate at which a peer sent; 0 if none sent anything."""
+        """Highest rate at which a peer sent; 0 if no peer sent anything."""
         return max((line.down_bytes_per_s for line in self.peers), default=0.0)
 
 
 @dataclass
 class Figures:
-    """Measured figures; `missing` has the reasons for the others, by name."""
+    """Measured figures.  missing: reasons for the missing figures, by name."""
 
     codec: CodecSpeed | None = None
     exchange: ExchangeSpeed | None = None
@@ -117,7 +117,7 @@ class Figures:
 MOST_BYTES = 256 << 20
 PIECE_BYTES = 8 << 20
 DISK_S = 1.5
-"""Seconds for writing, and for reading; a slow disk gets less to do."""
+"""Seconds for writing, and for reading; on a slow disk, fewer bytes are written and read."""
 KEPT_FREE_BYTES = 256 << 20
 
 
@@ -145,7 +145,7 @@ def _write_out(fd: int, most_bytes: int, seconds: float) -> tuple[int, float]:
         done = 0
         while done < PIECE_BYTES:
             done += os.write(fd, piece[done:])
-        os.fsync(fd)  # each piece, so that the time limit holds on a slow disk
+        os.fsync(fd)  # after each piece, so that the time limit holds on a slow disk
         written += PIECE_BYTES
     return written, max(time.perf_counter() - begun, 1e-9)
 
@@ -175,7 +175,7 @@ def _forget(fd: int) -> bool:
 
 
 TIMEOUT_S = 30.0
-"""Timeout that covers a few peers for a few seconds each."""
+"""Timeout in seconds; a few peers are measured for a few seconds each."""
 
 
 def measure_lines(data_dir: Path, run: str | None = None) -> LineSpeed:
@@ -193,7 +193,7 @@ def measure_lines(data_dir: Path, run: str | None = None) -> LineSpeed:
 
 
 def _line_speed(answer: dict[str, Any]) -> LineSpeed:
-    """Parse the peer's answer; raises ControlError if its form is another, as in another version."""
+    """Parse the peer's answer; raises ControlError if its form differs, such as in another version."""
     try:
         peers = [
             PeerLine(
@@ -211,7 +211,7 @@ def _line_speed(answer: dict[str, Any]) -> LineSpeed:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Training speed of this computer: the demo run's model in a trainer process, as a peer that joins would start it.
+# Training speed of this computer: the demo run's model in a trainer process, started as a joining peer starts it.
 
 
 TRAINING_S = 3.0
@@ -270,7 +270,7 @@ CODEC_S = 0.5
 
 
 def measure_codec(values: int = VALUES, seconds: float = CODEC_S) -> CodecSpeed:
-    """Measure with normally distributed values, as differences of parameters are."""
+    """Measure with normally distributed values, because differences of parameters are distributed like this."""
     numbers = np.random.default_rng(1).standard_normal(values, np.float32)
     encoded, decoded = np.empty(codec.encoded_bytes(values), np.uint8), np.empty(values, np.float32)
     encode_s = best_s(lambda: codec.encode(numbers, encoded), seconds)
@@ -281,7 +281,7 @@ def measure_codec(values: int = VALUES, seconds: float = CODEC_S) -> CodecSpeed:
 def best_s(work: Callable[[], object], seconds: float) -> float:
     """Return the shortest time of `work`, repeated for about `seconds` and at least three times.
 
-    The first call does not count.  The shortest time is the one that other programs disturbed least.
+    The first call does not count.  Other programs disturbed the shortest call least.
     """
     work()
     times: list[float] = []
@@ -311,7 +311,7 @@ Found = tuple[Figures, dict[str, PeerError]]
 async def measure_unless_interrupted(
     parts: Sequence[str], folder: Path, run: str | None, on_part: Callable[[str], None]
 ) -> Found:
-    """Run `measure`; raises KeyboardInterrupt if this process is told to end, once the part begun has ended."""
+    """Run `measure`; if this process is told to end, raises KeyboardInterrupt after the running part."""
     found: Found | None = None
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals, trio.CancelScope() as scope:
         async with trio.open_nursery() as nursery:
@@ -331,8 +331,8 @@ async def _cancel_on(signals: AsyncIterator[int], scope: trio.CancelScope) -> No
 async def measure(parts: Sequence[str], folder: Path, run: str | None, on_part: Callable[[str], None]) -> Found:
     """Return the figures of these parts, and the errors.
 
-    folder: the data directory, where the disk is measured and a peer may run.  run: the ID that the running peer's run must
-    have.
+    folder: the data directory, whose disk is measured, and in which a peer may run.  run: the ID that the running peer's run
+    must have.
     """
     ways: dict[str, Callable[[], Awaitable[Any]]] = {
         "lines": lambda: _abandonable(partial(measure_lines, folder, run)),
@@ -352,5 +352,5 @@ async def measure(parts: Sequence[str], folder: Path, run: str | None, on_part: 
 
 
 async def _abandonable(work: Callable[[], Any]) -> Any:
-    """Run `work` in a thread; when this is cancelled, nobody waits for the thread."""
+    """Run `work` in a thread; on cancellation, do not wait for the thread."""
     return await trio.to_thread.run_sync(work, abandon_on_cancel=True)  # type: ignore[call-arg]  # stale stubs of trio

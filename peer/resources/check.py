@@ -18,17 +18,17 @@ from protocol.wire.presence import Role
 from trainer.generate.choice import GeneratorName, choose_generator
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Choice of a peer's role if its owner sets none: by the manifest's wants and this computer's capacity.
+# Choice of a peer's role if its owner sets none: from the manifest's needs and this computer's capacity.
 #
 # In a run without rollouts, every peer trains.  In a run with rollouts, a founder trains, because the run waits for its
-# founders; if anybody may begin, the organiser trains, and so do peers with a GPU for it.  Of the other peers, one in
-# eight verifies, drawn by run and peer, and the rest generate.  If memory does not suffice for that, a peer takes the
-# first of generating, verifying and serving for which it does.  The choice follows from the manifest, the peer's ID and
-# free memory alone.
+# founders; if any peer may begin, the organiser trains, and so do peers with a suitable GPU.  Of the other peers, one in
+# eight verifies, drawn by run and peer, and the rest generate.  If memory does not suffice for this role, the peer takes
+# the first of generating, verifying and serving for which memory suffices.  The choice depends only on the manifest, the
+# peer's ID and free memory.
 
 
 VALIDATE_ONE_IN = 8
-"""Share of validators: verifying a rollout costs less than a tenth of making it, and each is verified about once."""
+"""Number of peers for each validator: verifying a rollout costs less than a tenth of making it, and is done about once."""
 WORDS = {
     Role.TRAINER: "training",
     Role.ROLLOUT: "generating rollouts",
@@ -45,7 +45,7 @@ class RoleChoice(NamedTuple):
 
 
 def choose_role(manifest: RunManifest, run: Hash, peer: PeerId, available: int, gpu: int | None) -> RoleChoice:
-    """Choose a peer's role.  available: bytes of free memory.  gpu: free bytes of the GPU's, None without one."""
+    """Choose a peer's role.  available: bytes of free memory.  gpu: free bytes of GPU memory, None without a GPU."""
     if manifest.rl is None:
         return RoleChoice(Role.TRAINER, "the run has no rollouts, so its peers train")
     wanted, why = _wanted(manifest, run, peer, gpu)
@@ -83,7 +83,7 @@ FOUNDER_RESTS = (
 
 
 def check_together(manifest: RunManifest, peers: int) -> None:
-    """Raise `PeerError` unless so many peers fit that start here at the same moment, when all find the memory free."""
+    """Raise `PeerError` unless this many peers fit here if all start at the same moment, when each finds the memory free."""
     need, available = memory_need(manifest, device="cpu" if free_gpu_memory() is None else "cuda"), available_memory()
     if peers * need.host > available:
         raise PeerError(
@@ -96,9 +96,10 @@ def check_together(manifest: RunManifest, peers: int) -> None:
 async def chosen_role(
     manifest: RunManifest, run: Hash, peer: PeerId, emit: Callable[[Event], None], wanted: Role | None = None
 ) -> Role:
-    """Return the role that the peer's owner wants, else one that suits the run and this computer.
+    """Return the role that the peer's owner chose, or else one that suits the run and this computer.
 
-    Emits a warning if a founder's wanted role may make the run wait; in a run with rollouts, emits the reason for a choice.
+    Emits a warning if a founder's chosen role may make the run wait; in a run with rollouts, emits the reason for the role
+    if it was chosen here.
     """
     if wanted is not None:
         if wanted is not Role.TRAINER and manifest.founders != "anyone" and peer in manifest.founders:

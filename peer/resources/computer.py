@@ -1,7 +1,7 @@
 """Resources that this computer gives a process: cores and memory, within affinity and containers.
 
-Linux's control groups limit a container (and a service) to less than the computer has; each group above ours limits us as
-well.  Both versions of their file system are read.  Without one, only the computer itself limits.
+Linux's control groups limit a container (or a service) to a part of the computer; each group above ours limits us as well.
+Both versions of their file system are read.  Without control groups, only the computer's own resources are the limit.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from trainer.memory import TrainerWork, trainer_memory
 # ------------------------------------------------------------------------------------------------------------------------
 # Memory that a run takes in the peer and in its trainer, from the manifest alone.
 #
-# Memory that both processes share (the parameters, the contribution) is the peer's and counted once.  `trainer.memory`
+# Memory that both processes share (the parameters, the contribution) is counted once, for the peer.  `trainer.memory`
 # computes the trainer's part; `python -m benchmarks.memory` compares the sum with the use of real peers.
 
 
@@ -38,9 +38,9 @@ from trainer.memory import TrainerWork, trainer_memory
 
 
 def free_gpu_memory() -> int | None:
-    """Return the free bytes of the roomiest NVIDIA GPU; None if a trainer would compute on the CPU.
+    """Return the free bytes of the NVIDIA GPU with the most free memory; None if a trainer would compute on the CPU.
 
-    A trainer does so if torch is built for CPUs, if CUDA_VISIBLE_DEVICES hides all GPUs, or if no GPU works.
+    A trainer computes on the CPU if torch is built for CPUs, if CUDA_VISIBLE_DEVICES hides all GPUs, or if no GPU works.
     """
     try:
         if version("torch").endswith("+cpu") or os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1"):
@@ -70,12 +70,12 @@ WORK = {Role.TRAINER: TrainerWork.TRAIN, Role.ROLLOUT: TrainerWork.GENERATE, Rol
 MEMORY_OF_FILES = 6
 """Bytes in the trainer process for each byte of a tokenizer or of chats."""
 CHUNKS_AT_WORK = 16
-"""Chunks that are averaged, sent, applied or written at one time, besides the parts that wait."""
+"""Chunks that are averaged, sent, applied or written at one time, besides waiting parts."""
 
 
 @dataclass(frozen=True)
 class Need:
-    """Peak memory in bytes.  trainer: of the computer's memory; gpu: of the GPU's, 0 without one."""
+    """Peak memory in bytes.  trainer: bytes of the computer's memory.  gpu: bytes of the GPU's memory; 0 without a GPU."""
 
     peer: int
     trainer: int
@@ -83,12 +83,12 @@ class Need:
 
     @property
     def host(self) -> int:
-        """Bytes of the computer's memory, both processes together."""
+        """Bytes of the computer's memory for both processes together."""
         return self.peer + self.trainer
 
 
 def memory_need(manifest: RunManifest, role: Role = Role.TRAINER, device: str = "cpu") -> Need:
-    """Return the memory that a peer of this role needs.  device: "cpu" or "cuda", where its trainer computes."""
+    """Return the memory that a peer of this role needs.  device: the trainer's device, "cpu" or "cuda"."""
     payload = payload_bytes(chunk_layout(manifest.parameters, manifest.chunk_parameters))
     chunk = encoded_bytes(min(manifest.chunk_parameters, manifest.parameters))
     peer = PROCESS_BYTES + manifest.state_bytes + payload + (PART_BUFFERS + CHUNKS_AT_WORK) * chunk  # the round's result
@@ -101,7 +101,7 @@ def memory_need(manifest: RunManifest, role: Role = Role.TRAINER, device: str = 
 
 
 def memory_problem(manifest: RunManifest, role: Role, available: int, gpu: int | None) -> str | None:
-    """Return why the run does not fit, with numbers and a remedy; None if it fits.
+    """Return a sentence with numbers and a remedy if the run does not fit; None if it fits.
 
     available: bytes of memory.  gpu: free bytes of the GPU's memory, None if the trainer computes on the CPU.
     """
@@ -120,7 +120,7 @@ def memory_problem(manifest: RunManifest, role: Role, available: int, gpu: int |
 
 
 def memory_line(manifest: RunManifest) -> str:
-    """Describe the memory of each role for a person who looks at a run."""
+    """Describe the memory that each role needs, for a person who looks at a run."""
     need = memory_need(manifest)
     others = [(Role.ROLLOUT, "a rollout peer"), (Role.VALIDATOR, "a validator")] if manifest.rl is not None else []
     more = [f"{size(memory_need(manifest, role).host)} for {name}" for role, name in [*others, (Role.SEED, "a seed")]]
@@ -135,13 +135,13 @@ def memory_line(manifest: RunManifest) -> str:
 
 
 WANTED = 4096
-"""Limit wanted: more than a peer's permitted connections and its own files together."""
+"""Desired limit: more than a peer's permitted connections and its own files together."""
 
 
 def raise_open_files() -> int:
     """Raise this process's limit to `WANTED`, or as far as the system allows; return the resulting limit.
 
-    The usual limit of 1024 is less than strangers may take of a peer, and a peer that can open no file stops.
+    The usual limit of 1024 is less than the connections that strangers may open, and a peer that can open no file stops.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= WANTED:
@@ -155,7 +155,7 @@ def raise_open_files() -> int:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Clock that runs on while the computer is suspended; the event loop's clock stands still then.
+# Clock that keeps running while the computer is suspended; the event loop's clock stops then.
 
 
 CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
@@ -164,7 +164,7 @@ read."""
 
 
 def seconds_since_boot() -> float:
-    """Return the seconds since boot, suspended ones included."""
+    """Return the seconds since boot, including suspended time."""
     return time.clock_gettime(CLOCK)
 
 
@@ -175,11 +175,11 @@ GROUPS = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
 PROCESSORS = Path("/sys/devices/system/cpu")
 UNLIMITED = 1 << 60
-"""Least limit that counts as none: the first version has a huge number where the second has "max"."""
+"""Smallest limit that counts as no limit: version 1 has a huge number where version 2 has "max"."""
 
 
 def usable_cores(groups: Path = GROUPS, membership: Path = MEMBERSHIP) -> int:
-    """Return the cores that we may keep busy all the time; at least 1.  Two hardware threads of a core count once."""
+    """Return the number of cores that we may use all the time; at least 1.  Two hardware threads of a core count once."""
     cores = float(_cores_of_affinity())
     for folder in _folders("cpu", groups, membership):
         cores = min(cores, _cpu_quota(folder))
@@ -205,14 +205,14 @@ def _cores_of_affinity() -> int:
 def _folders(controller: str, groups: Path, membership: Path) -> Iterator[Path]:
     """Yield the folders of our control group and of the groups above it.
 
-    A container may not see the path that its membership names; then only the visible groups above it count.
+    A container may not see the path of its own group; then only the visible groups above it count.
     """
     for line in _text(membership).splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if controllers and controller not in controllers.split(","):
             continue
-        root = groups / controller if controllers else groups  # the first version has a tree for each controller
+        root = groups / controller if controllers else groups  # version 1 has a tree for each controller
         inside = Path(path.lstrip("/"))
         yield from (root / part for part in (inside, *inside.parents))
 
@@ -228,7 +228,7 @@ def _cpu_quota(folder: Path) -> float:
 
 
 def _memory_left(folder: Path) -> int:
-    """Return the bytes that the group may still take, droppable file pages in memory included."""
+    """Return the bytes that the group may still use, including memory of file pages that can be dropped."""
     limit = _number(folder / "memory.max") or _number(folder / "memory.limit_in_bytes")
     if limit is None or limit >= UNLIMITED:
         return UNLIMITED

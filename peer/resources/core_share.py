@@ -1,8 +1,8 @@
-"""The cores of this computer, shared out among the peers that train on it.
+"""Division of this computer's cores among the peers that train on it.
 
-`<runtime>/cores/` has a file for each training peer of this user, held for as long as it trains (`peer.files`); a
-paused peer removes its file.  Every peer counts the files again and again, and its trainer takes its new share after the
-running step.  No peer asks another: all see the same files and divide alike.
+`<runtime>/cores/` has a file for each training peer of this user, held while the peer trains (`peer.files`); a paused peer
+removes its file.  Every peer counts the files repeatedly, and its trainer uses the new share after the running step.  The
+peers need no messages, because all see the same files and divide in the same way.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ CHOSEN_IN = ("PEER_TRAINER_THREADS", "OMP_NUM_THREADS")
 
 
 class Trainer(Protocol):
-    """Trainer that is told its share."""
+    """Trainer whose number of threads can be set."""
 
     @property
     def paused(self) -> bool:
         """True while the trainer is paused."""
 
     def use_threads(self, threads: int) -> None:
-        """Compute with so many threads from the next step on."""
+        """Compute with this many threads from the next step on."""
 
 
 def chosen_threads(option: int) -> int:
@@ -52,7 +52,7 @@ def chosen_threads(option: int) -> int:
 
 
 def share_of(cores: int, place: int, peers: int) -> int:
-    """Return the threads of the peer at `place` (from 0) of `peers`: odd cores go to the first; each gets 1 or more."""
+    """Return the threads of the peer at `place` (from 0) of `peers`, at least 1; the first peers get the remainder."""
     return max(1, cores // peers + (place < cores % peers))
 
 
@@ -76,12 +76,12 @@ class CoreShare:
         return sum(name < mine for name in others), len(others) + 1
 
     def give_back(self) -> None:
-        """Remove our file, so that the others may use our cores."""
+        """Remove our file, so that the other peers may use our cores."""
         self._file.remove()
 
 
 async def keep_share(trainer: Trainer, emit: Callable[[Event], None], chosen: Callable[[], int]) -> None:
-    """Run `share_cores` with the peers of this user; without them if the runtime directory cannot be trusted."""
+    """Run `share_cores` with the peers of this user, or alone if the runtime directory cannot be trusted."""
     cores = usable_cores()
     try:
         share = CoreShare(runtime_dir() / "cores", cores)
@@ -120,7 +120,7 @@ async def share_cores(share: CoreShare, trainer: Trainer, emit: Callable[[Event]
 
 
 def _counted(share: CoreShare, tell: Callable[[str], None]) -> tuple[int, int]:
-    """Take a place as `CoreShare.take`; assume to be alone if the others cannot be counted."""
+    """Take a place as `CoreShare.take` does; assume that we are alone if the other peers cannot be counted."""
     try:
         return share.take()
     except OSError as error:
@@ -132,7 +132,7 @@ def _counted(share: CoreShare, tell: Callable[[str], None]) -> tuple[int, int]:
 
 
 def _once(emit: Callable[[Event], None]) -> Callable[[str], None]:
-    """Return a function that emits only the first warning it is given."""
+    """Return a function that emits only the first warning."""
     said: list[str] = []
 
     def tell(text: str) -> None:

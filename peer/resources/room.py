@@ -1,8 +1,8 @@
-"""Room of a peer on the disk: the free space, within its owner's cap.
+"""Disk space for a peer: the free space, within its owner's cap.
 
-The cap is on the whole data directory: states, checkpoints, results, versions of the weights and logs of all runs.  A
-`CappedDisk` refuses a write before it happens.  The other files are small, or of a limited size; they are not refused, but
-they count for later writes.
+The cap applies to the whole data directory: states, checkpoints, results, versions of the weights and logs of all runs.  A
+`CappedDisk` refuses a write in advance.  Files that are written in other ways are small or of limited size; they are not
+refused, but they count for later writes.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ MARGIN_BYTES = 1 << 20
 STATES_ON_DISK = 3
 """Room for two checkpoints, and results between them, in multiples of the state."""
 STATES_TO_GO_ON = 2
-"""Further states that must fit for a peer that has its state on the disk already."""
+"""Further states that must fit if the peer already has its state on the disk."""
 
 MEASURE_S, MEASURE_TIMES = 5.0, 50.0
-"""Age after which used bytes are measured anew: the larger of these seconds, and this multiple of the measuring time."""
+"""Age at which used bytes are measured again: the larger of these seconds and this multiple of the measuring time."""
 
 
 def used_bytes(folder: Path) -> int:
@@ -38,7 +38,7 @@ def used_bytes(folder: Path) -> int:
 
 
 def _stats(folder: Path) -> Iterator[os.stat_result]:
-    """Yield the status of files, once for a file with several names; files removed meanwhile are skipped."""
+    """Yield the status of files, once for a file with several names; skip files that have just been removed."""
     seen: set[tuple[int, int]] = set()
     for where, _, names in os.walk(folder):
         for name in names:
@@ -64,9 +64,9 @@ class DiskRoom:
         return free if cap is None else max(0, min(free, cap - used_bytes(self.folder)))
 
     def problem(self, run: Path, state_bytes: int, more: int = 0) -> str:
-        """Return why a peer that keeps states of `state_bytes` in the folder `run` has no room; empty if it has.  Blocking.
+        """Return a sentence if there is no room for states of `state_bytes` in the folder `run`; otherwise "".  Blocking.
 
-        more: bytes that it keeps there besides.
+        more: further bytes that the peer keeps in that folder.
         """
         states = max(STATES_ON_DISK * state_bytes - used_bytes(run), STATES_TO_GO_ON * state_bytes)
         needed = states + more + MARGIN_BYTES
@@ -84,7 +84,7 @@ class DiskRoom:
         return f"{need}, and {self.folder} has {size(left)} free: make room there, or choose another --data-dir"
 
     def refuse(self, wanted: int) -> str:
-        """Return the sentence that refuses a write of so many bytes beyond the cap."""
+        """Return the sentence that refuses a write of `wanted` bytes beyond the cap."""
         cap = self.cap() or 0
         return (
             f"{size(wanted)} more would be above max_disk ({size(cap)}) in {self.folder}: raise max_disk, or remove what is "
@@ -93,23 +93,23 @@ class DiskRoom:
 
 
 class CappedDisk(Disk):
-    """Disk that takes no more than `room` has.  Safe to call in several threads."""
+    """Disk that refuses writes for which `room` has no space.  Thread-safe."""
 
     def __init__(self, room: DiskRoom, *, durable: bool = True) -> None:
         super().__init__(durable=durable)
         self._room = room
         self._used: int | None = None
-        """Bytes used at the last measurement, plus those written since; None while there is no cap."""
+        """Bytes used at the last measurement, plus the bytes written since then; None while there is no cap."""
         self._stale_at = 0.0
         self._lock = threading.Lock()
 
     def write(self, file: BinaryIO, data: bytes | memoryview) -> None:
-        """Write as `Disk.write`; also raises NoRoom."""
+        """Write as `Disk.write` does; also raises NoRoom."""
         self._claim(memoryview(data).nbytes)
         super().write(file, data)
 
     def reserve(self, file: BinaryIO, size: int) -> None:
-        """Reserve as `Disk.reserve`; also raises NoRoom."""
+        """Reserve as `Disk.reserve` does; also raises NoRoom."""
         self._claim(size)
         super().reserve(file, size)
 
@@ -126,7 +126,7 @@ class CappedDisk(Disk):
             self._used += wanted
 
     def _measure(self) -> int:
-        """Measure the used bytes, as others write and remove here as well; a slow measurement is repeated less often."""
+        """Measure the used bytes, because other code writes and removes here too; repeat a slow measurement less often."""
         begun = time.monotonic()
         used = used_bytes(self._room.folder)
         ended = time.monotonic()

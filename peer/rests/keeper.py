@@ -1,4 +1,4 @@
-"""Keeper of rests: reads the sensors now and then, and lets the peer rest and go on."""
+"""Keeper of rests: reads the sensors regularly, and makes the peer rest and go on."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from peer.settings.values import Schedule
 from protocol.events.status import WhyIdle
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Decision to rest, with the reason: a person's limits against the sensors' readings.
+# Decision to rest, with the reason: compares the sensors' readings with a person's limits.
 #
-# Pure.  At most one reason holds at a time, the first in the order of `RestJudge.judge`, each with a sentence that says what
-# ends it.  Measured values have two limits, and a rest has a least length, so that a value near the limit does not switch
-# back and forth.
+# Pure.  Only one reason holds at a time: the first in the order of `RestJudge.judge`, with a sentence about the condition
+# that ends the rest.  Measured values have two limits, and a rest has a least length, so that a value near the limit does
+# not switch the peer back and forth.
 
 
 COOLER_C = 5.0
-"""Degrees below the limit at which a peer that rests for heat goes on."""
+"""Degrees below the limit at which a peer that rests because of heat goes on."""
 LEAST_REST_S = 60.0
 BUSY_PERCENT, FREE_PERCENT = 20.0, 5.0
-"""Percent of its GPU above which other programs make a peer rest, and down to which they must fall before it goes on."""
+"""Load by other programs, in percent of a peer's GPU, above which the peer rests, and at or below which it goes on."""
 
 
 @dataclass(frozen=True)
 class RestLimits:
-    """Limits that a person set; None for those not set.  max_temperature: Celsius."""
+    """Limits that a person set; None for a limit that is not set.  max_temperature: Celsius."""
 
     schedule: Schedule | None = None
     max_temperature: float | None = None
@@ -42,8 +42,8 @@ class RestLimits:
 class SensorReading:
     """Reading of the sensors; None for a missing sensor.
 
-    now: local time.  at: seconds on a clock that never jumps.  temperature: of the hottest GPU.  plugged: there is power
-    from outside.  gpu_used_by_others: percent, of a GPU on which a peer computes.
+    now: local time.  at: seconds on a clock that never jumps.  temperature: of the hottest GPU.  plugged: true on external
+    power.  gpu_used_by_others: load by other programs in percent, on a GPU on which a peer computes.
     """
 
     now: datetime
@@ -80,7 +80,7 @@ class _Threshold:
 
 
 class RestJudge:
-    """Judge of readings, with a memory for the second limits."""
+    """Judge of readings, with the state that the hysteresis needs."""
 
     def __init__(self, limits: RestLimits) -> None:
         self.limits = RestLimits()
@@ -98,7 +98,7 @@ class RestJudge:
 
     def judge(self, reading: SensorReading) -> Rest | None:
         """Return the reason to rest now; None to compute."""
-        heat, others = self._by_heat(reading), self._by_others(reading)  # both are asked, because they remember
+        heat, others = self._by_heat(reading), self._by_others(reading)  # both are called, because both keep state
         return self._by_the_clock(reading) or self._by_battery(reading) or heat or others
 
     def _by_the_clock(self, reading: SensorReading) -> Rest | None:
@@ -140,7 +140,7 @@ Ask = Callable[[], Awaitable[SensorReading | None]]
 
 
 class Resting(Protocol):
-    """Node that is told to rest."""
+    """Node that the keeper makes rest."""
 
     def rest(self, why: WhyIdle, detail: str) -> None:
         """Compute nothing, for this reason."""
@@ -150,7 +150,7 @@ class Resting(Protocol):
 
 
 def in_a_thread(read: Callable[[], T]) -> Callable[[], Awaitable[T | None]]:
-    """Return a function that calls `read` in a thread, one call at a time; None if it does not answer in time."""
+    """Return a function that calls `read` in a thread, one call at a time; None after `READ_TIMEOUT_S`."""
     one_at_a_time = trio.CapacityLimiter(1)
 
     async def ask() -> T | None:
@@ -164,7 +164,7 @@ def in_a_thread(read: Callable[[], T]) -> Callable[[], Awaitable[T | None]]:
 
 
 class RestKeeper:
-    """Keeper of one peer's rests, in `run`.  ask: returns the present reading, or None, which is no reason to rest."""
+    """Keeper of one peer's rests, in `run`.  ask: returns the present reading; None (unknown) is no reason to rest."""
 
     def __init__(self, judge: RestJudge, ask: Ask, peer: Resting) -> None:
         self._judge, self._ask, self._peer = judge, ask, peer
@@ -176,7 +176,7 @@ class RestKeeper:
         self._changed.set()
 
     async def run(self) -> None:
-        """Let the peer rest and go on, until cancelled."""
+        """Make the peer rest and go on, until cancelled."""
         resting: Rest | None = None
         while True:
             self._changed = trio.Event()
@@ -185,7 +185,7 @@ class RestKeeper:
             if rest is not None and rest != resting:
                 self._peer.rest(rest.why, rest.detail)
             if resting is not None and (rest is None or rest.why is not resting.why):
-                self._peer.go_on(resting.why)  # after the new one, so that no work begins between the two
+                self._peer.go_on(resting.why)  # after the new reason was set, so that no work begins in between
             resting = rest
             with trio.move_on_after(LOOK_S):
                 await self._changed.wait()

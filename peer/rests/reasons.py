@@ -1,8 +1,8 @@
 """Sensors of the computer: heat, battery, other programs on its GPUs, and time.
 
-PEER_SENSORS names a JSON file that is read instead, each time: {"temperature": 84, "plugged": false, "gpu_used_by_others":
-62, "now": "2026-11-23T18:00", "uptime": 3600.5}, all of them optional.  Tests write it, and so may a program that knows
-better.
+PEER_SENSORS names a JSON file that replaces the sensors at each reading: {"temperature": 84, "plugged": false,
+"gpu_used_by_others": 62, "now": "2026-11-23T18:00", "uptime": 3600.5}, all of them optional.  Tests write the file, and so
+may a program with better sensors.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from peer.rests.keeper import Rest, SensorReading
 from protocol.events.status import WhyIdle
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Monthly quota: counts the month's traffic, and tells when the quota is used up.
+# Monthly quota: counts the month's traffic, and reports when the quota is used up.
 
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Traffic of this peer in the present calendar month, sent and received, kept in a file of its data directory.
 #
-# The month is that of local time.  The file is written whole or not at all, so it survives any death; a killed process
+# Months are in local time.  The file is written whole or not at all, so it survives any death; a killed process
 # loses only the traffic since the last write.
 
 
@@ -72,7 +72,7 @@ def next_month(now: datetime) -> datetime:
 
 
 def _read(path: Path) -> tuple[str, int]:
-    """Return the stored month and bytes; nothing if the file is missing or not of our form."""
+    """Return the stored month and bytes; ("", 0) if the file is missing or malformed."""
     try:
         with path.open("rb") as file:
             told = json.loads(file.read(MAX_COUNT_BYTES))
@@ -89,7 +89,7 @@ def _read(path: Path) -> tuple[str, int]:
 
 LOOK_S = 1.0
 KEEP_S = 5.0
-"""Seconds between two writes of the count: a killed process loses no more of it."""
+"""Seconds between two writes of the count: a killed process loses at most the traffic of this time."""
 
 Clock = Callable[[], Awaitable[datetime | None]]
 """Function that returns local time; None if it is unknown."""
@@ -106,7 +106,7 @@ class MonthlyQuota:
         return self._judge(await self._now())
 
     async def watch(self, moved: Callable[[], int], spent: Callable[[Rest], None]) -> None:
-        """Count until cancelled.  moved: returns the bytes since the start of a network that has just begun.
+        """Count traffic until cancelled.  moved: returns the bytes since the start of the network, which has just begun.
 
         spent: called once, with the reason to rest, when the quota is used up.
         """
@@ -146,9 +146,9 @@ class MonthlyQuota:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Pause that a person asked for: its end is on disk, so that a peer that starts again goes on pausing.
+# Pause that a person asked for: its end is on disk, so that a restarted peer continues the pause.
 #
-# Times are wall clock, in unix seconds: a pause ends at an hour that the person was told, also across restarts.
+# Times are wall clock, in unix seconds: a pause ends at the time that was shown to the person, also across restarts.
 
 
 FILE_NAME = "pause.json"
@@ -167,7 +167,7 @@ class TimedPause:
         return min(max(0.0, self.until - now), MAX_PAUSE_S) if math.isfinite(self.until) else math.inf
 
     def end(self, now: float) -> str:
-        """Describe the end, as "until `peer resume`" or "until 18:30 (in 25 min)"."""
+        """Describe the end, such as "until `peer resume`" or "until 18:30 (in 25 min)"."""
         if not math.isfinite(self.until):
             return "until `peer resume`"
         left = self.left_s(now)
@@ -191,7 +191,7 @@ def keep_pause(folder: Path, pause: TimedPause | None) -> None:
 
 
 def kept_pause(folder: Path, now: float) -> TimedPause | None:
-    """Return the pause that an earlier life left; None if there is none, it is over, or the file is damaged.  Blocking."""
+    """Return the pause that an earlier process stored; None if it is missing or over, or the file is damaged.  Blocking."""
     try:
         with (folder / FILE_NAME).open("rb") as file:
             until = json.loads(file.read(MAX_PAUSE_BYTES))["until"]
@@ -207,7 +207,7 @@ def kept_pause(folder: Path, now: float) -> TimedPause | None:
 # The NVIDIA GPUs of this computer: their temperature, and the load by other programs on GPUs where peers compute.
 #
 # NVML as documented: `nvmlDeviceGetProcessUtilization` gives, for each process, the share of a second in which one of its
-# kernels ran.  Processes are told apart by their IDs, so in a container, which numbers them anew, the load is unknown.
+# kernels ran.  Processes are identified by their IDs; a container renumbers them, so the load is unknown there.
 
 
 TRAINER = b"\0-m\0trainer\0"
@@ -253,7 +253,7 @@ class Gpus:
             samples = nvml.nvmlDeviceGetProcessUtilization(handle, self._seen.get(index, 0))
         except nvml.NVMLError_NotFound:  # nobody used the GPU
             return 0.0
-        except Exception:  # a card that does not count, or is lost
+        except Exception:  # a card without this counter, or a lost one
             return None
         self._seen[index] = max((each.timeStamp for each in samples), default=self._seen.get(index, 0))
         return float(min(100, sum(each.smUtil for each in samples if not self._is_ours(each.pid))))
@@ -297,7 +297,7 @@ MAX_FILE_BYTES = 1 << 16
 
 
 class Sensors:
-    """Sensors of this computer.  `read` blocks for milliseconds if all is well, and never raises; None is unknown."""
+    """Sensors of this computer.  `read` blocks for milliseconds if all is well, and never raises; None means unknown."""
 
     def __init__(self, environment: Mapping[str, str] = os.environ, supplies: Path = SUPPLIES) -> None:
         self._file, self._supplies = environment.get("PEER_SENSORS"), supplies
@@ -313,14 +313,14 @@ class Sensors:
         )
 
     def now(self) -> datetime:
-        """Return only local time; blocks if a file stands for the sensors."""
+        """Return local time alone; blocks if a file replaces the sensors."""
         return _from_file(Path(self._file)).now if self._file else datetime.now()
 
 
 def plugged(supplies: Path) -> bool | None:
-    """Return True with power from outside; None if the computer has no battery of its own, or if it is unknown (Linux).
+    """Return True on external power; None if the computer has no battery of its own, or if this is unknown (Linux).
 
-    A battery that is full, or held below that, is not discharging: the computer runs on its supply.
+    A battery that is full, or held below full charge, does not discharge: the computer runs on external power.
     """
     try:
         found = [_supply(path) for path in supplies.iterdir()]
@@ -344,7 +344,7 @@ def _supply(folder: Path) -> dict[str, str]:
 
 
 def _from_file(path: Path) -> SensorReading:
-    """Read a file that stands for the sensors; an unreadable file, or a special one, gives no values."""
+    """Read a file that replaces the sensors; an unreadable or special file gives no values."""
     told: Any = None
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:

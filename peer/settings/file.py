@@ -1,6 +1,7 @@
-"""The file peer.toml: its place, its contents, and writing one key of it.
+"""The settings file peer.toml: its path, its contents, and changes of single keys.
 
-PEER_CONFIG names another file, or none if it is empty; by default it is peer.toml in the user's folder of configurations.
+PEER_CONFIG names another file; if the variable is empty, no file is read.  The default is peer.toml in the user's folder of
+configurations.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def config_file(environment: Mapping[str, str] = os.environ) -> Path | None:
 
 
 def read_config(path: Path) -> dict[str, str]:
-    """Return the settings in the file, as text, by name; none if there is no file.  Raises PeerError."""
+    """Return the settings in the file, as text, by name; empty if there is no file.  Raises PeerError."""
     found: dict[str, str] = {}
     for name, value in parse_toml(_text_of(path)).items():
         setting = known(name, f"{path}: ")
@@ -43,7 +44,7 @@ def read_config(path: Path) -> dict[str, str]:
 
 
 def _text_of(path: Path) -> str:
-    """Return the text of a TOML file; empty if there is none.  Raises PeerError."""
+    """Return the text of a TOML file; empty if there is no file.  Raises PeerError."""
     try:
         with path.open("rb") as file:
             raw = file.read(MAX_FILE_BYTES + 1)
@@ -72,10 +73,10 @@ def known(name: str, where: str = "") -> str:
 
 
 def write_setting(path: Path, name: str, text: str | None) -> None:
-    """Set a key, or remove it with None; the rest of the file, comments included, stays.  Raises PeerError, OSError."""
+    """Set a key, or remove it if `text` is None; keep the rest of the file with its comments.  Raises PeerError, OSError."""
     import tomlkit
 
-    read_config(path)  # an existing mistake in the file is not ours to keep
+    read_config(path)  # raises for a mistake that is in the file already
     document = tomlkit.parse(_text_of(path))
     key = next((key for key in document if known(key) == name), name)
     if text is None:
@@ -97,7 +98,7 @@ def _as_text(path: Path, name: str, value: Any) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Value of each setting, with its source: the command line, else the environment, else peer.toml.
+# Value of each setting, with its source: the first of the command line, the environment and peer.toml that gives a value.
 
 
 DEFAULT = "default"
@@ -113,7 +114,7 @@ class Effective:
 
 @dataclass(frozen=True)
 class Gathered:
-    """All settings, by name.  path: of peer.toml, None if none is to be read."""
+    """All settings, by name.  path: path of peer.toml; None if no file is read."""
 
     path: Path | None
     settings: dict[str, Effective]
@@ -125,7 +126,7 @@ class Gathered:
 
 
 def gather(flags: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> Gathered:
-    """Gather all settings.  flags: values of the command line, by name; None for those not given.  Raises PeerError."""
+    """Gather all settings.  flags: values of the command line, by name; None for missing ones.  Raises PeerError."""
     path = config_file(environment)
     written = read_config(path) if path is not None else {}
     settings = {}
@@ -150,9 +151,9 @@ def _read(name: str, text: str, source: str) -> Effective:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Name that a person gave with --name, kept in the data directory, so that the next `peer join` there does not need it.
+# Name that a person gave with --name, kept in the data directory, so that the next `peer join` there does not need the flag.
 #
-# It counts only if neither the command line nor the environment nor peer.toml gives another one.
+# The kept name counts only if neither the command line nor the environment nor peer.toml gives a name.
 
 
 FILE_NAME = "name"
@@ -162,7 +163,7 @@ KEPT = "kept from --name"
 
 
 def with_kept_name(gathered: Gathered, folder: Path) -> Gathered:
-    """Return the settings with the kept name, if nothing else gives one.  Blocking."""
+    """Return the settings, with the kept name if no other source gives a name.  Blocking."""
     name = _kept(folder)
     if gathered.settings["name"].source != DEFAULT or not name:
         return gathered
@@ -189,10 +190,10 @@ def _kept(folder: Path) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Settings of a running peer: the values at its start, and the changes since.
+# Settings of a running peer: the values at its start, and the changes since then.
 #
-# A change holds until the process ends, and outranks the flag, variable or file that gave the value before.  The file's
-# contents count at the next start.
+# A change holds until the process ends, and takes precedence over the flag, variable or file that gave the earlier value.
+# The contents of the file count at the next start.
 
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -200,7 +201,7 @@ def _kept(folder: Path) -> str:
 
 
 def as_map(gathered: Gathered, only: str | None = None) -> dict[str, Any]:
-    """Return the settings as a map.  file: of peer.toml, None if none is read.  settings: a map each, or only for `only`."""
+    """Return the settings as a map.  file: path of peer.toml, or None.  settings: list of maps, or of `only` alone."""
     settings = [
         {
             "name": name,
@@ -220,7 +221,7 @@ def as_map(gathered: Gathered, only: str | None = None) -> dict[str, Any]:
 
 
 def _is_plain(value: Any) -> bool:
-    """Return True if JSON has a form of its own for `value`."""
+    """Return True if JSON can represent `value`."""
     return value is None or isinstance(value, (bool, int, float, str, tuple))
 
 
@@ -252,7 +253,7 @@ class LiveSettings:
         return Gathered(self.path, dict(self._settings))
 
     def change(self, name: str, text: str | None) -> None:
-        """Set one from now on; None for its default.  On an error, raises PeerError and changes nothing."""
+        """Change a setting from now on; None for its default.  On an error, raises PeerError and changes nothing."""
         value = read_change(name, text)
         self._settings[name] = Effective(value, DEFAULT if text is None else CHANGED)
         for listener in self._listeners:
@@ -260,7 +261,7 @@ class LiveSettings:
 
 
 def read_change(name: str, text: str | None) -> Any:
-    """Return the value that a running peer is to take.  Raises PeerError."""
+    """Return the new value for a running peer.  Raises PeerError."""
     setting = SETTINGS.get(name)
     if setting is None or not setting.live:
         raise PeerError(f"{name} cannot change while the peer runs; it takes effect at the next start", ExitCode.USAGE)

@@ -1,4 +1,4 @@
-"""The settings of a peer, each defined once: its type, default, notation and meaning.
+"""Definitions of a peer's settings: type, default, notation and meaning of each.
 
 A field of `Preferences` called `max_up` is the key `max_up` in peer.toml, the variable PEER_MAX_UP and the flag `--max-up`.
 None, if a field allows it, stands for "not set".
@@ -38,9 +38,9 @@ from peer.settings.values import (
 
 @dataclass(frozen=True)
 class Setting:
-    """Definition of a setting.  aliases: other names of the flag.  live: a running peer takes a change at once.
+    """Definition of a setting.  aliases: other names of the flag.  live: a running peer applies a change at once.
 
-    unset: describes the effect of no value, in words.
+    unset: words for the effect of a missing value.
     """
 
     name: str
@@ -75,7 +75,7 @@ class Setting:
         return "" if value is None else self.notation.show(value)
 
     def told(self, value: Any) -> str:
-        """Return the value as a person would write it; in words if there is none."""
+        """Return the value as a person would write it; the words of `unset` if there is none."""
         return self.shown(value) or self.unset
 
 
@@ -224,6 +224,6 @@ SETTINGS = _defined()
 
 
 def without_settings(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment for peers that a program starts: a person's settings for their own peer do not count there."""
+    """Return an environment for peers that a program starts, without the person's settings for their own peer."""
     ours = {setting.variable for setting in SETTINGS.values()} | {"PEER_RUN", "PEER_SENSORS"}
     return {name: value for name, value in environment.items() if name not in ours} | {"PEER_CONFIG": ""}

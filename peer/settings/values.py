@@ -1,4 +1,4 @@
-"""Notation of settings: readers from text to value, and the way back.
+"""Notation of settings: functions that read a value from text, and functions that show it as text.
 
 A reader raises ValueError with a sentence that names the mistake and a correct form.
 """
@@ -17,8 +17,8 @@ from peer.addresses import multiaddr_of
 # ------------------------------------------------------------------------------------------------------------------------
 # Hours in which a peer may compute, as a person writes them: "mon-fri 18:00-08:00, sat-sun".
 #
-# Days are three letters, one or a span of them; hours are local time, and may go past midnight into the next day.  Days
-# without hours are whole days, hours without days apply to every day.
+# A day is written in three letters; two days with a hyphen are a span.  Hours are local time, and may go past midnight into
+# the next day.  Days without hours are whole days; hours without days apply to every day.
 
 
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
@@ -33,7 +33,7 @@ HOW = "write days and hours, as mon-fri 18:00-08:00, sat-sun"
 
 @dataclass(frozen=True)
 class Schedule:
-    """Weekly schedule.  spans: (first minute of the week, minutes), from Monday 00:00.  text: as it was written."""
+    """Weekly schedule.  spans: (first minute of the week, minutes), from Monday 00:00.  text: the schedule as written."""
 
     text: str
     spans: tuple[tuple[int, int], ...]
@@ -113,14 +113,14 @@ def read_name(text: str) -> str:
 
 
 def read_port(text: str) -> int:
-    """Read a TCP port; 0 for a free one."""
+    """Read a TCP port; 0 stands for a free one."""
     if not _is_number(text, 5) or int(text) > 65535:
         raise ValueError(f"{text} is not a port; give a number from 1 to 65535, or 0 for a free one")
     return int(text)
 
 
 def read_metrics_port(text: str) -> int:
-    """Read a TCP port other than 0: the collector has to know it."""
+    """Read a TCP port other than 0, because the collector has to know the port."""
     if not _is_number(text, 5) or not 0 < int(text) < 65536:
         raise ValueError(f"{text} is not a port; give a number from 1 to 65535")
     return int(text)
@@ -197,8 +197,8 @@ def read_owners(text: str) -> tuple[str, ...]:
 class Notation:
     """Notation of a setting's values.
 
-    read: text to value; raises ValueError with a sentence.  show: the way back.  placeholder: the value in the flag's help;
-    None for the setting's name.  choices: all permitted values; None for any that `read` takes.
+    read: text to value; raises ValueError with a sentence.  show: value to text.  placeholder: word for the value in the
+    flag's help; None for the setting's name.  choices: all permitted values; None for any value that `read` accepts.
     """
 
     read: Callable[[str], Any]
@@ -208,7 +208,7 @@ class Notation:
 
 
 def one_of(*choices: str) -> Notation:
-    """Return the notation of values that are one of these words."""
+    """Return the notation of a setting that must be one of these words."""
 
     def read(text: str) -> str:
         if text not in choices:
@@ -219,17 +219,17 @@ def one_of(*choices: str) -> Notation:
 
 
 def show_rate(rate: float) -> str:
-    """Format a rate as `read_rate` takes it."""
+    """Format a rate so that `read_rate` accepts it."""
     return f"{rate / 125e3:g}Mbit"
 
 
 def show_rate_or_off(rate: float) -> str:
-    """Format a rate as `read_rate_or_off` takes it."""
+    """Format a rate so that `read_rate_or_off` accepts it."""
     return show_rate(rate) if rate else "off"
 
 
 def show_size(size: int) -> str:
-    """Format a size as `read_size` takes it."""
+    """Format a size so that `read_size` accepts it."""
     for unit, factor in (("TB", 10**12), ("GB", 10**9)):
         if size >= factor:
             return f"{size / factor:g}{unit}"
@@ -237,17 +237,17 @@ def show_size(size: int) -> str:
 
 
 def show_temperature(celsius: float) -> str:
-    """Format a temperature as `read_temperature` takes it."""
+    """Format a temperature so that `read_temperature` accepts it."""
     return f"{celsius:g}C"
 
 
 def show_power(watts: float) -> str:
-    """Format a power as `read_power` takes it."""
+    """Format a power so that `read_power` accepts it."""
     return f"{watts:g}W"
 
 
 def show_switch(on: bool) -> str:
-    """Format a switch as `read_switch` takes it."""
+    """Format a switch so that `read_switch` accepts it."""
     return "yes" if on else "no"
 
 
@@ -284,7 +284,7 @@ PROVIDERS = (("RUNPOD_PUBLIC_IP", "RUNPOD_TCP_PORT_"), ("PUBLIC_IPADDR", "VAST_T
 
 
 def mapped_addresses(environment: Mapping[str, str], port: int) -> tuple[str, ...]:
-    """Return the multiaddrs that lead to `port` of this machine; none if no provider gives a readable one."""
+    """Return the multiaddrs that lead to `port` of this machine; none if no provider's variables give a valid address."""
     found: list[str] = []
     for address, prefix in PROVIDERS:
         ip, outside = environment.get(address, "").strip(), environment.get(f"{prefix}{port}", "").strip()

@@ -1,4 +1,4 @@
-"""Check of a file of tasks before it is published, and of a fetched one before it is admitted: the same strict reading."""
+"""Strict check of a file of tasks: the same one before a file is published and before a fetched file is admitted."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from trainer.rl.groups import most_prompt_bytes, prompt_flaw
 
 @dataclass(frozen=True)
 class Checked:
-    """A file that is a valid set.
+    """File of a valid set of tasks.
 
-    tasks: the only ones that count, within the run's bounds of solve rates.  kinds: types of their verification, with
-    counts.  told: how many stay, for a person.  file: its name in the run's folder of tasks.
+    tasks: tasks within the run's bounds on solve rates; only these count.  kinds: types of the tasks' verification, with
+    counts.  told: sentence for a person about the number of these tasks.  file: its name in the run's folder of tasks.
     """
 
     tasks: tuple[TaskRecord, ...]
@@ -39,9 +39,9 @@ class Checked:
 
 
 def check(signed: SignedManifest, source: Path, data: Path) -> Checked:
-    """Check the tasks in a fetched file.  Raises `PeerError` with the line at fault and the remedy.
+    """Check the tasks in a fetched file.  Raises `PeerError` with the faulty line and the remedy.
 
-    data: the data directory, which has the run's files.
+    data: the data directory, which contains the run's files.
     """
     plain, checked = _read(signed, source, data)
     if plain != source.read_bytes():
@@ -114,7 +114,7 @@ def _read(signed: SignedManifest, source: Path, data: Path) -> tuple[bytes, Chec
 
 
 def _tokenizer(signed: SignedManifest, data: Path) -> TemplatedTokenizer | None:
-    """Return the run's tokenizer; None if its file is missing or damaged: trainers check the prompts in any case."""
+    """Return the run's tokenizer; None if its file is missing or damaged, because trainers check the prompts in any case."""
     paths = paths_of(signed.manifest, BlobStore(Disk(), run_dir(data, signed.run) / "files"))
     here = {name: str(path) for name, path in paths.items() if path.is_file()}
     try:

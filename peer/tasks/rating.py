@@ -33,7 +33,7 @@ from trainer.weights.safetensors_file import FolderError
 from trainer.worker import pick_device
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Solve rates measured so far, in a file beside the result's: an interrupted measurement goes on there.
+# Solve rates measured so far, in a file beside the result's file, so that an interrupted measurement can continue.
 
 
 SUFFIX = ".part"
@@ -42,13 +42,13 @@ HEAD_BYTES, LINE_BYTES = 4096, 64
 
 
 class KeptRates:
-    """Stored rates.  rates: by task, as its number in the measured file."""
+    """Stored rates.  rates: by the task's number in the measured file."""
 
     def __init__(self, path: Path, rates: dict[int, float], file: IO[str]) -> None:
         self.path, self.rates, self._file = path, rates, file
 
     def keep(self, task: int, rate: float) -> None:
-        """Write a rate down, so that it outlives this process.  Raises OSError."""
+        """Store a rate, so that it outlives this process.  Raises OSError."""
         self._file.write(_line(task, rate))
         self._file.flush()
         self.rates[task] = rate
@@ -58,8 +58,8 @@ class KeptRates:
 def kept_rates(target: Path, measured: Mapping[str, Any], tasks: int) -> Iterator[KeptRates]:
     """Open the rates that are stored for `target`.
 
-    measured: must be the same for rates to belong together; tasks: their number.  Raises `PeerError` if the stored rates are
-    of another measurement.
+    measured: facts on which the rates depend.  tasks: number of tasks.  Raises `PeerError` if the stored rates belong to
+    another measurement.
     """
     path = target.with_name(target.name + SUFFIX)
     rates = _read(path, measured, tasks)
@@ -120,7 +120,7 @@ OnProgress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class AsInRun:
-    """Settings of a run that change how tasks are answered, and its bounds of solve rates.
+    """Settings of a run that change how tasks are answered, and the run's bounds on solve rates.
 
     template, ends: as in `Answering`.
     """
@@ -147,8 +147,8 @@ class AsInRun:
 class Answering:
     """Model that answers, and its settings.
 
-    template: layout of a prompt; ends: tokens that end an answer.  Both empty for those of a run that begins with the model.
-    device: auto, cpu or cuda.
+    template: layout of a prompt; ends: tokens that end an answer.  If both are empty, the values of a run that begins
+    with the model are used.  device: auto, cpu or cuda.
     """
 
     model: Path
@@ -160,7 +160,7 @@ class Answering:
 
 @dataclass(frozen=True)
 class MeasuredRates:
-    """Rates measured, in the order of the tasks.  digest: of the written file, as a run file names it; else empty."""
+    """Rates measured, in the order of the tasks.  digest: hash of the written file as in a run file; may be empty."""
 
     rates: tuple[float, ...]
     digest: str = ""
@@ -180,7 +180,7 @@ class MeasuredRates:
 def measure(source: Path, target: Path, how: Answering, on_progress: OnProgress = lambda done, total: None) -> MeasuredRates:
     """Measure the tasks of a file, or resume measuring, and write the records with their rates to a new file.
 
-    Measured rates outlive an interruption, in a file beside the new one.  Raises `PeerError`.
+    Measured rates survive an interruption, in a file beside the new one.  Raises `PeerError`.
     """
     _check_target(source, target)
     with _naming_errors():
@@ -204,14 +204,14 @@ def measure(source: Path, target: Path, how: Answering, on_progress: OnProgress 
 def _check_target(source: Path, target: Path) -> None:
     if target.resolve() == source.resolve():
         raise PeerError("the result goes to a new file; give another --out", ExitCode.INPUT)
-    if os.path.lexists(target):  # also a link that leads nowhere
+    if os.path.lexists(target):  # also for a dangling link
         raise PeerError(f"{target} exists; remove it, or give another --out", ExitCode.INPUT)
     if not target.parent.is_dir():
         raise PeerError(f"there is no folder {target.parent}; make it, or give another --out", ExitCode.INPUT)
 
 
 def survey(name: str, count: int, how: Answering, on_progress: OnProgress = lambda done, total: None) -> MeasuredRates:
-    """Measure `count` problems, spread over an environment that is named as in a run file.  Raises `PeerError`."""
+    """Measure `count` problems, spread over an environment with a name as in a run file.  Raises `PeerError`."""
     with _naming_errors():
         if read_name(name)[0] == FILE or files_of(name):
             raise ValueError("the tasks of a file are all measured, and written with their rates; name the file instead")
@@ -238,7 +238,7 @@ def _tasks(source: Path, data: bytes) -> tuple[RecordedTasks, list[dict[str, Any
     lines = (line.removeprefix(BYTE_ORDER_MARK) for line in io.BytesIO(data))
     records = [json.loads(line) for line in lines if line.strip()]
     for record, task in zip(records, tasks, strict=True):
-        record["problem_id"] = task.problem_id  # lines have other numbers once blank ones are gone
+        record["problem_id"] = task.problem_id  # the written file has no blank lines, so its line numbers differ
     return RecordedTasks(tasks, digest_of(data)), records
 
 
@@ -258,7 +258,7 @@ def _rater(how: Answering) -> tuple[Rater, dict[str, Any]]:
 
 
 def _tokenizer(how: Answering, folder: WeightsFolder) -> tuple[TemplatedTokenizer, dict[str, Any]]:
-    """Return the tokenizer of a run that begins with the folder, and its facts on which rates depend."""
+    """Return the tokenizer of a run that begins with the folder, and the tokenizer's facts on which rates depend."""
     path = folder.folder / TOKENIZER
     if path.is_file():
         said = {"template": how.template, "ends": [*how.ends]}

@@ -1,6 +1,6 @@
 """Output of the trainer process, kept in a file of limited size.
 
-The file is for a person who asks why a trainer died; its last line also goes into the reason that is shown.
+The file is for a person who asks why a trainer died; its last line is also part of the reason that is shown.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import trio
 from peer.files import RotatingFile
 
 MAX_LOG_BYTES = 1 << 20
-"""Bytes of the file, and of the one before it, whose name ends in .1."""
+"""Limit on the bytes of the file, and of the previous file, whose name ends in .1."""
 MAX_LINE = 300
 DRAIN_DEADLINE_S = 1.0
 
@@ -39,7 +39,7 @@ class TrainerLog:
         self._drained.set()
 
     async def drained(self) -> None:
-        """Wait for the last output of a dead process, but not long, because a child of it may hold its output open."""
+        """Wait at most `DRAIN_DEADLINE_S` for a dead process's last output, because its child may keep the output open."""
         with trio.move_on_after(DRAIN_DEADLINE_S):
             await self._drained.wait()
 
@@ -47,4 +47,4 @@ class TrainerLog:
         try:
             self._file.append(data)
         except OSError:
-            return  # a full disk must not stop the training; the last line is remembered
+            return  # a full disk must not stop the training; only the last line is kept

@@ -1,10 +1,11 @@
-"""The trainer as a process of its own: started, watched, reaped and started again.
+"""Supervision of the trainer process: starting, watching, reaping and restarting it.
 
 This module decides whether a trainer is alive, dead or given up.  A trainer keeps no important state, so every failure has
-the same cure.  The call in progress raises `TrainerDied`, and a fresh process is started after a pause that doubles with
+the same remedy.  The call in progress raises `TrainerDied`, and a fresh process is started after a pause that doubles with
 every failure in a row.  After `MAX_FAILURES` in a row without one finished piece of work, the trainer is given up
-(`TrainerGaveUp`), with the reason, instead of a crash loop.  A death over the bytes of strangers does not count, because a
-few of them could end a peer otherwise.  A retry library would not help: the pause is one line, and every death is reported.
+(`TrainerGaveUp`), with the reason, instead of a crash loop.  A death during work on strangers' bytes does not count, because
+a few such batches could otherwise end a peer.  A retry library would not help: the pause is one line, and every death is
+reported.
 
 `run` owns the process.  When `run` is cancelled, the process is ended and reaped.  When this program dies in any other way,
 the trainer sees the end of its socket and ends itself.
@@ -51,11 +52,11 @@ from trainer.service import frames
 # ------------------------------------------------------------------------------------------------------------------------
 # Channel to one trainer process: commands, their answers and progress, over a socket.
 #
-# A trainer that does not take a command, or sends nonsense, is killed; the caller's answer is then its death.
+# A trainer that does not read a command, or sends an invalid message, is killed; the caller then gets `TrainerDied`.
 
 
 Listener = Callable[[dict[str, Any]], None]
-"""Function that hears the progress of a command."""
+"""Function called with the progress of a command."""
 
 
 def unheard(message: dict[str, Any]) -> None:
@@ -64,7 +65,7 @@ def unheard(message: dict[str, Any]) -> None:
 
 @dataclass
 class _Call:
-    """Command whose answer is awaited.  death: why none will come."""
+    """Command that waits for its answer.  death: the reason if no answer will come."""
 
     on_progress: Listener
     answered: trio.Event = field(default_factory=trio.Event)
@@ -75,7 +76,7 @@ class _Call:
 class TrainerChannel:
     """Our end of the socket to `process`.
 
-    heard_at: trio time of its last message.  fault: why it ends, as a sentence, if known before it has ended.
+    heard_at: trio time of the process's last message.  fault: sentence with the reason for its end, if known beforehand.
     """
 
     def __init__(self, connection: socket.socket, process: trio.Process) -> None:
@@ -89,11 +90,11 @@ class TrainerChannel:
 
     @property
     def busy(self) -> bool:
-        """True while an answer is awaited."""
+        """True while a command waits for its answer."""
         return bool(self._calls)
 
     async def ask(self, command: str, on_progress: Listener = unheard, **fields: Any) -> dict[str, Any]:
-        """Send a command and wait for its answer; cancelling abandons it.  Raises TrainerDied."""
+        """Send a command and wait for its answer; cancelling abandons the command.  Raises TrainerDied."""
         id = self._last_id = self._last_id + 1
         call = self._calls[id] = _Call(on_progress)
         try:
@@ -118,10 +119,10 @@ class TrainerChannel:
         except OSError:
             sent = 0
         if sent != len(data):
-            self.process.kill()  # it is gone or does not read; `listen` notices its end
+            self.process.kill()  # the process has ended or does not read; `listen` notices its end
 
     def kill(self, fault: str) -> None:
-        """Kill the process, for a reason of ours."""
+        """Kill the process because of `fault`."""
         self.fault = fault
         self.process.kill()
 
@@ -159,11 +160,11 @@ class TrainerChannel:
         call = self._calls.get(message["id"])
         match message["is"]:
             case "failed":
-                self.fault = message["reason"]  # its end follows, for which the caller waits
+                self.fault = message["reason"]  # the process then ends, and the caller waits for that
             case "progress" if call is not None:
                 call.on_progress(message)
             case "progress":
-                pass  # of an abandoned command
+                pass  # progress of an abandoned command
             case _ if call is not None:
                 call.answer = message
                 call.answered.set()
@@ -172,11 +173,11 @@ class TrainerChannel:
 # ------------------------------------------------------------------------------------------------------------------------
 # End of a child process: waiting for it, and describing it in words.
 #
-# A child that does not end in time is killed and reaped, so that we leave nothing behind, not even a zombie.
+# A child that does not end before its deadline is killed and reaped, so that we leave nothing behind, not even a zombie.
 
 
 async def reap(process: trio.Process, deadline_s: float) -> None:
-    """Wait for a process that has reason to end; kill it if it does not end in time."""
+    """Wait for a process that should end by itself; kill it after `deadline_s`."""
     with trio.move_on_after(deadline_s):
         await process.wait()
         return
@@ -185,7 +186,7 @@ async def reap(process: trio.Process, deadline_s: float) -> None:
 
 
 def how_it_ended(status: int | None, last_line: str) -> str:
-    """Return the end of a sentence that begins with the process's name.  status: as in `subprocess`."""
+    """Return the end of a sentence that begins with the process's name.  status: return code as in `subprocess`."""
     if status is not None and status < 0:
         memory = " (the system may be out of memory)" if -status == signal.SIGKILL else ""
         return f"was killed by {signal.Signals(-status).name}{memory}"
@@ -197,7 +198,7 @@ def how_it_ended(status: int | None, last_line: str) -> str:
 
 
 PROGRAM: tuple[str, ...] = ("trainer",)
-"""Module to run, and the words before its options."""
+"""Module to run, and the arguments before its options."""
 OPTIONS = ("--fd", "--theta-fd", "--contribution-fd")
 
 
@@ -215,7 +216,7 @@ async def start_trainer(fds: Sequence[int]) -> trio.Process:
 
 
 def environment(ours: Mapping[str, str]) -> dict[str, str]:
-    """Return a trainer's environment in a peer that has `ours`.
+    """Return a trainer's environment variables, given the peer's (`ours`).
 
     OpenMP reads its policy when it is loaded, so it has to be set here: idle threads sleep, instead of keeping a core busy
     that another trainer could use.
@@ -245,11 +246,11 @@ class TrainerSettings:
     """Settings for starting a trainer.
 
     sections: as `trainer.config.TrainingConfig.from_sections` takes them.
-    trains: the trainer learns; else it only makes and judges rollouts, and has no optimiser.
+    trains: true if the trainer learns; otherwise it only makes and judges rollouts, and has no optimiser.
     threads: CPU threads at first, 0 for torch's choice.
     device: "auto" (CUDA if there is one), or a name that torch knows.
-    moments: folder in which the trainer keeps its optimiser's moments for a later process; None for nowhere.
-    generator: makes rollouts.
+    moments: folder in which the trainer keeps its optimiser's moments for a later process; None to keep none.
+    generator: name of the program that makes rollouts.
     """
 
     sections: Mapping[str, Any]
@@ -303,7 +304,7 @@ class TrainerProcess:
         self._gave_up = ""
         self._failures = self._spoilt = 0
         self._at_risk = False
-        """True during work on bytes of strangers: a death over these is their fault, and only lengthens the pause."""
+        """True during work on strangers' bytes: a death is then the strangers' fault, and only lengthens the pause."""
         self._threads, self._watts = settings.threads, 0.0
         self._paused = False
         self._busy = False
@@ -318,7 +319,7 @@ class TrainerProcess:
         return self._channel.process.pid if self._channel is not None and self._ready else None
 
     async def run(self) -> str:
-        """Keep a trainer process alive until cancelled, or until it has failed too often in a row; return why.  Once."""
+        """Keep a trainer process alive until cancelled or failed too often in a row; return the reason.  Call it once."""
         try:
             return await self._keep_alive()
         finally:
@@ -391,7 +392,7 @@ class TrainerProcess:
         self._send({"do": "finish"})
 
     def use_threads(self, threads: int) -> None:
-        """Use so many threads from the next step on, also in later processes."""
+        """Use this many threads from the next step on, also in later processes."""
         if threads != self._threads:
             self._threads = threads
             self._send({"do": "threads", "threads": threads})
@@ -440,7 +441,7 @@ class TrainerProcess:
             self._busy = False
 
     async def _ask(self, command: str, on_progress: Listener, **fields: Any) -> dict[str, Any]:
-        """Wait for a trainer, send it a command and wait for the answer; cancelling abandons it.  Raises TrainerDied."""
+        """Wait for a trainer, send a command and wait for its answer; cancelling abandons it.  Raises TrainerDied."""
         await self.until_ready()
         assert self._channel is not None, "a trainer that is ready can be spoken to"
         return await self._channel.ask(command, on_progress, **fields)
@@ -574,7 +575,7 @@ class RolloutProcess(TrainerProcess):
     async def verify(self, task: VerifyTask, path: Path) -> tuple[RolloutVerdict, ...]:
         """Verify as `RolloutLink.verify` describes."""
         told: list[dict[str, Any]] = []
-        await self.until_ready()  # a death before it has the bytes is its own fault
+        await self.until_ready()  # a death before the trainer has the bytes is its own fault
         self._at_risk = True
         try:
             await self._ask_alone(

@@ -1,7 +1,7 @@
-"""Data that a run file brings along: a folder of weights, a tokenizer, chats, the tasks of its environment.
+"""Data that comes with a run file: a folder of weights, a tokenizer, chats, the tasks of its environment.
 
-The manifest names all of it by hashes.  The organiser's data directory keeps it; other peers fetch it from there and from
-each other.
+The manifest names each piece by its hash.  The organiser's data directory stores the data; other peers fetch it from there
+and from each other.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from trainer.weights.safetensors_file import FolderError
 
 
 class FolderStart:
-    """A folder as a `protocol.run.run_file.Start`.  Raises `PeerError` for a folder with which no run can begin."""
+    """A `protocol.run.run_file.Start` made from a folder.  Raises `PeerError` for a folder from which no run can begin."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -67,14 +67,14 @@ class FolderStart:
         return self._weights.facts
 
     def digest(self, piece_bytes: int) -> Hash:
-        """Return the digest of the state before the first round: the weights, and no momentum.  Reads all of them, once."""
+        """Return the digest of the state before the first round: the weights, and zero momentum.  Caches the result."""
         if piece_bytes not in self._leaves:
             with _refusals():
                 self._leaves[piece_bytes] = [chunk_hash(piece) for piece in self._pieces(piece_bytes)]
         return tree_root(self._leaves[piece_bytes])
 
     def keep(self, signed: SignedManifest, data: Path) -> None:
-        """Write that state as the checkpoint after 0 rounds of the run, unless the run has one, or is further.
+        """Write that state as the run's checkpoint after 0 rounds, unless the run has a checkpoint already.
 
         Raises `PeerError`, also if the folder has changed since its digest was taken.
         """
@@ -137,10 +137,10 @@ MOST_ENDS = 8
 
 
 def tokenizer_facts(path: Path, said: Mapping[str, Any]) -> dict[str, Any]:
-    """Return template and ends for the tokenizer in `path`.  said: a person's values for them, which are taken as they are.
+    """Return the template and the end tokens for the tokenizer in `path`.  said: the run file's values, used unchanged.
 
-    The template is the one whose marks the tokenizer has.  The end tokens are the template's end of a turn, and those that
-    the folder names.  Raises `PeerError`.
+    The template is the first one whose marks the tokenizer has.  The end tokens are the template's end of a turn, and the
+    end tokens that the folder names.  Raises `PeerError`.
     """
     try:
         special = special_in(path)
@@ -171,7 +171,7 @@ def _template(special: Mapping[str, int]) -> str:
 
 
 def _ends(folder: Path, special: Mapping[str, int]) -> Iterator[int]:
-    """Yield the end tokens that the folder names, the most particular file first."""
+    """Yield the end tokens that the folder names, the most specific file first."""
     for name in ("generation_config.json", "config.json"):
         yield from ends_in(_json(folder / name))
     text = _json(folder / "tokenizer_config.json").get("eos_token")
@@ -181,7 +181,7 @@ def _ends(folder: Path, special: Mapping[str, int]) -> Iterator[int]:
 
 
 def _json(path: Path) -> Mapping[str, Any]:
-    """Return the object in a file; empty if the file is missing or holds none.  Raises `PeerError` for a Git LFS pointer."""
+    """Return the object in a file; empty if the file is missing or has none.  Raises `PeerError` for a Git LFS pointer."""
     if is_pointer_file(path):
         raise PeerError(f"{path} {POINTER_FLAW}", ExitCode.INPUT)
     with suppress(FolderError):
@@ -196,7 +196,7 @@ SAMPLE = 64
 """Number of an environment's problems whose prompts are checked before a run begins."""
 
 Tell = Callable[[str, str], None]
-"""Function called with one fact for a person: its subject, and its statement."""
+"""Function called with the subject and the text of one fact for a person."""
 
 
 @dataclass(frozen=True)
@@ -212,7 +212,7 @@ class Tasks:
 
 
 class Brought:
-    """Data of a run file as a `protocol.run.run_file.Start`.  Raises `PeerError` for data that no run can have."""
+    """A `protocol.run.run_file.Start` made from a run file's data.  Raises `PeerError` for data that no run can use."""
 
     def __init__(
         self,
@@ -222,7 +222,7 @@ class Brought:
         tasks: Tasks,
         said: Mapping[str, Any],
     ) -> None:
-        """said: the run file's values for the tokenizer, which take precedence over its files' values."""
+        """Read the files.  said: the run file's values for the tokenizer, which take precedence over other files' values."""
         self._folder = folder
         paths = {TOKENIZER: tokenizer, CHATS: chats} | {TASKS + name: path for name, path in tasks.paths.items()}
         self._paths = {name: path for name, path in paths.items() if path is not None}
@@ -243,12 +243,12 @@ class Brought:
         return self._folder.facts if self._folder is not None else None
 
     def digest(self, piece_bytes: int) -> Hash:
-        """Return the digest, as `Start.digest`."""
+        """Return the digest as `Start.digest` describes."""
         assert self._folder is not None, "asked only where there are facts"
         return self._folder.digest(piece_bytes)
 
     def check(self, manifest: RunManifest, tell: Tell = lambda what, about: None) -> None:
-        """Read all of it as a trainer will.  tell: called about chats and tasks.  Raises `PeerError` with file and line."""
+        """Read the data as a trainer will.  tell: called about chats and tasks.  Raises `PeerError` with file and line."""
         paths = {name: str(path) for name, path in self._paths.items()}
         config = TrainingConfig.from_sections(manifest.trainer_sections() | {"files": paths})
         try:
@@ -265,7 +265,7 @@ class Brought:
             tell("chats", reading.described())
 
     def _check_tasks(self, rl: RlSection, tokenizer: TemplatedTokenizer, tell: Tell) -> None:
-        """Raise ValueError with the file for unusable lines and prompts, and if too few tasks stay."""
+        """Raise ValueError for unusable lines or prompts, naming the file, and if too few tasks are left."""
         rates = SolveRates(rl.min_solve_rate, rl.max_solve_rate)
         left: dict[str, int] = {}
         remarks: list[str] = []
@@ -287,7 +287,7 @@ class Brought:
             raise ValueError("; ".join([str(error), *remarks])) from error
 
     def _check_examples(self, config: TrainingConfig, tokenizer: TemplatedTokenizer) -> None:
-        """Raise ValueError if tasks of a file give no example, or, as far as this computer can tell, too few."""
+        """Raise ValueError if a task is no example or, as far as this computer can tell, there are too few examples."""
         files = [name for name in self._data if name.startswith(TASKS)]
         for name in files:
             for task in read_tasks(io.BytesIO(self._data[name])):
@@ -302,7 +302,7 @@ class Brought:
                 reading_of(config, tokenizer)
 
     def keep(self, signed: SignedManifest, data: Path) -> None:
-        """Store all of it in the organiser's data directory.  Raises `PeerError`, also if the folder has changed."""
+        """Store the data in the organiser's data directory.  Raises `PeerError`, also if the folder has changed."""
         if self._folder is not None:
             self._folder.keep(signed, data)
         files = BlobStore(Disk(), make_private(make_private(run_dir(data, signed.run)) / "files"))
@@ -329,9 +329,9 @@ def _check_environment(config: TrainingConfig, rl: RlSection, tokenizer: Templat
 
 
 def brought_by(path: Path) -> Brought | None:
-    """Return the data of a run file; None if it has none, and no environment.  Raises `PeerError` or `RunFileError`.
+    """Return the data of a run file; None if it names no data and no environment.  Raises `PeerError` or `RunFileError`.
 
-    A model's folder brings its tokenizer.json, if it has one and the run file names no other.
+    The tokenizer.json in a model's folder is used, if there is one and the run file names no other.
     """
     sections = sections_of(path)
     model, tokenizer, chats = (_named(path, sections.get(name)) for name in ("model", "tokenizer", "data"))
@@ -352,7 +352,7 @@ def brought_by(path: Path) -> Brought | None:
 
 
 def tell_of_mismatches(manifest: RunManifest, tell: Tell) -> None:
-    """Report a model that does not fit its rows or its tokens, though the run is possible."""
+    """Report a mismatch of the model with the run's rows or tokens, although the run is possible."""
     model = manifest.model
     if manifest.tokenizer is None and model.vocab != ByteTokenizer.vocab:
         tell(
@@ -372,7 +372,7 @@ def tell_of_mismatches(manifest: RunManifest, tell: Tell) -> None:
 
 
 def _tasks(path: Path, section: Any) -> Tasks:
-    """Return the files beside the run file that its environment names; the check of the run reports a wrong environment."""
+    """Return the task files that the run file's environment names; none for an invalid one, which a later check reports."""
     beside = Tasks({}, {})
     if not isinstance(section, Mapping):
         return beside

@@ -1,7 +1,7 @@
 """Export of a run's model as a Hugging Face folder, from the data directory, whether a peer runs or not.
 
-`protocol.chain.stored_run` reads the states on disk, `trainer.weights` writes the files' formats, and
-`peer.weights.folders` makes the new folder.
+`protocol.chain.stored_run` reads the states on disk, `trainer.weights` writes the file formats, and this module makes the
+new folder.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from trainer.weights.merging import Linear, Rule, Slerp, Ties, merged
 from trainer.weights.safetensors_file import ExportFormat, FolderError
 
 # ------------------------------------------------------------------------------------------------------------------------
-# New folder that gets its name when all of it is on disk, so the name never stands for a part of a model.
+# New folder that gets its name once it is complete on disk, so that a folder with the name is never incomplete.
 
 
 ROOM = 1.05
-"""Factor on the size of the numbers: headers, and the file system's own needs."""
+"""Factor on the size of the numbers, for headers and the file system's own needs."""
 
 
 def check_target(target: Path) -> None:
@@ -51,7 +51,7 @@ def check_target(target: Path) -> None:
 
 
 def check_room(folder: Path, wanted: int) -> None:
-    """Raise `PeerError` unless the disk has room for so many bytes of numbers."""
+    """Raise `PeerError` unless the disk has room for `wanted` bytes of numbers."""
     free = shutil.disk_usage(folder).free
     if free < ROOM * wanted:
         raise PeerError(
@@ -63,7 +63,7 @@ def check_room(folder: Path, wanted: int) -> None:
 
 @contextmanager
 def published_as(target: Path) -> Iterator[Path]:
-    """Yield a new folder beside `target`, which becomes `target` if all went well, and is removed otherwise."""
+    """Yield a new folder beside `target`, which is renamed to `target` on success and removed on an error."""
     unfinished = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".new", dir=target.parent))
     try:
         yield unfinished
@@ -76,7 +76,7 @@ def published_as(target: Path) -> Iterator[Path]:
 
 
 def told(blocks: Iterable[F32], count: int, on_progress: Callable[[float], None]) -> Iterator[F32]:
-    """Pass on the blocks of `count` values; `on_progress` is called with the share that has passed, from 0 to 1."""
+    """Pass on the blocks of `count` values; call `on_progress` with the share passed on, from 0 to 1."""
     done = 0
     for block in blocks:
         yield block
@@ -104,12 +104,12 @@ def _sync(folder: Path) -> None:
 
 
 CONTEXT = 2048
-"""Context that transformers assumes for a Llama whose config.json gives none."""
+"""Context that transformers assumes for a Llama if its config.json gives none."""
 
 
 @dataclass(frozen=True)
 class MergeOptions:
-    """Options of a merge; None for the default.  weights: one for each model."""
+    """Options of a merge; None for the default.  weights: one weight for each model."""
 
     rule: str = "linear"
     weights: tuple[float, ...] | None = None
@@ -121,7 +121,7 @@ class MergeOptions:
 
 @dataclass(frozen=True)
 class Merged:
-    """Result of a merge.  tokenizer: the folder has one."""
+    """Result of a merge.  tokenizer: true if the folder has a tokenizer."""
 
     parameters: int
     size_bytes: int
@@ -137,7 +137,7 @@ def merge(
 ) -> Merged:
     """Write the merge of `models` to the new folder `target`.  dtype: "bf16" or "fp32".  Raises `PeerError`.
 
-    Tokenizer, end of text and context are the first model's (of ties: the base's).
+    The first model's tokenizer, end of text and context are used; with the rule ties, the base's.
     """
     check_target(target)
     form = ExportFormat(dtype)
@@ -165,11 +165,11 @@ def merge(
 
 
 RULES_OF = {"weights": ("linear", "ties"), "t": ("slerp",), "base": ("ties",), "density": ("ties",), "scale": ("ties",)}
-"""Rules that have each option."""
+"""Rules to which each option applies."""
 
 
 def _rule(models: int, options: MergeOptions) -> Rule:
-    """Return the rule for so many models beside a base; raises `PeerError`."""
+    """Return the rule for this number of models, besides a base; raises `PeerError`."""
     for name in RULES_OF:
         if getattr(options, name) is not None and options.rule not in RULES_OF[name]:
             raise PeerError(
@@ -206,7 +206,7 @@ def _or(value: float | None, default: float) -> float:
 
 
 ATTEMPTS = 3
-"""Tries, because a running peer may remove a checkpoint between two looks at its folder."""
+"""Number of tries, because a running peer may remove a checkpoint after its folder was listed."""
 BYTES_VOCABULARY, BYTES_EOS = 256, 0
 """Vocabulary and end token of a run without a tokenizer: it reads bytes, and a zero byte separates files of its corpus."""
 
@@ -215,7 +215,8 @@ BYTES_VOCABULARY, BYTES_EOS = 256, 0
 class Exported:
     """Result of an export.
 
-    rounds: that the model has learned from.  is_final: the run has ended with this state.  tokenizer: the folder has one.
+    rounds: rounds that the model has learned from.  is_final: true if the run has ended with this state.  tokenizer: true if
+    the folder has a tokenizer.
     """
 
     rounds: int
@@ -235,7 +236,7 @@ def export(
 ) -> Exported:
     """Write the model after `checkpoint` rounds, or the newest one, to the new folder `target`.  Raises `PeerError`.
 
-    dtype: "bf16" or "fp32".  on_progress: called now and then with the share written, from 0 to 1.
+    dtype: "bf16" or "fp32".  on_progress: called repeatedly with the share written, from 0 to 1.
     """
     check_target(target)
     manifest, form = signed.manifest, ExportFormat(dtype)
@@ -305,7 +306,7 @@ def _seeded(signed: SignedManifest, path: Path) -> F32:
 
 @contextmanager
 def _naming_errors() -> Iterator[None]:
-    """Turn a missing state into a sentence with exit code INPUT; `peer.cli.explain` handles errors of the disk."""
+    """Turn the error of a missing state into a `PeerError`; `peer.cli.explain` handles errors of the disk."""
     try:
         yield
     except NotStored as error:

@@ -1,4 +1,4 @@
-"""Preparation of weights for publishing: checked against the run's model, in one file and one order.
+"""Preparation of weights for publishing: they are checked against the run's model, and written to one file in one order.
 
 Published weights are always written in the order of the run's model, with one header, so that a patch between two versions
 changes only values, whoever wrote the files.
@@ -22,9 +22,9 @@ from trainer.weights.safetensors_file import READ_BYTES, ExportFormat, FolderErr
 
 @contextmanager
 def prepared(signed: SignedManifest, source: Path, data: Path) -> Iterator[str]:
-    """Yield the name of a file in the run's folder of weights with the content of `source`; the file is removed at the end.
+    """Yield the name of a file with the content of `source` in the run's folder of weights; remove the file at the end.
 
-    source: a safetensors file, or a folder with some.  Raises `PeerError`.
+    source: a safetensors file, or a folder with such files.  Raises `PeerError`.
     """
     folder = make_private(make_private(run_dir(data, signed.run)) / "weights")
     target = folder / f".given-{os.getpid()}.new"

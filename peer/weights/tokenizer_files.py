@@ -1,6 +1,6 @@
 """Tokenizer files of the folder with which a run began, kept in the run's folder for exports.
 
-Only the organiser's data directory has all of them.  Other peers have the run's tokenizer.json, fetched from its peers.
+Only the organiser's data directory has all these files.  Other peers have the run's tokenizer.json, fetched from its peers.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ ESSENTIAL = (
 )
 """Files of which a tokenizer needs at least one."""
 UNREAD = (*ESSENTIAL[1:], "*.tiktoken", "*.spm", "*.sp.model")
-"""File names of tokenizers in forms that are not read."""
+"""File names of tokenizers in formats that cannot be read."""
 
 
 def check_readable(folder: Path) -> None:
-    """Raise `PeerError` for a folder with a tokenizer in another form than tokenizer.json: the run would read bytes."""
+    """Raise `PeerError` if the folder's tokenizer has another format than tokenizer.json: the run would read bytes."""
     if not (folder / "tokenizer.json").exists() and (unread := _unread_in(folder)):
         raise PeerError(
             f"{folder} has no tokenizer.json, and its tokenizer ({', '.join(unread)}) is in a form that is not read; "
@@ -60,7 +60,7 @@ def keep_tokenizer(source: Path, run_folder: Path) -> None:
 
 
 def copy_tokenizer(run_folder: Path, target: Path, fetched: Path | None) -> bool:
-    """Copy the files kept by `keep_tokenizer`, else the fetched tokenizer.json, to `target`; False if there were none."""
+    """Copy the files kept by `keep_tokenizer`, else the fetched tokenizer.json, to `target`; False without any files."""
     kept = run_folder / "tokenizer"
     if _is_tokenizer(kept):
         _copy(kept, target)
@@ -72,13 +72,13 @@ def copy_tokenizer(run_folder: Path, target: Path, fetched: Path | None) -> bool
 
 
 def take_tokenizer(source: Path, target: Path) -> bool:
-    """Copy the tokenizer files from one Hugging Face folder to another; return True if there is a tokenizer among them."""
+    """Copy the tokenizer files from one Hugging Face folder to another; return True if the files include a tokenizer."""
     _copy(source, target)
     return _is_tokenizer(source)
 
 
 def generation_in(folder: Path) -> dict[str, Any]:
-    """Return the generation_config.json in a folder; empty if there is none that can be read."""
+    """Return the generation_config.json in a folder; empty if the file is missing or unreadable."""
     try:
         return json_in(folder / "generation_config.json", "copy it again")
     except FolderError:

@@ -1,1 +1,1 @@
-"""Panels: each module draws one side of a peer's `Picture` as lines of text, in the width and height that it is given."""
+"""Panels: each module draws one part of a peer's `Picture` as lines of text, in a given width and height."""

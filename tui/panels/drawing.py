@@ -1,4 +1,4 @@
-"""Tools of all panels: styles, view settings, and curves."""
+"""Tools for all panels: styles, view settings, and curves."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ LABEL = 7
 
 
 def curve(values: Sequence[float], width: int, height: int, *, unicode: bool = True) -> list[str]:
-    """Draw `values` from left to right in `height` lines of at most `width` columns; label the largest and least.
+    """Draw `values` from left to right in `height` lines of at most `width` columns; label the largest and the smallest.
 
-    More values than columns are averaged; fewer are spread.  A value that is not finite leaves a gap.
+    If there are more values than columns, they are averaged; fewer values are spread.  A value that is not finite leaves a
+    gap.
     """
     finite = [value for value in values if math.isfinite(value)]
     room = width - LABEL - 1
@@ -64,13 +65,13 @@ def _resampled(values: Sequence[float], places: int) -> list[float]:
 
 
 GOOD, WARNING, ALARM, FAINT, STRONG = "green", "yellow", "bold red", "dim", "bold"
-"""Styles.  Nothing is told by colour alone, so that everything can be read without colours."""
+"""Styles.  No information is in colour alone, so that everything can be read without colours."""
 LEVEL_STYLES = {"warning": WARNING, "error": ALARM, "debug": FAINT}
 
 
 @dataclass
 class Look:
-    """View settings of a panel.  scroll: lines.  order, filter: indices into the panel's lists.  unicode: may be drawn."""
+    """View settings of a panel.  scroll: lines.  order, filter: indices into the panel's lists.  unicode: Unicode works."""
 
     scroll: int = 0
     order: int = 0
@@ -78,7 +79,7 @@ class Look:
     unicode: bool = True
 
     def window(self, lines: int, room: int) -> range:
-        """Return the lines, of `lines`, that are shown in `room`; if scrolled too far, scroll back."""
+        """Return the indices, of `lines` lines, that `room` lines show; scroll back if scrolled too far."""
         self.scroll = max(0, min(self.scroll, lines - room))
         return range(self.scroll, min(lines, self.scroll + max(0, room)))
 

@@ -1,4 +1,4 @@
-"""The two lines on top: run, round, phase, time left, peers; and a sentence about this peer's work or its wait."""
+"""Two lines at the top: run, round, phase, time left, peers; and a sentence about this peer's work or its wait."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ALARM_LINES = 2
 def draw(picture: Picture, stopped: str, width: int, unicode: bool) -> list[Text]:
     """Draw two lines, and below them the newest alarm, if any, in `ALARM_LINES` at most.
 
-    stopped: the reason why no peer is seen; empty while one is.
+    stopped: the reason why there is no connection to a peer; empty while there is one.
     """
     status = picture.status
     if status is None:
@@ -59,7 +59,7 @@ def _now(picture: Picture, width: int, unicode: bool) -> Text:
 
 
 def _waits(state: str, style: str, why: str, remedy: str, width: int, unicode: bool) -> Text:
-    """Draw the cause of the peer's wait; put the remedy at the end of the line if there is room for both."""
+    """Draw the reason for the peer's wait, and the remedy at the end of the line if there is room for both."""
     room = width - columns(state)
     text = _plain(f" {why}", unicode)
     left = room - columns(text) - columns(remedy)

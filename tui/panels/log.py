@@ -1,4 +1,4 @@
-"""Log of events, the newest at the bottom."""
+"""Panel of the log of events, with the newest at the bottom."""
 
 from __future__ import annotations
 

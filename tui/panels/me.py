@@ -1,4 +1,4 @@
-"""This peer's contribution so far, and its processes and state."""
+"""Panel of this peer: its contribution so far, its processes and its state."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TITLE = "Me"
 
 
 def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
-    """Draw as many rows as there is room for, the most important first."""
+    """Draw as many rows as fit, the most important first."""
     status = picture.status
     if status is None:
         return []
@@ -52,7 +52,7 @@ def _work(status: PeerStatus, share: str) -> tuple[str, str]:
 
 
 def _reached(status: PeerStatus) -> str:
-    """Say if others can reach this peer, and at which addresses."""
+    """Say whether other peers can reach this peer, and at which addresses."""
     there = [clean(address, 60) for address, verdict in status.reachability.items() if verdict == "reachable"]
     words = {"reachable": f"reach this peer at {', '.join(there)}", "unreachable": "cannot reach this peer"}
     return words.get(status.reachable, "were not asked yet if they can reach this peer")

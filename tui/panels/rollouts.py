@@ -1,4 +1,4 @@
-"""Rollouts: the reward, verdicts on batches, peers set aside, and the last batches, or this peer's own last ones."""
+"""Panel of rollouts: the reward, verdicts on batches, peers set aside, and the last batches of all peers or of this peer."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tui.picture import Picture
 TITLE = "Rollouts"
 NAME = 24
 CURVE_FROM = 8
-"""Height in lines from which on the curve of the reward is drawn."""
+"""Least height in lines for which the curve of the reward is drawn."""
 MOST_ASIDE = 3
 BATCHES = {"rollout": "MY BATCHES", "validator": "WHAT I JUDGED"}
 STYLES = {ACCEPTED: GOOD, REJECTED: ALARM, STALE: FAINT, UNSURE: WARNING, WAITING: ""}
 
 
 def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
-    """Draw numbers, the share of each verdict as a bar, alarms, the curve of the reward if there is room, and batches."""
+    """Draw numbers, a bar of the verdicts' shares, alarms, the curve of the reward if there is room, and batches."""
     if not picture.has_rollouts:
         return [line((fit("this run has no rollouts", width), FAINT))]
     counts = _counts(picture)
@@ -37,7 +37,7 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
 
 
 def _head(picture: Picture) -> str:
-    """Return the line of totals, by the peer's own counts if known: a view opened later has seen fewer events."""
+    """Return the line of totals, from the peer's own counts if known, because a view opened late has seen fewer events."""
     tally, status = picture.rollouts, picture.status
     told = status.rollouts if status is not None else None
     role = status.role if status is not None else ""
@@ -59,7 +59,7 @@ def _head(picture: Picture) -> str:
 
 
 def _counts(picture: Picture) -> list[tuple[str, int]]:
-    """Return the number of batches by verdict, by the peer's own counts if known, else by the events seen."""
+    """Return the number of batches by verdict, from the peer's own counts if known, else from the events seen."""
     counts, status = picture.rollouts.counts, picture.status
     told = status.rollouts if status is not None else None
     if told is None:
@@ -70,7 +70,7 @@ def _counts(picture: Picture) -> list[tuple[str, int]]:
 
 
 def _shares(counts: Sequence[tuple[str, int]], width: int, look: Look) -> Text:
-    """Draw the verdicts as lengths of a bar, each with its own character, and a legend."""
+    """Draw the verdicts as sections of a bar, each with its own character, and a legend."""
     cells = dict(zip((ACCEPTED, REJECTED, WAITING, STALE), "█▒░·" if look.unicode else "#x.-", strict=True))
     legend = "  " + "  ".join(f"{cells[name]} {count} {name}" for name, count in counts)
     room, total = width - len(legend), sum(count for _, count in counts)
@@ -86,7 +86,7 @@ def _shares(counts: Sequence[tuple[str, int]], width: int, look: Look) -> Text:
 
 
 def _aside(picture: Picture, width: int) -> list[Text]:
-    """Draw the peers set aside last, with the reasons; each is also an alarm in the head."""
+    """Draw the peers that were set aside last, with the reasons; each is also an alarm in the head."""
     aside, name = [*picture.rollouts.aside], naming(picture.names)
 
     def row(each: Aside) -> Text:

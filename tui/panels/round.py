@@ -1,4 +1,4 @@
-"""The current round and past ones: the time of each part, every trainer's progress, and the peers still awaited."""
+"""Panel of the current round and past ones: times of the parts, trainers' progress, and the peers still missing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAME = 24
 
 
 def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
-    """Draw the awaited peers, a bar for each trainer, the remedy for the wait, and past rounds in the lines left over."""
+    """Draw the peers still missing, a bar for each trainer, the remedy for the wait, and past rounds if there is room."""
     status = picture.status
     if status is None:
         return []
@@ -45,7 +45,9 @@ def _waits(picture: Picture, status: PeerStatus, width: int) -> Text:
         who = ", ".join(name(peer) for peer in waiting[:3]) + (f" and {len(waiting) - 3} more" if len(waiting) > 3 else "")
         waits = f", waiting for {who}" if waiting else ""
         return line(fit(f"round {status.round}: exchanging {done}/{total} chunks{waits}", width))
-    why = clean(status.why_detail or status.why_idle, 300).removeprefix(f"round {status.round}: ")  # as older peers say
+    why = clean(status.why_detail or status.why_idle, 300).removeprefix(
+        f"round {status.round}: "
+    )  # older peers add this prefix
     text = f"round {status.round}: {status.phase}" + (f": {why}" if why else "")
     return line((fit(text, width), WARNING if why else GOOD))
 

@@ -1,4 +1,4 @@
-"""All peers of the run, this one first."""
+"""Panel of all peers of the run, this one first."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tui.picture import Picture
 TITLE = "Swarm"
 NAME = 24
 WIDTHS = (NAME, 10, 11, 5, 8, 7, 12)
-"""Widths of name, role, phase, round, rate, share and link.  A column is shown whole or not: a cut number is wrong."""
+"""Widths of name, role, phase, round, rate, share and link.  Columns are never cut, because a cut number is wrong."""
 ORDERS: tuple[tuple[str, Callable[[SwarmPeer], tuple[object, ...]]], ...] = (
     ("name", lambda known: (known.liveness != "alive", known.name.lower(), known.peer)),
     ("tokens/s", lambda known: (-known.tokens_per_s, known.peer)),
@@ -26,7 +26,7 @@ ORDERS: tuple[tuple[str, Callable[[SwarmPeer], tuple[object, ...]]], ...] = (
 
 
 def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
-    """Draw the titles, this peer, and as many of the others as fit, in the chosen order."""
+    """Draw the titles, this peer, and as many other peers as fit, in the chosen order."""
     status = picture.status
     if status is None:
         return []
@@ -65,7 +65,7 @@ def _me(status: PeerStatus) -> SwarmPeer:
 def _row(known: SwarmPeer, totals: Mapping[str, float], width: int, *, mine: bool = False) -> Text:
     alive = known.liveness == "alive"
     link = (clean(known.link, 10) or "-") if alive else f"{duration(known.heard_s)} ago"
-    total = totals[known.role]  # of its role: generated tokens and trained tokens do not compare
+    total = totals[known.role]  # total of its role: generated tokens and trained tokens cannot be compared
     share = f"{100 * known.tokens_per_s / total:.0f} %" if total > 0 and alive else "-"
     cells = (
         pad(f"{clean(known.name, 15)} {short(known.peer)}", NAME),

@@ -1,4 +1,4 @@
-"""Training progress: the loss of the rounds, the held-out loss, tokens per second."""
+"""Panel of the training progress: the loss of the rounds, the held-out loss, tokens per second."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TITLE = "Training"
 
 
 def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
-    """Draw a line of numbers, a line of the held-out loss, and the curve in the lines left over."""
+    """Draw a line of numbers, a line of the held-out loss, and the curve in the remaining lines."""
     status = picture.status
     mine = status.tokens_per_s if status is not None else 0.0
     swarm = mine + sum(known.tokens_per_s for known in status.swarm if _counts(known, status)) if status else 0.0

@@ -1,4 +1,4 @@
-"""Transfers: rates up and down, and each blob being fetched, with the map of its chunks."""
+"""Panel of transfers: rates up and down, and each blob being fetched, with the map of its chunks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TEXT = 34
 
 
 def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
-    """Draw two lines of rates, then two for each blob being fetched, then the transfers that ended."""
+    """Draw two lines of rates, then two lines for each blob being fetched, then the transfers that have ended."""
     status = picture.status
     if status is None:
         return []
