@@ -88,7 +88,7 @@ class Measurements:
         self._measured: dict[Hash, MeasuredLoss] = {}
 
     def open(self, state: CommittedState) -> None:
-        """Allow this state to be measured; forget the oldest one beyond `RECENT_ROUNDS`."""
+        """Open this state for measurements; forget the oldest states beyond `RECENT_ROUNDS`."""
         self._states.pop(state.tip, None)
         self._states[state.tip] = state
         while len(self._states) > RECENT_ROUNDS:
@@ -253,7 +253,7 @@ class Evaluator:
             self.on_claim(said.sender, said.body.measured)
 
     def on_claim(self, sender: PeerId, claim: Measurement) -> None:
-        """Check another peer's claim and note its loss; ignore claims about states that we do not know (any more)."""
+        """Check another peer's claim and note its loss; ignore claims about unknown or forgotten states."""
         state = self._known.state(Hash(claim.tip))
         if state is None or self._known.of(state.tip) is not None:
             return

@@ -324,8 +324,8 @@ class Departure:
 # ------------------------------------------------------------------------------------------------------------------------
 # The end of a run at one peer: no peer computes, and this peer serves the final state.
 #
-# The end comes when the peer's chain has reached the run's total, also after a restart and for a newcomer.  The run goes on
-# when the organiser's extension arrives, or when another branch of the chain wins: that branch may end elsewhere.
+# The end comes when the peer's chain has reached the run's total, also after a restart and for a newcomer.  The run can
+# continue if the organiser's extension arrives, or if another branch of the chain wins.
 
 
 END_LOOK_S = 0.25

@@ -238,11 +238,11 @@ class Node:
         return self._pace.left_s(work.wanted - work.steps)
 
     def _final_rounds(self) -> int:
-        """Return the number of rounds that this peer never gives up for another branch."""
+        """Return the number of final rounds, which this peer never replaces with another branch."""
         return 0 if self._is_young() else self._history.final
 
     def _is_young(self) -> bool:
-        """Return True if we may still give up all our records for another history."""
+        """Return True if we may still replace all our records with another history."""
         return self._replica.rounds.founders is None and self._history.length < YOUNG_ROUNDS
 
     async def weights(self) -> dict[str, Any]:

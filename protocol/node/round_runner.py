@@ -149,7 +149,7 @@ RETRY_S = 0.5
 
 
 class PendingDeliveries:
-    """Deliveries under way in one life of a node.  nursery: outlives the rounds."""
+    """Deliveries under way at one node.  nursery: a nursery that outlives the rounds."""
 
     def __init__(self, nursery: trio.Nursery) -> None:
         self.nursery = nursery
@@ -251,7 +251,7 @@ class RoundReport:
         self._session.emit(ReadySent(ready.round, ready.tokens, ready.steps, ready.loss))
 
     def sent(self, body: Body) -> None:
-        """Show an outgoing statement of ours if it is a vote or a new proposal."""
+        """Show our outgoing statement if it is a first vote or a new proposal."""
         if isinstance(body, Vote) and body.step is Step.FIRST:
             self._activity.show(Phase.VOTING, WhyIdle.COMMITTING, "voted, waiting for the quorum")
             self._session.emit(RoundVoted(body.round, body.attempt, body.record_hash.hex()))
@@ -527,7 +527,7 @@ class RoundRunner:
 
     @property
     def deciding(self) -> bool:
-        """True if a certified record is about to be committed, so that catching up must wait."""
+        """True while we commit a certified record; catching up must wait until then."""
         return self.machine.decided is not None
 
     def hand_over(self, nursery: trio.Nursery) -> None:

@@ -109,8 +109,8 @@ class CurrentRound:
 # ------------------------------------------------------------------------------------------------------------------------
 # The newest READY of each peer, received by gossip: other peers may be READY in a round before it begins here.
 #
-# A READY is forgotten when its round is over.  Members have places of their own.  All strangers, in any number, share twice
-# as many places as a round has members at most.  A live stranger takes the place of a stranger that is not alive.
+# A READY is forgotten when its round is over.  Members have places of their own.  All strangers, in any number, share two
+# places for each member that a round may have.  A live stranger takes the place of a stranger that is not alive.
 
 
 MAX_OF_MEMBERS = 2048
@@ -240,7 +240,7 @@ class RoundHandlers:
 
     @answers("exchange", ExchangeAsk)
     async def answer_exchange(self, peer: PeerId, ask: ExchangeAsk) -> bytes:
-        """Note that a member asks for a chunk's average or for our part of the chunk."""
+        """Note that a member asks for a chunk's average, or for our part of the chunk."""
         exchange = await self._exchange(Hash(ask.plan))
         if exchange is None:
             raise Refused("no such exchange here")

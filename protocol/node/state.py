@@ -122,7 +122,7 @@ class Ratifier:
         self._session.emit(RecordRatified(round, tally.record.hex(), self._replica.history.final))
 
     def _current(self) -> Tally | None:
-        """Return the votes for our chain's first provisional record; None without such a record or its electors."""
+        """Return the votes for our chain's first provisional record; None without such a record or without electors."""
         history = self._replica.history
         first = next(iter(history.provisional), None)
         if first is None:
@@ -318,7 +318,7 @@ class StateKeeper:
     # -- from the disk ------------------------------------------------------------------------------------------------
 
     async def load(self) -> None:
-        """Load from disk the branches beside our chain; called before claims are checked."""
+        """Load other branches than our chain from disk; called before claims are checked."""
         await self._following.load()
 
     async def restore(self) -> None:

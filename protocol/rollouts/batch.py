@@ -74,7 +74,7 @@ def order_of(
 ) -> list[PeerId]:
     """Return the validators, or the first `most`, in the order in which the batch is dealt to them.
 
-    A validator that joins or leaves does not change the order of the other validators.  late: validators that joined when
+    A validator that joins or leaves does not change the order of the other validators.  late: validators that joined after
     the beacon was known; they come last, because their keys may have been made for this beacon.
     """
     drawn = sorted(validators, key=lambda peer: (peer in late, hash_bytes("validator", beacon + root + peer.encode())))
@@ -91,7 +91,7 @@ def some_of(
 ) -> frozenset[PeerId]:
     """Return at most `most` validators, among which batches are dealt at this tip; no peer can predict them.
 
-    late: validators that joined when the tip was known, as in `order_of`.
+    late: validators that joined after the tip was known, as in `order_of`.
     """
     if len(validators) <= most:
         return validators
@@ -131,7 +131,7 @@ def _number_in(lot: Hash) -> int:
 
 
 RELATIVE = frozenset({Reason.WITHHELD})
-"""Reasons that depend on the bytes that a validator could get; validators that disagree on such a reason have not lied."""
+"""Reasons that depend on the bytes that a validator could get.  Disagreement about such a reason is no proof of a lie."""
 UNSURE = CODES.index((Verdict.INCONCLUSIVE, Reason.NONE))
 WITHHELD = CODES.index((Verdict.REJECT, Reason.WITHHELD))
 MOST_DEATHS = 2

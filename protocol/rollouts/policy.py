@@ -97,8 +97,8 @@ MOST_REDRAWN = 256
 joining and leaving must not cost us time either.  Further deals keep their validators; we wait for each of these validators
 no longer than for a silent one."""
 MOST_OTHERS = 16
-"""Most verdicts on a batch from validators that were not asked.  Such a validator may be asked later, or may have judged a
-batch of ours."""
+"""Most verdicts on a batch from validators that were not asked.  We keep some, because a validator may be asked later, or
+may have judged our own batch."""
 
 
 class PoolContext:
@@ -241,7 +241,7 @@ class PoolContext:
         return self.set_aside(batch.author, f"several peers found: {batch.judgements[bad[0]].reason.value}")
 
     def set_aside(self, peer: PeerId, reason: str, role: Role = Role.ROLLOUT) -> list[PoolEffect]:
-        """Set a peer aside: nothing that it makes or states is used any more."""
+        """Set a peer aside: its batches and verdicts are no longer used."""
         return [EmitEvent(set_aside(peer, reason, role))] if self.standing.set_aside(peer, reason) else []
 
 

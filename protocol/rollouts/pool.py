@@ -175,7 +175,7 @@ AHEAD = 2
 ENOUGH = 2
 """A trainer stops checking batches once it has accepted enough of them for this many rounds."""
 AHEAD_ROUNDS = 2
-"""Number of rounds whose need of batches is fetched before a verdict, for peers with a clean history and for others each."""
+"""Number of rounds for which batches are fetched before their verdicts; the limit applies to each group of peers."""
 
 
 class Pool:

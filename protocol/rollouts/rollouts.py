@@ -135,7 +135,7 @@ class Liars(Container[object], Protocol):
     """Peers that are proven to have lied (`protocol.audit.ejection`)."""
 
     def reason(self, peer: PeerId) -> str:
-        """Return the lie that a peer is proven to have told."""
+        """Return a phrase for the proven lie of a peer."""
         ...
 
     def accuse(self, peer: PeerId, first: bytes, second: bytes) -> None:

@@ -174,7 +174,7 @@ class StatementRepeater:
 
 
 class BatchFetcher:
-    """Fetching of batches at one peer.  within_s: time limit for one batch (s).  told: called with each fetch's outcome."""
+    """Fetching of batches at one peer.  within_s: time limit for a batch (s).  told: called with the outcome of a fetch."""
 
     def __init__(
         self,
@@ -242,7 +242,7 @@ MADE = ".made.new"
 """File of a batch that is being made; a leftover of an earlier process is removed with all such files."""
 
 VERSIONS_REMEMBERED = 4096
-"""Most versions whose next numbers are remembered.  No chain gives up so many records, which are settled long before."""
+"""Most versions whose next numbers are remembered.  No chain moves back by so many records: they are settled before."""
 
 
 class RolloutMaker:

@@ -120,7 +120,7 @@ def _unrepeatable(tasks: Collection[ByMaker]) -> str:
 
 def _dead(count: int, tasks: Collection[ByMaker]) -> str:
     """Return the fault of a set with nearly all tasks never solved or always solved; empty without this fault."""
-    found = [_tried(task) for task in tasks]  # pairs of numbers: a set has up to 10 000 tasks of several makers
+    found = [_tried(task) for task in tasks]  # pairs for speed: a set has up to 10 000 tasks, with several makers each
     judged = sum(attempts >= LEAST_ATTEMPTS for attempts, _ in found)
     if judged < min(LEAST_JUDGED, count):
         return ""

@@ -359,11 +359,11 @@ class TaskSets:
         self.unusable = unusable
 
     def own_offer(self, root: Hash, raw: bytes) -> None:
-        """Add an offer of ours, to repeat it and to keep its set."""
+        """Add our own offer, to repeat it and to keep its set."""
         self.own[root] = raw
 
     def withdraw(self, root: Hash) -> None:
-        """Stop repeating an offer of ours."""
+        """Stop repeating our own offer."""
         del self.own[root]
         self.offers.drop(root)
 
