@@ -76,12 +76,12 @@ class Ballot:
 
     @cached_property
     def proposer(self) -> PeerId:
-        """The voter whose turn it is to propose."""
+        """The voter that may propose in this ballot."""
         voters = self.base.ranked(self.voters)
         return voters[self.attempt % len(voters)]
 
     def may_propose(self, peer: PeerId) -> bool:
-        """Return True if this peer's proposal may be followed.
+        """Return True if we may accept a proposal from this peer.
 
         Members that vote may see different peers ready, and so draw different proposers.  So any member may propose in that
         case, and the votes decide.
@@ -409,7 +409,7 @@ def most_chunks(chunks: int, electors: int, members: int) -> int:
 
 
 def plan_of(record: Record, provenance: Provenance) -> Plan:
-    """Return the plan whose exchange made this record."""
+    """Return the plan of the exchange that produced this record."""
     return Plan(
         round=record.round,
         fragment=record.fragment,

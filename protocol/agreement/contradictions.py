@@ -1,6 +1,6 @@
 """Statements that no honest peer signs, alone or together with another statement of the same peer.
 
-Pure.  Two rules hold for two statements:
+Pure.  Two rules cover pairs of statements:
 
 * For each slot (`slot`) an honest peer signs one statement: one READY for each serial, one average for each chunk of a plan,
   one batch of rollouts for each number; and in each attempt on a tip one vote in each step, one proposal and one record

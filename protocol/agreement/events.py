@@ -33,7 +33,7 @@ class Forward:
 
 @dataclass(frozen=True)
 class Persist:
-    """Write the voter state that binds us to disk before any later effect is performed."""
+    """Write our voter state, which binds us, to disk before any later effect is performed."""
 
     kept: VoterState
 
@@ -163,7 +163,7 @@ class ExchangeDone:
 
 @dataclass(frozen=True)
 class ResultObtained:
-    """Arrival on disk of the result with this root."""
+    """Completion on disk of the result with this root."""
 
     root: bytes
 

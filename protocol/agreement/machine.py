@@ -379,7 +379,7 @@ class RoundMachine:
         return [ObtainResult(commit.record, tuple(commit.index), sources, self.me, None)]
 
     def _on_result_obtained(self, root: bytes) -> list[RoundEffect]:
-        """End the round if its certified record waited for this result; else vote if the proposed record has it."""
+        """End the round if its certified record waited for this result; otherwise vote if the proposed record has it."""
         self._state.obtained.add(root)
         if self._certified is not None and self._certified.record.result_root == root:
             commit, self._certified = self._certified, None

@@ -8,10 +8,10 @@ Pure.  Safety does not depend on this module: two peers may judge differently, a
   it would never catch up with the swarm.
 * No trainer may cost a round much more time than its work is worth.  The fair time for one more trainer is `LATE` of the
   time that the ready electors took, divided by their number, but at most `grace_s`.  Late trainers are asked to finish after
-  half of it.  A trainer that is not ready `ANSWER_S` after the fair time has stalled the round.  In the next rounds we wait
-  for it for less time, or not at all (`protocol.allreduce.lateness`).
-* Electors are absent if they said goodbye, or were silent for `eviction_s`.  No more electors are left out than a quorum
-  requires.
+  half of the fair time.  A trainer that is not ready `ANSWER_S` after the fair time has stalled the round.  It gets less
+  time in the next rounds, or none (`protocol.allreduce.lateness`).
+* Electors are absent if they said goodbye, or were silent for `eviction_s`.  Only as many electors are left out as necessary
+  to bring a quorum within reach.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from protocol.wire.identity import PeerId
 from protocol.wire.messages import Finish, Member, Plan, Ready, digest_in, member_of, weights_in
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Members of a round's plan, and the owner that averages each chunk.  Pure.  Safety does not depend on this part:
+# Members of a round's plan, and the owners of its chunks.  Pure.  Safety does not depend on this part:
 # `protocol.agreement.ballot` checks the members that a plan must have.
 # * All live peers that are ready on our state are members, as far as there are places.  First come the peers that the view
 #   changes demand, then electors, then members of the last record, then newcomers in an order drawn by the tip.  The round
@@ -277,7 +277,7 @@ class ClosingPolicy:
         ]
 
     def held(self, view: View, digest: bytes | None) -> list[PeerId]:
-        """Return the electors whose READY for our state we hold."""
+        """Return the electors from which we hold a READY for our state."""
         return [peer for peer in self.agreed(view, digest) if peer in self.base.electors]
 
     def make_plan(self, view: View, digest: bytes, held: Collection[PeerId], most: int = MAX_MEMBERS) -> Plan | None:
@@ -328,7 +328,7 @@ class ClosingPolicy:
         needed = quorum_size(electors) if electors >= 4 else 1
         return min((other for other, count in self._states.items() if other != digest and count >= needed), default=None)
 
-    # -- who is gone --------------------------------------------------------------------------------------------------
+    # -- absent electors ----------------------------------------------------------------------------------------------
 
     def absent(self, view: View) -> tuple[PeerId, ...]:
         """Return the absent electors, sorted: the fewest that must be left out for a quorum to be within reach.

@@ -108,7 +108,7 @@ class ViewChangeLog:
         kept = [known for known in self._locks.get(sender, []) if bool(known.proof.absent) != bool(lock.proof.absent)]
         self._locks[sender] = [*kept, lock][-LOCKS_KEPT:]
 
-    # -- which attempt is due -----------------------------------------------------------------------------------------
+    # -- the attempt that is due --------------------------------------------------------------------------------------
 
     def _entered(self) -> dict[PeerId, int]:
         """Return the attempt that each voter has entered."""
@@ -140,7 +140,7 @@ class ViewChangeLog:
         others = sum(peer != self._state.me for peer in self._entered())
         return others >= self._state.ballot(0, ()).some_honest
 
-    # -- what to lead with --------------------------------------------------------------------------------------------
+    # -- justification of a proposal ----------------------------------------------------------------------------------
 
     def provable(self, ballot: Ballot) -> dict[PeerId, bytes]:
         """Return the view changes for this ballot whose locks we can prove, sorted by voter."""

@@ -1,4 +1,4 @@
-"""State of a round that the proposer and the voter of one peer share."""
+"""Round state shared by the proposer and the voter of one peer."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class RoundState:
         voters = () if set(self.base.electors) - set(absent) else voters_of(self.base, members, absent)
         return Ballot(self.base, attempt, tuple(map(PeerId, absent)), voters)
 
-    # -- patience -----------------------------------------------------------------------------------------------------
+    # -- timeouts -----------------------------------------------------------------------------------------------------
 
     def move(self, now: float) -> None:
         """Note progress: the timeout starts again."""
@@ -129,7 +129,7 @@ class RoundState:
         return plan_hash(plan) if alive else None
 
     def held(self, view: View) -> list[PeerId]:
-        """Return the electors whose READY for our state we hold."""
+        """Return the electors from which we hold a READY for our state."""
         return self.closing.held(view, self.outer)
 
 
@@ -168,7 +168,7 @@ class Doubts:
 
 
 def carried_lock(state: RoundState, ballot: Ballot, view: View) -> VoterState:
-    """Return our voter state, without a lock that cannot be carried on."""
+    """Return our voter state, but without locks if the lock for this ballot cannot be carried on."""
     kept = state.kept
     lock = kept.reduced if ballot.absent else kept.lock
     if lock is None or _are_here(state, lock.record.members, ballot, view):

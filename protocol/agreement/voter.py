@@ -119,7 +119,7 @@ class Voter:
         """Ballot for which we sent a view change last."""
         return self._call
 
-    # -- calling an attempt -------------------------------------------------------------------------------------------
+    # -- view changes -------------------------------------------------------------------------------------------------
 
     def call(self, view: View, now: float) -> tuple[list[RoundEffect], Ballot | None]:
         """Send our view change for the attempt that is due, or for the first later one whose proposer can propose.
@@ -155,7 +155,7 @@ class Voter:
         return plan is not None and plan_hash(plan) not in self._state.results and not self.is_voting
 
     def _due(self, view: View, now: float) -> Ballot | None:
-        """Return the ballot of the attempt that is due, or of the first later attempt whose proposer can propose."""
+        """Return the ballot that is due, after moving on to the first attempt whose proposer can propose."""
         state, closing = self._state, self._state.closing
         absent = closing.absent(view)
         members = () if set(state.base.electors) - set(absent) else closing.planned(view, state.outer)

@@ -1,6 +1,6 @@
 """The assignment of chunks to owners and their successors, and the leaves of a contribution.
 
-Pure functions that every member computes alike, from the plan or the manifest.
+Pure functions of the plan or the manifest, with the same results at every member.
 
 The load to balance: with N members and payload P, an owner with a share f of the chunks sends (1 - f) P of its own parts and
 f P (N - 1) of results, and receives as much: P (1 + (N - 2) f).  With equal shares every member sends 2 (N - 1)/N P.  If
@@ -75,7 +75,7 @@ def share_out(bandwidths: Sequence[float], chunks: int, most: int | None = None)
 
 
 def plan_hash(plan: Plan) -> Hash:
-    """Return the hash of a plan, which names its exchange."""
+    """Return the hash of a plan, which identifies its exchange."""
     return hash_bytes("plan", plan.encode())
 
 

@@ -26,11 +26,13 @@ has to be known.  A fifth rule remembers the peers that used that time up.
    its parts are missing in the averages of more signers than may be liars (`MissingParts`): otherwise it could stall one
    owner after another.
 
-The jury are the electors among the members, if there are enough to tolerate a liar; their honest majority sets the pace.
-Strangers are remembered under one common name, and each also under its own, because keys cost nothing.
+The jury consists of the electors among the members, if there are enough to tolerate a liar; otherwise it is all members.
+The honest majority of the jury sets the pace.  Strangers are remembered under one common name, and each also under its own,
+because keys cost nothing.
 
-Two timers are kept elsewhere, because they need no memory of peers: the patience with an attempt's proposer, which doubles
-with each loss (`protocol.agreement.round_state`), and the grace time for trainers (`protocol.agreement.policy`).
+Two timers are kept elsewhere, because they need no memory of peers: the timeout of an attempt's proposer, which doubles
+after each attempt given up (`protocol.agreement.round_state`), and the grace time for trainers
+(`protocol.agreement.policy`).
 """
 
 from __future__ import annotations
@@ -68,9 +70,9 @@ exchange if they are long.  The fraction is clearly larger than the difference i
 """
 MAX_STALLED = 1024
 FIRST_ROUNDS, MAX_ROUNDS = 4, 64
-"""Rounds that the first stall costs, and the most rounds that one stall costs."""
+"""Number of rounds that the first stall costs, and the most rounds that one stall costs."""
 WINDOW = 16
-"""Rounds for which a peer's missing or late parts are remembered."""
+"""Number of rounds for which a peer's missing or late parts are remembered."""
 FOR_PARTS = 0.5
 """Fraction of `stall_s` by which parts may be late in `WINDOW` rounds, beyond the fair time.
 
@@ -78,9 +80,9 @@ The limit applies to the parts of one member, and to all parts for which one own
 of `stall_s`, because an honest owner waits half of it for parts.
 """
 HURRIED = 0.2
-"""Fraction of the time of other peers that a peer on probation gets."""
+"""Fraction of the usual time that a peer on probation gets."""
 STRANGERS = PeerId("strangers")
-"""Name under which all peers but the electors are remembered together.
+"""Name under which all peers except the electors are remembered together.
 
 Keys cost nothing, so one stall for each key would be too many.  Strangers are excluded for at most `FIRST_ROUNDS`, because
 honest newcomers must be able to join.
@@ -90,7 +92,7 @@ honest newcomers must be able to join.
 def fair_time(took_s: float, members: int) -> float:
     """Return the longest time (s) that a round of `members` members may wait for one of them: its work is worth that time.
 
-    took_s: the time that the others took for their work.
+    took_s: the time (s) that the other members took for their work.
     """
     return LATE * took_s / members
 
@@ -156,7 +158,7 @@ def _longest(each: Sequence[Mapping[PeerId, float]]) -> dict[PeerId, float]:
 
 
 class SilenceTracker:
-    """Debts of other members, and the last sign of life of each.
+    """Tracker of the debts of other members, and of their signs of life.
 
     `now` is trio time.  chunk_s: seconds for which the bytes of one chunk count.
     """
@@ -226,7 +228,7 @@ class ExclusionCounts:
     def __init__(self, members: Sequence[PeerId], chunks: int) -> None:
         self._members, self._chunks = members, chunks
         self._without: dict[PeerId, dict[int, PeerId]] = {}
-        """For each member, the chunks whose average leaves it out, with the signer of each."""
+        """For each member, the chunks with an average that leaves the member out, and the signer of each average."""
 
     def note(self, signer: PeerId, chunk: int, entry: ChunkEntry) -> None:
         """Count the members that this average of a chunk leaves out.  signer: its signer; the mask must be well formed."""
@@ -380,7 +382,7 @@ class Conduct:
 
 
 class ExclusionBackoff:
-    """Register of stalls, with penalties that grow.
+    """Register of stalls, with increasing penalties.
 
     * The first stall puts a peer on probation: it gets `HURRIED` of the usual time until it has done its part in as many
       rounds as the stall costs.
@@ -541,7 +543,7 @@ class Patience:
         judge(self.members, base, self.judge_late(me, seen, base, stall_s, fair_s), members, each=True)
 
     def judge_missed(self, missed: Mapping[PeerId, Collection[PeerId]], base: Base) -> None:
-        """Put peers on probation whose parts are missing in averages of several electors.
+        """Put peers on probation if their parts are missing in the averages of several electors.
 
         Otherwise a peer could stall one elector after another.  A few liars cannot put a peer on probation by leaving it out
         of their averages.  missed: by peer, the signers of the averages that lack its parts.

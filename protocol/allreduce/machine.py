@@ -73,7 +73,7 @@ class SendResult:
 
 @dataclass(frozen=True)
 class Reduce:
-    """Average these members' parts of a chunk (indices in the plan, ascending), then report `Averaged`."""
+    """Average the parts of a chunk from these members (indices in the plan, ascending), then report `Averaged`."""
 
     chunk: int
     members: tuple[int, ...]
@@ -308,7 +308,7 @@ class ExchangeMachine:
 
     @property
     def lost(self) -> Collection[PeerId]:
-        """Members for which nobody waits any more."""
+        """Members for which no member waits any more."""
         return self.failover.lost.keys()
 
     def is_reducing(self, chunk: int) -> bool:

@@ -209,7 +209,7 @@ class Sender:
     async def _push_until_over(self, item: SendPart | SendResult) -> bool:
         """Push until the chunk is delivered or finally refused, or the peer is lost; return True if it is delivered."""
         if isinstance(item, SendResult) and not self._results.has(item.chunk):
-            return False  # the peer fetches it from the record's members
+            return False  # the peer will fetch the result from the record's members
         header, data = self._header(item).encode(), (self._own if isinstance(item, SendPart) else self._results)[item.chunk]
         refusals = 0
         while True:
@@ -505,7 +505,7 @@ class ExchangeRunner:
         self._buffers.results.release()
         return self.machine.adopt(index)
 
-    # -- what happens -------------------------------------------------------------------------------------------------
+    # -- events -------------------------------------------------------------------------------------------------------
 
     def peer_dead(self, peer: PeerId) -> None:
         """Stop waiting for a peer that is dead according to membership."""
@@ -533,7 +533,7 @@ class ExchangeRunner:
         self._handle(arrived)
         return is_new
 
-    # -- the machine ------------------------------------------------------------------------------------------------------
+    # -- the machine --------------------------------------------------------------------------------------------------
 
     def _handle(self, event: ExchangeEvent) -> None:
         effects = self.machine.handle(event, trio.current_time())

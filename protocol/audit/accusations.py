@@ -156,7 +156,7 @@ class Accusations:
 
     @contextmanager
     def open(self, accusation: Accusation) -> Iterator[Case]:
-        """Yield the case of an accusation that was heard as new, and close it at the end."""
+        """Yield the case of an accusation for which `hear` returned `NEW`, and close the case at the end."""
         case = self._cases[accusation]
         try:
             yield case

@@ -187,7 +187,7 @@ class Auditor:
             ratios[chunk] = _size(result[span.encoded], span.count) / max(_size(own[span.encoded], span.count), 1e-30)
         return sorted((chunk for chunk in ratios if ratios[chunk] > SUSPICIOUS), key=lambda chunk: -ratios[chunk])
 
-    # -- what to look at ----------------------------------------------------------------------------------------------
+    # -- choice of chunks ---------------------------------------------------------------------------------------------
 
     def _seed(self, case: _Case) -> bytes:
         return hash_bytes("audit", self._session.identity.sign(b"manyhands audit 1" + case.name))
@@ -213,7 +213,7 @@ class Auditor:
     def _all_signed(self, case: _Case, chunks: Sequence[int]) -> bool:
         return all(is_authentic(case.statement(self._session.run, chunk)) for chunk in chunks)
 
-    # -- looking ------------------------------------------------------------------------------------------------------
+    # -- checks -------------------------------------------------------------------------------------------------------
 
     async def _audit(self, case: _Case, chunk: int) -> Finding | WrongAverage:
         try:

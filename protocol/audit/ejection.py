@@ -50,7 +50,7 @@ from protocol.wire.questions import SLICE_BYTES, EvidenceRequest
 
 
 AGAIN_S = 30.0
-"""Seconds until an accusation is published again, for newcomers that did not hear it."""
+"""Seconds until an accusation is published again, for newcomers that have not received it."""
 SPACING_S = 2.0
 """Seconds between two accusations."""
 
@@ -133,7 +133,7 @@ class Postponed:
     def add(self, name: Hash, raw: bytes, tip: Tip, *, is_known: bool) -> bool:
         """Keep a piece of evidence if there is room; return True if it is kept.
 
-        tip: the tip that the evidence is about.  is_known: True if the accused is in our chain.
+        tip: the tip to which the evidence refers.  is_known: True if the accused is in our chain.
         """
         if name in self._pieces or len(raw) > POSTPONED_BYTES:
             return False
@@ -243,7 +243,7 @@ class Ejections:
             except (Malformed, UnknownTip) as error:
                 self._session.emit(Notice("debug", f"postponed evidence proves nothing: {error}"))
 
-    # -- rumours ------------------------------------------------------------------------------------------------------
+    # -- accusations --------------------------------------------------------------------------------------------------
 
     @hears(Accusation)
     def hear_accusation(self, said: Statement[Accusation]) -> Acceptance:

@@ -115,7 +115,7 @@ class ProvenLie:
 
 @dataclass(frozen=True)
 class Law:
-    """Rules that the manifest fixes.
+    """Rules fixed by the manifest.
 
     layout: the chunks of a contribution, the same in all fragments.  max_members: the most members of a round.
     """

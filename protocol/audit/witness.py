@@ -111,7 +111,7 @@ class Witness:
             testimony.forget_before(oldest)
         self._testimonies = {peer: each for peer, each in self._testimonies.items() if each.statements or each.claims}
 
-    # -- what electors sign -------------------------------------------------------------------------------------------
+    # -- statements of electors ---------------------------------------------------------------------------------------
 
     def _on_statement(
         self,
@@ -146,7 +146,7 @@ class Witness:
         keys = [key, ("motion" if isinstance(body, Proposal) else "proposal", *key[1:])]
         return [testimony.statements[each] for each in keys if each in testimony.statements]
 
-    # -- what certificates show ---------------------------------------------------------------------------------------
+    # -- votes in certificates ----------------------------------------------------------------------------------------
 
     def _claims(self, attempt: int) -> list[_Claim]:
         claims = [claim for testimony in self._testimonies.values() for claim in testimony.claims.values()]

@@ -226,7 +226,7 @@ class Membership:
         return now - (neighbour.heard if neighbour else self.started)
 
     def on_heartbeat(self, peer: PeerId, beat: Heartbeat, now: float, forwarder: PeerId) -> tuple[bool, list[Event]]:
-        """Process a heartbeat; return True if it is new, and the resulting events.
+        """Process a heartbeat; return (True if it is new, the resulting events).
 
         Return False if the heartbeat is not newer than the peer's last heartbeat or goodbye, if the peer is barred, or if
         there is no place for an unknown peer.
@@ -246,7 +246,7 @@ class Membership:
         return True, [PeerJoined(peer, beat.name)] if new else []
 
     def on_goodbye(self, peer: PeerId, bye: Goodbye) -> tuple[bool, list[Event]]:
-        """Process a goodbye; return the events, with False if it is old or from an unknown stranger, else True."""
+        """Process a goodbye; return (False if it is old or from an unknown stranger, the resulting events)."""
         known = self._peers.get(peer)
         mark = (bye.incarnation, bye.seq)
         if self._marks.is_old(peer, mark) or (known is None and not self._members.has_member(peer)):
