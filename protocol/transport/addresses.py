@@ -407,7 +407,7 @@ class OwnAddresses:
         return not self._announce and not any(is_public(address) for address in listening)
 
     def map(self, addresses: Sequence[str]) -> None:
-        """Note the addresses that a router forwards to us, in place of those noted before; announce the public ones."""
+        """Replace the list of addresses that a router forwards to us; we announce the public ones."""
         self._mapped = list(addresses)
         self._on_mapped()
 

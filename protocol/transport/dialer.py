@@ -524,7 +524,7 @@ class Dialer:
                 return False
             connection = await transport.dial(where)
             await swarm.upgrader.upgrade_security(connection, True, library_id(direct[1]))
-        except Exception as error:  # noqa: BLE001 - whatever failed, no peer was reached
+        except Exception as error:  # noqa: BLE001 - any failure means that no peer was reached
             log.debug("%s does not answer: %r", address, error)
             return False
         finally:

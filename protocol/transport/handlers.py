@@ -52,7 +52,7 @@ class Statement(Generic[B]):
 
     @property
     def raw(self) -> bytes:
-        """The signed bytes as they are sent."""
+        """The encoded envelope with its signature, as sent on the wire."""
         return self.envelope.raw
 
 

@@ -310,7 +310,7 @@ class LineLimits:
 
 @dataclass(frozen=True)
 class RunHost:
-    """Our host in one run, as the protocols on its connections use it.
+    """Our host in one run, with the objects that its protocols share.
 
     handlers: handle the messages, and tell members from strangers.  connected: returns True if a peer is connected and we
     dialled or admitted it.  doorstep: counts inbound sockets that have not authenticated yet.

@@ -244,7 +244,7 @@ class Stack:
         return self.traversal.way(peer).kind.value if peer in self.connections else ""
 
     def bandwidth(self) -> Bandwidth:
-        """Return the measured rates of our links, as far as relays let them through."""
+        """Return the measured rates of our links, lowered if relays carry less."""
         seen = self.bulk.bandwidth()
         members = [peer for peer in self.connections.peers() if self._handlers.has_member(peer)]
         up, down = (self.traversal.at_most(rate, members) for rate in (seen.up_bytes_per_s, seen.down_bytes_per_s))
@@ -494,7 +494,7 @@ class Libp2pNetwork:
         return self._stack is not None and await self._stack.dialer.answers(address)
 
     def connected(self) -> Sequence[PeerId]:
-        """Return the peers that we reached or that have greeted us."""
+        """Return the connected peers: peers that we dialled or that have greeted us."""
         return self._stack.connections.peers() if self._stack is not None else []
 
     def link(self, peer: PeerId) -> str:

@@ -197,7 +197,7 @@ class Traversal:
         return min(self._improving.ways(peer), key=lambda way: way.relay is not None, default=DIRECT)
 
     def at_most(self, bytes_per_s: float, peers: Iterable[PeerId]) -> float:
-        """Return a bandwidth, lowered if relays cannot carry the equal shares of those of these peers that use them."""
+        """Return a bandwidth, lowered if relays cannot carry the relayed peers' part of equal shares for `peers`."""
         ways = [self.way(peer) for peer in peers]
         relayed = [way for way in ways if way.relay is not None]
         carried = sum({way.relay: way.bytes_per_s for way in relayed}.values())
