@@ -19,7 +19,7 @@ class StoreFailed(Exception):
 
 
 class StoreFull(StoreFailed):
-    """A full disk.  Nothing half-written remains."""
+    """A full disk.  No partial file remains."""
 
 
 class NoRoom(OSError):

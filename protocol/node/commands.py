@@ -197,7 +197,7 @@ class Extensions:
             await self._offload(self._replica.store.keep_extension, self._known[1])
 
     async def _say(self, raw: bytes) -> None:
-        with suppress(NetworkError):  # it is repeated
+        with suppress(NetworkError):  # the extension is repeated
             await self._session.network.publish(raw)
 
     # -- the organiser ------------------------------------------------------------------------------------------------

@@ -175,12 +175,12 @@ class Amendments:
         return self._extensions.progress(base)
 
     def against(self, tasks: TasksInForce) -> int | None:
-        """Return the sets of tasks that our counts exclude."""
+        """Return the sets of tasks against which our counts vote."""
         return self._rollouts.against(tasks) if self._rollouts is not None else None
 
 
 class Contributor:
-    """Trains in one round after another.
+    """Contributor of this peer, which trains in one round after another.
 
     rollouts: chooses the rollouts for training, and shows the work of a peer that generates or verifies; None in a run
     without rollouts.

@@ -97,7 +97,7 @@ class Measurements:
             self._measured.pop(oldest, None)
 
     def state(self, tip: Hash) -> CommittedState | None:
-        """Return the state with this tip; None if we do not know it, or no longer do."""
+        """Return the state with this tip; None if the state is unknown or forgotten."""
         return self._states.get(tip)
 
     def of(self, tip: Hash) -> MeasuredLoss | None:
@@ -130,7 +130,7 @@ Show = Callable[[str], None]
 
 
 class Evaluator:
-    """Measures the state of `replica` when this peer is drawn, and receives the measurements of other peers.
+    """Evaluator of the state of `replica`: it measures when this peer is drawn, and receives other peers' measurements.
 
     trainer: None if this peer does not train.
     """

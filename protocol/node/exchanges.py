@@ -167,7 +167,7 @@ class _Motion:
 
 
 class ResultObtainer:
-    """Fetches results for one round.  exchanges: the round's."""
+    """Obtainer of results for one round.  exchanges: the exchanges of the round."""
 
     def __init__(
         self, replica: Replica, offload: Offload, supplies: StateFetcher, auditor: Auditor, exchanges: Exchanges

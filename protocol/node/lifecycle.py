@@ -46,7 +46,7 @@ LAG_S = 0.5
 
 
 class LivenessTicker:
-    """Ticks four times a second.  boot_clock: a clock that keeps running while the computer is suspended."""
+    """Ticker with four ticks a second.  boot_clock: a clock that keeps running while the computer is suspended."""
 
     def __init__(
         self,
@@ -112,13 +112,13 @@ class LivenessTicker:
 LISTEN_S = 5.0
 """Seconds that a starting peer listens for the swarm before it assumes that its own tip is the newest."""
 HEAR_S = 12.0
-"""Seconds that a founder waits for the first heartbeat of connected peers."""
+"""Longest time that a founder waits for the first heartbeats of connected peers (s)."""
 LINGER_S = 20.0
 """Longest time that a finished peer stays online for the other peers (s)."""
 
 
 class StartupBarrier:
-    """Waits for other peers before and after the rounds, with the reason shown to the user."""
+    """Barrier that waits for other peers before and after the rounds, and shows the user the reason."""
 
     def __init__(
         self,

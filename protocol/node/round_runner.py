@@ -76,7 +76,7 @@ QUEUE_BYTES_PER_PEER = 4 << 20
 
 @dataclass(frozen=True)
 class _Waiting:
-    """A queued event.  size: bytes charged to the bringer until the event is taken."""
+    """A queued event.  size: bytes charged to the peer that brought the event, until the event is taken."""
 
     event: RoundEvent
     bringer: PeerId
@@ -93,7 +93,7 @@ class Inbox:
         self._noted: dict[type[RoundEvent], tuple[RoundEvent, float]] = {}
 
     def receive(self, sender: PeerId, body: Body, envelope: Envelope, *, by: PeerId | None = None) -> None:
-        """Queue a statement.  by: the peer that brought it, if not its sender."""
+        """Queue a statement.  by: the peer that brought the statement; None if that is the sender."""
         bringer, size = by or sender, max(len(envelope.raw), QUEUE_BYTES // QUEUE)
         if self._bytes.total() + size > QUEUE_BYTES or self._bytes[bringer] + size > QUEUE_BYTES_PER_PEER:
             self._session.emit(Dropped(bringer, "statement", "too many bytes are waiting"))
@@ -101,7 +101,7 @@ class Inbox:
             self._bytes[bringer] += size
 
     def tell(self, event: RoundEvent) -> None:
-        """Queue an event of our own."""
+        """Queue our own event."""
         self._post(_Waiting(event, self._session.me, 0))
 
     def note(self, event: StateHashed | ExchangeMoved | AmendmentHeld) -> None:
@@ -185,7 +185,7 @@ class Delivery:
         self._session, self._membership, self._inbox, self._deliveries = session, membership, inbox, deliveries
 
     def send(self, effect: Send, nursery: trio.Nursery) -> None:
-        """Sign a statement and begin to deliver it.  nursery: the round's."""
+        """Sign a statement and begin to deliver it.  nursery: the nursery of the round."""
         envelope = self._session.seal(effect.body)
         for peer in effect.to:
             if peer == self._session.me:
@@ -195,7 +195,7 @@ class Delivery:
                 within.start_soon(self._deliver, peer, envelope.kind, envelope.raw)
 
     def forward(self, effect: Forward, nursery: trio.Nursery) -> None:
-        """Begin to deliver another peer's statement.  nursery: the round's."""
+        """Begin to deliver another peer's statement.  nursery: the nursery of the round."""
         nursery.start_soon(self._deliver, effect.to, effect.what, effect.raw)
 
     async def _deliver(self, peer: PeerId, what: str, raw: bytes) -> None:
@@ -218,7 +218,7 @@ class Delivery:
 
 
 class RoundReport:
-    """Reports on one round, which change only the display.  abstains: this peer does not vote."""
+    """Reporter on one round, which changes only the display.  abstains: True if this peer does not vote."""
 
     def __init__(self, session: Session, membership: Membership, activity: Activity, *, abstains: bool) -> None:
         self._session, self._membership, self._activity, self._abstains = session, membership, activity, abstains
@@ -396,7 +396,7 @@ class VoteLog:
         return None if ratified else kept, lost or self._abstentions > 0 or ratified
 
     async def save(self, kept: VoterState) -> None:
-        """Write the votes that bind us at a tip."""
+        """Write to disk the votes that bind us at a tip."""
         await self._offload(self._replica.store.votes.save, kept.round, Hash(kept.base), kept.encode())
 
     async def note_commit(self, electors: Sequence[PeerId], rounds: int) -> None:
@@ -474,7 +474,7 @@ class RoundStart:
 
 
 class RoundRunner:
-    """Runs one round."""
+    """Runner of one round."""
 
     def __init__(
         self,

@@ -86,7 +86,7 @@ class CurrentRound:
     # -- events -------------------------------------------------------------------------------------------------------
 
     def receive(self, sender: PeerId, body: Body, envelope: Envelope, *, by: PeerId | None = None) -> None:
-        """Queue an arrived statement for the current round.  by: the peer that brought it, if not its sender."""
+        """Queue a received statement for the current round.  by: the peer that brought it; None if that is the sender."""
         if self._runner is not None:
             self._runner.inbox.receive(sender, body, envelope, by=by)
 

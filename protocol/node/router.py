@@ -131,7 +131,7 @@ class MessageRouter:
             if not self._may_speak(said.sender):
                 return Acceptance.IGNORE
         if found is None:
-            return Acceptance.IGNORE  # such as a statement about rollouts in a run without them
+            return Acceptance.IGNORE  # for example a statement about rollouts in a run without rollouts
         heard: Acceptance = found[1].method(said)
         if heard is Acceptance.ACCEPT:
             for handler in self._news.get(type(said.body), ()):
@@ -260,7 +260,7 @@ MAX_COUNTED = 1024
 
 
 class RateLimitedEmitter:
-    """Forwards events, but drops and failures of one kind from one peer only once in `TELL_EVERY_S`, with their number."""
+    """Forwarder of events that reports drops and failures of one kind from one peer once in `TELL_EVERY_S`, with a count."""
 
     def __init__(self, emit: Callable[[Event], None]) -> None:
         self._emit = emit

@@ -63,7 +63,7 @@ class OurChain(Protocol):
 
 
 class Ratifier:
-    """Casts, collects and serves the votes to ratify, for one node.
+    """Ratification at one node, which casts, collects and serves the votes to ratify.
 
     changing: held while the chain changes.  We hold it while we vote: otherwise the chain could go back to the tip on which
     the record stands, and a round on that tip would not know of the vote.
@@ -165,7 +165,7 @@ class Ratifier:
         tally.add([Signature(peer=me, signature=self._session.seal(vote).signature)])
 
     def _is_built_upon(self, round: int) -> bool:
-        """Return True if a full record stands on the record of this round, in our chain."""
+        """Return True if our chain has a full record after the record of this round."""
         history = self._replica.history
         return history.length - 1 - round > sum(other > round for other in history.provisional)
 
@@ -275,7 +275,7 @@ RETRY_S = 1.0
 
 
 class StateKeeper:
-    """Changes the chain and the state of `replica`.  Only `Ratifier` changes the chain too: it replaces certificates."""
+    """Owner of changes to the chain and the state of `replica`; only certificates are also replaced by `Ratifier`."""
 
     def __init__(
         self,

@@ -148,7 +148,7 @@ class PoolContext:
         return self.role is Role.TRAINER and self.is_ours(batch.body.version, batch.lot)
 
     def is_ours(self, version: int, lot: Hash) -> bool:
-        """Return True if a batch of this version with this lot is for us, as a trainer."""
+        """Return True if a batch of this version with this lot is for us, if we are a trainer."""
         trainers = self.moved.trainers.get(version)
         return trainers is not None and is_for(lot, self.me, trainers)
 
@@ -305,23 +305,23 @@ class ObserverPolicy:
     """Policy of peers that only forward messages."""
 
     def look(self, batch: PooledBatch, now: float) -> list[PoolEffect]:
-        """As `RolePolicy.look`."""
+        """Implement `RolePolicy.look`."""
         return []
 
     def needs_bytes(self, batch: PooledBatch) -> bool:
-        """As `RolePolicy.needs_bytes`."""
+        """Implement `RolePolicy.needs_bytes`."""
         return False
 
     def unavailable(self, batch: PooledBatch) -> list[PoolEffect]:
-        """As `RolePolicy.unavailable`."""
+        """Implement `RolePolicy.unavailable`."""
         return []
 
     def checked(self, batch: PooledBatch, codes: bytes) -> list[PoolEffect]:
-        """As `RolePolicy.checked`."""
+        """Implement `RolePolicy.checked`."""
         return []
 
     def compare(self, batch: PooledBatch, validator: PeerId) -> list[PoolEffect]:
-        """As `RolePolicy.compare`."""
+        """Implement `RolePolicy.compare`."""
         return []
 
 
@@ -332,7 +332,7 @@ class ValidatorPolicy(ObserverPolicy):
         self._context = context
 
     def look(self, batch: PooledBatch, now: float) -> list[PoolEffect]:
-        """As `RolePolicy.look`."""
+        """Implement `RolePolicy.look`."""
         batch.wanted = batch.own is None and (batch.wanted or self._is_dealt_to_me(batch, now))
         return []
 
@@ -345,15 +345,15 @@ class ValidatorPolicy(ObserverPolicy):
         return False
 
     def needs_bytes(self, batch: PooledBatch) -> bool:
-        """As `RolePolicy.needs_bytes`."""
+        """Implement `RolePolicy.needs_bytes`."""
         return batch.wanted
 
     def unavailable(self, batch: PooledBatch) -> list[PoolEffect]:
-        """As `RolePolicy.unavailable`."""
+        """Implement `RolePolicy.unavailable`."""
         return self._context.say(batch, bytes([WITHHELD]) * batch.body.rollouts)
 
     def checked(self, batch: PooledBatch, codes: bytes) -> list[PoolEffect]:
-        """As `RolePolicy.checked`."""
+        """Implement `RolePolicy.checked`."""
         return self._context.say(batch, codes)
 
 
@@ -370,11 +370,11 @@ class TrainerPolicy(ObserverPolicy):
         self._context, self._admits, self._draw = context, admits, draw
 
     def needs_bytes(self, batch: PooledBatch) -> bool:
-        """As `RolePolicy.needs_bytes`."""
+        """Implement `RolePolicy.needs_bytes`."""
         return batch.is_due and self._context.is_mine(batch)
 
     def look(self, batch: PooledBatch, now: float) -> list[PoolEffect]:
-        """As `RolePolicy.look`."""
+        """Implement `RolePolicy.look`."""
         context = self._context
         if not context.is_mine(batch) or batch.own is not None:
             return []
@@ -405,7 +405,7 @@ class TrainerPolicy(ObserverPolicy):
         return []
 
     def unavailable(self, batch: PooledBatch) -> list[PoolEffect]:
-        """As `RolePolicy.unavailable`."""
+        """Implement `RolePolicy.unavailable`."""
         batch.is_withheld = True
         self._context.standing.anomaly(batch.author)
         said = self._context.say(
@@ -414,7 +414,7 @@ class TrainerPolicy(ObserverPolicy):
         return [*said, *self._context.decide(batch, Decision.REJECTED, Reason.WITHHELD)]
 
     def checked(self, batch: PooledBatch, codes: bytes) -> list[PoolEffect]:
-        """As `RolePolicy.checked`."""
+        """Implement `RolePolicy.checked`."""
         context, opinion, reason = self._context, opinion_of(codes), reason_of(codes)
         effects = context.say(batch, codes)
         for validator in [*batch.judgements]:

@@ -95,7 +95,7 @@ class RolloutCounter:
 
     @property
     def verified_per_s(self) -> float:
-        """Rollouts verified here per second, over the last minute."""
+        """Rollouts verified by this peer per second, over the last minute."""
         now = trio.current_time()
         recent = sum(rollouts for at, rollouts in self._judged if now - at <= RATE_S)
         return recent / max(1.0, min(RATE_S, now - self._began))
@@ -451,7 +451,7 @@ class Rollouts:
             if self._handle(BatchHeard(self._session.me, body, envelope.raw)):
                 self._repeating.say(envelope.raw)
             else:
-                self._fetching.discard(Hash(body.root))  # the batch is too old by now
+                self._fetching.discard(Hash(body.root))  # the batch is too old now
             if body.version > forgotten:
                 forgotten = body.version
                 await self._worker.forget_before(forgotten - self._rl.max_async)

@@ -162,7 +162,7 @@ class KeptVersions:
     def tips(self) -> Mapping[int, Hash]:
         """Tips by version, the newest last; none without a process.
 
-        A new process has been given no version yet.
+        A new process holds no version at first.
         """
         return self._tips if self._link.pid is not None and self._pid == self._link.pid else {}
 
@@ -187,7 +187,7 @@ class KeptVersions:
             try:
                 self._keeping.changing.acquire_nowait()
             except trio.WouldBlock:
-                return  # another state is coming
+                return  # the state is about to change
             try:
                 rounds, tip = self._present()
                 if self._keeping.mark.rounds != rounds or self._replica.state.rounds != rounds:

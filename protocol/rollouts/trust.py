@@ -46,9 +46,9 @@ class _KnownPeer:
     clean: int = 0
     aside: str = ""
     accusers: set[PeerId] = field(default_factory=set)
-    """Peers that rejected a batch of this peer which an elector also rejected."""
+    """Peers that rejected a batch of this peer that an elector also rejected."""
     electors: set[PeerId] = field(default_factory=set)
-    """Electors that rejected a batch of this peer which another peer also rejected."""
+    """Electors that rejected a batch of this peer that another peer also rejected."""
 
 
 class TrustScores:
@@ -168,7 +168,7 @@ class KnownPeer(Body):
 
 
 class KnownPeers(Body):
-    """Stored trust in all peers; the peer seen last comes last."""
+    """Stored trust in all peers; the peer updated last comes last."""
 
     peers: Annotated[list[KnownPeer], Field(max_length=MAX_KNOWN)]
 
