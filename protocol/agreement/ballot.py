@@ -191,7 +191,7 @@ def flaw_of_locks(roll: ViewChange) -> str | None:
 
 
 def justify(run: Hash, ballot: Ballot, rolls: Sequence[bytes]) -> Justification:
-    """Decode the signed view changes of a (record) proposal; raise `Malformed` if they are not a quorum of this ballot."""
+    """Decode the view changes of a proposal or record proposal; raise `Malformed` if they are no quorum of this ballot."""
     if len(rolls) > len(ballot.voters):
         raise Malformed("more rolls than voters")
     opened: dict[PeerId, ViewChange] = {}
@@ -216,9 +216,9 @@ def check_lock(run: Hash, ballot: Ballot, record: Record, lock: LockName, proof:
 
 
 def carries_lock(run: Hash, justification: Justification, record: Record, proof: Certificate | None) -> bool:
-    """Return True if the proposal of `record` carries on a lock; raise `Malformed` if it does not but must.
+    """Return True if the proposal of `record` carries on a lock; raise `Malformed` if a required lock is missing.
 
-    It must if its view changes name a lock.  proof: the proof of the lock in the record proposal.
+    A lock is required if the view changes name one.  proof: the proof of the lock in the record proposal.
     """
     locks, name = justification.highest_locks(), record_hash(record)
     if not locks:
@@ -425,8 +425,8 @@ def plan_of(record: Record, provenance: Provenance) -> Plan:
 def is_in(plan: Plan, peer: PeerId, ready: Ready | None) -> bool:
     """Return True if the plan has exactly the contribution that `peer` committed to in this READY.
 
-    A contribution from before a restart does not count, even if it is the same: the peer may have signed averages of this
-    plan then, which it does not remember.
+    A contribution from before a restart does not count, even if it is the same: before the restart the peer may have signed
+    averages of this plan that it does not remember.
     """
     said = (ready.incarnation, ready.serial, ready.root, ready.tokens) if ready is not None else None
     return any(

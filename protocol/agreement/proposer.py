@@ -428,6 +428,6 @@ class Proposer:
         return effects
 
     def drop_attempt(self) -> None:
-        """End our attempt, because its plan has a member that lied, unless its record proposal is not affected."""
+        """End our attempt, because its plan has a member that lied, but keep it if its record proposal is unaffected."""
         if self._mine is None or self._mine.motion is None or self._state.doubts.is_false(self._mine.motion.index):
             self._mine = None

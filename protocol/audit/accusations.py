@@ -39,7 +39,7 @@ SLOWEST_BYTES_PER_S = 512 << 10
 SET_BACK_S = 30.0
 MAX_SET_BACK_S = 3600.0
 MAX_REMEMBERED = 4096
-"""Limit on the accusers remembered as slow, and on those remembered as liars; the oldest entry is evicted."""
+"""Limit on the accusers remembered as slow, and on the remembered liars; the oldest entry is evicted."""
 
 T = TypeVar("T")
 

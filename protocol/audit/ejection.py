@@ -266,7 +266,7 @@ class Ejections:
         return self._accusations.hear(accuser, accusation, is_member=self._history.has_member(accuser))
 
     async def look_into(self, accusation: Accusation) -> ProvenLie | None:
-        """Fetch the proof from its accusers, one after another, and judge it.  accusation: `NEW` to `hear`.
+        """Fetch the proof from its accusers, one after another, and judge it.  accusation: a new one (see `hear`).
 
         Return None if no accuser delivers a proof, or if the liar was ejected before.  Raises nothing, whatever a peer
         sends.
@@ -283,7 +283,7 @@ class Ejections:
         return None
 
     async def _fetch_from(self, case: Case, accuser: PeerId, is_member: bool) -> bytes | None:
-        """Return the proof with the announced hash; if the accuser fails to deliver, make it wait and return None."""
+        """Return the proof with the announced hash; if that fails, penalise the accuser and return None."""
         size = case.accusation.size
         try:
             async with self._accusations.room(size, is_member=is_member):

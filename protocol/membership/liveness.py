@@ -228,8 +228,8 @@ class Membership:
     def on_heartbeat(self, peer: PeerId, beat: Heartbeat, now: float, forwarder: PeerId) -> tuple[bool, list[Event]]:
         """Process a heartbeat; return (True if it is new, the resulting events).
 
-        Return False if the heartbeat is not newer than the peer's last heartbeat or goodbye, if the peer is barred, or if
-        there is no place for an unknown peer.
+        The first value is False if the heartbeat is not newer than the peer's last heartbeat or goodbye, if the peer is
+        barred, or if there is no place for an unknown peer.
         """
         known = self._peers.get(peer)
         mark = (beat.incarnation, beat.seq)
