@@ -43,7 +43,7 @@ def check_rooms() -> None:
 
 def _names_us(init: Path) -> bool:
     try:
-        return OWNER in init.read_bytes()
+        return OWNER in init.read_bytes().lower()
     except OSError:
         return False
 

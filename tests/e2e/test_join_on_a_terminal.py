@@ -71,7 +71,7 @@ def test_ctrl_c_leaves_and_says_how_it_ended(tmp_path: Path) -> None:
         with ann.terminal as terminal:
             terminal.until("waiting for more peers")
             terminal.type("C-c")
-            assert "goes on from there" in terminal.until("exit code 0")
+            assert unwrapped("goes on from there") in unwrapped(terminal.until("exit code 0"))
             assert ann.said(ev.Left)
         ann.until_gone()
 
