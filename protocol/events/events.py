@@ -1,4 +1,4 @@
-"""The one stream of events: everything a person or a test can learn about a running peer.
+"""The single stream of events: all facts that a person or a test can learn about a running peer.
 
 Small frozen dataclasses that import nothing heavy, so that the terminal interface and the tests can read them.
 `Event.to_fields` and `from_fields` define the form on the control socket and in the event log: a flat map with the class's
@@ -25,15 +25,15 @@ class Event:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Events about the connections between this peer and others.
+# Events about the connections between this peer and other peers.
 
 
 @dataclass(frozen=True)
 class ReachabilityChanged(Event):
-    """Peers that were asked to dial back have come to another result than before.
+    """Peers that were asked to dial back have come to a new result.
 
-    reachable: whether others reach this peer: reachable, unreachable or unknown.  addresses: the same for each address at
-    which they see it.
+    reachable: reachable, unreachable or unknown, according to these peers.  addresses: the same for each address at which
+    they see this peer.
     """
 
     reachable: str
@@ -42,7 +42,7 @@ class ReachabilityChanged(Event):
 
 @dataclass(frozen=True)
 class LinkChanged(Event):
-    """A peer is connected, or its connection is of another kind than before.
+    """A peer was connected, or the kind of its connection has changed.
 
     link: direct (one of the two dialled an address of the other), reversed (it was asked to dial us), punched (both dialled
     each other through their routers) or relayed (through a third peer).
@@ -54,7 +54,7 @@ class LinkChanged(Event):
 
 @dataclass(frozen=True)
 class PortMapped(Event):
-    """This peer's router began or stopped to forward an outside address to it.
+    """This peer's router began or stopped forwarding an outside address to it.
 
     address: the outside address; empty when the forwarding stopped.  by: UPnP or NAT-PMP.
     """
@@ -65,10 +65,10 @@ class PortMapped(Event):
 
 @dataclass(frozen=True)
 class StrangersClosed(Event):
-    """Connections from outside were closed since the last such event, which comes at most once a minute.
+    """Connections from outside were closed since the last such event; emitted at most once a minute.
 
-    silent: closed as their peer did not greet in time.  crowded: closed for lack of room.  busiest: the address that most
-    came from.
+    silent: number closed because the peer did not greet before the deadline.  crowded: number closed for lack of room.
+    busiest: the address from which most of them came.
     """
 
     silent: int
@@ -78,9 +78,10 @@ class StrangersClosed(Event):
 
 @dataclass(frozen=True)
 class NobodyAnswers(Event):
-    """No peer of the invitation has answered yet; told less and less often.
+    """No peer named by the invitation has answered yet; emitted less and less often.
 
-    seconds: since the search began.  tried: maps of address, times and problem (a phrase).  check: what the person can do.
+    seconds: time since the search began.  tried: maps of address, times and problem (a phrase).  check: advice to the
+    person.
     """
 
     seconds: float
@@ -94,14 +95,14 @@ class NobodyAnswers(Event):
 
 @dataclass(frozen=True)
 class TransferProgress(Event):
-    """A blob is on its way to this peer; told once a second at most.
+    """This peer is fetching a blob; emitted at most once a second.
 
     what: checkpoint, result, weights, patch, file, rollouts, tasks or reference.  number: the rounds that a checkpoint has
-    applied, the round of a result, the version that weights or a patch lead to, the place of a file among the run's, the
-    version that rollouts are of, 0 of tasks, the round that reference weights began.  blob: its name.
-    done, total: chunks.  size_bytes: of the whole blob.  chunks: a map of at most 256 cells, each for one chunk or several:
-    # if all are here, + if some are, . if none is.  sources: peers that have some of the blob.  left_s: seconds; None while
-    no rate is known.
+    applied, the round of a result, the version that weights or a patch lead to, the position of a file among the run's
+    files, the version with which rollouts were made, 0 for tasks, the round that reference weights began.  blob: name of the
+    blob.  done, total: numbers of chunks.  size_bytes: size of the whole blob.  chunks: a map of at most 256 cells, each for
+    one or more chunks: # if all of them are here, + if some are, . if none is.  sources: number of peers that have some of
+    the blob.  left_s: estimated seconds to the end; None while no rate is known.
     """
 
     what: str
@@ -118,10 +119,10 @@ class TransferProgress(Event):
 
 @dataclass(frozen=True)
 class TransferEnded(Event):
-    """The transfer of a blob is over: the blob is complete, nobody has the rest, or it is not wanted any more.
+    """The transfer of a blob has ended: the blob is complete, no peer has the rest, or it is no longer wanted.
 
     what, number, blob: as in `TransferProgress`.  fetched_bytes: bytes that were not here when the transfer began.
-    seconds: since then.  complete: false if nobody has the rest, or it is not wanted any more.
+    seconds: duration of the transfer.  complete: true if the whole blob is here.
     """
 
     what: str
@@ -133,7 +134,7 @@ class TransferEnded(Event):
 
 
 def subject(event: Event) -> tuple[str, str]:
-    """Return an event's subject.  The later of two events with one subject makes the earlier stale, if that is progress."""
+    """Return an event's subject.  A progress event becomes stale when a later event has the same subject."""
     match event:
         case TransferProgress(blob=blob) | TransferEnded(blob=blob):
             return "transfer", blob
@@ -149,8 +150,9 @@ def subject(event: Event) -> tuple[str, str]:
 class VersionPublished(Event):
     """A publisher has signed a version of the weights, and this peer has heard of it.
 
-    Not told of older versions that this peer asks for.
-    kind: anchor (it can be fetched whole) or patch.  size_bytes: of the whole.  patch_bytes: None if there is no patch.
+    Not emitted for older versions whose statements this peer requested.
+    kind: anchor (it can be fetched whole) or patch.  size_bytes: size of the whole file.  patch_bytes: size of the patch;
+    None if there is no patch.
     """
 
     version: int
@@ -162,7 +164,7 @@ class VersionPublished(Event):
 
 @dataclass(frozen=True)
 class VersionStarted(Event):
-    """This peer begins to fetch a version.  size_bytes: to be fetched.  files: number of files, patches or the whole."""
+    """This peer begins to fetch a version.  size_bytes: bytes to fetch.  files: number of files (patches or whole files)."""
 
     version: int
     size_bytes: int
@@ -171,9 +173,9 @@ class VersionStarted(Event):
 
 @dataclass(frozen=True)
 class VersionComplete(Event):
-    """A version is on disk, every tensor as it was signed; told at the start as well, of the newest one that is here.
+    """A version is on disk, and every tensor is as signed; also emitted at the start, for the newest version on disk.
 
-    weights: the root of its file.  seconds: since the fetch began.
+    weights: the root of its file.  seconds: time since the fetch began.
     """
 
     version: int
@@ -184,7 +186,7 @@ class VersionComplete(Event):
 
 @dataclass(frozen=True)
 class VersionRefused(Event):
-    """A version, or a patch that leads to it, is not used; `reason` is a phrase."""
+    """A version, or a patch that leads to it, will not be used; `reason` is a phrase."""
 
     version: int
     reason: str
@@ -198,7 +200,8 @@ class VersionRefused(Event):
 class RolloutsGenerated(Event):
     """This peer has made a batch of rollouts with the weights of `version`, and announces it.
 
-    number: of the batch at that version.  root: its name.  tokens: made by the model.  seconds: time that it took.
+    number: number of the batch at that version.  root: name of the batch.  tokens: number of tokens that the model made.
+    seconds: time taken.
     """
 
     version: int
@@ -212,9 +215,9 @@ class RolloutsGenerated(Event):
 
 @dataclass(frozen=True)
 class BatchJudged(Event):
-    """A validator has judged a batch of rollouts: this peer itself, or another peer a batch of ours.
+    """This peer, as a validator, has judged a batch of rollouts, or another validator has judged a batch of this peer.
 
-    accepted, rejected, inconclusive: numbers of rollouts.  reasons: of the rejections, each once.
+    accepted, rejected, inconclusive: numbers of rollouts.  reasons: reasons of the rejections, each once.
     """
 
     author: str
@@ -230,10 +233,11 @@ class BatchJudged(Event):
 
 @dataclass(frozen=True)
 class BatchDecided(Event):
-    """The final verdict of this trainer on a batch that is for it: accepted, rejected, or stale.
+    """This trainer's final verdict on a batch that is meant for it: accepted, rejected, or stale.
 
-    Also told of this peer's own batch if that became stale before anybody judged it.
-    verdict: accepted, rejected or stale.  reason: of a rejection.  checked: whether this peer verified the batch itself.
+    Also emitted for this peer's own batch if the batch became stale before any validator judged it.
+    verdict: accepted, rejected or stale.  reason: reason of a rejection.  checked: true if this peer verified the batch
+    itself.
     """
 
     author: str
@@ -248,7 +252,7 @@ class BatchDecided(Event):
 
 @dataclass(frozen=True)
 class RolloutsUsed(Event):
-    """This trainer has learned from these batches in a round.  root: over their names, as in its READY.
+    """This trainer has learned from these batches in a round.  root: root over their names, as in its READY.
 
     reward: mean reward of the rollouts, 0 to 1, as computed here.  kl: distance of the policy from the reference weights,
     nats a token; None if the loss has no KL term, or nothing moved the policy.
@@ -264,7 +268,7 @@ class RolloutsUsed(Event):
 
 @dataclass(frozen=True)
 class TaskSetOffered(Event):
-    """A peer, maybe this one, offers a set of tasks.  root: ID of the set."""
+    """A peer, possibly this one, offers a set of tasks.  root: ID of the set."""
 
     publisher: str
     root: str
@@ -277,7 +281,7 @@ class TaskSetOffered(Event):
 class TasksAmended(Event):
     """These sets of tasks are in force from version `version` on; `percent` of the problems come from them.
 
-    number: of the organiser's amendment.  sets: their IDs.
+    number: number of the organiser's amendment.  sets: IDs of the sets.
     """
 
     number: int
@@ -288,9 +292,9 @@ class TasksAmended(Event):
 
 @dataclass(frozen=True)
 class TaskSetFellOut(Event):
-    """No more problems come from this set of tasks: more than half of a record's voters were against it.
+    """No more problems come from this set of tasks, because more than half of a record's voters were against it.
 
-    root: ID of the set.  version: the first one without it.
+    root: ID of the set.  version: the first version without it.
     """
 
     root: str
@@ -300,12 +304,12 @@ class TaskSetFellOut(Event):
 
 @dataclass(frozen=True)
 class RolloutsCounted(Event):
-    """The members of a record on disk learned from rollouts, with this mean reward as they state it.
+    """The members of a record on disk learned from rollouts, whose mean reward they state.
 
-    Told again for a round whose record another branch has replaced: earlier events about that round, and about later ones,
-    are void then.  batches: number of batches that no earlier record names.  tokens: of the outputs in these batches.
-    authors: accepted tokens of each rollout peer: first of this peer if it is one, then the largest, 64 at most.
-    others: rollout peers that are left out.  mine: the roots of this peer's batches.
+    Emitted again for a round whose record was replaced by another branch; earlier events about that round and later rounds
+    are then void.  batches: number of batches that no earlier record names.  tokens: number of output tokens in these
+    batches.  authors: accepted tokens of each rollout peer: first of this peer if it is one, then the largest, at most 64.
+    others: number of rollout peers that are left out.  mine: the roots of this peer's batches.
     """
 
     round: int
@@ -319,7 +323,7 @@ class RolloutsCounted(Event):
 
 @dataclass(frozen=True)
 class RolloutPeerSetAside(Event):
-    """No rollouts of `peer` are used any more; `reason` is a phrase."""
+    """Rollouts of `peer` are no longer used; `reason` is a phrase."""
 
     peer: str
     reason: str
@@ -338,9 +342,9 @@ class ValidatorSetAside(Event):
 
 @dataclass(frozen=True)
 class Started(Event):
-    """The first event of every life.  addresses: where the peer listens; none if it ended before it listened.
+    """The first event after every start.  addresses: where the peer listens; empty if it ended before it listened.
 
-    run_name: empty until an invitation's manifest is fetched.  data_dir: identity, runs, logs.
+    run_name: empty until an invitation's manifest is fetched.  data_dir: folder with the identity, the runs and the logs.
     """
 
     peer: str
@@ -355,11 +359,12 @@ class Started(Event):
 
 @dataclass(frozen=True)
 class Left(Event):
-    """The last event of every life that ends by itself.
+    """The last event of a peer, unless its process was killed.
 
-    goodbye: whether it was said.  heard_by: number of peers that confirmed it.  rounds: committed, and on disk; None if the
-    peer ended before it had looked.
-    exit_code: of the process.  problem: the sentence that says why it could not go on; empty when it was told to leave.
+    goodbye: true if the peer said goodbye.  heard_by: number of peers that confirmed the goodbye.  rounds: committed rounds
+    on disk; None if the peer ended before it had read them.
+    exit_code: exit code of the process.  problem: a sentence with the reason why it could not continue; empty if it was told
+    to leave.
     """
 
     goodbye: bool
@@ -371,9 +376,9 @@ class Left(Event):
 
 @dataclass(frozen=True)
 class LinesLost(Event):
-    """Lines of standard output are missing here, because they could not be written; they are in the log.
+    """Lines of standard output are missing at this point, because they could not be written; they are in the log.
 
-    Only on standard output.  lines: how many.  reason: a sentence.
+    Emitted only on standard output.  lines: number of missing lines.  reason: a sentence.
     """
 
     lines: int
@@ -394,7 +399,7 @@ class PhaseChanged(Event):
 
 @dataclass(frozen=True)
 class PeerJoined(Event):
-    """The first heartbeat of a peer, or of its new incarnation, has come."""
+    """The first heartbeat of a peer, or of a new incarnation of it, has arrived."""
 
     peer: str
     name: str
@@ -402,7 +407,7 @@ class PeerJoined(Event):
 
 @dataclass(frozen=True)
 class PeerSuspected(Event):
-    """A peer sent no heartbeat for `silent_s`, or its connection broke (`disconnected`), however recent the last one is."""
+    """A peer sent no heartbeat for `silent_s`, or its connection broke (`disconnected`), even after a recent heartbeat."""
 
     peer: str
     silent_s: float
@@ -419,7 +424,7 @@ class PeerGone(Event):
 
 @dataclass(frozen=True)
 class PeerBanned(Event):
-    """A peer was disconnected and stays out for a while; `reason` names its last offence."""
+    """A peer was disconnected and is banned for a while; `reason` names its last offence."""
 
     peer: str
     reason: str
@@ -427,7 +432,7 @@ class PeerBanned(Event):
 
 @dataclass(frozen=True)
 class RoleChosen(Event):
-    """This peer has chosen its role in a run with rollouts, as its owner left that open.
+    """This peer has chosen its role in a run with rollouts, because its owner named none.
 
     role: trainer, rollout, validator or seed.  reason: a sentence.
     """
@@ -454,7 +459,7 @@ class TrainerStopped(Event):
 class ComputeProgress(Event):
     """This peer has done an inner step.
 
-    steps, total_steps: done, and wanted in this round.  loss: mean of the round so far.
+    steps, total_steps: inner steps done, and planned, in this round.  loss: mean of the round so far.
     left_s: seconds until the last step, at the present rate.
     """
 
@@ -468,9 +473,9 @@ class ComputeProgress(Event):
 
 @dataclass(frozen=True)
 class ReadySent(Event):
-    """This peer's contribution to a round is complete, and it told the others.
+    """This peer's contribution to a round is complete, and the peer has announced it.
 
-    tokens, steps: trained for it.  loss: mean of its steps.
+    tokens, steps: tokens and steps trained for it.  loss: mean loss of these steps.
     """
 
     round: int
@@ -483,8 +488,8 @@ class ReadySent(Event):
 class RoundProposed(Event):
     """This peer proposes a plan.
 
-    attempt: 0 for the round's first.  proposer: this peer.  members: peers whose contributions are averaged.
-    absent: electors that the ballot goes on without.
+    attempt: 0 for the round's first attempt.  proposer: this peer.  members: peers whose contributions are averaged.
+    absent: electors without which the ballot is held.
     """
 
     round: int
@@ -506,9 +511,9 @@ class ExchangeProgress(Event):
 
 @dataclass(frozen=True)
 class ExchangeFinished(Event):
-    """This peer's part in an exchange is over, with all results or without.
+    """This peer's part in an exchange has ended, with or without all results.
 
-    seconds: from its start to the last result.  up_bytes, down_bytes: moved for it, all channels together.
+    seconds: time from the start to the last result.  up_bytes, down_bytes: bytes moved for it on all channels.
     """
 
     round: int
@@ -527,7 +532,7 @@ class MemberLost(Event):
 
 @dataclass(frozen=True)
 class PeerEjected(Event):
-    """A peer is proven to have lied and takes no part here any more.  `evidence` is the name of the proof."""
+    """A peer was proven to have lied, and this peer excludes it from now on.  `evidence` is the name of the proof."""
 
     peer: str
     reason: str
@@ -536,7 +541,7 @@ class PeerEjected(Event):
 
 @dataclass(frozen=True)
 class AuditDone(Event):
-    """Averages of others were to be recomputed before the vote: `chunks` of them, of which `checked` could be."""
+    """Before the vote, this peer was to recompute `chunks` averages of other peers, and recomputed `checked` of them."""
 
     round: int
     chunks: int
@@ -554,7 +559,7 @@ class RoundVoted(Event):
 
 @dataclass(frozen=True)
 class RecordRatified(Event):
-    """This peer votes to make a provisional record full, or has a quorum of such votes.  final: rounds that are final."""
+    """This peer votes to make a provisional record full, or has a quorum of such votes.  final: number of final rounds."""
 
     round: int
     record: str
@@ -563,7 +568,10 @@ class RecordRatified(Event):
 
 @dataclass(frozen=True)
 class RoundCommitted(Event):
-    """A record is on disk, about to be applied.  tip: its hash.  tokens, loss: of all members.  mine: we are a member."""
+    """A record is on disk, about to be applied.
+
+    tip: its hash.  tokens, loss: of all members.  mine: true if we are a member.
+    """
 
     round: int
     tip: str
@@ -575,10 +583,10 @@ class RoundCommitted(Event):
 
 @dataclass(frozen=True)
 class RunEnded(Event):
-    """The run has reached its total: this is its final record, and the state after it the final one.
+    """The run has reached its total: this is its final record, and the state after it is the final state.
 
-    Told once in every life that gets there.  rounds, tokens: done, of all members.  unit: "tokens" or "rounds", which the
-    total counts.  tip: the final record's hash.
+    Emitted at most once per start of the peer.  rounds, tokens: numbers done by all members.  unit: unit of the total,
+    "tokens" or "rounds".  tip: hash of the final record.
     """
 
     rounds: int
@@ -590,7 +598,7 @@ class RunEnded(Event):
 
 @dataclass(frozen=True)
 class RunExtended(Event):
-    """The run goes on for longer, as its organiser signed and the chain says.  total: in `unit`, from `round` on."""
+    """The organiser has extended the run, by a signed statement in the chain.  total: in `unit`, from `round` on."""
 
     round: int
     unit: str
@@ -607,7 +615,7 @@ class StateApplied(Event):
 
 @dataclass(frozen=True)
 class EvalLoss(Event):
-    """The held-out loss of the state after `rounds` rounds, as the peer `by` measured it, or claims to have."""
+    """The held-out loss of the state after `rounds` rounds, as the peer `by` measured it or claims to have measured it."""
 
     rounds: int
     loss: float
@@ -640,7 +648,7 @@ class StateLoaded(Event):
 
 @dataclass(frozen=True)
 class SyncProgress(Event):
-    """Catching up: `done` of `total` records are here."""
+    """This peer is catching up: `done` of `total` records are here."""
 
     done: int
     total: int
@@ -650,8 +658,8 @@ class SyncProgress(Event):
 class RolledBack(Event):
     """This peer was on the losing side of a fork and went back to the common ancestor.
 
-    to_round: rounds that remain.  abandoned: rounds given up.
-    winner: the peer whose chain won; empty when nobody alive has the results of the abandoned rounds.
+    to_round: number of rounds that remain.  abandoned: number of rounds given up.
+    winner: the peer whose chain won; empty if no live peer has the results of the abandoned rounds.
     """
 
     to_round: int
@@ -661,11 +669,11 @@ class RolledBack(Event):
 
 @dataclass(frozen=True)
 class SecondHistory(Event):
-    """A second record of `round` is certified by the whole electorate: a third of the electorate or more has lied.
+    """The whole electorate has certified a second record of `round`: at least a third of the electorate has lied.
 
-    Told once for each such record.
-    ours, theirs: hashes of the two records; ours is kept.  shown_by: the peer that showed it.  signers: electors that signed
-    both.
+    Emitted once for each such record.
+    ours, theirs: hashes of the two records; we keep ours.  shown_by: the peer that showed the second record.  signers:
+    electors that signed both.
     """
 
     round: int
@@ -686,11 +694,11 @@ class Desynced(Event):
 
 @dataclass(frozen=True)
 class Dropped(Event):
-    """Something from a peer was malformed or not allowed, and was dropped.
+    """Data from a peer was malformed or not allowed, and was dropped.
 
-    Told at most once in 10 s for each peer and kind; of questions for which there was no room, at most once in 10 s for all
+    Emitted at most once in 10 s for each peer and kind; for questions dropped for lack of room, at most once in 10 s for all
     peers together.
-    what: its kind.  reason: a phrase.  times: such drops since the last such event.
+    what: kind of the data.  reason: a phrase.  times: number of such drops since the last such event.
     """
 
     peer: str
@@ -701,9 +709,10 @@ class Dropped(Event):
 
 @dataclass(frozen=True)
 class HandlerFailed(Event):
-    """A statement of a peer made its handler fail: a mistake of this software.  The peer was disconnected.
+    """A handler failed on a peer's statement, because of a mistake in this software.  The peer was disconnected.
 
-    what: the kind of statement.  reason: the error, and where it was raised.  times: since the last such event.
+    what: the kind of statement.  reason: the error, and where it was raised.  times: number of failures since the last such
+    event.
     """
 
     peer: str
@@ -721,7 +730,7 @@ class Notice(Event):
 
 
 PROGRESS = (ComputeProgress, EvalProgress, ExchangeProgress, SyncProgress, TransferProgress)
-"""Events that the next one of their subject makes stale: there are many, and only the newest is worth keeping."""
+"""Events that become stale with the next event of their subject: there are many, and only the newest is worth keeping."""
 
 
 # ------------------------------------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
-"""The fate of rollouts, counted from a peer's events: for its status, the interface and `peer rollouts`.
+"""Tally of rollouts and their verdicts, from a peer's events: for its status, the interface and `peer rollouts`.
 
-Pure, and bounded: only the last batches stay, while the numbers go on.
+Pure, and bounded: only the last batches are kept, but the counts include all batches.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from protocol.events.events import Event
 
 WAITING, ACCEPTED, REJECTED, STALE, UNSURE = "waiting", "accepted", "rejected", "stale", "unsure"
 VERDICTS = (WAITING, ACCEPTED, REJECTED, STALE, UNSURE)
-"""Verdicts on a batch.  waiting: nobody has judged it.  stale: it got too old first.  unsure: a validator could not tell."""
+"""Verdicts on a batch.  waiting: no validator has judged it yet.  stale: it became too old before that.  unsure: a validator
+could not tell."""
 KEPT_BATCHES = 1000
 KEPT_REWARDS = 500
 KEPT_ASIDE = 50
@@ -26,8 +27,9 @@ KEPT_LEARNED = 4096
 class BatchSeen:
     """A batch as far as this peer knows it.
 
-    at: seconds since 1970 of the last event about it.  verdict: one of `VERDICTS`.  reason: of a rejection.  rollouts: 0
-    if unknown.  tokens, seconds: of a batch of ours.  judges: validators that judged it, as far as we heard.  round: the
+    at: time of the last event about it, in seconds since 1970.  verdict: one of `VERDICTS`.  reason: reason of a rejection.
+    rollouts: 0 if unknown.  tokens, seconds: known only for a batch of ours.  judges: known validators that judged it.
+    round: the
     round in which members learned from it.
     """
 
@@ -47,7 +49,7 @@ class BatchSeen:
 
 @dataclass(frozen=True)
 class Aside:
-    """A peer whose rollouts or verdicts are not used any more.  role: rollout or validator."""
+    """A peer whose rollouts or verdicts are no longer used.  role: rollout or validator."""
 
     at: float
     peer: str
@@ -59,16 +61,16 @@ class Aside:
 class RolloutTally:
     """The tally of one peer, whose ID is `me`.
 
-    generated, generated_tokens, generating_s: batches of ours, their tokens and the time they took.
-    judged: batches that we verified ourselves.  rewards: rounds, each with its mean reward.  accepted_tokens: tokens of
-    ours that records name.
+    generated, generated_tokens, generating_s: number of our batches, their tokens and the time that they took. judged:
+    number of batches that we verified.  rewards: rounds, each with its mean reward.  accepted_tokens: number of our tokens
+    that records name.
     """
 
     me: str = ""
     batches: dict[tuple[str, str], BatchSeen] = field(default_factory=dict)
-    """Batches by author and root; the batch that was heard of last is at the end."""
+    """Batches by author and root, in the order of the last event about each."""
     counts: Counter[str] = field(default_factory=Counter)
-    """Number of batches by verdict, forgotten ones included."""
+    """Number of batches by verdict, including batches that are no longer kept."""
     rewards: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=KEPT_REWARDS))
     aside: deque[Aside] = field(default_factory=lambda: deque(maxlen=KEPT_ASIDE))
     generated: int = 0
@@ -79,14 +81,14 @@ class RolloutTally:
     """Batches that this trainer learned from."""
     accepted_tokens: int = 0
     earned: dict[int, int] = field(default_factory=dict)
-    """Tokens of ours that a round's record names, by round."""
+    """Number of our tokens that each round's record names, by round."""
     learned: dict[str, None] = field(default_factory=dict)
-    """Names of the batches that this trainer learned from last."""
+    """Names of the last batches from which this trainer learned."""
     seen: bool = False
-    """True if there were any events about rollouts."""
+    """True once an event was about rollouts."""
 
     def apply(self, event: Event, at: float) -> None:
-        """Take note of an event."""
+        """Count an event."""
         match event:
             case ev.RolloutsGenerated(version, number, root, rollouts, tokens, _, seconds):
                 self.generated, self.generated_tokens = self.generated + 1, self.generated_tokens + tokens
@@ -98,7 +100,7 @@ class RolloutTally:
             case ev.BatchDecided(author, version, number, root, verdict, reason, rollouts):
                 known = self._batch(author, version, number, root, at)
                 if verdict == STALE and known.round is not None:
-                    verdict = known.verdict  # a record has it: a validator that we did not hear accepted it in time
+                    verdict = known.verdict  # a record names it: a validator that we did not hear has accepted it
                 self._put(replace(known, verdict=verdict, reason=reason, rollouts=rollouts))
             case ev.RolloutsUsed(number, roots):
                 self._learned(roots)
@@ -122,7 +124,7 @@ class RolloutTally:
         return other
 
     def last(self, author: str | None = None, judge: str | None = None) -> list[BatchSeen]:
-        """Return the batches of this author, or judged by this peer, or all; the newest first."""
+        """Return the batches, newest first, optionally only the batches of one author or judged by one peer."""
         return [
             batch
             for batch in reversed(self.batches.values())
@@ -130,9 +132,9 @@ class RolloutTally:
         ]
 
     def _learned(self, roots: Iterable[str]) -> None:
-        """Count batches learned from.
+        """Count batches from which this trainer learned.
 
-        Each counts once, even if it is learned from again because the first time led to no record.
+        Each batch counts once, even if the trainer learns from it again because the first time led to no record.
         """
         for root in roots:
             self.used += root not in self.learned
@@ -151,7 +153,7 @@ class RolloutTally:
         self._use(event.mine, event.round, at)
 
     def _leave(self, round: int) -> None:
-        """Undo the counts of this round and later ones: they were of a branch that is no longer ours."""
+        """Undo the counts of this round and later rounds, because they belong to a branch that is no longer ours."""
         for later in [each for each in self.earned if each >= round]:
             self.accepted_tokens -= self.earned.pop(later)
         while self.rewards and self.rewards[-1][0] >= round:
@@ -168,7 +170,7 @@ class RolloutTally:
         judges = [judge for judge in known.judges if judge != event.validator]
         verdict = REJECTED if event.rejected else UNSURE if event.inconclusive else ACCEPTED
         if known.verdict in (REJECTED, STALE) or (known.verdict == ACCEPTED and verdict == UNSURE):
-            verdict = known.verdict  # a later verdict does not change it
+            verdict = known.verdict  # a later verdict does not change the first
         self._put(
             replace(
                 known,
@@ -186,7 +188,7 @@ class RolloutTally:
     def _use(self, roots: Iterable[str], round: int, at: float) -> None:
         wanted = {*roots}
         for batch in [batch for batch in self.batches.values() if batch.root in wanted]:
-            verdict = batch.verdict if batch.verdict == REJECTED else ACCEPTED  # by a validator that we did not hear
+            verdict = batch.verdict if batch.verdict == REJECTED else ACCEPTED  # we did not hear its validator
             self._put(replace(batch, at=at, round=round, verdict=verdict))
 
     def _put(self, batch: BatchSeen) -> None:

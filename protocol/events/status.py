@@ -1,8 +1,9 @@
 """The content of `peer status --json`, defined once for the node, the daemon, the commands, the interface and the demo.
 
-It includes the reason for computing nothing, and a remedy for each.  Frozen dataclasses that import nothing heavy.
+It includes the reason for computing nothing, and a remedy for each reason.  Frozen dataclasses that import nothing heavy.
 `to_fields` is the form on the control socket and in JSON: the fields' names are its keys, in this order;
-docs/reference/status.md lists each.  Peers are peer IDs, hashes are hexadecimal, sizes are bytes, times are seconds.  A
+docs/reference/status.md lists all fields.  Peers are peer IDs, hashes are hexadecimal, sizes are bytes, times are seconds.
+A
 field that is added later has a default, so that the status of an older peer can still be read.
 """
 
@@ -16,11 +17,11 @@ from typing import Any, Self
 # ------------------------------------------------------------------------------------------------------------------------
 # The reasons for computing nothing, and a remedy for each.
 #
-# The code in which a reason arises makes the sentence about it, which names peers, rounds and limits.
+# The sentence about a reason, which names peers, rounds and limits, is made by the code in which the reason arises.
 
 
 class WhyIdle(str, Enum):
-    """Reason for computing nothing; `why_detail` says the rest in a sentence."""
+    """Reason for computing nothing; `why_detail` gives the details in a sentence."""
 
     BUSY = ""
     STARTING = "starting"
@@ -73,14 +74,17 @@ REMEDIES = {
     WhyIdle.NOT_A_TRAINER: "nothing; or join with `--role trainer`",
     WhyIdle.RUN_ENDED: "`peer export FOLDER` writes the model; `peer leave` ends the peer",
 }
-"""Remedy for each reason; docs/guides/troubleshooting.md says the same.  Each fits on a line of a small terminal.
+"""Remedy for each reason; docs/guides/troubleshooting.md lists the same remedies.  Each fits on a line of a small terminal.
 
-A remedy holds wherever its reason is shown: to a founder, to a peer that is alone, and to one that nobody invited.
+A remedy is valid for every peer that shows its reason: a founder, a peer that is alone, and a peer without an invitation.
 """
 
 
 def remedy(why: str) -> str:
-    """Return the remedy for a reason, by its name; empty if nothing holds the peer up, or only a newer version knows it."""
+    """Return the remedy for a reason, by its name.
+
+    Empty if the peer is busy, or if only a newer version knows the reason.
+    """
     return next((text for known, text in REMEDIES.items() if known.value == why), "")
 
 
@@ -94,10 +98,10 @@ class SwarmPeer:
 
     peer: its ID.  name: the name that it gives itself.  role, phase: as in the status of a peer.
     round: rounds that it has committed.  steps: inner steps of its running round.  tokens_per_s: its last known rate.
-    liveness: alive, suspect (no heartbeat for a while), gone (it fell silent), left (it said goodbye) or unproven (a member
-    that was not connected to this peer since this peer started; heartbeats that others forward may be old).
-    heard_s: seconds since its last heartbeat; since this peer started, if it is unproven.
-    version: of its software.  addresses: where it says that it listens.
+    liveness: alive, suspect (no heartbeat for a while), gone (silent for too long), left (it said goodbye) or unproven (a
+    member that has not been connected to this peer since this peer started; heartbeats that other peers forward may be old).
+    heard_s: seconds since its last heartbeat; if it is unproven, seconds since this peer started.
+    version: version of its software.  addresses: where it says it listens.
     link: its connection to this peer: direct, reversed, punched or relayed; empty while it has none.
     """
 
@@ -119,8 +123,8 @@ class SwarmPeer:
 class HeldOutStatus:
     """The newest held-out loss known here.
 
-    loss: of the state after `rounds` rounds, as the peer `by` measured it, or claims to have; None while none is known.
-    percent: progress of this peer in measuring another one; None while it measures none.
+    loss: of the state after `rounds` rounds, as the peer `by` measured it or claims to have measured it; None while none is
+    known.  percent: progress of a measurement by this peer; None while it measures none.
     """
 
     loss: float | None = None
@@ -131,15 +135,16 @@ class HeldOutStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutStatus:
-    """This peer's work with rollouts, in a run with them; counts are of this life of the peer.
+    """This peer's work with rollouts, in a run with rollouts; counts begin at the peer's last start.
 
     version: the newest weights here, by the rounds that made them.
-    reward: mean of the rollouts of the last round here that learned from any, 0 to 1, as its members state it; None before.
+    reward: mean reward of the rollouts in the last committed round that learned from rollouts, 0 to 1, as its members state
+    it; None before the first such round.
     generated: batches that this peer made.
-    accepted, rejected, stale: batches by their verdict: its own if it is a rollout peer, those that it judged if it is a
-    validator, those that were for it if it is a trainer; a stale batch was too old before it had a verdict.
+    accepted, rejected, stale: batches by their verdict: batches that it made if it is a rollout peer, that it judged if it
+    is a validator, and that were meant for it if it is a trainer; a stale batch was too old before it had a verdict.
     waiting: such batches without a verdict.  used: batches that this trainer learned from.
-    accepted_tokens: tokens of this peer's rollouts that records name as learned from.
+    accepted_tokens: tokens of this peer's rollouts from which members learned, according to the records.
     generated_tokens_per_s: tokens that it makes a second, over its last eight batches.
     verified_per_s: rollouts that it verifies a second, over the last minute.
     set_aside: number of peers whose rollouts or verdicts are no longer used.
@@ -169,34 +174,34 @@ class NodeStatus:
     phase: its work in one word: starting, syncing, computing, ready, exchanging, voting, applying, paused, seeding,
     generating, verifying or stopping.
     why_idle: the reason for not computing, in a few words; empty while it computes.
-    why_detail: the same in a sentence.  why_remedy: what its owner can do about it.
-    finishing: after `peer finish`, a phrase that names what the peer waits for before it stops; else empty.
-    finishing_left_s: seconds until it leaves without that; None if it was not asked to finish.
-    round: rounds that are committed.  tip: hash of the last record; empty before the node runs.
+    why_detail: the same in a sentence.  why_remedy: advice to its owner.
+    finishing: after `peer finish`, a phrase that names the event for which the peer waits before it stops; else empty.
+    finishing_left_s: seconds until it leaves without that event; None if it was not asked to finish.
+    round: number of committed rounds.  tip: hash of the last record; empty before the node runs.
     final_rounds, final_tip: number of final rounds, and the tip after them, which invitations name.
     settled_rounds, settled_tip: number of rounds that are final or settled for this peer, and the tip after them, which
     `peer run invite --choose` names.
     state_rounds, state_digest: number of rounds that the outer state has applied, and its digest.
-    peers: other live peers of the run; before the node runs, the connected ones.
+    peers: number of other live peers of the run; before the node runs, number of connected peers.
     members, tokens: IDs of the members of the last committed round, and their tokens.
     steps, inner_steps: inner steps of the running round, done and wanted.
     tokens_per_s: the last known rate of training; 0 while paused.
     round_left_s: seconds to the last inner step of this round; None while it does not train.
-    loss: training loss of the running round; before its first step, of the last committed round; None without either.
+    loss: training loss of the running round; before its first step, of the last committed round; None if there is neither.
     eval_loss, eval_rounds, eval_by: the newest held-out loss known here, the rounds of its state, and the peer that measured
-    it, or claims to have; None while none is known.
-    eval_percent: progress of this peer in measuring another one; None while it measures none.
+    it or claims to have measured it; None while none is known.
+    eval_percent: progress of a measurement by this peer; None while it measures none.
     up_bytes, down_bytes: bytes sent and received since the start.
     trainer_pid: process ID of the trainer; None while none is ready.
-    version: of the software.  swarm: the other peers of the run, a map for each.
+    version: version of the software.  swarm: the other peers of the run, a map for each.
     rollouts: this peer's work with rollouts, a map; None in a run without them.
     organiser: ID of the peer that signed the run; empty before the node runs.
-    goal_unit, goal_total, goal_done: unit of the run's total ("tokens" or "rounds"), the total, and how much of it is done.
-    goal_left_s: seconds until the total is reached, at the speed of the last round made here; None before two were made.
-    run_ended: whether the total is reached and no extension is known.
+    goal_unit, goal_total, goal_done: unit of the run's total ("tokens" or "rounds"), the total, and the amount done.
+    goal_left_s: seconds until the total is reached, at the speed of the last round made here; None before two rounds were
+    made here.  run_ended: true if the total is reached and no extension is known.
     run_tokens_per_s: tokens a second of all members in the last round; None before two rounds were made here.
-    clock_skew: distance of this computer's clock from the median of at least three peers', as "2 h 3 min behind the clocks
-    of 5 peers"; empty within 60 s, and while fewer are known.
+    clock_skew: difference of this computer's clock from the median of at least three peers' clocks, such as "2 h 3 min
+    behind the clocks of 5 peers"; empty if it is within 60 s or fewer clocks are known.
     """
 
     peer: str
@@ -249,7 +254,7 @@ class NodeStatus:
         object.__setattr__(self, "why_remedy", remedy(self.why_idle))
 
     def names(self) -> dict[str, str]:
-        """Return the names of this peer and the others of the run, by peer ID."""
+        """Return the names of this peer and the other peers of the run, by peer ID."""
         return {self.peer: self.name, **{known.peer: known.name for known in self.swarm}}
 
 
@@ -258,11 +263,11 @@ class PeerStatus(NodeStatus):
     """A running peer: its node and the process around it.
 
     pid: the peer's process ID.  uptime_s: seconds since its start.  addresses: where it listens.
-    invitation: to an open run, else empty.
-    invite_command: command with which the organiser of a run that admits by token makes an invitation, with PEER_ID in the
-    guest's place; else empty.
-    reachable: whether others reach this peer, as peers say that were asked to dial back: reachable, unreachable or unknown.
-    reachability: the same for each address at which they see it, or which it announces.
+    invitation: an invitation to the run, if the run is open; else empty.
+    invite_command: command with which the organiser of a run that admits by token makes an invitation, with PEER_ID in place
+    of the guest's ID; else empty.
+    reachable: reachable, unreachable or unknown, according to peers that were asked to dial back.
+    reachability: the same for each address at which they see this peer or which it announces.
     """
 
     pid: int
@@ -285,7 +290,7 @@ class PeerStatus(NodeStatus):
 
     @classmethod
     def from_fields(cls, given: Any) -> Self:
-        """Return the status in a map, without fields that only a newer version knows; raise ValueError if one is missing."""
+        """Return the status in a map, without fields that only a newer version knows; raise ValueError if one is lacking."""
         try:
             swarm = [SwarmPeer(**_known(SwarmPeer, each)) for each in given.get("swarm", ())]
             told = given.get("rollouts")
