@@ -88,7 +88,7 @@ def nearest(word: str, commands: Sequence[str], program: str) -> str:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Return the parser of the whole command line; every module in `peer.commands` adds its own part."""
+    """Return the parser of the whole command line; every module in `peer.commands` adds a part."""
     parser = CommandParser(
         prog="peer",
         description="Train a language model together with others.",

@@ -271,7 +271,7 @@ def _sync_folder(folder: Path) -> None:
 # Recognition of copies: a folder is the one that we wrote, a copy of it, or one restored from a backup.
 #
 # A mark in the folder names its own inode and the time of its last change.  A copy has another inode, and an overwritten
-# mark has another time.  The mark is made anew after every vote, so an earlier backup has another mark.  A restore of only
+# mark has another time.  The mark is renewed after every vote, so an earlier backup has another mark.  A restore of only
 # the files that differ restores the mark as well.
 #
 # Restores that leave no trace are not noticed: a snapshot of a whole file system or machine, single files restored without

@@ -44,7 +44,7 @@ class FeedSource(Protocol):
         """Begin to follow the peer."""
 
     def take(self) -> list[Told]:
-        """Return everything told since the last call."""
+        """Return all messages since the last call."""
 
     def ask(self, command: str, **fields: object) -> dict[str, object]:
         """Send the peer a command and return its answer; blocks.  Raises ControlError."""
@@ -72,7 +72,7 @@ class Feed:
             threading.Thread(target=work, daemon=True).start()
 
     def take(self) -> list[Told]:
-        """Return everything told since the last call."""
+        """Return all messages since the last call."""
         return [self._waiting.popleft() for _ in range(len(self._waiting))]
 
     def ask(self, command: str, **fields: object) -> dict[str, object]:

@@ -94,7 +94,7 @@ class Picture:
     committed: int = 0
     """Number of committed rounds seen; `rounds` has the latest ones."""
     counted: int = 0
-    """Number of those rounds that include this peer's contribution."""
+    """Number of committed rounds seen that include this peer's contribution."""
     streak: int = 0
     """Number of the latest rounds in a row that include this peer's contribution."""
     _phase: tuple[str, float] = ("", 0.0)

@@ -218,13 +218,13 @@ class ReplayView(PeerApp):
         self._draw_scrubber()
 
     def action_finish(self) -> None:
-        """Say that a recording takes no commands."""
+        """Say that a recording accepts no commands."""
         self._ask("finish", "")
 
     def action_leave(self) -> None:
-        """Say that a recording takes no commands."""
+        """Say that a recording accepts no commands."""
         self._ask("leave", "")
 
     def _ask(self, command: str, done: str, **fields: Any) -> None:
-        """Say that a recording takes no commands."""
+        """Say that a recording accepts no commands."""
         self._say("this is a recording: it takes no commands")

@@ -25,7 +25,7 @@ ATTACHED = "--attached"
 def add_command(
     subparsers: Subparsers, name: str, summary: str, run: Callable[[argparse.Namespace], int] | None, epilog: str = ""
 ) -> argparse.ArgumentParser:
-    """Return the parser of a new command, with the options that every command takes.  run: None for a group of commands."""
+    """Return the parser of a new command, with the options common to all commands.  run: None for a group of commands."""
     description = summary[:1].upper() + summary[1:] + "."
     parser = subparsers.add_parser(name, help=summary, description=description, epilog=epilog)
     add_common_options(parser, argparse.SUPPRESS)
@@ -63,6 +63,6 @@ def whole_number(least: int, most: int) -> Callable[[str], int]:
 
 
 def become_interface(*words: str) -> NoReturn:
-    """Replace this process by the terminal interface, a program of its own."""
+    """Replace this process by the terminal interface, which is a separate program."""
     sys.stdout.flush()
     os.execve(sys.executable, [sys.executable, "-m", "tui", *words], child_environment(os.environ))

@@ -91,7 +91,7 @@ def _as_argument(read: Callable[[str], Any]) -> Callable[[str], Any]:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Choose the run, lock the identity, and run the peer; on a terminal, start the interface, which starts this again."""
+    """Choose the run, lock the identity, and run the peer; on a terminal, start the interface, which runs this again."""
     from peer.paths import data_dir
 
     if _wants_interface(args):

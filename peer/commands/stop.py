@@ -92,7 +92,7 @@ def _leave_and_wait(folder: Path) -> str:
 
 
 def _wait_for_end(pid: int) -> None:
-    """Wait until the process is gone, so that `peer leave && peer join` finds the identity free."""
+    """Wait until the process has ended, so that `peer leave && peer join` finds the identity free."""
     import psutil
 
     end = time.monotonic() + STOP_DEADLINE_S

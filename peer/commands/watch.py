@@ -106,7 +106,7 @@ def _register_replay(subparsers: Subparsers) -> None:
 
 
 def run_replay(args: argparse.Namespace) -> int:
-    """Replace this process by the interface, a program of its own."""
+    """Replace this process by the interface, which is a separate program."""
     from peer.console.streams import draws
     from peer.paths import data_dir
 

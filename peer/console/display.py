@@ -83,7 +83,7 @@ NOBODY = (errno.EPIPE, errno.ECONNRESET, errno.EBADF)
 
 
 class Lines:
-    """Lines that wait to be written.  The oldest are dropped when there are too many."""
+    """Queue of lines to write.  The oldest lines are dropped when there are too many."""
 
     def __init__(self, max_lines: int = MAX_LINES, max_chars: int = MAX_WAITING_CHARS) -> None:
         self._max_lines, self._max_chars = max_lines, max_chars
@@ -154,7 +154,7 @@ class Output:
         return not self.broken
 
     async def until_gone(self) -> None:
-        """Wait until the reader of standard output is gone."""
+        """Wait until standard output has no reader."""
         if stat.S_ISFIFO(os.fstat(self._descriptor).st_mode):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._watch_pipe)

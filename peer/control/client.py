@@ -38,7 +38,7 @@ LOCK_NAME = "identity.lock"
 CLOCK_SLACK_S = 1.0
 """Seconds of tolerance between the times of processes and of files."""
 MAX_UNIX_PATH = 100
-"""Longest path used directly: sockets take 104 (BSD) to 108 (Linux) bytes; for longer ones, see `socket_address`."""
+"""Longest path used directly: sockets take 104 (BSD) to 108 (Linux) bytes; for longer paths, see `socket_address`."""
 
 
 class ControlError(Exception):
@@ -320,7 +320,7 @@ def stamped_in(line: bytes) -> Stamped | None:
 
 
 def _checked(stamped: Stamped) -> Stamped | None:
-    """Return the event if every field has its type; null, for which JSON has no number, becomes NaN."""
+    """Return the event if every field has the right type; null becomes NaN, for which JSON has no number."""
     event = stamped.event
     for name, kind in _kinds(type(event)).items():
         value = getattr(event, name)

@@ -161,7 +161,7 @@ class EventLog:
         return len(self._subscribers)
 
     async def run(self) -> None:
-        """Write emitted events to disk until cancelled; `flush` writes those still pending then."""
+        """Write emitted events to disk until cancelled; `flush` writes the events that are then still pending."""
         while True:
             while not self._pending:
                 self._wake = trio.Event()

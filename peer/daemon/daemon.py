@@ -55,7 +55,7 @@ CRASH_LOG = "crash.log"
 
 
 def reader_gone() -> PeerError:
-    """Return the error of a peer that leaves because nobody reads its output."""
+    """Return the error of a peer that leaves because its output has no reader."""
     return PeerError(
         "nobody reads standard output any more, so the peer left; to train on without a reader, redirect it to a file or "
         "give --ignore-closed-output",
@@ -93,11 +93,11 @@ def _singles(error: BaseException) -> Iterator[BaseException]:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Outside requests to leave: a signal, the end of standard input, a reader that went away.
+# External requests to leave: a signal, the end of standard input, the loss of the output's reader.
 
 
 class LeavingPeer(Protocol):
-    """The daemon, which is told to leave."""
+    """Part of the daemon that the requests to leave need."""
 
     def notice(self, level: str, text: str) -> None:
         """Tell the user a sentence."""
@@ -133,7 +133,7 @@ async def obey_signals(peer: LeavingPeer, signals: AsyncIterator[int]) -> None:
 
 
 async def leave_at_eof(peer: LeavingPeer) -> None:
-    """Leave when standard input ends: the process that started us held its other end, and is gone."""
+    """Leave when standard input ends, because the process that started us held the other end and has ended."""
     wait = partial(trio.to_thread.run_sync, wait_for_eof, sys.stdin.fileno())
     await wait(abandon_on_cancel=True)  # type: ignore[call-arg]  # libp2p brings stale stubs of trio
     peer.leave()
@@ -240,7 +240,7 @@ class Daemon:
             self.leave()
 
     def finish(self) -> float:
-        """Stop once the running round is complete or cannot be completed; return the longest that this can take (s)."""
+        """Stop once the running round is complete or cannot be completed; return the longest time that this can take (s)."""
         within_s = self._node().finish()
         self.notice("info", f"stopping when this round is complete, in {duration(within_s)} at most")
         return within_s

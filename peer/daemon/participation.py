@@ -1,7 +1,7 @@
 """A peer's part in one run: the network, the manifest, the state, the trainer and the node, opened in this order.
 
 The manifest is fetched through the network if an invitation brought only its hash.  Each component decides for itself; this
-module decides what happens when one cannot go on: a sentence, an exit code, and a clean end of the others.
+module ends the participation if a component cannot go on: with a sentence, an exit code, and a clean end of all others.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ class Participation:
         return found.overall.value, announced | {address: verdict.value for address, verdict in found.verdicts.items()}
 
     def invitation(self) -> str:
-        """Return the invitation to paste elsewhere; empty unless the run admits everybody."""
+        """Return the invitation to the run; empty unless the run admits every peer."""
         signed = self.choice.signed
         if signed is None or signed.manifest.admission is not Admission.OPEN or self.contacts is None:
             return ""

@@ -385,7 +385,7 @@ class State:
 
 
 def newest_state(signed: SignedManifest, folder: Path) -> State:
-    """Return the newest state in the folder of a run, whether its peer runs or not.  Raises `NotStored`."""
+    """Return the newest state in the folder of a run; its peer may be running.  Raises `NotStored`."""
     manifest = signed.manifest
     stored = StoredRun(signed, folder).newest()
     theta = np.empty(manifest.parameters, np.float32)

@@ -51,7 +51,7 @@ LEARNING_RUN = "learning.toml"
 LEAST_VERSIONS = 16
 """Versions over which the built-in run's reward rises by many standard errors (docs/results/demo.md)."""
 LEAST_MINUTES = 3
-"""Upper bound on the minutes that `LEAST_VERSIONS` of the built-in run take on two idle cores."""
+"""Upper bound on the minutes for `LEAST_VERSIONS` of the built-in run on two idle cores."""
 
 
 @dataclass(frozen=True)

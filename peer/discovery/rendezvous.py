@@ -92,7 +92,7 @@ def _parse(data: bytes, peer: PeerId) -> list[str]:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Runs founded twice: two computers that join the same run file found two runs, which wait for each other for ever.
+# Runs founded twice: two computers that join with the same run file found two runs, and each waits for the other for ever.
 #
 # A founder announces its run until the run has its first record, and listens for other founders: in a folder on this
 # computer, and by multicast DNS (`mdns`).  Anybody can forge announcements, so they only cause a few escaped sentences.
@@ -162,7 +162,7 @@ class Noticeboard:
         self._file = HeldFile(runtime / FOLDER / peer)
 
     def announce(self, ours: Founded) -> None:
-        """Announce our run, for as long as this process lives or until `withdraw`."""
+        """Announce our run until this process ends or `withdraw` is called."""
         if not self._file.is_there:
             self._file.put(ours.to_bytes())
 

@@ -78,7 +78,7 @@ class Rhythm:
 
 
 class Search:
-    """Search for the peers at the addresses `wanted`.  met: True once a peer of the run has been heard, which ends it."""
+    """Search for the peers at the addresses `wanted`.  met: True once a peer of the run was heard; the search then ends."""
 
     def __init__(
         self, network: DiallingNetwork, wanted: Sequence[str], emit: Callable[[Event], None], met: Callable[[], bool]

@@ -1,6 +1,6 @@
 """Sequence of all checks: each has a deadline, and no failing check ends the others.
 
-Checks that need the swarm ask the peer that runs here, if one does; else this process visits the swarm itself.
+Checks that need the swarm ask the peer that runs here.  If no peer runs, this process visits the swarm itself.
 """
 
 from __future__ import annotations
@@ -251,7 +251,7 @@ class Examination:
         return self.checks
 
     def _role(self, found: Findings, gpu_free: int | None) -> Role:
-        """Return the role that is set, or that this peer would take; for a run with rollouts, add a line with the reason."""
+        """Return the chosen role, or the role that this peer would get; with rollouts, add a check with the reason."""
         if self.preferences.role != "auto":
             return Role(self.preferences.role)
         if found.signed is None or self._peer is None or found.signed.manifest.rl is None:
@@ -316,7 +316,7 @@ class Examination:
         return None
 
     async def _thread(self, name: str, work: Callable[[], Check | list[Check]]) -> None:
-        """Run a blocking check in a thread; a missing answer or a fault becomes a check of its own."""
+        """Run a blocking check in a thread; a missing answer or a fault is reported as a check."""
         self.on_begin(name)
 
         async def look() -> Check | list[Check]:

@@ -150,7 +150,7 @@ def _time(seconds: float) -> str:
 
 
 def chosen(word: str | None, folder: Path) -> tuple[SignedManifest, PeerStatus | None]:
-    """Return the run, and the status of the peer here if it takes part in this run.
+    """Return the run, and the status of the peer here if that peer takes part in this run.
 
     word: a run's name, or any word that `peer join` and `peer run show` accept.  folder: the data directory.  Raises
     PeerError.

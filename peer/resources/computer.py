@@ -27,7 +27,7 @@ from trainer.config import TrainingConfig
 from trainer.memory import TrainerWork, trainer_memory
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Memory that a run takes in the peer and in its trainer, from the manifest alone.
+# Memory that a run needs in the peer and in its trainer, estimated from the manifest alone.
 #
 # Memory that both processes share (the parameters, the contribution) is counted once, for the peer.  `trainer.memory`
 # computes the trainer's part; `python -m benchmarks.memory` compares the sum with the use of real peers.

@@ -251,7 +251,7 @@ class Gpus:
             return None
         try:
             samples = nvml.nvmlDeviceGetProcessUtilization(handle, self._seen.get(index, 0))
-        except nvml.NVMLError_NotFound:  # nobody used the GPU
+        except nvml.NVMLError_NotFound:  # no process used the GPU
             return 0.0
         except Exception:  # a card without this counter, or a lost one
             return None
@@ -259,7 +259,7 @@ class Gpus:
         return float(min(100, sum(each.smUtil for each in samples if not self._is_ours(each.pid))))
 
     def _handles(self) -> list[tuple[int, Any]]:
-        """Return the GPUs that answer: a lost one must not hide the others."""
+        """Return the GPUs that answer: a lost GPU must not hide the others."""
         nvml = self._open()
         if nvml is None:
             return []

@@ -84,7 +84,7 @@ def write_setting(path: Path, name: str, text: str | None) -> None:
     else:
         value = SETTINGS[name].read(text)
         document[key] = value if isinstance(value, (bool, int)) and str(value) == text else text
-    target = path.resolve()  # for a link, its target
+    target = path.resolve()  # replace the target of a link, not the link
     target.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(target, tomlkit.dumps(document).encode())
 

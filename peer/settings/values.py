@@ -15,7 +15,7 @@ from typing import Any
 from peer.addresses import multiaddr_of
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Hours in which a peer may compute, as a person writes them: "mon-fri 18:00-08:00, sat-sun".
+# Hours during which a peer may compute, in the form that a person writes: "mon-fri 18:00-08:00, sat-sun".
 #
 # A day is written in three letters; two days with a hyphen are a span.  Hours are local time, and may go past midnight into
 # the next day.  Days without hours are whole days; hours without days apply to every day.

@@ -1,4 +1,4 @@
-"""Solve rates of a model: `peer tasks rate`.  The tasks of a file are written out with their rates."""
+"""Solve rates of a model: `peer tasks rate`.  The tasks of a file are written to a new file with their rates."""
 
 from __future__ import annotations
 
@@ -311,5 +311,5 @@ def _naming_errors() -> Iterator[None]:
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    """Return True if a GPU, or the computer, is out of memory; torch has no exception of its own for the latter."""
+    """Return True if a GPU, or the computer, is out of memory; torch has no special exception for the latter."""
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or "allocate memory" in str(error)

@@ -230,9 +230,9 @@ def environment(ours: Mapping[str, str]) -> dict[str, str]:
 START_DEADLINE_S = 180.0
 """Seconds for importing torch and reading the corpus on a slow, busy computer."""
 SILENCE_DEADLINE_S = 1800.0
-"""Seconds of silence during work after which a trainer counts as hung (a step takes seconds, the first one may compile)."""
+"""Seconds of silence during work after which a trainer counts as hung (a step takes seconds; the first step may compile)."""
 END_DEADLINE_S = 2.0
-"""Seconds in which the process may end by itself after its socket is closed, before it is killed."""
+"""Seconds to wait for the process to end by itself after its socket is closed; then it is killed."""
 FIRST_BACKOFF_S = 0.5
 MAX_BACKOFF_S = 60.0
 MAX_FAILURES = 5
@@ -245,7 +245,7 @@ UNMEASURED = "the trainer's power cannot be measured ({device} has no energy cou
 class TrainerSettings:
     """Settings for starting a trainer.
 
-    sections: as `trainer.config.TrainingConfig.from_sections` takes them.
+    sections: input of `trainer.config.TrainingConfig.from_sections`.
     trains: true if the trainer learns; otherwise it only makes and judges rollouts, and has no optimiser.
     threads: CPU threads at first, 0 for torch's choice.
     device: "auto" (CUDA if there is one), or a name that torch knows.

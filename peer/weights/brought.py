@@ -162,7 +162,7 @@ def tokenizer_facts(path: Path, said: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _template(special: Mapping[str, int]) -> str:
-    """Return the first template that needs marks and has them all; "plain" if none does."""
+    """Return the first template with marks whose marks are all in `special`; "plain" if there is none."""
     for name, template in TEMPLATES.items():
         marks = {piece for piece in (*template.begin, *template.heading, *template.close) if isinstance(piece, Mark)}
         if marks and marks <= special.keys():
@@ -312,7 +312,7 @@ class Brought:
 
 
 def _check_prompts(tasks: Sequence[TaskRecord], rl: RlSection, tokenizer: TemplatedTokenizer) -> None:
-    """Raise ValueError for a prompt that nobody can answer and learn from."""
+    """Raise ValueError for a prompt that no peer can answer or learn from."""
     for task in tasks:
         if flaw := prompt_flaw(task.prompt, tokenizer, rl.row_tokens, rl.max_tokens, rl.length_targets):
             raise ValueError(f"the prompt of {task.problem_id!r:.80} {flaw}; change it, or leave the task out")

@@ -1,4 +1,4 @@
-"""Export of a run's model as a Hugging Face folder, from the data directory, whether a peer runs or not.
+"""Export of a run's model as a Hugging Face folder, from the data directory; a peer may be running or not.
 
 `protocol.chain.stored_run` reads the states on disk, `trainer.weights` writes the file formats, and this module makes the
 new folder.

@@ -1,7 +1,7 @@
 """Preparation of weights for publishing: they are checked against the run's model, and written to one file in one order.
 
 Published weights are always written in the order of the run's model, with one header, so that a patch between two versions
-changes only values, whoever wrote the files.
+changes only values, even if different programs wrote the files.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ ESSENTIAL = (
     "sentencepiece.bpe.model",
     "tekken.json",
 )
-"""Files of which a tokenizer needs at least one."""
+"""Names of files; a tokenizer needs at least one of them."""
 UNREAD = (*ESSENTIAL[1:], "*.tiktoken", "*.spm", "*.sp.model")
 """File names of tokenizers in formats that cannot be read."""
 
