@@ -1,12 +1,12 @@
-"""The int8 block codec on the CPU.
+"""Int8 block codec on the CPU.
 
-`count` fp32 values become ceil(count / 256) fp32 little-endian scales followed by `count` int8 codes.  A block's scale
-is absmax / 127; a code is the value times (127 / absmax), rounded to the nearest, ties to even: 8.125 bits a parameter.
-Both divisions and the product are fp32, rounded once.  Which codec, block and count apply is fixed by the run's signed
-manifest, so the bytes carry no header that a peer could lie in.
+`count` fp32 values become ceil(count / 256) fp32 little-endian scales followed by `count` int8 codes. A block's scale is
+absmax / 127; a code is the value times (127 / absmax), rounded to the nearest, ties to even. This takes 8.125 bits per
+parameter. Both divisions and the product are in fp32, each rounded once. The run's signed manifest fixes the codec, block
+and count, so the bytes need no header, in which a peer could lie.
 
-This one is numpy in cache-sized pieces: elementwise IEEE fp32 in a fixed order, so that every computer, and the Triton
-kernel in `kernels.codec_triton`, gives the same bytes.
+This implementation is numpy in cache-sized pieces, with elementwise IEEE fp32 in a fixed order. So every computer, and the
+Triton kernel in `kernels.codec_triton`, gives the same bytes.
 """
 
 from __future__ import annotations
@@ -21,20 +21,21 @@ BLOCK = 256
 """Values that share a scale."""
 LEVELS = 127
 PIECE = 1 << 16
-"""Values worked on at a time: 256 KiB of fp32, so that the scratch stays in the second-level cache."""
+"""Number of values processed at a time: 256 KiB of fp32, so that the scratch stays in the second-level cache."""
 TINY = np.float32(2.0**-100)
-"""Least absmax of a block that is not encoded as zeros: below it 127 / absmax could overflow and products be denormal."""
+"""Minimum absmax of a block that is not encoded as zeros; below it, 127 / absmax could overflow and products be denormal."""
 LARGEST_SCALE = np.float32(2.0**120)
-"""Largest scale.  Values beyond 127 times it (1.7e38) are clamped, so that a mean of decoded values cannot overflow."""
+"""Largest scale. Values beyond 127 times this scale (1.7e38) are clamped, so that a mean of decoded values cannot
+overflow."""
 _WITHOUT_SIGN = np.int32(0x7FFFFFFF)
 _INFINITY = 0x7F800000
-"""The bits of infinity; the bits of a NaN are larger."""
+"""Bits of infinity as an integer; the bits of a NaN are larger."""
 
 Floats = npt.NDArray[np.float32]
 
 
 def blocks_of(count: int) -> int:
-    """Return the number of blocks that `count` values fill; the last one may be filled in part."""
+    """Return the number of blocks that `count` values fill; the last block may be partly filled."""
     return -(-count // BLOCK)
 
 
@@ -54,7 +55,7 @@ def parts(data: Any, count: int) -> tuple[Floats, npt.NDArray[np.int8]]:
 def encode(values: Floats, out: Any) -> None:
     """Encode `values` (fp32, one dimension) into `out` (encoded_bytes(len(values)) writable bytes).
 
-    Raises ValueError when a value is not finite, since it has no code.  The contents of `out` are then undefined.
+    Raises ValueError if a value is not finite, because such a value has no code.  The contents of `out` are then undefined.
     """
     assert values.ndim == 1 and values.dtype == np.float32
     scales, codes = parts(out, values.size)
@@ -66,7 +67,7 @@ def encode(values: Floats, out: Any) -> None:
 
 
 def encode_piece(values: Floats, scratch: Floats, scales: Floats, codes: npt.NDArray[np.int8]) -> None:
-    """Encode some blocks, the last of which may be short; `scratch` has room for as many values."""
+    """Encode some blocks, the last of which may be short; `scratch` must have room for as many values."""
     whole = values.size - values.size % BLOCK
     if whole:
         rows = whole // BLOCK
@@ -86,7 +87,7 @@ def encode_piece(values: Floats, scratch: Floats, scales: Floats, codes: npt.NDA
 
 
 def _encode_rows(rows: Floats, scratch: Floats, scales: Floats, codes: npt.NDArray[np.int8]) -> None:
-    bits = scratch.view(np.int32)  # without their sign, floats are in the order of their bits: a maximum of integers
+    bits = scratch.view(np.int32)  # without the sign, floats and their bits have the same order
     np.bitwise_and(rows.view(np.int32), _WITHOUT_SIGN, out=bits)
     top = bits.max(axis=1)
     if int(top.max()) >= _INFINITY:
@@ -114,7 +115,7 @@ def decode(data: Any, count: int, out: Floats) -> None:
 def is_sane(data: Any, count: int) -> bool:
     """Return True if `encode` could have made these bytes from `count` values.
 
-    They have the right size, every scale is finite, not negative and at most `LARGEST_SCALE`, and no code is -128.
+    Such bytes have the right size, every scale is finite, not negative and at most `LARGEST_SCALE`, and no code is -128.
     """
     if memoryview(data).nbytes != encoded_bytes(count):
         return False
@@ -126,7 +127,10 @@ def is_sane(data: Any, count: int) -> bool:
 
 
 def norm(values: Floats) -> float:
-    """Return the L2 norm, squared and summed in fp64, piece by piece.  For display: last bits may differ by computer."""
+    """Return the L2 norm, squared and summed in fp64, piece by piece.
+
+    For display only: the last bits may differ between computers.
+    """
     scratch = np.empty(min(PIECE, values.size), np.float64)
     total = 0.0
     for start in range(0, values.size, PIECE):

@@ -1,9 +1,10 @@
-"""The int8 codec on the GPU: the bytes of `kernels.codec`, in one pass over the memory.
+"""GPU version of the int8 codec, which makes the bytes of `kernels.codec` in one pass over the memory.
 
 `encode_difference` fuses the difference, its quantisation and the sum of squares for the norm.  `weighted_mean` fuses
-dequantisation, weighted sum and quantisation.  Both give the CPU's bytes: the same fp32 operations in the same order,
-divisions rounded to nearest (`div_rn`; Triton's `/` is not exact), no fused multiply-add (`enable_fp_fusion=False`),
-and ties to even by adding and subtracting 1.5 * 2^23, which needs no library function, so that the interpreter can run it.
+dequantisation, weighted sum and quantisation. Both give the same bytes as the CPU, because they do the same fp32 operations
+in the same order. Divisions are rounded to nearest (`div_rn`; Triton's `/` is not exact), and multiply-add is not fused
+(`enable_fp_fusion=False`). Adding and subtracting 1.5 * 2^23 rounds ties to even without a library function, so that
+Triton's interpreter can also run the kernels.
 
 Tensors are contiguous and on one device; encoded bytes are uint8 tensors in the layout of `kernels.codec`.
 """
@@ -22,12 +23,12 @@ from kernels.aggregate import shares_of
 from kernels.codec import BLOCK, LARGEST_SCALE, TINY, blocks_of, encoded_bytes
 
 ROWS = 16
-"""Blocks per Triton program."""
+"""Number of blocks per Triton program."""
 _BLOCK = tl.constexpr(BLOCK)
 _TINY = tl.constexpr(float(TINY))
 _LARGEST_SCALE = tl.constexpr(float(LARGEST_SCALE))
 _ROUNDER = tl.constexpr(12582912.0)
-"""1.5 * 2^23: fp32 numbers of this size have steps of 1, so adding it rounds to an integer, ties to even."""
+"""Constant 1.5 * 2^23. Near it, fp32 numbers have steps of 1, so adding it rounds to an integer, with ties to even."""
 
 
 @triton.jit
@@ -45,7 +46,7 @@ def _quantise(values, rows, count_rows, columns, inside, scales_ptr, codes_ptr):
 
 @triton.jit(do_not_specialize=["count", "count_rows"])
 def _encode_kernel(base_ptr, values_ptr, scales_ptr, codes_ptr, squares_ptr, count, count_rows, ROWS: tl.constexpr):
-    """Encode base - values into scales and codes, with each block's sum of squares, fp64 (not finite if a value is not)."""
+    """Encode base - values into scales and codes, and the blocks' sums of squares in fp64 (not finite if a value is not)."""
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, _BLOCK)
     places = rows[:, None] * _BLOCK + columns[None, :]
@@ -60,7 +61,7 @@ def _encode_kernel(base_ptr, values_ptr, scales_ptr, codes_ptr, squares_ptr, cou
 def _mean_kernel(
     addresses_ptr, shares_ptr, scales_ptr, codes_ptr, count, count_rows, MEMBERS: tl.constexpr, ROWS: tl.constexpr
 ):
-    """Encode the sum of code * (scale * share) over the members, in order; their bytes are found by their addresses."""
+    """Encode the sum of code * (scale * share) over the members, in order; `addresses_ptr`: their bytes' addresses."""
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, _BLOCK)
     places = rows[:, None] * _BLOCK + columns[None, :]
@@ -79,7 +80,7 @@ def _mean_kernel(
 def encode_difference(base: Tensor, values: Tensor, out: Tensor) -> float:
     """Encode `base` - `values` (fp32, same size) into `out`; return the L2 norm of the difference.
 
-    Raises ValueError when a difference is not finite; the contents of `out` are then undefined.
+    Raises ValueError if a difference is not finite; the contents of `out` are then undefined.
     """
     count = values.numel()
     assert base.shape == values.shape and base.dtype == values.dtype == torch.float32

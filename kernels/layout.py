@@ -1,8 +1,8 @@
-"""Layout of the flat parameter vector: the one place that says where a fragment, a chunk and a block lie.
+"""Layout of the flat parameter vector; only this module decides where a fragment, a chunk and a block lie.
 
-A state is cut into fragments, and a round exchanges one of them.  A fragment's contribution and its result are the codec
-bytes of its chunks, one after the other; a chunk is encoded in blocks of `kernels.codec.BLOCK` values.  Fragments and chunks
-are whole numbers of blocks, except that the last one may end in a part of a block, which has a scale of its own.
+A state is divided into fragments, and a round exchanges one of them. A fragment's contribution and its result are the codec
+bytes of its chunks, in sequence; a chunk is encoded in blocks of `kernels.codec.BLOCK` values. Fragments and chunks are
+whole numbers of blocks, except that the last one may end with a partial block, which has its own scale.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class ChunkSpan:
 
 
 Layout = Sequence[ChunkSpan]
-"""The chunks of a contribution, in order."""
+"""Chunks of a contribution, in order."""
 
 
 def fragment_span(parameters: int, fragment: int = 0, fragments: int = 1) -> range:
-    """Return the parameters of one of `fragments` fragments: runs of whole blocks, whose lengths differ by at most a block.
+    """Return the range of parameters of one of `fragments` fragments, whose lengths in blocks differ by at most one.
 
-    Every fragment has parameters if there are at least as many blocks as fragments.
+    No fragment is empty if there are at least as many blocks as fragments.
     """
     assert 0 <= fragment < fragments
     blocks = blocks_of(parameters)
@@ -62,10 +62,10 @@ def chunk_layout(parameters: int, chunk_parameters: int, fragment: int = 0, frag
 
 
 def chunk_count(parameters: int, chunk_parameters: int, fragment: int = 0, fragments: int = 1) -> int:
-    """Return the number of chunks of the contribution to a fragment, without cutting it."""
+    """Return the number of chunks of the contribution to a fragment, without building the layout."""
     return -(-len(fragment_span(parameters, fragment, fragments)) // chunk_parameters)
 
 
 def payload_bytes(layout: Layout) -> int:
-    """Return the codec bytes of a whole contribution or result."""
+    """Return the number of codec bytes of a whole contribution or result."""
     return layout[-1].offset + layout[-1].size

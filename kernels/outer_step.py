@@ -1,22 +1,22 @@
-"""Rate and momentum of a round's outer step: a pure function of its members' weights and of H, the same bits everywhere.
+"""Rate and momentum of a round's outer step, a pure function of the members' weights and H, with the same bits everywhere.
 
-They depend on the members for this reason.  The mean of n members' differences has n times less noise than one difference,
-but is no longer: each member took steps that fit its own noisy gradients.  Data-parallel training on the n batches goes
-further in the directions that the batches agree on, about sqrt(n) times where noise dominates.  Momentum makes up for that,
-and only there: it multiplies a lasting direction by rate / (1 - momentum), noise and steep directions by little more than
-the rate.  So
+They depend on the members for the following reason. The mean of n members' differences has n times less noise than one
+difference, but is not longer, because each member took steps that fit its own noisy gradients. Data-parallel training on the
+n batches goes further in the directions on which the batches agree: about sqrt(n) times as far where noise dominates.
+Momentum makes up for this, and only in these directions: it multiplies a lasting direction by rate / (1 - momentum), but
+noise and steep directions by little more than the rate. Therefore:
 
-  * one member: rate 1, momentum 0.  The parameters become the member's: plain training has nothing to make up for.
-  * up to `SEVERAL` members: momentum remembers `ROUNDS_A_MEMBER` rounds for each member beyond the first, and the rate
-    falls to the value of `RATES` for H.  It is low for short rounds, since steep directions take many of them to settle,
-    and higher for long rounds, within which they settle before the averaging.
-  * more than `SEVERAL` members: momentum stays and the rate grows like sqrt(n), up to `HIGHEST`.
+  * one member: rate 1, momentum 0. The parameters become the member's parameters; plain training has nothing to make up for.
+  * up to `SEVERAL` members: momentum remembers `ROUNDS_A_MEMBER` rounds for each member beyond the first, and the rate falls
+    to the value of `RATES` for H. This value is low for short rounds, because steep directions need many rounds to settle,
+    and higher for long rounds, in which they settle before the averaging.
+  * more than `SEVERAL` members: momentum stays, and the rate grows with sqrt(n), up to `HIGHEST`.
 
-The published recipe, rate 0.7 with momentum 0.9, was tuned for long rounds and several members; Charles et al. 2025
-("Scaling laws for DiLoCo", arXiv 2503.09799) find that the best rate grows with the members, whatever the model's size.
-The numbers here are from `python -m benchmarks.diloco`.
+The published recipe, rate 0.7 with momentum 0.9, was tuned for long rounds and several members. Charles et al. 2025
+("Scaling laws for DiLoCo", arXiv 2503.09799) find that the best rate grows with the number of members, for any size of
+model. The numbers here are from `python -m benchmarks.diloco`.
 
-Members count by their weights under the aggregation rule: n = (sum w)^2 / (sum w^2), between 1 and their number.
+The number n of members counts their weights under the aggregation rule: n = (sum w)^2 / (sum w^2), at least 1.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ import numpy.typing as npt
 from kernels.codec import PIECE, decode, is_sane
 
 # ------------------------------------------------------------------------------------------------------------------------
-# The outer step: Nesterov SGD on the averaged pseudo-gradient (DiLoCo, Douillard et al. 2023).
+# Outer step: Nesterov SGD on the averaged pseudo-gradient (DiLoCo, Douillard et al. 2023).
 #
 #     m = mu * m + g;   theta = theta - lr * (g + mu * m)
 #
-# Elementwise fp32 in this order, each operation rounded once, so that every peer gets the same bits.
+# The operations are elementwise in fp32, in this order, each rounded once, so that every peer gets the same bits.
 
 
 Floats = npt.NDArray[np.float32]
@@ -62,7 +62,7 @@ def nesterov_update(theta: Floats, momentum: Floats, gradient: Floats, lr: float
 def apply_result(theta: Floats, momentum: Floats, data: Any, lr: float, mu: float) -> None:
     """Decode one chunk of a result (the codec bytes of `theta.size` values) and update its slice of the outer state.
 
-    The caller has checked that the bytes are those of a certified result; bytes that are not sane are a bug.
+    The caller must check that the bytes belong to a certified result; bytes that are not sane are a bug.
     """
     assert is_sane(data, theta.size)
     gradient = np.empty(theta.size, np.float32)
@@ -76,13 +76,14 @@ def apply_result(theta: Floats, momentum: Floats, data: Any, lr: float, mu: floa
 ROUNDS_A_MEMBER = 3
 SEVERAL = 4
 MOST = Fraction(ROUNDS_A_MEMBER * (SEVERAL - 1), ROUNDS_A_MEMBER * (SEVERAL - 1) + 1)
-"""Momentum of `SEVERAL` and more members."""
+"""Momentum for `SEVERAL` or more members."""
 RATES = ((10, Fraction(1, 4)), (30, Fraction(2, 5)), (100, Fraction(7, 10)))
-"""Pairs (H, rate of `SEVERAL` members): linear between them, constant outside."""
+"""Pairs (H, rate for `SEVERAL` members); rates are interpolated linearly between the pairs, and constant outside."""
 HIGHEST = Fraction(7, 8)
-"""Rate of very many members."""
+"""Rate for very many members."""
 GRID = 1024
-"""Denominator of rate and momentum.  Multiples of 1/1024 are exact in fp32, so nothing depends on a library's rounding."""
+"""Denominator of rate and momentum.  Multiples of 1/1024 are exact in fp32, so the result does not depend on a library's
+rounding."""
 
 
 class OuterStep(NamedTuple):
@@ -93,8 +94,8 @@ class OuterStep(NamedTuple):
 
 
 MEAN = OuterStep(1.0, 0.0)
-"""The outer step that makes the parameters the mean of the members', for rounds that learn from rollouts: these are some
-versions old, and momentum takes the policy too far (`python -m benchmarks.rl_trainers`)."""
+"""Outer step that makes the parameters the mean of the members' parameters, for rounds that learn from rollouts. Rollouts
+are some versions old, and momentum would take the policy too far (`python -m benchmarks.rl_trainers`)."""
 
 
 def automatic(weights: Sequence[int], inner_steps: int) -> OuterStep:
@@ -108,7 +109,7 @@ def automatic(weights: Sequence[int], inner_steps: int) -> OuterStep:
 
 
 def effective_members(weights: Sequence[int]) -> Fraction:
-    """Return the effective number of members: from 1 to the number with a positive weight; 1 if there are none."""
+    """Return the effective number of members, from 1 to the number with a positive weight; 1 if no weight is positive."""
     positive = [weight for weight in weights if weight > 0]
     return Fraction(sum(positive) ** 2, sum(weight * weight for weight in positive)) if positive else Fraction(1)
 
@@ -122,7 +123,7 @@ def rate_of_several(inner_steps: int) -> Fraction:
 
 
 def _root(value: Fraction) -> Fraction:
-    """Return the square root rounded down to a multiple of 1/1024^2, computed in whole numbers."""
+    """Return the square root, rounded down to a multiple of 1/1024^2, in integer arithmetic."""
     return Fraction(isqrt(int(value * GRID**4)), GRID**2)
 
 

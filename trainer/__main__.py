@@ -14,12 +14,12 @@ import sys
 from pathlib import Path
 
 NICENESS = 5
-"""Niceness of the trainer: the peer process, which must answer others in time, has priority."""
+"""Niceness of the trainer; the peer process has priority, because it must answer other peers in time."""
 OOM_SCORE_ADJUSTMENT = "500"
 
 
 def main() -> int:
-    """Serve the peer process over the descriptors that the command line names."""
+    """Serve the peer process over the descriptors named in the command line."""
     parser = argparse.ArgumentParser(prog="trainer", description="Trains for a peer; started by it, not by hand.")
     parser.add_argument("--fd", type=int, required=True, help="socket for commands")
     parser.add_argument("--theta-fd", type=int, required=True, help="shared memory with the parameters")
@@ -35,11 +35,11 @@ def main() -> int:
 
 
 def _offer_to_be_killed_first() -> None:
-    """Make the kernel end the trainer, which keeps nothing, before the peer when the computer runs out of memory."""
+    """Make the kernel end the trainer, which has nothing to save, before the peer if the computer runs out of memory."""
     try:
         Path("/proc/self/oom_score_adj").write_text(OOM_SCORE_ADJUSTMENT)
     except OSError:
-        return  # not Linux, or not allowed: only the order is lost
+        return  # not Linux, or not allowed: the kernel then chooses the order
 
 
 if __name__ == "__main__":

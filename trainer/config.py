@@ -1,6 +1,6 @@
-"""Configuration of training, as the run's manifest gives it.
+"""Configuration of training, as given in the run's manifest.
 
-Imports nothing outside the standard library, so that the peer process can read it without loading torch.
+This module imports only the standard library, so that the peer process can read it without loading torch.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from trainer.section import SectionFields
 
 @dataclass(frozen=True)
 class DataConfig(SectionFields):
-    """Section on the training data.  sequence_length: tokens predicted in a window.
+    """Section on the training data.
 
-    held_out_percent: share of files, by hash of their path, or of chats, by number.  format: "text", or "chat" for chats in
-    which only the assistant's messages count.  packed: True if several chats share a row.
+    sequence_length: tokens predicted in a window. held_out_percent: share of files (chosen by a hash of the path) or of
+    chats (chosen by number). format: "text", or "chat" for chats in which only the assistant's messages count. packed: True
+    if several chats share a row.
     """
 
     corpus: str
@@ -42,7 +43,7 @@ class TokenizerConfig(SectionFields):
 
     @classmethod
     def from_mapping(cls, section: Mapping[str, Any]) -> Self:
-        """Do as `SectionFields.from_mapping`, and accept a list of numbers as a tuple."""
+        """Return the section as `SectionFields.from_mapping` does; accept a list of numbers as a tuple."""
         return super().from_mapping({**section, "ends": tuple(section.get("ends", ()))})
 
 
@@ -50,7 +51,7 @@ class TokenizerConfig(SectionFields):
 class InnerConfig(SectionFields):
     """Section on AdamW and its schedule.
 
-    warmup_steps: counted in the swarm (round * H + local step).  cooldown: share of the run, at its end.
+    warmup_steps: counted over the swarm (round * H + local step). cooldown: final share of the run.
     """
 
     lr: float
@@ -70,8 +71,8 @@ class InnerConfig(SectionFields):
 class TrainingConfig:
     """Configuration of a trainer for one run.
 
-    rl, environment: for an RL run; None and empty in others.  environment: with its options, as the manifest names it.
-    tokenizer: None for bytes.  files: paths of the run's own files on this computer, by name.
+    rl, environment: for an RL run; None and empty in other runs. environment: with its options, as the manifest names it.
+    tokenizer: None for bytes. files: paths of the run's own files on this computer, by name.
     """
 
     seed: int
@@ -108,10 +109,10 @@ class TrainingConfig:
 
     @property
     def windows_per_round(self) -> int:
-        """Windows that one lane may read in one round."""
+        """Number of windows that one lane may read in one round."""
         return self.inner_steps * self.data.sequences_per_step
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens predicted in one inner step."""
+        """Number of tokens predicted in one inner step."""
         return self.data.sequences_per_step * self.data.sequence_length

@@ -1,9 +1,9 @@
 """Held-out loss of the swarm's parameters, measured a few windows at a time.
 
-An evaluation reads the parameters from the memory that the peer shares; for a device with its own memory they are copied
-over the gradients, which hold nothing between two training steps.  So an evaluation costs no memory besides the activations
-of a few windows, and leaves the local parameters alone.  `trainer.service` decides when a few more windows are due, and when
-to interrupt them.
+An evaluation reads the parameters from the memory that the peer shares. For a device with its own memory, they are copied
+over the gradients, which hold nothing between two training steps. So an evaluation needs no memory besides the activations
+of a few windows, and does not change the local parameters. `trainer.service` decides when to measure a few more windows, and
+when to interrupt.
 """
 
 from __future__ import annotations
@@ -22,26 +22,29 @@ from trainer.models.llama.model import Decoder, loss_of
 F32 = npt.NDArray[np.float32]
 
 SHARE_OF_A_ROUND = 8
-"""Tokens that a member trains on in a round for each held-out token of an evaluation.  This takes 4 % of its time, as a
-training step computes three times as much as a forward pass."""
+"""Number of tokens on which a member trains in a round for each held-out token of an evaluation. An evaluation takes 4 % of
+the member's time, because a training step computes three times as much as a forward pass."""
 LEAST_TOKENS = 1 << 11
-"""Least tokens of an evaluation, even if rounds are tiny: fewer would tell nothing."""
+"""Minimum tokens of an evaluation, even if rounds are tiny; a loss over fewer tokens would mean nothing."""
 MOST_TOKENS = 1 << 15
-"""Most tokens of an evaluation, even if rounds are huge: enough to show a change of 1 %."""
+"""Maximum tokens of an evaluation, even if rounds are huge; they are enough to show a change of 1 %."""
 BATCH_TOKENS = 1 << 10
-"""Tokens read at once.  Between two batches an evaluation can be interrupted."""
+"""Number of tokens in a batch. An evaluation can be interrupted between two batches."""
 MOST_LOADS = 4
-"""Most times that an evaluation may copy the parameters to a device with its own memory."""
+"""Maximum number of times that an evaluation may copy the parameters to a device with its own memory."""
 LOAD_BLOCK = 1 << 20
 
 
 def evaluation_tokens(config: TrainingConfig) -> int:
-    """Return the held-out tokens of an evaluation: the same in every round and for every member, so that losses compare."""
+    """Return the number of held-out tokens of an evaluation.
+
+    It is equal for all rounds and members, so that losses compare.
+    """
     return min(MOST_TOKENS, max(LEAST_TOKENS, config.inner_steps * config.tokens_per_step // SHARE_OF_A_ROUND))
 
 
 def load(theta: F32, into: torch.Tensor) -> None:
-    """Copy the parameters to `into`, on any device, block after block."""
+    """Copy the parameters to `into`, on any device, block by block."""
     assert theta.shape == into.shape
     for start in range(0, len(theta), LOAD_BLOCK):
         into[start : start + LOAD_BLOCK] = torch.from_numpy(theta[start : start + LOAD_BLOCK].copy())
@@ -55,7 +58,7 @@ def reads_where_it_lies(device: torch.device) -> bool:
 class Evaluation:
     """Measurement of the mean loss of `theta` (fp32, unchanged until the end) on windows spread over the held-out split.
 
-    done, total: windows.
+    done, total: numbers of windows.
     """
 
     def __init__(self, model: Decoder, reading: Reading, length: int, tokens: int, theta: F32) -> None:
@@ -78,14 +81,17 @@ class Evaluation:
         return self._losses / self._counted
 
     def share(self, opportunities: int) -> int:
-        """Return the number of windows to do now, to be done after so many opportunities, this one included."""
+        """Return the number of windows to measure now; `opportunities` calls, including this one, should cover all."""
         left = self.total - self.done
         least = self._batch if self._in_place else -(-self.total // MOST_LOADS)
         return min(left, max(least, -(-left // opportunities)))
 
     @torch.no_grad()
     def advance(self, windows: int, interrupted: Callable[[], bool] = lambda: False) -> None:
-        """Do so many more windows; stop early if `interrupted`, called after each batch.  Do not call during a step."""
+        """Measure `windows` more windows.
+
+        Stop early if `interrupted` returns True after a batch. Do not call this during a step.
+        """
         stop = min(self.total, self.done + windows)
         if not self._in_place:
             load(self._theta, self._model.gradient)
@@ -105,5 +111,5 @@ class Evaluation:
 
 def _as_tensor(theta: F32) -> torch.Tensor:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # theta is mapped read-only; nothing writes to the tensor
+        warnings.simplefilter("ignore", UserWarning)  # theta is mapped read-only, and no code writes to the tensor
         return torch.from_numpy(theta)

@@ -1,4 +1,4 @@
-"""Git LFS pointers, which stand for large files in a folder that was cloned without them."""
+"""Git LFS pointers, which replace large files in a folder that was cloned without these files."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""Peak memory of a trainer, estimated from the run's numbers alone, before anything is allocated.
+"""Peak memory of a trainer, estimated only from the run's numbers, before any allocation.
 
-Imports nothing outside the standard library, so that the peer can ask without loading torch.  On a CPU the estimate is
-exact enough to refuse a run by it (`python -m benchmarks.memory` compares it with real trainers), because this module also
-chooses the CPU's micro-batch: a larger one is no faster there, and the system would end the process instead of raising an
-error at which the trainer could halve it.  On a GPU the micro-batch is halved until it fits, so the estimate is for a step
-with one sequence.
+This module imports only the standard library, so that the peer can use it without loading torch. On a CPU the estimate is
+exact enough to refuse a run (`python -m benchmarks.memory` compares it with real trainers), because this module also chooses
+the CPU's micro-batch. A larger micro-batch is no faster on a CPU. If it did not fit, the system would end the process,
+instead of raising an error on which the trainer could halve the micro-batch. On a GPU the micro-batch is halved until it
+fits, so the estimate is for a step with one sequence.
 
-Shared memory (theta and the contribution) is the peer's and not counted.
+Shared memory (theta and the contribution) belongs to the peer and is not counted.
 """
 
 from __future__ import annotations
@@ -22,23 +22,24 @@ MB = 1 << 20
 ACTIVATION_BYTES = 512 * MB
 """Limit on the activations of a CPU's micro-batch, unless one sequence needs more."""
 LOSS_TOKENS = 4096
-"""Tokens whose logits are in memory at once (`kernels.losses.CHUNK_TOKENS`)."""
+"""Number of tokens whose logits are in memory at once (`kernels.losses.CHUNK_TOKENS`)."""
 CPU_PROCESS_BYTES = 290 * MB
 """Memory of Python, torch's CPU library and the corpus."""
 CUDA_PROCESS_BYTES = 3 << 30
-"""The same with CUDA's libraries, in host memory."""
+"""Host memory of Python, torch and CUDA's libraries, and the corpus."""
 CUDA_CONTEXT_BYTES = 600 * MB
-"""GPU memory of a process before it allocates anything."""
+"""GPU memory of a process before it allocates memory."""
 PREFILL_TOKENS = 1024
-"""Known tokens that a generator computes at once (`trainer.generate.engine.PREFILL_TOKENS`)."""
+"""Number of known tokens that a generator computes at once (`trainer.generate.engine.PREFILL_TOKENS`)."""
 CHOICE_BYTES = 36
-"""Memory for each token of the vocabulary in choosing one: its logit, 64 random bits in three places, noise (`sampling`)."""
+"""Bytes per token of the vocabulary when a token is chosen: logit, 64 random bits in three places, noise (`sampling`)."""
 POLICY_LOGITS = 6
-"""Numbers for each logit in the policy loss: the logit, its logarithm, its probability, gradients."""
+"""Values held per logit in the policy loss: the logit, the log-probability, the probability, gradients."""
 STATE_BYTES = 16
-"""Memory of a parameter, its gradient and Adam's two moments, fp32 each."""
+"""Bytes of a parameter, its gradient and Adam's two moments, each in fp32."""
 MAX_HELD_BYTES = 384 * MB
-"""Limit on the memory that the allocator holds in pieces too small to use; below it, half of a step's need."""
+"""Limit on the memory that the allocator holds in pieces too small to use; the estimate is half of a step's need up to this
+limit."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class TrainerMemory:
 
 
 class TrainerWork(Enum):
-    """Kind of work of a trainer process."""
+    """Kind of work that a trainer process does."""
 
     TRAIN = "train"
     GENERATE = "generate"
@@ -58,7 +59,10 @@ class TrainerWork(Enum):
 
 
 def trainer_memory(config: TrainingConfig, device: str, work: TrainerWork = TrainerWork.TRAIN) -> TrainerMemory:
-    """Estimate a trainer's memory on "cpu" or "cuda".  Only RL runs have other work than training; their trainers verify."""
+    """Estimate a trainer's memory on "cpu" or "cuda".
+
+    Only RL runs have other work than training; RL trainers also verify.
+    """
     if config.rl is None:
         return _of_reading(config, device)
     model, rl, width = config.model, config.rl, 4 if device == "cpu" else 2
@@ -100,11 +104,11 @@ def _state_bytes(model: ModelConfig) -> int:
 def _saved_values(model: ModelConfig) -> int:
     """Return the number of values per token that the forward pass keeps for the backward pass.
 
-    A layer keeps these vectors.  Of the model's width: the inputs of attention and feed-forward, each also normed, with and
-    without weight.  Of the queries' width: query; key and value, repeated for all heads; their mixture.  If queries and keys
-    are normed: both before the norm, and normed without weight.  Of the feed-forward's width: gate, its activation, the
-    other branch, their product.  One value for each head and each norm.  After the layers: the last input, normed with and
-    without weight, and its gradient.
+    A layer keeps the following vectors. Of the model's width: the inputs of attention and feed-forward, each also normed,
+    with and without weight. Of the queries' width: the query; key and value, each repeated for all heads; the attention's
+    output. If queries and keys are normed: both before the norm, and both normed without weight. Of the feed-forward's
+    width: the gate, its activation, the other branch, and the product of both. One value is kept for each head and each
+    norm. After the layers: the last input, normed with and without weight, and its gradient.
     """
     normed = 2 * (model.query_width + model.kv_width) + model.heads + model.kv_heads if model.qk_norm else 0
     layer = 6 * model.dim + 4 * model.query_width + normed + 4 * model.ffn + model.heads + 2
@@ -112,9 +116,9 @@ def _saved_values(model: ModelConfig) -> int:
 
 
 def _generating_bytes(model: ModelConfig, rl: RlConfig, width: int) -> int:
-    """Return the memory of the generator: its weights, on a CPU also their replacement, and all keys and values.
+    """Return the memory of the generator: its weights, on a CPU also the next weights, and all keys and values.
 
-    A sequence has at most a row's tokens, because it has to fit into a row for learning.
+    A sequence has at most as many tokens as a row, because the learner packs it into a row.
     """
     rows = SLOTS * (rl.row_tokens + 2)
     weights = (2 * 4 if width == 4 else 2) * model.parameters
@@ -139,14 +143,16 @@ def _comparing_bytes(model: ModelConfig, rl: RlConfig, width: int) -> int:
 
 
 def _passing_values(model: ModelConfig) -> int:
-    """Return the values per token in memory at once in a pass without gradients: the values of one layer."""
+    """Return the number of values per token in memory during a pass without gradients, which are the values of one layer."""
     return 4 * model.dim + 6 * model.query_width + 3 * model.ffn
 
 
 def _step_bytes(model: ModelConfig, tokens: int, width: int, logits_kept: int = 2) -> int:
-    """Return the peak of a forward and backward pass beyond parameters and gradients.  width: bytes of an activation.
+    """Return the peak memory of a forward and backward pass besides parameters and gradients.
 
-    logits_kept: numbers for each logit in one chunk of the loss.
+    width: bytes of an activation.
+
+    logits_kept: number of values held per logit in one chunk of the loss.
     """
     saved = tokens * _saved_values(model) * width
     passing = tokens * 4 * (model.dim + model.ffn) * 4  # gradients of one layer's values

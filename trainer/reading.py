@@ -1,4 +1,4 @@
-"""Openers of a run's tokenizer, training data and environment, by its configuration."""
+"""Functions that open a run's tokenizer, training data and environment, as its configuration says."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MOST_EXAMPLES = 1 << 14
 
 
 def corpus_of(environment: Environment, held_out_percent: int, tokenizer: Tokenizer | None = None) -> Corpus:
-    """Return examples of problems spread over the environment, laid out as rollouts; a fixed share is held out.
+    """Return examples of problems spread over the environment, in the layout of rollouts; hold out a fixed share.
 
     tokenizer: defaults to bytes.  Raises ValueError if the environment knows no solutions.
     """
@@ -64,7 +64,7 @@ def tokenizer_of(config: TrainingConfig) -> TemplatedTokenizer:
 
 
 def reading_of(config: TrainingConfig, tokenizer: TemplatedTokenizer) -> Reading:
-    """Open the data that a run trains on; raises ValueError when this installation cannot provide them."""
+    """Open a run's training data. Raises ValueError if this installation cannot provide the data."""
     data = config.data
     if data.format == "chat":
         path = _file(config, CHATS)
@@ -77,9 +77,9 @@ def reading_of(config: TrainingConfig, tokenizer: TemplatedTokenizer) -> Reading
 
 
 def environment_of(config: TrainingConfig) -> Environment:
-    """Open the tasks that a run's rollouts solve, without the tasks outside its bounds on solve rates.
+    """Open the tasks that a run's rollouts solve, without the tasks outside the run's bounds on solve rates.
 
-    Raises ValueError when this installation cannot provide the tasks, and SandboxUnavailable.
+    Raises ValueError if this installation cannot provide the tasks, and SandboxUnavailable.
     """
     return open_named(config.environment, config.files, config.rl.solve_rates if config.rl else ALL)
 

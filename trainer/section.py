@@ -1,4 +1,4 @@
-"""Base class of the manifest's sections as the trainer reads them: strict about fields, and free of heavy imports."""
+"""Base class of the manifest sections that the trainer reads, with strict checks of fields and no heavy imports."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any, Self
 
 @dataclass(frozen=True)
 class SectionFields:
-    """Section of the manifest, field by field."""
+    """Section of the manifest, with one attribute for each field."""
 
     @classmethod
     def from_mapping(cls, section: Mapping[str, Any]) -> Self:
         """Return the section that these fields describe.
 
-        Raises ValueError for missing fields without a default, and for unknown fields: these may mean a different run.
+        Raises ValueError for missing fields without a default, and for unknown fields, which may mean a different run.
         """
         known = {field.name: field.default is MISSING for field in fields(cls)}
         needed = {name for name, is_needed in known.items() if is_needed}

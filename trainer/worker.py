@@ -1,8 +1,8 @@
-"""Work of one round: from the swarm's parameters to an encoded difference.
+"""Training of one round, from the swarm's parameters to an encoded difference.
 
-`compute` reads theta, trains, and writes the codec bytes of theta minus the local parameters.  Between rounds the worker
-remembers only Adam's moments, which survive a restart in a file.  `trainer.service` calls it, and decides what a command may
-interrupt.
+`compute` reads theta, trains, and writes the codec bytes of theta minus the local parameters. Between rounds the worker
+keeps only Adam's moments, which survive a restart in a file. `trainer.service` calls the worker, and decides which commands
+may interrupt it.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from trainer.optim import InnerLoop, MomentsFile, Place
 from trainer.reading import reading_of, tokenizer_of
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Result of a round's work, on text or on rollouts: the encoded difference, or an error if it is worthless.
+# Result of a round's training, on text or on rollouts: the encoded difference, or an error if it is unusable.
 
 
 F32 = npt.NDArray[np.float32]
 
 
 class NotFinite(Exception):
-    """Error for a loss that is not finite: the parameters of this round are worthless."""
+    """Error for a loss that is not finite; the parameters of this round are unusable."""
 
 
 def encode_difference(theta: F32, parameters: Tensor, layout: Layout, out: memoryview) -> float:
-    """Encode theta minus the local `parameters` into `out`, chunk after chunk; return the norm of the difference."""
+    """Encode theta minus the local `parameters` into `out`, chunk by chunk; return the norm of the difference."""
     assert len(out) == payload_bytes(layout)
     squares = 0.0
     for span in layout:
@@ -54,10 +54,10 @@ def encode_difference(theta: F32, parameters: Tensor, layout: Layout, out: memor
 
 @dataclass(frozen=True)
 class Task:
-    """Work of one round, with the fields of `protocol.trainer_link.ComputeTask`.
+    """Training task of one round, with the fields of `protocol.trainer_link.ComputeTask`.
 
-    rollouts: names of the batches' files, all in the folder `rollouts_in`, which is given once to keep frames small.
-    reference: path of the weights that the KL term compares with; empty for none.
+    rollouts: file names of the batches, all in the folder `rollouts_in`, which is given only once to keep frames small.
+    reference: path of the weights with which the KL term compares; empty if there are none.
     """
 
     round: int
@@ -72,12 +72,12 @@ class Task:
 
 @dataclass(frozen=True)
 class Done:
-    """Figures of a compute, which has written the contribution region.
+    """Statistics of a `compute`, which has written the contribution region.
 
-    tokens: counted tokens.  loss: mean over the steps.  norm: of the difference.
+    tokens: number of counted tokens. loss: mean over the steps. norm: norm of the difference.
 
-    reward: mean over the rollouts that were learned from, 0 to 1; None for text.  kl: divergence of the policy from the
-    reference weights, nats per token; None in a run without a KL term.
+    reward: mean over the trained rollouts, 0 to 1; None for text. kl: divergence of the policy from the reference weights,
+    in nats per token; None in a run without a KL term.
     """
 
     tokens: int
@@ -96,7 +96,10 @@ def pick_device(name: str) -> torch.device:
 
 
 class Worker:
-    """Model, data and optimiser of one run on one device.  layout: the chunks of a contribution, each encoded on its own."""
+    """Model, data and optimiser of one run on one device.
+
+    layout: the chunks of a contribution; each is encoded separately.
+    """
 
     def __init__(
         self,
@@ -105,9 +108,9 @@ class Worker:
         corpus: corpora.Corpus | None = None,
         moments: MomentsFile | None = None,
     ) -> None:
-        """corpus: a text in place of the run's own data.  moments: file of the optimiser's moments; None to keep none.
+        """Make a worker. corpus: text to use instead of the run's data. moments: file of the optimiser's moments, or None.
 
-        Raises ValueError for data that cannot be read here.
+        Raises ValueError for data that cannot be read on this computer.
         """
         self.config, self._moments = config, moments
         self.model = Decoder(config.model, device)
@@ -123,7 +126,7 @@ class Worker:
 
     @property
     def inner(self) -> InnerLoop:
-        """Inner loop that trains on the run's data; made at the first use."""
+        """Inner loop that trains on the run's data, created at the first use."""
         if self._inner is None:
             self._inner = InnerLoop(self.model, self.config.inner)
             if self._moments is not None:
@@ -136,7 +139,7 @@ class Worker:
             self._moments.store(self._inner.optimiser)
 
     def end_reading(self) -> None:
-        """Drop the inner loop: another optimiser needs its memory."""
+        """Drop the inner loop, because another optimiser needs its memory."""
         self._inner = None
 
     @property
@@ -153,8 +156,8 @@ class Worker:
     ) -> Done:
         """Train from `theta` and encode the difference into `out`.
 
-        after_step(steps, mean loss, tokens, tokens per second) is called after every step; True ends the round there.
-        Raises NotFinite, and any exception of `after_step`.
+        after_step(steps, mean loss, tokens, tokens per second) is called after every step; if it returns True, the round
+        ends. Raises NotFinite, and passes on any exception of `after_step`.
         """
         if not 1 <= task.steps <= self.config.inner_steps:
             raise ValueError(f"a round has 1 to {self.config.inner_steps} steps, not {task.steps}")
@@ -179,7 +182,7 @@ class Worker:
         return Place(task.first_step + step, begin + (end - begin) * step / self.config.inner_steps)
 
     def evaluation(self, theta: F32, tokens: int | None = None) -> Evaluation:
-        """Begin an evaluation of `theta` on `tokens` held-out tokens, or on as many as the run's members read."""
+        """Begin an evaluation of `theta` on `tokens` held-out tokens, or on the `evaluation_tokens` of the run."""
         tokens = tokens or evaluation_tokens(self.config)
         return Evaluation(self.model, self.reading, self.config.data.sequence_length, tokens, theta)
 

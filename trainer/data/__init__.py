@@ -1,5 +1,6 @@
 """Training data: text and chats, their tokens, and the schedule that assigns windows to peers.
 
-It decides which tokens a window has, the same for all peers; it leaves the opening of a run's files to `trainer.reading`,
-and the loss to `trainer.models`.  Read `rows` first, then `corpus` and `chat`; `tokens` has the tokenizers.
+The package decides which tokens a window has, the same for all peers. It leaves the opening of a run's files to
+`trainer.reading`, and the loss to `trainer.models`. Read `rows` first, then `corpus` and `chat`; `tokens` has the
+tokenizers.
 """

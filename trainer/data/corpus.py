@@ -1,9 +1,10 @@
-"""Embedded corpus: the source text of Python's standard library, read from the installation, as bytes or tokens.
+"""Embedded corpus, which is the source text of Python's standard library, read from the installation as bytes or tokens.
 
-Documents are files in the order of their paths.  Bytes are joined with a zero byte, which is removed from the files, and
-tokens with an end token: a window may begin in one file and end in the next, and the separator tells the model so.  A hash
-of a file's relative path decides whether the file is held out for evaluation, so peers with different Python versions hold
-out nearly the same files.  Their texts still differ slightly: `Corpus.digest` names the text that a peer has.
+Documents are files in the order of their paths. Bytes are joined with a zero byte, which is removed from the files, and
+tokens with an end token. A window may begin in one file and end in the next, and the separator shows this to the model. A
+hash of a file's relative path decides whether the file is held out for evaluation, so peers with different Python versions
+hold out nearly the same files. The texts of the files still differ slightly; `Corpus.digest` identifies the text that a peer
+has.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ U8 = npt.NDArray[np.uint8]
 
 SEPARATOR = b"\0"
 MAX_FILE_BYTES = 1 << 20
-"""Largest file that is read: longer ones are tables that a program wrote."""
+"""Largest file that is read; longer files are tables written by a program."""
 SKIPPED_FOLDERS = frozenset(
     {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test", "lib2to3", "ensurepip", "encodings"}
 )
-"""Folders that are not the library's own prose: other people's packages, tests, bundled wheels, code tables."""
+"""Folders without the library's own source: third-party packages, tests, bundled wheels, code tables."""
 
 
 @dataclass(frozen=True)
@@ -53,27 +54,30 @@ class TextReading(Reading):
             )
 
     def rows(self, windows: Sequence[int], *, held_out: bool = False) -> Rows:
-        """As `Reading.rows`."""
+        """Return the rows as `Reading.rows` describes."""
         tokens = self._corpus.held_out if held_out else self._corpus.train
         return Rows(np.stack([window(tokens, index, self._length) for index in windows]))
 
 
 def window_count(tokens: Tokens, length: int) -> int:
-    """Return the number of windows of `length` predicted tokens that predict every token but the first.
+    """Return the number of windows of `length` predicted tokens that together predict every token but the first.
 
-    It is 0 if there are fewer tokens than in one window.
+    The number is 0 if there are fewer tokens than in one window.
     """
     return max(0, -(-(len(tokens) - 1) // length)) if len(tokens) > length else 0
 
 
 def window(tokens: Tokens, index: int, length: int) -> Tokens:
-    """Return the `length` + 1 tokens of window `index`.  The last window ends with the corpus; it may overlap another."""
+    """Return the `length` + 1 tokens of window `index`.
+
+    The last window ends with the corpus and may overlap the window before it.
+    """
     start = min(index * length, len(tokens) - length - 1)
     return tokens[start : start + length + 1]
 
 
 def load(name: str, held_out_percent: int, tokenizer: Tokenizer | None = None) -> Corpus:
-    """Return the corpus that a manifest names; raises ValueError when this installation cannot provide it.
+    """Return the corpus that a manifest names. Raises ValueError if this installation cannot provide it.
 
     tokenizer: None for bytes.
     """
@@ -83,7 +87,7 @@ def load(name: str, held_out_percent: int, tokenizer: Tokenizer | None = None) -
 
 
 def read_folder(root: Path, held_out_percent: int, tokenizer: Tokenizer | None = None) -> Corpus:
-    """Read all Python sources below `root`, without `SKIPPED_FOLDERS`, as bytes, or as tokens with an end token each."""
+    """Read all Python sources below `root`, without `SKIPPED_FOLDERS`, as bytes, or as tokens with an end token per file."""
     splits: dict[bool, list[bytes]] = {False: [], True: []}
     for path in _sources(root):
         text = path.read_bytes().replace(SEPARATOR, b"")

@@ -1,6 +1,6 @@
 """Limit on the nesting of JSON values.
 
-Python's own limit depends on its version: a value that only some computers can read would split a swarm.
+Python's own limit depends on its version. A value that only some computers can read would split a swarm.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 MAX_DEPTH = 64
-"""Most lists and objects inside each other."""
+"""Maximum nesting depth of lists and objects."""
 
 
 def check_depth(value: Any) -> None:

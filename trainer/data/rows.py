@@ -1,4 +1,4 @@
-"""Rows of tokens as a training step reads them, and the interface of their sources."""
+"""Rows of tokens that a training step reads, and the interface of the rows' sources."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Schedule of the corpus's windows: a pure function from seed, round, lane and position to a window.
+# Schedule of the corpus's windows, which is a pure function from seed, round, lane and position to a window.
 #
-# Every round has `lanes` disjoint streams of `windows_per_round` windows.  All streams of all rounds are laid end to end
-# and mapped through a keyed permutation of the corpus's windows, a new one for each epoch.  So no two lanes read the same
-# window within an epoch, a crashed peer shifts no other's windows, and every peer can compute another peer's windows.
+# Every round has `lanes` disjoint streams of `windows_per_round` windows. All streams of all rounds are laid end to end and
+# mapped through a keyed permutation of the corpus's windows, with a new permutation for each epoch. So no two lanes read the
+# same window within an epoch, a crashed peer does not shift the windows of other peers, and every peer can compute another
+# peer's windows.
 
 
 FEISTEL_ROUNDS = 4
@@ -45,7 +46,7 @@ class Permutation:
         """Return the place of `index`."""
         assert 0 <= index < self.size
         value = self._once(index)
-        while value >= self.size:  # ends: the cycle of a bijection leads back to `index` at the latest
+        while value >= self.size:  # this ends, because the cycle of a bijection returns to `index`
             value = self._once(value)
         return value
 
@@ -59,7 +60,10 @@ class Permutation:
 
 @dataclass(frozen=True)
 class LaneSchedule:
-    """Assignment of windows to lanes.  windows: training windows in the corpus.  lanes: streams in a round."""
+    """Assignment of windows to lanes.
+
+    windows: number of training windows in the corpus. lanes: number of streams in a round.
+    """
 
     seed: int
     windows: int
@@ -85,7 +89,7 @@ def _mix(value: int) -> int:
 
 
 Tokens = npt.NDArray[Any]
-"""Integers of the smallest type that holds the vocabulary."""
+"""Array of integers of the smallest type that holds the vocabulary."""
 Mask = npt.NDArray[np.bool_]
 
 
@@ -93,8 +97,8 @@ Mask = npt.NDArray[np.bool_]
 class Rows:
     """Rows of tokens.  tokens_bt: (B, T + 1); all but the first of a row are predicted.
 
-    counts_bt: (B, T), true for predicted tokens that the loss counts; None for all.  documents_bt: (B, T), int, the id of
-    each read token's document; documents do not see each other; None if each row is one document.
+    counts_bt: (B, T), true for predicted tokens that count in the loss; None if all count. documents_bt: (B, T), int, the id
+    of each read token's document. Documents do not attend to each other. None if each row is one document.
     """
 
     tokens_bt: Tokens
@@ -111,17 +115,17 @@ class Rows:
 
     @property
     def beside(self) -> tuple[Any, Any]:
-        """Arrays beside the tokens: counts and documents, each may be None."""
+        """Arrays besides the tokens: counts and documents. Each may be None."""
         return self.counts_bt, self.documents_bt
 
     @property
     def length(self) -> int:
-        """Tokens predicted in a row, T."""
+        """Number of tokens predicted in a row, T."""
         return int(self.tokens_bt.shape[1]) - 1
 
     @property
     def counted(self) -> int:
-        """Predicted tokens that the loss counts."""
+        """Number of predicted tokens that count in the loss."""
         return len(self) * self.length if self.counts_bt is None else int(self.counts_bt.sum())
 
     @classmethod
@@ -135,7 +139,7 @@ class Rows:
 
 
 class Reading(ABC):
-    """Source of a run's rows: training windows and held-out windows.  digest: of all the data, hexadecimal."""
+    """Source of a run's rows: training windows and held-out windows.  digest: hash of all the data, in hexadecimal."""
 
     digest: str
     windows: int

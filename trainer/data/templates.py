@@ -1,8 +1,9 @@
-"""Templates of conversations: the tokens that a model reads before, between and after the messages.
+"""Templates of conversations, which give the tokens that a model reads before, between and after the messages.
 
-A template is one of the few below, not a program: models come with templates in Jinja, which a peer must not run for a
-stranger.  Each piece is turned into tokens by itself, so the place where the assistant begins does not depend on the
-tokenizer.  No content can forge a turn: a tokenizer turns no text into a mark or an end token (`trainer.data.tokens`).
+A template is one of the few below, not a program. Models come with templates in Jinja, but a peer must not run a stranger's
+program. Each piece is turned into tokens separately, so the place where the assistant begins does not depend on the
+tokenizer. No content can forge a turn, because a tokenizer never turns text into a mark or an end token
+(`trainer.data.tokens`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ LEARNT = "assistant"
 
 
 class Message(NamedTuple):
-    """Message of a chat.  role: one of `ROLES`.  excluded: True if the model never learns it, whatever its role."""
+    """Message of a chat.  role: one of `ROLES`.  excluded: True if the model never learns the message, in any role."""
 
     role: str
     content: str
@@ -37,8 +38,8 @@ class Chat(NamedTuple):
 class Template:
     """Pieces between the messages of a conversation; `{role}` stands for the role of the message.
 
-    begin: before everything.  heading: before each message.  close: after a message of system or user.  gap: after the
-    assistant's end token.  A template without marks works with any tokenizer.
+    begin: before the whole conversation. heading: before each message. close: after a message of system or user. gap: after
+    the assistant's end token. A template without marks works with any tokenizer.
     """
 
     begin: tuple[str, ...] = ()
@@ -59,7 +60,7 @@ TEMPLATES = {
         close=(MESSAGE_END,),
     ),
 }  # fmt: skip
-"""Templates by name.  "raw": the bare messages, one after the other.  "plain": headings of text.  "chatml": Qwen's form."""
+"""Templates by name.  "raw": the bare messages in sequence. "plain": headings as text.  "chatml": Qwen's form."""
 
 
 class TemplatedTokenizer(Tokenizer):
@@ -82,33 +83,33 @@ class TemplatedTokenizer(Tokenizer):
         return tokens
 
     def encode(self, text: str) -> list[int]:
-        """As `Tokenizer.encode`."""
+        """Return the tokens as `Tokenizer.encode` describes."""
         return self._tokenizer.encode(text)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """As `Tokenizer.decode`."""
+        """Return the text as `Tokenizer.decode` describes."""
         return self._tokenizer.decode(tokens)
 
     def special(self, name: str) -> int:
-        """As `Tokenizer.special`."""
+        """Return the token as `Tokenizer.special` describes."""
         return self._tokenizer.special(name)
 
     def prompt(self, text: str) -> list[int]:
-        """As `Tokenizer.prompt`."""
+        """Return the tokens of a conversation that a user opens with `text`."""
         return self.opening([Message("user", text)])
 
     def reply(self, text: str) -> list[int]:
-        """As `Tokenizer.reply`."""
+        """Return the tokens after the assistant's turn, with `text` as the user's message."""
         return self._gap + self._conversation([Message("user", text)]).tokens + self._headings[LEARNT]
 
     def opening(self, messages: Sequence[Message]) -> list[int]:
-        """Return the tokens that a model reads to answer these messages: all of them, and the assistant's heading."""
+        """Return the tokens that a model reads to answer these messages: all messages, and the assistant's heading."""
         return self._begin + self._conversation(messages).tokens + self._headings[LEARNT]
 
     def chat(self, messages: Sequence[Message]) -> Chat:
-        """Return the tokens of a conversation; the assistant's messages count, with their ends, so that it learns to stop.
+        """Return a conversation's tokens. The assistant's messages count, with their ends, so that the model learns to stop.
 
-        Excluded messages and their ends do not count.  Raises ValueError with one sentence for a content that may not be
+        Excluded messages and their ends do not count.  Raises ValueError with one sentence for content that may not be
         encoded, such as an end token.
         """
         tokens, mask = self._conversation(messages)

@@ -1,11 +1,11 @@
-"""Tokenizers: text to tokens and back.
+"""Tokenizers, which turn text into tokens and back.
 
-A byte-level model needs no file: its tokens are the bytes of UTF-8.  Other models bring a `tokenizer.json`, which Hugging
-Face's `tokenizers` reads after `trainer.data.tokenizer_json` has checked it.  An end token closes a document, and each turn
-of the model.  No text becomes an end token or a template's mark: it is encoded otherwise, or refused.
+A byte-level model needs no file: its tokens are the bytes of UTF-8. Other models come with a `tokenizer.json`, which Hugging
+Face's `tokenizers` reads after `trainer.data.tokenizer_json` has checked it. An end token closes a document, and each turn
+of the model. Text never becomes an end token or a template's mark: the text is encoded in another way, or refused.
 
-A model that learnt chats reads a conversation in the form of its template (`trainer.data.templates`), which is also a
-tokenizer: `prompt` and `reply` encode an environment's text at the beginning and after a turn.
+A model that has learned chats reads a conversation in the form of its template (`trainer.data.templates`), which is also a
+tokenizer: `prompt` and `reply` encode an environment's text at the beginning of a conversation and after a turn.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from trainer.data.tokenizer_json import MARKS, LibraryError, LibraryTokenizer, T
 from trainer.git_lfs import POINTER_FLAW, is_pointer
 
 MAX_TOKENIZER_BYTES = 64 << 20
-"""The largest `tokenizer.json` that is read; common models have up to 20 MiB."""
+"""Largest `tokenizer.json` that is read; the files of common models have up to 20 MiB."""
 
 
 SPARE_TOKENS = 16
-"""Tokens that an encoding may have beyond the bytes of its text, for prefixes that a tokenizer adds to words."""
+"""Number of tokens that an encoding may have beyond the number of bytes of its text, for prefixes that a tokenizer adds to
+words."""
 NO_TEXT = "\ufffd"
-"""Replacement for tokens that make no text."""
+"""Replacement for tokens without a text."""
 
 
 class UnreadableText(ValueError):
@@ -37,9 +38,9 @@ class UnreadableText(ValueError):
 
 
 class Tokenizer(ABC):
-    """Tokenizer of a model.  vocab: upper bound on the tokens of a text, exclusive.
+    """Tokenizer of a model.
 
-    ends: the tokens that close a turn when a model writes them.
+    vocab: exclusive upper bound on the tokens of a text. ends: the tokens that close a turn when a model writes them.
     """
 
     ends: tuple[int, ...]
@@ -47,16 +48,19 @@ class Tokenizer(ABC):
 
     @property
     def end(self) -> int:
-        """The token that closes a turn in training data."""
+        """End token that closes a turn in training data."""
         return self.ends[0]
 
     @abstractmethod
     def encode(self, text: str) -> list[int]:
-        """Return the tokens of a text, none of them an end token or a mark.  Raises `UnreadableText` if it has none such."""
+        """Return the tokens of a text, without any end token or mark.
+
+        Raises `UnreadableText` if such an encoding does not exist.
+        """
 
     @abstractmethod
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of tokens, with U+FFFD for unknown ones: a model may have more tokens than its tokenizer.
+        """Return the text of tokens, with U+FFFD for unknown tokens; a model may have more tokens than its tokenizer.
 
         Raises ValueError for a negative number.
         """
@@ -70,41 +74,44 @@ class Tokenizer(ABC):
         return self.encode(text)
 
     def reply(self, text: str) -> list[int]:
-        """Return the tokens that a model reads after its turn when a text replies to it."""
+        """Return the tokens that a model reads after its turn if `text` is the reply."""
         return self.encode(text)
 
 
 class ByteTokenizer(Tokenizer):
-    """Tokenizer into bytes of UTF-8.  The end token is the byte 0, which also separates documents of the embedded corpus."""
+    """Tokenizer whose tokens are bytes of UTF-8.
+
+    The end token is byte 0, which also separates documents of the embedded corpus.
+    """
 
     ends = (0,)
     vocab = 256
 
     def encode(self, text: str) -> list[int]:
-        """As `Tokenizer.encode`."""
+        """Return the tokens as `Tokenizer.encode` describes."""
         tokens = list(_utf8(text))
         if self.end in tokens:
             raise UnreadableText("holds a token that ends a turn (a byte 0)")
         return tokens
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """As `Tokenizer.decode`."""
+        """Return the text as `Tokenizer.decode` describes."""
         return _decoded(tokens, lambda token: token < self.vocab, lambda some: bytes(some).decode(errors="replace"))
 
     def special(self, name: str) -> int:
-        """As `Tokenizer.special`."""
+        """Raise ValueError, because bytes have no special tokens."""
         raise ValueError(f"a byte-level model has no token {name!r}; give the run a tokenizer that has")
 
 
 class TokenizerFile(Tokenizer):
-    """Tokenizer from a `tokenizer.json` of Hugging Face.  ends: numbers of the end tokens, the end token of chats first.
+    """Tokenizer from a `tokenizer.json` of Hugging Face. ends: numbers of the end tokens; the end token of chats is first.
 
-    Names of marks and end tokens in a text are plain text: `<|endoftext|>` in a prompt ends no turn.  A text that the
-    model's own vocabulary still turns into such a token is refused.
+    Names of marks and end tokens in a text are plain text: `<|endoftext|>` in a prompt does not end a turn. If the model's
+    own vocabulary still turns a text into such a token, the text is refused.
     """
 
     def __init__(self, path: Path, ends: Sequence[int]) -> None:
-        """Read the file; raises ValueError with one sentence if it cannot be used."""
+        """Read the file. Raises ValueError with one sentence if the file cannot be used."""
         self._tokenizer, self._path = _read(path, frozenset(ends)), path
         self._known = self._tokenizer.numbers()
         unknown = [end for end in ends if end not in self._known]
@@ -115,8 +122,8 @@ class TokenizerFile(Tokenizer):
         self._marks = {number: mark for mark in MARKS if (number := self._tokenizer.number(mark)) is not None}
 
     def encode(self, text: str) -> list[int]:
-        """As `Tokenizer.encode`."""
-        size = len(_utf8(text))  # refuses a lone surrogate, at which the library would panic
+        """Return the tokens as `Tokenizer.encode` describes."""
+        size = len(_utf8(text))  # refuses a lone surrogate, on which the library would panic
         try:
             tokens = self._tokenizer.encode(text)
         except LibraryError as error:
@@ -130,11 +137,11 @@ class TokenizerFile(Tokenizer):
         return tokens
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """As `Tokenizer.decode`."""
+        """Return the text as `Tokenizer.decode` describes."""
         return _decoded(tokens, lambda token: token in self._known, self._tokenizer.decode)
 
     def special(self, name: str) -> int:
-        """As `Tokenizer.special`."""
+        """Return the token as `Tokenizer.special` describes."""
         number = self._tokenizer.number(name)
         if number is None:
             raise ValueError(f"{self._path} has no token {name!r}, which the run's template needs; take another template")
@@ -142,7 +149,10 @@ class TokenizerFile(Tokenizer):
 
 
 def special_in(path: Path) -> Mapping[str, int]:
-    """Return the added tokens of a `tokenizer.json` and their numbers.  Raises ValueError for a file that cannot be used."""
+    """Return the names and numbers of the added tokens of a `tokenizer.json`.
+
+    Raises ValueError for a file that cannot be used.
+    """
     return _read(path, frozenset()).added()
 
 
@@ -154,7 +164,7 @@ def _utf8(text: str) -> bytes:
 
 
 def _decoded(tokens: Sequence[int], known: Callable[[int], bool], decode: Callable[[list[int]], str]) -> str:
-    """Decode each run of known tokens by itself, and put U+FFFD for each unknown token."""
+    """Decode each sequence of known tokens separately, with U+FFFD in place of each unknown token."""
     if any(token < 0 for token in tokens):
         raise ValueError("a token is a number from 0")
     parts: list[str] = []

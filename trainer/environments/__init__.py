@@ -1,5 +1,6 @@
 """Environments: problems that a model answers, the scoring of answers, and the sandbox for untrusted programs.
 
-They decide prompts, replies and scores, the same on every computer; they leave what is learned from them to `trainer.rl`.
-Read `environment` first; `registry` opens environments by name, and `sandbox` runs what a model wrote.
+The package decides prompts, replies and scores, which are the same on every computer. It leaves learning from them to
+`trainer.rl`. Read `environment` first; `registry` opens environments by name, and `sandbox` runs programs written by a
+model.
 """

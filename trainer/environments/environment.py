@@ -1,12 +1,11 @@
-"""Interface of environments: numbered problems, replies to a model's turns, and scores of its answers.
+"""Interface of environments, which give numbered problems, replies to a model's turns, and scores for its answers.
 
-Everything here is a pure function, so that others can repeat it: a problem follows from the environment and a number,
-the environment's replies and the score from the problem and the model's turns.  Each peer therefore computes prompts and
-rewards itself, and never takes them from the peer that generated.
+All functions here are pure, so that other peers can repeat them. The environment and a number determine a problem; the
+problem and the model's turns determine the replies and the score. Each peer therefore computes prompts and rewards itself,
+and never takes them from the peer that generated the rollout.
 
-A conversation is: prompt, turn, reply, turn, reply, …, turn.  A turn is the model's text up to its end token.  A tool's
-output is a reply.  The conversation is over when the environment has no reply (None); a single-turn environment never has
-one.
+A conversation is: prompt, turn, reply, turn, reply, …, turn. A turn is the model's text up to its end token. A tool's output
+is a reply. The conversation is over when the environment gives no reply (None); a single-turn environment never replies.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ TURN_END = "\0"
 
 @dataclass(frozen=True)
 class Problem:
-    """Problem of an environment.  index: its number there.  answer: data for scoring, known only to the environment."""
+    """Problem of an environment.  index: the problem's number. answer: data for scoring, which only the environment uses."""
 
     index: int
     prompt: str
@@ -32,10 +31,10 @@ class Problem:
 
 
 class Environment(ABC):
-    """Problems 0 to `size` - 1, with their replies and scores."""
+    """Environment with problems 0 to `size` - 1, and their replies and scores."""
 
     max_turns: int = 1
-    """Most turns of a conversation."""
+    """Maximum number of turns of a conversation."""
 
     @property
     @abstractmethod
@@ -50,11 +49,11 @@ class Environment(ABC):
     def score(self, problem: Problem, turns: Sequence[str]) -> float:
         """Return the score of these turns of the model, in [0, 1].
 
-        Raises nothing because of the model's text; SandboxUnavailable means that this computer failed, and is no score.
+        The model's text never causes an exception. SandboxUnavailable means that this computer failed; it is not a score.
         """
 
     def is_exact(self, problem: Problem) -> bool:
-        """Return True if every computer gives an answer the same score: no program runs for it, which could be too slow."""
+        """Return True if every computer gives an answer the same score, as no program, which could be slow, runs for it."""
         return False
 
     @abstractmethod
@@ -66,7 +65,7 @@ class Environment(ABC):
         return None
 
     def example(self, index: int) -> tuple[str, str]:
-        """Return a prompt and a good model's conversation after it, as texts to train on.
+        """Return a prompt and a good model's conversation after the prompt, as texts to train on.
 
         Turns and replies follow each other, with `TURN_END` after each turn but the last.
         """
@@ -88,10 +87,10 @@ class Environment(ABC):
 # ------------------------------------------------------------------------------------------------------------------------
 # Conversations as tokens: the layout of an example, and the reading of a rollout's output back into turns.
 #
-# The output of a rollout is: turn, end token, reply, turn, end token, reply, …, turn, end token.  If generation stopped at
-# its length limit, the output ends within a turn, or before a reply that had no room; never within a reply.  `made` marks
-# the tokens that the model chose (turns and end tokens); the others must be exactly the environment's replies, or the output
-# is refused.
+# The output of a rollout is: turn, end token, reply, turn, end token, reply, …, turn, end token. If generation stopped at
+# its length limit, the output ends within a turn, or before a reply that did not fit, but never within a reply. `made` marks
+# the tokens that the model chose (turns and end tokens). All other tokens must be exactly the environment's replies, or the
+# output is refused.
 
 
 @dataclass(frozen=True)
@@ -104,7 +103,7 @@ class ExampleTokens:
 
 
 def example_tokens(environment: Environment, index: int, tokenizer: Tokenizer) -> ExampleTokens:
-    """Return the example of a problem, laid out as a rollout.  Raises ValueError if the problem has no solution."""
+    """Return the example of a problem in the layout of a rollout.  Raises ValueError if the problem has no solution."""
     problem = environment.problem(index)
     turns = environment.solution(problem)
     output: list[int] = []
@@ -125,8 +124,8 @@ def read_turns(
 ) -> tuple[str, ...]:
     """Return the model's turns in a rollout's output.
 
-    Raises ValueError with one sentence if a reply in the output is not the environment's, or if the output goes on after the
-    conversation is over.
+    Raises ValueError with one sentence if a reply in the output is not the environment's, or if the output continues after
+    the conversation is over.
     """
     if len(output) != len(made):
         raise ValueError("a rollout says of each output token whether the model chose it")
@@ -151,7 +150,10 @@ def read_turns(
 
 
 def _turn_length(output: Sequence[int], made: Sequence[bool], start: int, ends: Sequence[int]) -> int:
-    """Return the number of tokens from `start` to the first end token, included, or to the end; the model chose all."""
+    """Return the number of tokens from `start` through the first end token, or to the end.
+
+    Raises ValueError for a token that the model did not choose.
+    """
     for place in range(start, len(output)):
         if not made[place]:
             raise ValueError(f"output token {place} is in a turn of the model, but not chosen by it")

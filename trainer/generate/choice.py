@@ -1,4 +1,7 @@
-"""Choice between the generators.  Imports neither torch nor vLLM, so that the peer process can make it in advance."""
+"""Choice between the generators.
+
+The module imports neither torch nor vLLM, so that the peer process can choose in advance.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ INSTALL = "pip install 'manyhands[vllm]'"
 
 
 class GeneratorName(StrEnum):
-    """Setting: one of the generators, or AUTO for the one that suits this computer."""
+    """Setting that names a generator; AUTO means the generator that suits this computer."""
 
     AUTO = "auto"
     BUILTIN = "builtin"
@@ -24,7 +27,7 @@ def vllm_is_installed() -> bool:
 def choose_generator(wanted: GeneratorName, has_gpu: bool) -> tuple[GeneratorName, str]:
     """Return the generator to use here, and the reason in a few words.
 
-    Raises ImportError with one sentence if vLLM is wanted and not installed.
+    Raises ImportError with one sentence if vLLM is wanted but not installed.
     """
     if wanted is GeneratorName.BUILTIN:
         return wanted, "as set"

@@ -1,14 +1,15 @@
-"""Sampling with noise that any peer can recompute: Gumbel-max with counter-based noise.
+"""Sampling with noise that any peer can recompute, which is Gumbel-max with counter-based noise.
 
 The chosen token is the arg-max of logits / temperature + Gumbel noise, which is a draw from the softmax (Gumbel 1954;
-Maddison et al. 2014).  The noise of a token is a function of a 64-bit key, the token's position and its id, so a validator
-with the logits knows which token had to be chosen, and `shortfall` measures the distance of another token from it.
+Maddison et al. 2014). The noise of a token is a function of a 64-bit key, the token's position and its id. So a validator
+with the logits knows which token had to be chosen, and `shortfall` measures how far another token falls short of it.
 
-The integers are the same on every device: a counter through the finalizer of SplitMix64 (Steele et al. 2014, with the
-constants of Stafford's variant 13), twice, in wrapping int64 arithmetic.  So is the uniform number made from them, as
-integers are converted to fp32 with correct rounding everywhere.  The two logarithms after that agree to some ulps.
+The integers are the same on every device: a counter passes twice through the finalizer of SplitMix64 (Steele et al. 2014,
+with the constants of Stafford's variant 13), in wrapping int64 arithmetic. The uniform number made from the integers is also
+the same on every device, because conversion of integers to fp32 rounds correctly everywhere. The two logarithms after that
+agree to a few ulps.
 
-Positions count a sequence's tokens, prompt included: row p of a prefill predicts the token at position p + 1.
+Positions count a sequence's tokens, including the prompt: row p of a prefill predicts the token at position p + 1.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ FIRST, SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 """Multipliers of the finalizer."""
 UNIT = 2.0**-63
 BELOW_ONE = 1.0 - 2.0**-24
-"""The largest fp32 number below 1."""
+"""Largest fp32 number below 1."""
 
 
 def stream_key(run: bytes, version: int, peer: str, problem: int, copy: int) -> int:
     """Return the key of one completion's noise: 64 bits as a signed number, as in int64 tensors.
 
-    run: the run's hash.  version: of the weights.  peer: the generating peer.  copy: number in the problem's group.
+    run: the run's hash.  version: version of the weights. peer: the generating peer. copy: number in the problem's group.
     """
     hashed = hashlib.blake2b(digest_size=8, person=b"manyhands gumbel")
     for part in (run, str(version).encode(), peer.encode(), str(problem).encode(), str(copy).encode()):
@@ -47,14 +48,14 @@ def noise_bits(keys_b: Tensor, positions_b: Tensor, vocabulary: int) -> Tensor:
 
 
 def uniform(bits: Tensor) -> Tensor:
-    """Turn int64 bits into fp32 numbers in the open interval (0, 1); small ones have the full precision of fp32."""
+    """Turn int64 bits into fp32 numbers in the open interval (0, 1); small numbers have the full precision of fp32."""
     return _shifted(bits, 1).bitwise_or_(1).float().mul_(UNIT).clamp_(max=BELOW_ONE)
 
 
 def gumbel(keys_b: Tensor, positions_b: Tensor, vocabulary: int) -> Tensor:
     """Return standard Gumbel noise, finite, fp32 (B, vocabulary).  keys_b, positions_b: int64 (B,).
 
-    -log(-log(1 - u)): large noise, which decides the choice, comes from a small u, where fp32 is dense.
+    The formula is -log(-log(1 - u)). Large noise decides the choice, and comes from a small u, where fp32 is dense.
     """
     uniform_bv = uniform(noise_bits(keys_b, positions_b, vocabulary))
     return uniform_bv.neg_().log1p_().neg_().log_().neg_()
@@ -66,11 +67,11 @@ def choose(logits_bv: Tensor, keys_b: Tensor, positions_b: Tensor, temperature: 
 
 
 def shortfall(logits_nv: Tensor, tokens_n: Tensor, keys_n: Tensor, positions_n: Tensor, temperature: float) -> Tensor:
-    """Return each token's shortfall from the token that had to be chosen, fp32 (N,): 0 for that token itself.
+    """Return each token's shortfall from the token that had to be chosen, fp32 (N,); it is 0 for that token itself.
 
-    The unit is logits / temperature (logits at temperature 0); it is infinite if the logits are NaN.
-    logits_nv: of the rows that predicted the tokens.  keys_n, positions_n: int64 (N,), of each token.  Raises ValueError for
-    a token outside the vocabulary.
+    The unit is logits / temperature (logits at temperature 0). The shortfall is infinite if the logits are NaN. logits_nv:
+    logits of the rows that predicted the tokens. keys_n, positions_n: int64 (N,), for each token. Raises ValueError for a
+    token outside the vocabulary.
     """
     _check_tokens(tokens_n, logits_nv.shape[1])
     perturbed_nv = _perturbed(logits_nv, keys_n, positions_n, temperature)
@@ -79,7 +80,7 @@ def shortfall(logits_nv: Tensor, tokens_n: Tensor, keys_n: Tensor, positions_n: 
 
 
 def probability(logits_nv: Tensor, tokens_n: Tensor, temperature: float) -> Tensor:
-    """Return the probability of each token, fp32 (N,).  temperature: 0, which is not random, counts as 1.
+    """Return the probability of each token, fp32 (N,).  temperature: 0 counts as 1, because sampling at 0 is not random.
 
     Raises ValueError for a token outside the vocabulary.
     """
@@ -92,8 +93,8 @@ def near_ties(logits_nv: Tensor, temperature: float) -> Tensor:
     """Return the density of near-ties of each row, 1 - sum p^2, fp32 (N,).
 
     The density times a small margin is the probability that the two best tokens, noise included, differ by less than the
-    margin: the perturbed values of two tokens differ by logistic noise, whose density at equality is p (1 - p) for each
-    token.  NaN logits give 0.  temperature: above 0.
+    margin. The reason is that the perturbed values of two tokens differ by logistic noise, whose density at equality is
+    p (1 - p) for each token. NaN logits give 0. temperature: must be above 0.
     """
     p_nv = torch.softmax(logits_nv.float() / temperature, dim=1)
     return (1.0 - p_nv.square_().sum(dim=1)).nan_to_num_(nan=0.0).clamp_(0.0, 1.0)
@@ -118,7 +119,7 @@ def _mixed(values: Tensor) -> Tensor:
 
 
 def _shifted(values: Tensor, bits: int) -> Tensor:
-    """Shift right with zeros from the left; int64's own shift repeats the sign."""
+    """Shift right, filling with zeros; the shift of int64 itself repeats the sign."""
     return (values >> bits).bitwise_and_((1 << (64 - bits)) - 1)
 
 

@@ -1,6 +1,7 @@
-"""Measurement of solve rates: the built-in generator makes some answers to each task, which are scored as in a run.
+"""Measurement of solve rates: the built-in generator makes several answers to each task, which are scored as in a run.
 
-It serves the offline filter (`trainer.environments.records`), before a run, on one computer and without proofs.
+The rates serve the offline filter (`trainer.environments.records`). They are measured before a run, on one computer, without
+proofs.
 """
 
 from __future__ import annotations
@@ -23,12 +24,15 @@ from trainer.rl.config import SLOTS
 from trainer.weights.folder import WeightsFolder
 
 RATER = "peer tasks rate"
-"""Name in place of the generating peer's: a measurement belongs to no run."""
+"""Name used instead of a generating peer's, because a measurement belongs to no run."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """Settings of the sampling.  samples: answers to each task.  max_tokens: of an answer.  slots: answers made at once."""
+    """Settings of the sampling.
+
+    samples: answers to each task. max_tokens: limit for an answer. slots: answers made at once.
+    """
 
     samples: int = 8
     max_tokens: int = 1024
@@ -38,7 +42,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Answer:
-    """Answer of the model.  copy: its number among the answers to the problem.  turns: the model's.  score: 0 to 1."""
+    """Answer of the model.  copy: number among the problem's answers. turns: the model's turns. score: 0 to 1."""
 
     problem: int
     copy: int
@@ -62,19 +66,19 @@ def digest_of(weights: Tensor) -> str:
 
 
 class Rater:
-    """Rater with one model on one device."""
+    """Rater of tasks with one model on one device."""
 
     def __init__(
         self, config: ModelConfig, weights: Tensor, tokenizer: Tokenizer, sampling: Sampling, device: torch.device
     ) -> None:
-        """weights: bf16 (n).  Raises ValueError for a tokenizer with more tokens than the model."""
+        """Make a rater. weights: bf16 (n). Raises ValueError for a tokenizer with more tokens than the model."""
         if tokenizer.vocab > config.vocab:
             raise ValueError(f"the tokenizer has {tokenizer.vocab} tokens, more than the model's {config.vocab}")
         self._config, self._weights, self._tokenizer = config, weights, tokenizer
         self._sampling, self._device = sampling, device
 
     def rates(self, environment: Environment, problems: Sequence[int]) -> Iterator[tuple[int, float]]:
-        """Yield each problem (at least one) with the mean score of its answers, 0 to 1, in the order in which they end.
+        """Yield each problem (at least one) with the mean score of its answers, 0 to 1, in the order of completion.
 
         Raises SandboxUnavailable.
         """
@@ -86,15 +90,15 @@ class Rater:
                 yield answer.problem, math.fsum(scores.pop(place)) / samples
 
     def answers(self, environment: Environment, problems: Sequence[int]) -> Iterator[Answer]:
-        """Yield all answers to the problems (at least one), in the order in which they end.
+        """Yield all answers to the problems (at least one), in the order in which they are completed.
 
-        They depend only on the weights, the prompt and the sampling, not on the other problems, beyond the rounding of sums.
+        The answers depend only on the weights, the prompt and the sampling; other problems affect only the rounding of sums.
         Raises SandboxUnavailable.
         """
         return (answer for _, answer in self._answers(environment, problems))
 
     def _answers(self, environment: Environment, problems: Sequence[int]) -> Iterator[tuple[int, Answer]]:
-        """Yield each answer, after the place of its problem among `problems`."""
+        """Yield (index of the problem in `problems`, answer) for each answer."""
         samples = self._sampling.samples
         prompts = [tuple(self._tokenizer.prompt(environment.problem(problem).prompt)) for problem in problems]
 

@@ -1,6 +1,6 @@
 """Rollout: one completion of a problem, as a rollout peer submits it, and its encoding.
 
-It holds nothing that its readers can compute themselves, such as rewards, advantages and lengths.
+A rollout leaves out values that readers can compute themselves, such as rewards, advantages and lengths.
 
 The encoding, in this order, with nothing after it:
 
@@ -10,7 +10,7 @@ The encoding, in this order, with nothing after it:
     made     a bit for each token of the output, the first in the highest bit of the first byte; bits beyond are 0
     proofs
 
-A rollout has one encoding, so its hash names it.
+A rollout has only one encoding, so the hash of the encoding identifies the rollout.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ import numpy.typing as npt
 
 FORMAT = 1
 MAX_PROBLEM = (1 << 63) - 1
-"""The largest number of a problem."""
+"""Largest number of a problem."""
 MAX_COPY = (1 << 16) - 1
-"""The largest number of a completion in its group."""
+"""Largest number of a completion in its group."""
 MAX_TOKEN = (1 << 20) - 1
-"""The largest token: vocabularies of runs are no larger."""
+"""Largest token; the vocabularies of runs are no larger."""
 MAX_PROMPT_TOKENS = 1 << 17
 MAX_OUTPUT_TOKENS = 1 << 17
 MAX_PROOF_BYTES = 2 << 20
@@ -37,7 +37,7 @@ _WIDEST = 3
 MAX_BYTES = (
     _HEAD.size + _WIDEST * (MAX_PROMPT_TOKENS + MAX_OUTPUT_TOKENS) + MAX_OUTPUT_TOKENS // 8 + MAX_PROOF_BYTES
 )  # fmt: skip
-"""The longest encoding; longer data need not be read."""
+"""Size of the longest encoding; longer data need not be read."""
 
 U8 = npt.NDArray[np.uint8]
 
@@ -46,9 +46,9 @@ U8 = npt.NDArray[np.uint8]
 class Rollout:
     """One completion.  Raises ValueError for fields that are out of bounds.
 
-    problem: its index in the environment.  copy: number in its group.  prompt, output: tokens, at least one each.  made: for
-    each token of the output, True if the model chose it, False if it is the environment's.  proofs: of the output's hidden
-    states, one after the other.
+    problem: index of the problem in the environment. copy: number in the problem's group. prompt, output: tokens, at least
+    one each. made: for each token of the output, True if the model chose it, False if it comes from the environment. proofs:
+    proofs of the output's hidden states, in sequence.
     """
 
     problem: int
@@ -80,7 +80,7 @@ class Rollout:
 
     @classmethod
     def decode(cls, data: bytes) -> Rollout:
-        """Return the rollout that `data` encodes; raises ValueError for any bytes that `encode` does not give."""
+        """Return the rollout that `data` encodes. Raises ValueError for bytes that `encode` cannot have produced."""
         if not _HEAD.size <= len(data) <= MAX_BYTES:
             raise ValueError(f"a rollout has {_HEAD.size} to {MAX_BYTES} bytes, not {len(data)}")
         form, width, problem, copy, prompts, outputs, proof_bytes = _HEAD.unpack_from(data)

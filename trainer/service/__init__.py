@@ -1,5 +1,5 @@
-"""Service of the trainer process: obeys the peer process over a socket.
+"""Service of the trainer process, which runs the peer process's commands from a socket.
 
-It decides what a command may interrupt, and when evaluations are done beside other work; it leaves all computation to
-`trainer.worker` and `trainer.rl`.  Read `service` first.
+The package decides what a command may interrupt, and when evaluations run between other jobs. It leaves all computation to
+`trainer.worker` and `trainer.rl`. Read `service` first.
 """

@@ -1,6 +1,6 @@
 """Frames on the socket between peer and trainer: four bytes of length, then a JSON object.
 
-Both ends are ours and on one computer; the limit only catches mistakes.  The format is JSON because a trainer must run
+Both ends are our own and on one computer, so the limit only catches mistakes. The format is JSON because a trainer must run
 without msgpack.
 """
 
@@ -22,7 +22,7 @@ def pack(message: dict[str, Any]) -> bytes:
 
 
 def take(buffer: bytearray) -> dict[str, Any] | None:
-    """Remove and return the first whole message of `buffer`, or None when there is none yet."""
+    """Remove and return the first whole message of `buffer`, or None if no whole message has arrived."""
     if len(buffer) < HEADER_BYTES:
         return None
     size = int.from_bytes(buffer[:HEADER_BYTES], "big")
@@ -38,7 +38,7 @@ def take(buffer: bytearray) -> dict[str, Any] | None:
 
 
 def receive(connection: socket.socket, buffer: bytearray) -> dict[str, Any] | None:
-    """Wait for the next message and return it; None when the other end is gone."""
+    """Wait for the next message and return it; return None if the other end has closed."""
     while (message := take(buffer)) is None:
         try:
             data = connection.recv(MAX_FRAME_BYTES)

@@ -1,7 +1,7 @@
-"""Inbox of the peer's commands, between the thread that reads the socket and the thread that works.
+"""Inbox of the peer's commands, between the thread that reads the socket and the thread that runs jobs.
 
-It decides what a command may interrupt: `finish`, `pause` and `abandon` take effect after the running step.  A thread reads
-the socket all the time, so that any end of the peer ends this process at once: a trainer never outlives its peer.  (The
+The inbox decides what a command may interrupt: `finish`, `pause` and `abandon` take effect after the running step. A thread
+always reads the socket, so that any end of the peer ends this process at once: a trainer never outlives its peer. (The
 kernel's parent-death signal would follow the thread that started us, not the peer.)
 """
 
@@ -18,15 +18,15 @@ import torch
 from trainer.service import frames
 
 EXIT_PEER_GONE = 0
-"""Exit status of a process that ends because its peer did."""
+"""Exit status of a process that ends because its peer has ended."""
 
 
 class Abandoned(Exception):
-    """Raised in a job whose result the peer no longer wants."""
+    """Exception raised in a job whose result the peer no longer wants."""
 
 
 class Job:
-    """Command that takes time.  finish, abandon: set when the peer says so while the job waits or runs."""
+    """Command that takes time. finish, abandon: set when the peer sends these commands while the job waits or runs."""
 
     def __init__(self, message: dict[str, Any]) -> None:
         self.message = message
@@ -36,7 +36,7 @@ class Job:
 
 
 class CommandInbox:
-    """Inbox of the peer's commands: jobs in order, at most one evaluation beside them, and settings that apply at once."""
+    """Inbox of the peer's commands: jobs in order, at most one evaluation besides, and settings that apply at once."""
 
     def __init__(self) -> None:
         self._jobs: deque[Job] = deque()
@@ -49,7 +49,7 @@ class CommandInbox:
         """Limit on the GPU's average power in watts; 0 for none."""
 
     def listen(self, connection: socket.socket) -> None:
-        """Read commands from `connection` in a thread, and end this process when the peer is gone."""
+        """Read commands from `connection` in a thread, and end this process when the peer ends."""
         threading.Thread(target=self._read, args=(connection,), name="commands", daemon=True).start()
 
     def next_job(self) -> Job | None:
@@ -60,41 +60,41 @@ class CommandInbox:
 
     @property
     def evaluation(self) -> Job | None:
-        """Evaluation that the peer wants now, beside other jobs; None while paused."""
+        """Evaluation that the peer has asked for, to run between other jobs; None if there is none, or while paused."""
         with self._changed:
             return None if self._paused else self._evaluation
 
     def evaluated(self, job: Job) -> None:
-        """Forget this evaluation, which is done."""
+        """Remove an evaluation that is complete."""
         with self._changed:
             if self._evaluation is job:
                 self._evaluation = None
 
     def is_urgent(self, running: Job | None) -> bool:
-        """Return True if an evaluation must give way to a command.  running: the job beside which it is done."""
+        """Return True if an evaluation must give way to a command.  running: the job that waits for the evaluation."""
         with self._changed:
             called_off = running is not None and (running.finish or running.abandon)
             return bool(called_off or self._jobs or self._paused or self._evaluation is None)
 
     def use_threads(self) -> None:
-        """Set the number of CPU threads to the peer's last command."""
+        """Set the number of CPU threads to the number in the peer's last command."""
         if self._threads and self._threads != torch.get_num_threads():
             torch.set_num_threads(self._threads)  # affects the calling thread, so not in the reading thread
 
     def is_held(self, job: Job) -> bool:
-        """Return True if the peer has paused, or abandoned the job: `wait_while_paused` may then wait, or raises."""
+        """Return True if the peer has paused, or abandoned the job: `wait_while_paused` may then wait or raise."""
         with self._changed:
             return self._paused or job.abandon
 
     def wait_while_paused(self, job: Job) -> None:
-        """Wait while paused, unless the job should finish; raise Abandoned if it has been abandoned."""
+        """Wait while paused, unless the job should finish; raise `Abandoned` if the job has been abandoned."""
         with self._changed:
             self._changed.wait_for(lambda: not self._paused or job.finish or job.abandon)
         if job.abandon:
             raise Abandoned
 
     def wait(self, seconds: float, running: Job | None) -> bool:
-        """Wait for so many seconds to save power; return True early if a command comes in that ends the wait.
+        """Wait for `seconds` to save power; return True early if a command that ends the wait arrives.
 
         running: the job that waits; None between jobs.
         """
@@ -113,7 +113,7 @@ class CommandInbox:
             os._exit(EXIT_PEER_GONE)
 
     def take(self, message: dict[str, Any]) -> None:
-        """Take a command that came in."""
+        """Handle a received command."""
         with self._changed:
             match message["do"]:
                 case "pause":
@@ -127,7 +127,7 @@ class CommandInbox:
                 case "finish" if self._latest is not None:
                     self._latest.finish = True
                 case "finish":
-                    pass  # no job has come yet
+                    pass  # no job has arrived yet
                 case "abandon":
                     self._abandon(message["id"])
                 case "evaluate":

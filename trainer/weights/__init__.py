@@ -1,5 +1,5 @@
-"""Weights in Hugging Face folders: reading, writing, merging, and the formats of numbers.
+"""Weights in Hugging Face folders: reading, writing, merging, and number formats.
 
-It decides which folders can be used, and leaves the meaning of tensors to `trainer.models`.  It imports numpy, and never
-torch.  Read `folder` first.
+The package decides which folders can be used, and leaves the meaning of tensors to `trainer.models`. It imports numpy, but
+never torch. Read `folder` first.
 """

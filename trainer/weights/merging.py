@@ -1,7 +1,7 @@
 """Merging of several models of one shape into one, tensor by tensor: linear, SLERP, TIES.
 
-One tensor of each model is in memory at a time, and a few more of its size.  The result comes as the flat vector in order,
-which the caller can pass to `trainer.weights.folder`.
+One tensor of each model is in memory at a time, with a few more tensors of the same size. The result is the flat vector in
+order, which the caller can pass to `trainer.weights.folder`.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from trainer.weights.folder import WeightsFolder
 from trainer.weights.safetensors_file import F32, FolderError
 
 PARALLEL = 0.9995
-"""Cosine beyond which two tensors count as parallel or opposite: the arc between them is then not well defined."""
+"""Cosine beyond which two tensors count as parallel or opposite: the arc between such tensors is not well defined."""
 
 
 class Rule(Protocol):
-    """Rule that merges the tensors of several models into one.  models: the number of models that it takes."""
+    """Rule that merges the tensors of several models into one.  models: the number of models that the rule takes."""
 
     @property
     def models(self) -> int:
         """Number of models."""
 
     def __call__(self, tensors: Sequence[F32]) -> F32:
-        """Return the merged tensor, of the same size; `tensors` stay unchanged."""
+        """Return the merged tensor, of the same size; do not change `tensors`."""
 
 
 @dataclass(frozen=True)
 class Linear:
-    """Weighted mean ("model soups", Wortsman et al. 2022).  weights: one for each model, of any positive sum."""
+    """Weighted mean ("model soups", Wortsman et al. 2022).  weights: one for each model, with any positive sum."""
 
     weights: tuple[float, ...]
 
@@ -42,11 +42,11 @@ class Linear:
 
     @property
     def models(self) -> int:
-        """As `Rule.models`."""
+        """Number of models, one for each weight."""
         return len(self.weights)
 
     def __call__(self, tensors: Sequence[F32]) -> F32:
-        """As `Rule.__call__`."""
+        """Return the merged tensor as `Rule.__call__` describes."""
         total = math.fsum(self.weights)
         merged = np.zeros_like(tensors[0])
         for weight, tensor in zip(self.weights, tensors, strict=True):
@@ -56,10 +56,10 @@ class Linear:
 
 @dataclass(frozen=True)
 class Slerp:
-    """Interpolation from the first model to the second along the arc between them (Shoemake 1985), `t` of the way.
+    """Interpolation from the first model to the second along the arc between them (Shoemake 1985), by the share `t`.
 
-    The angle is the angle between the tensors as vectors; their lengths are interpolated as well.  Between tensors that are
-    parallel or opposite, or of which one is zero, the interpolation is linear.
+    The angle is the angle between the tensors as vectors; their lengths are also interpolated. If the tensors are parallel
+    or opposite, or if one is zero, the interpolation is linear.
     """
 
     t: float
@@ -70,11 +70,11 @@ class Slerp:
 
     @property
     def models(self) -> int:
-        """As `Rule.models`."""
+        """Number of models, which is two."""
         return 2
 
     def __call__(self, tensors: Sequence[F32]) -> F32:
-        """As `Rule.__call__`."""
+        """Return the merged tensor as `Rule.__call__` describes."""
         one, other = tensors
         lengths = math.sqrt(_dot(one, one) * _dot(other, other))
         cosine = _dot(one, other) / lengths if lengths else 1.0
@@ -87,11 +87,12 @@ class Slerp:
 
 @dataclass(frozen=True)
 class Ties:
-    """TIES merging (Yadav et al. 2023): the models' differences from a common base, without contradictory ones.
+    """TIES merging (Yadav et al. 2023): the models' differences from a common base, without contradictory values.
 
-    The first tensor is the base's.  Each other model keeps the largest values of its difference from the base, a share of
-    `density`; each parameter gets the sign with the larger weighted sum; the differences of that sign are averaged by
-    weight, and `scale` times the average is added to the base.  Trimming is per tensor; the paper trims the whole vector.
+    The first tensor is from the base. Each other model keeps the largest values of its difference from the base, a share of
+    `density`. Each parameter gets the sign with the larger weighted sum. The differences of that sign are averaged by
+    weight, and `scale` times the average is added to the base. We trim each tensor separately; the paper trims the whole
+    vector.
     """
 
     weights: tuple[float, ...]
@@ -107,11 +108,11 @@ class Ties:
 
     @property
     def models(self) -> int:
-        """As `Rule.models`."""
+        """Number of models: the base, and one for each weight."""
         return 1 + len(self.weights)
 
     def __call__(self, tensors: Sequence[F32]) -> F32:
-        """As `Rule.__call__`."""
+        """Return the merged tensor as `Rule.__call__` describes."""
         base, *others = tensors
         kept = [trimmed(other - base, self.density) for other in others]
         elected = np.zeros_like(base)
@@ -130,7 +131,7 @@ class Ties:
 def trimmed(difference: F32, density: float) -> F32:
     """Zero all but the largest values by magnitude.
 
-    A share of `density` and at least one are kept, with all ties at the limit.
+    A share of `density`, but at least one value, is kept, with all values that tie with the smallest kept one.
     """
     count = max(1, round(density * difference.size))
     sizes = np.abs(difference)
@@ -139,7 +140,10 @@ def trimmed(difference: F32, density: float) -> F32:
 
 
 def merged(folders: Sequence[WeightsFolder], rule: Rule) -> Iterator[F32]:
-    """Yield the flat vector of the merged model, tensor by tensor; raises `FolderError` before the first or between two."""
+    """Yield the merged model's flat vector, tensor by tensor.
+
+    Raises `FolderError` before the first tensor or between two.
+    """
     if rule.models != len(folders):
         raise FolderError(f"this merge takes {rule.models} models, and {len(folders)} are given; give as many")
     for folder in folders[1:]:
@@ -149,7 +153,7 @@ def merged(folders: Sequence[WeightsFolder], rule: Rule) -> Iterator[F32]:
 
 
 def _check_shape(first: WeightsFolder, other: WeightsFolder) -> None:
-    """Raise `FolderError` if two folders hold models of different shapes; their contexts may differ."""
+    """Raise `FolderError` if two folders hold models of different shapes; the models' contexts may differ."""
     ours, theirs = (asdict(replace(folder.config, context=0)) for folder in (first, other))
     for name, value in ours.items():
         if theirs[name] != value:

@@ -1,8 +1,8 @@
-"""Shape of a decoder of the Llama family (Llama 3, Qwen2, Qwen3), and the places of its tensors in the flat vector.
+"""Shape of a decoder of the Llama family (Llama 3, Qwen2, Qwen3), and the place of each tensor in the flat vector.
 
 This module decides the order, names and offsets of the parameters in the flat fp32 vector that peers exchange, hash and
-keep, so it is part of the protocol.  Imports nothing outside the standard library, so that the peer process can count
-parameters without loading torch.
+keep, so it is part of the protocol. It imports only the standard library, so that the peer process can count parameters
+without loading torch.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from trainer.section import SectionFields
 
 @dataclass(frozen=True)
 class ModelConfig(SectionFields):
-    """Shape of a Llama-style decoder: the manifest's model section.  Fields with defaults are newer than the first runs.
+    """Shape of a Llama-style decoder: the manifest's model section. Fields with defaults were added after the first runs.
 
-    ffn: width of the SwiGLU layer.  tied: output weights are the embedding's.  head_dim: width of an attention head, 0 for
-    dim / heads.  qkv_bias: query, key and value have biases (Qwen2).  qk_norm: queries and keys are normed, each head by
-    itself (Qwen3).  rope_*, from rope_factor on: Llama 3's stretching of rotary positions; a factor of 1 does not stretch.
-    context: tokens that an exported model says it reads, 0 for the run's windows.
+    ffn: width of the SwiGLU layer. tied: True if the embedding's weights are also the output weights. head_dim: width of an
+    attention head, 0 for dim / heads. qkv_bias: query, key and value have biases (Qwen2). qk_norm: queries and keys are
+    normed, separately for each head (Qwen3). rope_factor and the following fields: Llama 3's stretching of rotary positions;
+    a factor of 1 does not stretch. context: number of tokens that an exported model claims to read, 0 for the length of the
+    run's windows.
     """
 
     vocab: int
@@ -60,7 +61,7 @@ class ModelConfig(SectionFields):
 
     @property
     def kv_width(self) -> int:
-        """Width of all keys together, and of all values."""
+        """Width of all keys together, and of all values together."""
         return self.kv_heads * self.head_width
 
     @property
@@ -85,7 +86,7 @@ class ParameterPlace:
 
 
 def parameter_layout(config: ModelConfig) -> list[ParameterPlace]:
-    """Return the tensors in order, named as in Hugging Face checkpoints; they fill the vector without gaps."""
+    """Return the tensors in order, named as in Hugging Face checkpoints; the tensors fill the vector without gaps."""
     shapes: list[tuple[str, tuple[int, ...]]] = [("model.embed_tokens.weight", (config.vocab, config.dim))]
     for layer in range(config.layers):
         prefix = f"model.layers.{layer}."
@@ -101,7 +102,7 @@ def parameter_layout(config: ModelConfig) -> list[ParameterPlace]:
 
 
 def _layer_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield the tensors of one layer, without the layer in their names."""
+    """Yield name and shape of each tensor of one layer; the names leave out the layer."""
     dim, ffn = config.dim, config.ffn
     yield "input_layernorm.weight", (dim,)
     for name, width in (("q", config.query_width), ("k", config.kv_width), ("v", config.kv_width)):

@@ -1,12 +1,13 @@
-"""Initial parameters: a function of the run's seed with the same bits on every computer.
+"""Initial parameters, which are a function of the run's seed with the same bits on every computer.
 
-Libraries change their samplers, and `log` and `cos` differ in the last bit between processors, so the normal
-distribution comes from a table: Philox's counter-based bits (a published, fixed generator) pick one of 65 536 quantiles,
-rounded to a grid so coarse that no processor's rounding can show.  Truncation is the range of the quantiles.
+Libraries change their samplers, and `log` and `cos` differ in the last bit between processors. So the normal distribution
+comes from a table: Philox's counter-based bits (a published, fixed generator) pick one of 65 536 quantiles, which are
+rounded to a grid so coarse that the rounding of processors does not matter. The range of the quantiles truncates the
+distribution.
 
-Embeddings are normal with deviation 1 (0.02 when tied, since they are then also the output weights); matrices are truncated
-normal with 0.02, but 0.02 / sqrt(2 (layer + 1)) if they write into the residual stream and 1 / sqrt(dim) if they are untied
-output weights; norms are 1 (as in torchtitan); biases are 0.
+Embeddings are normal with standard deviation 1 (0.02 if tied, because they are then also the output weights). Matrices are
+truncated normal with 0.02, but with 0.02 / sqrt(2 (layer + 1)) if they write into the residual stream, and with
+1 / sqrt(dim) if they are untied output weights. Norms are 1 (as in torchtitan); biases are 0.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ F32 = npt.NDArray[np.float32]
 
 QUANTILES = 1 << 16
 GRID = 1 << 14
-"""Denominator of the quantiles: multiples of 1 / GRID are far coarser than differences between computers' arithmetic."""
+"""Denominator of the quantiles: steps of 1 / GRID are far larger than differences between computers' arithmetic."""
 TRUNCATE_AT = 3.0
-"""Standard deviations at which truncated normals are cut."""
+"""Number of standard deviations at which truncated normals are cut."""
 BLOCK = 1 << 20
-"""Parameters drawn at a time (a multiple of 4, as one 64-bit draw makes four of them)."""
+"""Number of parameters drawn at a time (a multiple of 4, because one 64-bit draw makes four parameters)."""
 STD = 0.02
 
 
@@ -60,7 +61,7 @@ def _distribution(config: ModelConfig, place: ParameterPlace) -> tuple[float, bo
 
 
 def _stream(seed: int, index: int) -> np.random.Philox:
-    """Return the random stream of a tensor; each has its own, so that tensors can be filled in any order."""
+    """Return the random stream of a tensor. Each tensor has its own stream, so that tensors can be filled in any order."""
     return np.random.Philox(key=np.array([seed & (2**64 - 1), index], dtype=np.uint64))
 
 
