@@ -31,7 +31,8 @@ def test_a_person_watches_pauses_and_resumes_a_peer(tmp_path: Path) -> None:
             second = swarm.peer("kitchen").start()
             swarm.whole(first, second)
             assert "kitchen" in terminal.until("COMPUTING")
-            assert "4 Transfers" in large.until("kitchen") and "6 Me" in large.screen()
+            large.until("kitchen")
+            assert "6 Me" in large.until("4 Transfers"), "all panels, once the terminal told its size"
             terminal.type("p")
             swarm.until("the pause", lambda: first.heard(ev.PhaseChanged)[-1].phase == "paused")
             terminal.until("PAUSED paused by you")
