@@ -320,7 +320,7 @@ def stamped_in(line: bytes) -> Stamped | None:
 
 
 def _checked(stamped: Stamped) -> Stamped | None:
-    """Return the event if every field has the right type; null becomes NaN, for which JSON has no number."""
+    """Return the event if every field has the right type; null becomes NaN, which JSON cannot represent."""
     event = stamped.event
     for name, kind in _kinds(type(event)).items():
         value = getattr(event, name)

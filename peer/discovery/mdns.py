@@ -2,8 +2,8 @@
 
 Anybody can answer a multicast query, and the library that reads the answers stores many of them.  So a separate process,
 `mdns_process`, reads the answers with little memory and sends us checked lines.  It is restarted, after a pause, when it has
-ended, when it has sent too many lines, or when this peer's announcement has changed.  Without a usable network, mDNS stays
-off silently.
+ended, when it has sent too many lines, or when this peer's announcement has changed.  Without a usable network, mDNS
+silently stays off until there is one.
 """
 
 from __future__ import annotations
