@@ -109,12 +109,13 @@ def held_in(electors: Sequence[PeerId], mask: bytes) -> set[PeerId] | None:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Justification of a ballot: the signed view changes of a quorum, and the proof of the highest lock that they name.  A voter
-# that has sent a view change for an attempt does not vote in lower attempts.  So if a record was certified in a lower
-# ballot, a quorum had locked itself on it, and an honest signer in any quorum of view changes names this lock or a higher
-# one.  A record proposal must carry on the highest lock that its view changes name, and show the proof of this lock.  If the
-# view changes name no lock, no record was certified before, and any record may be proposed.  (PBFT's view change: Castro and
-# Liskov 1999, section 4.4; the lock is Tendermint's: arXiv 1807.04938.)
+# Justification of a ballot: the signed view changes of a quorum, and the proof of the highest lock that they name.
+#
+# A voter that has sent a view change for an attempt does not vote in lower attempts.  So if a record was certified in a
+# lower ballot, a quorum had locked itself on it, and an honest signer in any quorum of view changes names this lock or a
+# higher one.  A record proposal must carry on the highest lock that its view changes name, and show the proof of this lock.
+# If the view changes name no lock, no record was certified before, and any record may be proposed.  (PBFT's view change:
+# Castro and Liskov 1999, section 4.4; the lock is Tendermint's: arXiv 1807.04938.)
 
 
 @dataclass(frozen=True)
@@ -234,6 +235,7 @@ def carries_lock(run: Hash, justification: Justification, record: Record, proof:
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Rules that bind an elector at one tip: pure functions over `VoterState`, its voter state on disk.
+#
 # * The attempts of an elector only increase.  A view change for an attempt, or a vote in it, ends all lower attempts.
 # * In an attempt an elector casts one first vote and one second vote, for one record, with one list of absent electors.
 # * A second vote needs a prevote certificate, which is a quorum of first votes, and locks the voter on the record.  Every
@@ -337,8 +339,9 @@ def _vote(kept: VoterState, step: Step, record: Hash) -> Vote:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Checks of plans, records and record proposals that need only the statement, the base and the settings of the round.  A flaw
-# is a phrase for the log.  `protocol.agreement.voter` checks whether the ballot permits the statement.
+# Checks of plans, records and record proposals that need only the statement, the base and the settings of the round.
+#
+# A flaw is a phrase for the log.  `protocol.agreement.voter` checks whether the ballot permits the statement.
 
 
 UNEQUAL = 1.5
@@ -437,14 +440,16 @@ def is_in(plan: Plan, peer: PeerId, ready: Ready | None) -> bool:
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Ratification: a later vote of the whole electorate, including electors that were absent, makes a provisional record full.
+#
 # A record that was certified without the absent electors may be given up for a full record on the same tip, together with
 # all records that follow it.  When the provisional record is settled, and a full record follows it, each elector ratifies
 # the provisional record: it casts a second vote of the whole electorate for it, in the attempt `RATIFYING` of the record's
 # tip.  That attempt is above all others, and has no proposer, no first votes and no proof.  A quorum of such votes is a full
-# certificate for the same record, like any other.  Nothing is exchanged again.  Ratification is safe for the same reason as
-# the other ballots of a tip.  If another record of this tip had a full certificate, any quorum would include an honest
-# elector that cast a second vote for that other record and is still locked on it, so this elector would not ratify.  An
-# elector that has ratified takes part in no further attempt of that tip.
+# certificate for the same record, like any other.  Nothing is exchanged again.
+#
+# Ratification is safe for the same reason as the other ballots of a tip.  If another record of this tip had a full
+# certificate, any quorum would include an honest elector that cast a second vote for that other record and is still locked
+# on it, so this elector would not ratify.  An elector that has ratified takes part in no further attempt of that tip.
 
 
 def has_ratified(kept: VoterState | None) -> bool:

@@ -84,12 +84,13 @@ from protocol.wire.messages import (
 )
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Relay of a proposer's statements to peers to which it did not send them.  A proposer can send a statement to only some of
-# the peers.  The other peers would wait in vain, be given up in the exchange, and look as if they had stalled it.  A voter
-# that sees no progress sends its view change to all voters.  A member that knows of no plan refuses the parts that are
-# pushed to it.  The peers that follow the asking one in the order of the tip, of which at least one is honest, then forward
-# the newest statements of the attempt, each once.  The statements carry the proposer's signature, so any peer may deliver
-# them.
+# Relay of a proposer's statements to peers to which it did not send them.
+#
+# A proposer can send a statement to only some of the peers.  The other peers would wait in vain, be given up in the
+# exchange, and look as if they had stalled it.  A voter that sees no progress sends its view change to all voters.  A member
+# that knows of no plan refuses the parts that are pushed to it.  The peers that follow the asking one in the order of the
+# tip, of which at least one is honest, then forward the newest statements of the attempt, each once.  The statements carry
+# the proposer's signature, so any peer may deliver them.
 
 
 RELAYED = (Proposal, RecordProposal, PrevoteCertificate)

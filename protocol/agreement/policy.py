@@ -34,8 +34,10 @@ from protocol.wire.identity import PeerId
 from protocol.wire.messages import Finish, Member, Plan, Ready, digest_in, member_of, weights_in
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Members of a round's plan, and the owners of its chunks.  Pure.  Safety does not depend on this part:
-# `protocol.agreement.ballot` checks the members that a plan must have.
+# Members of a round's plan, and the owners of its chunks.
+#
+# Pure.  Safety does not depend on this part: `protocol.agreement.ballot` checks the members that a plan must have.
+#
 # * All live peers that are ready on our state are members, as far as there are places.  First come the peers that the view
 #   changes demand, then electors, then members of the last record, then newcomers in an order drawn by the tip.  The round
 #   does not wait for a ready peer under suspicion, but the peer keeps its place, and its vote.

@@ -151,10 +151,11 @@ def _longest(each: Sequence[Mapping[PeerId, float]]) -> dict[PeerId, float]:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Debts in an exchange: the members that owe us something, since when, and when we last heard of each.  A chunk may take long
-# on a line that carries several chunks at a time, so its bytes count as they arrive.  Until a chunk has arrived and is
-# verified, only its own bytes count: otherwise we would wait for a member for as long as it pushes rubbish.  A member that
-# has to wait for one of our buffers does not owe us the parts that it could not send.
+# Debts in an exchange: the members that owe us something, since when, and when we last heard of each.
+#
+# A chunk may take long on a line that carries several chunks at a time, so its bytes count as they arrive.  Until a chunk
+# has arrived and is verified, only its own bytes count: otherwise we would wait for a member for as long as it pushes
+# rubbish.  A member that has to wait for one of our buffers does not owe us the parts that it could not send.
 
 
 class SilenceTracker:

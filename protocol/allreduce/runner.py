@@ -238,8 +238,9 @@ class Sender:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Computation of averages by the owner of a chunk, and checks of every chunk that arrives.  Functions that read whole chunks
-# run in worker threads.
+# Computation of averages by the owner of a chunk, and checks of every chunk that arrives.
+#
+# Functions that read whole chunks run in worker threads.
 
 
 class Averager:

@@ -44,9 +44,10 @@ from protocol.wire.messages import Accusation
 from protocol.wire.questions import SLICE_BYTES, EvidenceRequest
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Publication of accusations: new accusations soon, all of them repeatedly, and never many at once.  Peers accept few
-# messages per second from one author, heartbeats included.  An attacker that sacrifices hundreds of keys must not make us
-# exceed this rate.  Accusations against members go first.
+# Publication of accusations: new accusations soon, all of them repeatedly, and never many at once.
+#
+# Peers accept few messages per second from one author, heartbeats included.  An attacker that sacrifices hundreds of keys
+# must not make us exceed this rate.  Accusations against members go first.
 
 
 AGAIN_S = 30.0
@@ -101,9 +102,10 @@ class Announcements:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Evidence that cannot be judged yet, because its tip is not in our chain; the tip may be added later.  Any peer can make up
-# such evidence about keys of its own, so the amount is limited.  Accusers announce evidence that we forgot again.  Evidence
-# against peers of our chain has priority.
+# Evidence that cannot be judged yet, because its tip is not in our chain; the tip may be added later.
+#
+# Any peer can make up such evidence about keys of its own, so the amount is limited.  Accusers announce evidence that we
+# forgot again.  Evidence against peers of our chain has priority.
 
 
 MAX_POSTPONED = 16

@@ -122,9 +122,10 @@ class Guests:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Comparison of our clock with the clocks of other peers.  Each peer that we greet tells us its time.  Only the expiry of
-# invitations depends on a wall clock.  The comparison yields a warning and changes nothing else.  It uses the median of
-# several peers, so no single peer can falsify it.
+# Comparison of our clock with the clocks of other peers.  Each peer that we greet tells us its time.
+#
+# Only the expiry of invitations depends on a wall clock.  The comparison yields a warning and changes nothing else.  It uses
+# the median of several peers, so no single peer can falsify it.
 
 
 MAX_PEERS = 32

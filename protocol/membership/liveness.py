@@ -27,8 +27,10 @@ from protocol.wire.presence import Goodbye, Heartbeat
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Places of strangers in the membership.  The neighbours that forward their heartbeats get fair shares, and no stranger takes
-# a member's place.  Keys are free, but connections are not.  A stranger that is connected to us has a place of its own.  Any
-# other stranger is charged to the neighbour that forwarded its first heartbeat, and is evicted first.
+# a member's place.
+#
+# Keys are free, but connections are not.  A stranger that is connected to us has a place of its own.  Any other stranger is
+# charged to the neighbour that forwarded its first heartbeat, and is evicted first.
 
 
 MAX_MEMBERS = 2048
