@@ -174,7 +174,7 @@ def _readable(packages: list[str]) -> list[str]:
 def _limit(order: dict[str, Any], processes: int) -> None:
     """Set the limits that every kernel enforces. processes: limit for this user, threads included.
 
-    The launcher watches CPU time, because the kernel counts it only in whole seconds. The kernel's higher limit is for
+    The launcher watches CPU time, because the kernel counts it only in whole ticks. The kernel's higher limit is for
     processes that the launcher does not see.
     """
     limits = {

@@ -11,7 +11,6 @@ The checks run in this order, cheapest first. The first check that fails gives t
   honest peers also draw such tokens;
 * sampling: each token is the one that the key's noise chooses (`trainer.generate.sampling`), within a tolerance. This check
   finds a smaller model's text even if the proofs come from the right model, and a copy of another peer's rollout.
-  smaller model's text is found even if the proofs are the right model's, and so is a copy of another peer's rollout.
 
 The reward is computed here. Other modules decide the consequences of a verdict.
 
