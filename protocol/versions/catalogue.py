@@ -1,8 +1,8 @@
-"""Versions of the weights that their publishers have announced: which count, and which is the newest.
+"""Catalogue of the announced versions of the weights; it decides which versions are usable, and which is the newest.
 
-Pure.  The publishers are the run's organiser and the keys that its manifest names.  A number stands for one statement: if
-two different ones are signed for it, by any publishers, the number is void.  A peer that has heard both uses no version of
-that number; publishers go on with the next number.
+Pure.  The publishers are the run's organiser and the keys that its manifest names.  A number may have only one statement: if
+two different statements are signed for it, by any publishers, the number is void.  A peer that has heard both uses no
+version of that number; publishers continue with the next number.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class StatementOutcome(Enum):
     KNOWN = "known"
     OLD = "old"
     VOID = "void"
-    """Statement that differs from another of its number, which is void from now on."""
+    """The statement differs from another statement of its number, so the number is void from now on."""
 
 
 @dataclass(frozen=True)
@@ -49,13 +49,13 @@ class Catalogue:
     """Statements about the versions of one run.  Any thread may read it, but only one may change it."""
 
     def __init__(self, manifest: RunManifest) -> None:
-        anybody = demo_manifest().manifest.organiser  # a key that everybody has
+        anybody = demo_manifest().manifest.organiser  # everybody has the private key
         self._publishers = {*manifest.publishers, manifest.organiser} - {anybody}
         self._most_bytes = WEIGHT_BYTES * manifest.parameters + HEADER_BYTES
         self._heard: dict[int, list[Signed]] = {}
         """Statements by number, ascending; two for a void number."""
         self.changes = 0
-        """Number of statements that were taken in."""
+        """Number of statements accepted so far."""
 
     @property
     def most_bytes(self) -> int:
@@ -67,7 +67,7 @@ class Catalogue:
         return peer in self._publishers
 
     def refusal(self, publisher: PeerId, body: Version) -> str:
-        """Return the reason why the run's manifest rules a statement out; empty if it does not."""
+        """Return the reason why the run's manifest forbids a statement; empty if it does not."""
         if not self.may_publish(publisher):
             return "its sender may not publish versions of this run"
         if body.weights.size > self._most_bytes:
@@ -75,7 +75,7 @@ class Catalogue:
         return ""
 
     def hear(self, signed: Signed) -> StatementOutcome:
-        """Take in a statement that is not refused."""
+        """Add a statement for which `refusal` is empty; return the outcome."""
         number = signed.body.version
         if number <= self.highest - KEPT:
             return StatementOutcome.OLD
@@ -85,7 +85,7 @@ class Catalogue:
         heard = {**self._heard, number: [*known, signed]}
         self.changes += 1
         least = max(heard) - KEPT
-        self._heard = {each: heard[each] for each in sorted(heard) if each > least}  # others may be reading the old one
+        self._heard = {each: heard[each] for each in sorted(heard) if each > least}  # another thread may read the old dict
         return StatementOutcome.VOID if known else StatementOutcome.NEW
 
     @property
@@ -105,7 +105,7 @@ class Catalogue:
 
     @property
     def has_gap(self) -> bool:
-        """True if a statement is missing on the way of patches that leads to the newest version."""
+        """True if a statement is missing in the series of patches that leads to the newest version."""
         usable, number = self.usable, max(self.usable, default=0)
         while number in usable:
             patch = usable[number].body.patch
@@ -116,7 +116,7 @@ class Catalogue:
 
     @property
     def void(self) -> list[int]:
-        """Numbers that do not count any more."""
+        """Numbers that are void."""
         return [number for number, heard in self._heard.items() if len(heard) > 1]
 
     def versions(self) -> dict[int, Version]:
@@ -133,7 +133,7 @@ class Catalogue:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Versions of the weights on disk, as blobs that others may fetch.
+# Versions of the weights on disk, as blobs that other peers may fetch.
 
 
 class VersionShelf(StoreShelf):
@@ -148,7 +148,7 @@ class VersionShelf(StoreShelf):
         return EvenSpans(blob.size, blob.chunk_bytes) if blob is not None else None
 
     def holdings(self) -> list[Holding]:
-        """As `ListedShelf.holdings`."""
+        """Return the blobs as `ListedShelf.holdings` describes."""
         sizes = self._store.sizes()
         return [
             Holding("weights" if blob is signed.body.weights else "patch", signed.body.version, blob.root.hex(), blob.size)

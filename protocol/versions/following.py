@@ -1,8 +1,8 @@
-"""Fetching of the newest version of the weights through the swarm, at spare bandwidth, beside the peer's other work.
+"""Fetching of the newest version of the weights through the swarm, with spare bandwidth.
 
-`protocol.versions.making` finds the way with the fewest bytes; `surplus` decides which files stay.  The rest handles ways
-that fail: a patch that does not lead to the signed weights is left out from then on, and the anchor used; a version whose
-own file is not the signed one is refused.
+`protocol.versions.making` finds the way with the fewest bytes; `surplus` decides which files are kept.  If a patch does not
+lead to the signed weights, it is never used again, and the anchor is used instead.  If a version's own file does not match
+the signed statement, the version is refused.
 """
 
 from __future__ import annotations
@@ -32,17 +32,18 @@ from protocol.wire.rollouts import Version
 # ------------------------------------------------------------------------------------------------------------------------
 # Choice of the files of weights that stay on the disk.
 #
-# Pure.  Most wanted is the newest complete version that is here.  Then come the files that lead a newcomer to it: the newest
-# anchor and the patches since.  Then come older versions.  A file that finds no room below the cap goes, unless it is in
-# use.
+# Pure.  Most wanted is the newest complete version that is here.  Then come the files from which a newcomer can make it: the
+# newest anchor and the later patches.  Then come older versions.  A file that does not fit below the cap is removed, unless
+# it is in use.
 
 
 def surplus(
     usable: Mapping[int, Version], sizes: Mapping[Hash, int], used: Collection[Hash], keep: int, cap_bytes: int
 ) -> list[Hash]:
-    """Return the files to be removed, the least wanted first.
+    """Return the files to remove, the least wanted first.
 
-    usable: by number, ascending.  sizes: of the files that are here, by root.  keep: versions that stay whole.
+    usable: versions by number, ascending.  sizes: sizes of the files that are here, by root.  keep: number of versions to
+    keep whole.
     """
     kept: dict[Hash, None] = {}
     left = cap_bytes - sum(sizes[root] for root in used if root in sizes)
@@ -77,11 +78,11 @@ def _by_want(usable: Mapping[int, Version], sizes: Mapping[Hash, int], keep: int
 
 
 CHECK_S = 10.0
-"""Seconds after which a damaged file is fetched again at the latest."""
+"""Most seconds until a damaged file is fetched again."""
 FIRST_RETRY_S, LONGEST_RETRY_S = 1.0, 60.0
 DISK_RETRY_S = 60.0
 DONORS = 2
-"""Most older versions whose equal chunks are copied."""
+"""Most older versions from which equal chunks are copied."""
 MOST_TELLERS = 8
 
 
@@ -106,9 +107,9 @@ class Follower:
         self._random = random.Random(session.me)
         self._refused: dict[int, str] = {}
         self._unfit: set[int] = set()
-        """Refused versions that found no room."""
+        """Versions that were refused because their files do not fit below the cap."""
         self._useless: dict[Hash, int] = {}
-        """Patches that lead nowhere, and the versions that they are of."""
+        """Patches that do not lead to the signed weights, each with its version."""
         self._tellers: dict[int, list[PeerId]] = {}
         self._news = trio.Event()
         self._retry_s = FIRST_RETRY_S
@@ -120,12 +121,12 @@ class Follower:
     # -- news ---------------------------------------------------------------------------------------------------------
 
     def wake(self) -> None:
-        """Look again, as there is something new."""
+        """Look for work again, because there is news."""
         self._retry_s = FIRST_RETRY_S
         self._news.set()
 
     def limit(self, settings: WeightSettings) -> None:
-        """Keep as much as these settings allow from now on."""
+        """Apply new settings for the files on disk."""
         self._settings = settings
         for number in self._unfit:
             self._refused.pop(number, None)
@@ -133,7 +134,7 @@ class Follower:
         self.wake()
 
     def told_by(self, version: Version, peer: PeerId) -> None:
-        """Note that a peer knows this version, and may have it."""
+        """Note that a peer knows this version, and so may have its files."""
         tellers = self._tellers.setdefault(version.version, [])
         if peer not in tellers and len(tellers) < MOST_TELLERS:
             tellers.append(peer)
@@ -149,11 +150,11 @@ class Follower:
 
     @property
     def refused(self) -> Mapping[int, str]:
-        """Versions that are not used, and why."""
+        """Versions that are not used, each with the reason."""
         return self._refused
 
     def usable(self) -> dict[int, Version]:
-        """Return the versions that count and were not refused, by number, ascending."""
+        """Return the versions that are neither void nor refused, by number, ascending."""
         return {number: body for number, body in self._catalogue.versions().items() if number not in self._refused}
 
     # -- life ---------------------------------------------------------------------------------------------------------
@@ -171,7 +172,7 @@ class Follower:
                 await self._news.wait()
 
     async def _step(self) -> float:
-        """Do the most urgent thing; return the seconds for which nothing else is to be done then."""
+        """Do the most urgent piece of work; return the seconds until the next step, if no news comes."""
         await self._keep_statements()
         await self._offload(self._files.check)
         wanted = self._next()
@@ -189,7 +190,7 @@ class Follower:
         return pause_s
 
     async def _keep_statements(self) -> None:
-        """Write the statements to the disk, before anything is done for them."""
+        """Write the statements to the disk, before acting on them."""
         changes = self._catalogue.changes
         if changes == self._kept_changes:
             return
@@ -200,7 +201,7 @@ class Follower:
         self._kept_changes = changes
 
     def _next(self) -> tuple[int, Route] | None:
-        """Return the newest version that can be reached, and the way there."""
+        """Return the newest version that can be reached, and the route to it."""
         usable, here = self.usable(), self._files.sizes()
         for number in reversed(usable):
             way = route(usable, number, here, self._useless)
@@ -211,7 +212,7 @@ class Follower:
     # -- one version --------------------------------------------------------------------------------------------------
 
     async def _take(self, number: int, way: Route) -> bool:
-        """Take a version; return True if that had a result: the version is here, or a way to it turned out to be none."""
+        """Fetch a version; return True if the version is here, was found void, or a way to it was ruled out."""
         begun, version = trio.current_time(), self._catalogue.versions()[number]
         if way.legs:
             self._session.emit(VersionStarted(number, way.size_bytes, len(way.legs)))
@@ -271,7 +272,7 @@ class Follower:
     # -- one file -----------------------------------------------------------------------------------------------------
 
     async def _fetch(self, leg: Leg) -> bool:
-        """Get the file of a leg onto the disk, whole and right; return False if nobody has all of it now."""
+        """Fetch the file of a leg to the disk, whole and checked; return False if some chunk cannot be found now."""
         blob, root = leg.blob, Hash(leg.blob.root)
         purpose = Purpose("weights" if blob == leg.version.weights else "patch", leg.version.version)
         wanted = Wanted(root, root, EvenSpans(blob.size, blob.chunk_bytes), purpose, donors=self._donors(leg))
@@ -286,7 +287,7 @@ class Follower:
         return {Hash(blob.root): EvenSpans(blob.size, blob.chunk_bytes) for blob in whole[:DONORS]}
 
     def sources(self, number: int) -> list[PeerId]:
-        """Return the peers to ask for a version: first the peers that told us of it, then others."""
+        """Return the peers to ask for a version: first the peers that told us of it, then other peers."""
         connected = [*self._session.network.connected()]
         told = [peer for peer in self._tellers.get(number, []) if peer in connected]
         others = [peer for peer in connected if peer not in told]
@@ -296,10 +297,10 @@ class Follower:
     # -- the disk -----------------------------------------------------------------------------------------------------
 
     async def _tidy(self) -> Leg | None:
-        """Remove files that are not wanted any more; return a leg for a wanted file that was damaged, if there is one."""
+        """Remove files that are no longer wanted; return a leg for a wanted file that was damaged, if there is one."""
         async with self.changing:
             usable, damaged = self.usable(), self._files.damaged()
-            begun = [root for root in self._files.parts() if root not in damaged]  # and given up for another way
+            begun = [root for root in self._files.parts() if root not in damaged]  # begun, then abandoned
             sizes = {root: size for root, size in (self._files.sizes() | self._files.parts()).items() if root not in begun}
             gone = surplus(usable, sizes, self._files.used(), self._settings.keep, self._cap_bytes())
             await self._remove([*begun, *gone])

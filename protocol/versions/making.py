@@ -1,6 +1,7 @@
-"""Construction of versions' files from others: by a patch, from equal chunks, or for a new version to be published.
+"""Construction of versions' files: by a patch, or from a file of weights that is to be published.
 
-Blocking and heavy, but for `route`: all bytes are read and hashed.  Call these functions in worker threads.
+Except for `route`, these functions block for long, because they read and hash all bytes.  Call these functions in worker
+threads.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ from protocol.wire.rollouts import BlobName, PatchName, Version
 # ------------------------------------------------------------------------------------------------------------------------
 # Choice of the way to a version of the weights with the fewest bytes.
 #
-# Pure.  A patch leads from a version that counts to a higher number, and an anchor can be fetched whole.  So one pass over
-# the numbers finds the best way to each.
+# Pure.  A patch leads from a usable version to a version with a higher number, and an anchor can be fetched whole.  So one
+# pass over the numbers finds the best way to each version.
 
 
 @dataclass(frozen=True)
 class Leg:
-    """Leg of a route: fetch `blob`, and have the weights of `version`.
+    """Leg of a route: with `blob`, the weights of `version` can be made.
 
     base: the weights that the patch is applied to; None if the blob is the weights themselves.
     """
@@ -47,7 +48,7 @@ class Leg:
 
 @dataclass(frozen=True)
 class Route:
-    """Route to a version.  size_bytes: to be fetched for it.  legs: empty if the weights are here already."""
+    """Route to a version.  size_bytes: bytes to fetch.  legs: empty if the weights are already here."""
 
     size_bytes: int
     legs: tuple[Leg, ...] = ()
@@ -56,10 +57,10 @@ class Route:
 def route(
     usable: Mapping[int, Version], target: int, here: Collection[Hash], refused: Collection[Hash] = ()
 ) -> Route | None:
-    """Return the route to the version `target` with the fewest bytes; None if nothing leads there.
+    """Return the route with the fewest bytes to the version `target`; None if no route exists.
 
-    usable: by number, ascending.  here: roots of weights and patches that need not be fetched.  refused: roots of blobs that
-    turned out to be useless.
+    usable: versions by number, ascending.  here: roots of weights and patches that need not be fetched.  refused: roots of
+    blobs that proved useless.
     """
     ways: dict[Hash, Route] = {root: Route(0) for root in map(Hash, here)}
     for number, version in usable.items():
@@ -86,11 +87,11 @@ def _legs(usable: Mapping[int, Version], version: Version) -> list[Leg]:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Safetensors files in bf16, in the form that versions have, and the root over their tensors' hashes.
+# Safetensors files in bf16, in the form required of versions, and the root over their tensors' hashes.
 #
-# A file comes from a stranger in the end, so its header is read strictly.  The tensors are all BF16, lie one after the other
-# in the order in which the header names them, and fill the file.  So equal weights are equal files, and a patch between two
-# versions changes values and never the header.
+# A file may come from a stranger, so its header is parsed strictly.  All tensors are BF16, lie one after the other in the
+# order in which the header names them, and fill the file.  So a patch between two versions changes only values, never the
+# header.
 
 
 LENGTH_BYTES = 8
@@ -110,7 +111,7 @@ class Tensor:
 
 
 def tensors_in(file: memoryview) -> list[Tensor]:
-    """Return the tensors of a file, in order; raises `Malformed` for a file that no version has."""
+    """Return the tensors of a file, in order; raises `Malformed` for a file that cannot be a version."""
     length = int.from_bytes(file[:LENGTH_BYTES], "little")
     if not 2 <= length <= min(HEADER_BYTES - LENGTH_BYTES, len(file) - LENGTH_BYTES):
         raise Malformed("no safetensors file, or only a part of one")
@@ -165,15 +166,16 @@ def _leaf(tensor: Tensor, digest: Hash) -> Hash:
 # ------------------------------------------------------------------------------------------------------------------------
 # Patches between two versions of the weights: lossless, and small if few values change.
 #
-# A step of reinforcement learning leaves about 99 of 100 bf16 weights as they were.  A patch names the places of the others
-# as gaps and gives their new values, not differences, so that the result is the new version to the bit.  Both versions are
-# files of the same size, read as 16-bit values; a patch goes through them block by block, and needs memory for one.
+# A step of reinforcement learning leaves about 99 of 100 bf16 weights unchanged.  A patch encodes the positions of the
+# changed weights as gaps and stores their new values, not differences, so that the result equals the new version bit by bit.
+# Both versions are files of the same size, read as 16-bit values; a patch is applied block by block, and needs memory for
+# one block.
 #
 # Form: `MAGIC`, the number of values (8 bytes); then for each block of `BLOCK` values the sizes of its four streams (4 bytes
 # each, little-endian like everything here) and the streams, each a zstd frame:
 #
-# * gaps: the number of unchanged values before each changed one, a byte each; 255 stands for 255 or more,
-# * long gaps: for each of those the rest (4 bytes each),
+# * gaps: the number of unchanged values before each changed value, one byte each; 255 stands for 255 or more,
+# * long gaps: for each gap of 255 or more, the rest (4 bytes each),
 # * the low bytes of the new values, and their high bytes: the latter hold sign and exponent, which compress well.
 #
 # A patch comes from a stranger: with any contents, applying it takes bounded memory and ends, or raises `Malformed`.
@@ -192,9 +194,9 @@ U16 = npt.NDArray[np.uint16]
 
 
 def make_patch(old: memoryview, new: memoryview) -> Iterator[bytes]:
-    """Yield the pieces of the patch from `old` to `new`: its head, then one for each block.
+    """Yield the pieces of the patch from `old` to `new`: its head, then one piece for each block.
 
-    Both have the same, even number of bytes.
+    Both versions must have the same, even number of bytes.
     """
     before, after = _values(old), _values(new)
     assert len(before) == len(after), "versions of one size"
@@ -275,7 +277,7 @@ def _values(data: memoryview) -> U16:
 
 
 MADE = ".made.new"
-"""File of a patch that is being made; one left by an earlier life is removed with all such files."""
+"""File of a patch that is being made; a leftover file is removed at the next start."""
 
 
 class Made(Enum):
@@ -283,13 +285,13 @@ class Made(Enum):
 
     RIGHT = "right"
     WRONG = "wrong"
-    """The blob is the signed one, but does not lead to the signed weights."""
+    """The blob has the signed bytes, but does not lead to the signed weights."""
     LOST = "lost"
-    """A file that the leg needs is damaged, and has to be fetched again."""
+    """A file that the leg needs is damaged and must be fetched again."""
 
 
 def finish(files: BlobStore, leg: Leg) -> Made:
-    """Make or check the weights that a leg leads to, whose blob is here.  Raises `StoreFull`."""
+    """Make, or check, the weights of a leg whose blob is here.  Raises `StoreFull`."""
     version, root = leg.version, Hash(leg.version.weights.root)
     if leg.base is not None and not files.has(root):
         made = _patch(files, leg, leg.base)
@@ -323,7 +325,7 @@ def _patch(files: BlobStore, leg: Leg, base_name: BlobName) -> Made:
 
 
 def _whose_fault(files: BlobStore, blobs: Collection[BlobName]) -> Made:
-    """Return LOST if one of these complete files is damaged, which is then fetched again; else WRONG."""
+    """Return LOST if one of these complete files is damaged and must be fetched again; else WRONG."""
     right = [files.is_right(Hash(blob.root), blob.size, blob.chunk_bytes) for blob in blobs]
     return Made.WRONG if all(right) else Made.LOST
 
@@ -333,7 +335,7 @@ def _whose_fault(files: BlobStore, blobs: Collection[BlobName]) -> Made:
 
 @dataclass(frozen=True)
 class BaseVersion:
-    """Version that a new one follows."""
+    """The version before a new one."""
 
     number: int
     weights: BlobName
@@ -342,10 +344,10 @@ class BaseVersion:
 def make_version(
     files: BlobStore, source: Path, number: int, chunk_bytes: int, most_bytes: int, base: BaseVersion | None, anchor: bool
 ) -> Version:
-    """Take in the file `source`, which lies in the folder of `files`, as the version `number`, with a patch from `base`.
+    """Store the file `source`, in the folder of `files`, as the version `number`, with a patch from `base`.
 
-    anchor: True if others are to fetch it whole; they also do if no patch from `base` is smaller.  Raises `Malformed` for a
-    file that no version has, and `StoreFailed`.
+    anchor: True if the version can be fetched whole; it also becomes an anchor if no patch from `base` is smaller.  Raises
+    `Malformed` for a file that cannot be a version, and `StoreFailed`.
     """
     view = map_file(source)
     if view is None or len(view) > most_bytes:
@@ -366,7 +368,7 @@ def make_version(
 def _make_patch(
     files: BlobStore, before: memoryview, after: memoryview, chunk_bytes: int, base: BaseVersion
 ) -> PatchName | None:
-    """Make a patch from the version `base`; return None if the whole file is no larger."""
+    """Make a patch from the version `base`; return None if the patch is not smaller than the whole file."""
     path = files.folder / MADE
     with path.open("wb") as file:
         for piece in make_patch(before, after):

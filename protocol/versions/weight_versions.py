@@ -1,7 +1,8 @@
-"""A peer's part in the versions of the weights: hearing of them, telling others, taking and publishing them.
+"""A peer's part in the versions of the weights: statements about them, their fetching, and their publication.
 
-Nothing runs and nothing is said before the first version is heard of, published, or found on the disk.  A peer that knows
-versions tells the newest one to each peer that it meets.  If that peer lacks the way there, it asks back for the rest.
+No task runs and no message is sent until a version is heard of, published, or found on the disk.  A peer that knows versions
+sends the newest statement to each peer that it meets.  If that peer lacks statements on the way to the newest version, it
+asks back for the rest.
 """
 
 from __future__ import annotations
@@ -34,15 +35,16 @@ from protocol.wire.messages import unpack
 from protocol.wire.rollouts import MAX_STATEMENT_BYTES, Version, VersionsReply, VersionsRequest
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Publication of a version of the weights: taken in, compared with the one before, signed, kept, and only then told.
+# Publication of a version of the weights: its file is stored and compared with the version before; its statement is signed,
+# stored, and only then sent.
 
 
 ANCHOR_EVERY = 10
 MOST_ANCHOR_EVERY = 64
-"""Most numbers from one anchor to the next: half of the remembered ones, so that nobody lacks the anchor that patches begin
-with."""
+"""Most versions from one anchor to the next: half of the remembered versions, so that every peer knows the anchor with which
+patches begin."""
 ORIGINS = 4
-"""Most files that are offered so that each chunk leaves us once; older ones are offered like any other."""
+"""Most files that we offer as their origin, so that each chunk leaves us once; older files are offered as usual."""
 
 
 class CannotPublish(Exception):
@@ -82,7 +84,7 @@ class Publisher:
                 if self._catalogue.highest >= body.version:
                     raise CannotPublish("another publisher was faster; try again")
                 envelope = self._session.seal(body)
-                await self._offload(self._files.keep, body.version, envelope.raw)  # we never sign another of this number
+                await self._offload(self._files.keep, body.version, envelope.raw)  # or we might sign its number twice
             except Malformed as error:
                 raise CannotPublish(f"the file cannot be published: {error}") from error
             except (StoreFailed, OSError) as error:
@@ -107,7 +109,7 @@ class Publisher:
         return made
 
     def _offer(self, body: Version) -> None:
-        """Offer the files that others will fetch so that each chunk leaves us once, as far as possible."""
+        """Offer the files that other peers will fetch as their origin, so that each chunk leaves us once if possible."""
         names = [body.weights] if body.anchor else []
         names += [body.patch.blob] if body.patch is not None else []
         for blob in names:
@@ -125,14 +127,14 @@ ASK_TIMEOUT_S = 10.0
 REPEAT_S = 30.0
 """Seconds between a publisher's repetitions of its newest statement: gossip may be lost."""
 AGAIN_S = 10.0
-"""Seconds to wait after a failure of ours."""
+"""Seconds to wait after a failure in our own code."""
 FIRST_SEEK_S, LONGEST_SEEK_S = 5.0, 320.0
-"""Seconds after which one peer is asked for all statements, while the way to the newest version has a gap; longer while
-nothing new comes of it."""
+"""Seconds after which one peer is asked for all statements, while a statement on the way to the newest version is missing;
+doubled, up to the second value, each time that the answer has nothing new."""
 
 
 class WeightVersions:
-    """Versions of the weights at one node.  swarm: has a `VersionShelf` of the catalogue."""
+    """Versions of the weights at one node.  swarm: its shelf includes a `VersionShelf` of the catalogue."""
 
     def __init__(
         self,
@@ -154,7 +156,7 @@ class WeightVersions:
     # -- life ---------------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Go on with an earlier life's files, if it left any."""
+        """Continue with the files from before a restart, if there are any."""
         if not self._files.is_empty:
             self._begin()
 
@@ -197,7 +199,7 @@ class WeightVersions:
                 await self._gossip(newest)
 
     async def _seek(self) -> None:
-        """Close gaps: a statement may have been lost on its way, and so may an answer that held it."""
+        """Request missing statements: a statement, or an answer that contained it, may have been lost."""
         pause_s, asked = FIRST_SEEK_S, set[PeerId]()
         while True:
             if not self._catalogue.has_gap:
@@ -218,7 +220,7 @@ class WeightVersions:
     def _may_know(self) -> list[PeerId]:
         """Return the peers to ask for missing statements.
 
-        They are the publisher, then peers that told us of the newest version, then others.
+        The publisher comes first, then peers that told us of the newest version, then other peers.
         """
         newest, sources = self._catalogue.newest, self.follower.sources(self._catalogue.highest)
         if newest is None or newest.publisher not in self._session.network.connected():
@@ -226,19 +228,19 @@ class WeightVersions:
         return [newest.publisher, *(peer for peer in sources if peer != newest.publisher)]
 
     async def _gossip(self, signed: Signed) -> None:
-        with suppress(NetworkError):  # it is said again
+        with suppress(NetworkError):  # it is sent again
             await self._session.network.publish(signed.raw)
 
     # -- hearing ------------------------------------------------------------------------------------------------------
 
-    @hears(Version, anyone=True)  # a publisher counts by the manifest alone
+    @hears(Version, anyone=True)  # the manifest alone decides who may publish
     def hear(self, said: Statement[Version]) -> Acceptance:
-        """Take in a statement; return ACCEPT if it is to be handed on."""
+        """Process a statement; return ACCEPT if it should be forwarded."""
         sender, body, bringer = said.sender, said.body, said.by
         reason = self._catalogue.refusal(sender, body)
         if reason:
             self._session.emit(Dropped(sender, "version", reason))
-            return Acceptance.REJECT  # the peer that hands it on could know that
+            return Acceptance.REJECT  # the peer that forwarded it could know that
         heard = self._catalogue.hear(Signed(body, sender, said.raw))
         self._heard.set()
         if heard is StatementOutcome.OLD:
@@ -265,7 +267,7 @@ class WeightVersions:
 
     @is_told("version", Version, max_bytes=MAX_STATEMENT_BYTES)
     async def told(self, said: Statement[Version]) -> None:
-        """Take in the newest version that a peer we met knows; raises `Offence`, and `Refused` while we are not open."""
+        """Process the newest statement that a peer knows; raises `Offence`, and `Refused` while we are not open."""
         if not self._guard.is_open:
             raise Refused("this peer is not open yet")
         if self.hear(said) is Acceptance.REJECT:
@@ -284,13 +286,13 @@ class WeightVersions:
             except Malformed as error:
                 self._session.emit(Dropped(peer, "answer about versions", str(error)))
                 return
-            for sender, body, envelope in opened:  # all at once, so that the way is chosen among all of them
+            for sender, body, envelope in opened:  # all together, so that the way is chosen among all of them
                 if isinstance(body, Version):
                     self._learn(peer, Signed(body, sender, envelope.raw))
         self.follower.wake()
 
     def _learn(self, peer: PeerId, signed: Signed) -> None:
-        """Take in a statement that we asked for, as `hear`, but ask for nothing more because of it."""
+        """Process a statement that we requested, as `hear` does, but request no further ones because of it."""
         reason = self._catalogue.refusal(signed.publisher, signed.body)
         if reason:
             self._session.emit(Dropped(peer, "version", reason))
@@ -301,7 +303,7 @@ class WeightVersions:
 
     @at(PeerMoment.GREETED)
     def met(self, peer: PeerId) -> None:
-        """Tell the newest version to a peer that we have just connected to: it may not have heard of it."""
+        """Send the newest statement to a peer that has just connected, because the peer may not have heard of it."""
         if self._catalogue.newest is not None:
             self._guard.start(self._tell, peer, self._catalogue.newest.raw)
 
@@ -309,7 +311,7 @@ class WeightVersions:
         try:
             await self._session.network.request(peer, "version", raw, timeout_s=ASK_TIMEOUT_S)
         except NetworkError:
-            return  # it hears of it from others
+            return  # the peer will hear of it from other peers
 
     @answers("versions", VersionsRequest)
     async def answer(self, peer: PeerId, question: VersionsRequest) -> bytes:
@@ -319,7 +321,7 @@ class WeightVersions:
     # -- commands -----------------------------------------------------------------------------------------------------
 
     async def publish(self, source: Path, anchor_every: int = ANCHOR_EVERY) -> Version:
-        """Publish a file that lies in `folder` as the next version.  Raises `CannotPublish`."""
+        """Publish a file in `folder` as the next version.  Raises `CannotPublish`."""
         self._begin()
         if not self._begun:
             raise CannotPublish("the peer is still starting; try again in a moment")

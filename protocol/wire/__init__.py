@@ -1,6 +1,6 @@
 """Bytes between peers: canonical encoding, hashes, identity, signed envelopes, message schemas.
 
-`canonical` and `envelope` say which bytes a message may be, `messages` has the statements of rounds, `presence` a peer's
-statements about itself, `rollouts` those of runs with rollouts, and `questions` the unsigned requests and answers.  What a
-statement means is left to the packages that handle it.  Read `envelope` first.
+`canonical` and `envelope` define the valid encodings of a message, `messages` has the statements of rounds, `presence` a
+peer's statements about itself, `rollouts` the statements of runs with rollouts, and `questions` the unsigned requests and
+answers.  The packages that handle a statement define its meaning.  Read `envelope` first.
 """

@@ -1,8 +1,8 @@
-"""Canonical msgpack: one byte string for one value.
+"""Canonical msgpack: exactly one byte string for each value.
 
-Signed and hashed values must have exactly one encoding.  Ours is msgpack with map keys that are strings in sorted order,
-the shortest form of every number and no extension types.  `decode` refuses anything else, so a signature or a hash over
-the bytes is a signature or a hash over the value.
+Signed and hashed values must have exactly one encoding.  The encoding is msgpack with strings in sorted order as map keys,
+the shortest form of every number, and no extension types.  `decode` refuses all other encodings, so a signature or hash of
+the bytes is a signature or hash of the value.
 """
 
 from __future__ import annotations
@@ -12,18 +12,19 @@ from typing import Any
 import msgpack
 
 MAX_DEPTH = 16
-"""Nesting allowed in a message; our deepest message has 5 levels."""
+"""Most levels of nesting in a message; our deepest message has 5."""
 MAX_VALUES = 1 << 16
-"""Values in one message, keys included: a byte can be a whole empty map in memory.  Our largest message has 45 000."""
+"""Most values in one message, including keys: one byte can become an empty map in memory.  Our largest message has 45 000
+values."""
 _COUNTED_BYTES = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4}
 """Bytes of the length field, by the head of a byte string or text."""
 _CONTAINERS = {0xDC: (2, 1), 0xDD: (4, 1), 0xDE: (2, 2), 0xDF: (4, 2)}
-"""Bytes of the length field, and values of one item, by the head of a list or map."""
+"""Bytes of the length field, and number of values in one item, by the head of a list or map."""
 _NUMBER_BYTES = {0xCA: 5, 0xCB: 9, 0xCC: 2, 0xCD: 3, 0xCE: 5, 0xCF: 9, 0xD0: 2, 0xD1: 3, 0xD2: 5, 0xD3: 9}
 
 
 def _fixed_size(head: int) -> int:
-    """Return the bytes of a value that begins with `head`, including the head; 0 if the head does not tell."""
+    """Return the bytes of a value that begins with `head`, including the head; 0 if the head does not determine it."""
     if head < 0x80 or head >= 0xE0 or head in (0xC0, 0xC2, 0xC3):
         return 1
     return 1 + (head & 31) if 0xA0 <= head < 0xC0 else _NUMBER_BYTES.get(head, 0)
@@ -33,7 +34,7 @@ _FIXED_SIZES = tuple(_fixed_size(head) for head in range(256))
 
 
 class Malformed(ValueError):
-    """Bytes from outside that break a rule of the protocol.  The text is one sentence for a person."""
+    """Error: bytes from outside break a rule of the protocol.  The text is one sentence for a person."""
 
 
 def encode(value: Any) -> bytes:
@@ -42,7 +43,7 @@ def encode(value: Any) -> bytes:
 
 
 def encode_sorted(value: Any) -> bytes:
-    """Encode a value whose maps have str keys in sorted order already, which the caller ensures."""
+    """Encode a value whose maps already have str keys in sorted order, as the caller must ensure."""
     packed: bytes = msgpack.packb(value, use_bin_type=True)
     return packed
 
@@ -60,9 +61,9 @@ def decode(data: bytes | memoryview, *, max_bytes: int, max_values: int = MAX_VA
 
 
 def read(data: bytes | memoryview, *, max_bytes: int, max_values: int = MAX_VALUES) -> tuple[bytes, Any]:
-    """Return `data` and the value in it, canonical or not: for callers that encode the value again and compare.
+    """Return `data` and the value in it, canonical or not, for callers that encode the value again and compare.
 
-    Raises `Malformed` if it is too long, not msgpack, or has too many values.
+    Raises `Malformed` if `data` is too long, is not msgpack, or has too many values.
     """
     if len(data) > max_bytes:
         raise Malformed(f"message of {len(data)} bytes is over the limit of {max_bytes}")
@@ -75,7 +76,7 @@ def read(data: bytes | memoryview, *, max_bytes: int, max_values: int = MAX_VALU
 
 
 def _measure(raw: bytes, max_values: int) -> None:
-    """Walk over the heads of all values; raise ValueError for too many or too deep ones, before memory is taken for any."""
+    """Scan the heads of all values; raise ValueError if there are too many or too deep ones, before any is allocated."""
     sizes, end, room = _FIXED_SIZES, len(raw), max_values
     outer: list[int] = []
     left, at = 1, 0

@@ -1,9 +1,9 @@
-"""The signed envelope, the only form in which a statement of a peer comes in, and the body in it.
+"""The signed envelope, the only form in which a peer's statement is received, and the body in it.
 
-`{v, run, kind, from, body, sig}` in canonical msgpack.  `sig` is over everything else under a domain string, so a
-statement made for one run, or of one kind, can never be shown as another.  `open_envelope` checks size, form, run and
-signature before anything looks at the body; `protocol.wire.messages` decodes the body.  An envelope can be forwarded
-whole: it is evidence to a third party.
+`{v, run, kind, from, body, sig}` in canonical msgpack.  `sig` signs all other fields under a domain string, so a statement
+made for one run, or of one kind, can never pass for another.  `open_envelope` checks size, form, run and signature before
+the body is decoded; `protocol.wire.messages` decodes the body.  An envelope can be forwarded whole, and so is evidence to a
+third party.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from protocol.wire.identity import SIGNATURE_BYTES, Identity, PeerId, public_key
 VERSION = 1
 FIELDS = {"v", "run", "kind", "from", "body", "sig"}
 MAX_ENVELOPE_BYTES = 7 << 18
-"""Size of the largest motion: with all members and their batches of rollouts, all chunks and all rolls."""
+"""Size of the largest record proposal: with all members and their batches of rollouts, all chunks and all view changes."""
 MAX_GOSSIP_BYTES = 60_000
 _DOMAIN = b"manyhands envelope 1\n"
 
 
 @dataclass(frozen=True)
 class Envelope:
-    """A statement and its proof of origin.  `body` is canonical msgpack; `raw` is the whole envelope as it travels."""
+    """A statement and its proof of origin.  `body` is canonical msgpack; `raw` is the whole encoded envelope."""
 
     run: Hash
     kind: str
@@ -56,7 +56,7 @@ def seal(identity: Identity, run: Hash, kind: str, body: bytes) -> Envelope:
 
 
 def rebuild(run: Hash, kind: str, sender: PeerId, body: bytes, signature: bytes) -> Envelope:
-    """Build an envelope from its parts, unchecked; `is_authentic` tells whether the signature holds."""
+    """Build an envelope from its parts, unchecked; `is_authentic` checks the signature."""
     raw = canonical.encode({"v": VERSION, "run": run, "kind": kind, "from": sender, "body": body, "sig": signature})
     return Envelope(run, kind, sender, body, signature, raw)
 
@@ -68,7 +68,7 @@ def is_authentic(envelope: Envelope) -> bool:
 
 
 def open_envelope(data: bytes | memoryview, run: Hash, *, max_bytes: int = MAX_ENVELOPE_BYTES) -> Envelope:
-    """Return the envelope in `data`, its signature checked; raise `Malformed` with one sentence otherwise."""
+    """Return the envelope in `data` after checking its signature; otherwise raise `Malformed` with one sentence."""
     fields = canonical.decode(data, max_bytes=max_bytes, max_values=2 * len(FIELDS))
     if not isinstance(fields, dict) or set(fields) != FIELDS:
         raise Malformed("not an envelope")
@@ -93,21 +93,24 @@ def _signed_bytes(run: Hash, kind: str, sender: PeerId, body: bytes) -> bytes:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# The largest size of a message of a class, by its fields' limits.
-#
-# A message that is longer, or has more values, is refused before it is decoded.  The size follows from the schema, so a
-# message has its limit as soon as its fields have theirs.
+# The largest size of a message of a class, according to its fields' limits.
+# #
+# # A message that is longer, or has more values, is refused before it is decoded.  The limit follows from the schema, so no
+# message needs a limit of its own.
 
 
 HEAD_BYTES = 5
-"""Bytes of the head of a string, a list or a map, at most."""
+"""Most bytes of the head of a string, a list or a map."""
 NUMBER_BYTES = 9
 UTF8_BYTES = 4
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Size of the largest encoding: bytes, and values beneath it, keys included.  Infinite if the schema sets no limit."""
+    """Size of the largest encoding: its bytes, and the values inside it, with keys.
+
+    Infinite without limits in the schema.
+    """
 
     bytes: float
     values: float
@@ -128,7 +131,7 @@ def largest(cls: type[BaseModel]) -> Shape:
 
 
 def _largest(annotation: Any, metadata: Iterable[Any]) -> Shape:
-    """Return the size of the largest value of this type.  metadata: its limits."""
+    """Return the size of the largest value of this type.  metadata: limits of the type."""
     limits = [part for item in metadata for part in (item.metadata if isinstance(item, FieldInfo) else [item])]
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
@@ -166,19 +169,19 @@ def _either(shapes: list[Shape]) -> Shape:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Models whose fields are kept in the order of their names, so that encoding one in canonical form needs no sorting.
+# Models whose fields are kept in the order of their names, so that canonical encoding needs no sorting.
 
 
 class Ordered(BaseModel):
-    """Frozen and strict model: each field has exactly its declared type, and there are no others."""
+    """Frozen and strict model: each field has exactly its declared type, and no other fields are allowed."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Keep the fields, and so dump them, in the order of their names.
+        """Keep the fields in the order of their names, so that they are dumped in this order.
 
-        The first wrong item of a list ends its validation: nobody reads about the 4095 others.
+        Validation of a list stops at the first wrong item: errors about up to 4095 further items would be useless.
         """
         schema = handler(source)
         inner: Any = schema
@@ -199,9 +202,10 @@ class Ordered(BaseModel):
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Less work for Python's garbage collector, which stops all threads while it runs.
-#
-# It scans the young objects after each 700 new ones.  A large message makes tens of thousands, which all stay: scanning
-# them takes longer than making them.  Now and then it scans all objects, most of which were there from the start.
+# #
+# # The collector scans the young objects after each 700 new objects.  A large message makes tens of thousands of objects,
+# which all stay: scanning them takes longer than making them.  Sometimes the collector scans all objects, most of which
+# exist from the start.
 
 
 _at_rest_lock = threading.Lock()
@@ -211,9 +215,9 @@ _at_rest: list[bool] = []
 
 @contextmanager
 def collector_at_rest() -> Iterator[None]:
-    """Disable garbage collection in all threads inside the context; for moments.
+    """Disable garbage collection in all threads inside the context, which should be short.
 
-    Contexts may overlap in several threads: collection is enabled again when the last of them has ended.
+    Contexts of several threads may overlap: collection is enabled again when the last context has ended.
     """
     with _at_rest_lock:
         _at_rest.append(_at_rest[0] if _at_rest else gc.isenabled())
@@ -227,10 +231,10 @@ def collector_at_rest() -> Iterator[None]:
 
 
 def freeze_gc() -> None:
-    """Exempt all present objects, modules above all, from collection until the next call.  Call it when all is loaded.
+    """Exempt all present objects, mainly modules, from collection until the next call.  Call this once all is loaded.
 
-    Objects that were exempt before and are garbage by now are freed: otherwise a peer that leaves its run and comes back,
-    all in one process, would keep every earlier network and node for good, since these refer to each other.
+    Objects that were exempt and are now garbage are freed: otherwise a process in which a peer repeatedly leaves and rejoins
+    a run would keep every earlier network and node for ever, because these refer to each other.
     """
     gc.unfreeze()
     gc.collect()
@@ -238,36 +242,37 @@ def freeze_gc() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Bodies, and the types of their fields, with their limits: a value beyond them cannot be sent.
+# Bodies, and the types of their fields with limits: a value beyond a limit cannot be sent.
 
 
 LARGE_BYTES = 16 << 10
 """Statements over this size are decoded in a worker thread."""
 MAX_TOKEN_BYTES = 400
-"""Bytes of an invitation's token."""
+"""Most bytes of an invitation's token."""
 MAX_ADMISSION_BYTES = 512
-"""Bytes of the proof that a peer was admitted."""
+"""Most bytes of the proof that a peer was admitted."""
 MAX_MEMBERS = 256
 MAX_ELECTORS = 64
-"""Voters of a ballot; if the members vote, a plan may have no more of them."""
+"""Most voters of a ballot; if the members vote, a plan may have no more members than this."""
 MAX_VIEW_CHANGE_BYTES = 8192
-"""Bytes of a signed ROLL as it travels."""
+"""Most bytes of a signed view change in its envelope."""
 MAX_CHUNKS = 4096
-"""Chunks of a contribution; with 1 MiB chunks 4 G parameters a fragment.  A motion names and signs each."""
+"""Most chunks of a contribution: 4 G parameters a fragment with chunks of 1 MiB.  A record proposal has a signature for
+each chunk."""
 MAX_FRAGMENTS = 64
-"""Fragments of a state, of which a round exchanges one."""
+"""Most fragments of a state; a round exchanges one of them."""
 MAX_NUMBER = 1e9
 MAX_LOSS = 1e6
-"""A held-out loss beyond this means only that training has failed."""
+"""Largest held-out loss; a larger one would only mean that training has failed."""
 
 HashField = Annotated[bytes, Field(min_length=HASH_BYTES, max_length=HASH_BYTES)]
 PeerField = Annotated[str, Field(min_length=46, max_length=60, pattern=r"^[1-9A-HJ-NP-Za-km-z]+$")]
 SignatureField = Annotated[bytes, Field(min_length=SIGNATURE_BYTES, max_length=SIGNATURE_BYTES)]
 LaterHash = Annotated[HashField | None, Field(exclude_if=lambda value: value is None)]
-"""A hash field added after the first runs.  Without a value it is not written, so messages without one keep their encoding
-and their hash.  A written None is refused, as that encoding is not the only one."""
+"""A hash field added after the first runs.  It is not written without a value, so messages without it keep their encoding
+and their hash.  A written None is refused, because each message has only one valid encoding."""
 Absent = Annotated[list[PeerField], Field(max_length=MAX_ELECTORS)]
-"""Electors that a ballot goes on without: sorted peer IDs."""
+"""Electors without which a ballot is held: sorted peer IDs."""
 Count = Annotated[int, Field(ge=0, le=2**53)]
 FragmentNumber = Annotated[int, Field(ge=0, lt=MAX_FRAGMENTS)]
 Number = Annotated[float, Field(ge=-MAX_NUMBER, le=MAX_NUMBER, allow_inf_nan=False)]
@@ -275,7 +280,7 @@ Rate = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False)]
 
 
 class Body(Ordered):
-    """A statement.  `KIND` is the envelope's kind.  `BY_GOSSIP` is True if it travels to all peers by gossip."""
+    """A statement.  `KIND` is the envelope's kind.  `BY_GOSSIP` is True if it is sent to all peers by gossip."""
 
     KIND: ClassVar[str] = ""
     BY_GOSSIP: ClassVar[bool] = False
@@ -299,6 +304,6 @@ def _decode_body(cls: type[B], raw: bytes, fields: Any) -> B:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise Malformed(f"{cls.__name__} with a bad field {where!r:.60}: {first['msg']:.120}") from error
-    if body.encode() != raw:  # an integer for a float, say, or keys in another order
+    if body.encode() != raw:  # for example, an integer in place of a float, or keys in another order
         raise Malformed(f"{cls.__name__} that does not say again what it said")
     return body

@@ -1,7 +1,7 @@
 """BLAKE3 hashes and the hash tree over a sequence of chunks.
 
-A contribution, a result, a checkpoint: each is a sequence of chunks named by the root of a binary hash tree, so that one
-chunk can be checked alone with a proof of log2(n) hashes.  Inner nodes are hashed in a context of their own
+Contributions, results and checkpoints are sequences of chunks named by the root of a binary hash tree, so that a single
+chunk can be checked with a proof of log2(n) hashes.  Inner nodes are hashed in a context of their own
 (`derive_key_context`), so a leaf can never pass for a node.  An odd node moves up a level unchanged.
 """
 
@@ -39,7 +39,7 @@ def tree_root(leaves: Sequence[Hash]) -> Hash:
 
 
 def tree_proof(leaves: Sequence[Hash], index: int) -> list[Hash]:
-    """Return the siblings on the way from leaf `index` to the root; a node that moves up alone adds none."""
+    """Return the siblings on the path from leaf `index` to the root; a node without a sibling adds none."""
     level, proof = list(leaves), []
     while len(level) > 1:
         sibling = index ^ 1
@@ -50,7 +50,7 @@ def tree_proof(leaves: Sequence[Hash], index: int) -> list[Hash]:
 
 
 def tree_proofs(leaves: Sequence[Hash]) -> list[list[Hash]]:
-    """Return the `tree_proof` of every leaf, for the work of one tree."""
+    """Return the `tree_proof` of every leaf; builds the tree only once."""
     proofs: list[list[Hash]] = [[] for _ in leaves]
     level, height = list(leaves), 0
     while len(level) > 1:

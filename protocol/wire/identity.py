@@ -21,7 +21,7 @@ PeerId = NewType("PeerId", str)
 KEY_BYTES = 32
 SIGNATURE_BYTES = 64
 REMEMBERED_BYTES = 2048
-"""Size up to which signed data is remembered with its verdict: 16 MiB in all."""
+"""Most bytes of signed data for which the result of the check is cached: 16 MiB in all."""
 _PREFIX = bytes([0x00, 0x24, 0x08, 0x01, 0x12, 0x20])  # identity multihash of 36 bytes: key type 1, then 32 bytes of key
 
 
@@ -33,7 +33,7 @@ def peer_id_of(public_key: bytes) -> PeerId:
 
 @lru_cache(maxsize=4096)
 def public_key_of(peer: PeerId) -> bytes:
-    """Return the 32 bytes of public key inside a peer ID; raise `Malformed` for any string that is not an Ed25519 one."""
+    """Return the 32 bytes of public key inside a peer ID; raise `Malformed` for any other string."""
     if not 46 <= len(peer) <= 60:
         raise Malformed("not a peer ID")
     try:
@@ -55,7 +55,7 @@ class Identity:
 
     @classmethod
     def generate(cls) -> Identity:
-        """Make a new identity from the system's randomness."""
+        """Generate a new identity from the system's random numbers."""
         return cls(Ed25519PrivateKey.generate())
 
     @classmethod
@@ -67,7 +67,7 @@ class Identity:
 
     @property
     def seed(self) -> bytes:
-        """The 32 secret bytes that the identity is made from."""
+        """The 32 secret bytes from which the identity is made."""
         return self._key.private_bytes_raw()
 
     @property
@@ -91,7 +91,7 @@ class Identity:
 def verify(peer: PeerId, signature: bytes, data: bytes) -> bool:
     """Return True if `signature` is `peer`'s over `data`.
 
-    The result is remembered for short data, which gossip brings again; the limit on length bounds this memory in bytes.
+    The result is cached for short data, which gossip delivers repeatedly; the limit on the length bounds the cache in bytes.
     """
     return _verify_small(peer, signature, data) if len(data) <= REMEMBERED_BYTES else _verify(peer, signature, data)
 

@@ -1,7 +1,7 @@
 """Statements between peers: the body of every envelope, with its schema and its limits.
 
 Each statement has a frozen class.  `pack` seals one; `unpack` opens an envelope and returns the typed body, or raises
-`Malformed`.  Nothing else decodes a body; `protocol.wire.envelope` has the fields and their limits.
+`Malformed`.  No other module decodes these bodies; `protocol.wire.envelope` defines the field types and their limits.
 """
 
 from __future__ import annotations
@@ -42,23 +42,23 @@ from protocol.wire.presence import Goodbye, Heartbeat
 from protocol.wire.rollouts import Amendment, AmendmentField, Deal, Judgement, RolloutBatch, SlotMask, TaskSet, Version
 
 # ------------------------------------------------------------------------------------------------------------------------
-# The batches that a contribution was made of in a run with rollouts: their authors, their tokens and their reward.
+# The batches from which a contribution was made in a run with rollouts: their authors, tokens and reward.
 #
-# READY names them, and so do the plan and the record: every holder of the chain knows whose rollouts were learned from.  A
-# batch takes `ENTRY_BYTES`, not a map of its own, for a record has up to `MAX_USED_BY_ALL` of them.
+# READY, the plan and the record name these batches, so every holder of the chain knows whose rollouts were used.  A batch
+# takes only `ENTRY_BYTES`, not a map of its own, because a record may name `MAX_USED_BY_ALL` batches.
 
 
 MAX_USED = 512
-"""Batches that one member learns from in a round."""
+"""Most batches from which one member learns in a round."""
 MAX_USED_BY_ALL = 2048
-"""Batches that all members of a round learn from."""
+"""Most batches from which all members of a round together learn."""
 TOKENS_BYTES = 5
 """Bytes of a batch's number of tokens, big-endian."""
 ENTRY_BYTES = HASH_BYTES + TOKENS_BYTES
 
 
 class UsedBatch(NamedTuple):
-    """A batch that was learned from.  tokens: made by the model, as its maker's statement has them."""
+    """A batch from which a member learned.  tokens: tokens that the model made, according to the maker's statement."""
 
     author: PeerId
     root: Hash
@@ -66,16 +66,16 @@ class UsedBatch(NamedTuple):
 
 
 class UsedOfAuthor(Body):
-    """Batches of one rollout peer.  batches: root and tokens of each, `ENTRY_BYTES` a batch, sorted."""
+    """Batches of one rollout peer.  batches: root and tokens of each batch, in `ENTRY_BYTES` each, sorted."""
 
     author: PeerField
     batches: Annotated[bytes, Field(min_length=ENTRY_BYTES, max_length=ENTRY_BYTES * MAX_USED)]
 
 
 class Learned(Body):
-    """The batches that a member learned from.
+    """The batches from which a member learned.
 
-    used: by author, sorted.  reward: mean of the rollouts as the member states it; None if it states none.
+    used: batches by author, sorted.  reward: mean reward of the rollouts as the member states it; None if it states none.
     """
 
     used: Annotated[list[UsedOfAuthor], Field(min_length=1, max_length=MAX_USED)]
@@ -92,7 +92,7 @@ class Learned(Body):
 
     @property
     def tokens(self) -> int:
-        """Tokens of all the batches: a member that learned from them can claim no more, and at least one."""
+        """Tokens of all the batches, at least one: the most that a member that learned from them can claim."""
         return max(1, sum(batch.tokens for batch in self.batches))
 
     @property
@@ -102,7 +102,7 @@ class Learned(Body):
 
 
 LaterLearned = Annotated[Learned | None, Field(exclude_if=lambda value: value is None)]
-"""As `protocol.wire.envelope.LaterHash`: not written if there is none."""
+"""A field that is not written if it is None, as for `protocol.wire.envelope.LaterHash`."""
 
 
 def learned_from(batches: Iterable[UsedBatch], reward: float | None) -> Learned:
@@ -116,7 +116,7 @@ def learned_from(batches: Iterable[UsedBatch], reward: float | None) -> Learned:
 
 
 def check_learned(learned: Learned, most_batches: int, most_tokens: int) -> None:
-    """Raise `Malformed` if a member cannot have learned from this.  most_batches: a member's.  most_tokens: a batch's."""
+    """Raise `Malformed` if a member cannot have learned from this.  most_batches: per member.  most_tokens: per batch."""
     if any(len(each.batches) % ENTRY_BYTES for each in learned.used):
         raise Malformed("batches of rollouts that end in the middle of one")
     named = [(batch.author, batch.root) for batch in learned.batches]
@@ -129,14 +129,14 @@ def check_learned(learned: Learned, most_batches: int, most_tokens: int) -> None
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# READY, the statement that commits to a contribution, and the part of it that a plan and a record keep.
+# READY, the statement that commits to a contribution, and the part of it that plans and records contain.
 
 
 class OnState(Body):
     """A statement that stands on an outer state.
 
-    weights: in a run with rollouts, the root of the state's parameters in bf16, for peers that have only these; it follows
-    from the state.
+    weights: in a run with rollouts, the root of the state's parameters in bf16, for peers that have only the bf16 weights;
+    it follows from the state.
     """
 
     state_digest: HashField
@@ -159,11 +159,11 @@ def weights_in(state: bytes) -> bytes | None:
 
 
 class Ready(OnState):
-    """A finished contribution, committed by its root before anybody shows theirs.
+    """Commitment to a finished contribution by its root, before any contribution is shown.
 
     fragment: part of the state that the contribution covers.  serial: grows with every READY of an incarnation; two
-    different ones under one serial are a lie.  admission: proof that the sender was admitted; empty if the run needs none.
-    rollouts: in a run of reinforcement learning, the batches that the contribution was made of.
+    different READYs with one serial prove a lie.  admission: proof that the sender was admitted; empty if the run needs
+    none. rollouts: in a run of reinforcement learning, the batches from which the contribution was made.
     against: the sets of tasks that the sender's counts exclude.
     """
 
@@ -241,7 +241,7 @@ def ready_of(member: Member, round: int, fragment: int, base: bytes, state: byte
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Masks of the members of a record whose parts are in a chunk, one bit a member.
+# Masks of the members of a record whose parts are in a chunk, with one bit for each member.
 
 
 def mask_of(indices: Sequence[int], members: int) -> bytes:
@@ -259,19 +259,18 @@ def members_in(mask: bytes, members: int) -> list[int]:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# The organiser's statement that a run goes on for longer than its manifest says.
+# The organiser's statement that extends a run beyond the total in its manifest.
 
 
 MAX_TOTAL = 1 << 53
-"""Tokens or rounds of a run at most."""
+"""Most tokens or rounds of a run."""
 Total = Annotated[int, Field(ge=1, le=MAX_TOTAL)]
 
 
 class Extension(Body):
-    """The run's new total from its record on, in the unit of the manifest's total.
+    """The run's new total from the record with this statement on, in the unit of the manifest's total.
 
-    The total serves as its number: a chain takes only an extension that raises the total, so an older one, or the same one
-    again, is refused.
+    A chain accepts an extension only if it raises the total, so an older extension, or a repeated one, is refused.
     """
 
     KIND: ClassVar[str] = "extension"
@@ -291,7 +290,7 @@ class Plan(OnState):
     """Plan of an exchange.  Its hash names the exchange; a later attempt may carry the same plan.
 
     fragment: the fragment of the state to average.  members: sorted by peer ID (the canonical order of summation).
-    owners: one byte a chunk of the fragment, the index of its owner in `members`.  amendment: as in the record.
+    owners: one byte for each chunk of the fragment, the index of its owner in `members`.  amendment: as in the record.
     """
 
     round: Count
@@ -311,11 +310,11 @@ class LockName(Body):
 
 
 class ViewChange(Body):
-    """Roll of an elector: it takes part in this attempt and in no lower one.
+    """View change of an elector: it takes part in this attempt and in no lower one.
 
-    absent: the electors that it goes on without.  held: the electors whose READY it holds, bit i for the i-th of them.
-    plan: the one it has taken up, while its contribution to it is alive.  lock, reduced: its locks, by a quorum of the
-    whole electorate and by a quorum of the rest.
+    absent: the electors that it takes for absent.  held: the electors whose READY it holds, bit i for the i-th elector.
+    plan: the plan that it has adopted, while its contribution to that plan is alive.  lock, reduced: its locks, by a quorum
+    of the whole electorate and by a quorum of the rest.
     """
 
     KIND: ClassVar[str] = "roll"
@@ -332,11 +331,11 @@ class ViewChange(Body):
 ViewChanges = Annotated[
     list[Annotated[bytes, Field(max_length=MAX_VIEW_CHANGE_BYTES)]], Field(min_length=1, max_length=MAX_ELECTORS)
 ]
-"""Signed view changes of different voters for one ballot, as they travelled."""
+"""Signed view changes of different voters for one ballot, in the bytes that were received."""
 
 
 class Proposal(Body):
-    """Attempt `attempt` of a round: this plan, which follows from these rolls."""
+    """Proposal of this plan for attempt `attempt` of a round.  rolls: the view changes from which the plan follows."""
 
     KIND: ClassVar[str] = "proposal"
     attempt: Count
@@ -346,7 +345,7 @@ class Proposal(Body):
 
 
 class ChunkEntry(Body):
-    """One chunk of a result: hash of its codec bytes, and which members (bit i: members[i]) were averaged."""
+    """One chunk of a result.  hash: of its codec bytes.  mask: the averaged members (bit i: members[i])."""
 
     hash: HashField
     mask: Annotated[bytes, Field(min_length=1, max_length=MAX_MEMBERS // 8)]
@@ -355,9 +354,9 @@ class ChunkEntry(Body):
 class Record(OnState):
     """One committed round.  Its hash is the new tip.
 
-    Each member's `tokens` count its contribution; the weights in chunk c follow from the tokens of the members in its mask
+    Each member's `tokens` weigh its contribution; the weights in a chunk follow from the tokens of the members in its mask
     (`kernels.aggregate.weights_of`).  result_root: `index_root` of the chunk entries.  state_digest: the outer state before
-    this round.  amendment: the organiser's new statement about sets of tasks, or about the run's total; it holds from the
+    this round.  amendment: the organiser's new statement about sets of tasks, or about the run's total; in force from the
     version after this record on.
     """
 
@@ -379,8 +378,8 @@ class Record(OnState):
 class Provenance(Body):
     """The members that answer for the chunks of a result.
 
-    owners: as in the plan.  signers: one byte a chunk, the index of the member that averaged it; signatures: the signature
-    of that member over the chunk's `ChunkResult`.
+    owners: as in the plan.  signers: for each chunk, one byte: the index of the member that averaged it.  signatures: that
+    member's signature over the chunk's `ChunkResult`.
     """
 
     owners: Annotated[bytes, Field(min_length=1, max_length=MAX_CHUNKS)]
@@ -398,8 +397,8 @@ class Signature(Body):
 class Certificate(Body):
     """A quorum of equal votes of one attempt, in one step.
 
-    absent: the electors that the ballot went on without.  It is here and not in the record, so that a record carried into
-    another ballot stays the same record.
+    absent: the electors without which the ballot was held.  The certificate contains them, and not the record, so that a
+    record that is carried into another ballot stays the same record.
     """
 
     attempt: Count
@@ -408,7 +407,7 @@ class Certificate(Body):
 
 
 class Report(Body):
-    """Result of an exchange, sent to a proposer that is no member of its plan.  plan: its hash."""
+    """Result of an exchange, sent to a proposer that is no member of its plan.  plan: hash of the plan."""
 
     KIND: ClassVar[str] = "report"
     round: Count
@@ -429,9 +428,10 @@ class Lock(Body):
 
 
 class RecordProposal(Body):
-    """Motion of the proposer: it puts a record to the vote.
+    """Record proposal: the proposer puts a record to the vote.
 
-    rolls: from a quorum, for this ballot.  proof: of the highest lock that they name; None when they name none.
+    rolls: the view changes of a quorum for this ballot.  proof: proof of the highest lock that they name; None if they name
+    none.
     """
 
     KIND: ClassVar[str] = "motion"
@@ -452,9 +452,9 @@ class Step(IntEnum):
 
 
 class Vote(Body):
-    """I hold the result of this record on disk, and agree that these electors are absent.
+    """Vote of an elector that holds the record's result on disk and agrees that these electors are absent.
 
-    FIRST: the record may be committed.  SECOND: I have seen a quorum of first votes, and am locked on it.
+    FIRST: the record may be committed.  SECOND: the elector has seen a quorum of first votes, and is locked on the record.
     """
 
     KIND: ClassVar[str] = "vote"
@@ -467,7 +467,7 @@ class Vote(Body):
 
 
 class PrevoteCertificate(Body):
-    """Quorum of first votes for the record put to the vote: an elector that holds its result may cast a second vote."""
+    """Quorum of first votes for a proposed record: an elector that holds the record's result may cast a second vote."""
 
     KIND: ClassVar[str] = "proof"
     round: Count
@@ -479,7 +479,7 @@ class PrevoteCertificate(Body):
 class VoterState(Body):
     """Statements that bind an elector at one tip; on disk before any statement that follows from them is sent.
 
-    attempt: of the last roll or vote.  absent, first, second: of the votes in that attempt.
+    attempt: attempt of the last view change or vote.  absent, first, second: the votes in that attempt.
     """
 
     KIND: ClassVar[str] = "kept"
@@ -494,7 +494,7 @@ class VoterState(Body):
 
 
 class Commit(Body):
-    """A record with its certificate, a quorum of second votes, to be applied by every peer."""
+    """A record with its certificate, a quorum of second votes; every peer applies it."""
 
     KIND: ClassVar[str] = "commit"
     record: Record
@@ -512,7 +512,7 @@ class ChunkResult(Body):
 
 
 class Accusation(Body):
-    """I hold proof that `accused` lied.  evidence: its name; size: its bytes, to be fetched from me."""
+    """Statement that the sender holds proof that `accused` lied.  evidence: name of the proof.  size: its size in bytes."""
 
     KIND: ClassVar[str] = "accusation"
     BY_GOSSIP: ClassVar[bool] = True
@@ -522,7 +522,7 @@ class Accusation(Body):
 
 
 class Finish(Body):
-    """The proposer asks a late peer to stop at its current step and contribute."""
+    """Request of the proposer that a late peer stop at its current step and contribute."""
 
     KIND: ClassVar[str] = "finish"
     round: Count
@@ -566,7 +566,7 @@ def pack(identity: Identity, run: Hash, body: Body) -> Envelope:
 
 
 def unpack(data: bytes | memoryview, run: Hash, *, max_bytes: int = MAX_ENVELOPE_BYTES) -> tuple[PeerId, Body, Envelope]:
-    """Return sender, typed body and envelope of a statement; raise `Malformed` for anything that is not one of ours."""
+    """Return sender, typed body and envelope of a statement; raise `Malformed` for all other bytes."""
     if len(data) > max_bytes:
         raise Malformed(f"message of {len(data)} bytes is over the limit of {max_bytes}")
     if len(data) <= REMEMBERED_BYTES:
@@ -576,7 +576,7 @@ def unpack(data: bytes | memoryview, run: Hash, *, max_bytes: int = MAX_ENVELOPE
 
 @lru_cache(maxsize=2048)
 def _unpack_again(data: bytes, run: Hash) -> tuple[PeerId, Body, Envelope]:
-    """Unpack short bytes, with a cache: gossip brings the same bytes by several ways, and their meaning never changes."""
+    """Unpack short bytes, with a cache: gossip delivers the same bytes several times, and their meaning never changes."""
     return _unpack(data, run, REMEMBERED_BYTES)
 
 

@@ -38,7 +38,7 @@ class Phase(str, Enum):
 
 
 class Measurement(Body):
-    """The held-out loss (nats a token) of the state after `rounds` rounds, as its sender claims to have measured it."""
+    """The held-out loss (nats a token) of the state after `rounds` rounds that the sender claims to have measured."""
 
     rounds: Count
     tip: HashField
@@ -46,10 +46,11 @@ class Measurement(Body):
 
 
 class Heartbeat(Body):
-    """Gossiped every 2 s, or more rarely in a large swarm.  `incarnation` grows with every start, `seq` with every beat.
+    """Heartbeat, gossiped every 2 s, or less often in a large swarm.
 
-    why_idle: a code alone.  The sentence that goes with it may name folders and people of this computer, and stays here.
-    name: as the person chose it with `--name`, or drawn from the peer ID.
+    incarnation: grows with every start.  seq: grows with every heartbeat.  why_idle: only a code, because the sentence for
+    it may name folders and people of this computer, and is not sent. name: chosen by the person with `--name`, or derived
+    from the peer ID.
     """
 
     KIND: ClassVar[str] = "heartbeat"
@@ -72,13 +73,13 @@ class Heartbeat(Body):
     was_away: bool = False
     """True if the sender was restarted, frozen or suspended, and has made no record since."""
     measured: Measurement | None = None
-    """The sender's newest measurement, while others may want to know it."""
+    """The sender's newest measurement, while other peers may need it."""
     admission: Annotated[bytes, Field(max_length=MAX_ADMISSION_BYTES, exclude_if=lambda proof: not proof)] = b""
     """Proof that the sender was admitted, if no record names it; left out if there is none."""
 
 
 class Goodbye(Body):
-    """A peer leaves on purpose; it is no elector from now on."""
+    """Statement of a peer that it leaves on purpose; from then on it is no elector."""
 
     KIND: ClassVar[str] = "goodbye"
     BY_GOSSIP: ClassVar[bool] = True

@@ -1,7 +1,7 @@
-"""Questions of a peer to another about the past, and the form of the answers.
+"""Questions from one peer to another about the past, and the form of the answers.
 
-These travel over a connection that has proven both peer IDs and are not signed: nothing in an answer is believed.
-Records carry certificates, chunks and leaf hashes are checked against roots that certified records name.
+Questions and answers are sent over a connection that has proven both peer IDs, and are not signed: nothing in an answer is
+trusted. Records carry certificates; chunks and leaf hashes are checked against roots that certified records name.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ MAX_TIPS = 1024
 MAX_COMMITS = 64
 MAX_LEAVES = 32_768
 SLICE_BYTES = 1 << 20
-"""Bytes of something large in one answer."""
+"""Most bytes of a large object in one answer."""
 COMMITS_BYTES = 1_500_000
-"""An answer with records stops before it grows over this."""
+"""Most bytes of records in one answer, unless a single record is larger."""
 
 
 class TipsRequest(Body):
-    """Asks for the tips after rounds start, start + 1, … (the tip after 0 rounds is genesis)."""
+    """Request for the tips after `start`, `start` + 1, … rounds (the tip after 0 rounds is genesis)."""
 
     start: Count
     count: Annotated[int, Field(ge=1, le=MAX_TIPS)]
@@ -36,7 +36,7 @@ class TipsReply(Body):
 
 
 class CommitsRequest(Body):
-    """Asks for the commits of rounds `start` to `start` + `count` - 1."""
+    """Request for the commits of rounds `start` to `start` + `count` - 1."""
 
     start: Count
     count: Annotated[int, Field(ge=1, le=MAX_COMMITS)]
@@ -49,18 +49,18 @@ class CommitsReply(Body):
 
 
 class RatificationRequest(Body):
-    """Asks for the votes to ratify this round's record; the answer is a `Certificate`, complete or not."""
+    """Request for the votes to ratify this round's record; the answer is a `Certificate`, complete or not."""
 
     round: Count
     record_hash: HashField
 
 
 class HaveRequest(Body):
-    """Asks what a peer can serve."""
+    """Request for a list of the data that a peer can serve."""
 
 
 class HaveReply(Body):
-    """Data that a peer can serve: results of rounds from `oldest_result` on, checkpoints after so many rounds."""
+    """Data that a peer can serve: results of rounds from `oldest_result` on, and checkpoints, by their numbers of rounds."""
 
     length: Count
     oldest_result: Count
@@ -68,7 +68,7 @@ class HaveReply(Body):
 
 
 class PartRequest(Body):
-    """Asks for bytes [offset, offset + length) of a chunk of the contribution `root`, which the peer made in this round."""
+    """Request for bytes [offset, offset + length) of a chunk of the contribution `root` that the peer made in this round."""
 
     root: HashField
     chunk: Annotated[int, Field(ge=0, lt=MAX_CHUNKS)]
@@ -77,14 +77,14 @@ class PartRequest(Body):
 
 
 class PartReply(Body):
-    """The bytes asked for.  proof: of the whole chunk, against the root."""
+    """The requested bytes.  proof: proof of the whole chunk, against the root."""
 
     proof: Annotated[list[HashField], Field(max_length=16)]
     data: Annotated[bytes, Field(max_length=SLICE_BYTES)]
 
 
 class EvidenceRequest(Body):
-    """Asks for bytes [offset, offset + length) of a proof."""
+    """Request for bytes [offset, offset + length) of a proof."""
 
     evidence: HashField
     offset: Count

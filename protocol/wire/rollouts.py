@@ -1,6 +1,6 @@
 """Statements in runs with rollouts: versions of the weights, sets of tasks, batches of rollouts, and verdicts on these.
 
-The bytes of a batch are a blob, which only trainer processes can read; here it has a name and a size.
+The bytes of a batch are a blob, which only trainer processes can read; a statement contains only its name and size.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from protocol.wire.hashes import Hash
 from protocol.wire.questions import MAX_LEAVES
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Versions of the model's weights: a publisher's signed statement about each, and the question about all known ones.
+# Versions of the model's weights: a publisher's signed statement about each, and the request for all known statements.
 #
-# The statement names bytes by the roots over the hashes of their chunks.  So it stays small, and all bytes that it names can
-# be checked chunk by chunk.
+# The statement names files by the roots over the hashes of their chunks.  So the statement is small, and the files can be
+# checked chunk by chunk.
 
 
 LEAST_CHUNK_BYTES, MOST_CHUNK_BYTES = 1 << 12, 1 << 24
 MAX_BLOB_BYTES = MAX_LEAVES * MOST_CHUNK_BYTES
 MAX_STATEMENT_BYTES = 1024
-"""Bytes of a signed `Version` as it travels; it has about 600."""
+"""Most bytes of a signed `Version` in its envelope; it has about 600."""
 MAX_STATEMENTS = 256
-"""Statements in one answer, at most."""
+"""Most statements in one answer."""
 
 VersionNumber = Annotated[int, Field(ge=1, le=1 << 40)]
 
 
 class BlobName(Body):
-    """Name of some bytes: their number, the size of their chunks, and the root over the hashes of the chunks."""
+    """Name of a blob: its size, the size of its chunks, and the root over the hashes of the chunks."""
 
     size: Annotated[int, Field(ge=1, le=MAX_BLOB_BYTES)]
     chunk_bytes: Annotated[int, Field(ge=LEAST_CHUNK_BYTES, le=MOST_CHUNK_BYTES, multiple_of=LEAST_CHUNK_BYTES)]
@@ -62,7 +62,7 @@ class Version(Body):
     """A version of the weights: one safetensors file in bf16.
 
     weights: the whole file.  tensors: the root over the hashes of its tensors (`protocol.versions.making`).
-    anchor: whether it can be fetched whole.  patch: leads to it from an earlier version; None if there is no patch.
+    anchor: True if it can be fetched whole.  patch: leads to it from an earlier version; None if there is no patch.
     """
 
     KIND: ClassVar[str] = "version"
@@ -95,7 +95,7 @@ class Version(Body):
 
 
 class VersionsRequest(Body):
-    """Asks for the statements about all versions that a peer knows."""
+    """Request for the statements about all versions that a peer knows."""
 
 
 class VersionsReply(Body):
@@ -107,7 +107,7 @@ class VersionsReply(Body):
 # ------------------------------------------------------------------------------------------------------------------------
 # Statements about sets of tasks from the crowd: a publisher's offer, and the organiser's amendment that admits sets.
 #
-# The bytes of a set are lines of JSON, which only trainer processes read; here a set has a name and a size.
+# The bytes of a set are lines of JSON, which only trainer processes read; a statement contains only the set's name and size.
 
 
 TASK_CHUNK_BYTES = 1 << 16
@@ -115,14 +115,14 @@ TASK_CHUNK_BYTES = 1 << 16
 MAX_SET_BYTES = 16 << 20
 MAX_SET_TASKS = 1 << 16
 MAX_SETS = 16
-"""Sets that are admitted at a time."""
+"""Most sets that are admitted at a time."""
 MAX_ADMITTED_BYTES = 64 << 20
-"""Bytes of all sets that are admitted at a time."""
+"""Most bytes of all sets that are admitted at a time."""
 MAX_SLOT = 1 << 20
 MAX_AMENDMENT_BYTES = 6144
-"""Bytes of a signed `Amendment` as it travels; with `MAX_SETS` sets it has about 4000."""
+"""Most bytes of a signed `Amendment` in its envelope; with `MAX_SETS` sets it has about 4000."""
 MAX_OFFER_BYTES = 1024
-"""Bytes of a signed `TaskSet` as it travels; it has about 350."""
+"""Most bytes of a signed `TaskSet` in its envelope; it has about 350."""
 
 SetName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[\x20-\x7e]+$")]
 SetTasks = Annotated[int, Field(ge=1, le=MAX_SET_TASKS)]
@@ -140,10 +140,10 @@ Place = tuple[int, Hash]
 
 
 class TaskSet(Body):
-    """The offer of a set of tasks by a peer.
+    """A peer's offer of a set of tasks.
 
-    name: for people.  count: number of tasks.  size, root: of the bytes, in chunks of `TASK_CHUNK_BYTES`; the root names
-    the set.
+    name: a name for people.  count: number of tasks.  size, root: size of the bytes, and root over their chunks of
+    `TASK_CHUNK_BYTES`; the root names the set.
     """
 
     KIND: ClassVar[str] = "task set"
@@ -160,7 +160,7 @@ class TaskSet(Body):
 
 
 class AdmittedSet(TaskSet):
-    """A set in an amendment.  slot: its number, which no other set ever has; it gives the problems their numbers."""
+    """A set in an amendment.  slot: its number, which no other set ever gets; the numbers of its problems follow from it."""
 
     KIND: ClassVar[str] = ""
     slot: Slot
@@ -168,15 +168,15 @@ class AdmittedSet(TaskSet):
 
     @property
     def place(self) -> Place:
-        """Slot and root of the set: on another branch of the chain the slot may be another set's."""
+        """Slot and root of the set: on another branch of the chain, the slot may belong to another set."""
         return self.slot, Hash(self.root)
 
 
 class Amendment(Body):
     """The organiser's choice of sets, in force from the version that the record with this amendment makes.
 
-    number: a record takes no amendment with a lower number than its chain has.  percent: share of the problems that come
-    from these sets.  sets: by slot.
+    number: higher than the number of every earlier amendment in the chain.  percent: percentage of the problems that come
+    from these sets.  sets: in the order of their slots.
     """
 
     KIND: ClassVar[str] = "amendment"
@@ -200,16 +200,16 @@ class Amendment(Body):
 
 
 MAX_ROLLOUTS = 4096
-"""Rollouts in a batch, at most."""
+"""Most rollouts in a batch."""
 ROLLOUT_CHUNK_BYTES = 1 << 16
 """Bytes of a chunk of a batch."""
 MAX_BATCH_BYTES = MAX_LEAVES * ROLLOUT_CHUNK_BYTES
 MAX_BATCHES = 1 << 16
-"""Batches of one peer at one version, at most."""
+"""Most batches of one peer at one version."""
 
 
 class Verdict(str, Enum):
-    """Verdict of a validator on a rollout.  INCONCLUSIVE: it could not tell, and nobody is to blame."""
+    """Verdict of a validator on a rollout.  INCONCLUSIVE: the validator could not decide, and no peer is at fault."""
 
     ACCEPT = "accept"
     REJECT = "reject"
@@ -236,16 +236,16 @@ CODES: tuple[tuple[Verdict, Reason], ...] = (
 )
 """Verdicts with their reasons; the index here is the code in one byte."""
 UNSCORED = 255
-"""Byte in place of a score, if there is none."""
+"""Byte for a rollout without a score."""
 
 
 class RolloutBatch(Body):
-    """A peer commits to rollouts that it made with the weights of `version`, before their validators are known.
+    """Commitment of a peer to rollouts that it made with the weights of `version`, before their validators are known.
 
-    version, tip: the rounds committed, and the tip, of the weights.  number: of the batch, from 0 at each tip; the tip, the
-    maker and the number draw its problems and its trainer.  incarnation: of its maker's life; in one life a batch is stated
-    once.  rollouts: in the batch.  tokens: made by the model, in all.
-    size, root: of its bytes (tokens and proofs), cut into chunks of `ROLLOUT_CHUNK_BYTES`.
+    version, tip: number of committed rounds, and tip, of the weights.  number: number of the batch, from 0 at each tip; the
+    tip, the maker and the number draw its problems and its trainer.  incarnation: incarnation of its maker, in which the
+    batch is stated only once.  rollouts: number of rollouts.  tokens: number of tokens that the model made.
+    size, root: size of its bytes (tokens and proofs), and root over their chunks of `ROLLOUT_CHUNK_BYTES`.
     """
 
     KIND: ClassVar[str] = "rollout batch"
@@ -266,7 +266,7 @@ class RolloutBatch(Body):
 
 
 class Deal(Body):
-    """The trainer that a batch is for deals the batch to validators: this statement's signature draws them."""
+    """Statement of the trainer for which a batch is meant; the statement's signature draws the batch's validators."""
 
     KIND: ClassVar[str] = "deal"
     BY_GOSSIP: ClassVar[bool] = True
@@ -275,9 +275,9 @@ class Deal(Body):
 
 
 class Judgement(Body):
-    """A validator's findings on a batch.  codes: one byte a rollout, an index into `CODES`.
+    """A validator's findings on a batch.  codes: one byte for each rollout, an index into `CODES`.
 
-    scores: if the batch has problems of the crowd, one byte a rollout: 254 times its score, 255 for none.
+    scores: if the batch has problems from the crowd, one byte for each rollout: 254 times its score, or 255 for no score.
     """
 
     KIND: ClassVar[str] = "judgement"
