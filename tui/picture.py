@@ -154,11 +154,6 @@ class Picture:
         """Drop the alarms, which the person has seen."""
         self.alarms.clear()
 
-    def phase_seconds(self, now: float) -> tuple[str, float]:
-        """Return the current part of the round, and its seconds so far; `now` is on the peer's monotonic clock."""
-        phase, since = self._phase
-        return PART_OF_PHASE.get(phase, ""), max(0.0, now - since)
-
     def _apply_of_a_round(self, stamped: Stamped) -> None:
         event = stamped.event
         match event:

@@ -150,11 +150,6 @@ class OuterState:
         """The parameters' bytes (fp32, little endian)."""
         return self.region.view[: self._theta.size * BYTES_PER_VALUE]
 
-    @property
-    def leaf_count(self) -> int:
-        """Number of chunks in a checkpoint of this state."""
-        return -(-self.size_bytes // self._piece)
-
     def reset(self) -> None:
         """Set the state to zeros and `rounds` to 0, as before the initial parameters are written."""
         if not self._blank:

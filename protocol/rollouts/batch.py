@@ -81,11 +81,6 @@ def order_of(
     return drawn[:most]
 
 
-def validators_of(beacon: Hash, root: Hash, validators: Collection[PeerId]) -> tuple[PeerId, ...]:
-    """Return the validators to which the batch is dealt at first."""
-    return tuple(order_of(beacon, root, validators, places_of(beacon)))
-
-
 def some_of(
     tip: Hash, validators: frozenset[PeerId], most: int, late: Collection[PeerId] = frozenset()
 ) -> frozenset[PeerId]:

@@ -121,8 +121,6 @@ MAX_ADMITTED_BYTES = 64 << 20
 MAX_SLOT = 1 << 20
 MAX_AMENDMENT_BYTES = 6144
 """Most bytes of a signed `Amendment` in its envelope; with `MAX_SETS` sets it has about 4000."""
-MAX_OFFER_BYTES = 1024
-"""Most bytes of a signed `TaskSet` in its envelope; it has about 350."""
 
 SetName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[\x20-\x7e]+$")]
 SetTasks = Annotated[int, Field(ge=1, le=MAX_SET_TASKS)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from protocol.chain.progress import TasksInForce
-from protocol.rollouts.batch import TWICE, is_for, order_of, places_of, problems_of, trainer_of, validators_of
+from protocol.rollouts.batch import TWICE, is_for, order_of, places_of, problems_of, trainer_of
 from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import Identity, PeerId
 
@@ -41,11 +41,11 @@ def test_who_leaves_moves_nobody_else() -> None:
 
 def test_a_sample_is_dealt_to_two_validators_and_work_is_shared_out() -> None:
     beacons = [hash_bytes("beacon", root) for root in ROOTS]
-    dealt = [validators_of(beacon, root, PEERS) for beacon, root in zip(beacons, ROOTS, strict=True)]
+    dealt = [tuple(order_of(beacon, root, PEERS, places_of(beacon))) for beacon, root in zip(beacons, ROOTS, strict=True)]
     twice = sum(len(each) == 2 for each in dealt)
     assert twice == sum(places_of(beacon) == 2 for beacon in beacons) and 0 < twice < 3 * len(ROOTS) // TWICE
     assert {*Counter(peer for each in dealt for peer in each)} == {*PEERS}
-    assert validators_of(beacons[0], ROOTS[0], ()) == ()
+    assert [*order_of(beacons[0], ROOTS[0], (), places_of(beacons[0]))] == []
 
 
 def test_trainers_of_the_last_record_share_the_batches_out() -> None:
