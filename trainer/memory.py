@@ -104,11 +104,15 @@ def _state_bytes(model: ModelConfig) -> int:
 def _saved_values(model: ModelConfig) -> int:
     """Return the number of values per token that the forward pass keeps for the backward pass.
 
-    A layer keeps the following vectors. Of the model's width: the inputs of attention and feed-forward, each also normed,
-    with and without weight. Of the queries' width: the query; key and value, each repeated for all heads; the attention's
-    output. If queries and keys are normed: both before the norm, and both normed without weight. Of the feed-forward's
-    width: the gate, its activation, the other branch, and the product of both. One value is kept for each head and each
-    norm. After the layers: the last input, normed with and without weight, and its gradient.
+    Each layer keeps these vectors:
+
+    * with the model's width: the inputs of attention and feed-forward, each also normed, with and without weight;
+    * with the queries' width: the query; key and value, each repeated for all heads; the attention's output;
+    * if queries and keys are normed: both before the norm, and both normed without weight;
+    * with the feed-forward's width: the gate, its activation, the other branch, and the product of both.
+
+    A layer also keeps one value for each head and each norm. After the last layer, its output is kept, normed with and
+    without weight, and the gradient of the output.
     """
     normed = 2 * (model.query_width + model.kv_width) + model.heads + model.kv_heads if model.qk_norm else 0
     layer = 6 * model.dim + 4 * model.query_width + normed + 4 * model.ffn + model.heads + 2

@@ -36,7 +36,7 @@ from tui.widgets import Confirm, ControlsDialog, Draw, Help, Panel
 FRAME_S = 0.5
 PAUSE_S = 3600
 WIDE, HIGH = 110, 30
-"""Least columns and lines of a terminal for panels in two columns."""
+"""Smallest width and height of a terminal, in columns and lines, for panels in two columns."""
 KEYS = "q close  ? help  p pause  c controls  f finish  x stop the peer  1-6 panel"
 KEYS_OF_OWN = "q detach  Ctrl-C leave  ? help  p pause  c controls  f finish  1-6 panel"
 PANELS: tuple[tuple[str, str, Draw], ...] = (

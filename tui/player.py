@@ -222,7 +222,7 @@ def _applied(status: PeerStatus, event: object) -> PeerStatus:
 SPEEDS = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
 COPIES = 50
 LEAST_STEP = 500
-"""Least number of events between two copies."""
+"""Smallest number of events between two copies."""
 MOST_SILENCE_S = 10.0
 """Longest silence that is played, in seconds on the viewer's clock; a longer gap (a peer off for a night) is skipped."""
 

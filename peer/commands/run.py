@@ -341,7 +341,7 @@ def _invitation(
         return make_invitation(signed.run, PeerId(signed.manifest.organiser), addresses, token, secret, anchor)
     except ValueError as error:
         raise PeerError(
-            "an address is too long, has a character that cannot be in one, or there are more than 16; check --address",
+            "an address is too long or has an invalid character, or there are more than 16 addresses; check --address",
             ExitCode.INPUT,
         ) from error
 

@@ -181,7 +181,7 @@ def run_export(args: argparse.Namespace) -> int:
 
 
 def _reporter(verb: str) -> Callable[[float], None]:
-    """Return a function that shows the share done in one line, or does nothing if standard error is no terminal."""
+    """Return a function that shows the share done in one line, or does nothing if standard error is not a terminal."""
 
     def show(share: float) -> None:
         print(f"\r{verb} {100 * share:3.0f} %", end="\n" if share == 1 else "", file=sys.stderr, flush=True)

@@ -2,8 +2,8 @@
 
 The certificates are made for one process and prove no identity; the signatures inside the connection do.  The peer signs the
 hash of its certificate, which shows the caller that there is no man in the middle.  Then the caller signs that hash and the
-peer's nonce, which shows the peer the caller's identity, and that the signature is for this connection.  All further bytes
-belong to the control socket's protocol.
+peer's nonce.  The signature proves the caller's identity to the peer and is valid for this connection only.  All further
+bytes belong to the control socket's protocol.
 
     peer:   nonce (32 bytes), Ed25519 signature (64)
     caller: public key (32), Ed25519 signature (64)
@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 
 
 class NotOurs(Exception):
-    """Error: the other end is not the expected one."""
+    """Error: the other end has not proved the identity that we require."""
 
 
 class Door:
@@ -121,7 +121,7 @@ async def call(address: str, identity: Identity) -> trio.SSLStream:
 
 async def _prove(stream: trio.SSLStream, peer: PeerId, identity: Identity) -> None:
     shown = stream.getpeercert(binary_form=True)
-    assert isinstance(shown, bytes), "a server of TLS shows a certificate"
+    assert isinstance(shown, bytes), "a TLS server always presents a certificate"
     certificate = hashlib.sha256(shown).digest()
     hello = await receive(stream, NONCE_BYTES + SIGNATURE_BYTES)
     nonce, signature = hello[:NONCE_BYTES], hello[NONCE_BYTES:]

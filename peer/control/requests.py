@@ -149,7 +149,7 @@ class TaskControls:
     async def _admit(self, fields: dict[str, Any]) -> dict[str, Any]:
         desk, name, percent, count = self._desk(), _id(fields), fields.get("percent"), _count(fields)
         if percent is not None and not (type(percent) is int and 1 <= percent <= 90):
-            raise ControlError("from 1 to 90 percent of the problems are of the crowd")
+            raise ControlError("the share of problems from the crowd must be between 1 and 90 percent")
         try:
             return _told(await desk.admit(name, percent, count))
         except CannotAmend as error:

@@ -76,7 +76,7 @@ def problem_of(error: BaseException, folder: Path) -> PeerError:
     path = folder / CRASH_LOG
     try:
         path.write_text("".join(traceback.format_exception(error)), errors="replace")
-        remedy = f"please report it with {path}"
+        remedy = f"please report it, and attach {path}"
     except OSError as full:
         remedy = f"and {path} could not be written ({full.strerror}); run it again with --debug to see where"
     problem = PeerError(f"unexpected {type(singles[0]).__name__}: {singles[0]}; {remedy}")
@@ -179,7 +179,7 @@ class Daemon:
         self._at_once = False
         self._problem: PeerError | None = None
         self._scope = trio.CancelScope()
-        """Scope of everything that a second signal cuts short."""
+        """Cancel scope of all work that a second signal interrupts."""
         self._shown = trio.Event()
         self._started_at = trio.current_time()
 
@@ -221,7 +221,7 @@ class Daemon:
             raise self._problem
         return code
 
-    # -- requests of the person ---------------------------------------------------------------------------------------
+    # -- requests from the user ---------------------------------------------------------------------------------------
 
     def leave(self) -> None:
         """Say goodbye and stop; `run` returns."""
@@ -285,7 +285,7 @@ class Daemon:
         return str(live.path) if keep and live.path is not None else None
 
     async def measure_lines(self) -> ProbedLines:
-        """Measure the lines to some peers; takes seconds.  Raises NotNow."""
+        """Measure the lines to some peers, which takes several seconds.  Raises NotNow."""
         return await self._node().line_probe.measure()
 
     def extensions(self) -> Extensions:

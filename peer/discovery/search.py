@@ -23,7 +23,7 @@ LOOK_S = 0.5
 FIRST_S = 2.0
 """Seconds before the first report: most peers are found within this time."""
 LEAST_GAP_S = 2.0
-"""Least seconds between two reports, however much changes."""
+"""Shortest time between two reports (s), however much changes."""
 REPEAT_S = 5.0
 MOST_GAP_S = 60.0
 """Longest gap in seconds: while nothing changes, each gap is 1.5 times the one before, from `REPEAT_S` up to this limit."""

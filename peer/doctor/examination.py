@@ -127,7 +127,7 @@ def lines(checks: Sequence[Check]) -> list[str]:
 
 
 class DoctorProgress:
-    """Report of the running check on the terminal; silent if standard error is no terminal."""
+    """Report of the running check on the terminal; prints nothing if standard error is not a terminal."""
 
     def __init__(self) -> None:
         self._draws = draws(sys.stderr)

@@ -43,7 +43,7 @@ PEER_ID = re.compile(r"(12D3KooW|Qm)[1-9A-HJ-NP-Za-km-z]{40,}")
 
 
 def remedy_for(word: str) -> str:
-    """Return the remedy for giving `word`; "" for a word that may name a run."""
+    """Return what to do instead of giving `word`; "" if `word` may name a run."""
     shown = "".join(character for character in word if character.isprintable())[:120]
     if URL.match(word):
         return (
@@ -293,7 +293,7 @@ def _files_in(folder: Path) -> list[Path]:
 
 
 def _stat_of(path: Path) -> os.stat_result | None:
-    """Return a file's status; None if it is no file, or if a running peer has just removed it."""
+    """Return a file's status; None if it is not a file, or if a running peer has just removed it."""
     try:
         return path.stat() if path.is_file() else None
     except OSError:

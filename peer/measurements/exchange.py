@@ -38,7 +38,10 @@ STALL_S = 10.0
 
 @dataclass(frozen=True)
 class Introduction:
-    """Facts that other peers know about a peer.  root: of its contribution.  bytes_per_s: of its line; 0 if unknown."""
+    """Facts that other peers know about a peer.
+
+    root: root hash of the peer's contribution.  bytes_per_s: rate of the peer's line; 0 if unknown.
+    """
 
     peer: PeerId
     root: Hash

@@ -62,7 +62,10 @@ class Rest:
 
 
 class _Threshold:
-    """Threshold with hysteresis: begins above `most`; ends at or below `enough`, at the earliest `LEAST_REST_S` later."""
+    """Threshold with hysteresis.
+
+    It is passed from the first value above `most` until a value is at or below `enough`, but for at least `LEAST_REST_S`.
+    """
 
     def __init__(self, most: float | None, enough: float | None) -> None:
         self.most, self.enough = most, enough
@@ -164,7 +167,10 @@ def in_a_thread(read: Callable[[], T]) -> Callable[[], Awaitable[T | None]]:
 
 
 class RestKeeper:
-    """Keeper of one peer's rests, in `run`.  ask: returns the present reading; None (unknown) is no reason to rest."""
+    """Makes one peer rest and go on, while `run` runs.
+
+    ask: returns the present reading; None (unknown) is not a reason to rest.
+    """
 
     def __init__(self, judge: RestJudge, ask: Ask, peer: Resting) -> None:
         self._judge, self._ask, self._peer = judge, ask, peer

@@ -43,10 +43,10 @@ UNREAD = (*ESSENTIAL[1:], "*.tiktoken", "*.spm", "*.sp.model")
 
 
 def check_readable(folder: Path) -> None:
-    """Raise `PeerError` if the folder's tokenizer has another format than tokenizer.json: the run would read bytes."""
+    """Raise `PeerError` if the folder's tokenizer is not a tokenizer.json, because the run would then read bytes."""
     if not (folder / "tokenizer.json").exists() and (unread := _unread_in(folder)):
         raise PeerError(
-            f"{folder} has no tokenizer.json, and its tokenizer ({', '.join(unread)}) is in a form that is not read; "
+            f"{folder} has no tokenizer.json, and its tokenizer ({', '.join(unread)}) is in a format that cannot be read; "
             f'convert it with transformers: AutoTokenizer.from_pretrained("{folder}").save_pretrained("{folder}"), or name '
             'another one in the run file: [tokenizer] from = "tokenizer.json"',
             ExitCode.INPUT,

@@ -6,10 +6,10 @@ Pure.  Safety does not depend on this module: two peers may judge differently, a
   ready and `grace_s` has passed; late trainers are then asked to finish and get `FINISH_S` more.
 * A trainer that is one or two rounds behind will soon arrive, and gets `grace_s` to do so.  Otherwise, if rounds are short,
   it would never catch up with the swarm.
-* No trainer may cost a round much more time than its work is worth.  The fair time for one more trainer is `LATE` of the
-  time that the ready electors took, divided by their number, but at most `grace_s`.  Late trainers are asked to finish after
-  half of the fair time.  A trainer that is not ready `ANSWER_S` after the fair time has stalled the round.  It gets less
-  time in the next rounds, or none (`protocol.allreduce.lateness`).
+* No trainer may cost a round much more time than its work is worth.  The fair time for one more trainer is the time
+  that the ready electors took, times `LATE`, divided by their number, but at most `grace_s`.  Late trainers are asked to
+  finish after half of the fair time.  A trainer that is not ready `ANSWER_S` after the fair time has stalled the round.  It
+  gets less time in the next rounds, or none (`protocol.allreduce.lateness`).
 * Electors are absent if they said goodbye, or were silent for `eviction_s`.  Only as many electors are left out as necessary
   to bring a quorum within reach.
 """

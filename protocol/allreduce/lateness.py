@@ -4,9 +4,9 @@ A round needs something of each peer: its READY, its parts, its averages, and it
 the wait, each relative to the time that most other peers needed, so neither the length of a round nor the speed of the lines
 has to be known.  A fifth rule remembers the peers that used that time up.
 
-1. **Fair time.**  No peer may cost a round more time than its work is worth.  So a round waits for one peer for `LATE` of
-   the others' computing time, divided by their number (`fair_time`).  `protocol.agreement.policy` uses the fair time to
-   close a round; rules 3 and 4 add it to their deadlines.
+1. **Fair time.**  No peer may cost a round more time than its work is worth.  So a round waits for one peer for the
+   others' computing time, times `LATE`, divided by their number (`fair_time`).  `protocol.agreement.policy` uses the fair
+   time to close a round; rules 3 and 4 add it to their deadlines.
 2. **Silence.**  A member that owes us a part is lost when nothing has come from it for `stall_s` plus `PACES` times the time
    that half of the other members needed for one chunk (`SilenceTracker`).  A member that owes us an average may itself be
    waiting, so it gets `RESULT_PATIENCE` times as long.  It does not get the longer time if the owners of most chunks went on
@@ -531,7 +531,7 @@ class Patience:
             stall_s=stall_s,
             wait_s=fair_s + self.waits.left(me, base, FOR_PARTS * stall_s),
             owner_s={peer: fair_s + self.owners.left(peer, base, stall_s) for peer in members if peer != me},
-            jury=electors if tolerated(len(electors)) else [],  # keys of strangers cost nothing
+            jury=electors if tolerated(len(electors)) else [],  # keys are free, so strangers must not set the pace
             shares={peer: share_of(self.members, base, peer) for peer in members},
         )
 

@@ -83,7 +83,10 @@ class PushHeader(Body):
 
 
 class ExchangeAsk(Body):
-    """Request to a member for the result of a chunk, or for its part.  plan: the plan's hash.  fragment: its fragment."""
+    """Request to a member for the result of a chunk, or for the member's part of the chunk.
+
+    plan: the plan's hash.  fragment: the plan's fragment.
+    """
 
     plan: HashField
     fragment: FragmentNumber

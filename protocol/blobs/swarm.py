@@ -194,7 +194,7 @@ class Swarm:
                 news = ChunkNews(blob=name, chunks=told)
                 await self._session.network.request(peer, "news", news.encode(), timeout_s=NEWS_TIMEOUT_S)
         except NetworkError:
-            pass  # the peer asks again about our chunks when it has nothing better
+            pass  # the peer asks us again once it knows of no chunk to get from us
         finally:
             del self._untold[peer, name]
 

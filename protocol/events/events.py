@@ -489,7 +489,7 @@ class RoundProposed(Event):
     """This peer proposes a plan.
 
     attempt: 0 for the round's first attempt.  proposer: this peer.  members: peers whose contributions are averaged.
-    absent: electors without which the ballot is held.
+    absent: electors that are left out of the ballot.
     """
 
     round: int

@@ -134,7 +134,7 @@ class RolloutTally:
     def _learned(self, roots: Iterable[str]) -> None:
         """Count batches from which this trainer learned.
 
-        Each batch counts once, even if the trainer learns from it again because the first time led to no record.
+        Each batch counts once, even if the trainer learns from it again because its first use did not lead to a record.
         """
         for root in roots:
             self.used += root not in self.learned

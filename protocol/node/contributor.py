@@ -225,7 +225,7 @@ class Contributor:
             self._trainer.finish()
 
     async def compute(self, base: Base, work: Work, ahead: Callable[[], int] = lambda: 0) -> Contribution | None:
-        """Train in the round on `base`; start again if the trainer dies.  `work` shows the progress.
+        """Train in the round that extends `base`; start again if the trainer dies.  `work` shows the progress.
 
         ahead: returns the number of steps that the other peers have done.  Returns None without a trainer, if the trainer
         gave up, or if its numbers show that training failed.

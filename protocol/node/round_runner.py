@@ -176,9 +176,10 @@ class PendingDeliveries:
 
 
 class Delivery:
-    """Delivery of statements in one round.  inbox: takes our statements to ourselves.
+    """Delivery of statements in one round.
 
-    deliveries: delivers our commits, because a commit ends our round before the other peers have received it.
+    inbox: receives the statements that we address to ourselves.  deliveries: delivers our commits, because a commit ends our
+    round before the other peers have received it.
     """
 
     def __init__(self, session: Session, membership: Membership, inbox: Inbox, deliveries: PendingDeliveries) -> None:

@@ -40,8 +40,8 @@ from protocol.wire.questions import RatificationRequest
 #
 # It starts with the first provisional record, because final records are a prefix of the chain.  We vote for a record that
 # is settled for us and has a full record built upon it.  After that vote we leave the record only for a full one.  An
-# elector that left it for another reason could not vote at the record's tip any more, and with too many such electors that
-# tip would have no quorum.
+# elector that left it for one that is not full could no longer vote at the record's tip.  If too many electors did so,
+# that tip would have no quorum.
 #
 # Peers ask for the votes instead of sending them: a peer that lacks votes asks a neighbour every few seconds, which returns
 # all votes that it knows.

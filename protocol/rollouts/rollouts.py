@@ -60,7 +60,7 @@ from protocol.wire.rollouts import ROLLOUT_CHUNK_BYTES, Judgement, RolloutBatch
 from protocol.wire.rollouts import Deal as DealBody
 
 # ------------------------------------------------------------------------------------------------------------------------
-# A peer's statistics about rollouts, counted from its events as they are emitted, for its status and its heartbeat.
+# A peer's statistics about rollouts, for its status and its heartbeat.  They are counted from its events when it emits them.
 
 
 RATE_S = 60.0

@@ -106,11 +106,11 @@ class ModelSection(Section):
     qk_norm: bool = False
     """True: queries and keys are normed, each head by itself (Qwen3)."""
     rope_factor: Annotated[float, Field(ge=1, le=1024, allow_inf_nan=False)] = 1.0
-    """The factor by which rotary positions are stretched, as Llama 3.1 does it ("llama3"); 1: not at all."""
+    """The factor by which rotary positions are stretched, in the same way as in Llama 3.1 ("llama3"); 1: not at all."""
     rope_low_freq_factor: Annotated[float, Field(gt=0, le=1024, allow_inf_nan=False)] = 1.0
-    """Frequencies with fewer turns in rope_original_context are divided by rope_factor."""
+    """Frequencies that make fewer turns than this within rope_original_context are divided by rope_factor."""
     rope_high_freq_factor: Annotated[float, Field(gt=0, le=1024, allow_inf_nan=False)] = 4.0
-    """Frequencies with more turns in rope_original_context are kept."""
+    """Frequencies that make more turns than this within rope_original_context are kept."""
     rope_original_context: Annotated[int, Field(ge=1, le=1 << 24)] = 8192
     """Tokens that the model read before its positions were stretched."""
     context: Annotated[int, Field(ge=0, le=1 << 24)] = 0

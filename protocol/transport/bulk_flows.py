@@ -166,7 +166,7 @@ REST_S = 60.0
 GAIN = 1.15
 SLOW, SLOW_TIMES, MARGIN = 0.4, 5, 1.25
 LEAST_BYTES_PER_S = float(256 << 10)
-"""Least pace of a peer's sockets.  Linux paces whole bursts; at a much lower pace a socket may stall for minutes."""
+"""Lowest pace of a peer's sockets.  Linux paces whole bursts; at a much lower pace a socket may stall for minutes."""
 
 
 def first_guess(rtt_s: float) -> int:

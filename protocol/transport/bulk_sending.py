@@ -132,7 +132,7 @@ class Sending:
                 lane.allow(share / len(lanes), self._flows[peer].pace(share) / len(lanes))
 
     def offered(self) -> float:
-        """Return the bytes a second that our sockets were allowed since the last call; 0 if they were idle at any time."""
+        """Return the rate (bytes/s) that our sockets are allowed; 0 if all were idle at any time since the last call."""
         always, self._idle = not self._idle, not any(lane.busy for lane in self._all())
         return self._offered if always and not self._idle else 0.0
 

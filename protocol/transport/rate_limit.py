@@ -80,7 +80,7 @@ async def guarded(work: Callable[..., Awaitable[None]], *arguments: Any) -> None
 
 SMALLEST_FRAME_BYTES = 16 << 10
 FRAMES_A_SECOND = 10
-"""Least number of frames a second under a limit, unless frames would be smaller than `SMALLEST_FRAME_BYTES`."""
+"""Smallest number of frames per second under a limit, unless frames would be smaller than `SMALLEST_FRAME_BYTES`."""
 BURST_S = 0.25
 """Seconds' worth of the limit that can be saved up."""
 BUFFER_S = 0.1

@@ -237,7 +237,7 @@ class Follower:
         return True
 
     def _useless_is(self, leg: Leg) -> None:
-        """Rule out a patch, or else a version, because a signed statement about a file of this leg is false."""
+        """Rule out this leg's patch, or the whole version, because a signed statement about one of their files is false."""
         number = leg.version.version
         if leg.base is not None and not self._files.has(Hash(leg.version.weights.root)):
             self._useless[Hash(leg.blob.root)] = number

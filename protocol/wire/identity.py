@@ -21,7 +21,7 @@ PeerId = NewType("PeerId", str)
 KEY_BYTES = 32
 SIGNATURE_BYTES = 64
 REMEMBERED_BYTES = 2048
-"""Most bytes of signed data for which the result of the check is cached: 16 MiB in all."""
+"""Largest size of signed data for which the result of the check is cached, so the cache holds at most 16 MiB."""
 _PREFIX = bytes([0x00, 0x24, 0x08, 0x01, 0x12, 0x20])  # identity multihash of 36 bytes: key type 1, then 32 bytes of key
 
 

@@ -407,7 +407,7 @@ class Certificate(Body):
 
 
 class Report(Body):
-    """Result of an exchange, sent to a proposer that is no member of its plan.  plan: hash of the plan."""
+    """Result of an exchange, sent to a proposer that is not a member of its plan.  plan: hash of the plan."""
 
     KIND: ClassVar[str] = "report"
     round: Count
@@ -522,7 +522,7 @@ class Accusation(Body):
 
 
 class Finish(Body):
-    """Request of the proposer that a late peer stop at its current step and contribute."""
+    """The proposer's request to a late peer to stop at its current step and contribute."""
 
     KIND: ClassVar[str] = "finish"
     round: Count

@@ -49,7 +49,7 @@ class CommitsReply(Body):
 
 
 class RatificationRequest(Body):
-    """Request for the votes to ratify this round's record; the answer is a `Certificate`, complete or not."""
+    """Request for all known votes to ratify a record; the answer is a `Certificate`, complete or not."""
 
     round: Count
     record_hash: HashField

@@ -2,12 +2,12 @@
 
 A line is an object with `task_type`, `prompt`, `verification_info`, and optionally `problem_id` (by default the line's
 number), `source`, `in_source_id`, `gold_standard_solution`, `metadata`, `hf_dataset_name`, `solve_rate`, `samples`.
-`verification_info` is an object, or its JSON text.
+`verification_info` is an object, or a string that contains the object as JSON.
 
-By task type it holds:
+For each task type it contains:
 
 * `exact_answer`: `ground_truth`, the text of the answer.
-* `numeric_answer`: `ground_truth`, a number or its text, and optionally `tolerance`.
+* `numeric_answer`: `ground_truth`, a number or a string that contains one, and optionally `tolerance`.
 * `verifiable_math`: `ground_truth`, LaTeX or plain, compared as mathematics (math-verify).
 * `verifiable_code`: `language` ("python") and `test_cases`, each
   `{"type": "stdin_stdout", "input": text, "output": text}` or

@@ -74,7 +74,7 @@ class _Reader:
         return found.group(), options
 
     def _item(self, options: dict[str, Any]) -> None:
-        """Read an option, or one of a mixture's environments."""
+        """Read an option, or one of the environments of a mixture."""
         found = _OPTION.match(self._text, self._at)
         if found is None:
             name, inner = self.environment()

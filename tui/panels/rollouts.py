@@ -14,7 +14,7 @@ from tui.picture import Picture
 TITLE = "Rollouts"
 NAME = 24
 CURVE_FROM = 8
-"""Least height in lines for which the curve of the reward is drawn."""
+"""Smallest height, in lines, at which the reward curve is drawn."""
 MOST_ASIDE = 3
 BATCHES = {"rollout": "MY BATCHES", "validator": "WHAT I JUDGED"}
 STYLES = {ACCEPTED: GOOD, REJECTED: ALARM, STALE: FAINT, UNSURE: WARNING, WAITING: ""}

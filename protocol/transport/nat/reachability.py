@@ -160,7 +160,7 @@ EVERY_S, UNKNOWN_S = 600.0, 60.0
 SETTLE_S = 1.0
 """Seconds from a change until peers are asked, because several peers often connect at the same time."""
 LEAST_GAP_S = 15.0
-"""Least seconds between two inquiries, even after changes."""
+"""Shortest time between two inquiries (s), even after changes."""
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from protocol.wire.identity import PeerId
 # Every peer has one uplink and one downlink.  Small messages, like control traffic, skip the queues and take only their own
 # sending time.  Larger messages wait in the queue of their flow (one for each other peer), and the flows of a link take
 # turns, with one slice a turn.  Spare messages are sent only while no other message waits.  A slice leaves the sender's
-# uplink, takes the latency, and then waits for the receiver's downlink.
+# uplink, arrives after the latency, and then waits for the receiver's downlink.
 #
 # Everything runs on one agenda in one task, without random numbers, so that the same calls give the same times.
 
