@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -41,8 +42,13 @@ class Disk:
                 self.sync(file)
             self.rename(temporary, path)
         except OSError as error:
-            self.remove(temporary)
+            self._clear(temporary)
             raise _sentence(error, path) from error
+
+    def _clear(self, path: Path) -> None:
+        """Remove what a failed operation left, if the disk allows it: a disk that became read-only does not."""
+        with suppress(OSError):
+            self.remove(path)
 
     def settle(self, folder: Path) -> None:
         """Make the names in a folder durable.  Raises `StoreFailed`."""
@@ -71,7 +77,7 @@ class Disk:
                 self.reserve(file, size)
                 return mmap.mmap(file.fileno(), size)
         except OSError as error:
-            self.remove(path)
+            self._clear(path)
             raise _sentence(error, path) from error
 
     def resume(self, path: Path, size: int) -> mmap.mmap:

@@ -203,11 +203,19 @@ class BlobFolder(ABC, Generic[K]):
         with self._beginning:
             for other in [] if self.keeps_parts else self.parts().keys() - {key} - self._worked_on:
                 self._drop_part(other)
-            is_new = size_of(path) != size
-            part = Part(key, path, (self.disk.allocate if is_new else self.disk.resume)(path, size), is_new)
+            with self._lock:
+                was_worked_on = key in self._worked_on
+                self._worked_on.add(key)  # before the file is mapped, or `demote` could put another one in its place
+            try:
+                is_new = size_of(path) != size
+                part = Part(key, path, (self.disk.allocate if is_new else self.disk.resume)(path, size), is_new)
+            except BaseException:
+                with self._lock:
+                    if not was_worked_on:
+                        self._worked_on.discard(key)
+                raise
             with self._lock:
                 self._parts[key] = size
-                self._worked_on.add(key)
         return part
 
     def _drop_part(self, key: K) -> None:
@@ -226,7 +234,7 @@ class BlobFolder(ABC, Generic[K]):
 
     def fill(self, part: Part[K], leaves: Sequence[Hash], spans: Spans, donors: Mapping[K, Spans]) -> list[int]:
         """Copy equal chunks of other whole blobs into a part; return the chunks that it still lacks."""
-        missing = part.missing(leaves, spans)
+        missing, copied = part.missing(leaves, spans), set[int]()
         wanted: dict[Hash, list[int]] = {}
         for chunk in missing:
             wanted.setdefault(leaves[chunk], []).append(chunk)
@@ -235,8 +243,10 @@ class BlobFolder(ABC, Generic[K]):
                 data = self.read(donor, cut[number], leaf) if leaf in wanted else None
                 if data is not None:
                     for chunk in wanted.pop(leaf):
-                        part.view[spans[chunk]] = data
-        return [chunk for chunk in missing if leaves[chunk] in wanted]
+                        if len(data) == spans[chunk].stop - spans[chunk].start:  # a liar's root may name other sizes
+                            part.view[spans[chunk]] = data
+                            copied.add(chunk)
+        return [chunk for chunk in missing if chunk not in copied]
 
     def publish(self, part: Part[K], leaves: Sequence[Hash] = ()) -> None:
         """Publish a whole blob: flush its bytes, then rename it.  Raises `StoreFailed`.  leaves: kept if given."""
@@ -253,10 +263,13 @@ class BlobFolder(ABC, Generic[K]):
     def put(self, key: K, size: int, pieces: Iterable[bytes | memoryview], leaves: Sequence[Hash]) -> None:
         """Write a whole blob from its pieces.  Raises `StoreFailed`."""
         part, at = self.begin(key, size), 0
-        for piece in pieces:
-            part.view[at : at + len(piece)] = piece
-            at += len(piece)
-        self.publish(part, leaves)
+        try:
+            for piece in pieces:
+                part.view[at : at + len(piece)] = piece
+                at += len(piece)
+            self.publish(part, leaves)
+        finally:
+            self.end(part)
 
     def adopt(self, source: Path, key: K, leaves: Sequence[Hash]) -> None:
         """Publish a whole file of this folder as a blob: flush its bytes, then rename it.  Raises `StoreFailed`."""

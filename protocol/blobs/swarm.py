@@ -111,7 +111,8 @@ class Swarm:
         others = self._fetches.setdefault(blob.name, [])
 
         def tell(event: Event) -> None:
-            if others[0] is fetch:  # only one fetch of a blob reports
+            # only one fetch of a blob reports; it is not named here, or its file would stay open when it is over
+            if others[0].transfer is transfer:
                 self._session.emit(event)
 
         transfer = Transfer(purpose, blob, here, trio.current_time(), tell)

@@ -139,8 +139,8 @@ class SetFiles:
             await self._check(root)
 
     async def tidy(self, kept: Collection[Hash]) -> None:
-        """Remove all sets that are not in `kept`, unless they are being read."""
-        for root in {*self._files.sizes()} - {*kept, *self._coming}:
+        """Remove all sets that are not in `kept`, complete or begun, unless they are being read."""
+        for root in {*self._files.sizes(), *self._files.parts()} - {*kept, *self._coming}:
             if await self._library.remove(root):
                 self.digests.pop(root, None)
 

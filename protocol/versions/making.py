@@ -196,7 +196,7 @@ U16 = npt.NDArray[np.uint16]
 def make_patch(old: memoryview, new: memoryview) -> Iterator[bytes]:
     """Yield the pieces of the patch from `old` to `new`: its head, then one piece for each block.
 
-    Both versions must have the same, even number of bytes.
+    Both versions must have the same number of bytes.  Raises `Malformed` if it is odd.
     """
     before, after = _values(old), _values(new)
     assert len(before) == len(after), "versions of one size"
@@ -270,6 +270,8 @@ def _change(block: U16, streams: list[bytes]) -> None:
 
 
 def _values(data: memoryview) -> U16:
+    if len(data) % WEIGHT_BYTES:
+        raise Malformed("weights in an odd number of bytes, to which no patch leads")
     return np.frombuffer(data, "<u2")
 
 
@@ -320,6 +322,8 @@ def _patch(files: BlobStore, leg: Leg, base_name: BlobName) -> Made:
             return Made.RIGHT
     except Malformed:
         pass
+    finally:
+        files.end(part)
     files.remove(Hash(weights.root))
     return _whose_fault(files, [base_name, leg.blob])
 
@@ -358,7 +362,8 @@ def make_version(
     if before is not None and tensors_in(before) != tensors_in(view):
         raise Malformed("its tensors have other names or shapes than those of the version before")
     patch = None
-    if before is not None and base is not None and len(before) == len(view) and base.weights.root != weights.root:
+    is_alike = before is not None and len(before) == len(view) and base is not None and base.weights.root != weights.root
+    if before is not None and base is not None and is_alike and len(view) % WEIGHT_BYTES == 0:
         patch = _make_patch(files, before, view, chunk_bytes, base)
     if not files.has(Hash(weights.root)):
         files.adopt(source, Hash(weights.root), leaves)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 
 from protocol.blobs.blob import EvenSpans
 from protocol.blobs.store import BlobStore, leaves_of
-from protocol.disk import Disk
+from protocol.disk import Disk, StoreFailed, StoreFull
 from protocol.wire.hashes import Hash, tree_root
 from tests.protocol.versions.files import weights
 
@@ -143,6 +144,45 @@ def test_equal_chunks_that_one_donor_has_are_all_copied_and_those_that_none_has_
     assert bytes(part.view[spans[0]]) == bytes(part.view[spans[2]]) == DATA[:CHUNK]
 
 
+def test_an_equal_chunk_of_another_size_is_not_copied(tmp_path: Path) -> None:
+    files = complete(tmp_path)
+    leaves, spans = [LEAVES[0], LEAVES[1], LEAVES[-1]], EvenSpans(5 * CHUNK, 2 * CHUNK)
+    part = files.begin(tree_root(leaves), 5 * CHUNK)
+    assert files.fill(part, leaves, spans, {ROOT: SPANS}) == [0, 1, 2]
+    assert bytes(part.view) == bytes(5 * CHUNK)
+
+
+def test_a_blob_that_cannot_be_written_is_not_worked_on_for_ever(tmp_path: Path) -> None:
+    files = opened(tmp_path)
+
+    def pieces() -> Iterator[bytes]:
+        yield DATA[:100]
+        raise StoreFull("no room")
+
+    with pytest.raises(StoreFull):
+        files.put(ROOT, len(DATA), pieces(), LEAVES)
+    files.drop(ROOT)
+    assert [*files.folder.iterdir()] == []
+
+
+def test_a_disk_that_became_read_only_is_a_failure_of_the_store(tmp_path: Path) -> None:
+    class ReadOnly(Disk):
+        def reserve(self, file: BinaryIO, size: int) -> None:
+            raise OSError(errno.EROFS, "read-only")
+
+        def write(self, file: BinaryIO, data: bytes | memoryview) -> None:
+            raise OSError(errno.EROFS, "read-only")
+
+        def remove(self, path: Path) -> None:
+            raise OSError(errno.EROFS, "read-only")
+
+    files = BlobStore(ReadOnly(durable=False), tmp_path)
+    with pytest.raises(StoreFailed):
+        files.begin(ROOT, len(DATA))
+    with pytest.raises(StoreFailed):
+        files.write_leaves(ROOT, LEAVES)
+
+
 @pytest.mark.parametrize(("number", "stays"), [(errno.EMFILE, True), (errno.ENOMEM, True), (errno.EIO, False)])
 def test_a_shortage_of_open_files_or_memory_makes_no_right_blob_a_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, stays: bool
@@ -170,3 +210,18 @@ def test_a_damaged_file_does_not_take_the_place_of_a_part_that_is_being_fetched(
     files.publish(part, LEAVES)
     view = files.view(ROOT, len(DATA))
     assert view is not None and bytes(view) == DATA
+
+
+def test_a_damaged_file_does_not_take_the_place_of_a_part_that_is_being_mapped(tmp_path: Path) -> None:
+    class Meanwhile(Disk):
+        def reserve(self, file: BinaryIO, size: int) -> None:
+            super().reserve(file, size)
+            files.demote(ROOT)
+
+    files = complete(tmp_path)
+    files.path(ROOT).write_bytes(bytes(len(DATA)))
+    files.disk = Meanwhile(durable=False)
+    part = files.begin(ROOT, len(DATA))
+    part.view[:] = DATA
+    files.publish(part, LEAVES)
+    assert files.path(ROOT).read_bytes() == DATA

@@ -94,3 +94,11 @@ def test_a_patch_for_other_weights_is_refused() -> None:
     one, two = bf16(10, 1), bf16(11, 1)
     with pytest.raises(Malformed, match="another size"):
         applied(two, patch_of(one, one))
+
+
+def test_weights_in_an_odd_number_of_bytes_have_no_patch() -> None:
+    odd = memoryview(bytearray(9))
+    with pytest.raises(Malformed, match="odd"):
+        apply_patch(odd, memoryview(b""), odd)
+    with pytest.raises(Malformed, match="odd"):
+        next(make_patch(odd, odd))

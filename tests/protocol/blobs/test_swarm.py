@@ -5,6 +5,9 @@ Times are virtual, and the same in every run.
 
 from __future__ import annotations
 
+import gc
+import weakref
+from array import array
 from math import inf
 
 import pytest
@@ -13,7 +16,7 @@ import trio
 from protocol.blobs.blob import ChunksReply, ChunksRequest
 from protocol.blobs.offers import MAX_GUESTS
 from protocol.blobs.swarm import MAX_ASKERS
-from protocol.blobs.transfer import HOPE_S, PATIENCE_S, PROMISE_S
+from protocol.blobs.transfer import HOPE_S, PATIENCE_S, PROMISE_S, Purpose
 from protocol.blobs.uploads import MOST_QUEUE
 from protocol.events.events import Dropped
 from protocol.transport.interface import Refused
@@ -279,6 +282,28 @@ def test_a_fetch_that_ends_after_the_swarm_was_stopped_tells_nobody() -> None:
         fetch.offer.add(0)
         one.swarm._spread(table.blob.name, fetch.offer, inf)
         assert not one.swarm._untold
+
+    on_swarm_table(check)
+
+
+@pytest.mark.parametrize("within_s", [0.1, 60.0])
+def test_nothing_keeps_the_buffer_of_a_fetch_that_is_over(within_s: float) -> None:
+    """Or the file behind it would stay open, and on the disk after its removal, until the next garbage collection."""
+
+    async def check(table: SwarmTable) -> None:
+        origin, (one,) = await an_origin_and(table, 1)
+        origin.originate()
+        into = array("B", bytes(len(table.data)))
+        kept = weakref.ref(into)
+        gc.disable()
+        try:
+            with trio.move_on_after(within_s):
+                await one.swarm.fetch(table.blob, memoryview(into), [origin.id], Purpose("weights", 1))
+            del into
+            await trio.sleep(1.0)
+            assert kept() is None
+        finally:
+            gc.enable()
 
     on_swarm_table(check)
 

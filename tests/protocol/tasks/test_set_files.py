@@ -34,3 +34,19 @@ def test_a_file_that_somebody_removed_or_altered_is_not_here_any_more(tmp_path: 
         assert {*sets.digests} == {kept}
 
     trio.run(main)
+
+
+def test_a_set_that_was_begun_and_is_not_needed_any_more_is_removed(tmp_path: Path) -> None:
+    others: Any = SimpleNamespace(me=ME.peer_id, end_origin=lambda root: None)
+
+    async def main() -> None:
+        store = BlobStore(Disk(durable=False), tmp_path / "tasks")
+        sets = SetFiles(others, others, store, inline, others)
+        await sets.load()
+        kept, abandoned = Hash(bytes(32)), Hash(b"\x01" * 32)
+        for root in (kept, abandoned):
+            store.end(store.begin(root, 100))
+        await sets.tidy([kept])
+        assert [path.name for path in sets.folder.iterdir()] == [f"{kept.hex()}.part"]
+
+    trio.run(main)
