@@ -177,7 +177,7 @@ class MessageRouter:
     async def _opened(self, bringer: PeerId, declared: IsTold, data: bytes) -> Statement[Body]:
         """Decode and return a statement that was sent to us alone.  Raises `Offence`."""
         try:
-            if len(data) > LARGE_BYTES:
+            if LARGE_BYTES < len(data) <= declared.max_bytes:  # a longer statement is refused at once, unread
                 async with self._decoding:
                     sender, body, envelope = await self._offload(_unpack, data, self._session.run, declared.max_bytes)
             else:

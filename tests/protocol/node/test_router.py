@@ -19,8 +19,9 @@ from protocol.node.rounds import RoundHandlers
 from protocol.rollouts.rollouts import Rollouts
 from protocol.tasks.task_sets import TaskSets
 from protocol.transport.handlers import Hears, answers, declarations
-from protocol.transport.interface import Acceptance, Refused
+from protocol.transport.interface import Acceptance, Offence, Refused
 from protocol.versions.weight_versions import WeightVersions
+from protocol.wire.envelope import MAX_GOSSIP_BYTES
 from protocol.wire.messages import STATEMENTS
 from protocol.wire.questions import TipsRequest
 from tests.protocol.node.stage import Stage, on_stage
@@ -50,6 +51,16 @@ def test_a_failure_of_ours_costs_an_event_and_the_connection(tmp_path: Path, mon
         assert stage.router.on_gossip(ANN.peer_id, b"") is Acceptance.IGNORE
         assert [event.what for event in stage.events if isinstance(event, HandlerFailed)] == ["question 'tips'", "gossip"]
         assert stage.network.forgotten == [ANN.peer_id] * 2
+
+    on_stage(tmp_path, check)
+
+
+def test_a_statement_over_its_limit_does_not_wait_for_large_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check(stage: Stage) -> None:
+        monkeypatch.setattr(router, "_unpack", None)  # decodes one large statement at a time
+        with pytest.raises(Offence):
+            await stage.router.on_request(ANN.peer_id, "goodbye", bytes(MAX_GOSSIP_BYTES + 1))
+        assert stage.guard.failures == 0
 
     on_stage(tmp_path, check)
 
