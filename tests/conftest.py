@@ -12,3 +12,6 @@ settings.load_profile("untimed")
 
 os.environ["PEER_CONFIG"] = ""
 """Nobody's own peer.toml, for us and for the processes that tests start."""
+
+for size in ("COLUMNS", "LINES"):  # set by pytest-xdist: a program in a test's terminal would believe them, not its terminal
+    os.environ.pop(size, None)

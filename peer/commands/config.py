@@ -94,8 +94,9 @@ def _tell(args: argparse.Namespace, name: str) -> str:
             _client(args).request("settings")
             if args.now:
                 raise PeerError(f"a running peer cannot change {name}; leave out --now, and start it again", ExitCode.USAGE)
-            return "The running peer keeps the value that it was started with; the new one takes effect when it starts "
-            "again."
+            return (
+                "The running peer keeps the value that it was started with; the new one takes effect when it starts again."
+            )
         _client(args).request("set", name=name, value=args.value)
     except NotRunning as error:
         if args.now:

@@ -260,7 +260,6 @@ BANNED: dict[str, Attack] = {
     "valid heartbeats": heartbeats,
     "malformed gossip": garbage,
     "oversized gossip": oversized_gossip,
-    "questions": questions,
     "bombs and oversized questions": bombs,
     "forged and replayed statements": forgeries,
     "questions that drip": dripping_questions,
@@ -269,5 +268,7 @@ BANNED: dict[str, Attack] = {
     "streams": streams,
 }
 """Attacks whose end is a ban."""
+FLOODS: dict[str, Attack] = {"questions": questions}
+"""Attacks whose end is a ban if this machine can ask more quickly than the allowance permits; if not, they are no attack."""
 HARMLESS: dict[str, Attack] = {"half-open sockets": half_open}
 """Attacks that nobody can be named for; they must come to nothing."""

@@ -22,7 +22,7 @@ from protocol.events import events as ev
 from protocol.run.manifest import open_manifest
 from protocol.transport.network import open_network
 from protocol.wire.identity import PeerId
-from tests.e2e.attacks import BANNED, HARMLESS, Attack, Cast, _until_broken
+from tests.e2e.attacks import BANNED, FLOODS, HARMLESS, Attack, Cast, _until_broken
 from tests.e2e.swarm import PATIENCE_S, Peer, Swarm
 from tests.protocol.transport.recorder import LOOPBACK, stack
 
@@ -50,7 +50,7 @@ class Assault:
     target: Peer
     outcomes: list[Outcome] = field(default_factory=list)
     patient: bool = True
-    attacks: dict[str, Attack] = field(default_factory=lambda: {**BANNED, **HARMLESS})
+    attacks: dict[str, Attack] = field(default_factory=lambda: {**BANNED, **FLOODS, **HARMLESS})
     on_outcome: Callable[[Outcome], None] = lambda outcome: None
 
     async def run(self) -> None:
@@ -96,10 +96,9 @@ class Assault:
                 if name in BANNED:
                     nursery.cancel_scope.cancel()
         seconds = trio.current_time() - began
-        reason = ""
         if name in BANNED:
             await self._in_thread(lambda: self.swarm.until(f"a ban for {name}", lambda: self._ban_of(cast)))
-            reason = self._ban_of(cast)
+        reason = self._ban_of(cast)
         if self.patient:
             await self._in_thread(lambda: self._a_round_after(name, rounds))
         return Outcome(name, cast.sent, seconds, reason, self._rounds() - rounds, 0)
@@ -123,7 +122,7 @@ def main() -> int:
         swarm.create_run()
         for name in ("one", "two", "three"):
             swarm.peer(name).start()
-        every = {**BANNED, **HARMLESS}
+        every = {**BANNED, **FLOODS, **HARMLESS}
         chosen = {name: every[name] for name in sys.argv[1:] or every}
         assault = Assault(swarm, swarm.peers[0], attacks=chosen, on_outcome=_print)
         print("| attack | sent | until it was out (s) | why, as its target said | rounds meanwhile | memory of the target |")

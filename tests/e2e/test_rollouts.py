@@ -92,8 +92,12 @@ def test_versions_go_on_when_the_trainer_is_killed_and_when_another_one_takes_ov
     heir = swarm.peer("heir").start("--role", "trainer")
     both = swarm.whole(heir, trainer)  # that the heir has committed: it votes from now on
     trainer.kill()
-    swarm.until("a round without it", lambda: any(trainer.peer_id not in heir.members_of(round) for round in heir.commits))
-    alone = next(round for round in sorted(heir.commits) if round >= both and trainer.peer_id not in heir.members_of(round))
+
+    def without_it() -> list[int]:
+        return [each for each in sorted(heir.commits) if each >= both and trainer.peer_id not in heir.members_of(each)]
+
+    swarm.until("a round without it", lambda: bool(without_it()))
+    alone = without_it()[0]
     swarm.until("a version of the heir's alone", lambda: heir.heard(ev.RolloutsUsed)[-1].round > alone)
     swarm.equal(learns(swarm, heir, 1)[-1].round + 1, heir, writer, validator)
     assert not heir.heard(ev.RolloutPeerSetAside) and not heir.heard(ev.ValidatorSetAside)
