@@ -1,0 +1,167 @@
+"""Format of a corpus: its manifest, and the places of its tokens in blocks and shards.
+
+The manifest is a canonical message.  Its bytes are a file of the run, whose root identifies the corpus.  Each **source** has
+two **splits**, one for training and one held out.  A split is one stream of tokens in which documents follow each other in
+the order of a keyed hash.  The stream is cut into **blocks** of `block_tokens` tokens; the last one may be shorter.  A
+**shard** is a file of `shard_blocks` blocks.  It is also a blob with the blocks as its chunks: the manifest has its root,
+over the hashes of its blocks.
+
+A token takes `token_bytes` bytes, little endian.  In a corpus of text a document ends with the token `end`, and a run
+chooses the length of its rows.  A corpus of chats or preferences consists of rows of `row_tokens` tokens.  In each of its
+blocks, a byte of flags for each token (`COUNTS`, `BEGINS`) follows the tokens.  A preference is two rows: chosen, rejected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from protocol.wire.envelope import Body, HashField, decode_body
+from protocol.wire.hashes import Hash
+
+MAX_MANIFEST_BYTES = 4 << 20
+MAX_SOURCES = 16
+MAX_SPLIT_TOKENS = 1 << 44
+MAX_BLOCK_BYTES = 1 << 20
+"""Bytes of a block at most; tokens and flags together."""
+LEAST_BLOCK_TOKENS = 1 << 10
+MAX_SHARD_BLOCKS = 1 << 12
+MAX_SHARDS = 1 << 15
+"""Shards of all splits together."""
+MAX_RECIPE_CHARS = 1 << 14
+COUNTS, BEGINS = 1, 2
+"""Flags of a token: the loss counts its prediction; it is the first of a document."""
+
+
+class CorpusKind(StrEnum):
+    """Kind of a corpus's rows."""
+
+    TEXT = "text"
+    CHAT = "chat"
+    PREFERENCE = "preference"
+
+
+@dataclass(frozen=True, order=True)
+class Block:
+    """Place of a block: its shard, by its root, and its number in the shard.  size: in bytes, tokens and flags."""
+
+    shard: Hash
+    number: int
+    size: int
+
+
+class Split(Body):
+    """Stream of tokens.  text_bytes: bytes of UTF-8 that the tokens stand for, for bits per byte.  shards: their roots."""
+
+    tokens: Annotated[int, Field(ge=0, le=MAX_SPLIT_TOKENS)]
+    documents: Annotated[int, Field(ge=0, le=MAX_SPLIT_TOKENS)]
+    text_bytes: Annotated[int, Field(ge=0, le=1 << 50)]
+    shards: Annotated[list[HashField], Field(max_length=MAX_SHARDS)]
+
+
+class CorpusSource(Body):
+    """Documents that the organiser mixes as one."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$")]
+    train: Split
+    held_out: Split
+
+
+class CorpusManifest(Body):
+    """A corpus.  tokenizer: BLAKE3 of the checked tokenizer.json; zeros for bytes.  vocab: exclusive upper bound on tokens.
+
+    end: token that ends a document.  row_tokens: tokens of a row, predicted ones and the first; 0 for text.  recipe: JSON
+    that names the inputs and options of the build, for people.
+    """
+
+    format: Literal[1] = 1
+    kind: Annotated[CorpusKind, Field(strict=False)]
+    tokenizer: HashField
+    vocab: Annotated[int, Field(ge=2, le=1 << 20)]
+    end: Annotated[int, Field(ge=0, lt=1 << 20)]
+    token_bytes: Literal[1, 2, 4]
+    row_tokens: Annotated[int, Field(ge=0, le=(1 << 17) + 1)]
+    block_tokens: Annotated[int, Field(ge=1, le=MAX_BLOCK_BYTES)]
+    shard_blocks: Annotated[int, Field(ge=1, le=MAX_SHARD_BLOCKS)]
+    recipe: Annotated[str, Field(max_length=MAX_RECIPE_CHARS)]
+    sources: Annotated[list[CorpusSource], Field(min_length=1, max_length=MAX_SOURCES)]
+
+    @model_validator(mode="after")
+    def _adds_up(self) -> Self:
+        for flaw in self._flaws():
+            raise ValueError(flaw)
+        return self
+
+    def _flaws(self) -> Iterator[str]:
+        if self.vocab > 1 << 8 * self.token_bytes or self.end >= self.vocab:
+            yield "a corpus whose tokens do not fit its vocabulary"
+        if self.block_tokens * self.bytes_per_token > MAX_BLOCK_BYTES:
+            yield "a corpus with blocks that are too large"
+        if (self.kind is CorpusKind.TEXT) != (self.row_tokens == 0):
+            yield "a corpus of rows without their length, or of text with it"
+        if self.unit_tokens > 1 and self.block_tokens % self.unit_tokens:
+            yield "a corpus whose blocks do not hold whole rows"
+        if len({source.name for source in self.sources}) < len(self.sources):
+            yield "a corpus with two sources of one name"
+        splits = [split for source in self.sources for split in (source.train, source.held_out)]
+        if sum(len(split.shards) for split in splits) > MAX_SHARDS:
+            yield "a corpus with too many shards"
+        for split in splits:
+            if len(split.shards) != -(-self.blocks(split) // self.shard_blocks):
+                yield "a corpus whose shards do not add up to its tokens"
+            if split.documents > split.tokens or split.tokens % self.unit_tokens:
+                yield "a corpus with more documents than tokens, or part of a row"
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of a token in a block, with its flags."""
+        return self.token_bytes + (self.kind is not CorpusKind.TEXT)
+
+    @property
+    def unit_tokens(self) -> int:
+        """Tokens of the smallest part that is read: 1 for text, else those of a row, or of both rows of a preference."""
+        return max(1, self.row_tokens) * (2 if self.kind is CorpusKind.PREFERENCE else 1)
+
+    def blocks(self, split: Split) -> int:
+        """Return the number of blocks of a split."""
+        return -(-split.tokens // self.block_tokens)
+
+    def block(self, split: Split, number: int) -> Block:
+        """Return the place of block `number` of a split, counted from 0 over all shards."""
+        assert 0 <= number < self.blocks(split)
+        shard, within = divmod(number, self.shard_blocks)
+        tokens = min(self.block_tokens, split.tokens - number * self.block_tokens)
+        return Block(Hash(split.shards[shard]), within, tokens * self.bytes_per_token)
+
+    def rows(self, split: Split, length: int) -> int:
+        """Return the number of rows of `length` predicted tokens in a split.
+
+        Rows of text predict every token but the first; the last row may overlap the row before it.  Rows of other kinds
+        have the length of the corpus.  A preference counts as one row.
+        """
+        if self.kind is not CorpusKind.TEXT:
+            return split.tokens // self.unit_tokens
+        return -(-(split.tokens - 1) // length) if split.tokens > length else 0
+
+    def tokens_of(self, split: Split, row: int, length: int) -> range:
+        """Return the places in the stream of the tokens of a row, its first token included."""
+        if self.kind is not CorpusKind.TEXT:
+            return range(row * self.unit_tokens, (row + 1) * self.unit_tokens)
+        start = min(row * length, split.tokens - length - 1)
+        return range(start, start + length + 1)
+
+    def blocks_of(self, split: Split, rows: range, length: int) -> range:
+        """Return the numbers of the blocks that hold these consecutive rows of a split."""
+        if not rows:
+            return range(0)
+        first, last = self.tokens_of(split, rows.start, length), self.tokens_of(split, rows.stop - 1, length)
+        return range(first.start // self.block_tokens, (last.stop - 1) // self.block_tokens + 1)
+
+
+def read_manifest(data: bytes) -> CorpusManifest:
+    """Return the corpus that these bytes describe; raises `Malformed` with one sentence."""
+    return decode_body(CorpusManifest, data, max_bytes=MAX_MANIFEST_BYTES)
