@@ -1,0 +1,193 @@
+"""Leases of the run's rows: which member reads which rows, as a function of the record chain alone.
+
+The rows of a run are numbered from 0 (`kernels.mixture`).  The **pool** of a round holds the rows that no record has
+consumed: first the rows below the **cursor** that were leased before and returned, ascending, then all rows from the cursor
+on.  **Slot** k of a round is the k-th stretch of the pool, each as long as a member can read in one round.
+
+Every trainer knows its slot when the round begins:
+
+* The **holders** are the contributors of the last record and the electors.  They have the first slots, in an order that is
+  drawn by a **beacon**: the tip of the last round with a number divisible by `BEACON_ROUNDS`.  The order stays the same for
+  some rounds, so a holder can fetch the rows of its next lease ahead of time.
+* Each other peer has a spare slot behind these, drawn by the tip and its key.  Two of them may draw the same slot; a record
+  names one of them (`protocol.chain.records.verify_members`).
+
+A member consumes rows from the start of its slot: the rows of the inner steps that its READY states.  The other rows that
+were leased return to the pool.  So the rows consumed by the records of a chain are disjoint, and together with the returned
+rows they are exactly the rows below the cursor.  A chain that is rolled back takes its leases with it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import pairwise
+
+from protocol.run.manifest import RunManifest
+from protocol.wire.hashes import Hash, hash_bytes
+from protocol.wire.identity import PeerId
+
+RowRange = tuple[int, int]
+"""Half-open range of run rows."""
+Ranges = tuple[RowRange, ...]
+"""Ranges of run rows, ascending, disjoint, and not adjacent."""
+
+MAX_RETURNED = 1024
+"""Maximum number of returned ranges; beyond it, the shortest ranges are skipped.  A trainer is told a lease in one frame."""
+BEACON_ROUNDS = 16
+"""Number of rounds for which the order of the holders stays the same."""
+
+# ------------------------------------------------------------------------------------------------------------------------
+# The pool of rows that no record has consumed.
+
+
+@dataclass(frozen=True)
+class LeasePool:
+    """Rows of a run that are still to be read.  Immutable.
+
+    cursor: the rows from here on were never leased.  returned: rows below the cursor that were leased and not consumed; no
+    range ends at the cursor.  skipped: number of rows that nobody will read, because more than `MAX_RETURNED` ranges were
+    returned.
+    """
+
+    cursor: int = 0
+    returned: Ranges = ()
+    skipped: int = 0
+
+    def __post_init__(self) -> None:
+        bounds = [-1, *(bound for each in self.returned for bound in each), self.cursor]
+        assert all(one < other for one, other in pairwise(bounds)), "returned ranges are disjoint, and below the cursor"
+        assert len(self.returned) <= MAX_RETURNED and self.skipped >= 0
+
+    def lease(self, slot: int, rows: int, limit: int | None = None) -> Ranges:
+        """Return the rows of a slot.
+
+        rows: number of rows of a slot.  limit: number of rows of the run, if it ends; the last slots are shorter or empty.
+        """
+        assert slot >= 0
+        source = _Source(self, limit)
+        source.take(slot * rows)
+        return source.take(rows)
+
+    def after(self, consumed: Mapping[int, int], rows: int, limit: int | None = None) -> LeasePool:
+        """Return the pool after a record.
+
+        consumed: number of rows consumed from the start of each slot.  rows, limit: as for `lease`.
+        """
+        source, returned = _Source(self, limit), list[RowRange]()
+        for slot in range(max(consumed, default=-1) + 1):
+            read = count_rows(source.take(min(consumed.get(slot, 0), rows)))
+            returned += source.take(rows - read)
+        left = _merged(sorted([*returned, *source.returned]))
+        cursor = left.pop()[0] if left and left[-1][1] == source.cursor else source.cursor
+        kept = sorted(left, key=lambda each: (each[0] - each[1], each))[:MAX_RETURNED]
+        return LeasePool(cursor, tuple(sorted(kept)), self.skipped + count_rows(left) - count_rows(kept))
+
+    def is_exhausted(self, limit: int | None) -> bool:
+        """Return True if a run of `limit` rows has no row left."""
+        return limit is not None and not self.returned and self.cursor >= limit
+
+
+class _Source:
+    """The rows of a pool, taken from the front."""
+
+    def __init__(self, pool: LeasePool, limit: int | None) -> None:
+        self.returned, self.cursor, self._limit = deque(pool.returned), pool.cursor, limit
+
+    def take(self, rows: int) -> Ranges:
+        """Remove and return the next rows; fewer at the end of the run."""
+        taken = list[RowRange]()
+        while rows > 0 and self.returned:
+            start, end = self.returned.popleft()
+            middle = min(end, start + rows)
+            taken.append((start, middle))
+            rows -= middle - start
+            if middle < end:
+                self.returned.appendleft((middle, end))
+        end = self.cursor + rows if self._limit is None else min(self.cursor + rows, self._limit)
+        if rows > 0 and end > self.cursor:
+            taken.append((self.cursor, end))
+            self.cursor = end
+        return tuple(taken)
+
+
+def count_rows(ranges: Iterable[RowRange]) -> int:
+    """Return the number of rows in these ranges."""
+    return sum(end - start for start, end in ranges)
+
+
+def _merged(ranges: Iterable[RowRange]) -> list[RowRange]:
+    """Return the same rows, with adjacent ranges joined.  ranges: ascending and disjoint."""
+    merged = list[RowRange]()
+    for start, end in ranges:
+        if merged and merged[-1][1] == start:
+            start = merged.pop()[0]
+        merged.append((start, end))
+    return merged
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# The slots of a round.
+
+
+@dataclass(frozen=True)
+class LeaseTerms:
+    """Sizes of the leases that a manifest fixes.
+
+    step_rows: rows of an inner step.  rows: rows of a slot, for all inner steps of a round.  spares: number of spare slots
+    that peers other than the holders draw from.  limit: number of rows of the run, a multiple of `step_rows`; None if it is
+    endless.
+    """
+
+    step_rows: int
+    rows: int
+    spares: int
+    limit: int | None = None
+
+
+@lru_cache(maxsize=64)
+def lease_terms(manifest: RunManifest) -> LeaseTerms:
+    """Return the sizes of the leases of a run."""
+    step_rows, limit = manifest.data.sequences_per_step, data_rows(manifest)
+    whole = None if limit is None else limit - limit % step_rows
+    return LeaseTerms(step_rows, manifest.rounds.inner_steps * step_rows, manifest.rounds.max_members, whole)
+
+
+def data_rows(manifest: RunManifest) -> int | None:
+    """Return the number of rows that a run may read; None if its data is read as often as its total asks."""
+    return None
+
+
+@dataclass(frozen=True)
+class Leases:
+    """State of the leases after some records.  Immutable.
+
+    pool: rows that no record has consumed.  beacon: the tip that the last round with a number divisible by `BEACON_ROUNDS`
+    stands on.
+    """
+
+    pool: LeasePool = LeasePool()
+    beacon: Hash = Hash(bytes(32))
+
+    def on(self, round: int, tip: Hash) -> Leases:
+        """Return the state in the round on `tip`."""
+        return self if round % BEACON_ROUNDS else replace(self, beacon=tip)
+
+    def after(self, terms: LeaseTerms, steps: Mapping[int, int]) -> Leases:
+        """Return the state after one more record.  steps: inner steps done with the rows of each slot."""
+        consumed = {slot: count * terms.step_rows for slot, count in steps.items()}
+        return replace(self, pool=self.pool.after(consumed, terms.rows, terms.limit))
+
+
+def holder_slots(beacon: Hash, holders: Iterable[PeerId]) -> dict[PeerId, int]:
+    """Return the slots of the holders, in the order that the beacon draws."""
+    ranked = sorted(set(holders), key=lambda peer: hash_bytes("lease", beacon + peer.encode()))
+    return {peer: slot for slot, peer in enumerate(ranked)}
+
+
+def spare_slot(tip: Hash, peer: PeerId, holders: int, spares: int) -> int:
+    """Return the slot of a peer that is no holder.  holders: number of the holders.  spares: number of spare slots."""
+    draw = hash_bytes("spare lease", tip + peer.encode())
+    return holders + int.from_bytes(draw[:8], "big") % spares
