@@ -19,6 +19,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from kernels.aggregate import Rule, weights_of
 from kernels.codec import BLOCK
 from kernels.layout import chunk_count
+from kernels.mixture import Mixture, Phase
 from kernels.outer_step import MEAN, OuterStep, automatic
 from protocol.run.fitting import (
     MAX_CHECKPOINT_CHUNK_BYTES,
@@ -34,6 +35,7 @@ from protocol.run.fitting import (
 )
 from protocol.run.sections import (
     CHATS,
+    CORPORA,
     TOKENIZER,
     DataSection,
     FileSection,
@@ -292,6 +294,7 @@ class RunManifest(Section):
     def files(self) -> dict[str, FileSection]:
         """The files that every peer of the run has, by name."""
         named = {TOKENIZER: self.tokenizer.file if self.tokenizer is not None else None, CHATS: self.data.chats}
+        named |= {f"{CORPORA}{number}": file for number, file in enumerate(self.data.corpora)}
         tasks = {file.called: file for file in self.rl.files} if self.rl is not None else {}
         return {name: file for name, file in named.items() if file is not None} | tasks
 
@@ -304,6 +307,20 @@ class RunManifest(Section):
     def tokens_per_round(self) -> int:
         """Tokens that a member reads in a round of all its inner steps."""
         return self.rounds.inner_steps * self.data.sequences_per_step * self.data.sequence_length
+
+    @property
+    def mixture(self) -> Mixture:
+        """Order of the sources' rows; a run without corpora has one source."""
+        own = tuple(source.weight for source in self.data.sources) or (1,)
+        mixtures = [own, *(tuple(phase.weights) for phase in self.data.phases)]
+        return Mixture([Phase(start, weights) for start, weights in zip(self.data.phase_starts, mixtures, strict=True)])
+
+    @property
+    def data_rows(self) -> int | None:
+        """Rows of the run before a source would be read more often than `data.epochs` allows; None without a limit."""
+        if not self.data.epochs or not self.data.sources:
+            return None
+        return self.mixture.rows_within([source.rows * self.data.epochs for source in self.data.sources])
 
     def learns_from_rollouts(self, round: int) -> bool:
         """Return True if a round's members learn from accepted rollouts; otherwise they read text."""
@@ -351,7 +368,7 @@ class RunManifest(Section):
             **tokenizer,
             "seed": self.seed,
             "model": self.model.model_dump(),
-            "data": self.data.model_dump(exclude={"chats"}),
+            "data": self.data.model_dump(exclude={"chats", "corpora", "mirrors"}),
             "inner": self.inner.model_dump(),
             "inner_steps": self.rounds.inner_steps,
             "max_members": self.rounds.max_members,

@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
+from kernels.mixture import MAX_WEIGHTS
 from protocol.run.fitting import ManifestProblem, ModelShape, data_problems, model_problems, refuse, rope_problems
 from protocol.wire.envelope import Body
 from protocol.wire.hashes import Hash
@@ -150,6 +151,12 @@ class ModelSection(Section):
 FILE_CHUNK_BYTES = 1 << 20
 """Bytes of a chunk of a file."""
 MAX_FILE_BYTES = 64 << 20
+CORPORA = "corpora/"
+"""Prefix of the names of the corpora's manifests; their numbers follow."""
+MAX_CORPORA, MAX_SOURCES, MAX_PHASES, MAX_MIRRORS = 16, 16, 16, 8
+MAX_WEIGHT = MAX_WEIGHTS // MAX_SOURCES
+MirrorField = Annotated[str, Field(pattern=r"^https?://[\x21-\x7e]{1,1000}$")]
+"""Address of a folder on a web server."""
 CHATS, TOKENIZER = "chats.jsonl", "tokenizer.json"
 """Names of the files in the run, whatever the organiser's were called."""
 TASKS = "tasks/"
@@ -188,35 +195,110 @@ class TasksSection(FileSection):
         return TASKS + self.path
 
 
+class SourceSection(Section):
+    """A source of rows: one source of one of the run's corpora."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$")]
+    """Name of the source in its corpus."""
+    corpus: Annotated[int, Field(ge=0, lt=MAX_CORPORA)] = 0
+    """Number of its corpus, from 0."""
+    weight: Annotated[int, Field(ge=0, le=MAX_WEIGHT)] = 1
+    """Share of the rows that come from it: its weight, divided by the sum of all weights."""
+    rows: Annotated[int, Field(ge=1, le=1 << 44)]
+    """Rows that it has to learn from, in one epoch."""
+
+
+class PhaseSection(Section):
+    """A later mixture of the sources."""
+
+    from_tokens: Annotated[int, Field(ge=1, le=1 << 50)]
+    """Tokens read by all members together from which the mixture is used."""
+    weights: Annotated[list[Annotated[int, Field(ge=0, le=MAX_WEIGHT)]], Field(min_length=1, max_length=MAX_SOURCES)]
+    """Weight of each source, in their order."""
+
+
 class DataSection(Section):
     """Data that members read, and the amount of it in an inner step."""
 
-    LATER: ClassVar[frozenset[str]] = frozenset({"format", "packed", "chats"})
+    LATER: ClassVar[frozenset[str]] = frozenset(
+        {
+            "format",
+            "packed",
+            "chats",
+            "documents",
+            "corpora",
+            "sources",
+            "phases",
+            "epochs",
+            "mirrors",
+            "beta",
+            "label_smoothing",
+        }
+    )
 
     corpus: Literal["stdlib", "examples"] = "stdlib"
-    """Source of the text: "stdlib" is Python's own standard library, "examples" are the environment's solved problems."""
+    """Text of a run without corpora: "stdlib", Python's own library, or "examples", the environment's solved problems."""
     sequence_length: Annotated[int, Field(ge=8, le=1 << 17)] = 512
     """Tokens predicted in one window."""
     sequences_per_step: Annotated[int, Field(ge=1, le=1 << 16)] = 4
     """Windows in one inner step of one member."""
     held_out_percent: Annotated[int, Field(ge=1, le=50)] = 5
     """Share of the files, or chats, kept for the evaluation loss, in percent."""
-    format: Literal["text", "chat"] = "text"
-    """The text that is read: "text" is the corpus, "chat" are chats, of which what the assistant says counts."""
+    format: Literal["text", "chat", "preference"] = "text"
+    """The rows: "text"; "chat", of which what the assistant says counts; or "preference", pairs of answers (DPO)."""
     packed: bool = True
     """True: several chats share a window; none sees another."""
     chats: FileSection | None = None
     """The chats, one in a line."""
+    documents: Literal["masked", "joined"] = "joined"
+    """The documents of a row of text: "masked" (none sees another, and positions restart) or "joined"."""
+    corpora: Annotated[list[FileSection], Field(max_length=MAX_CORPORA)] = []
+    """The manifests of the run's corpora."""
+    sources: Annotated[list[SourceSection], Field(max_length=MAX_SOURCES)] = []
+    """The sources that are mixed; weights count rows."""
+    phases: Annotated[list[PhaseSection], Field(max_length=MAX_PHASES)] = []
+    """Later mixtures, ascending; before the first one, the weights of the sources are used."""
+    epochs: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    """Times that each source is read at most; the run ends before one would be read again.  0: no limit."""
+    mirrors: Annotated[list[MirrorField], Field(max_length=MAX_MIRRORS)] = []
+    """Web addresses at which the corpora's folders lie; blocks are fetched from there too."""
+    beta: Annotated[float, Field(gt=0, le=10, allow_inf_nan=False)] = 0.1
+    """Strength with which preferences hold the model near the initial weights (DPO's beta)."""
+    label_smoothing: Annotated[float, Field(ge=0, lt=0.5, allow_inf_nan=False)] = 0.0
+    """Share of the preferences that are taken to be the wrong way round (conservative DPO)."""
 
     @model_validator(mode="after")
     def _bounded(self) -> Self:
         refuse(data_problems(self.sequence_length, self.sequences_per_step))
         refuse(self._chat_problems())
+        refuse(self._source_problems())
         return self
 
+    def _source_problems(self) -> Iterator[ManifestProblem]:
+        if bool(self.corpora) != bool(self.sources):
+            yield ManifestProblem(("corpora", "sources"), "a run with corpora names sources in them; add both, or neither")
+        if any(source.corpus >= len(self.corpora) for source in self.sources):
+            yield ManifestProblem(("sources", "corpora"), "a source names a corpus that the run does not have; correct it")
+        if len({(source.corpus, source.name) for source in self.sources}) < len(self.sources):
+            yield ManifestProblem(("sources",), "a source is named twice; remove one")
+        if self.phase_starts != sorted(set(self.phase_starts)):
+            yield ManifestProblem(("phases",), "phases must begin one after the other, at least a row apart; sort them")
+        mixtures = [[source.weight for source in self.sources], *(phase.weights for phase in self.phases)]
+        if any(len(weights) != len(self.sources) or (weights and not any(weights)) for weights in mixtures):
+            yield ManifestProblem(
+                ("phases", "sources"), "each mixture needs a weight for each source, and one above 0; correct the weights"
+            )
+
+    @property
+    def phase_starts(self) -> list[int]:
+        """First row of each mixture, the sources' own first."""
+        return [0, *(-(-phase.from_tokens // self.sequence_length) for phase in self.phases)]
+
     def _chat_problems(self) -> Iterator[ManifestProblem]:
-        if self.format == "chat" and self.chats is None:
-            yield ManifestProblem(("format", "chats"), 'format is "chat", and no chats are named; add from = "chats.jsonl"')
+        if self.format != "text" and self.chats is None and not self.corpora:
+            yield ManifestProblem(
+                ("format", "chats"), f'format is "{self.format}", and no data is named; add from = "{self.format}s.jsonl"'
+            )
         if self.format == "text" and self.chats is not None:
             yield ManifestProblem(("format", "chats"), 'chats are named, and format is "text"; format = "chat" would do')
 
