@@ -1,7 +1,7 @@
 """Order in which the rows of several sources are read; a pure function that every peer computes alike.
 
 Rows are numbered from 0 over the whole run.  A **phase** is a stretch of rows in which the sources are mixed by fixed
-weights.  `Mixture.place` names the source of a row and the row's index among all rows of that source, and `counts` says how
+weights.  `RowMixture.place` names the source of a row and its index among all rows of that source, and `counts` says how
 many rows of each source the first rows hold.  An index that exceeds the rows of a source begins its next epoch.
 
 Within a phase the rows follow the quota method (Balinski and Young 1975, "The quota method of apportionment"): a source
@@ -26,7 +26,7 @@ MAX_WEIGHTS = 10_000
 
 
 @dataclass(frozen=True)
-class Phase:
+class MixturePhase:
     """Stretch of rows with fixed weights.
 
     start: number of its first row.  weights: share of each source, as whole numbers that are at least 0; not all are 0.
@@ -63,10 +63,10 @@ def _cycle(weights: tuple[int, ...]) -> _Cycle:
     return _Cycle(sources, counts)
 
 
-class Mixture:
+class RowMixture:
     """Order of the rows of a run.  phases: ascending by their starts; the first one starts at row 0."""
 
-    def __init__(self, phases: Sequence[Phase]) -> None:
+    def __init__(self, phases: Sequence[MixturePhase]) -> None:
         assert phases and phases[0].start == 0 and len({len(phase.weights) for phase in phases}) == 1
         assert all(one.start < other.start for one, other in pairwise(phases))
         self._phases = tuple(phases)

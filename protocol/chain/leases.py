@@ -67,7 +67,7 @@ class LeasePool:
         rows: number of rows of a slot.  limit: number of rows of the run, if it ends; the last slots are shorter or empty.
         """
         assert slot >= 0
-        source = _Source(self, limit)
+        source = _RowQueue(self, limit)
         source.take(slot * rows)
         return source.take(rows)
 
@@ -76,7 +76,7 @@ class LeasePool:
 
         consumed: number of rows consumed from the start of each slot.  rows, limit: as for `lease`.
         """
-        source, returned = _Source(self, limit), list[RowRange]()
+        source, returned = _RowQueue(self, limit), list[RowRange]()
         for slot in range(max(consumed, default=-1) + 1):
             read = count_rows(source.take(min(consumed.get(slot, 0), rows)))
             returned += source.take(rows - read)
@@ -90,7 +90,7 @@ class LeasePool:
         return limit is not None and not self.returned and self.cursor >= limit
 
 
-class _Source:
+class _RowQueue:
     """The rows of a pool, taken from the front."""
 
     def __init__(self, pool: LeasePool, limit: int | None) -> None:

@@ -19,7 +19,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from kernels.aggregate import Rule, weights_of
 from kernels.codec import BLOCK
 from kernels.layout import chunk_count
-from kernels.mixture import Mixture, Phase
+from kernels.mixture import MixturePhase, RowMixture
 from kernels.outer_step import MEAN, OuterStep, automatic
 from protocol.run.fitting import (
     MAX_CHECKPOINT_CHUNK_BYTES,
@@ -309,11 +309,13 @@ class RunManifest(Section):
         return self.rounds.inner_steps * self.data.sequences_per_step * self.data.sequence_length
 
     @property
-    def mixture(self) -> Mixture:
+    def mixture(self) -> RowMixture:
         """Order of the sources' rows; a run without corpora has one source."""
         own = tuple(source.weight for source in self.data.sources) or (1,)
         mixtures = [own, *(tuple(phase.weights) for phase in self.data.phases)]
-        return Mixture([Phase(start, weights) for start, weights in zip(self.data.phase_starts, mixtures, strict=True)])
+        return RowMixture(
+            [MixturePhase(start, weights) for start, weights in zip(self.data.phase_starts, mixtures, strict=True)]
+        )
 
     @property
     def data_rows(self) -> int | None:

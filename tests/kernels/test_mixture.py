@@ -8,27 +8,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels.mixture import MAX_WEIGHTS, Mixture, Phase
+from kernels.mixture import MAX_WEIGHTS, MixturePhase, RowMixture
 
 weights_of_four = st.tuples(*[st.integers(0, 60)] * 4).filter(any)
 
 
 @st.composite
-def mixtures(draw: st.DrawFn) -> Mixture:
+def mixtures(draw: st.DrawFn) -> RowMixture:
     lengths = draw(st.lists(st.integers(1, 150), max_size=3))
     starts = [0, *accumulate(lengths)]
-    return Mixture([Phase(start, draw(weights_of_four)) for start in starts])
+    return RowMixture([MixturePhase(start, draw(weights_of_four)) for start in starts])
 
 
 @given(weights=weights_of_four, rows=st.integers(0, 10**12))
 def test_shares_are_within_one_row_of_the_weights_after_any_number_of_rows(weights: tuple[int, ...], rows: int) -> None:
     total = sum(weights)
-    for count, weight in zip(Mixture([Phase(0, weights)]).counts(rows), weights, strict=True):
+    for count, weight in zip(RowMixture([MixturePhase(0, weights)]).counts(rows), weights, strict=True):
         assert rows * weight // total <= count <= -(-rows * weight // total)
 
 
 def test_shares_hold_for_the_mixture_of_five_sources_and_its_cooldown() -> None:
-    mixture = Mixture([Phase(0, (55, 20, 10, 10, 5)), Phase(970, (80, 10, 10, 0, 0))])
+    mixture = RowMixture([MixturePhase(0, (55, 20, 10, 10, 5)), MixturePhase(970, (80, 10, 10, 0, 0))])
     for rows in range(2000):
         before, after = min(rows, 970), max(0, rows - 970)
         shares = [before * a / 100 + after * b / 100 for a, b in zip((55, 20, 10, 10, 5), (80, 10, 10, 0, 0), strict=True)]
@@ -36,7 +36,7 @@ def test_shares_hold_for_the_mixture_of_five_sources_and_its_cooldown() -> None:
 
 
 @given(mixture=mixtures())
-def test_places_are_the_rows_of_each_source_in_order_as_the_counts_say(mixture: Mixture) -> None:
+def test_places_are_the_rows_of_each_source_in_order_as_the_counts_say(mixture: RowMixture) -> None:
     seen = [0] * mixture.sources
     for row in range(500):
         assert mixture.counts(row) == tuple(seen)
@@ -46,21 +46,21 @@ def test_places_are_the_rows_of_each_source_in_order_as_the_counts_say(mixture: 
 
 
 @given(mixture=mixtures(), row=st.integers(0, 10**12))
-def test_a_far_row_has_the_place_that_its_counts_say(mixture: Mixture, row: int) -> None:
+def test_a_far_row_has_the_place_that_its_counts_say(mixture: RowMixture, row: int) -> None:
     source, index = mixture.place(row)
     before, after = mixture.counts(row), mixture.counts(row + 1)
     assert before[source] == index and after[source] == index + 1 and sum(before) == row and sum(after) == row + 1
 
 
 def test_a_phase_begins_at_its_row() -> None:
-    mixture = Mixture([Phase(0, (1, 0)), Phase(7, (0, 1)), Phase(9, (1, 0))])
+    mixture = RowMixture([MixturePhase(0, (1, 0)), MixturePhase(7, (0, 1)), MixturePhase(9, (1, 0))])
     assert [mixture.place(row) for row in range(11)] == [
         *((0, row) for row in range(7)), (1, 0), (1, 1), (0, 7), (0, 8),
     ]  # fmt: skip
 
 
 @given(mixture=mixtures(), limits=st.tuples(*[st.none() | st.integers(0, 80)] * 4))
-def test_rows_within_are_the_most_rows_that_exceed_no_limit(mixture: Mixture, limits: tuple[int | None, ...]) -> None:
+def test_rows_within_are_the_most_rows_that_exceed_no_limit(mixture: RowMixture, limits: tuple[int | None, ...]) -> None:
     def is_over(rows: int) -> bool:
         return any(limit is not None and count > limit for limit, count in zip(limits, mixture.counts(rows), strict=True))
 
@@ -74,10 +74,15 @@ def test_rows_within_are_the_most_rows_that_exceed_no_limit(mixture: Mixture, li
 @pytest.mark.parametrize("weights", [(0, 0), (-1, 2), (MAX_WEIGHTS, 1)])
 def test_weights_are_whole_not_all_zero_and_bounded(weights: tuple[int, ...]) -> None:
     with pytest.raises(AssertionError):
-        Phase(0, weights)
+        MixturePhase(0, weights)
 
 
 def test_phases_ascend_from_row_zero_with_the_same_sources() -> None:
-    for phases in ([Phase(1, (1,))], [Phase(0, (1,)), Phase(0, (1,))], [Phase(0, (1,)), Phase(5, (1, 1))], []):
+    for phases in (
+        [MixturePhase(1, (1,))],
+        [MixturePhase(0, (1,)), MixturePhase(0, (1,))],
+        [MixturePhase(0, (1,)), MixturePhase(5, (1, 1))],
+        [],
+    ):
         with pytest.raises(AssertionError):
-            Mixture(phases)
+            RowMixture(phases)
