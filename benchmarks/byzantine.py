@@ -37,7 +37,7 @@ from kernels import codec, outer_step
 from kernels.aggregate import Rule, aggregate
 from kernels.layout import chunk_layout, payload_bytes
 from trainer.config import DataConfig, InnerConfig, TrainingConfig
-from trainer.data import corpus as corpora
+from trainer.data import embedded as corpora
 from trainer.data.rows import Rows
 from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.initial import initial_parameters

@@ -45,7 +45,7 @@ from benchmarks.diloco_bench import (
     row_name,
     rule_named,
 )
-from trainer.data import corpus as corpora
+from trainer.data import embedded as corpora
 
 
 class Progress:

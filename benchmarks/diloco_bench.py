@@ -13,7 +13,7 @@ from kernels import aggregate, outer_step
 from kernels.layout import chunk_layout, payload_bytes
 from kernels.outer_step import OuterStep, automatic
 from trainer.config import DataConfig, InnerConfig, TrainingConfig
-from trainer.data import corpus as corpora
+from trainer.data import embedded as corpora
 from trainer.data.rows import Rows
 from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.initial import initial_parameters

@@ -70,7 +70,7 @@ def work_at(name: str, work: TrainerWork, folder: Path, kl_weight: float) -> Non
     import numpy as np
     import torch
 
-    from trainer.data.corpus import load
+    from trainer.data.embedded import load
     from trainer.models.llama.initial import initial_parameters
     from trainer.rl.learner import Learner, LearnTask
     from trainer.rl.verification import Assignment

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from trainer.config import TrainingConfig
-from trainer.data import corpus as corpora
+from trainer.data import embedded as corpora
 from trainer.data.chat import ChatReading
-from trainer.data.corpus import SEPARATOR, Corpus
+from trainer.data.embedded import SEPARATOR, Corpus
 from trainer.data.rows import Reading
 from trainer.data.templates import TemplatedTokenizer
 from trainer.data.tokens import ByteTokenizer, Tokenizer, TokenizerFile

@@ -20,7 +20,7 @@ from torch import Tensor
 from kernels import codec
 from kernels.layout import Layout, chunk_layout, payload_bytes
 from trainer.config import TrainingConfig
-from trainer.data import corpus as corpora
+from trainer.data import embedded as corpora
 from trainer.data.rows import LaneSchedule, Reading, Rows
 from trainer.evaluation import Evaluation, evaluation_tokens, load
 from trainer.models.llama.model import Decoder

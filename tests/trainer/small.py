@@ -10,7 +10,7 @@ import torch
 
 from kernels.layout import chunk_layout
 from trainer.config import TrainingConfig
-from trainer.data.corpus import Corpus
+from trainer.data.embedded import Corpus
 from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.initial import initial_parameters
 from trainer.models.llama.model import Decoder

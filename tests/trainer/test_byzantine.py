@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks.byzantine import HONEST, Bench, Case, Settings
-from trainer.data import corpus as corpora
+from trainer.data import embedded as corpora
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from benchmarks import diloco, diloco_bench
 from benchmarks.diloco import Plan, Progress
 from benchmarks.diloco_bench import MOST, WAVE, Bench, Case, Settings, size_in
 from kernels.outer_step import OuterStep
-from trainer.data import corpus as corpora
+from trainer.data import embedded as corpora
 
 SMALL = Settings(steps=6, rounds=2, warm_steps=4, sequences=1, evaluation_tokens=1 << 10)
 
