@@ -80,6 +80,10 @@ class RowMixture:
         """Number of sources."""
         return len(self._phases[0].weights)
 
+    def weights(self, row: int) -> tuple[int, ...]:
+        """Return the weights of the sources in the phase of a row."""
+        return self._phases[self._phase_of(row)].weights
+
     def place(self, row: int) -> tuple[int, int]:
         """Return the source of a row, and the row's index among the rows of that source."""
         assert row >= 0

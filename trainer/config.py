@@ -15,12 +15,37 @@ from trainer.section import SectionFields
 
 
 @dataclass(frozen=True)
+class SourceConfig(SectionFields):
+    """Source of a run's rows.  corpus: name of the run's file with the manifest.  source: name in the corpus."""
+
+    name: str
+    corpus: str
+    source: str
+
+
+@dataclass(frozen=True)
+class PhaseConfig(SectionFields):
+    """Stretch of rows from `start` on, mixed by the `weights` of the sources, in their order."""
+
+    start: int
+    weights: tuple[int, ...]
+
+    @classmethod
+    def from_mapping(cls, section: Mapping[str, Any]) -> Self:
+        """Return the section as `SectionFields.from_mapping` does; accept a list of weights as a tuple."""
+        return super().from_mapping({**section, "weights": tuple(section.get("weights", ()))})
+
+
+@dataclass(frozen=True)
 class DataConfig(SectionFields):
     """Section on the training data.
 
     sequence_length: tokens predicted in a window. held_out_percent: share of files (chosen by a hash of the path) or of
     chats (chosen by number). format: "text", or "chat" for chats in which only the assistant's messages count. packed: True
     if several chats share a row.
+
+    sources, phases: mixture of corpora; without sources, `corpus` names the data. documents: "masked" or "joined", for text.
+    beta, label_smoothing: of the loss on preferences.
     """
 
     corpus: str
@@ -29,6 +54,18 @@ class DataConfig(SectionFields):
     held_out_percent: int
     format: str = "text"
     packed: bool = True
+    sources: tuple[SourceConfig, ...] = ()
+    phases: tuple[PhaseConfig, ...] = ()
+    documents: str = "masked"
+    beta: float = 0.1
+    label_smoothing: float = 0.0
+
+    @classmethod
+    def from_mapping(cls, section: Mapping[str, Any]) -> Self:
+        """Return the section as `SectionFields.from_mapping` does, with its sources and phases."""
+        sources = tuple(SourceConfig.from_mapping(each) for each in section.get("sources", ()))
+        phases = tuple(PhaseConfig.from_mapping(each) for each in section.get("phases", ()))
+        return super().from_mapping({**section, "sources": sources, "phases": phases})
 
 
 @dataclass(frozen=True)
@@ -72,7 +109,8 @@ class TrainingConfig:
     """Configuration of a trainer for one run.
 
     rl, environment: for an RL run; None and empty in other runs. environment: with its options, as the manifest names it.
-    tokenizer: None for bytes. files: paths of the run's own files on this computer, by name.
+    tokenizer: None for bytes. files: paths of the run's own files on this computer, by name. blocks: folders with blocks of
+    the run's corpora.
     """
 
     seed: int
@@ -86,12 +124,14 @@ class TrainingConfig:
     environment: str = ""
     tokenizer: TokenizerConfig | None = None
     files: Mapping[str, str] = field(default_factory=dict)
+    blocks: tuple[str, ...] = ()
 
     @classmethod
     def from_sections(cls, sections: Mapping[str, Any]) -> TrainingConfig:
         """Read `{seed, model, data, inner, inner_steps, max_members, chunk_parameters}` of a manifest.
 
-        An RL run adds `{rl, environment}`, and a run with a tokenizer adds `tokenizer`; the peer adds `files`.
+        An RL run adds `{rl, environment}`, and a run with a tokenizer adds `tokenizer`; the peer adds `files`
+        and `blocks`.
         """
         return cls(
             seed=int(sections["seed"]),
@@ -105,6 +145,7 @@ class TrainingConfig:
             environment=str(sections.get("environment", "")),
             tokenizer=TokenizerConfig.from_mapping(sections["tokenizer"]) if "tokenizer" in sections else None,
             files=dict(sections.get("files", {})),
+            blocks=tuple(sections.get("blocks", ())),
         )
 
     @property

@@ -7,9 +7,18 @@ from pathlib import Path
 
 import numpy as np
 
+from kernels.mixture import Mixture, Phase
 from trainer.config import TrainingConfig
 from trainer.data import embedded as corpora
 from trainer.data.chat import ChatReading
+from trainer.data.corpus import (
+    BlockFolders,
+    CorpusFolder,
+    CorpusReading,
+    DocumentLayout,
+    MixedSource,
+    StoredCorpus,
+)
 from trainer.data.embedded import SEPARATOR, Corpus
 from trainer.data.rows import Reading
 from trainer.data.templates import TemplatedTokenizer
@@ -66,6 +75,8 @@ def tokenizer_of(config: TrainingConfig) -> TemplatedTokenizer:
 def reading_of(config: TrainingConfig, tokenizer: TemplatedTokenizer) -> Reading:
     """Open a run's training data. Raises ValueError if this installation cannot provide the data."""
     data = config.data
+    if data.sources:
+        return mixed_reading(config)
     if data.format == "chat":
         path = _file(config, CHATS)
         return ChatReading(path, tokenizer, data.sequence_length, data.held_out_percent, packed=data.packed)
@@ -74,6 +85,27 @@ def reading_of(config: TrainingConfig, tokenizer: TemplatedTokenizer) -> Reading
     else:
         corpus = corpora.load(data.corpus, data.held_out_percent, tokenizer if config.tokenizer else None)
     return corpora.TextReading(corpus, data.sequence_length)
+
+
+def mixed_reading(config: TrainingConfig) -> CorpusReading:
+    """Open the corpora of a run's sources.  Raises ValueError for corpora that do not fit the run."""
+    data, blocks = config.data, BlockFolders([Path(each) for each in config.blocks])
+    folders: dict[str, CorpusFolder] = {}
+    for name in {source.corpus for source in data.sources}:
+        corpus = StoredCorpus.read(_file(config, name))
+        if corpus.vocab > config.model.vocab:
+            raise ValueError(
+                f"the corpus {name} has {corpus.vocab} tokens, more than the run's model ({config.model.vocab})"
+            )
+        if corpus.kind != data.format:
+            raise ValueError(f'the corpus {name} has rows of the kind "{corpus.kind}", and data.format is "{data.format}"')
+        folders[name] = CorpusFolder(corpus, blocks)
+    return CorpusReading(
+        [MixedSource(source.name, folders[source.corpus], source.source) for source in data.sources],
+        Mixture([Phase(phase.start, phase.weights) for phase in data.phases]),
+        data.sequence_length,
+        DocumentLayout(data.documents),
+    )
 
 
 def environment_of(config: TrainingConfig) -> Environment:

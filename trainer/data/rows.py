@@ -91,6 +91,7 @@ def _mix(value: int) -> int:
 Tokens = npt.NDArray[Any]
 """Array of integers of the smallest type that holds the vocabulary."""
 Mask = npt.NDArray[np.bool_]
+Documents = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True)
@@ -98,12 +99,16 @@ class Rows:
     """Rows of tokens.  tokens_bt: (B, T + 1); all but the first of a row are predicted.
 
     counts_bt: (B, T), true for predicted tokens that count in the loss; None if all count. documents_bt: (B, T), int, the id
-    of each read token's document. Documents do not attend to each other. None if each row is one document.
+    of each read token's document. Documents do not attend to each other. None if each row is one document. sources_b: (B,),
+    the number of each row's source; None if there is one source. pairs_b: (B,), the number of each row's preference, whose
+    chosen row is followed by the rejected one; None for other rows.
     """
 
     tokens_bt: Tokens
     counts_bt: Mask | None = None
-    documents_bt: npt.NDArray[np.int32] | None = None
+    documents_bt: Documents | None = None
+    sources_b: npt.NDArray[np.int16] | None = None
+    pairs_b: npt.NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         """Return the number of rows, B."""
@@ -111,12 +116,12 @@ class Rows:
 
     def __getitem__(self, span: slice) -> Rows:
         """Return some of the rows."""
-        return Rows(self.tokens_bt[span], *(None if each is None else each[span] for each in self.beside))
+        return Rows(self.tokens_bt[span], *(None if each is None else each[span] for each in self._beside))
 
     @property
-    def beside(self) -> tuple[Any, Any]:
-        """Arrays besides the tokens: counts and documents. Each may be None."""
-        return self.counts_bt, self.documents_bt
+    def _beside(self) -> tuple[Any, ...]:
+        """Arrays besides the tokens, each of which may be None."""
+        return self.counts_bt, self.documents_bt, self.sources_b, self.pairs_b
 
     @property
     def length(self) -> int:
@@ -128,10 +133,18 @@ class Rows:
         """Number of predicted tokens that count in the loss."""
         return len(self) * self.length if self.counts_bt is None else int(self.counts_bt.sum())
 
+    @property
+    def counted_b(self) -> npt.NDArray[np.int64]:
+        """Number of predicted tokens of each row that count in the loss, (B,)."""
+        if self.counts_bt is None:
+            return np.full(len(self), self.length, np.int64)
+        counted_b: npt.NDArray[np.int64] = self.counts_bt.sum(axis=1, dtype=np.int64)
+        return counted_b
+
     @classmethod
     def joined(cls, parts: Sequence[Rows]) -> Rows:
         """Join the rows of parts that have the same arrays."""
-        beside = zip(*(part.beside for part in parts), strict=True)
+        beside = zip(*(part._beside for part in parts), strict=True)
         return cls(
             np.concatenate([part.tokens_bt for part in parts]),
             *(None if column[0] is None else np.concatenate(column) for column in beside),
@@ -139,13 +152,25 @@ class Rows:
 
 
 class Reading(ABC):
-    """Source of a run's rows: training windows and held-out windows.  digest: hash of all the data, in hexadecimal."""
+    """Source of a run's rows: training windows and held-out windows.
+
+    digest: hash of all the data, in hexadecimal.  names: names of the sources; held-out windows of each are `held_out_of`.
+    """
 
     digest: str
     windows: int
     """Number of training windows, numbered from 0; at least 1."""
     held_out_windows: int
+    names: tuple[str, ...] = ("data",)
 
     @abstractmethod
     def rows(self, windows: Sequence[int], *, held_out: bool = False) -> Rows:
         """Return windows by number, one per row.  Each has at least one counted token."""
+
+    def weights(self, row: int) -> tuple[int, ...]:
+        """Return the weights of the sources around a row of the run."""
+        return (1,)
+
+    def held_out_of(self, source: int) -> range:
+        """Return the held-out windows of a source."""
+        return range(self.held_out_windows)

@@ -227,7 +227,9 @@ def loss_of(model: Decoder, rows: Rows, z_loss: float) -> Tensor:
     """Return the mean loss of the rows' counted tokens, nats per token, with `z_loss` times the max-z loss."""
     device = model.flat.device
     tokens = torch.from_numpy(rows.tokens_bt.astype(np.int64)).to(device)
-    counts, documents = (None if each is None else torch.from_numpy(each).to(device) for each in rows.beside)
+    counts, documents = (
+        None if each is None else torch.from_numpy(each).to(device) for each in (rows.counts_bt, rows.documents_bt)
+    )
     hidden = hidden_states(model, tokens[:, :-1], documents)
     loss: Tensor = language_model_loss(hidden, model.output_weight, tokens[:, 1:], z_loss, counts)
     return loss

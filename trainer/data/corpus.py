@@ -1,0 +1,405 @@
+"""Corpora of which a peer fetches only the blocks that it reads: manifests, blocks in folders, and rows of mixed sources.
+
+`protocol.corpora.manifest` defines the format, and the peer has checked the manifest and every block before this process
+reads them.  A source has two splits, each a stream of tokens in blocks of `block_tokens` tokens, in shards of `shard_blocks`
+blocks.  A row of text is a window of any length in that stream.  A row of chats, or both rows of a preference, have the
+length of the corpus, and a byte of flags for each token.
+
+`kernels.mixture` says which row of which source a row of the run is, so a batch depends only on the numbers of its rows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import msgpack
+import numpy as np
+import numpy.typing as npt
+
+from kernels.mixture import Mixture
+from trainer.data.rows import Documents, Mask, Reading, Rows, Tokens
+
+MAX_MANIFEST_BYTES = 4 << 20
+COUNTS, BEGINS = 1, 2
+"""Flags of a token: the loss counts its prediction; it is the first of a document."""
+
+
+class RowKind(StrEnum):
+    """Kind of a corpus's rows."""
+
+    TEXT = "text"
+    CHAT = "chat"
+    PREFERENCE = "preference"
+
+
+@dataclass(frozen=True)
+class StoredSplit:
+    """Stream of tokens.  text_bytes: bytes of UTF-8 that the tokens stand for.  shards: their roots, in hexadecimal."""
+
+    tokens: int
+    text_bytes: int
+    shards: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class StoredSource:
+    """Both splits of a source."""
+
+    name: str
+    train: StoredSplit
+    held_out: StoredSplit
+
+
+class BlockPlace(NamedTuple):
+    """Place of a block in a split.  size, stride: bytes of this block, and of a full block."""
+
+    shard: str
+    number: int
+    size: int
+    stride: int
+
+
+@dataclass(frozen=True)
+class StoredCorpus:
+    """Manifest of a corpus, as far as reading needs it.  digest: of the manifest's bytes, in hexadecimal."""
+
+    digest: str
+    kind: RowKind
+    vocab: int
+    end: int
+    token_bytes: int
+    row_tokens: int
+    block_tokens: int
+    shard_blocks: int
+    sources: Mapping[str, StoredSource]
+
+    def __post_init__(self) -> None:
+        if self.token_bytes not in (1, 2, 4) or min(self.vocab, self.block_tokens, self.shard_blocks) < 1:
+            raise ValueError("sizes that are out of their range")
+        if (self.kind is RowKind.TEXT) != (self.row_tokens == 0) or self.row_tokens == 1 or self.row_tokens < 0:
+            raise ValueError("rows that do not fit its kind")
+        for source in self.sources.values():
+            for split in (source.train, source.held_out):
+                blocks = -(-split.tokens // self.block_tokens)
+                if split.tokens < 0 or len(split.shards) != -(-blocks // self.shard_blocks):
+                    raise ValueError("shards that do not add up to its tokens")
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read a manifest.  Raises ValueError with one sentence for a file that is none."""
+        try:
+            with path.open("rb") as file:
+                data = file.read(MAX_MANIFEST_BYTES + 1)
+        except OSError as error:
+            raise ValueError(f"cannot read {path}: {error.strerror}") from error
+        try:
+            if len(data) > MAX_MANIFEST_BYTES:
+                raise ValueError("too many bytes")
+            return cls._of(msgpack.unpackb(data, raw=False), hashlib.blake2b(data, digest_size=16).hexdigest())
+        except (ValueError, TypeError, KeyError, AttributeError, msgpack.UnpackException) as error:
+            raise ValueError(
+                f"{path} does not describe a corpus that this version reads ({error}); build or fetch it again"
+            ) from error
+
+    @classmethod
+    def _of(cls, fields: Mapping[str, Any], digest: str) -> Self:
+        if fields["format"] != 1:
+            raise ValueError(f"format {fields['format']!r:.20}")
+        sizes = {
+            name: int(fields[name]) for name in ("vocab", "end", "token_bytes", "row_tokens", "block_tokens", "shard_blocks")
+        }
+        sources = [
+            StoredSource(str(each["name"]), _split(each["train"]), _split(each["held_out"])) for each in fields["sources"]
+        ]
+        return cls(digest=digest, kind=RowKind(fields["kind"]), sources={each.name: each for each in sources}, **sizes)
+
+    @property
+    def has_flags(self) -> bool:
+        """True if a byte of flags for each token follows a block's tokens."""
+        return self.kind is not RowKind.TEXT
+
+    @property
+    def unit_rows(self) -> int:
+        """Number of rows that are read together: 2 for a preference, otherwise 1."""
+        return 2 if self.kind is RowKind.PREFERENCE else 1
+
+    def rows(self, split: StoredSplit, length: int) -> int:
+        """Return the number of rows of `length` predicted tokens in a split; a preference counts as one row.
+
+        Rows of text predict every token but the first.
+        """
+        if self.has_flags:
+            return split.tokens // (self.unit_rows * self.row_tokens)
+        return -(-(split.tokens - 1) // length) if split.tokens > length else 0
+
+    def span(self, split: StoredSplit, row: int, length: int) -> range:
+        """Return the places in the stream of a row's tokens, its first token included.
+
+        The last row of text ends with the stream, and may overlap the row before it.
+        """
+        if self.has_flags:
+            unit = self.unit_rows * self.row_tokens
+            return range(row * unit, (row + 1) * unit)
+        start = min(row * length, split.tokens - length - 1)
+        return range(start, start + length + 1)
+
+    def block(self, split: StoredSplit, number: int) -> BlockPlace:
+        """Return the place of block `number` of a split, counted from 0 over all shards."""
+        width = self.token_bytes + self.has_flags
+        shard, within = divmod(number, self.shard_blocks)
+        tokens = min(self.block_tokens, split.tokens - number * self.block_tokens)
+        return BlockPlace(split.shards[shard], within, tokens * width, self.block_tokens * width)
+
+
+def _split(fields: Mapping[str, Any]) -> StoredSplit:
+    shards = tuple(bytes(root).hex() for root in fields["shards"])
+    return StoredSplit(int(fields["tokens"]), int(fields["text_bytes"]), shards)
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Blocks in folders.
+
+
+MOST_OPEN = 64
+"""Files of blocks that stay open."""
+
+
+class BlockMissing(Exception):
+    """Exception for a block that is in none of the folders, at least not yet.  shard: its root, in hexadecimal."""
+
+    def __init__(self, shard: str, number: int) -> None:
+        super().__init__(f"block {number} of the shard {shard[:12]} is not here")
+        self.shard, self.number = shard, number
+
+
+class BlockFolders:
+    """Folders in which blocks are looked up: `<shard>/<number>` is a block, and `<shard>.shard` is a whole shard.
+
+    Files are read, not mapped: a mapped file that somebody shortens would end the process.  An open file stays readable
+    after the peer has removed it from its cache.
+    """
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self._folders = tuple(folders)
+        self._open: OrderedDict[tuple[str, int | None], int] = OrderedDict()
+        """Descriptors by shard and block, the last used at the end; the block is None for a whole shard."""
+
+    def read(self, place: BlockPlace, begin: int, size: int) -> bytes:
+        """Return `size` bytes of a block from `begin` on.  Raises BlockMissing."""
+        for key, offset in (((place.shard, place.number), 0), ((place.shard, None), place.number * place.stride)):
+            descriptor = self._descriptor(key, offset + place.size)
+            if descriptor is not None:
+                data = os.pread(descriptor, size, offset + begin)
+                if len(data) == size:
+                    return data
+                os.close(self._open.pop(key))
+        raise BlockMissing(place.shard, place.number)
+
+    def _descriptor(self, key: tuple[str, int | None], least: int) -> int | None:
+        """Return the open file of a block or shard; None if no folder has one of at least `least` bytes."""
+        found = self._open.get(key)
+        if found is not None and os.fstat(found).st_size >= least:
+            self._open.move_to_end(key)
+            return found
+        shard, number = key
+        name = f"{shard}.shard" if number is None else f"{shard}/{number}"
+        for folder in self._folders:
+            try:
+                descriptor = os.open(folder / name, os.O_RDONLY | os.O_CLOEXEC)
+            except OSError:
+                continue
+            if os.fstat(descriptor).st_size >= least:
+                self._keep(key, descriptor)
+                return descriptor
+            os.close(descriptor)
+        return None
+
+    def _keep(self, key: tuple[str, int | None], descriptor: int) -> None:
+        if (older := self._open.pop(key, None)) is not None:
+            os.close(older)
+        self._open[key] = descriptor
+        if len(self._open) > MOST_OPEN:
+            os.close(self._open.popitem(last=False)[1])
+
+    def close(self) -> None:
+        """Close all files."""
+        while self._open:
+            os.close(self._open.popitem()[1])
+
+
+class CorpusFolder:
+    """Corpus whose blocks lie in folders."""
+
+    def __init__(self, corpus: StoredCorpus, blocks: BlockFolders) -> None:
+        self.corpus = corpus
+        self._blocks = blocks
+        self._dtype = np.dtype(f"<u{corpus.token_bytes}")
+
+    def read(self, split: StoredSplit, span: range) -> tuple[Tokens, npt.NDArray[np.uint8]]:
+        """Return the tokens of a span of a split, and their flags, which are empty for text.
+
+        Raises BlockMissing, and ValueError for tokens outside the vocabulary.
+        """
+        corpus = self.corpus
+        tokens, flags = bytearray(), bytearray()
+        for number in range(span.start // corpus.block_tokens, (span.stop - 1) // corpus.block_tokens + 1):
+            place, first = corpus.block(split, number), number * corpus.block_tokens
+            begin, end = max(span.start - first, 0), min(span.stop - first, corpus.block_tokens)
+            tokens += self._blocks.read(place, begin * corpus.token_bytes, (end - begin) * corpus.token_bytes)
+            if corpus.has_flags:
+                before = place.size // (corpus.token_bytes + 1) * corpus.token_bytes
+                flags += self._blocks.read(place, before + begin, end - begin)
+        found = np.frombuffer(tokens, self._dtype)
+        if int(found.max(initial=0)) >= corpus.vocab:
+            raise ValueError(f"the run's corpus has a token {int(found.max())}, and its vocabulary has {corpus.vocab}")
+        return found, np.frombuffer(flags, np.uint8)
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Rows of a run.
+
+
+class DocumentLayout(StrEnum):
+    """Layout of a row of text: its documents are computed as if each were alone, or the row is one document."""
+
+    MASKED = "masked"
+    JOINED = "joined"
+
+
+@dataclass(frozen=True)
+class MixedSource:
+    """Source of a run, under the name that the run gives it.  source: its name in the corpus."""
+
+    name: str
+    folder: CorpusFolder
+    source: str
+
+    @property
+    def splits(self) -> StoredSource:
+        """Both splits of the source."""
+        return self.folder.corpus.sources[self.source]
+
+
+class CorpusReading(Reading):
+    """Rows of a mixture of sources; windows are rows of the run, of any number, and begin the next epoch of a source.
+
+    Windows of the held-out split are numbered through all sources, one source after the other.
+    """
+
+    def __init__(self, sources: Sequence[MixedSource], mixture: Mixture, length: int, documents: DocumentLayout) -> None:
+        """Make a reading of rows that predict `length` tokens.  Raises ValueError for sources that cannot be read so."""
+        assert len(sources) == mixture.sources
+        self._sources, self._mixture, self._length, self._documents = tuple(sources), mixture, length, documents
+        self._check()
+        self.names = tuple(source.name for source in sources)
+        self._rows = [each.folder.corpus.rows(each.splits.train, length) for each in sources]
+        held_out = [each.folder.corpus.rows(each.splits.held_out, length) for each in sources]
+        for name, rows in zip(self.names, self._rows, strict=True):
+            if not rows:
+                raise ValueError(f"the source {name} has no row of data.sequence_length ({length}); make that smaller")
+        if not any(held_out):
+            raise ValueError(
+                f"no source has a held-out row of data.sequence_length ({length}); make that smaller, or hold out more"
+            )
+        ends = [0, *accumulate(held_out)]
+        self._held_out = [range(*each) for each in pairwise(ends)]
+        self.windows, self.held_out_windows = mixture.rows_within(self._rows) or 1, ends[-1]
+        self._pairs = [0, *accumulate(self._rows)]
+        """Number of each source's first preference; the held-out ones follow all others."""
+        identity = [(each.name, each.source, each.folder.corpus.digest) for each in sources]
+        self.digest = hashlib.blake2b(repr((identity, length, str(documents))).encode(), digest_size=16).hexdigest()
+
+    def _check(self) -> None:
+        for each in self._sources:
+            corpus = each.folder.corpus
+            if each.source not in corpus.sources:
+                raise ValueError(f"the run's corpus has no source {each.source!r:.80}; it has {', '.join(corpus.sources)}")
+            if corpus.kind is not self.kind:
+                raise ValueError("a run mixes sources of one kind; take only text, only chats, or only preferences")
+            if corpus.has_flags and corpus.row_tokens != self._length + 1:
+                raise ValueError(
+                    f"the corpus of {each.name} has rows of {corpus.row_tokens - 1} predicted tokens, and "
+                    f"data.sequence_length is {self._length}; make them equal"
+                )
+
+    @property
+    def kind(self) -> RowKind:
+        """Kind of all rows."""
+        return self._sources[0].folder.corpus.kind
+
+    @property
+    def pairs(self) -> int:
+        """Number of preferences, held-out ones included; each has a number below this one in `Rows.pairs_b`."""
+        return self._pairs[-1] + self.held_out_windows
+
+    def weights(self, row: int) -> tuple[int, ...]:
+        """Return the weights of the sources in the phase of a row of the run."""
+        return self._mixture.weights(row)
+
+    def held_out_of(self, source: int) -> range:
+        """Return the held-out windows of a source."""
+        return self._held_out[source]
+
+    def place(self, row: int) -> tuple[int, int]:
+        """Return the source of a row of the run, and its number among the rows of the source's training split."""
+        source, index = self._mixture.place(row)
+        return source, index % self._rows[source]
+
+    def rows(self, windows: Sequence[int], *, held_out: bool = False) -> Rows:
+        """Return the rows as `Reading.rows` describes, two for each preference.  Raises BlockMissing."""
+        places = [self._held_out_place(each) if held_out else self.place(each) for each in windows]
+        read = [self._read(source, row, held_out) for source, row in places]
+        units = self._sources[0].folder.corpus.unit_rows
+        tokens_bt = np.stack([tokens for tokens, _ in read]).reshape(len(read) * units, self._length + 1)
+        sources_b = np.repeat(np.array([source for source, _ in places], np.int16), units)
+        if self.kind is RowKind.TEXT:
+            ends_b = np.array([self._sources[source].folder.corpus.end for source, _ in places])
+            masked = self._documents is DocumentLayout.MASKED
+            return Rows(tokens_bt, None, documents_by_end(tokens_bt[:, :-1], ends_b) if masked else None, sources_b)
+        flags_bt = np.stack([flags for _, flags in read]).reshape(tokens_bt.shape)
+        counts_bt, documents_bt = by_flags(flags_bt)
+        if self.kind is RowKind.CHAT:
+            return Rows(tokens_bt, counts_bt, documents_bt, sources_b)
+        before = [
+            self._pairs[-1] + self._held_out[source].start if held_out else self._pairs[source] for source, _ in places
+        ]
+        pairs = [start + row for start, (_, row) in zip(before, places, strict=True)]
+        return Rows(tokens_bt, counts_bt, documents_bt, sources_b, np.repeat(np.array(pairs, np.int64), units))
+
+    def _held_out_place(self, window: int) -> tuple[int, int]:
+        source = next(number for number, span in enumerate(self._held_out) if window in span)
+        return source, window - self._held_out[source].start
+
+    def _read(self, number: int, row: int, held_out: bool) -> tuple[Tokens, npt.NDArray[np.uint8]]:
+        each = self._sources[number]
+        split = each.splits.held_out if held_out else each.splits.train
+        return each.folder.read(split, each.folder.corpus.span(split, row, self._length))
+
+
+def documents_by_end(tokens_bt: Tokens, ends_b: npt.NDArray[Any]) -> Documents:
+    """Return the id of each token's document, from 0 in each row.
+
+    ends_b: the token that ends a document; it belongs to the document.
+    """
+    ends_bt = tokens_bt == ends_b[:, None]
+    documents_bt = np.zeros(tokens_bt.shape, np.int32)
+    np.cumsum(ends_bt[:, :-1], axis=1, out=documents_bt[:, 1:])
+    return documents_bt
+
+
+def by_flags(flags_bt: npt.NDArray[np.uint8]) -> tuple[Mask, Documents]:
+    """Return what counts (B, T) and the documents (B, T) of rows with flags (B, T + 1).
+
+    The first token of a document never counts, because no token of its document precedes it.
+    """
+    begins_bt = (flags_bt & BEGINS) != 0
+    counts_bt = ((flags_bt & COUNTS) != 0) & ~begins_bt
+    return counts_bt[:, 1:], np.cumsum(begins_bt[:, :-1], axis=1, dtype=np.int32)
