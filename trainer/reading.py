@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kernels.mixture import Mixture, Phase
+from kernels.mixture import MixturePhase, RowMixture
 from trainer.config import TrainingConfig
 from trainer.data import embedded as corpora
 from trainer.data.chat import ChatReading
@@ -102,7 +102,7 @@ def mixed_reading(config: TrainingConfig) -> CorpusReading:
         folders[name] = CorpusFolder(corpus, blocks)
     return CorpusReading(
         [MixedSource(source.name, folders[source.corpus], source.source) for source in data.sources],
-        Mixture([Phase(phase.start, phase.weights) for phase in data.phases]),
+        RowMixture([MixturePhase(phase.start, phase.weights) for phase in data.phases]),
         data.sequence_length,
         DocumentLayout(data.documents),
     )

@@ -311,11 +311,13 @@ class RunManifest(Section):
     @property
     def mixture(self) -> RowMixture:
         """Order of the sources' rows; a run without corpora has one source."""
+        return RowMixture(self._phases)
+
+    @property
+    def _phases(self) -> list[MixturePhase]:
         own = tuple(source.weight for source in self.data.sources) or (1,)
         mixtures = [own, *(tuple(phase.weights) for phase in self.data.phases)]
-        return RowMixture(
-            [MixturePhase(start, weights) for start, weights in zip(self.data.phase_starts, mixtures, strict=True)]
-        )
+        return [MixturePhase(start, weights) for start, weights in zip(self.data.phase_starts, mixtures, strict=True)]
 
     @property
     def data_rows(self) -> int | None:
@@ -361,6 +363,16 @@ class RunManifest(Section):
             return MEAN
         return automatic(weights_of(self.aggregation, tokens), self.rounds.inner_steps)
 
+    def _data_section(self) -> dict[str, Any]:
+        """Return the data section for a trainer, with the places of the sources and of the mixtures."""
+        data = self.data
+        fields = data.model_dump(exclude={"chats", "corpora", "mirrors", "epochs", "sources", "phases"})
+        if not data.sources:
+            return fields
+        sources = [{"name": each.name, "corpus": f"{CORPORA}{each.corpus}", "source": each.name} for each in data.sources]
+        phases = [{"start": each.start, "weights": list(each.weights)} for each in self._phases]
+        return fields | {"sources": sources, "phases": phases, "documents": data.documents}
+
     def trainer_sections(self) -> dict[str, Any]:
         """Return all that a trainer needs to know, as plain values."""
         learning = {"rl": self.rl.trainer_section(), "environment": self.rl.environment} if self.rl is not None else {}
@@ -370,7 +382,7 @@ class RunManifest(Section):
             **tokenizer,
             "seed": self.seed,
             "model": self.model.model_dump(),
-            "data": self.data.model_dump(exclude={"chats", "corpora", "mirrors"}),
+            "data": self._data_section(),
             "inner": self.inner.model_dump(),
             "inner_steps": self.rounds.inner_steps,
             "max_members": self.rounds.max_members,

@@ -24,7 +24,7 @@ import msgpack
 import numpy as np
 import numpy.typing as npt
 
-from kernels.mixture import Mixture
+from kernels.mixture import RowMixture
 from trainer.data.rows import Documents, Mask, Reading, Rows, Tokens
 
 MAX_MANIFEST_BYTES = 4 << 20
@@ -294,7 +294,7 @@ class CorpusReading(Reading):
     Windows of the held-out split are numbered through all sources, one source after the other.
     """
 
-    def __init__(self, sources: Sequence[MixedSource], mixture: Mixture, length: int, documents: DocumentLayout) -> None:
+    def __init__(self, sources: Sequence[MixedSource], mixture: RowMixture, length: int, documents: DocumentLayout) -> None:
         """Make a reading of rows that predict `length` tokens.  Raises ValueError for sources that cannot be read so."""
         assert len(sources) == mixture.sources
         self._sources, self._mixture, self._length, self._documents = tuple(sources), mixture, length, documents

@@ -10,7 +10,7 @@ import msgpack
 import numpy as np
 import pytest
 
-from kernels.mixture import Mixture, Phase
+from kernels.mixture import MixturePhase, RowMixture
 from protocol.corpora.manifest import CorpusKind, read_manifest
 from tests.trainer.data.corpora import Shape, Stream, cut_into_blocks, documents, opened, texts, write_corpus
 from trainer.data import corpus as corpora
@@ -35,7 +35,7 @@ def two_sources(folder: Path, shape: Shape) -> Path:
 
 def reading(folder: CorpusFolder, layout: DocumentLayout = DocumentLayout.MASKED, **changes: Any) -> CorpusReading:
     sources = [MixedSource(name, folder, name) for name in changes.get("sources", ["web", "code"])]
-    mixture = Mixture([Phase(0, changes.get("weights", (3, 1)))])
+    mixture = RowMixture([MixturePhase(0, changes.get("weights", (3, 1)))])
     return CorpusReading(sources, mixture, changes.get("length", LENGTH), layout)
 
 
@@ -45,7 +45,7 @@ def reading(folder: CorpusFolder, layout: DocumentLayout = DocumentLayout.MASKED
 def test_rows_are_the_streams_windows_as_the_protocol_places_them(shape: Shape, tmp_path: Path) -> None:
     folder = two_sources(tmp_path / "corpus", shape)
     manifest, read = read_manifest((folder / "corpus.msgpack").read_bytes()), reading(opened(folder))
-    mixture = Mixture([Phase(0, (3, 1))])
+    mixture = RowMixture([MixturePhase(0, (3, 1))])
     rows = read.rows(range(100))
     for row in range(100):
         source, index = mixture.place(row)
