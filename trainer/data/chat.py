@@ -85,7 +85,7 @@ def chats_in(path: Path) -> Iterator[tuple[str, list[Message]]]:
     """
     for place, text in _records(path):
         try:
-            yield place, messages_of(_parsed(text) if isinstance(text, bytes) else text)
+            yield place, messages_of(parsed(text) if isinstance(text, bytes) else text)
         except ValueError as error:
             raise ValueError(f"{path.name}, {place}: {error}") from error
 
@@ -131,14 +131,15 @@ def _records(path: Path) -> Iterator[tuple[str, Any]]:
 
 def _array(name: str, data: bytes) -> Iterator[tuple[str, Any]]:
     try:
-        records = _parsed(data)
+        records = parsed(data)
     except ValueError as error:
         raise ValueError(f"{name}, an array of chats as it begins with [: {error}") from error
     for number, record in enumerate(records, 1):
         yield f"record {number}", record
 
 
-def _parsed(data: bytes) -> Any:
+def parsed(data: bytes) -> Any:
+    """Return the JSON value in `data`.  Raises ValueError with the flaw: "it is no JSON", a field twice, deep nesting."""
     try:
         value = json.loads(data.decode("utf-8-sig"), object_pairs_hook=_unique)
     except UnicodeDecodeError as error:

@@ -89,7 +89,7 @@ def load(name: str, held_out_percent: int, tokenizer: Tokenizer | None = None) -
 def read_folder(root: Path, held_out_percent: int, tokenizer: Tokenizer | None = None) -> Corpus:
     """Read all Python sources below `root`, without `SKIPPED_FOLDERS`, as bytes, or as tokens with an end token per file."""
     splits: dict[bool, list[bytes]] = {False: [], True: []}
-    for path in _sources(root):
+    for path in sources(root):
         text = path.read_bytes().replace(SEPARATOR, b"")
         if text:
             splits[_is_held_out(path.relative_to(root), held_out_percent)].append(text)
@@ -117,7 +117,8 @@ def _tokens(texts: Sequence[bytes], tokenizer: Tokenizer | None) -> Tokens:
     return np.concatenate(documents)
 
 
-def _sources(root: Path) -> list[Path]:
+def sources(root: Path) -> list[Path]:
+    """Return all Python sources below `root`, without `SKIPPED_FOLDERS`, in the order of their paths."""
     found = []
     for path in root.rglob("*.py"):
         folders = path.relative_to(root).parts[:-1]

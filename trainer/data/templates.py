@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from trainer.data.rows import Tokens
 from trainer.data.tokenizer_json import HEADING_BEGIN, HEADING_END, MESSAGE_END, TEXT_BEGIN, TURN_BEGIN, TURN_END, Mark
 from trainer.data.tokens import Tokenizer, UnreadableText
 
@@ -85,6 +86,10 @@ class TemplatedTokenizer(Tokenizer):
     def encode(self, text: str) -> list[int]:
         """Return the tokens as `Tokenizer.encode` describes."""
         return self._tokenizer.encode(text)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[Tokens | UnreadableText]:
+        """Return the tokens as `Tokenizer.encode_batch` describes."""
+        return self._tokenizer.encode_batch(texts)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text as `Tokenizer.decode` describes."""

@@ -47,6 +47,10 @@ class LibraryTokenizer:
         """Return the tokens of a text, without special tokens around it."""
         return _called(lambda: list(self._tokenizer.encode(text, add_special_tokens=False).ids))
 
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the tokens of several texts, as `encode` does, with as many threads as the library uses."""
+        return _called(lambda: [each.ids for each in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)])
+
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens, with special tokens as their names."""
         return _called(lambda: str(self._tokenizer.decode(list(tokens), skip_special_tokens=False)))

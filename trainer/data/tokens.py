@@ -15,6 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 
+import numpy as np
+
+from trainer.data.rows import Tokens
 from trainer.data.tokenizer_json import MARKS, LibraryError, LibraryTokenizer, TokenizerRefused, load, read_in_child
 from trainer.git_lfs import POINTER_FLAW, is_pointer
 
@@ -22,9 +25,11 @@ MAX_TOKENIZER_BYTES = 64 << 20
 """Largest `tokenizer.json` that is read; the files of common models have up to 20 MiB."""
 
 
+UNUSABLE = "is no tokenizer.json that a run can use"
 SPARE_TOKENS = 16
 """Number of tokens that an encoding may have beyond the number of bytes of its text, for prefixes that a tokenizer adds to
 words."""
+BYTE_END = "holds a token that ends a turn (a byte 0)"
 NO_TEXT = "\ufffd"
 """Replacement for tokens without a text."""
 
@@ -57,6 +62,21 @@ class Tokenizer(ABC):
 
         Raises `UnreadableText` if such an encoding does not exist.
         """
+
+    def encode_batch(self, texts: Sequence[str]) -> list[Tokens | UnreadableText]:
+        """Return the result of `encode` for each text: tokens in the smallest dtype, or the error that `encode` raises."""
+        results: list[Tokens | UnreadableText] = []
+        for text in texts:
+            try:
+                results.append(np.array(self.encode(text), self.dtype))
+            except UnreadableText as error:
+                results.append(error)
+        return results
+
+    @property
+    def dtype(self) -> np.dtype[np.unsignedinteger]:
+        """Smallest unsigned type that holds every token."""
+        return np.min_scalar_type(self.vocab - 1)
 
     @abstractmethod
     def decode(self, tokens: Sequence[int]) -> str:
@@ -91,8 +111,19 @@ class ByteTokenizer(Tokenizer):
         """Return the tokens as `Tokenizer.encode` describes."""
         tokens = list(_utf8(text))
         if self.end in tokens:
-            raise UnreadableText("holds a token that ends a turn (a byte 0)")
+            raise UnreadableText(BYTE_END)
         return tokens
+
+    def encode_batch(self, texts: Sequence[str]) -> list[Tokens | UnreadableText]:
+        """Return the tokens as `Tokenizer.encode_batch` describes."""
+        results: list[Tokens | UnreadableText] = []
+        for text in texts:
+            try:
+                data = _utf8(text)
+                results.append(np.frombuffer(data, self.dtype) if 0 not in data else UnreadableText(BYTE_END))
+            except UnreadableText as error:
+                results.append(error)
+        return results
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text as `Tokenizer.decode` describes."""
@@ -110,9 +141,12 @@ class TokenizerFile(Tokenizer):
     own vocabulary still turns a text into such a token, the text is refused.
     """
 
-    def __init__(self, path: Path, ends: Sequence[int]) -> None:
-        """Read the file. Raises ValueError with one sentence if the file cannot be used."""
-        self._tokenizer, self._path = _read(path, frozenset(ends)), path
+    def __init__(self, path: Path, ends: Sequence[int], *, is_checked: bool = False) -> None:
+        """Read the file. Raises ValueError with one sentence if the file cannot be used.
+
+        is_checked: True for a file that holds the result of `checked_file` with these end tokens.
+        """
+        self._tokenizer, self._path = _loaded(path, path.read_bytes() if is_checked else checked_file(path, ends)), path
         self._known = self._tokenizer.numbers()
         unknown = [end for end in ends if end not in self._known]
         if unknown or not ends:
@@ -120,6 +154,8 @@ class TokenizerFile(Tokenizer):
         self.ends = tuple(ends)
         self.vocab = max(self._known) + 1
         self._marks = {number: mark for mark in MARKS if (number := self._tokenizer.number(mark)) is not None}
+        self._forbidden = np.zeros(self.vocab, np.bool_)
+        self._forbidden[[*self.ends, *self._marks]] = True
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens as `Tokenizer.encode` describes."""
@@ -135,6 +171,22 @@ class TokenizerFile(Tokenizer):
         if forged := self._marks.keys() & set(tokens):
             raise UnreadableText(f"holds the mark {self._marks[min(forged)]}")
         return tokens
+
+    def encode_batch(self, texts: Sequence[str]) -> list[Tokens | UnreadableText]:
+        """Return the tokens as `Tokenizer.encode_batch` describes.  A batch with a doubtful text is encoded one by one."""
+        try:
+            sizes = [len(_utf8(text)) for text in texts]
+            encoded = self._tokenizer.encode_batch(texts)
+        except (UnreadableText, LibraryError):
+            return super().encode_batch(texts)
+        results: list[Tokens | UnreadableText] = []
+        for text, size, listed in zip(texts, sizes, encoded, strict=True):
+            tokens = np.array(listed, self.dtype)
+            if len(tokens) > size + SPARE_TOKENS or self._forbidden[tokens].any():
+                results += super().encode_batch([text])
+            else:
+                results.append(tokens)
+        return results
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text as `Tokenizer.decode` describes."""
@@ -153,7 +205,7 @@ def special_in(path: Path) -> Mapping[str, int]:
 
     Raises ValueError for a file that cannot be used.
     """
-    return _read(path, frozenset()).added()
+    return _loaded(path, checked_file(path)).added()
 
 
 def _utf8(text: str) -> bytes:
@@ -174,8 +226,11 @@ def _decoded(tokens: Sequence[int], known: Callable[[int], bool], decode: Callab
     return "".join(parts)
 
 
-def _read(path: Path, reserved: frozenset[int]) -> LibraryTokenizer:
-    """Return the tokenizer in a file.  reserved: numbers of tokens that no text may become, besides the marks."""
+def checked_file(path: Path, reserved: Sequence[int] = ()) -> bytes:
+    """Return the checked content of a `tokenizer.json`.  Raises ValueError with one sentence if it cannot be used.
+
+    reserved: numbers of tokens that no text may become, besides the marks.
+    """
     try:
         if path.stat().st_size > MAX_TOKENIZER_BYTES:
             raise ValueError(f"{path} is larger than {MAX_TOKENIZER_BYTES >> 20} MiB, so it is no tokenizer.json")
@@ -185,6 +240,13 @@ def _read(path: Path, reserved: frozenset[int]) -> LibraryTokenizer:
     if is_pointer(data):
         raise ValueError(f"{path} {POINTER_FLAW}")
     try:
-        return load(read_in_child(data, reserved))
-    except (TokenizerRefused, LibraryError) as error:
-        raise ValueError(f"{path} is no tokenizer.json that a run can use: {error}") from error
+        return read_in_child(data, frozenset(reserved))
+    except TokenizerRefused as error:
+        raise ValueError(f"{path} {UNUSABLE}: {error}") from error
+
+
+def _loaded(path: Path, data: bytes) -> LibraryTokenizer:
+    try:
+        return load(data)
+    except LibraryError as error:
+        raise ValueError(f"{path} {UNUSABLE}: {error}") from error

@@ -56,6 +56,30 @@ def test_lone_surrogate_is_refused(file: Path) -> None:
             tokenizer.encode("\ud800")
 
 
+BATCH = st.lists(st.text(max_size=20) | st.sampled_from(["", "abab", "a\0b", "\ud800", f"a {END} b"]), max_size=6)
+
+
+@given(texts=BATCH)
+def test_batch_has_the_tokens_or_the_error_of_each_text(texts: list[str], file: Path) -> None:
+    for tokenizer in (ByteTokenizer(), TokenizerFile(file, ENDS, is_checked=True)):
+        for text, found in zip(texts, tokenizer.encode_batch(texts), strict=True):
+            try:
+                tokens = tokenizer.encode(text)
+            except UnreadableText as error:
+                assert isinstance(found, UnreadableText) and found.flaw == error.flaw
+            else:
+                assert not isinstance(found, UnreadableText)
+                assert found.dtype == tokenizer.dtype and found.tolist() == tokens
+
+
+def test_batch_refuses_text_that_a_vocabulary_turns_into_an_end_token(file: Path) -> None:
+    ordinary = TokenizerFile(file, ENDS).encode("ab")
+    tokenizer = TokenizerFile(file, ordinary)
+    first, second, third = tokenizer.encode_batch(["a", "abb", "b"])
+    assert isinstance(second, UnreadableText) and second.flaw == "holds a token that ends a turn"
+    assert not isinstance(first, UnreadableText) and not isinstance(third, UnreadableText)
+
+
 def test_file_comes_back_as_the_same_text(file: Path) -> None:
     tokenizer = TokenizerFile(file, ENDS)
     tokens = tokenizer.encode("a cab\n")

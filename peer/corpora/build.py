@@ -1,0 +1,458 @@
+"""Build of a corpus, from its inputs to its folder.
+
+1. The inputs are read as batches of rows, and workers encode them (`peer.corpora.workers`).
+2. Workers write parts: documents sorted by split and by the keyed hash that orders them (`peer.corpora.parts`).
+3. The parts are merged: of documents with one identity the first is kept, and the tokens of each split are counted.
+4. The counts give the size of the blocks, and the blocks are written (`peer.corpora.blocks`).
+
+Everything lies in `OUT.partial`, with a journal of the finished parts and splits.  The finished corpus is renamed to OUT.
+An interrupted build goes on where it was if it is started again with the same inputs and options.  The bytes of the corpus
+depend on the documents and the options, not on the batches, their order or the number of workers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, cast
+
+import numpy as np
+
+from peer.corpora.blocks import SHARD_BYTES, SplitWriter
+from peer.corpora.conversations import Flagged, filled, packed
+from peer.corpora.inputs import BuildInput, InputFile, InputsSummary, batches, files_of, source_names, summarize
+from peer.corpora.options import MOST_NAMED, BuildOptions, BuildTally, LeftOut, NamedRow
+from peer.corpora.parts import BuildJournal, PartRecord, Parts, sync_folder, write_durably
+from peer.corpora.workers import LocalPool, ProcessPool, WorkerReply
+from peer.errors import ExitCode, PeerError
+from peer.files import LockHeld, locked
+from protocol.corpora.manifest import (
+    LEAST_BLOCK_TOKENS,
+    MAX_RECIPE_CHARS,
+    MAX_SHARD_BLOCKS,
+    MAX_SOURCES,
+    CorpusKind,
+    CorpusManifest,
+    CorpusSource,
+    Split,
+)
+from protocol.wire.canonical import Malformed
+from protocol.wire.hashes import ZERO_HASH, chunk_hash
+from trainer.data.templates import TemplatedTokenizer
+
+VERSION = 1
+"""Version of the build; another one may give other bytes for the same inputs."""
+MANIFEST, TOKENIZER = "corpus.msgpack", "tokenizer.json"
+"""Names of files in a corpus's folder."""
+PARTIAL = ".partial"
+LEAST_BLOCKS = 256
+"""Number of blocks that the smallest training split has, if it has the tokens."""
+MOST_BLOCKS = 1 << 20
+"""Number of blocks that a corpus of many sources has at most for the sake of the smallest one."""
+PROGRESS_S = 0.25
+INPUTS_NAMED = 100
+RESUMABLE = (ExitCode.RESOURCES, ExitCode.UNREACHABLE)
+"""Exit codes of errors after which the same command may succeed, so that the partial folder is kept."""
+
+
+@dataclass(frozen=True)
+class BuildProgress:
+    """State of a build in progress.
+
+    phase: "read" or "write".  documents and tokens: done in this phase.  done and total: bytes of the inputs, or tokens to
+    write; total is None if it is unknown.  seconds: since the phase began here.  begun: `done` at that time.
+    """
+
+    phase: str
+    documents: int
+    tokens: int
+    done: int
+    total: int | None
+    seconds: float
+    begun: int = 0
+    tokens_begun: int = 0
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Speed in this phase."""
+        return (self.tokens - self.tokens_begun) / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def left_s(self) -> float | None:
+        """Estimate of the seconds to the end of the phase; None if it is unknown."""
+        if self.total is None or self.done <= self.begun:
+            return None
+        return (self.total - self.done) * self.seconds / (self.done - self.begun)
+
+
+@dataclass(frozen=True)
+class BuildResult:
+    """Corpus that was built, and the rows that were left out."""
+
+    manifest: CorpusManifest
+    tally: BuildTally
+
+
+Tell = Callable[[BuildProgress], None]
+
+
+def build(inputs: Sequence[BuildInput], options: BuildOptions, out: Path, tell: Tell = lambda progress: None) -> BuildResult:
+    """Build a corpus in the new folder `out`.  Raises `PeerError`, after which `out` does not exist.
+
+    Inputs that share a name are one source.  tell: called about the progress, a few times a second.
+    """
+    inputs, names = list(inputs), source_names(inputs)
+    _check(names, options, out)
+    partial = out.with_name(out.name + PARTIAL)
+    try:
+        partial.mkdir(parents=True, exist_ok=True)
+        with locked(partial / "lock"):
+            try:
+                result = _Build(inputs, options, out, tell).run()
+            except PeerError as error:
+                if error.exit_code not in RESUMABLE:
+                    shutil.rmtree(partial)
+                raise
+        shutil.rmtree(partial)
+        return result
+    except LockHeld as error:
+        raise PeerError(f"another process builds {out}; wait for it, or choose another folder") from error
+    except OSError as error:
+        raise PeerError(
+            f"cannot write {out}: {error.strerror or error}; make room, and run the command again to go on, or remove "
+            f"{partial}",
+            ExitCode.RESOURCES,
+        ) from error
+
+
+def _check(names: Sequence[str], options: BuildOptions, out: Path) -> None:
+    if out.exists():
+        raise PeerError(f"{out} exists already; choose a new folder, or remove it", ExitCode.INPUT)
+    if not 1 <= len(names) <= MAX_SOURCES:
+        raise PeerError(
+            f"a corpus has 1 to {MAX_SOURCES} sources, and these inputs are {len(names)}; give several inputs one name: "
+            "NAME=INPUT",
+            ExitCode.INPUT,
+        )
+    if not 0 <= options.held_out_percent < 100:
+        raise PeerError("the held-out share is a percentage from 0 to below 100; change --held-out", ExitCode.INPUT)
+    is_text = options.tokens.kind is CorpusKind.TEXT
+    if is_text != (options.tokens.row_tokens == 0):
+        raise PeerError("chats and preferences need the length of their rows, and text has none", ExitCode.INPUT)
+
+
+class _Build:
+    """Build of one corpus, in its partial folder."""
+
+    def __init__(self, inputs: list[BuildInput], options: BuildOptions, out: Path, tell: Tell) -> None:
+        self._inputs, self._options, self._out, self._tell = inputs, options, out, tell
+        self._partial = out.with_name(out.name + PARTIAL)
+        self._parts_folder, self._corpus = self._partial / "parts", self._partial / "corpus"
+        self._journal = BuildJournal(self._partial / "journal")
+        self._records: list[PartRecord] = []
+        self._splits: dict[int, Split] = {}
+        self._tally = BuildTally()
+        self._told = 0.0
+
+    def run(self) -> BuildResult:
+        """Go through all steps; those that the journal names are done."""
+        summary = summarize(self._inputs)
+        try:
+            workers = self._prepare(summary)
+            self._read(workers, summary)
+            return self._write()
+        finally:
+            self._journal.close()
+
+    # -- preparation ---------------------------------------------------------------------------------------------------
+
+    def _prepare(self, summary: InputsSummary) -> BuildOptions:
+        """Read the journal, or begin it; return the options with the tokenizer in the partial folder."""
+        head = {"version": VERSION, "inputs": summary.fingerprint, "options": self._options.described()}
+        tokens = self._options.tokens
+        content, reserved = tokens.content(), tokens.content(tokens.ends)
+        head["tokenizer"] = chunk_hash(content).hex() if content is not None else ""
+        lines = self._journal.read()
+        is_resumable = not any(each.is_in_memory for each in self._inputs)
+        if lines and is_resumable and lines[0] != head:
+            raise PeerError(
+                f"{self._partial} is a build of other inputs or options; remove it, or choose another folder",
+                ExitCode.RESOURCES,
+            )
+        if not lines or not is_resumable:
+            self._journal.close()
+            for path in (self._parts_folder, self._corpus, self._partial / "journal"):
+                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+            lines = []
+        self._parts_folder.mkdir(exist_ok=True)
+        self._corpus.mkdir(exist_ok=True)
+        checked = self._partial / TOKENIZER
+        if content is not None and reserved is not None:
+            write_durably(self._corpus / TOKENIZER, [content])
+            write_durably(checked, [reserved])
+            tokens = replace(tokens, tokenizer=checked, is_checked=True)
+        if not lines:
+            self._journal.write(head)
+        for line in lines[1:]:
+            if "part" in line:
+                self._records.append(PartRecord.from_json(line))
+                self._tally.add(self._records[-1].tally)
+            elif "split" in line:
+                shards = [bytes.fromhex(root) for root in line["shards"]]
+                counts = {name: line[name] for name in ("tokens", "documents", "text_bytes")}
+                self._splits[line["split"]] = Split(**counts, shards=shards)
+        return replace(self._options, tokens=tokens)
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    def _read(self, options: BuildOptions, summary: InputsSummary) -> None:
+        if self._splits:
+            return  # all rows were read before the first split was written
+        done = {batch for record in self._records for batch in record.batches}
+        start, live = time.monotonic(), self._tally.tokens
+        counted, skipped = BuildTally(), 0
+        counted.add(self._tally)
+        reached = 0
+
+        def take(reply: WorkerReply) -> None:
+            nonlocal reached
+            counted.add(reply.tally)
+            reached = max(reached, reply.done_bytes)
+            if reply.part is not None:
+                self._journal.write(reply.part.to_json())
+                self._records.append(reply.part)
+                self._tally.add(reply.part.tally)
+            counted.check(options.bad_percent)
+            self._report(
+                BuildProgress(
+                    "read",
+                    counted.documents,
+                    counted.tokens,
+                    reached,
+                    summary.total_bytes,
+                    time.monotonic() - start,
+                    skipped,
+                    live,
+                )
+            )
+
+        workers = options.workers or (1 if all(each.is_in_memory for each in self._inputs) else cores())
+        pool = (
+            LocalPool(options, self._parts_folder, take)
+            if workers == 1
+            else ProcessPool(options, self._parts_folder, take, workers)
+        )
+        try:
+            for batch in batches(self._inputs, options.fields, options.tokens.kind):
+                if batch.number in done:
+                    skipped = batch.done_bytes
+                    continue
+                pool.put(batch)
+            pool.finish()
+        finally:
+            pool.close()
+        self._tally.check(options.bad_percent, is_end=True)
+
+    def _report(self, progress: BuildProgress, *, is_last: bool = False) -> None:
+        now = time.monotonic()
+        if is_last or now - self._told >= PROGRESS_S:
+            self._told = now
+            self._tell(progress)
+
+    # -- writing -------------------------------------------------------------------------------------------------------
+
+    def _write(self) -> BuildResult:
+        names = source_names(self._inputs)
+        parts = Parts(self._parts_folder, self._records)
+        try:
+            tokenizer = replace(self._options.tokens).open()
+            counts = self._count(parts, names)
+            shape = self._shape(tokenizer, [tokens for tokens, _ in counts])
+            written, total, start = 0, sum(tokens for tokens, _ in counts), time.monotonic()
+            for group in range(2 * len(names)):
+                if group not in self._splits:
+                    self._splits[group] = split = self._split(parts, group, tokenizer, shape)
+                    line = {"split": group, **split.model_dump(exclude={"shards"})}
+                    self._journal.write({**line, "shards": [root.hex() for root in split.shards]})
+                written += counts[group][0]
+                documents = sum(count for _, count in counts[: group + 1])
+                seconds = time.monotonic() - start
+                self._report(BuildProgress("write", documents, written, written, total, seconds), is_last=True)
+        finally:
+            parts.close()
+        manifest = self._manifest(names, tokenizer, shape)
+        write_durably(self._corpus / MANIFEST, [manifest.encode()])
+        sync_folder(self._corpus)
+        os.rename(self._corpus, self._out)
+        sync_folder(self._out.absolute().parent)
+        return BuildResult(manifest, self._tally)
+
+    def _count(self, parts: Parts, names: Sequence[str]) -> list[tuple[int, int]]:
+        """Return the tokens and documents of each split, and count the repeated documents."""
+        counts = []
+        reason = LeftOut.SAME_ID if self._options.fields.identity else LeftOut.SAME_TEXT
+        repeated: list[tuple[int, int]] = []
+        total = 0
+        for group in range(2 * len(names)):
+            tokens = documents = 0
+            for some in parts.ranges(group):
+                tokens += sum(each.tokens for each in some.kept)
+                documents += len(some.kept)
+                total += len(some.repeated)
+                repeated = sorted([*repeated, *some.repeated])[:MOST_NAMED]
+            counts.append((tokens, documents))
+        if total:
+            named = self._named(repeated, reason)
+            self._tally.add(BuildTally(left_out={reason: total}, named={reason.is_bad: named, not reason.is_bad: []}))
+            self._tally.documents -= total
+            self._tally.check(self._options.bad_percent, is_end=True)
+        for source, name in enumerate(names):
+            if not counts[2 * source][0]:
+                raise PeerError(self._nothing(name), ExitCode.INPUT)
+        return counts
+
+    def _named(self, rows: Sequence[tuple[int, int]], reason: LeftOut) -> list[NamedRow]:
+        """Return the rows with the names of their files."""
+        wanted = {file for file, _ in rows}
+        names: dict[int, str] = {}
+        each: InputFile
+        for each in files_of(self._inputs):
+            if each.number in wanted:
+                names[each.number] = each.name
+            if len(names) == len(wanted):
+                break
+        what = "ID" if reason is LeftOut.SAME_ID else "text"
+        return [NamedRow(file, row, names.get(file, ""), f"it has the {what} of an earlier row") for file, row in rows]
+
+    def _nothing(self, name: str) -> str:
+        """Return the sentence for a source without a document to learn from."""
+        first = self._tally.first(True) or self._tally.first(False)
+        reason = f"the first row left out is {first}" if first is not None else "its inputs have no rows"
+        return f"the source {name} has no document to learn from; {reason}; check the inputs and the options"
+
+    def _shape(self, tokenizer: TemplatedTokenizer, tokens: Sequence[int]) -> tuple[int, int]:
+        """Return the tokens of a block and the blocks of a shard.
+
+        tokens: of each split.  Blocks are small enough for `LEAST_BLOCKS` in the smallest training split, if it has the
+        tokens, and large enough for `MOST_BLOCKS` in the corpus.
+        """
+        form = self._options.tokens
+        per_token = tokenizer.dtype.itemsize + (form.kind is not CorpusKind.TEXT)
+        unit = max(1, form.row_tokens) * (2 if form.kind is CorpusKind.PREFERENCE else 1)
+        most = self._options.block_bytes // per_token
+        wanted = max(min(tokens[::2]) // LEAST_BLOCKS, -(-sum(tokens) // MOST_BLOCKS), LEAST_BLOCK_TOKENS)
+        block = min(most, 1 << (wanted.bit_length() - 1)) // unit * unit or unit
+        if block > most:
+            raise PeerError(
+                f"a row of {form.row_tokens} tokens does not fit into a block of {self._options.block_bytes} bytes; make "
+                "the rows shorter",
+                ExitCode.INPUT,
+            )
+        return block, min(MAX_SHARD_BLOCKS, max(1, SHARD_BYTES // (block * per_token)))
+
+    def _split(self, parts: Parts, group: int, tokenizer: TemplatedTokenizer, shape: tuple[int, int]) -> Split:
+        """Write the blocks of a split."""
+        form = self._options.tokens
+        writer = SplitWriter(self._corpus, shape, tokenizer.dtype.itemsize, has_flags=form.kind is not CorpusKind.TEXT)
+        counts = _SplitCounts()
+        try:
+            if form.kind is CorpusKind.TEXT:
+                for data in counts.payloads(parts, group):
+                    writer.add(data)
+                    counts.written += len(data) // tokenizer.dtype.itemsize
+            else:
+                for tokens, flags in self._rows(counts.payloads(parts, group), tokenizer):
+                    writer.add(tokens.tobytes(), flags.tobytes())
+                    counts.written += len(tokens)
+            shards = writer.finish()
+        finally:
+            writer.close()
+        return Split(tokens=counts.written, documents=counts.documents, text_bytes=counts.text_bytes, shards=list(shards))
+
+    def _rows(self, payloads: Iterator[bytes], tokenizer: TemplatedTokenizer) -> Iterator[Flagged]:
+        """Yield the rows of a split of chats or preferences."""
+        form, dtype = self._options.tokens, np.dtype(tokenizer.dtype).newbyteorder("<")
+        documents = (_flagged(payload, dtype) for payload in payloads)
+        if form.kind is CorpusKind.PREFERENCE:
+            yield from documents
+            return
+        for chats in packed(documents, form.row_tokens):
+            yield filled(chats, form.row_tokens, tokenizer.end)
+
+    def _manifest(self, names: Sequence[str], tokenizer: TemplatedTokenizer, shape: tuple[int, int]) -> CorpusManifest:
+        form = self._options.tokens
+        content = self._corpus / TOKENIZER
+        try:
+            return CorpusManifest(
+                kind=form.kind,
+                tokenizer=chunk_hash(content.read_bytes()) if form.tokenizer is not None else ZERO_HASH,
+                vocab=tokenizer.vocab,
+                end=tokenizer.end,
+                token_bytes=_token_bytes(tokenizer),
+                row_tokens=form.row_tokens,
+                block_tokens=shape[0],
+                shard_blocks=shape[1],
+                recipe=self._recipe(),
+                sources=[
+                    CorpusSource(name=name, train=self._splits[2 * place], held_out=self._splits[2 * place + 1])
+                    for place, name in enumerate(names)
+                ],
+            )
+        except (ValueError, Malformed) as error:
+            raise PeerError(f"these inputs give no corpus: {error}; change the inputs or the options") from error
+
+    def _recipe(self) -> str:
+        """Return the recipe: inputs, options, and the counts of rows left out."""
+        counts = {reason.name.lower(): count for reason, count in sorted(self._tally.left_out.items())}
+        named = [{"source": each.source, "input": each.name} for each in self._inputs[:INPUTS_NAMED]]
+        while True:
+            recipe = {
+                "version": VERSION,
+                "inputs": named,
+                "more_inputs": len(self._inputs) - len(named),
+                "options": self._options.described(),
+                "rows": self._tally.rows,
+                "left_out": counts,
+            }
+            text = json.dumps(recipe, sort_keys=True)
+            if len(text) <= MAX_RECIPE_CHARS or not named:
+                return text
+            named = named[: len(named) // 2]
+
+
+@dataclass
+class _SplitCounts:
+    """Counts of a split while it is written."""
+
+    documents: int = 0
+    text_bytes: int = 0
+    written: int = 0
+
+    def payloads(self, parts: Parts, group: int) -> Iterator[bytes]:
+        """Yield the payloads of a split's documents in their order, and count them."""
+        for some in parts.ranges(group):
+            for document in some.kept:
+                self.documents += 1
+                self.text_bytes += document.text_bytes
+                yield parts.payload(document)
+
+
+def _token_bytes(tokenizer: TemplatedTokenizer) -> Literal[1, 2, 4]:
+    size = tokenizer.dtype.itemsize
+    assert size in (1, 2, 4), "numpy has no other unsigned types for a vocabulary"
+    return cast(Literal[1, 2, 4], size)
+
+
+def _flagged(payload: bytes, dtype: np.dtype[np.unsignedinteger]) -> Flagged:
+    count = len(payload) // (dtype.itemsize + 1)
+    return np.frombuffer(payload, dtype, count), np.frombuffer(payload, np.uint8, count, count * dtype.itemsize)
+
+
+def cores() -> int:
+    """Return the number of processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,196 @@
+"""Chats and preferences: records become tokens with flags, and chats are packed into rows.
+
+A preference has a prompt and two answers.  Its record is `{"prompt": …, "chosen": …, "rejected": …}`, all texts, or lists of
+messages; or `chosen` and `rejected` are whole conversations, whose common beginning is the prompt.  It becomes two rows,
+which begin with the same prompt.  The messages after the prompt count.
+
+A row is filled up with end tokens.  The first of them has the flag `BEGINS`, so that it belongs to no chat, and none counts.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from peer.corpora.options import TokenFormat
+from protocol.corpora.manifest import BEGINS, COUNTS, CorpusKind
+from trainer.data.chat import messages_of
+from trainer.data.rows import Mask, Tokens
+from trainer.data.templates import LEARNT, Message, TemplatedTokenizer
+
+WINDOW = 1024
+"""Number of chats from which the next ones of a row are chosen."""
+ABOUT_ANSWERS = ("chosen_", "rejected_", "score_", "chosen-", "rejected-", "score-")
+"""Beginnings of the names of fields that judge an answer and do not change it."""
+
+
+class NothingToLearn(Exception):
+    """Error for a chat none of whose tokens counts in its row; the text completes a sentence."""
+
+
+class Payload(NamedTuple):
+    """Document as bytes: all its tokens, then a flag for each.  is_cut: True if it was longer than a row."""
+
+    data: bytes
+    tokens: int
+    text_bytes: int
+    is_cut: bool
+
+
+@dataclass(frozen=True)
+class _FlaggedTokens:
+    """Tokens of a conversation with their flags, cut to a row."""
+
+    tokens: Tokens
+    flags: npt.NDArray[np.uint8]
+    text_bytes: int
+    is_cut: bool
+
+
+class ConversationEncoder:
+    """Encoder of records into tokens with flags."""
+
+    def __init__(self, tokenizer: TemplatedTokenizer, tokens: TokenFormat) -> None:
+        self._tokenizer, self._row_tokens = tokenizer, tokens.row_tokens
+        self._is_preference = tokens.kind is CorpusKind.PREFERENCE
+        self._dtype = np.dtype(tokenizer.dtype).newbyteorder("<")
+
+    def encode(self, record: Mapping[str, Any]) -> Payload:
+        """Return the tokens of a record.  Raises ValueError with the flaw, and `NothingToLearn`."""
+        if not self._is_preference:
+            return _payload([self._conversation(messages_of(record))])
+        chosen, rejected = (self._conversation(messages) for messages in answers_of(record))
+        return _payload([self._row(chosen), self._row(rejected)])
+
+    def given(self, tokens: Tokens, counts: Mask, text_bytes: int) -> Payload:
+        """Return a chat whose tokens are given."""
+        if self._is_preference:
+            raise ValueError("a preference is no list of tokens")
+        return _payload([self._cut(tokens, np.asarray(counts, np.bool_), text_bytes)])
+
+    def _conversation(self, messages: list[Message]) -> _FlaggedTokens:
+        chat = self._tokenizer.chat(messages)
+        size = sum(len(each.content.encode()) for each in messages if each.role == LEARNT and not each.excluded)
+        return self._cut(np.array(chat.tokens, self._dtype), np.array(chat.mask, np.bool_), size)
+
+    def _cut(self, tokens: Tokens, counts: Mask, text_bytes: int) -> _FlaggedTokens:
+        is_cut = len(tokens) > self._row_tokens
+        tokens, counts = tokens[: self._row_tokens], counts[: self._row_tokens]
+        counts[:1] = False  # no token comes before a chat, so nothing predicts its first token
+        if not counts.any():
+            raise NothingToLearn("it has nothing to learn in its row")
+        flags = counts.astype(np.uint8) * np.uint8(COUNTS)
+        flags[0] |= BEGINS
+        if is_cut:
+            text_bytes = len(self._tokenizer.decode(tokens[counts].tolist()).encode())
+        return _FlaggedTokens(tokens.astype(self._dtype, copy=False), flags, text_bytes, is_cut)
+
+    def _row(self, conversation: _FlaggedTokens) -> _FlaggedTokens:
+        """Fill a conversation up to a row."""
+        tokens, flags = filled([(conversation.tokens, conversation.flags)], self._row_tokens, self._tokenizer.end)
+        return _FlaggedTokens(tokens, flags, conversation.text_bytes, conversation.is_cut)
+
+
+def _payload(rows: list[_FlaggedTokens]) -> Payload:
+    data = b"".join([*(each.tokens.tobytes() for each in rows), *(each.flags.tobytes() for each in rows)])
+    return Payload(
+        data,
+        sum(len(each.tokens) for each in rows),
+        sum(each.text_bytes for each in rows),
+        any(each.is_cut for each in rows),
+    )
+
+
+def answers_of(record: Mapping[str, Any]) -> tuple[list[Message], list[Message]]:
+    """Return the chosen and the rejected conversation of a preference; messages of the prompt are excluded from the loss.
+
+    Raises ValueError with one sentence that names the field.
+    """
+    rest = {name: value for name, value in record.items() if not name.startswith(ABOUT_ANSWERS)}
+    prompt, chosen, rejected = (rest.pop(name, None) for name in ("prompt", "chosen", "rejected"))
+    if chosen is None or rejected is None:
+        raise ValueError("a preference is a record with prompt, chosen and rejected, all texts or lists of messages")
+    begun = _prompt(prompt)
+    pair = [messages_of({**rest, "messages": _whole(begun, answer)}) for answer in (chosen, rejected)]
+    common = _common(*pair)
+    if common == 0:
+        raise ValueError("chosen and rejected do not begin with the same prompt; add the field prompt")
+    if any(not any(message.role == LEARNT for message in each[common:]) for each in pair):
+        raise ValueError("chosen and rejected are the same, or one of them has no answer of the assistant")
+    ours, theirs = (
+        [each._replace(excluded=each.excluded or place < common) for place, each in enumerate(whole)] for whole in pair
+    )
+    return ours, theirs
+
+
+def _prompt(prompt: Any) -> list[Any]:
+    if prompt is None:
+        return []
+    return list(prompt) if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
+
+
+def _whole(prompt: list[Any], answer: Any) -> list[Any]:
+    """Return the messages of a conversation.  An answer that repeats the prompt is the whole conversation."""
+    if not isinstance(answer, list):
+        return [*prompt, {"role": LEARNT, "content": answer}]
+    return list(answer) if answer[: len(prompt)] == prompt else [*prompt, *answer]
+
+
+def _common(one: list[Message], other: list[Message]) -> int:
+    """Return the number of messages that both conversations begin with."""
+    for place, (ours, theirs) in enumerate(zip(one, other, strict=False)):
+        if ours != theirs:
+            return place
+    return min(len(one), len(other))
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Packing of chats into rows.
+
+Flagged = tuple[Tokens, npt.NDArray[np.uint8]]
+
+
+def filled(chats: list[Flagged], width: int, end: int) -> Flagged:
+    """Return a row of `width` tokens with these chats, filled up with end tokens."""
+    tokens = np.full(width, end, chats[0][0].dtype)
+    flags = np.zeros(width, np.uint8)
+    place = 0
+    for some, their in chats:
+        tokens[place : place + len(some)], flags[place : place + len(some)] = some, their
+        place += len(some)
+    if place < width:
+        flags[place] = BEGINS
+    return tokens, flags
+
+
+def packed(chats: Iterable[Flagged], width: int) -> Iterator[list[Flagged]]:
+    """Yield the chats of each row: the chat that waits longest, then each time the longest of the window that fits.
+
+    The window has the next `WINDOW` chats.  Every chat must fit into a row.
+    """
+    source = enumerate(chats)
+    waiting: dict[int, Flagged] = {}
+    lengths: list[tuple[int, int]] = []
+    while True:
+        while len(waiting) < WINDOW and (following := next(source, None)) is not None:
+            number, chat = following
+            waiting[number] = chat
+            bisect.insort(lengths, (len(chat[0]), -number))
+        if not waiting:
+            return
+        number = next(iter(waiting))
+        row, room = [], width
+        place = bisect.bisect_left(lengths, (len(waiting[number][0]), -number))
+        while True:
+            length, negative = lengths.pop(place)
+            row.append(waiting.pop(-negative))
+            room -= length
+            place = bisect.bisect_right(lengths, (room, 1)) - 1
+            if place < 0:
+                break
+        yield row

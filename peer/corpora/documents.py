@@ -1,0 +1,334 @@
+"""Encoding of raw rows: each becomes a document of the corpus, or is left out with a reason.
+
+A keyed hash of a document's identity decides its split and its place in the split.  The identity is the value of a field,
+else the text.  Texts are encoded in batches by the tokenizer's own library.  A text of more than `PIECE_CHARACTERS`
+characters is encoded in pieces, which end at the ends of lines, because an encoding in progress takes several hundred
+bytes for each token.
+
+The payload of a document is its tokens with the end token, as in a block; for chats, flags follow (`Payload`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from blake3 import blake3
+
+from peer.corpora.conversations import ConversationEncoder, NothingToLearn
+from peer.corpora.inputs import Document, RawBatch, RawRow, RowForm
+from peer.corpora.options import MAX_DOCUMENT_BYTES, BuildOptions, BuildTally, LeftOut, NamedRow
+from protocol.corpora.manifest import CorpusKind
+from trainer.data.chat import parsed
+from trainer.data.rows import Tokens
+from trainer.data.tokens import UnreadableText
+
+PIECE_CHARACTERS = 1 << 20
+GROUP_CHARACTERS = 1 << 20
+"""Limits of the texts that are encoded at a time."""
+HASH_BYTES = 16
+KEY_CONTEXT = "manyhands 1 corpus order"
+HELD_OUT_STEPS = 1 << 32
+MISSING = object()
+
+
+class EncodedDocument(NamedTuple):
+    """Document of a part.  group: 2 * source, plus 1 if held out.  key: the keyed hash of the identity."""
+
+    group: int
+    key: bytes
+    file: int
+    row: int
+    payload: bytes
+    tokens: int
+    text_bytes: int
+
+
+@dataclass(frozen=True)
+class _Text:
+    """Text that waits for its tokens."""
+
+    row: NamedRow
+    identity: bytes
+    text: str
+    text_bytes: int
+
+
+class _Rejected(Exception):
+    """Reason to leave a row out."""
+
+    def __init__(self, reason: LeftOut, flaw: str) -> None:
+        super().__init__(flaw)
+        self.reason, self.flaw = reason, flaw
+
+
+class DocumentEncoder:
+    """Encoder of a build's rows."""
+
+    def __init__(self, options: BuildOptions) -> None:
+        """Open the tokenizer.  Raises `PeerError`."""
+        self._options, self._fields = options, options.fields
+        self._tokenizer = options.tokens.open()
+        self._key = blake3(options.seed.to_bytes(8, "little", signed=True), derive_key_context=KEY_CONTEXT).digest()
+        self._held_out = round(options.held_out_percent * HELD_OUT_STEPS / 100)
+        self._dtype = np.dtype(self._tokenizer.dtype).newbyteorder("<")
+        self._end = np.array([self._tokenizer.end], self._dtype)
+        self._conversations = ConversationEncoder(self._tokenizer, options.tokens)
+
+    def encode(self, batch: RawBatch) -> tuple[list[EncodedDocument], BuildTally]:
+        """Return the documents of a batch, and the counts of its rows."""
+        tally = BuildTally()
+        found = self._chats(batch, tally) if self._options.tokens.kind is not CorpusKind.TEXT else self._texts(batch, tally)
+        documents = list(found)
+        tally.documents += len(documents)
+        tally.tokens += sum(document.tokens for document in documents)
+        return documents, tally
+
+    # -- text ----------------------------------------------------------------------------------------------------------
+
+    def _texts(self, batch: RawBatch, tally: BuildTally) -> Iterator[EncodedDocument]:
+        group: list[_Text] = []
+        size = 0
+        for row, raw in self._rows(batch, tally):
+            try:
+                if isinstance(raw.content, Document) and raw.content.tokens is not None:
+                    yield self._given(batch.source, row, raw.content)
+                    continue
+                text = self._text(row, raw)
+            except _Rejected as error:
+                tally.leave_out(error.reason, row_with(row, error.flaw))
+                continue
+            if group and size + len(text.text) > GROUP_CHARACTERS:
+                yield from self._encoded(batch.source, group, tally)
+                group, size = [], 0
+            group.append(text)
+            size += len(text.text)
+        yield from self._encoded(batch.source, group, tally)
+
+    def _rows(self, batch: RawBatch, tally: BuildTally) -> Iterator[tuple[NamedRow, RawRow]]:
+        """Yield the rows that can be read, and count all."""
+        for raw in batch.rows:
+            if raw.form is RowForm.JSON and not raw.content.strip():
+                continue
+            tally.rows += 1
+            row = NamedRow(raw.file, raw.row, batch.names[raw.file], "")
+            if raw.form in (RowForm.LONG, RowForm.BROKEN):
+                reason = LeftOut.LONG if raw.form is RowForm.LONG else LeftOut.BROKEN
+                tally.leave_out(reason, row_with(row, raw.content))
+            else:
+                yield row, raw
+
+    def _text(self, row: NamedRow, raw: RawRow) -> _Text:
+        identity: bytes | None = None
+        if raw.form is RowForm.FILE:
+            text = _decoded(raw.content)
+            record: Mapping[str, Any] = {}
+        elif raw.form is RowForm.DOCUMENT:
+            text, record = raw.content.text, {}
+            identity = raw.content.identity.encode(errors="surrogatepass") or None
+        else:
+            record = _record(raw)
+            text = _text_of(record, self._fields.text)
+        self._filter(record, text)
+        try:
+            data = text.encode()
+        except UnicodeEncodeError as error:
+            raise _Rejected(LeftOut.UTF8, "it has half of a surrogate pair, which is no character; remove it") from error
+        if len(data) > MAX_DOCUMENT_BYTES:
+            raise _Rejected(LeftOut.LONG, f"its text has more than {MAX_DOCUMENT_BYTES >> 20} MiB; split it")
+        if identity is None and self._fields.identity and raw.form is not RowForm.FILE:
+            identity = _identity_of(record, self._fields.identity)
+        return _Text(row, data if identity is None else identity, text, len(data))
+
+    def _filter(self, record: Mapping[str, Any], text: str) -> None:
+        fields = self._fields
+        if not text.strip():
+            raise _Rejected(LeftOut.EMPTY, "it is empty")
+        if len(text) < fields.least or (fields.most is not None and len(text) > fields.most):
+            raise _Rejected(LeftOut.FILTERED, f"it has {len(text)} characters")
+        self._filter_fields(record)
+
+    def _filter_fields(self, record: Mapping[str, Any]) -> None:
+        for name, allowed in self._fields.where.items():
+            value = field_of(record, name)
+            if value is MISSING or plain_text(value) not in allowed:
+                shown = "missing" if value is MISSING else repr(value)[:40]
+                raise _Rejected(LeftOut.FILTERED, f"its field {name[:40]} is {shown}")
+
+    def _encoded(self, source: int, texts: Sequence[_Text], tally: BuildTally) -> Iterator[EncodedDocument]:
+        pieces = [(owner, piece) for owner, text in enumerate(texts) for piece in _pieces(text.text)]
+        found: list[list[Tokens]] = [[] for _ in texts]
+        flaws: dict[int, str] = {}
+        for group in _grouped(pieces):
+            encoded = self._tokenizer.encode_batch([piece for _, piece in group])
+            for (owner, _), tokens in zip(group, encoded, strict=True):
+                if isinstance(tokens, UnreadableText):
+                    flaws.setdefault(owner, tokens.flaw)
+                else:
+                    found[owner].append(tokens)
+        for owner, text in enumerate(texts):
+            if owner in flaws:
+                tally.leave_out(LeftOut.MARKED, row_with(text.row, f"its text {flaws[owner]}"))
+                continue
+            tokens = np.concatenate([*found[owner], self._end]).astype(self._dtype, copy=False)
+            yield self._document(source, text.row, text.identity, tokens.tobytes(), (len(tokens), text.text_bytes))
+
+    def _given(self, source: int, row: NamedRow, document: Document) -> EncodedDocument:
+        """Return a document whose tokens are given; its end token is added if it is missing."""
+        assert document.tokens is not None
+        tokens = self._checked(document.tokens)
+        if tokens[-1] != self._tokenizer.end:
+            tokens = np.concatenate([tokens, self._end])
+        payload = tokens.tobytes()
+        identity = document.identity.encode(errors="surrogatepass") or payload
+        return self._document(source, row, identity, payload, (len(tokens), document.text_bytes))
+
+    def _checked(self, tokens: Tokens) -> Tokens:
+        if not len(tokens):
+            raise _Rejected(LeftOut.EMPTY, "it is empty")
+        if len(tokens) > MAX_DOCUMENT_BYTES // self._dtype.itemsize:
+            raise _Rejected(LeftOut.LONG, f"it has {len(tokens)} tokens; split it")
+        if int(tokens.min()) < 0 or int(tokens.max()) >= self._tokenizer.vocab:
+            raise _Rejected(
+                LeftOut.TOKENS, f"it has tokens outside the tokenizer's {self._tokenizer.vocab}; name the right tokenizer"
+            )
+        return tokens.astype(self._dtype, copy=False)
+
+    # -- chats ---------------------------------------------------------------------------------------------------------
+
+    def _chats(self, batch: RawBatch, tally: BuildTally) -> Iterator[EncodedDocument]:
+        for row, raw in self._rows(batch, tally):
+            try:
+                yield self._chat(batch.source, row, raw, tally)
+            except NothingToLearn as error:
+                tally.leave_out(LeftOut.NOTHING, row_with(row, str(error)))
+            except _Rejected as error:
+                tally.leave_out(error.reason, row_with(row, error.flaw))
+
+    def _chat(self, source: int, row: NamedRow, raw: RawRow, tally: BuildTally) -> EncodedDocument:
+        identity: bytes | None = None
+        try:
+            if isinstance(raw.content, Document):
+                document, identity = raw.content, raw.content.identity.encode(errors="surrogatepass") or None
+                if document.tokens is None or document.counts is None:
+                    raise _Rejected(LeftOut.CHAT, "it has no tokens that count")
+                payload = self._conversations.given(self._checked(document.tokens), document.counts, document.text_bytes)
+            else:
+                record = _chat_record(raw)
+                self._filter_fields(record)
+                payload = self._conversations.encode(record)
+                if self._fields.identity:
+                    identity = _identity_of(record, self._fields.identity)
+        except ValueError as error:
+            raise _Rejected(LeftOut.CHAT, str(error)) from error
+        tally.cut += payload.is_cut
+        data = payload.data
+        return self._document(source, row, identity or data, data, (payload.tokens, payload.text_bytes))
+
+    def _document(
+        self, source: int, row: NamedRow, identity: bytes, payload: bytes, counts: tuple[int, int]
+    ) -> EncodedDocument:
+        digest = blake3(identity, key=self._key).digest(HASH_BYTES + 4)
+        is_held_out = int.from_bytes(digest[HASH_BYTES:], "big") < self._held_out
+        return EncodedDocument(2 * source + is_held_out, digest[:HASH_BYTES], row.file, row.row, payload, *counts)
+
+
+def row_with(row: NamedRow, flaw: str) -> NamedRow:
+    """Return the row with its flaw."""
+    return NamedRow(row.file, row.row, row.name, flaw)
+
+
+def field_of(record: Mapping[str, Any], name: str) -> Any:
+    """Return the value of a field, `a.b` for field b of field a; `MISSING` if there is none."""
+    if name in record:
+        return record[name]
+    first, dot, rest = name.partition(".")
+    inner = record.get(first, MISSING)
+    return field_of(inner, rest) if dot and isinstance(inner, Mapping) else MISSING
+
+
+def plain_text(value: Any) -> str:
+    """Return a value as it stands in JSON, and a text without its quotes."""
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def _decoded(data: bytes) -> str:
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise _Rejected(LeftOut.UTF8, "it is UTF-16 text; save it as UTF-8")
+    if b"\0" in data:
+        raise _Rejected(LeftOut.BINARY, "it is binary")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise _Rejected(LeftOut.UTF8, f"it is not UTF-8 text at byte {error.start + 1}; save it as UTF-8") from error
+
+
+def _record(raw: RawRow) -> Mapping[str, Any]:
+    record = raw.content
+    if raw.form is RowForm.JSON:
+        try:
+            record = json.loads(record.decode("utf-8-sig"))
+        except UnicodeDecodeError as error:
+            raise _Rejected(LeftOut.UTF8, f"it is not UTF-8 text at byte {error.start + 1}; save it as UTF-8") from error
+        except json.JSONDecodeError as error:
+            raise _Rejected(LeftOut.JSON, f"it is no JSON ({error.msg} at column {error.colno})") from error
+        except (RecursionError, ValueError) as error:
+            raise _Rejected(LeftOut.JSON, "it is no JSON that can be read: nested too deeply, or a long number") from error
+    if not isinstance(record, Mapping):
+        raise _Rejected(LeftOut.JSON, "it is no JSON object")
+    return record
+
+
+def _chat_record(raw: RawRow) -> Mapping[str, Any]:
+    """Return the record of a chat, read with more care: a field must not stand there twice."""
+    if raw.form is not RowForm.JSON and raw.form is not RowForm.FILE:
+        return _record(raw)
+    try:
+        return _record(RawRow(raw.file, raw.row, RowForm.RECORD, parsed(raw.content), raw.size))
+    except ValueError as error:
+        raise _Rejected(LeftOut.JSON, str(error)) from error
+
+
+def _text_of(record: Mapping[str, Any], name: str) -> str:
+    text = field_of(record, name)
+    if text is MISSING or text is None:
+        others = ", ".join(map(str, record))[:80]
+        raise _Rejected(LeftOut.FIELD, f"it has no field {name}, but {others or 'none'}; name one with --text")
+    if not isinstance(text, str):
+        raise _Rejected(LeftOut.FIELD, f"its field {name} is no text")
+    return text
+
+
+def _identity_of(record: Mapping[str, Any], name: str) -> bytes:
+    value = field_of(record, name)
+    if value is MISSING or value is None or value == "":
+        raise _Rejected(LeftOut.FIELD, f"it has no field {name}, which identifies it")
+    return plain_text(value).encode(errors="surrogatepass")
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """Yield a text in pieces, which end at the ends of lines, or else at a space."""
+    start = 0
+    while len(text) - start > PIECE_CHARACTERS:
+        stop = start + PIECE_CHARACTERS
+        cut = max(text.rfind("\n", start, stop), text.rfind(" ", start, stop) if "\n" not in text[start:stop] else -1)
+        end = cut + 1 if cut > start else stop
+        yield text[start:end]
+        start = end
+    yield text[start:]
+
+
+def _grouped(pieces: Sequence[tuple[int, str]]) -> Iterator[list[tuple[int, str]]]:
+    group: list[tuple[int, str]] = []
+    size = 0
+    for owner, piece in pieces:
+        if group and size + len(piece) > GROUP_CHARACTERS:
+            yield group
+            group, size = [], 0
+        group.append((owner, piece))
+        size += len(piece)
+    if group:
+        yield group

@@ -1,0 +1,367 @@
+"""Inputs of a build: files, folders, data sets of Hugging Face and documents in memory, read as batches of raw rows.
+
+Reading is sequential and cheap: rows are found here, and workers parse them (`peer.corpora.documents`).  Each row has a
+place: the number of its file among all files of all inputs, and its number in the file, from 1.  Folders are read in the
+order of their names, without hidden files.  The batches depend on the inputs alone, so that an interrupted build can skip
+those that are done.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sysconfig
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import IntEnum
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from blake3 import blake3
+
+from peer.corpora.compressed import BrokenFile, lines_of
+from peer.corpora.options import MAX_DOCUMENT_BYTES, FieldSelection
+from peer.errors import ExitCode, PeerError
+from protocol.corpora.manifest import CorpusKind
+from trainer.data.chat import parsed
+from trainer.data.embedded import sources as python_sources
+from trainer.data.rows import Mask, Tokens
+
+BATCH_BYTES = 512 << 10
+BATCH_ROWS = 4096
+"""Limits of a batch: bytes, beyond which no row is added, and rows."""
+MAX_LINE_BYTES = 2 * MAX_DOCUMENT_BYTES
+"""Longest line of a file of rows."""
+HUB = "hf:"
+LINES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".ndjson", ".ndjson.gz", ".ndjson.zst")
+PARQUET_ROWS = 64
+"""Rows that are decoded together from a parquet file."""
+PARQUET_REMEDY = "install it: pip install 'manyhands[data]'"
+HUB_REMEDY = "install it: pip install 'manyhands[hf]'"
+
+
+@dataclass(frozen=True)
+class Document:
+    """Document in memory: text, or tokens that are not encoded again.
+
+    identity: decides the split and the place, and is unique in its source; empty for the text or tokens themselves.
+    counts: for tokens of a chat, true for those that count in the loss.  text_bytes: bytes of UTF-8 that the tokens stand
+    for.
+    """
+
+    identity: str = ""
+    text: str = ""
+    tokens: Tokens | None = None
+    counts: Mask | None = None
+    text_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class BuildInput:
+    """Input of a build.  source: name under which its documents are mixed.
+
+    origin: a file, a folder, the name of a data set (`hf:owner/name[:config][@split]`), or documents in memory.  label: name
+    of documents in memory.
+    """
+
+    source: str
+    origin: Path | str | Iterable[Document]
+    label: str = "documents"
+
+    @property
+    def name(self) -> str:
+        """Name for people and for the recipe, without the folders in which a file lies."""
+        if isinstance(self.origin, Path):
+            return self.origin.absolute().name
+        return self.origin if isinstance(self.origin, str) else self.label
+
+    @property
+    def is_in_memory(self) -> bool:
+        """True for documents in memory."""
+        return not isinstance(self.origin, Path | str)
+
+
+def standard_library() -> Iterator[Document]:
+    """Yield Python's standard library, a document for each file, identified by its path."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    for path in python_sources(root):
+        if text := path.read_bytes().replace(b"\0", b"").decode(errors="replace"):
+            yield Document(path.relative_to(root).as_posix(), text)
+
+
+class RowForm(IntEnum):
+    """Form of a raw row.  LONG and BROKEN: the row cannot be read, and its content is the flaw."""
+
+    FILE = 0
+    JSON = 1
+    RECORD = 2
+    DOCUMENT = 3
+    LONG = 4
+    BROKEN = 5
+
+
+class RawRow(NamedTuple):
+    """Row before it is parsed.  content: bytes, a record, a `Document`, or a flaw."""
+
+    file: int
+    row: int
+    form: RowForm
+    content: Any
+    size: int
+
+
+@dataclass
+class RawBatch:
+    """Rows of one source that a worker takes together.
+
+    names: of the rows' files, by number.  done_bytes: bytes of the inputs read up to its end.
+    """
+
+    number: int
+    source: int
+    names: dict[int, str] = field(default_factory=dict)
+    rows: list[RawRow] = field(default_factory=list)
+    done_bytes: int = 0
+
+
+def source_names(inputs: Iterable[BuildInput]) -> list[str]:
+    """Return the names of the sources in the order of the inputs."""
+    return list(dict.fromkeys(each.source for each in inputs))
+
+
+class InputFile(NamedTuple):
+    """File of an input, or a whole input that is no file.  number: among the files of all inputs."""
+
+    number: int
+    input: BuildInput
+    path: Path | None
+    name: str
+
+
+def files_of(inputs: Iterable[BuildInput]) -> Iterator[InputFile]:
+    """Yield the files of all inputs in their order.  Raises `PeerError` for an input that cannot be read."""
+    number = 0
+    for each in inputs:
+        if not isinstance(each.origin, Path):
+            yield InputFile(number, each, None, each.name)
+            number += 1
+            continue
+        if not each.origin.is_dir():
+            check_file(each.origin)
+            yield InputFile(number, each, each.origin, each.origin.name)
+            number += 1
+            continue
+        for path in _walk(each.origin):
+            yield InputFile(number, each, path, path.relative_to(each.origin).as_posix())
+            number += 1
+
+
+def check_file(path: Path) -> None:
+    """Raise `PeerError` unless the path is a file."""
+    if not path.exists():
+        raise PeerError(f"there is no {path}; give files, folders, or hf:OWNER/NAME", ExitCode.INPUT)
+    if not path.is_file():
+        raise PeerError(f"{path} is neither a file nor a folder; copy what it gives into a file", ExitCode.INPUT)
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except OSError as error:
+        raise PeerError(f"cannot read {folder}: {error.strerror}; check its permissions", ExitCode.INPUT) from error
+    for entry in entries:
+        if entry.name.startswith("."):
+            continue
+        if entry.is_dir(follow_symlinks=False):
+            yield from _walk(Path(entry.path))
+        elif entry.is_file():
+            yield Path(entry.path)
+
+
+@dataclass(frozen=True)
+class InputsSummary:
+    """Summary of the inputs.  fingerprint: hash of the files' names, sizes and times.  total_bytes: None if unknown."""
+
+    fingerprint: str
+    files: int
+    total_bytes: int | None
+
+
+def summarize(inputs: Iterable[BuildInput]) -> InputsSummary:
+    """Look at all files, without reading them.  Raises `PeerError` for an input that cannot be read."""
+    digest, files, total, is_known = blake3(), 0, 0, True
+    for each in files_of(inputs):
+        files += 1
+        facts = [each.input.source, each.name]
+        if each.path is None:
+            is_known = False
+        else:
+            found = each.path.stat()
+            total += found.st_size
+            facts += [str(found.st_size), str(found.st_mtime_ns)]
+        digest.update("\0".join(facts).encode(errors="surrogateescape") + b"\n")
+    return InputsSummary(digest.hexdigest(), files, total if is_known else None)
+
+
+def batches(inputs: list[BuildInput], fields: FieldSelection, kind: CorpusKind) -> Iterator[RawBatch]:
+    """Yield all rows of the inputs in batches."""
+    names = source_names(inputs)
+    batch, size, number, done = RawBatch(0, 0), 0, 0, 0
+    for file in files_of(inputs):
+        source = names.index(file.input.source)
+        if batch.rows and batch.source != source:
+            yield batch
+            number, size, batch = number + 1, 0, RawBatch(number + 1, source)
+        batch.source = source
+        for row in _rows(file, fields, kind):
+            batch.rows.append(row)
+            batch.names[file.number] = file.name
+            size += row.size
+            if size >= BATCH_BYTES or len(batch.rows) >= BATCH_ROWS:
+                batch.done_bytes = done
+                yield batch
+                number, size, batch = number + 1, 0, RawBatch(number + 1, source)
+        done += file.path.stat().st_size if file.path is not None else 0
+        batch.done_bytes = done
+    if batch.rows:
+        yield batch
+
+
+def _rows(file: InputFile, fields: FieldSelection, kind: CorpusKind) -> Iterator[RawRow]:
+    """Yield the rows of a file; the last row has the flaw if the file breaks off."""
+    number = 0
+    try:
+        for number, (form, content, size) in enumerate(_contents(file, fields, kind), 1):
+            yield RawRow(file.number, number, form, content, size)
+    except BrokenFile as error:
+        yield RawRow(file.number, number + 1, RowForm.BROKEN, str(error), 0)
+    except OSError as error:
+        raise PeerError(f"cannot read {file.path}: {error.strerror or error}; copy it again", ExitCode.INPUT) from error
+
+
+Content = tuple[RowForm, Any, int]
+
+
+def _contents(file: InputFile, fields: FieldSelection, kind: CorpusKind) -> Iterator[Content]:
+    path = file.path
+    if path is None:
+        origin = file.input.origin
+        if isinstance(origin, str):
+            return _from_hub(origin)
+        assert not isinstance(origin, Path)
+        return _from_memory(origin)
+    name = path.name.lower()
+    if name.endswith(".parquet"):
+        return _from_parquet(path, fields, kind)
+    if kind is CorpusKind.TEXT:
+        return _from_lines(path) if name.endswith(LINES) else _whole(path)
+    if path != file.input.origin and not name.endswith((*LINES, ".json")):
+        return iter(())  # a folder of chats may hold other files
+    return _from_array(path) if _is_array(path) else _from_lines(path)
+
+
+def _from_memory(documents: Iterable[Document]) -> Iterator[Content]:
+    for each in documents:
+        yield RowForm.DOCUMENT, each, len(each.text) if each.tokens is None else each.tokens.nbytes
+
+
+def _whole(path: Path) -> Iterator[Content]:
+    with path.open("rb") as file:
+        data = file.read(MAX_DOCUMENT_BYTES + 1)
+    if len(data) > MAX_DOCUMENT_BYTES:
+        yield RowForm.LONG, f"it has more than {MAX_DOCUMENT_BYTES >> 20} MiB, the limit on a document; split it", 0
+    else:
+        yield RowForm.FILE, data, len(data)
+
+
+def _from_lines(path: Path) -> Iterator[Content]:
+    for line in lines_of(path, MAX_LINE_BYTES):
+        if line is None:
+            yield RowForm.LONG, f"its line has more than {MAX_LINE_BYTES >> 20} MiB; split it", 0
+        else:
+            yield RowForm.JSON, line, len(line)
+
+
+def _is_array(path: Path) -> bool:
+    """Return True if a file is one JSON array of records."""
+    with path.open("rb") as file:
+        return file.read(64).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
+
+
+def _from_array(path: Path) -> Iterator[Content]:
+    with path.open("rb") as file:
+        data = file.read(MAX_DOCUMENT_BYTES + 1)
+    if len(data) > MAX_DOCUMENT_BYTES:
+        limit = f"{MAX_DOCUMENT_BYTES >> 20} MiB"
+        raise BrokenFile(f"a file that is one JSON array has at most {limit}; write each record on a line of its own")
+    try:
+        records = parsed(data)
+    except ValueError as error:
+        raise BrokenFile(f"as it begins with [, it is one JSON array of records, and {error}") from error
+    for record in records:
+        yield RowForm.RECORD, record, _size(record)
+
+
+def _from_parquet(path: Path, fields: FieldSelection, kind: CorpusKind) -> Iterator[Content]:
+    try:
+        parquet: Any = importlib.import_module("pyarrow.parquet")
+        arrow: Any = importlib.import_module("pyarrow")
+    except ImportError as error:
+        raise PeerError(f"{path} needs pyarrow to be read; {PARQUET_REMEDY}", ExitCode.INPUT) from error
+    broken = (arrow.ArrowException, OSError, ValueError)
+    try:
+        file = parquet.ParquetFile(path)
+    except broken as error:
+        raise BrokenFile(f"it is no parquet file that can be read ({_first_line(error)}); copy it again") from error
+    with file:
+        columns = _columns(file.schema_arrow.names, fields) if kind is CorpusKind.TEXT else None
+        if columns == []:
+            flaw = f"it has no column {fields.text}, but {', '.join(file.schema_arrow.names)[:200]}; name one with --text"
+            for _ in range(max(1, file.metadata.num_rows)):
+                yield RowForm.BROKEN, flaw, 0
+            return
+        try:
+            for some in file.iter_batches(batch_size=PARQUET_ROWS, columns=columns):
+                size = some.nbytes // max(1, some.num_rows)
+                for record in some.to_pylist():
+                    yield RowForm.RECORD, record, size
+        except broken as error:
+            raise BrokenFile(f"the file breaks off ({_first_line(error)}); copy it again") from error
+
+
+def _columns(names: list[str], fields: FieldSelection) -> list[str]:
+    """Return the columns that a build reads; none if the text's is missing."""
+    wanted = [fields.text, *([fields.identity] if fields.identity else []), *fields.where]
+    found = [name if name in names else name.partition(".")[0] for name in wanted]
+    return list(dict.fromkeys(name for name in found if name in names)) if found[0] in names else []
+
+
+def _from_hub(name: str) -> Iterator[Content]:
+    """Yield the records of a data set of Hugging Face, streamed."""
+    try:
+        library: Any = importlib.import_module("datasets")
+    except ImportError as error:
+        raise PeerError(f"{name} needs the library datasets; {HUB_REMEDY}", ExitCode.INPUT) from error
+    path, _, split = name.removeprefix(HUB).partition("@")
+    path, _, config = path.partition(":")
+    try:
+        for record in library.load_dataset(path, config or None, split=split or "train", streaming=True):
+            yield RowForm.RECORD, record, _size(record)
+    except Exception as error:  # the library raises errors of many other libraries
+        raise PeerError(
+            f"cannot read {name}: {_first_line(error)}; check the name and the connection, and run the command again",
+            ExitCode.UNREACHABLE,
+        ) from error
+
+
+def _size(record: Any) -> int:
+    """Return the rough size of a record in bytes."""
+    if isinstance(record, dict):
+        return sum(_size(value) for value in record.values())
+    if isinstance(record, list):
+        return sum(_size(value) for value in record)
+    return len(record) if isinstance(record, str | bytes) else 8
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]

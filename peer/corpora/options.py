@@ -1,0 +1,232 @@
+"""Options of a build, and the counts of rows that it leaves out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Self
+
+from peer.errors import ExitCode, PeerError
+from protocol.corpora.manifest import MAX_BLOCK_BYTES, CorpusKind
+from trainer.data.templates import TemplatedTokenizer
+from trainer.data.tokens import ByteTokenizer, TokenizerFile, checked_file
+
+MAX_DOCUMENT_BYTES = 64 << 20
+"""Largest text of a document, in bytes of UTF-8."""
+MOST_NAMED = 20
+"""Number of rows that are named of those left out."""
+BAD_AFTER_ROWS = 10_000
+"""Number of rows from which the share of bad rows is compared with its limit before the end."""
+
+
+@dataclass(frozen=True)
+class TokenFormat:
+    """Form of a corpus's tokens.
+
+    tokenizer: a tokenizer.json; None for bytes.  ends: its end tokens; the first ends a document.  template and row_tokens:
+    for chats and preferences; a row has `row_tokens` tokens, predicted ones and the first.  is_checked: True if the file is
+    the result of `checked_file`.
+    """
+
+    kind: CorpusKind = CorpusKind.TEXT
+    tokenizer: Path | None = None
+    ends: tuple[int, ...] = ()
+    template: str = "raw"
+    row_tokens: int = 0
+    is_checked: bool = False
+
+    def open(self) -> TemplatedTokenizer:
+        """Return the tokenizer.  Raises `PeerError` for a file that cannot be used."""
+        try:
+            if self.tokenizer is None:
+                return TemplatedTokenizer(ByteTokenizer(), self.template)
+            file = TokenizerFile(self.tokenizer, self.ends, is_checked=self.is_checked)
+            return TemplatedTokenizer(file, self.template)
+        except ValueError as error:
+            raise PeerError(str(error), ExitCode.INPUT) from error
+
+    def content(self, reserved: tuple[int, ...] = ()) -> bytes | None:
+        """Return the checked tokenizer.json; None for bytes.  Raises `PeerError`."""
+        try:
+            return None if self.tokenizer is None else checked_file(self.tokenizer, reserved)
+        except ValueError as error:
+            raise PeerError(str(error), ExitCode.INPUT) from error
+
+
+@dataclass(frozen=True)
+class FieldSelection:
+    """Fields of a row, and the rows that a build takes.
+
+    text, identity: names of fields; `a.b` is field b of field a.  Without `identity`, a document is identified by its text.
+    least, most: limits on the characters of a text.  where: allowed values of fields, as texts.
+    """
+
+    text: str = "text"
+    identity: str | None = None
+    least: int = 1
+    most: int | None = None
+    where: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """Options of a build.
+
+    held_out_percent: share of the documents held out.  seed: key of the order and of the held-out share.  block_bytes: most
+    bytes of a block.  bad_percent: share of bad rows above which a build fails.  workers: number of processes; 0 for one per
+    core, or for this process alone if every input is in memory; 1 for this process alone.
+    """
+
+    tokens: TokenFormat = TokenFormat()
+    fields: FieldSelection = FieldSelection()
+    held_out_percent: float = 1.0
+    seed: int = 0
+    block_bytes: int = MAX_BLOCK_BYTES
+    bad_percent: float = 1.0
+    workers: int = 0
+
+    def described(self) -> dict[str, Any]:
+        """Return the options that decide the bytes of the corpus, for its recipe."""
+        tokens, fields = self.tokens, asdict(self.fields)
+        fields["where"] = {name: list(values) for name, values in sorted(self.fields.where.items())}
+        return {
+            "kind": tokens.kind.value,
+            "ends": list(tokens.ends),
+            "template": tokens.template,
+            "row_tokens": tokens.row_tokens,
+            "fields": fields,
+            "held_out_percent": self.held_out_percent,
+            "seed": self.seed,
+            "block_bytes": self.block_bytes,
+        }
+
+
+class LeftOut(StrEnum):
+    """Reason for which a row is left out; the value follows a count."""
+
+    JSON = "not JSON"
+    FIELD = "without the field"
+    UTF8 = "not UTF-8"
+    LONG = "too long"
+    BROKEN = "in a broken file"
+    CHAT = "no chat or preference"
+    TOKENS = "outside the vocabulary"
+    SAME_ID = "with the ID of another"
+    EMPTY = "empty"
+    BINARY = "binary"
+    FILTERED = "filtered out"
+    SAME_TEXT = "with the text of another"
+    MARKED = "with an end token or a mark"
+    NOTHING = "with nothing to learn"
+
+    @property
+    def is_bad(self) -> bool:
+        """True if the row is bad; the share of bad rows is limited."""
+        return self in BAD
+
+
+BAD = frozenset(
+    {
+        LeftOut.JSON,
+        LeftOut.FIELD,
+        LeftOut.UTF8,
+        LeftOut.LONG,
+        LeftOut.BROKEN,
+        LeftOut.CHAT,
+        LeftOut.TOKENS,
+        LeftOut.SAME_ID,
+    }
+)
+
+
+@dataclass(order=True, frozen=True)
+class NamedRow:
+    """Row that is left out.  file: number of its file among the inputs.  flaw: text that completes "FILE, row ROW: "."""
+
+    file: int
+    row: int
+    name: str
+    flaw: str
+
+    def __str__(self) -> str:
+        return f"{self.name}, row {self.row}: {self.flaw}"
+
+
+@dataclass
+class BuildTally:
+    """Counts of rows.  named: the first rows left out, bad ones apart.  cut: number of chats that were cut."""
+
+    rows: int = 0
+    documents: int = 0
+    tokens: int = 0
+    cut: int = 0
+    left_out: dict[LeftOut, int] = field(default_factory=dict)
+    named: dict[bool, list[NamedRow]] = field(default_factory=lambda: {True: [], False: []})
+
+    @property
+    def bad(self) -> int:
+        """Number of bad rows."""
+        return sum(count for reason, count in self.left_out.items() if reason.is_bad)
+
+    def leave_out(self, reason: LeftOut, row: NamedRow) -> None:
+        """Count a row that is left out."""
+        self.left_out[reason] = self.left_out.get(reason, 0) + 1
+        self._name(reason.is_bad, [row])
+
+    def add(self, other: BuildTally) -> None:
+        """Add the counts of other rows."""
+        self.rows += other.rows
+        self.documents += other.documents
+        self.tokens += other.tokens
+        self.cut += other.cut
+        for reason, count in other.left_out.items():
+            self.left_out[reason] = self.left_out.get(reason, 0) + count
+        for is_bad, rows in other.named.items():
+            self._name(is_bad, rows)
+
+    def _name(self, is_bad: bool, rows: Iterable[NamedRow]) -> None:
+        named = self.named[is_bad]
+        if len(named) < 2 * MOST_NAMED:
+            named.extend(rows)
+        else:
+            self.named[is_bad] = sorted([*named, *rows])[:MOST_NAMED]
+
+    def check(self, bad_percent: float, *, is_end: bool = False) -> None:
+        """Raise `PeerError` if the share of bad rows is above its limit."""
+        rows = self.rows if is_end else max(self.rows, BAD_AFTER_ROWS)
+        if self.bad * 100 > bad_percent * rows:
+            raise PeerError(
+                f"{self.bad} of {self.rows} rows are bad, more than {bad_percent:g} %; the first is {self.first(True)}; "
+                "mend the rows, or allow more with --bad",
+                ExitCode.INPUT,
+            )
+
+    def first(self, is_bad: bool) -> NamedRow | None:
+        """Return the first row of those left out."""
+        return min(self.named[is_bad], default=None)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the counts for JSON; `from_json` reads them again."""
+        return {
+            "rows": self.rows,
+            "documents": self.documents,
+            "tokens": self.tokens,
+            "cut": self.cut,
+            "left_out": {reason.name.lower(): count for reason, count in sorted(self.left_out.items())},
+            "bad": [[row.file, row.row, row.name, row.flaw] for row in sorted(self.named[True])[:MOST_NAMED]],
+            "skipped": [[row.file, row.row, row.name, row.flaw] for row in sorted(self.named[False])[:MOST_NAMED]],
+        }
+
+    @classmethod
+    def from_json(cls, said: Mapping[str, Any]) -> Self:
+        """Return the counts that `to_json` wrote."""
+        return cls(
+            said["rows"],
+            said["documents"],
+            said["tokens"],
+            said["cut"],
+            {LeftOut[name.upper()]: count for name, count in said["left_out"].items()},
+            {True: [NamedRow(*row) for row in said["bad"]], False: [NamedRow(*row) for row in said["skipped"]]},
+        )

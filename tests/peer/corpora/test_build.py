@@ -1,0 +1,210 @@
+"""A corpus has every kept document once, and its bytes follow from the inputs and options alone."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from peer.corpora import build as builds
+from peer.corpora import inputs as readings
+from peer.corpora import parts
+from peer.corpora.build import PARTIAL, build
+from peer.corpora.folder import FinishedCorpus
+from peer.corpora.inputs import BuildInput, Document, standard_library
+from peer.corpora.options import BuildOptions, FieldSelection, LeftOut
+from peer.errors import PeerError
+from protocol.corpora.manifest import LEAST_BLOCK_TOKENS
+from tests.peer.corpora.makers import chat_tokens, content_of, mixed_folder, texts_of
+
+TEXTS = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=30)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(TEXTS.filter(str.strip), min_size=1, max_size=40), st.integers(-5, 5), st.sampled_from([0.0, 30.0]))
+def test_corpus_is_a_permutation_of_the_documents(texts: list[str], seed: int, held_out: float) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "out"
+        documents = [Document(text=text) for text in texts]
+        options = BuildOptions(seed=seed, held_out_percent=held_out)
+        try:
+            result = build([BuildInput("all", documents)], options, out)
+        except PeerError as error:
+            assert held_out and "no document to learn from" in error.text
+            return
+        found = texts_of(out)
+        assert sorted(found["all", "train"] + found["all", "held out"]) == sorted(set(texts))
+        assert result.tally.left_out.get(LeftOut.SAME_TEXT, 0) == len(texts) - len(set(texts))
+        assert sum(split.documents for _, _, split in FinishedCorpus(out).splits) == len(set(texts))
+        assert sum(split.text_bytes for _, _, split in FinishedCorpus(out).splits) == sum(
+            len(text.encode()) for text in set(texts)
+        )
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> list[BuildInput]:
+    folder = tmp_path_factory.mktemp("inputs")
+    one, other = mixed_folder(folder / "one"), mixed_folder(folder / "two", 33)
+    return [BuildInput("one", one), BuildInput("two", other / "a.jsonl"), BuildInput("one", other)]
+
+
+@pytest.fixture(scope="module")
+def options(tmp_path_factory: pytest.TempPathFactory) -> BuildOptions:
+    tokens = chat_tokens(tmp_path_factory.mktemp("tokenizer") / "tokenizer.json")
+    return BuildOptions(tokens=tokens, held_out_percent=20, workers=1)
+
+
+@pytest.fixture(scope="module")
+def expected(inputs: list[BuildInput], options: BuildOptions, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    out = tmp_path_factory.mktemp("expected") / "out"
+    build(inputs, options, out)
+    return content_of(out)
+
+
+def test_two_workers_give_the_bytes_of_one(
+    inputs: list[BuildInput], options: BuildOptions, expected: dict[str, bytes], tmp_path: Path
+) -> None:
+    build(inputs, replace(options, workers=2), tmp_path / "out")
+    assert content_of(tmp_path / "out") == expected
+    assert not (tmp_path / f"out{PARTIAL}").exists()
+
+
+def test_batches_parts_and_ranges_do_not_show_in_the_bytes(
+    inputs: list[BuildInput],
+    options: BuildOptions,
+    expected: dict[str, bytes],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(readings, "BATCH_ROWS", 3)
+    monkeypatch.setattr(parts, "PART_BYTES", 1000)
+    monkeypatch.setattr(parts, "RANGE_BYTES", 500)
+    monkeypatch.setattr(parts, "MOST_OPEN", 2)
+    build(inputs, options, tmp_path / "out")
+    assert content_of(tmp_path / "out") == expected
+
+
+def test_build_killed_at_any_step_goes_on_and_gives_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each process is killed before its second write to the journal, so that each adds one step to those before it."""
+    inputs, options = [BuildInput("one", mixed_folder(tmp_path / "in"))], BuildOptions(held_out_percent=20, workers=1)
+    build(inputs, options, tmp_path / "whole")
+    monkeypatch.setattr(readings, "BATCH_ROWS", 4)
+    monkeypatch.setattr(parts, "PART_BYTES", 800)
+    out, written = tmp_path / "out", parts.BuildJournal.write
+
+    def run_until_second_write() -> None:
+        left = iter(range(1))
+
+        def write(journal: parts.BuildJournal, line: Mapping[str, Any]) -> None:
+            if next(left, None) is None:
+                os.kill(os.getpid(), signal.SIGKILL)
+            written(journal, line)
+
+        monkeypatch.setattr(parts.BuildJournal, "write", write)  # in a process of its own
+        build(inputs, options, out)
+
+    codes = []
+    while not out.exists():
+        process = multiprocessing.get_context("fork").Process(target=run_until_second_write)
+        process.start()
+        process.join()
+        codes.append(process.exitcode)
+    assert codes[-1] == 0 and len(codes) > 10
+    assert set(codes[:-1]) == {-signal.SIGKILL}
+    assert content_of(out) == content_of(tmp_path / "whole")
+
+
+def test_partial_build_of_other_options_is_refused(
+    inputs: list[BuildInput], options: BuildOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fill(writer: parts.PartWriter) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(parts.PartWriter, "flush", fill)
+        with pytest.raises(PeerError, match=r"No space left on device; make room, and run the command again to go on"):
+            build(inputs, options, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(PeerError, match=r"out\.partial is a build of other inputs or options; remove it"):
+        build(inputs, replace(options, seed=7), tmp_path / "out")
+    build(inputs, options, tmp_path / "out")
+
+
+def test_seed_changes_order_and_held_out_documents(inputs: list[BuildInput], options: BuildOptions, tmp_path: Path) -> None:
+    for seed in (0, 1):
+        build(inputs, replace(options, seed=seed), tmp_path / str(seed))
+    zero, one = texts_of(tmp_path / "0"), texts_of(tmp_path / "1")
+    assert zero["one", "train"] != one["one", "train"]
+    assert sorted(zero["one", "train"] + zero["one", "held out"]) == sorted(one["one", "train"] + one["one", "held out"])
+
+
+def test_same_document_is_held_out_in_every_source(tmp_path: Path) -> None:
+    documents = [Document(text=f"text {number}") for number in range(50)]
+    build([BuildInput("a", documents), BuildInput("b", documents)], BuildOptions(held_out_percent=30), tmp_path / "out")
+    found = texts_of(tmp_path / "out")
+    assert found["a", "held out"] == found["b", "held out"] != []
+
+
+def test_first_document_of_an_id_is_kept(tmp_path: Path) -> None:
+    rows = [Document("x", "first"), Document("y", "other"), Document("x", "second")]
+    options = BuildOptions(held_out_percent=0, fields=FieldSelection(identity="id"), bad_percent=50)
+    result = build([BuildInput("a", rows)], options, tmp_path / "out")
+    assert sorted(texts_of(tmp_path / "out")["a", "train"]) == ["first", "other"]
+    assert result.tally.left_out == {LeftOut.SAME_ID: 1}
+    assert str(result.tally.first(True)) == "documents, row 3: it has the ID of an earlier row"
+
+
+def test_given_tokens_are_not_encoded_again(tmp_path: Path) -> None:
+    rows = [Document("x", tokens=np.array([1, 2, 3]), text_bytes=9), Document("y", tokens=np.array([4, 0], np.uint8))]
+    result = build([BuildInput("a", rows)], BuildOptions(held_out_percent=0), tmp_path / "out")
+    split = result.manifest.sources[0].train
+    corpus = FinishedCorpus(tmp_path / "out")
+    assert sorted(each.tokens.tolist() for each in corpus.documents(split)) == [[1, 2, 3], [4]]
+    assert (split.tokens, split.documents, split.text_bytes) == (6, 2, 9)
+
+
+def test_blocks_are_small_enough_for_a_few_hundred(tmp_path: Path) -> None:
+    documents = [Document(text=f"{number:1000}") for number in range(1000)]
+    manifest = build([BuildInput("a", documents)], BuildOptions(held_out_percent=0), tmp_path / "out").manifest
+    assert manifest.block_tokens == 2048
+    assert 256 <= manifest.blocks(manifest.sources[0].train) <= 512
+    few = build([BuildInput("a", documents[:3])], BuildOptions(held_out_percent=0), tmp_path / "few").manifest
+    assert few.block_tokens == LEAST_BLOCK_TOKENS
+
+
+def test_shards_of_several_blocks_verify(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(builds, "SHARD_BYTES", 4096)
+    documents = [Document(text=f"{number:1000}") for number in range(20)]
+    manifest = build([BuildInput("a", documents)], BuildOptions(held_out_percent=20), tmp_path / "out").manifest
+    assert manifest.shard_blocks == 4
+    assert len(manifest.sources[0].train.shards) > 1
+    FinishedCorpus(tmp_path / "out").verify()
+
+
+def test_long_text_is_encoded_in_pieces_that_join_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("peer.corpora.documents.PIECE_CHARACTERS", 10)
+    monkeypatch.setattr("peer.corpora.documents.GROUP_CHARACTERS", 25)
+    texts = ["one line\nand another\n" * 5, "no end of a line in it " * 4, "x" * 95, "short", "ü" * 10]
+    build([BuildInput("a", [Document(text=text) for text in texts])], BuildOptions(held_out_percent=0), tmp_path / "out")
+    assert sorted(texts_of(tmp_path / "out")["a", "train"]) == sorted(texts)
+
+
+def test_standard_library_is_a_source_like_others() -> None:
+    first = next(standard_library())
+    assert first.identity.endswith(".py") and first.text
+
+
+def test_existing_folder_is_not_replaced(inputs: list[BuildInput], options: BuildOptions, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    with pytest.raises(PeerError, match="exists already; choose a new folder"):
+        build(inputs, options, tmp_path / "out")
