@@ -183,6 +183,7 @@ def blob(what: str, number: int) -> str:
         "patch": f"version {number}, patch",
         "file": f"file {number + 1} of the run",
         "reference": f"reference weights, of round {number}",
+        "blocks": f"blocks of shard {number + 1} of the corpus",
     }
     return names.get(what, f"{clean(what)} {number}")
 

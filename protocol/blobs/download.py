@@ -33,10 +33,13 @@ COPIES = 2
 
 
 class Picker:
-    """Bookkeeping for a blob of `count` chunks: the chunks that are here, that sources hold, and that were asked for."""
+    """Bookkeeping for a blob of `count` chunks: the chunks that are here, that sources hold, and that were asked for.
 
-    def __init__(self, count: int, here: ChunkSet, random_: random.Random) -> None:
-        self._random, self._all = random_, (1 << count) - 1
+    wanted: the chunks to fetch; None for all.
+    """
+
+    def __init__(self, count: int, here: ChunkSet, random_: random.Random, wanted: ChunkSet | None = None) -> None:
+        self._random, self._wanted = random_, (1 << count) - 1 if wanted is None else wanted
         self.here = here
         self._held: dict[PeerId, ChunkSet] = {}
         self._copies = Copies(count)
@@ -45,8 +48,8 @@ class Picker:
 
     @property
     def missing(self) -> ChunkSet:
-        """Chunks that are not here."""
-        return self._all & ~self.here
+        """Wanted chunks that are not here."""
+        return self._wanted & ~self.here
 
     def held_by(self, peer: PeerId) -> ChunkSet:
         """Return the chunks that a source has, as far as we know."""
@@ -339,9 +342,9 @@ class SourceGone:
 
 @dataclass(frozen=True)
 class Came:
-    """Arrival of a chunk that was checked and written to its place."""
+    """Arrival of a chunk that was checked and written to its place.  peer: None if it did not come from a peer."""
 
-    peer: PeerId
+    peer: PeerId | None
     chunk: int
 
 
@@ -410,13 +413,13 @@ class _Debt:
 class Download:
     """The chunks of `blob` that are here, and the chunks that sources owe us.
 
-    seed: of random choices.  `now` is trio time.
+    seed: of random choices.  wanted: the chunks to fetch; None for all.  `now` is trio time.
     """
 
-    def __init__(self, blob: Blob, here: ChunkSet, seed: bytes) -> None:
+    def __init__(self, blob: Blob, here: ChunkSet, seed: bytes, wanted: ChunkSet | None = None) -> None:
         self.blob = blob
         random_ = random.Random(seed)
-        self._picker, self._sources = Picker(len(blob), here, random_), Sources(random_)
+        self._picker, self._sources = Picker(len(blob), here, random_, wanted), Sources(random_)
         self._debts: dict[PeerId, dict[int, _Debt]] = {}
         self._late: set[tuple[PeerId, int]] = set()
         """Chunks that were overdue; they are still accepted if they come."""
@@ -431,7 +434,7 @@ class Download:
 
     @property
     def missing(self) -> ChunkSet:
-        """Chunks that are not here."""
+        """Wanted chunks that are not here."""
         return self._picker.missing
 
     @property
@@ -452,6 +455,10 @@ class Download:
     def expects(self, peer: PeerId, chunk: int) -> bool:
         """Return True if we accept this chunk from this peer."""
         return bool(self.missing >> chunk & 1) and (chunk in self._debts.get(peer, ()) or (peer, chunk) in self._late)
+
+    def asked_for(self, chunk: int) -> list[PeerId]:
+        """Return the sources that owe us this chunk."""
+        return [*self._picker.asked_for(chunk)]
 
     def has_use_of(self, peer: PeerId) -> bool:
         """Return True if this peer has a missing chunk, as far as we know."""
@@ -504,11 +511,11 @@ class Download:
             self._debts.pop(peer, None)
             self._late = {(late, chunk) for late, chunk in self._late if late != peer}
 
-    def _came(self, peer: PeerId, chunk: int, now: float) -> None:
-        debt = self._debts.get(peer, {}).get(chunk)
-        if debt is not None:
+    def _came(self, peer: PeerId | None, chunk: int, now: float) -> None:
+        debt = self._debts.get(peer, {}).get(chunk) if peer is not None else None
+        if peer is not None and debt is not None:
             self._sources.brought(peer, debt.owed_bytes, now - debt.asked_at)
-        for other in [peer, *self._picker.asked_for(chunk)]:
+        for other in [*([peer] if peer is not None else []), *self._picker.asked_for(chunk)]:
             self._settle(other, (chunk,))
         self._late = {(late, other) for late, other in self._late if other != chunk}
         self._picker.arrived(chunk)

@@ -35,7 +35,7 @@ from protocol.blobs.blob import (
 )
 from protocol.blobs.offers import Offer, OriginOffer
 from protocol.blobs.store import Held, Shelf
-from protocol.blobs.transfer import Fetch, Purpose, Sample, Sampled, Transfer
+from protocol.blobs.transfer import BufferPlaces, ChunkPlaces, Fetch, Purpose, Sample, Sampled, Transfer
 from protocol.blobs.uploads import Uploads
 from protocol.events.events import Event, TransferProgress
 from protocol.offload import Offload
@@ -97,7 +97,7 @@ class Swarm:
     async def fetch(
         self,
         blob: Blob,
-        into: memoryview,
+        into: memoryview | ChunkPlaces,
         sources: Sequence[PeerId],
         purpose: Purpose,
         *,
@@ -106,7 +106,8 @@ class Swarm:
     ) -> bool:
         """Fetch the missing chunks of a blob into `into`; return True once all are there, False if no peer has some chunk.
 
-        sources: peers to ask first; they name further peers.  here: chunks that are already in `into`.
+        into: a buffer of the blob's size, or places for the chunks that are wanted.  sources: peers to ask first; they name
+        further peers.  here: chunks that are already in `into`.  Raises `StoreFailed` if `into` cannot be written.
         """
         others = self._fetches.setdefault(blob.name, [])
 
@@ -115,8 +116,9 @@ class Swarm:
             if others[0].transfer is transfer:
                 self._session.emit(event)
 
-        transfer = Transfer(purpose, blob, here, trio.current_time(), tell)
-        fetch = Fetch(self._session, self.members, transfer, into, on_chunk)
+        places = BufferPlaces(blob, into) if isinstance(into, memoryview) else into
+        transfer = Transfer(purpose, blob, here, trio.current_time(), tell, places.wanted)
+        fetch = Fetch(self._session, self.members, transfer, places, on_chunk)
         others.append(fetch)
         try:
             return await fetch.run(sources)
@@ -139,6 +141,15 @@ class Swarm:
         """Add sources to the fetches of a blob."""
         for fetch in self._fetches.get(name, []):
             fetch.add_sources(sources)
+
+    def note(self, name: Hash, chunk: int) -> None:
+        """Note that a chunk of a blob has come to its place in another way: fetches end their requests, and offer it."""
+        for fetch in [*self._fetches.get(name, [])]:
+            fetch.note(chunk)
+
+    def asked_for(self, name: Hash, chunk: int) -> list[PeerId]:
+        """Return the peers that were asked for a chunk of a blob and have not sent it yet."""
+        return [peer for fetch in self._fetches.get(name, []) for peer in fetch.asked_for(chunk)]
 
     def originate(self, name: Hash, count: int) -> None:
         """Offer this blob of `count` chunks, which only we have, in such a way that each chunk leaves us once."""
@@ -277,7 +288,7 @@ class Swarm:
         held: Held | None = fetches[0] if fetches else await self._offload(self._shelf.find, name)
         if held is None or chunk >= held.count:
             return None
-        data = held.read(chunk) if fetches else await self._offload(held.read, chunk)
+        data = await self._offload(held.read, chunk)
         return (data, held.is_urgent) if data is not None else None
 
     # -- pushes -------------------------------------------------------------------------------------------------------
@@ -303,7 +314,7 @@ class Swarm:
             return
         for fetch in [*self._fetches.get(Hash(header.blob), [])]:
             if header.chunk < fetch.count and len(landing.buffer) == fetch.blob.sizes[header.chunk]:
-                fetch.landed(peer, header.chunk, landing)
+                await fetch.landed(peer, header.chunk, landing)
 
     def _samples_of(self, header: ChunkHeader) -> list[Sample]:
         return [sample for sample in self._samples if sample.blob.name == header.blob]

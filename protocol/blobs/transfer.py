@@ -1,14 +1,15 @@
 """Transfers: the fetch of one blob, its progress, and samples of a peer's speed.
 
 `Fetch` is the trio shell around `protocol.blobs.download.Download`.  A chunk is received into memory, checked, and only then
-written to its place.  From that moment on it is offered to others.
+written to its place.  From that moment on it is offered to others.  A fetch may be of some chunks of a blob only: the blocks
+of a corpus are fetched so.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import trio
 
@@ -42,12 +43,50 @@ from protocol.blobs.download import (
     Wrong,
 )
 from protocol.blobs.offers import OpenOffer
+from protocol.disk import StoreFailed
 from protocol.events.events import Dropped, Event, TransferEnded, TransferProgress
 from protocol.transport.interface import Landing, Members, NetworkError, Session
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import decode_body
 from protocol.wire.hashes import Hash, chunk_hash
 from protocol.wire.identity import PeerId
+
+# ------------------------------------------------------------------------------------------------------------------------
+# The places of the chunks that are fetched.
+
+
+class ChunkPlaces(Protocol):
+    """Destination of the chunks of a fetch, from which they are also read to serve them."""
+
+    @property
+    def wanted(self) -> ChunkSet:
+        """Chunks to fetch; it never changes."""
+        ...
+
+    async def write(self, chunk: int, data: memoryview, peer: PeerId) -> None:
+        """Write a chunk whose bytes are right.  peer: the source.  Raises `StoreFailed`."""
+        ...
+
+    def read(self, chunk: int) -> bytes | None:
+        """Return the bytes of a chunk that was written, or was here; None if they are no longer here.  Blocking."""
+        ...
+
+
+class BufferPlaces:
+    """Places of the chunks in one buffer of the size of the blob: a `ChunkPlaces`."""
+
+    def __init__(self, blob: Blob, buffer: memoryview) -> None:
+        self._blob, self._buffer = blob, buffer
+        self.wanted = blob.all
+
+    async def write(self, chunk: int, data: memoryview, peer: PeerId) -> None:
+        """Write a chunk as `ChunkPlaces.write` describes; never waits."""
+        self._buffer[self._blob.span(chunk)] = data
+
+    def read(self, chunk: int) -> bytes | None:
+        """Return a chunk as `ChunkPlaces.read` describes."""
+        return bytes(self._buffer[self._blob.span(chunk)])
+
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Progress of a blob on its way to us: its chunks, its rate, and the time that is left.
@@ -63,7 +102,8 @@ MOST_CELLS = 256
 class Purpose:
     """Purpose of a blob.
 
-    what: checkpoint, result, weights, patch, file, rollouts, tasks or reference.  number: of the round, version or file.
+    what: checkpoint, result, weights, patch, file, rollouts, tasks, reference or blocks.  number: of the round, version,
+    file or shard.
     """
 
     what: str
@@ -71,23 +111,33 @@ class Purpose:
 
 
 class Transfer:
-    """Progress of one blob.  here: chunks that need not be fetched.  now: trio time.  emit: called once every `EVERY_S`.
+    """Progress of one blob.  here: chunks that are here.  now: trio time.  emit: called once every `EVERY_S`.
 
-    Call `update` often, even when no chunk comes: the rate is measured over the last seconds.
+    wanted: the chunks to fetch; None for all.  Other chunks do not count.  Call `update` often, even when no chunk comes:
+    the rate is measured over the last seconds.
     """
 
-    def __init__(self, purpose: Purpose, blob: Blob, here: ChunkSet, now: float, emit: Callable[[Event], None]) -> None:
+    def __init__(
+        self,
+        purpose: Purpose,
+        blob: Blob,
+        here: ChunkSet,
+        now: float,
+        emit: Callable[[Event], None],
+        wanted: ChunkSet | None = None,
+    ) -> None:
         self._purpose, self.blob, self._emit = purpose, blob, emit
         self.here, self._sources = here, 0
-        self._whole = sum(blob.sizes)
-        self._bytes_left = self._whole - self._size(here)
+        self.wanted = blob.all if wanted is None else wanted
+        self._whole = self._size(self.wanted)
+        self._bytes_left = self._size(self.wanted & ~here)
         self._begun_at = self._told_at = now
         self._began_with = self._told_left = self._bytes_left
         self._rate = 0.0
 
     def update(self, here: ChunkSet, sources: int, now: float) -> None:
         """Note the chunks that are here now, and the number of peers that have some of the blob."""
-        self._bytes_left -= self._size(here & ~self.here)
+        self._bytes_left -= self._size(here & ~self.here & self.wanted)
         self.here, self._sources = here, sources
         passed_s, arrived = now - self._told_at, self._told_left - self._bytes_left
         if passed_s >= EVERY_S:
@@ -106,8 +156,8 @@ class Transfer:
         """Return the progress as an event."""
         return TransferProgress(
             **self._named(),
-            done=self.here.bit_count(),
-            total=len(self.blob),
+            done=(self.here & self.wanted).bit_count(),
+            total=self.wanted.bit_count(),
             size_bytes=self._whole,
             chunks=cells(self.here, len(self.blob)),
             down_bytes_per_s=self._rate,
@@ -263,18 +313,19 @@ MOST_LANDING_BYTES = 2 * MOST_OWED_BYTES
 
 
 class Fetch:
-    """Fetch of the chunks that a transfer lacks; they are written to `into`.
+    """Fetch of the chunks that a transfer lacks; they are written to `places`.
 
     on_chunk: called for each chunk that comes.
     """
 
     def __init__(
-        self, session: Session, members: Members, transfer: Transfer, into: memoryview, on_chunk: Callable[[], None]
+        self, session: Session, members: Members, transfer: Transfer, places: ChunkPlaces, on_chunk: Callable[[], None]
     ) -> None:
         self.transfer, self.blob = transfer, transfer.blob
         self.offer = OpenOffer(len(self.blob), transfer.here, members.has_member)
-        self._session, self._into, self._on_chunk = session, into, on_chunk
-        self._download = Download(self.blob, transfer.here, session.me.encode() + self.blob.name)
+        self._session, self._places, self._on_chunk = session, places, on_chunk
+        self._download = Download(self.blob, transfer.here, session.me.encode() + self.blob.name, transfer.wanted)
+        self._failure: StoreFailed | None = None
         self._asked: dict[PeerId, float] = {}
         self._unanswered: set[PeerId] = set()
         """Peers asked about their chunks that have not answered yet."""
@@ -309,20 +360,27 @@ class Fetch:
         return self.blob.leaves
 
     def read(self, chunk: int) -> bytes | None:
-        """Return the bytes of a chunk; None if it is not here."""
-        return bytes(self._into[self.blob.span(chunk)]) if self.here >> chunk & 1 else None
+        """Return the bytes of a chunk; None if it is not here.  Blocking."""
+        return self._places.read(chunk) if self.here >> chunk & 1 else None
+
+    def asked_for(self, chunk: int) -> list[PeerId]:
+        """Return the peers that were asked for a chunk and have not sent it yet."""
+        return self._download.asked_for(chunk)
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
     async def run(self, sources: Sequence[PeerId]) -> bool:
-        """Fetch until all chunks are here, or nobody has the missing ones; return True if all are here."""
+        """Fetch until all wanted chunks are here, or nobody has the missing ones; return True if all are here.
+
+        Raises `StoreFailed` if a chunk cannot be written.
+        """
         self._moved_at = self._hoped_at = trio.current_time()
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
                 for peer in sources[:MOST_SOURCES]:
                     self._ask(peer)
-                while self._download.missing and not self._is_hopeless():
+                while self._download.missing and self._failure is None and not self._is_hopeless():
                     with trio.move_on_after(TICK_S):
                         await self._over.wait()
                     self._handle(DownloadTick())
@@ -333,6 +391,8 @@ class Fetch:
             self._nursery = None
             self.transfer.update(self.here, self._download.sources, trio.current_time())
             self.transfer.end(trio.current_time())
+        if self._failure is not None:
+            raise self._failure
         return not self._download.missing
 
     def _is_hopeless(self) -> bool:
@@ -434,14 +494,24 @@ class Fetch:
         """Forget a chunk whose transfer broke off."""
         self._landings.pop((peer, chunk), None)
 
-    def landed(self, peer: PeerId, chunk: int, landing: Landing) -> None:
+    async def landed(self, peer: PeerId, chunk: int, landing: Landing) -> None:
         """Check a chunk that has arrived, and write it to its place if it is right and not here yet."""
-        self._landings.pop((peer, chunk), None)
-        if landing.found != self.blob.leaves[chunk]:
-            self._session.emit(Dropped(peer, "chunk", "its bytes are not those that were certified"))
-            self._handle(Wrong(peer, chunk))
-        elif not self.here >> chunk & 1:
-            self._into[self.blob.span(chunk)] = landing.buffer
+        try:
+            if landing.found != self.blob.leaves[chunk]:
+                self._session.emit(Dropped(peer, "chunk", "its bytes are not those that were certified"))
+                self._handle(Wrong(peer, chunk))
+            elif not self.here >> chunk & 1:
+                await self._places.write(chunk, landing.buffer, peer)
+                self.note(chunk, peer)
+        except StoreFailed as error:
+            self._failure = error
+            self._over.set()
+        finally:
+            self._landings.pop((peer, chunk), None)
+
+    def note(self, chunk: int, peer: PeerId | None = None) -> None:
+        """Note that a chunk is at its place.  peer: the peer that sent it; None if it came in another way."""
+        if not self.here >> chunk & 1:
             self._moved_at = trio.current_time()
             self.offer.add(chunk, is_first=peer in self._apart)
             self._handle(Came(peer, chunk))

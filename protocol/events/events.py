@@ -97,10 +97,11 @@ class NobodyAnswers(Event):
 class TransferProgress(Event):
     """This peer is fetching a blob; emitted at most once a second.
 
-    what: checkpoint, result, weights, patch, file, rollouts, tasks or reference.  number: the rounds that a checkpoint has
-    applied, the round of a result, the version that weights or a patch lead to, the position of a file among the run's
-    files, the version with which rollouts were made, 0 for tasks, the round that reference weights began.  blob: name of the
-    blob.  done, total: numbers of chunks.  size_bytes: size of the whole blob.  chunks: a map of at most 256 cells, each for
+    what: checkpoint, result, weights, patch, file, rollouts, tasks, reference or blocks.  number: the rounds that a
+    checkpoint has applied, the round of a result, the version that weights or a patch lead to, the position of a file among
+    the run's files, the version with which rollouts were made, 0 for tasks, the round that reference weights began, the
+    position of a shard in its corpus.  blob: name of the blob.  done, total: numbers of chunks.  size_bytes: size of the
+    blob; of blocks, only those that are fetched count.  chunks: a map of the blob of at most 256 cells, each for
     one or more chunks: # if all of them are here, + if some are, . if none is.  sources: number of peers that have some of
     the blob.  left_s: estimated seconds to the end; None while no rate is known.
     """

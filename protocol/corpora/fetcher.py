@@ -1,0 +1,447 @@
+"""Fetcher of the blocks that a peer reads, from peers and mirrors onto the disk.
+
+The user of a fetcher says which blocks are needed now and which are needed next (`BlockFetcher.need`).  Policy:
+
+* **Order.**  Blocks needed now come first, in reading order.  Those needed next are asked for once these are here or late.
+  A seed then fetches further blocks, in an order of its own, while there is free space in the cache.
+* **Batches.**  A few blocks of one shard are fetched together: through the swarm (`protocol.blobs.swarm`) from all peers
+  that have some, or in one range from one mirror.  Peers and mirrors work at the same time on different blocks.  Once all
+  needed blocks are under way, mirrors are also asked for blocks that peers have owed us for a while, and vice versa.
+* **Retries.**  A block that no peer gives is asked of peers again after a pause, twice as long each time.
+* **Bounds.**  At most `PEER_BATCHES` and `MIRROR_BATCHES` are under way, of `BATCH_BYTES` each.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import islice
+from math import inf
+from random import Random
+
+import trio
+
+from protocol.blobs.blob import Blob, ChunkSet, set_of
+from protocol.blobs.fetcher import fetch_leaves
+from protocol.blobs.swarm import Swarm
+from protocol.blobs.transfer import Purpose, Transfer
+from protocol.corpora.cache import BlockStore, space_of
+from protocol.corpora.manifest import Block
+from protocol.corpora.mirrors import Mirrors
+from protocol.corpora.shards import Shard
+from protocol.events.events import Notice
+from protocol.offload import Offload
+from protocol.short_id import short_id
+from protocol.transport.interface import Session
+from protocol.wire.hashes import Hash, hash_bytes
+from protocol.wire.identity import PeerId
+
+PEER_BATCHES, MIRROR_BATCHES = 4, 2
+BATCH_BYTES, BATCH_BLOCKS = 8 << 20, 64
+TICK_S = 1.0
+OWED_S = 4.0
+"""Seconds for which peers owe us a block before a mirror is asked for it as well, and vice versa."""
+LEAVES_S = 15.0
+"""Seconds for asking peers for the hashes of a shard's blocks, before mirrors are asked."""
+FIRST_PAUSE_S, MOST_PAUSE_S = 2.0, 60.0
+AHEAD_BLOCKS = 256
+"""Most blocks ahead of need that are looked at together."""
+AHEAD_AGAIN_S = 60.0
+"""Seconds until a seed looks again for blocks that it should keep and lacks."""
+
+
+@dataclass(frozen=True)
+class FetchPolicy:
+    """Choices of a fetcher's user.
+
+    keep_share: share of all blocks that this peer fetches ahead of need: 1 for a seed of everything, 0 for a peer that
+    fetches only what it reads.  is_seed: returns True for peers that train nothing.  name: returns a peer's name for people.
+    """
+
+    keep_share: float = 0.0
+    is_seed: Callable[[PeerId], bool] = lambda peer: False
+    name: Callable[[PeerId], str] = short_id
+
+    def keeps(self, me: PeerId, block: Block) -> bool:
+        """Return True if this peer keeps a block ahead of need."""
+        drawn = hash_bytes("block to keep", me.encode() + block.shard + block.number.to_bytes(4, "big"))
+        return int.from_bytes(drawn[:8], "big") < self.keep_share * 2**64
+
+
+class BlockOrigin(StrEnum):
+    """Origin of blocks.  DISK: blocks that were here when they became needed."""
+
+    PEER = "peer"
+    SEED = "seed"
+    MIRROR = "mirror"
+    DISK = "disk"
+
+
+@dataclass(eq=False)
+class _BlockBatch:
+    """Blocks of one shard under way together.
+
+    blocks: those that have not come yet.  since: trio time.  mirror: name of the mirror that is asked; "" while none is;
+    None if peers are asked.
+    """
+
+    shard: Shard
+    blocks: list[Block]
+    since: float
+    mirror: str | None
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+
+
+@dataclass
+class _Pause:
+    """Pause before peers are asked for a block again."""
+
+    until: float
+    length_s: float
+
+
+@dataclass(frozen=True)
+class _Places:
+    """Places of the blocks of a shard in the store: a `protocol.blobs.transfer.ChunkPlaces`."""
+
+    fetcher: BlockFetcher
+    shard: Shard
+    wanted: ChunkSet
+
+    async def write(self, chunk: int, data: memoryview, peer: PeerId) -> None:
+        """Write a block as `ChunkPlaces.write` describes."""
+        await self.fetcher.keep_from(peer, self.shard.block(chunk), data)
+
+    def read(self, chunk: int) -> bytes | None:
+        """Return a block as `ChunkPlaces.read` describes."""
+        return self.fetcher.store.read(self.shard.block(chunk))
+
+
+class BlockFetcher:
+    """Fetcher into the cache of `store`.  Call `run` once; all other methods only wait.
+
+    tally: bytes of blocks since the start, by their origin.
+    """
+
+    def __init__(
+        self, session: Session, swarm: Swarm, store: BlockStore, mirrors: Mirrors, offload: Offload, policy: FetchPolicy
+    ) -> None:
+        self._session, self._swarm, self._mirrors, self._offload = session, swarm, mirrors, offload
+        self.store, self._policy = store, policy
+        self._now: list[Block] = []
+        self._next: list[Block] = []
+        self._uncounted: set[Block] = set()
+        """Needed blocks that were not looked for on the disk yet."""
+        self._is_told_of_space = False
+        self._batches: list[_BlockBatch] = []
+        self._pauses: dict[Block, _Pause] = {}
+        self._ahead = _Ahead(store, policy, session.me)
+        self._leaves_locks: dict[Hash, trio.Lock] = {}
+        self._givers: set[PeerId] = set()
+        """Connected peers that have given us a block."""
+        self._random = Random(session.me)
+        self._came, self._wake = trio.Event(), trio.Event()
+        self.tally: Counter[BlockOrigin] = Counter()
+
+    # -- needs --------------------------------------------------------------------------------------------------------
+
+    def need(self, now: Sequence[Block], following: Sequence[Block] = ()) -> None:
+        """Set the blocks that are needed, both in reading order; they stay in the cache until the next call.
+
+        following: fetched ahead as far as they fit under the cache's cap.
+        """
+        before, current = {*self._now, *self._next}, set(now)
+        self._now, self._next = list(dict.fromkeys(now)), []
+        space = sum(map(space_of, self._now))
+        self._tell_of_space(space)
+        for block in dict.fromkeys(following):
+            if block not in current:
+                space += space_of(block)
+                if space > self.store.cache.cap_bytes:
+                    break
+                self._next.append(block)
+        needed = {*self._now, *self._next}
+        self.store.cache.pin([*self._next, *self._now])
+        self._uncounted = (self._uncounted | needed - before) & needed
+        self._pauses = {block: pause for block, pause in self._pauses.items() if block in needed}
+        for batch in self._batches:
+            if needed.isdisjoint(batch.blocks):
+                batch.scope.cancel()
+        self._wake.set()
+
+    def _tell_of_space(self, space: int) -> None:
+        cap = self.store.cache.cap_bytes
+        if space > cap and not self._is_told_of_space:
+            self._is_told_of_space = True
+            text = f"the blocks of one round take {space >> 20} MiB, more than the {cap >> 20} MiB that blocks may take"
+            self._session.emit(Notice("warning", f"{text}: allow more, or let this peer do fewer steps"))
+
+    async def until_here(self, blocks: Sequence[Block]) -> None:
+        """Wait until these blocks, which are needed, are on this computer."""
+        came = self._came
+        while await self._offload(self._missing_of, blocks):
+            with trio.move_on_after(TICK_S):
+                await came.wait()
+            came = self._came
+
+    def _missing_of(self, blocks: Sequence[Block]) -> list[Block]:
+        """Return the blocks that are not here, in their order.  Blocking."""
+        return missing_of(self.store, blocks)
+
+    # -- reports ------------------------------------------------------------------------------------------------------
+
+    async def waiting_for(self) -> str:
+        """Return a sentence about the first block that is needed now and not here; "" if all are here."""
+        current = self._now
+        missing: list[Block] = await self._offload(self._missing_of, current)
+        if not missing:
+            return ""
+        whole, left = sum(block.size for block in current), sum(block.size for block in missing)
+        share = f"{100 * (whole - left) // whole} % of this round's blocks are here"
+        called, owing = self.store.shards[missing[0].shard].name_of(missing[0].number), self._expected_from(missing[0])
+        if owing:
+            return f"waiting for {called}, from {owing} ({share})"
+        return (
+            f"waiting for {called}, which no peer and no mirror has given yet ({share}): "
+            "ask the organiser to start a peer that has the corpus"
+        )
+
+    def _expected_from(self, block: Block) -> str:
+        """Return the names of the first two that should send a block; "" if nobody should."""
+        peers = [self._policy.name(peer) for peer in self._swarm.asked_for(block.shard, block.number)]
+        mirrors = [f"the mirror {batch.mirror}" for batch in self._batches if batch.mirror and block in batch.blocks]
+        return " and ".join([*peers, *mirrors][:2])
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Fetch needed blocks until cancelled.  Raises `StoreFailed`."""
+        async with trio.open_nursery() as nursery:
+            while True:
+                self._wake = wake = trio.Event()
+                needed, uncounted = [*self._now, *self._next], self._uncounted
+                missing: list[Block] = await self._offload(self._missing_of, needed)
+                self.tally[BlockOrigin.DISK] += sum(block.size for block in uncounted - set(missing))
+                self._uncounted -= uncounted
+                await self._offload(self._ahead.look, trio.current_time())
+                missing = [block for block in missing if not self.store.cache.has(block)]  # some may have come meanwhile
+                for batch in self._plan(missing):
+                    nursery.start_soon(self._fetch, batch)
+                with trio.move_on_after(TICK_S):
+                    await wake.wait()
+
+    def _plan(self, missing: Sequence[Block]) -> Iterator[_BlockBatch]:
+        """Yield the batches to begin now, in turns for peers and mirrors.  missing: needed blocks, in order."""
+        now, peers = trio.current_time(), bool(self._session.network.connected())
+        while True:
+            found = len(self._batches)
+            if peers and sum(batch.mirror is None for batch in self._batches) < PEER_BATCHES:
+                yield from self._begin(self._for_peers(missing, now), None)
+            mirrored = sum(batch.mirror is not None for batch in self._batches)
+            if mirrored < MIRROR_BATCHES and self._mirrors.are_ready(now):
+                yield from self._begin(self._for_mirrors(missing, now), "")
+            if len(self._batches) == found:
+                return
+
+    def _begin(self, blocks: Sequence[Block], mirror: str | None) -> Iterator[_BlockBatch]:
+        """Begin a batch of the first of these blocks, unless there is none."""
+        if blocks:
+            shard = self.store.shards[blocks[0].shard]
+            chosen = _first_of_one_shard(blocks) if mirror is None else _first_range(blocks)
+            batch = _BlockBatch(shard, chosen, trio.current_time(), mirror)
+            self._batches.append(batch)
+            self._ahead.take(chosen)
+            yield batch
+
+    def _for_peers(self, missing: Sequence[Block], now: float) -> list[Block]:
+        pauses = {block for block, pause in self._pauses.items() if pause.until > now}
+        return self._free([block for block in missing if block not in pauses], missing, now, mirrored=False)
+
+    def _for_mirrors(self, missing: Sequence[Block], now: float) -> list[Block]:
+        return self._free(missing, missing, now, mirrored=True)
+
+    def _free(self, due: Sequence[Block], missing: Sequence[Block], now: float, *, mirrored: bool) -> list[Block]:
+        """Return the blocks to ask peers for, or mirrors if `mirrored`: those first that nobody was asked for.
+
+        due: the blocks that may be asked for.
+        """
+        under_way = {block for batch in self._batches for block in batch.blocks}
+        free = [block for block in due if block not in under_way]
+        recent = [batch for batch in self._batches if batch.since > now - OWED_S]
+        if free:
+            current = set(self._now)
+            if urgent := [block for block in free if block in current]:
+                return urgent
+            return free if all(current.isdisjoint(batch.blocks) for batch in recent) else []
+        asked = [batch for batch in self._batches if (batch.mirror is not None) == mirrored]
+        not_late = {block for batch in [*asked, *recent] for block in batch.blocks}
+        late = [block for block in due if block not in not_late]
+        return late or self._ahead.fitting([*missing, *under_way])
+
+    async def _fetch(self, batch: _BlockBatch) -> None:
+        try:
+            with batch.scope:
+                leaves = await self._leaves_of(batch.shard)
+                if leaves is not None and batch.blocks:
+                    blob = Blob.cut(batch.shard.root, leaves, batch.shard.spans)
+                    await (self._fetch_from_peers if batch.mirror is None else self._fetch_from_mirrors)(batch, blob)
+        finally:
+            self._batches.remove(batch)
+            for block in batch.blocks if batch.mirror is None else ():
+                before = self._pauses.get(block)
+                length_s = min(2 * before.length_s, MOST_PAUSE_S) if before is not None else FIRST_PAUSE_S
+                self._pauses[block] = _Pause(trio.current_time() + length_s, length_s)
+            self._wake.set()
+
+    async def _fetch_from_peers(self, batch: _BlockBatch, blob: Blob) -> None:
+        here: ChunkSet = await self._offload(self.store.here, batch.shard.root)
+        places = _Places(self, batch.shard, set_of([block.number for block in batch.blocks]))
+        await self._swarm.fetch(blob, places, self._peers(), Purpose("blocks", batch.shard.number), here=here)
+
+    async def _fetch_from_mirrors(self, batch: _BlockBatch, blob: Blob) -> None:
+        here: ChunkSet = await self._offload(self.store.here, batch.shard.root)
+        numbers = range(batch.blocks[0].number, batch.blocks[-1].number + 1)
+        wanted, emit = set_of(numbers), self._session.emit
+        purpose = Purpose("blocks", batch.shard.number)
+        transfer = Transfer(purpose, blob, here & ~wanted, trio.current_time(), emit, wanted)
+
+        async def keep(number: int, data: bytes) -> None:
+            await self._keep(BlockOrigin.MIRROR, batch.shard.block(number), data)
+            self._swarm.note(blob.name, number)
+            transfer.update(transfer.here | 1 << number, 0, trio.current_time())
+
+        def on_mirror(name: str) -> None:
+            batch.mirror = name
+
+        try:
+            await self._mirrors.read_blocks(batch.shard, blob.leaves, numbers, keep, on_mirror)
+        finally:
+            transfer.end(trio.current_time())
+
+    def _peers(self) -> list[PeerId]:
+        """Return the connected peers, those first that have given us blocks, otherwise in random order."""
+        peers = sorted(self._session.network.connected())
+        self._givers &= set(peers)
+        self._random.shuffle(peers)
+        return sorted(peers, key=lambda peer: peer not in self._givers)
+
+    async def _leaves_of(self, shard: Shard) -> Sequence[Hash] | None:
+        """Return the hashes of a shard's blocks, from the disk, from peers, or from a mirror; keep them in the cache."""
+        lock = self._leaves_locks.setdefault(shard.root, trio.Lock())
+        async with lock:
+            kept: Sequence[Hash] | None = await self._offload(self.store.cache.leaves, shard.root)
+            if kept is not None:
+                return kept
+            found: Sequence[Hash] | None = await self._offload(self.store.leaves, shard.root)
+            peers = self._peers()
+            if found is None and peers:
+                with trio.move_on_after(LEAVES_S):
+                    found = await fetch_leaves(self._session, shard.root, len(shard), peers, "corpus")
+            if found is None:
+                found = await self._mirrors.read_leaves(shard)
+            if found is not None:
+                await self._offload(self.store.cache.write_leaves, shard.root, found)
+            return found
+
+    # -- arrivals -----------------------------------------------------------------------------------------------------
+
+    async def keep_from(self, peer: PeerId, block: Block, data: memoryview) -> None:
+        """Keep a block that a peer sent, and whose bytes are right.  Raises `StoreFailed`."""
+        self._givers.add(peer)
+        await self._keep(BlockOrigin.SEED if self._policy.is_seed(peer) else BlockOrigin.PEER, block, data)
+
+    async def _keep(self, origin: BlockOrigin, block: Block, data: bytes | memoryview) -> None:
+        if await self._offload(self.store.cache.put, block, data):
+            self.tally[origin] += block.size
+        for batch in self._batches:
+            if block in batch.blocks:
+                batch.blocks.remove(block)
+        self._pauses.pop(block, None)
+        self._came.set()
+        self._came = trio.Event()
+
+
+def missing_of(store: BlockStore, blocks: Sequence[Block]) -> list[Block]:
+    """Return the blocks that are not on this computer, in their order.  Blocking."""
+    here = {shard: store.here(shard) for shard in {block.shard for block in blocks}}
+    return [block for block in blocks if not here[block.shard] >> block.number & 1]
+
+
+def _first_of_one_shard(blocks: Sequence[Block]) -> list[Block]:
+    """Return the first block, and as many others of its shard as fit in a batch."""
+    chosen, size = list[Block](), 0
+    for block in blocks:
+        if block.shard == blocks[0].shard:
+            size += block.size
+            if chosen and (size > BATCH_BYTES or len(chosen) >= BATCH_BLOCKS):
+                break
+            chosen.append(block)
+    return chosen
+
+
+def _first_range(blocks: Sequence[Block]) -> list[Block]:
+    """Return the first block, and those that follow it in its shard without a gap, as many as fit in a batch."""
+    chosen, free = [blocks[0]], {(block.shard, block.number): block for block in blocks}
+    size = blocks[0].size
+    while (block := free.get((chosen[0].shard, chosen[-1].number + 1))) is not None:
+        size += block.size
+        if size > BATCH_BYTES:
+            break
+        chosen.append(block)
+    return chosen
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Blocks that a seed keeps ahead of need.
+
+
+class _Ahead:
+    """Missing blocks that this peer keeps ahead of need, a few at a time.
+
+    The shards come in an order that a hash of our peer ID draws, so that several seeds begin with different ones.
+    """
+
+    def __init__(self, store: BlockStore, policy: FetchPolicy, me: PeerId) -> None:
+        self._store, self._policy, self._me = store, policy, me
+        self._found: list[Block] = []
+        self._source: Iterator[Block] = iter(())
+        self._again_at = -inf
+
+    def look(self, now: float) -> None:
+        """Look for further blocks, unless enough are known.  Blocking.  now: trio time."""
+        if self._policy.keep_share <= 0 or len(self._found) >= AHEAD_BLOCKS:
+            return
+        looked_at = [*islice(self._source, AHEAD_BLOCKS)]
+        if not looked_at and now >= self._again_at:
+            self._source, self._again_at = self._all(), now + AHEAD_AGAIN_S
+            looked_at = [*islice(self._source, AHEAD_BLOCKS)]
+        self._found += missing_of(self._store, looked_at)
+
+    def _all(self) -> Iterator[Block]:
+        """Yield the blocks to keep, shard by shard."""
+        order = sorted(self._store.shards, key=lambda root: hash_bytes("order of shards", self._me.encode() + root))
+        for shard in map(self._store.shards.__getitem__, order):
+            here = self._store.here(shard.root)
+            for number in range(len(shard)):
+                block = shard.block(number)
+                if not here >> number & 1 and self._policy.keeps(self._me, block):
+                    yield block
+
+    def fitting(self, others: Sequence[Block]) -> list[Block]:
+        """Return known blocks for which there is free space beside these other ones, which are not here yet."""
+        room = self._store.cache.cap_bytes - self._store.cache.used_bytes - sum(map(space_of, others))
+        left, fitting = set(others), list[Block]()
+        for block in self._found:
+            room -= space_of(block)
+            if room < 0:
+                break
+            if block not in left:
+                fitting.append(block)
+        return fitting
+
+    def take(self, blocks: Sequence[Block]) -> None:
+        """Forget blocks that are being fetched now; if they do not come, they are found again later."""
+        taken = set(blocks)
+        self._found = [block for block in self._found if block not in taken]

@@ -1,0 +1,132 @@
+"""Mirrors: web servers over the folder of a corpus, from which blocks are read by ranges.
+
+A mirror is not trusted: every block is checked against its hash.  Policy:
+
+* **Order.**  A hash of our peer ID and the first block draws the order in which the mirrors are asked, so that the load
+  spreads over them.  If one fails, the next one goes on with the block that was not read yet.
+* **Backoff.**  A mirror that fails is not asked for a while, twice as long each time, until a read from it succeeds.
+* **Set aside.**  A mirror that sends wrong bytes, or breaks a rule of `protocol.corpora.ranges`, is not asked again until
+  this peer's next start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from math import inf
+from urllib.parse import urlsplit
+
+import trio
+
+from protocol.corpora.ranges import RangeClient, RangeFailed, RangeForbidden
+from protocol.corpora.shards import SHARDS, Shard, checked_leaves
+from protocol.events.events import Event, Notice
+from protocol.wire.hashes import HASH_BYTES, Hash, chunk_hash, hash_bytes
+from protocol.wire.identity import PeerId
+
+MAX_MIRRORS = 16
+FIRST_REST_S, MOST_REST_S = 2.0, 300.0
+TOLD_FAILURES = 3
+"""Failures in a row after which the user is told."""
+
+Keep = Callable[[int, bytes], Awaitable[None]]
+"""Receiver of a block that is right: its number in the shard, and its bytes."""
+
+
+@dataclass
+class _Mirror:
+    """A mirror.  rests_until: trio time.  failures: in a row."""
+
+    url: str
+    rests_until: float = -inf
+    failures: int = 0
+
+    @property
+    def host(self) -> str:
+        """Its name for people."""
+        return urlsplit(self.url).netloc
+
+
+class Mirrors:
+    """The mirrors of a run's corpora.  urls: addresses of the folders of corpora.  me: our peer ID."""
+
+    def __init__(
+        self, urls: Sequence[str], client: RangeClient, me: PeerId, emit: Callable[[Event], None] = lambda event: None
+    ) -> None:
+        self._mirrors = [_Mirror(url.rstrip("/")) for url in dict.fromkeys(urls)][:MAX_MIRRORS]
+        self._client, self._me, self._emit = client, me, emit
+
+    def are_ready(self, now: float) -> bool:
+        """Return True if there is a mirror that may be asked now.  now: trio time."""
+        return any(mirror.rests_until <= now for mirror in self._mirrors)
+
+    def set_aside(self) -> list[str]:
+        """Return the addresses of the mirrors that are not asked again."""
+        return [mirror.url for mirror in self._mirrors if mirror.rests_until == inf]
+
+    async def read_leaves(self, shard: Shard) -> list[Hash] | None:
+        """Return the hashes of a shard's blocks; None if no mirror gives them."""
+        found: list[list[Hash]] = []
+
+        async def check(raw: bytes) -> None:
+            leaves = checked_leaves(shard, raw)
+            if leaves is None:
+                raise RangeForbidden("sends hashes that do not have the root in the corpus's manifest")
+            found.append(leaves)
+
+        for mirror in self._in_order(shard.block(0).shard, 0):
+            if await self._read(mirror, f"{shard.root.hex()}.leaves", 0, [HASH_BYTES * len(shard)], check):
+                return found[0]
+        return None
+
+    async def read_blocks(
+        self, shard: Shard, leaves: Sequence[Hash], numbers: range, keep: Keep, on_mirror: Callable[[str], None]
+    ) -> bool:
+        """Read consecutive blocks of a shard; return False if no mirror gives some block.
+
+        keep: called with each block that is right.  on_mirror: called with the name of each mirror that is asked.  Raises
+        what `keep` raises.
+        """
+        left = [*numbers]
+
+        async def check(data: bytes) -> None:
+            if chunk_hash(data) != leaves[left[0]]:
+                raise RangeForbidden(f"sends wrong bytes for {shard.name_of(left[0])}")
+            await keep(left[0], data)
+            del left[0]
+
+        for mirror in self._in_order(shard.root, numbers.start):
+            on_mirror(mirror.host)
+            sizes = [shard.block(number).size for number in left]
+            await self._read(mirror, f"{shard.root.hex()}.shard", shard.spans[left[0]].start, sizes, check)
+            if not left:
+                return True
+        return False
+
+    def _in_order(self, root: Hash, number: int) -> list[_Mirror]:
+        """Return the mirrors that may be asked now, in the order in which to ask them."""
+        drawn = self._me.encode() + root + number.to_bytes(4, "big")
+        ready = [mirror for mirror in self._mirrors if mirror.rests_until <= trio.current_time()]
+        return sorted(ready, key=lambda mirror: hash_bytes("mirror of a block", drawn + mirror.url.encode()))
+
+    async def _read(
+        self, mirror: _Mirror, name: str, start: int, sizes: Sequence[int], receive: Callable[[bytes], Awaitable[None]]
+    ) -> bool:
+        """Read a range of a file of a mirror; return False if it fails."""
+        try:
+            await self._client.read(f"{mirror.url}/{SHARDS}/{name}", start, sizes, receive)
+        except RangeForbidden as error:
+            mirror.rests_until = inf
+            self._emit(
+                Notice("warning", f"the mirror {mirror.host} {error}: it is not asked again; please tell the organiser")
+            )
+        except RangeFailed as error:
+            mirror.failures += 1
+            rest_s = min(FIRST_REST_S * 2 ** (mirror.failures - 1), MOST_REST_S)
+            mirror.rests_until = trio.current_time() + rest_s
+            level = "warning" if mirror.failures == TOLD_FAILURES else "debug"
+            self._emit(Notice(level, f"the mirror {mirror.host} {error}: it is asked again in {rest_s:.0f} s"))
+        else:
+            mirror.failures = 0
+            return True
+        return False

@@ -1,0 +1,328 @@
+"""Fetching of blocks: only what is read, from whoever has it, and whatever others do."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+
+from protocol.corpora.cache import space_of
+from protocol.corpora.fetcher import BlockOrigin, FetchPolicy
+from protocol.corpora.manifest import Block
+from protocol.disk import StoreFull
+from protocol.events.events import Dropped, TransferEnded, TransferProgress
+from protocol.transport.interface import Landing
+from protocol.wire.identity import PeerId
+from tests.protocol.corpora import web
+from tests.protocol.corpora.block_table import BlockTable, Reader, on_block_table
+from tests.protocol.corpora.corpora import a_corpus
+from tests.protocol.corpora.web import Manner, Site, files_of
+
+CORPUS = a_corpus((80_000, 40_000), block_tokens=4096, shard_blocks=8, held_out=5_000)
+SIZE = 8192
+
+
+def size_of(blocks: list[Block]) -> int:
+    return sum(block.size for block in blocks)
+
+
+def add_mirror(table: BlockTable, manner: Manner = web.honest) -> Site:
+    """Another mirror; add it before the peers that use it."""
+    number = len(table.urls)
+    table.urls.append(f"http://mirror{number}.test")
+    return table.web.add(f"mirror{number}.test", f"93.184.216.{number}", Site(files_of(table.corpus), manner))
+
+
+def test_only_the_needed_blocks_are_fetched() -> None:
+    async def check(table: BlockTable) -> None:
+        table.add(built=True)
+        reader, blocks = table.add(), [*CORPUS.blocks()[3:12], *CORPUS.blocks(1)[:2]]
+        await reader.read(blocks)
+        assert set(reader.cache.blocks()) == set(blocks) and reader.arrived == size_of(blocks)
+        assert dict(reader.fetcher.tally) == {BlockOrigin.PEER: size_of(blocks), BlockOrigin.DISK: 0}
+        assert await reader.fetcher.waiting_for() == ""
+
+    on_block_table(CORPUS, check)
+
+
+def test_peers_that_read_a_block_serve_it_when_nobody_else_can() -> None:
+    async def check(table: BlockTable) -> None:
+        seed, first, second = table.add(built=True), table.add(), table.add()
+        blocks = CORPUS.blocks()
+        await first.read(blocks[:6])
+        await second.read(blocks[4:10])
+        seed.crash()
+        await trio.sleep(1)
+        third = table.add()
+        await third.read(blocks[2:9])
+        assert third.arrived == size_of(blocks[2:9])
+        assert first.swarm.up_bytes > 0 < second.swarm.up_bytes, "each of them alone has some of these"
+
+    on_block_table(CORPUS, check)
+
+
+def test_what_was_read_before_comes_from_the_disk() -> None:
+    async def check(table: BlockTable) -> None:
+        table.add(built=True)
+        reader, blocks = table.add(), CORPUS.blocks()
+        await reader.read(blocks[:4])
+        await reader.read(blocks[6:8])
+        await reader.read(blocks[2:6])
+        assert reader.arrived == size_of(blocks[:8])
+        assert reader.fetcher.tally[BlockOrigin.DISK] == 2 * SIZE
+
+    on_block_table(CORPUS, check)
+
+
+def test_blocks_needed_now_come_before_those_needed_next() -> None:
+    corpus = a_corpus((1_000_000,), block_tokens=32_768, shard_blocks=64)
+
+    async def check(table: BlockTable) -> None:
+        table.add(built=True)
+        reader, blocks = table.add(), corpus.blocks()
+        reader.fetcher.need(blocks[20:24], blocks[:20])
+        await reader.fetcher.until_here(blocks[20:24])
+        late = trio.current_time()
+        assert set(reader.cache.blocks()) == set(blocks[20:24]) and late < 2.0
+        await reader.fetcher.until_here(blocks[:24])
+        assert reader.arrived == size_of(blocks[:24])
+
+    on_block_table(corpus, check)
+
+
+def test_leased_blocks_stay_and_prefetching_gives_way_to_the_cap() -> None:
+    async def check(table: BlockTable) -> None:
+        table.add(built=True)
+        blocks = CORPUS.blocks()
+        reader = table.add(cap_bytes=6 * space_of(blocks[0]))
+        reader.fetcher.need(blocks[:4], blocks[4:12])
+        await trio.sleep(20)
+        assert set(reader.cache.blocks()) == set(blocks[:6]) and not reader.warnings()
+        reader.fetcher.need(blocks[4:8], blocks[8:12])
+        await trio.sleep(20)
+        assert set(reader.cache.blocks()) == set(blocks[4:10])
+        reader.fetcher.need(blocks[:8])
+        await reader.fetcher.until_here(blocks[:8])
+        (warning,) = reader.warnings()
+        assert "more than" in warning
+
+    on_block_table(CORPUS, check)
+
+
+def test_blocks_that_are_no_longer_needed_are_not_waited_for() -> None:
+    async def check(table: BlockTable) -> None:
+        reader, blocks = table.add(), CORPUS.blocks()
+        table.add()
+        reader.fetcher.need(blocks[:4])
+        await trio.sleep(1)
+        seed = table.add(built=True)
+        await reader.read(blocks[8:10])
+        await trio.sleep(60)
+        assert set(reader.cache.blocks()) == set(blocks[8:10]) and seed.swarm.up_bytes == 2 * SIZE
+
+    on_block_table(CORPUS, check)
+
+
+# -- reports ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_missing_block_is_named_with_the_peer_that_should_send_it() -> None:
+    corpus = a_corpus((1_200_000,), block_tokens=1 << 19, shard_blocks=4)
+
+    async def check(table: BlockTable) -> None:
+        table.add(built=True)
+        reader = table.add(policy=FetchPolicy(name=lambda peer: "ada"))
+        blocks = corpus.blocks()
+        reader.fetcher.need(blocks)
+        await reader.fetcher.until_here(blocks[:1])
+        told = await reader.fetcher.waiting_for()
+        assert told == "waiting for block 1 of source0, from ada (56 % of this round's blocks are here)"
+        (progress,) = reader.swarm.transfers()
+        assert (progress.what, progress.total, progress.size_bytes) == ("blocks", 3, size_of(blocks)) and progress.done
+        await reader.fetcher.until_here(blocks)
+        await trio.sleep(1)
+        (ended,) = [event for event in reader.events if isinstance(event, TransferEnded)]
+        assert ended.complete and ended.fetched_bytes == size_of(blocks)
+        assert [event for event in reader.events if isinstance(event, TransferProgress)]
+
+    on_block_table(corpus, check)
+
+
+def test_a_block_that_nobody_has_is_named_with_the_remedy_and_comes_once_somebody_has_it() -> None:
+    async def check(table: BlockTable) -> None:
+        reader, blocks = table.add(), CORPUS.blocks()
+        table.add()
+        reader.fetcher.need(blocks[2:5])
+        await trio.sleep(300)
+        assert await reader.fetcher.waiting_for() == (
+            "waiting for block 2 of source0, which no peer and no mirror has given yet (0 % of this round's blocks are "
+            "here): ask the organiser to start a peer that has the corpus"
+        )
+        table.add(built=True)
+        start = trio.current_time()
+        await reader.fetcher.until_here(blocks[2:5])
+        assert trio.current_time() - start < 65
+
+    on_block_table(CORPUS, check)
+
+
+# -- mirrors ----------------------------------------------------------------------------------------------------------
+
+
+def test_without_peers_everything_comes_from_a_mirror() -> None:
+    async def check(table: BlockTable) -> None:
+        site = add_mirror(table)
+        reader, blocks = table.add(), CORPUS.blocks()
+        await reader.read(blocks[:12])
+        assert dict(reader.fetcher.tally) == {BlockOrigin.MIRROR: size_of(blocks[:12]), BlockOrigin.DISK: 0}
+        await trio.sleep(1)
+        assert len(site.requests) == 4, "the leaves and one range of each shard"
+        ended = [event for event in reader.events if isinstance(event, TransferEnded)]
+        assert sum(event.fetched_bytes for event in ended) == size_of(blocks[:12])
+
+    on_block_table(CORPUS, check)
+
+
+@pytest.mark.parametrize(
+    "manner",
+    [
+        web.liar,
+        web.stalling,
+        web.silent,
+        web.vanishing,
+        web.whole,
+        web.missing,
+        web.endless,
+        web.redirecting("http://x.test/"),
+    ],
+)
+def test_mirrors_that_misbehave_cost_seconds_beside_peers_and_beside_another_mirror(manner: Manner) -> None:
+    async def with_peers(table: BlockTable) -> None:
+        add_mirror(table, manner)
+        table.web.names["x.test"] = ["10.0.0.7"]
+        table.add(built=True)
+        reader = table.add()
+        assert await reader.read(CORPUS.all_blocks()) < 10
+
+    async def with_a_mirror(table: BlockTable) -> None:
+        add_mirror(table, manner)
+        add_mirror(table)
+        table.web.names["x.test"] = ["10.0.0.7"]
+        reader = table.add()
+        assert await reader.read(CORPUS.all_blocks()) < 40
+        assert reader.fetcher.tally[BlockOrigin.MIRROR] == size_of(CORPUS.all_blocks())
+
+    on_block_table(CORPUS, with_peers)
+    on_block_table(CORPUS, with_a_mirror)
+
+
+def test_a_mirror_takes_over_what_peers_owe() -> None:
+    async def check(table: BlockTable) -> None:
+        add_mirror(table)
+        table.add(Withholder, built=True)
+        reader = table.add()
+        assert await reader.read(CORPUS.blocks()[:4]) < 10
+        assert reader.fetcher.tally[BlockOrigin.MIRROR] == 4 * SIZE
+        await trio.sleep(1)
+        assert not reader.swarm.transfers(), "nothing is asked of peers any more"
+
+    on_block_table(CORPUS, check)
+
+
+class Withholder(Reader):
+    """Claims everything and sends nothing."""
+
+    async def on_request(self, peer: PeerId, kind: str, data: bytes) -> bytes:
+        if kind == "want":
+            from protocol.blobs.blob import ChunksReply
+
+            return ChunksReply(chunks=[], busy=[]).encode()
+        return await super().on_request(peer, kind, data)
+
+
+class Corrupter(Reader):
+    """Sends other bytes."""
+
+    async def open_push(self, peer: PeerId, header: bytes, size: int) -> Landing | None:
+        return None
+
+
+def test_who_sends_wrong_blocks_is_not_asked_again_and_the_blocks_come_from_another() -> None:
+    async def check(table: BlockTable) -> None:
+        liar, honest, reader = table.add(built=True), table.add(built=True), table.add()
+        blocks = CORPUS.blocks()
+        liar.store.read = lambda block: bytes(block.size)  # type: ignore[method-assign]
+        await reader.read(blocks[:8])
+        dropped = [event.peer for event in reader.events if isinstance(event, Dropped)]
+        assert dropped and set(dropped) == {liar.id} and honest.swarm.up_bytes >= 7 * SIZE
+
+    on_block_table(CORPUS, check)
+
+
+def test_a_full_disk_ends_the_fetcher_with_its_sentence() -> None:
+    async def check(table: BlockTable) -> None:
+        seed, reader = table.add(built=True), table.add()
+        assert seed is not reader
+
+        def full(block: Block, data: bytes) -> bool:
+            raise StoreFull("the disk is full: make room")
+
+        reader.cache.put = full  # type: ignore[assignment,method-assign]
+        reader.fetcher.need(CORPUS.blocks()[:2])
+        await trio.sleep(60)
+
+    with pytest.raises(BaseExceptionGroup) as caught:
+        on_block_table(CORPUS, check)
+    assert caught.group_contains(StoreFull, match="make room")
+
+
+# -- seeds ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("share", "least", "most"), [(1.0, 1.0, 1.0), (0.5, 0.3, 0.7)])
+def test_a_seed_fetches_its_share_ahead_and_then_serves_it(share: float, least: float, most: float) -> None:
+    async def check(table: BlockTable) -> None:
+        origin, seed = table.add(built=True), table.add(policy=FetchPolicy(keep_share=share))
+        await trio.sleep(200)
+        kept, whole = seed.cache.blocks(), CORPUS.all_blocks()
+        assert least <= len(kept) / len(whole) <= most and seed.arrived == size_of(kept)
+        assert {*kept} == {block for block in whole if FetchPolicy(keep_share=share).keeps(seed.id, block)}
+        origin.crash()
+        reader = table.add(policy=FetchPolicy(is_seed=lambda peer: peer == seed.id))
+        await reader.read(kept[:5])
+        assert reader.fetcher.tally[BlockOrigin.SEED] == size_of(kept[:5])
+
+    on_block_table(CORPUS, check)
+
+
+def test_a_seed_stops_at_its_cap_and_drops_nothing_for_more() -> None:
+    async def check(table: BlockTable) -> None:
+        table.add(built=True)
+        cap = 10 * space_of(CORPUS.blocks()[0])
+        seed = table.add(policy=FetchPolicy(keep_share=1.0), cap_bytes=cap)
+        await trio.sleep(300)
+        assert 0.8 * cap <= seed.cache.used_bytes <= cap
+        assert seed.arrived == size_of(seed.cache.blocks()), "nothing was fetched and dropped"
+
+    on_block_table(CORPUS, check)
+
+
+# -- what it costs ----------------------------------------------------------------------------------------------------
+
+
+def test_peers_that_read_disjoint_ranges_download_what_they_read() -> None:
+    """Eight peers and one seed; each peer reads its own tenth of the corpus, whose borders it shares with others."""
+    corpus = a_corpus((1_500_000,), block_tokens=8192, shard_blocks=32)
+
+    async def check(table: BlockTable) -> None:
+        table.add(built=True)
+        readers, blocks = [table.add() for _ in range(8)], corpus.blocks()
+        share = len(blocks) // 8
+        async with trio.open_nursery() as nursery:
+            for number, reader in enumerate(readers):
+                nursery.start_soon(reader.read, blocks[max(0, number * share - 1) : (number + 1) * share + 1])
+        read = sum(size_of(reader.cache.blocks()) for reader in readers)
+        arrived = sum(reader.arrived for reader in readers)
+        print(f"{arrived / read:.3f} bytes of blocks downloaded for each byte of blocks read")
+        assert arrived <= 1.1 * read
+
+    on_block_table(corpus, check)

@@ -1,0 +1,165 @@
+"""Mirrors: what one does wrong costs one request, and the others go on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+import trio
+
+from protocol.corpora.mirrors import MOST_REST_S, TOLD_FAILURES, Mirrors
+from protocol.corpora.ranges import RangeClient
+from protocol.corpora.shards import Shard
+from protocol.disk import StoreFull
+from protocol.events.events import Event, Notice
+from tests.protocol.blobs.peers import PEERS
+from tests.protocol.corpora import web
+from tests.protocol.corpora.corpora import Corpus, a_corpus
+from tests.protocol.corpora.web import Manner, Site, Web, files_of, on_the_web
+
+CORPUS = a_corpus()
+(FIRST, *_) = CORPUS.shards.values()
+URLS = [f"http://mirror{number}.test/corpus" for number in range(3)]
+
+
+class Reader:
+    """Mirrors of a web, and what they gave.  asked: names, in order."""
+
+    def __init__(self, web: Web, corpus: Corpus = CORPUS, count: int = 3) -> None:
+        self.corpus, self.events = corpus, list[Event]()
+        self.sites = [
+            web.add(f"mirror{number}.test", f"93.184.216.{number}", Site(files_of(corpus, "/corpus")))
+            for number in range(count)
+        ]
+        self.mirrors = Mirrors(URLS[:count], RangeClient(dialer=web), PEERS[0], self.events.append)
+        self.got: dict[int, bytes] = {}
+        self.asked: list[str] = []
+
+    async def blocks(self, numbers: range = range(1, 5), shard: Shard = FIRST) -> bool:
+        async def keep(number: int, data: bytes) -> None:
+            assert number not in self.got and data == self.corpus.bytes_of(shard.block(number))
+            self.got[number] = data
+
+        return await self.mirrors.read_blocks(shard, self.corpus.leaves[shard.root], numbers, keep, self.asked.append)
+
+    async def first(self) -> int:
+        """The number of the mirror that is asked first for these blocks."""
+        await self.blocks()
+        self.got.clear()
+        return int(self.asked.pop(0)[6])
+
+    def warnings(self) -> list[str]:
+        return [event.text for event in self.events if isinstance(event, Notice) and event.level == "warning"]
+
+
+def test_consecutive_blocks_come_in_one_request_and_leaves_in_another() -> None:
+    async def check(web: Web) -> None:
+        reader = Reader(web)
+        assert await reader.blocks() and [*reader.got] == [1, 2, 3, 4]
+        assert await reader.mirrors.read_leaves(FIRST) == CORPUS.leaves[FIRST.root]
+        assert sum(len(site.requests) for site in reader.sites) == 2 and not reader.events
+
+    on_the_web(check)
+
+
+def test_the_load_is_spread_over_the_mirrors() -> None:
+    async def check(web: Web) -> None:
+        reader = Reader(web, a_corpus((400_000,)))
+        for shard in reader.corpus.shards.values():
+            reader.got.clear()
+            assert await reader.blocks(range(1), shard)
+        counts = Counter(reader.asked)
+        assert len(counts) == 3 and min(counts.values()) > 8, counts
+
+    on_the_web(check)
+
+
+@pytest.mark.parametrize("manner", [web.stalling, web.vanishing, web.silent, web.missing, web.short, web.trickling])
+def test_another_mirror_goes_on_where_one_failed(manner: Manner) -> None:
+    async def check(web: Web) -> None:
+        reader = Reader(web)
+        bad = reader.sites[await reader.first()]
+        bad.manner = manner
+        assert await reader.blocks() and [*reader.got] == [1, 2, 3, 4]
+        assert not reader.mirrors.set_aside() and not reader.warnings()
+        requests, reader.got = len(bad.requests), {}
+        assert await reader.blocks() and len(bad.requests) == requests, "it rests"
+
+    on_the_web(check)
+
+
+@pytest.mark.parametrize(
+    ("manner", "words"),
+    [
+        (web.liar, "sends wrong bytes for block 4 of source0"),
+        (web.whole, "sends whole files instead of ranges"),
+        (web.redirecting("http://10.0.0.7/"), "not public"),
+    ],
+)
+def test_who_lies_or_breaks_a_rule_is_set_aside_with_a_sentence(manner: Manner, words: str) -> None:
+    async def check(web: Web) -> None:
+        reader = Reader(web)
+        web.names["10.0.0.7"] = ["10.0.0.7"]
+        number = await reader.first()
+        reader.sites[number].manner = manner
+        assert await reader.blocks() and [*reader.got] == [1, 2, 3, 4]
+        assert reader.mirrors.set_aside() == [URLS[number]]
+        (warning,) = reader.warnings()
+        assert warning.startswith(f"the mirror mirror{number}.test ") and words in warning
+        await trio.sleep(10 * MOST_REST_S)
+        requests, reader.got = len(reader.sites[number].requests), {}
+        assert await reader.blocks() and len(reader.sites[number].requests) == requests
+
+    on_the_web(check)
+
+
+def test_leaves_of_another_root_set_a_mirror_aside() -> None:
+    async def check(web_: Web) -> None:
+        reader = Reader(web_)
+        for site in reader.sites:
+            site.manner = web.liar
+        assert await reader.mirrors.read_leaves(FIRST) is None
+        assert len(reader.mirrors.set_aside()) == 3 and not reader.mirrors.are_ready(1e12)
+
+    on_the_web(check)
+
+
+def test_a_mirror_that_vanished_is_asked_twice_as_late_each_time_and_used_again_when_it_is_back() -> None:
+    async def check(web_: Web) -> None:
+        reader = Reader(web_, count=1)
+        (site,) = reader.sites
+        site.manner = web.missing
+        asked_at = list[float]()
+        while trio.current_time() < 1500:
+            if reader.mirrors.are_ready(trio.current_time()):
+                asked_at.append(trio.current_time())
+                assert not await reader.blocks()
+            await trio.sleep(0.5)
+        gaps = [round(after - before) for before, after in pairwise(asked_at)]
+        assert gaps[:8] == [2, 4, 8, 16, 32, 64, 128, 256] and set(gaps[8:]) <= {300}
+        assert len(reader.warnings()) == 1 and len(asked_at) > TOLD_FAILURES
+        site.manner = web.honest
+        await trio.sleep(MOST_REST_S)
+        assert await reader.blocks()
+        site.manner = web.missing
+        reader.got.clear()
+        assert not await reader.blocks()
+        await trio.sleep(3)
+        assert reader.mirrors.are_ready(trio.current_time()), "a success ends the backoff"
+
+    on_the_web(check)
+
+
+def test_a_disk_that_is_full_is_no_fault_of_the_mirror() -> None:
+    async def check(web: Web) -> None:
+        reader = Reader(web)
+
+        async def keep(number: int, data: bytes) -> None:
+            raise StoreFull("the disk is full")
+
+        with pytest.raises(StoreFull):
+            await reader.mirrors.read_blocks(FIRST, CORPUS.leaves[FIRST.root], range(2), keep, reader.asked.append)
+        assert not reader.events and len(reader.asked) == 1
+
+    on_the_web(check)
