@@ -308,7 +308,7 @@ class BlockFetcher:
         transfer = Transfer(purpose, blob, here & ~wanted, trio.current_time(), emit, wanted)
 
         async def keep(number: int, data: bytes) -> None:
-            await self._keep(BlockOrigin.MIRROR, batch.shard.block(number), data)
+            await self._keep(BlockOrigin.MIRROR, batch.shard.block(number), data, batch)
             self._swarm.note(blob.name, number)
             transfer.update(transfer.here | 1 << number, 0, trio.current_time())
 
@@ -330,20 +330,27 @@ class BlockFetcher:
     async def _leaves_of(self, shard: Shard) -> Sequence[Hash] | None:
         """Return the hashes of a shard's blocks, from the disk, from peers, or from a mirror; keep them in the cache."""
         lock = self._leaves_locks.setdefault(shard.root, trio.Lock())
-        async with lock:
-            kept: Sequence[Hash] | None = await self._offload(self.store.cache.leaves, shard.root)
-            if kept is not None:
-                return kept
-            found: Sequence[Hash] | None = await self._offload(self.store.leaves, shard.root)
-            peers = self._peers()
-            if found is None and peers:
-                with trio.move_on_after(LEAVES_S):
-                    found = await fetch_leaves(self._session, shard.root, len(shard), peers, "corpus")
-            if found is None:
-                found = await self._mirrors.read_leaves(shard)
-            if found is not None:
-                await self._offload(self.store.cache.write_leaves, shard.root, found)
-            return found
+        try:
+            async with lock:
+                return await self._find_leaves(shard)
+        finally:
+            if not lock.locked():
+                self._leaves_locks.pop(shard.root, None)
+
+    async def _find_leaves(self, shard: Shard) -> Sequence[Hash] | None:
+        kept: Sequence[Hash] | None = await self._offload(self.store.cache.leaves, shard.root)
+        if kept is not None:
+            return kept
+        found: Sequence[Hash] | None = await self._offload(self.store.leaves, shard.root)
+        peers = self._peers()
+        if found is None and peers:
+            with trio.move_on_after(LEAVES_S):
+                found = await fetch_leaves(self._session, shard.root, len(shard), peers, "corpus")
+        if found is None:
+            found = await self._mirrors.read_leaves(shard)
+        if found is not None:
+            await self._offload(self.store.cache.write_leaves, shard.root, found)
+        return found
 
     # -- arrivals -----------------------------------------------------------------------------------------------------
 
@@ -352,12 +359,17 @@ class BlockFetcher:
         self._givers.add(peer)
         await self._keep(BlockOrigin.SEED if self._policy.is_seed(peer) else BlockOrigin.PEER, block, data)
 
-    async def _keep(self, origin: BlockOrigin, block: Block, data: bytes | memoryview) -> None:
+    async def _keep(
+        self, origin: BlockOrigin, block: Block, data: bytes | memoryview, by: _BlockBatch | None = None
+    ) -> None:
+        """Keep a block.  by: the batch that brought it from a mirror."""
         if await self._offload(self.store.cache.put, block, data):
             self.tally[origin] += block.size
         for batch in self._batches:
             if block in batch.blocks:
                 batch.blocks.remove(block)
+                if not batch.blocks and batch.mirror is not None and batch is not by:
+                    batch.scope.cancel()  # all its blocks came faster in another way
         self._pauses.pop(block, None)
         self._came.set()
         self._came = trio.Event()

@@ -34,6 +34,8 @@ from protocol.audit.evidence import (
     tip_needed,
 )
 from protocol.chain.base import Base
+from protocol.corpora.manifest import read_manifest
+from protocol.corpora.ranges import RangeClient, RangeFailed, WebDialer
 from protocol.events.events import Notice
 from protocol.run.admission import AdmissionProof, Token, TokenUses, read_token, verify_admission
 from protocol.run.invitation import MAX_INVITATION_BYTES, PREFIX, Anchor, make_invitation, read_invitation
@@ -50,6 +52,7 @@ from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.messages import STATEMENTS, unpack
 from protocol.wire.presence import Role
 from tests.fuzz.examples import BODIES, EVIDENCE, GUEST, HEADER, ONE, PROOFS, QUESTIONS, RUN
+from tests.protocol.corpora.corpora import a_corpus
 
 
 @dataclass(frozen=True)
@@ -217,6 +220,64 @@ def _frame_seed() -> bytes:
     return data
 
 
+class _Saying(trio.abc.Stream):
+    """A web server that says these bytes, whatever it is asked."""
+
+    def __init__(self, data: bytes) -> None:
+        self._left = memoryview(data)
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async def wait_send_all_might_not_block(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        await trio.lowlevel.checkpoint()
+        said, self._left = bytes(self._left[: max_bytes or 4096]), self._left[max_bytes or 4096 :]
+        return said
+
+    async def aclose(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+
+class _Talker(WebDialer):
+    """Leads every name to one server."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    async def look_up(self, host: str, port: int) -> list[str]:
+        await trio.lowlevel.checkpoint()
+        return ["93.184.216.34"]
+
+    async def dial(self, ip: str, port: int) -> trio.abc.Stream:
+        await trio.lowlevel.checkpoint()
+        return _Saying(self._data)
+
+
+def _web_answer(data: bytes) -> None:
+    """Any bytes of a mirror: no more and no longer pieces are handed on than were asked for."""
+    pieces: list[bytes] = []
+
+    async def keep(piece: bytes) -> None:
+        pieces.append(piece)
+
+    try:
+        trio.run(RangeClient(dialer=_Talker(data)).read, "http://mirror.test/file", 10, [3, 2], keep)
+        assert len(pieces) == 2
+    finally:
+        assert [len(piece) for piece in pieces] == [3, 2][: len(pieces)]
+
+
+_WEB_HEAD = b"HTTP/1.1 206 Partial Content\r\nContent-Range: bytes 10-14/99\r\n"
+_WEB_ANSWERS = [
+    _WEB_HEAD + b"Content-Length: 5\r\n\r\nabcde",
+    _WEB_HEAD + b"Transfer-Encoding: chunked\r\n\r\n2\r\nab\r\n3\r\ncde\r\n0\r\n\r\n",
+    b"HTTP/1.1 302 Found\r\nLocation: http://other.test/file\r\nContent-Length: 0\r\n\r\n",
+    b"HTTP/1.0 200 OK\r\n\r\nabcde",
+]
+
 _JSON = [json.dumps({"pid": 1, "addresses": [f"/ip4/127.0.0.1/tcp/1/p2p/{ONE.peer_id}"]}).encode(), b"[]", b'["/ip4"]']
 _TOKEN = Token(run=RUN, role=Role.TRAINER, expires=1, until_round=None, peer=GUEST, key=None, uses=1).encode()
 _INVITATION = make_invitation(
@@ -231,6 +292,8 @@ DOORS: list[Door] = [
     Door(
         "manifest", _manifest, [demo_manifest().manifest.model_copy(update={"organiser": ONE.peer_id}).encode()], 320 << 10
     ),
+    Door("corpus", lambda data: read_manifest(data).encode(), [a_corpus(held_out=900).manifest.encode()], 4 << 20),
+    Door("web answer", _web_answer, _WEB_ANSWERS, 1 << 20, (RangeFailed,)),
     Door("token", _token, [_TOKEN], 1024),
     Door("admission", _admission, PROOFS, 1024),
     Door("token uses", _token_uses, PROOFS, 1024),

@@ -115,6 +115,7 @@ class BlockTable:
     def __init__(self, nursery: trio.Nursery, folder: Path, corpus: Corpus) -> None:
         self.nursery, self.folder, self.corpus = nursery, folder, corpus
         corpus.write(folder / "built")
+        self.random = Random(2)
         self.wire = MemoryWire(nursery, Random(1), Weather(latency_s=0.02, jitter_s=0.02, bytes_per_s=RATE))
         self.web, self.urls = Web(nursery), list[str]()
         self.readers: list[Reader] = []

@@ -228,6 +228,23 @@ def test_a_mirror_takes_over_what_peers_owe() -> None:
     on_block_table(CORPUS, check)
 
 
+def test_a_slow_mirror_is_left_once_peers_have_given_what_it_owes() -> None:
+    corpus = a_corpus((2_000_000,), block_tokens=16_384, shard_blocks=64)
+
+    async def check(table: BlockTable) -> None:
+        site = add_mirror(table, web.creeping)
+        reader = table.add()
+        reader.fetcher.need(corpus.blocks())
+        await trio.sleep(5)
+        assert reader.fetcher.tally[BlockOrigin.MIRROR] < 300_000
+        table.add(built=True)
+        await reader.fetcher.until_here(corpus.blocks())
+        await trio.sleep(1)
+        assert not reader.fetcher._batches and trio.current_time() < 30 and len(site.requests) <= 5
+
+    on_block_table(corpus, check)
+
+
 class Withholder(Reader):
     """Claims everything and sends nothing."""
 
