@@ -152,7 +152,6 @@ def config_for(settings: Settings, rate: float) -> TrainingConfig:
         data=data,
         inner=inner,
         inner_steps=settings.inner_steps,
-        lanes=2 * MEMBERS,
         chunk_parameters=CHUNK,
     )
 
@@ -178,7 +177,7 @@ class Bench:
         worker.load(theta)
         for round_number in range(self.warm_rounds):
             for step in range(self.settings.inner_steps):
-                rows = Rows.joined([worker.batch(round_number, lane, step) for lane in range(4)])
+                rows = Rows.joined([worker.batch(range(*self._rows(round_number, number, step))) for number in range(4)])
                 worker.inner.step(rows, Place(round_number * self.settings.inner_steps + step, 0.0))
         return worker.model.flat.numpy().copy()
 
@@ -188,29 +187,36 @@ class Bench:
     def run(self, case: Case) -> float:
         """The held-out loss at the end; infinite when training went astray before (`Diverged`)."""
         theta, momentum = self.start.copy(), np.zeros_like(self.start)
-        honest = {lane: Worker(self.config, CPU, self.corpus) for lane in range(case.hostile, MEMBERS)}
+        honest = {number: Worker(self.config, CPU, self.corpus) for number in range(case.hostile, MEMBERS)}
         draw = np.random.Generator(np.random.Philox(key=[self.settings.seed, case.hostile]))
         past: list[F32] = []
         try:
             for round_number in range(self.warm_rounds, self.warm_rounds + self.settings.rounds):
-                encoded = [self._train(worker, round_number, lane, theta) for lane, worker in honest.items()]
+                encoded = [self._train(worker, round_number, number, theta) for number, worker in honest.items()]
                 decoded = [self._decoded(data) for data in encoded]
                 past.append(np.asarray(np.mean(decoded, axis=0), dtype=np.float32))
                 scene = Scene(decoded, past, draw)
                 hostile = [self._encoded(ATTACKS[case.attack](scene)) for _ in range(case.hostile)]
                 full = self.settings.inner_steps * self.config.tokens_per_step
                 tokens = [int(case.claim * full)] * case.hostile
-                tokens += [self.settings.steps_of(lane) * self.config.tokens_per_step for lane in honest]
+                tokens += [self.settings.steps_of(number) * self.config.tokens_per_step for number in honest]
                 self._outer_step(case.rule, theta, momentum, [*hostile, *encoded], tokens)
             loss = self.loss(theta)
         except (NotFinite, Diverged):
             return math.inf
         return loss if math.isfinite(loss) else math.inf
 
-    def _train(self, worker: Worker, round_number: int, lane: int, theta: F32) -> bytearray:
-        steps = self.settings.steps_of(lane)
+    def _rows(self, round_number: int, number: int, step: int) -> tuple[int, int]:
+        """The rows that a member reads in a step of a round."""
+        count = self.settings.sequences
+        first = ((round_number * MEMBERS + number) * self.settings.inner_steps + step) * count
+        return first, first + count
+
+    def _train(self, worker: Worker, round_number: int, number: int, theta: F32) -> bytearray:
+        steps = self.settings.steps_of(number)
         out = bytearray(payload_bytes(self.layout))
-        task = Task(round_number, lane, steps, round_number * self.settings.inner_steps)
+        rows = [self._rows(round_number, number, step) for step in range(steps)]
+        task = Task(round_number, rows, steps, round_number * self.settings.inner_steps)
         if worker.compute(task, theta, memoryview(out), lambda *_: False).loss > DIVERGED:
             raise Diverged
         return out

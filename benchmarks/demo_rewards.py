@@ -2,7 +2,7 @@
 
 The run is the demo's own file, the work that of the trainer process: warm-up rounds, batches made with the weights of the
 version before (proofs included), the learner, the codec, the outer step.  Nothing is verified, and nothing is sent.  A seed
-draws the problems and the rollouts' noise, and the trainer's first lane for the warm-up.  At the points given, the state
+draws the problems and the rollouts' noise, and the trainer's first lease for the warm-up.  At the points given, the state
 answers the problems that the demo asks at its end, and so does the state after the warm-up; a line tells both means.
 
     python -m benchmarks.demo_rewards [--seeds 20] [--first-seed 1] [--per-start 1] [--points 8 16 24] [--json]
@@ -27,6 +27,7 @@ from kernels.layout import chunk_layout, payload_bytes
 from kernels.outer_step import apply_result
 from peer.demo.learning import F32, Comparison, Examiner
 from peer.demo.swarm import learning_manifest
+from protocol.chain.leases import LeasePool, lease_terms
 from protocol.run.manifest import RunManifest
 from protocol.wire.identity import Identity
 from trainer.config import TrainingConfig
@@ -71,12 +72,13 @@ class Run:
         self.theta[:], self.round = theta, self._rl.warm_rounds
         self._jobs.keep_version(self.round, self.theta)
 
-    def warm_up(self, first_lane: int) -> None:
-        """The rounds that read solved examples.  first_lane: of the first round, which a peer's key draws in a run."""
-        lanes, inner = self._manifest.rounds.max_members, self._manifest.rounds.inner_steps
+    def warm_up(self, first_slot: int) -> None:
+        """The rounds that read solved examples.  first_slot: of the first round, which a peer's key draws in a run."""
+        terms, inner, pool = lease_terms(self._manifest), self._manifest.rounds.inner_steps, LeasePool()
         for _ in range(self._rl.warm_rounds):
-            lane = lanes + first_lane % lanes if self.round == 0 else 0
-            task = Task(self.round, lane, inner, self.round * inner)
+            slot = first_slot % terms.spares if self.round == 0 else 0
+            task = Task(self.round, pool.lease(slot, terms.rows), inner, self.round * inner)
+            pool = pool.after({slot: terms.rows}, terms.rows)
             done = self._worker.compute(task, self.theta, memoryview(self._out), lambda *progress: False)
             self._apply(done.tokens)
         self._jobs.keep_version(self.round, self.theta)
@@ -88,7 +90,7 @@ class Run:
         ]
         task = Task(
             self.round,
-            0,
+            (),
             self._manifest.steps_of(self.round),
             self.round * self._manifest.rounds.inner_steps,
             [path.name for path in paths],
@@ -123,13 +125,13 @@ class Run:
 
 
 def starts(manifest: RunManifest) -> Callable[[int], F32]:
-    """The parameters after the warm-up that begins in a lane, made once for each."""
+    """The parameters after the warm-up that begins with a slot, made once for each."""
 
     @lru_cache(maxsize=1)
-    def start(lane: int) -> F32:
+    def start(slot: int) -> F32:
         with tempfile.TemporaryDirectory() as folder:
             run = Run(manifest, 0, Path(folder))
-            run.warm_up(lane)
+            run.warm_up(slot)
             return run.theta
 
     return start

@@ -59,13 +59,13 @@ class Settings:
         return max(self.steps // inner_steps, self.rounds) * inner_steps
 
     def config(self, seed: int, rate: float) -> TrainingConfig:
-        """One round as long as the longest run, so that what a lane reads does not depend on H."""
+        """One round as long as the longest run."""
         inner = InnerConfig(
             lr=rate, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, clip_norm=1.0, z_loss=2e-4, schedule="wsd",
             warmup_steps=30, cooldown=0.0, joiner_warmup_steps=10,
         )  # fmt: skip
         data = DataConfig("stdlib", self.sequence_length, self.sequences, held_out_percent=5)
-        return TrainingConfig(seed, MODEL, data, inner, LONGEST, lanes=MOST, chunk_parameters=CHUNK)
+        return TrainingConfig(seed, MODEL, data, inner, LONGEST, chunk_parameters=CHUNK)
 
 
 QUICK = Settings(steps=12, rounds=2, warm_steps=8, sequences=2, evaluation_tokens=1 << 12)
@@ -113,13 +113,11 @@ def rule_named(name: str) -> OuterRule:
 # -- training ----------------------------------------------------------------------------------------------------------
 
 
-class Member(Worker):
-    """A worker that reads its lane from the swarm's step `first` on."""
-
-    first = 0
-
-    def batch(self, round_number: int, lane: int, step: int) -> Rows:
-        return super().batch(0, lane, self.first + step)
+def rows_of(member: Worker, number: int, step: int) -> tuple[int, int]:
+    """The rows that a member reads in a step of the swarm; they do not depend on H."""
+    count = member.config.data.sequences_per_step
+    first = (step * MOST + number) * count
+    return first, first + count
 
 
 class Bench:
@@ -129,8 +127,8 @@ class Bench:
         self.settings, self.corpus = settings, corpus
         self._starts: dict[int, F32] = {}
 
-    def member(self, seed: int, rate: float = RATE) -> Member:
-        return Member(self.settings.config(seed, rate), CPU, self.corpus)
+    def member(self, seed: int, rate: float = RATE) -> Worker:
+        return Worker(self.settings.config(seed, rate), CPU, self.corpus)
 
     def loss(self, theta: F32) -> float:
         return self.member(0).evaluate(theta, self.settings.evaluation_tokens)
@@ -167,15 +165,15 @@ class Bench:
         rule, chunk_bytes = rule_named(case.outer), payload_bytes(chunk_layout(self.start(case.seed).size, CHUNK))
         theta = self.start(case.seed).copy()
         momentum = np.zeros_like(theta)
-        members: list[Member] = []
+        members: list[Worker] = []
         for round_number in range(rounds):
             size = size_in(case.members, round_number, rounds)
             first = self.settings.warm_steps + round_number * case.inner_steps
             members = members[:size] + [self.member(case.seed) for _ in range(size - len(members))]
             encoded, tokens = [bytearray(chunk_bytes) for _ in members], []
-            for lane, (member, out) in enumerate(zip(members, encoded, strict=True)):
-                member.first = first
-                task = Task(0, lane, case.inner_steps, first)
+            for number, (member, out) in enumerate(zip(members, encoded, strict=True)):
+                rows = [rows_of(member, number, first + step) for step in range(case.inner_steps)]
+                task = Task(0, rows, case.inner_steps, first)
                 tokens.append(member.compute(task, theta, memoryview(out), lambda *_: False).tokens)
             step = rule(tokens, case.inner_steps)
             if case.exchange == "int8":
@@ -187,11 +185,11 @@ class Bench:
             yield theta
 
 
-def data_parallel(member: Member, theta: F32, steps: range, size: Callable[[int], int]) -> F32:
+def data_parallel(member: Worker, theta: F32, steps: range, size: Callable[[int], int]) -> F32:
     """Train one model on the windows of all `size(step)` members; the parameters at the end."""
     member.load(theta)
     for step in steps:
-        rows = Rows.joined([member.batch(0, lane, step) for lane in range(size(step))])
+        rows = Rows.joined([member.batch(range(*rows_of(member, number, step))) for number in range(size(step))])
         member.inner.step(rows, Place(step, 0.0))
     return member.model.flat.numpy().copy()
 

@@ -40,7 +40,7 @@ def config_of(name: str, kl_weight: float) -> TrainingConfig:
     }  # fmt: skip
     data = {"corpus": "stdlib", "sequence_length": 64, "sequences_per_step": 1, "held_out_percent": 5}
     return TrainingConfig.from_sections(
-        {"seed": 0, "model": model, "data": data, "inner": inner, "inner_steps": 1, "max_members": 1,
+        {"seed": 0, "model": model, "data": data, "inner": inner, "inner_steps": 1,
          "chunk_parameters": 1 << 16, "rl": rl | {"micro_batch_tokens": 1024, "kl_weight": kl_weight}, "environment": "long"}
     )  # fmt: skip
 

@@ -33,7 +33,7 @@ class ComputeTask:
     """A trainer's work in one round.
 
     round: number of the round.
-    lane: number of our stream of samples in this round (`0 <= lane < 2 * max_members`).
+    rows: half-open ranges of the run's rows to read, in this order, as many rows as the steps need; empty with rollouts.
     steps: most inner steps to take (H).
     first_step: the swarm's number of our first step, for the warm-up: H steps a round since the run's present stage began.
     shares: fractions of the run's present stage that are done before and after this round, 0 to 1, for the cooldown.
@@ -42,7 +42,7 @@ class ComputeTask:
     """
 
     round: int
-    lane: int
+    rows: tuple[tuple[int, int], ...]
     steps: int
     first_step: int
     rollouts: tuple[Path, ...] = ()

@@ -118,7 +118,6 @@ class TrainingConfig:
     data: DataConfig
     inner: InnerConfig
     inner_steps: int
-    lanes: int
     chunk_parameters: int
     rl: RlConfig | None = None
     environment: str = ""
@@ -128,7 +127,7 @@ class TrainingConfig:
 
     @classmethod
     def from_sections(cls, sections: Mapping[str, Any]) -> TrainingConfig:
-        """Read `{seed, model, data, inner, inner_steps, max_members, chunk_parameters}` of a manifest.
+        """Read `{seed, model, data, inner, inner_steps, chunk_parameters}` of a manifest.
 
         An RL run adds `{rl, environment}`, and a run with a tokenizer adds `tokenizer`; the peer adds `files`
         and `blocks`.
@@ -139,7 +138,6 @@ class TrainingConfig:
             data=DataConfig.from_mapping(sections["data"]),
             inner=InnerConfig.from_mapping(sections["inner"]),
             inner_steps=int(sections["inner_steps"]),
-            lanes=2 * int(sections["max_members"]),
             chunk_parameters=int(sections["chunk_parameters"]),
             rl=RlConfig.from_mapping(sections["rl"]) if "rl" in sections else None,
             environment=str(sections.get("environment", "")),
@@ -147,11 +145,6 @@ class TrainingConfig:
             files=dict(sections.get("files", {})),
             blocks=tuple(sections.get("blocks", ())),
         )
-
-    @property
-    def windows_per_round(self) -> int:
-        """Number of windows that one lane may read in one round."""
-        return self.inner_steps * self.data.sequences_per_step
 
     @property
     def tokens_per_step(self) -> int:

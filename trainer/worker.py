@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +22,7 @@ from kernels import codec
 from kernels.layout import Layout, chunk_layout, payload_bytes
 from trainer.config import TrainingConfig
 from trainer.data import embedded as corpora
-from trainer.data.rows import LaneSchedule, Reading, Rows
+from trainer.data.rows import Reading, Rows, WindowOrder
 from trainer.evaluation import Evaluation, evaluation_tokens, load
 from trainer.models.llama.model import Decoder
 from trainer.optim import InnerLoop, MomentsFile, Place
@@ -61,7 +62,7 @@ class Task:
     """
 
     round: int
-    lane: int
+    rows: Sequence[Sequence[int]]
     steps: int
     first_step: int
     rollouts: Sequence[str] = ()
@@ -122,7 +123,7 @@ class Worker:
             if corpus is None
             else corpora.TextReading(corpus, config.data.sequence_length)
         )
-        self.schedule = LaneSchedule(config.seed, self.reading.windows, config.lanes, config.windows_per_round)
+        self.order = WindowOrder(config.seed, self.reading.windows)
 
     @property
     def inner(self) -> InnerLoop:
@@ -161,12 +162,14 @@ class Worker:
         """
         if not 1 <= task.steps <= self.config.inner_steps:
             raise ValueError(f"a round has 1 to {self.config.inner_steps} steps, not {task.steps}")
-        if not 0 <= task.lane < self.config.lanes:
-            raise ValueError(f"a round has {self.config.lanes} lanes; there is no lane {task.lane}")
+        count, leased = self.config.data.sequences_per_step, sum(end - start for start, end in task.rows)
+        if leased < task.steps * count:
+            raise ValueError(f"{task.steps} steps read {task.steps * count} rows, and the task has {leased}")
+        numbers = chain.from_iterable(range(start, end) for start, end in task.rows)
         self.load(theta)
         losses, tokens, began = 0.0, 0, time.monotonic()
         for step in range(task.steps):
-            rows = self.batch(task.round, task.lane, step)
+            rows = self.batch(list(islice(numbers, count)))
             losses += self.inner.step(rows, self._place(task, step))
             steps, mean = step + 1, losses / (step + 1)
             if not math.isfinite(mean):
@@ -192,10 +195,11 @@ class Worker:
         evaluation.advance(evaluation.total)
         return evaluation.loss
 
-    def batch(self, round_number: int, lane: int, step: int) -> Rows:
-        """Return the rows that a lane reads in a step of a round."""
-        count = self.config.data.sequences_per_step
-        return self.reading.rows([self.schedule.window(round_number, lane, step * count + row) for row in range(count)])
+    def batch(self, numbers: Sequence[int]) -> Rows:
+        """Return the rows of the run with these numbers."""
+        if self.config.data.sources:  # their blocks are shuffled, so rows are read in order
+            return self.reading.rows(numbers)
+        return self.reading.rows([self.order.window(number) for number in numbers])
 
     def load(self, theta: F32) -> None:
         """Set the local parameters to `theta`."""

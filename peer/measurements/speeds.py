@@ -25,7 +25,7 @@ from peer.resources.computer import usable_cores
 from peer.resources.core_share import chosen_threads
 from peer.trainer_process.process import TrainerProcess, TrainerSettings
 from protocol.chain.outer_state import SharedRegion
-from protocol.run.manifest import demo_manifest
+from protocol.run.manifest import RunManifest, demo_manifest
 from protocol.trainer_link import ComputeTask, Progress, TrainerDied
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -235,7 +235,7 @@ async def measure_training(seconds: float = TRAINING_S) -> TrainingSpeed:
                 nursery.start_soon(trainer.run)
                 with trio.fail_after(START_DEADLINE_S + seconds):
                     await trainer.initialise(theta.view)
-                    marks = await _steps(trainer, theta, manifest.rounds.inner_steps, seconds)
+                    marks = await _steps(trainer, theta, manifest, seconds)
                 nursery.cancel_scope.cancel()
     except* (TrainerDied, trio.TooSlowError) as group:
         reason = str(group.exceptions[0]) or "it did not train in time"
@@ -247,7 +247,9 @@ async def measure_training(seconds: float = TRAINING_S) -> TrainingSpeed:
     return TrainingSpeed(rate, trainer.device, threads, manifest.parameters, last.steps)
 
 
-async def _steps(trainer: TrainerProcess, theta: SharedRegion, most: int, seconds: float) -> list[tuple[float, Progress]]:
+async def _steps(
+    trainer: TrainerProcess, theta: SharedRegion, manifest: RunManifest, seconds: float
+) -> list[tuple[float, Progress]]:
     """Return the steps of one round with the time of each; the round is cut short after `seconds`."""
     marks: list[tuple[float, Progress]] = []
 
@@ -256,7 +258,9 @@ async def _steps(trainer: TrainerProcess, theta: SharedRegion, most: int, second
         if marks[-1][0] - marks[0][0] >= seconds:
             trainer.finish()
 
-    await trainer.compute(ComputeTask(round=0, lane=0, steps=most, first_step=0), theta.view, note)
+    steps = manifest.rounds.inner_steps
+    rows = ((0, steps * manifest.data.sequences_per_step),)
+    await trainer.compute(ComputeTask(round=0, rows=rows, steps=steps, first_step=0), theta.view, note)
     return marks
 
 

@@ -41,6 +41,7 @@ from protocol.wire.messages import Finish, Member, Plan, Ready, digest_in, membe
 # * All live peers that are ready on our state are members, as far as there are places.  First come the peers that the view
 #   changes demand, then electors, then members of the last record, then newcomers in an order drawn by the tip.  The round
 #   does not wait for a ready peer under suspicion, but the peer keeps its place, and its vote.
+# * Of newcomers that drew the same lease of rows, only the first in this order is a member (`protocol.chain.leases`).
 # * While strangers are on probation, one newcomer is tried for every `TRIED` other members.  Peers that were members before
 #   come first, and peers that stalled when they were tried come last.
 # * Newcomers own no chunks in their first round: a chunk that passes from one unresponsive owner to the next would delay the
@@ -79,6 +80,21 @@ def within_uses(base: Base, places: Mapping[PeerId, Member]) -> list[Member]:
                 continue
         admitted.append(place)
     return admitted
+
+
+def reading_apart(settings: RoundSettings, base: Base, peers: Sequence[PeerId]) -> list[PeerId]:
+    """Return these peers in the same order, without those that would read the same rows as an earlier one.
+
+    If fewer than `min_members` are left, the first of the others come last.
+    """
+    if not base.shares_slots(settings.manifest, peers):
+        return [*peers]
+    first = dict[int, PeerId]()
+    for peer in peers:
+        first.setdefault(base.slot(settings.manifest, peer), peer)
+    apart = [*first.values()]
+    others = [peer for peer in peers if peer not in apart]
+    return [*apart, *others[: max(0, settings.min_members - len(apart))]]
 
 
 def plan_with(
@@ -174,7 +190,7 @@ class ClosingPolicy:
         if (ready.against or 0).bit_length() > len(self.base.tasks.sets):
             return False  # no plan with this READY would be valid
         try:
-            check_claims(self.settings.manifest, self.base.round, ready)
+            check_claims(self.settings.manifest, self.base, peer, ready)
         except Malformed:
             return False  # otherwise no peer would accept a plan with it
         known = self.ready_of(peer)
@@ -298,12 +314,12 @@ class ClosingPolicy:
     def planned(self, view: View, digest: bytes | None) -> tuple[PeerId, ...]:
         """Return the voters for the case that no elector is left: the members of a plan made now, sorted.
 
-        They are all ready peers, or if these are too many, the choice of `make_plan`: a proposer needs the view changes of a
-        quorum of its plan.
+        They are all ready peers that read different rows, or if these are too many, the choice of `make_plan`: a proposer
+        needs the view changes of a quorum of its plan.
         """
         ready = self.agreed(view, digest)
         if len(ready) <= min(MAX_ELECTORS, self.settings.max_members):
-            return tuple(ready)
+            return tuple(sorted(reading_apart(self.settings, self.base, self.base.ranked(ready))))
         if self._planned is None or self._planned[0] != ready:
             named = (PeerId(member.peer) for member in self._choose(ready, (), MAX_ELECTORS))
             self._planned = ready, tuple(sorted(named))
@@ -312,8 +328,9 @@ class ClosingPolicy:
     def _choose(self, ready: Collection[PeerId], held: Collection[PeerId], most: int) -> list[Member]:
         """Return the places of the ready peers, the most important first, as many as a plan may have."""
         peers = choose_members(self.base, self.patience.members, ready, held)
-        places = within_uses(self.base, {peer: self.member(peer) for peer in peers})
-        return places[: min(most, self.settings.max_members)]
+        places = {PeerId(each.peer): each for each in within_uses(self.base, {peer: self.member(peer) for peer in peers})}
+        apart = reading_apart(self.settings, self.base, [*places])
+        return [places[peer] for peer in apart[: min(most, self.settings.max_members)]]
 
     def member(self, peer: PeerId) -> Member:
         """Return a ready peer's place in a plan."""

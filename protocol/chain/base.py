@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
+from protocol.chain.leases import Leases, Ranges, holder_slots, lease_terms, spare_slot
 from protocol.chain.progress import RunProgress, TasksInForce, open_amendment
 from protocol.run.admission import TokenUses
 from protocol.run.manifest import Admission, RunManifest
 from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Extension
+from protocol.wire.messages import Extension, Member
 from protocol.wire.rollouts import Amendment
 
 
@@ -78,7 +79,7 @@ class Base:
     electors: the peers that vote on the round, sorted; empty at the genesis of a run without founders.  contributors:
     members of the previous record whose parts it contains, sorted.  known: members of all records.  uses: uses of admission
     tokens in all records.  tasks: task sets of the version that the round begins with.  progress: of the run before the
-    round.
+    round.  leases: state of the leases before the round.
     """
 
     round: int
@@ -90,6 +91,7 @@ class Base:
     uses: TokenUses = TokenUses()
     tasks: TasksInForce = TasksInForce()
     progress: RunProgress = RunProgress()
+    leases: Leases = Leases()
 
     def check_amendment(self, run: Hash, manifest: RunManifest, raw: bytes | None) -> None:
         """Check that the next record may carry this amendment, or none; raises `Malformed` otherwise."""
@@ -97,6 +99,53 @@ class Base:
         self.progress.check(body if isinstance(body, Extension) else None)
         if isinstance(body, Amendment):
             self.tasks.flaw(body, has_rollouts=manifest.rl is not None)
+
+    # -- leases -------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _holders(self) -> dict[PeerId, int]:
+        """The slots of the peers that have one of their own."""
+        return holder_slots(self.leases.beacon, {*self.contributors, *self.electors})
+
+    def slot(self, manifest: RunManifest, peer: PeerId) -> int:
+        """Return the slot of a peer in this round (`protocol.chain.leases`)."""
+        own = self._holders.get(peer)
+        if own is not None:
+            return own
+        terms = lease_terms(manifest)
+        slots = self.leases.pool.slots(terms.rows, terms.limit)
+        spares = terms.spares if slots is None else max(1, min(terms.spares, slots - len(self._holders)))
+        return spare_slot(self.tip, peer, len(self._holders), spares)
+
+    def lease(self, manifest: RunManifest, peer: PeerId) -> Ranges:
+        """Return the rows leased to a peer in this round; none if the round's members learn from rollouts."""
+        if manifest.learns_from_rollouts(self.round):
+            return ()
+        terms = lease_terms(manifest)
+        return self.leases.pool.lease(self.slot(manifest, peer), terms.rows, terms.limit)
+
+    def count_leased(self, manifest: RunManifest, peer: PeerId) -> int:
+        """Return the number of rows leased to a peer in a round of text."""
+        terms = lease_terms(manifest)
+        return self.leases.pool.count(self.slot(manifest, peer), terms.rows, terms.limit)
+
+    def shares_slots(self, manifest: RunManifest, peers: Collection[PeerId]) -> bool:
+        """Return True if two of these peers would read the same rows in this round."""
+        reads = not manifest.learns_from_rollouts(self.round)
+        return reads and len({self.slot(manifest, peer) for peer in peers}) < len(peers)
+
+    def leases_after(self, manifest: RunManifest, members: Sequence[Member], contributing: Collection[PeerId]) -> Leases:
+        """Return the state of the leases after the record of this round."""
+        if manifest.learns_from_rollouts(self.round):
+            return self.leases
+        steps = dict[int, int]()
+        for member in members:
+            if member.peer in contributing:
+                slot = self.slot(manifest, PeerId(member.peer))
+                steps[slot] = max(member.steps, steps.get(slot, 0))
+        return self.leases.after(lease_terms(manifest), steps)
+
+    # -- order --------------------------------------------------------------------------------------------------------
 
     def ranked(self, peers: Iterable[PeerId]) -> list[PeerId]:
         """Return `peers` in proposing order, which is drawn by the tip: no key can be chosen for it in advance."""

@@ -34,12 +34,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from protocol.chain.base import Base, RoundSettings, fragment_of
+from protocol.chain.leases import Leases, lease_terms
 from protocol.chain.progress import RunProgress, TasksInForce, extension_of
 from protocol.run.admission import TokenUses, verify_admission
 from protocol.run.manifest import MAX_ELECTORS, RunManifest
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Commit, Member
+from protocol.wire.messages import Commit, Member, Record
 
 FEWEST_SEATED = 4
 """Fewest electors that tolerate a liar.  Seasoned peers vote once this many have seats; they never become fewer."""
@@ -257,7 +258,8 @@ class Roster:
     """Facts about peers from the records up to a tip.  Immutable; unchanged parts are shared.
 
     members: members of any record so far.  uses: uses of admission tokens.  contributors: members of the last record whose
-    parts it contains, sorted.  tasks: the task sets.  progress: progress towards the run's total.
+    parts it contains, sorted.  tasks: the task sets.  progress: progress towards the run's total.  leases: state of the
+    leases of rows.
     """
 
     electorate: Electorate
@@ -266,6 +268,7 @@ class Roster:
     contributors: tuple[PeerId, ...] = ()
     tasks: TasksInForce = TasksInForce()
     progress: RunProgress = RunProgress()
+    leases: Leases = Leases()
 
     @classmethod
     def start(cls, settings: RoundSettings) -> Roster:
@@ -278,12 +281,25 @@ class Roster:
         masks = [entry.mask for entry in commit.index]
         electorate, contributing = self.electorate.after(named, masks), tuple(sorted(contributors(named, masks)))
         tasks = self.tasks.after(commit.record, self.electorate.electors)
+        leases = self._leases_after(commit.record, contributing)
         progress = self.progress.after(commit, extension_of(commit.record))
+        if self._is_out_of_rows(leases, commit.record.round + 1):
+            progress = replace(progress, is_out_of_rows=True)
         new = [member for member in commit.record.members if member.peer not in self.members]
         if not new:
-            return Roster(electorate, self.members, self.uses, contributing, tasks, progress)
+            return Roster(electorate, self.members, self.uses, contributing, tasks, progress, leases)
         uses = self.uses.after([(PeerId(member.peer), member.admission) for member in new])
-        return Roster(electorate, self.members.union(named), uses, contributing, tasks, progress)
+        return Roster(electorate, self.members.union(named), uses, contributing, tasks, progress, leases)
+
+    def _leases_after(self, record: Record, contributing: Sequence[PeerId]) -> Leases:
+        settings = self.electorate.settings
+        base = base_on(settings, record.round, Hash(record.previous), self)
+        return base.leases_after(settings.manifest, record.members, contributing)
+
+    def _is_out_of_rows(self, leases: Leases, round: int) -> bool:
+        """Return True if the members of this round would find no row to read."""
+        manifest = self.electorate.settings.manifest
+        return not manifest.learns_from_rollouts(round) and leases.pool.is_exhausted(lease_terms(manifest).limit)
 
 
 def base_on(settings: RoundSettings, round: int, tip: Hash, roster: Roster) -> Base:
@@ -298,6 +314,7 @@ def base_on(settings: RoundSettings, round: int, tip: Hash, roster: Roster) -> B
         roster.uses,
         roster.tasks,
         roster.progress,
+        roster.leases.on(round, tip),
     )
 
 

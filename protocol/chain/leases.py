@@ -9,11 +9,12 @@ Every trainer knows its slot when the round begins:
 * The **holders** are the contributors of the last record and the electors.  They have the first slots, in an order that is
   drawn by a **beacon**: the tip of the last round with a number divisible by `BEACON_ROUNDS`.  The order stays the same for
   some rounds, so a holder can fetch the rows of its next lease ahead of time.
-* Each other peer has a spare slot behind these, drawn by the tip and its key.  Two of them may draw the same slot; a record
-  names one of them (`protocol.chain.records.verify_members`).
+* Each other peer has a spare slot behind these, drawn by the tip and its key, so that it can train at once.  Two of them may
+  draw the same slot; a record names one of them (`protocol.chain.records.verify_members`).
 
-A member consumes rows from the start of its slot: the rows of the inner steps that its READY states.  The other rows that
-were leased return to the pool.  So the rows consumed by the records of a chain are disjoint, and together with the returned
+A contributor of a record consumes rows from the start of its slot: the rows of the inner steps that its READY states.  A
+member whose parts are in at most half of the chunks consumes nothing.  The other rows that were leased return to the pool.
+So the rows consumed by the records of a chain are disjoint, and together with the returned
 rows they are exactly the rows below the cursor.  A chain that is rolled back takes its leases with it.
 """
 
@@ -85,6 +86,17 @@ class LeasePool:
         kept = sorted(left, key=lambda each: (each[0] - each[1], each))[:MAX_RETURNED]
         return LeasePool(cursor, tuple(sorted(kept)), self.skipped + count_rows(left) - count_rows(kept))
 
+    def count(self, slot: int, rows: int, limit: int | None = None) -> int:
+        """Return the number of rows of a slot; arguments as for `lease`."""
+        return rows if limit is None else min(rows, max(0, self._left(limit) - slot * rows))
+
+    def slots(self, rows: int, limit: int | None) -> int | None:
+        """Return the number of slots that have rows; None if the run is endless."""
+        return None if limit is None else -(-self._left(limit) // rows)
+
+    def _left(self, limit: int) -> int:
+        return count_rows(self.returned) + max(0, limit - self.cursor)
+
     def is_exhausted(self, limit: int | None) -> bool:
         """Return True if a run of `limit` rows has no row left."""
         return limit is not None and not self.returned and self.cursor >= limit
@@ -111,6 +123,17 @@ class _RowQueue:
             taken.append((self.cursor, end))
             self.cursor = end
         return tuple(taken)
+
+
+def first_rows(ranges: Ranges, rows: int) -> Ranges:
+    """Return the first rows of these ranges."""
+    first = list[RowRange]()
+    for start, end in ranges:
+        if rows <= 0:
+            break
+        first.append((start, min(end, start + rows)))
+        rows -= end - start
+    return tuple(first)
 
 
 def count_rows(ranges: Iterable[RowRange]) -> int:
@@ -147,17 +170,11 @@ class LeaseTerms:
     limit: int | None = None
 
 
-@lru_cache(maxsize=64)
 def lease_terms(manifest: RunManifest) -> LeaseTerms:
     """Return the sizes of the leases of a run."""
-    step_rows, limit = manifest.data.sequences_per_step, data_rows(manifest)
+    step_rows, limit = manifest.data.sequences_per_step, manifest.data_rows
     whole = None if limit is None else limit - limit % step_rows
     return LeaseTerms(step_rows, manifest.rounds.inner_steps * step_rows, manifest.rounds.max_members, whole)
-
-
-def data_rows(manifest: RunManifest) -> int | None:
-    """Return the number of rows that a run may read; None if its data is read as often as its total asks."""
-    return None
 
 
 @dataclass(frozen=True)
@@ -187,6 +204,7 @@ def holder_slots(beacon: Hash, holders: Iterable[PeerId]) -> dict[PeerId, int]:
     return {peer: slot for slot, peer in enumerate(ranked)}
 
 
+@lru_cache(maxsize=4096)
 def spare_slot(tip: Hash, peer: PeerId, holders: int, spares: int) -> int:
     """Return the slot of a peer that is no holder.  holders: number of the holders.  spares: number of spare slots."""
     draw = hash_bytes("spare lease", tip + peer.encode())

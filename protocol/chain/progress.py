@@ -151,6 +151,7 @@ class RunProgress:
 
     goal: set by the manifest and the extensions so far.  rounds, tokens: amounts done.  added: tokens of the last record.
     begun: amount done, in the goal's unit, when the present stage began.  first: first round of that stage.
+    is_out_of_rows: True once all rows of the run's data are read, if they are limited (`protocol.chain.leases`).
     """
 
     goal: Goal = ENDLESS
@@ -159,6 +160,7 @@ class RunProgress:
     added: int = 0
     begun: int = 0
     first: int = 0
+    is_out_of_rows: bool = False
 
     @property
     def done(self) -> int:
@@ -167,8 +169,8 @@ class RunProgress:
 
     @property
     def is_over(self) -> bool:
-        """True if the run has reached its total."""
-        return self.done >= self.goal.total
+        """True if the run has reached its total, or has no row left to read."""
+        return self.done >= self.goal.total or self.is_out_of_rows
 
     @property
     def share(self) -> float:
@@ -185,7 +187,7 @@ class RunProgress:
 
     def check(self, extension: Extension | None) -> None:
         """Check that the next record may carry this extension, or none; raises `Malformed` otherwise."""
-        if extension is None:
+        if extension is None or self.is_out_of_rows:
             if self.is_over:
                 raise Malformed("a record after the end of the run")
         elif extension.total <= self.goal.total:

@@ -90,13 +90,17 @@ def verify_record(settings: RoundSettings, record: Record, index: Sequence[Chunk
 def verify_members(settings: RoundSettings, members: Sequence[Member], base: Base, state: bytes) -> None:
     """Check the members of a round on `base`; raises `Malformed` with the reason.
 
-    The members must be in order and admitted, and each must have signed its READY on this state.  state: the state's name.
+    The members must be in order and admitted, and each must have signed its READY on this state.  No two of them read the
+    same rows, unless the run permits no smaller record: otherwise peers whose leases are equal could hold up a run for ever.
+    state: the state's name.
     """
     peers = [member.peer for member in members]
     if peers != sorted(set(peers)) or not settings.min_members <= len(peers) <= settings.max_members:
         raise Malformed("members that are not sorted, too few or too many")
     for member in members:
-        check_claims(settings.manifest, base.round, member)
+        check_claims(settings.manifest, base, PeerId(member.peer), member)
+    if len(peers) > settings.min_members and base.shares_slots(settings.manifest, [PeerId(peer) for peer in peers]):
+        raise Malformed("two members that read the same rows")
     if (weights_in(state) is not None) != (settings.manifest.rl is not None):
         raise Malformed("the root of bf16 weights in a run without rollouts, or none in a run with them")
     if any((member.against or 0).bit_length() > len(base.tasks.sets) for member in members):
@@ -109,18 +113,24 @@ def verify_members(settings: RoundSettings, members: Sequence[Member], base: Bas
     check_admissions(settings.manifest, settings.run, base.round, members, base.known, base.uses)
 
 
-def check_claims(manifest: RunManifest, round: int, said: Ready | Member) -> None:
-    """Raise `Malformed` with the reason if a member of a round cannot have learned from these rollouts, or so many tokens.
+def check_claims(manifest: RunManifest, base: Base, peer: PeerId, said: Ready | Member) -> None:
+    """Raise `Malformed` with the reason if `peer` cannot have learned from these rollouts, or from so many steps or tokens.
 
     A member that votes against a task set may name no rollouts: once no peer has the set, there are no rollouts, and the
     record that drops the set has to be made without them.
     """
-    learned, learns = said.rollouts, manifest.learns_from_rollouts(round)
+    learned, learns = said.rollouts, manifest.learns_from_rollouts(base.round)
     if (learned is not None) != learns and not (learns and said.against):
         raise Malformed("a member that names rollouts in a round without, or none in a round with them")
     if learned is not None and manifest.rl is not None:
         check_learned(learned, manifest.rl.batches_per_round, manifest.rl.tokens_per_batch)
-    if said.tokens > most_tokens(manifest, round, learned):
+    most = most_tokens(manifest, base.round, learned)
+    if not learns:
+        rows = base.count_leased(manifest, peer)
+        if said.steps > max(1, rows // manifest.data.sequences_per_step):
+            raise Malformed("a member that claims more steps than its lease has rows for")
+        most = min(most, max(1, rows * manifest.data.sequence_length))
+    if said.tokens > most:
         raise Malformed("a member that claims more tokens than its contribution can have")
 
 

@@ -20,6 +20,7 @@ from kernels.layout import ChunkSpan, payload_bytes
 from protocol.allreduce.assignment import contribution_leaves
 from protocol.chain.base import Base
 from protocol.chain.credit import learned_by
+from protocol.chain.leases import count_rows, first_rows
 from protocol.chain.progress import RunProgress, TasksInForce
 from protocol.chain.records import most_tokens
 from protocol.chain.replica import Replica
@@ -35,7 +36,7 @@ from protocol.run.settings import NodeSettings
 from protocol.trainer_link import ComputeTask, Contribution, Progress, TrainerDied, TrainerGaveUp, TrainerLink
 from protocol.transport.interface import Session
 from protocol.wire.envelope import MAX_NUMBER, Envelope
-from protocol.wire.hashes import Hash, hash_bytes, tree_proof, tree_root
+from protocol.wire.hashes import Hash, tree_proof, tree_root
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Learned, Ready, digest_in, weights_in
 from protocol.wire.presence import Phase
@@ -261,14 +262,19 @@ class Contributor:
     async def _train(self, trainer: TrainerLink, base: Base, work: Work, ahead: int) -> Contribution:
         manifest = self._replica.manifest
         inner_steps = manifest.steps_of(base.round)
-        work.begin(max(1, inner_steps - ahead - SPARE_STEPS) if ahead else inner_steps)
+        wanted = max(1, inner_steps - ahead - SPARE_STEPS) if ahead else inner_steps
+        learns, step_rows = manifest.learns_from_rollouts(base.round), manifest.data.sequences_per_step
+        lease = base.lease(manifest, self._session.me)
+        if not learns:
+            wanted = min(wanted, count_rows(lease) // step_rows)
+            if not wanted:  # the run's last rows are leased to others
+                return self._nothing(base.round)
+        work.begin(wanted)
         progress = self._amendments.progress(base)
-        begun = (
-            0 if manifest.learns_from_rollouts(base.round) else progress.first
-        )  # the learning rate never decays with rollouts
+        begun = 0 if learns else progress.first  # the learning rate never decays with rollouts
         first, shares = (base.round - begun) * inner_steps, (progress.share, progress.next_share)
-        task = ComputeTask(base.round, self._lane(base), work.wanted, first, shares=shares)
-        if self._selection is not None and manifest.learns_from_rollouts(base.round):
+        task = ComputeTask(base.round, first_rows(lease, wanted * step_rows), wanted, first, shares=shares)
+        if self._selection is not None and learns:
             return await self._learn(trainer, task, work, self._selection)
         async with self._selection.alone() if self._selection is not None else nullcontext():
             self._activity.show(Phase.COMPUTING, WhyIdle.BUSY, "")
@@ -316,14 +322,6 @@ class Contributor:
         """Return a contribution of zeros, which changes no parameter, with the smallest weight (1 token)."""
         zeros = np.zeros(payload_bytes(self._replica.layout), np.uint8)
         return Contribution(round, tokens=1, steps=1, loss=0.0, norm=0.0, data=zeros.data)
-
-    def _lane(self, base: Base) -> int:
-        """Return our stream of samples: our place among the last record's contributors, or else a hash above all places."""
-        lanes = self._replica.manifest.rounds.max_members
-        if self._session.me in base.contributors:
-            return base.contributors.index(self._session.me)
-        draw = hash_bytes("lane", base.tip + self._session.me.encode())
-        return lanes + int.from_bytes(draw[:8], "big") % lanes
 
     def _on_progress(self, work: Work, progress: Progress) -> None:
         work.note(progress)

@@ -180,6 +180,12 @@ class Admission(StrEnum):
     ALLOWLIST = "allowlist"
 
 
+@lru_cache(maxsize=64)
+def _rows_within(phases: tuple[MixturePhase, ...], limits: tuple[int, ...]) -> int | None:
+    """Return `RowMixture.rows_within`, which is asked for with every member of a round."""
+    return RowMixture(phases).rows_within(limits)
+
+
 class RunManifest(Section):
     """A run.  Two runs that differ in any field are different runs."""
 
@@ -324,7 +330,8 @@ class RunManifest(Section):
         """Rows of the run before a source would be read more often than `data.epochs` allows; None without a limit."""
         if not self.data.epochs or not self.data.sources:
             return None
-        return self.mixture.rows_within([source.rows * self.data.epochs for source in self.data.sources])
+        limits = tuple(source.rows * self.data.epochs for source in self.data.sources)
+        return _rows_within(tuple(self._phases), limits)
 
     def learns_from_rollouts(self, round: int) -> bool:
         """Return True if a round's members learn from accepted rollouts; otherwise they read text."""
@@ -385,7 +392,6 @@ class RunManifest(Section):
             "data": self._data_section(),
             "inner": self.inner.model_dump(),
             "inner_steps": self.rounds.inner_steps,
-            "max_members": self.rounds.max_members,
             "chunk_parameters": self.chunk_parameters,
         }
 

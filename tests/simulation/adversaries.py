@@ -48,7 +48,7 @@ class HostileTrainer(ArithmeticTrainer):
         return self.handed_in(self._attack(self, honest))
 
     def handed_in(self, contribution: Contribution) -> Contribution:
-        self._commit(contribution.data)
+        self._commit(contribution.data, None)
         return contribution
 
 

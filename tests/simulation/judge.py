@@ -8,6 +8,8 @@
     Justice    nobody honest is ever ejected
     Calm       no statement makes its handler raise
     End        no record stands on one that has reached the run's total, but one that carries an extension
+    Once       the rows that the trainers read for the records of a chain are those of their leases, each read once; with the
+               returned rows they are all rows below the cursor
     Order      a peer applies each round once, in order; it jumps only to a checkpoint, and goes back only by a fork
 
 Progress, healing and the return from crashes are asserted by the scenarios: they are about time.
@@ -15,11 +17,16 @@ Progress, healing and the return from crashes are asserted by the scenarios: the
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 from kernels.aggregate import aggregate
 from kernels.codec import encoded_bytes
 from kernels.layout import chunk_layout
 from protocol.allreduce.assignment import contribution_leaves
 from protocol.allreduce.lateness import MAX_ROUNDS
+from protocol.chain.base import Base, round_settings
+from protocol.chain.electorate import Roster
+from protocol.chain.leases import Ranges, RowRange, first_rows, lease_terms
 from protocol.chain.progress import counted_tokens, extension_of
 from protocol.chain.records import is_full
 from protocol.events.events import (
@@ -60,12 +67,14 @@ class Judge:
     """Told of everything; raises `Violation`."""
 
     def __init__(self, manifest: RunManifest) -> None:
-        self._rule = manifest.aggregation
+        self._manifest, self._rule = manifest, manifest.aggregation
         self._layout = chunk_layout(manifest.parameters, manifest.chunk_parameters)
         self._records: dict[bytes, dict[str, bool]] = {}
         """What was committed after each tip, and whether anybody had a full certificate for it."""
         self._digests: dict[str, str] = {}
         self._contributions: dict[bytes, memoryview] = {}
+        self._read: dict[bytes, Ranges | None] = {}
+        """The rows that were read for each contribution."""
         self._checked: dict[str, None] = {}
         self._heard: dict[tuple[PeerId, Hash], dict[PeerId, float]] = {}
         self._alive: dict[PeerId, dict[PeerId, None]] = {}
@@ -83,8 +92,10 @@ class Judge:
         self.ejections: dict[PeerId, dict[PeerId, float]] = {}
         self.commits_checked = 0
 
-    def on_contribution(self, data: memoryview) -> None:
-        self._contributions[tree_root(contribution_leaves(data, self._layout))] = data
+    def on_contribution(self, data: memoryview, rows: Ranges | None) -> None:
+        """rows: that the trainer read; None if it does not tell."""
+        root = tree_root(contribution_leaves(data, self._layout))
+        self._contributions[root], self._read[root] = data, rows
 
     def on_start(self, peer: PeerId) -> None:
         self._disturbed[peer] = self._now
@@ -158,6 +169,44 @@ class Judge:
         if self._digests.setdefault(tip, digest) != digest:
             raise Violation(f"parity: {peer} has another state on tip {tip}")
 
+    def on_end(self, node: Node) -> None:
+        """Read the chain of this honest peer again: who read which rows."""
+        manifest, history = self._manifest, node._history
+        roster, ranges = Roster.start(round_settings(node._replica.signed.run, manifest)), list[RowRange]()
+        for round in range(history.length):
+            commit = history.commit_at(round)
+            base, after = history.base_on(round, history.tip_at(round), roster), roster.after(commit)
+            if not manifest.learns_from_rollouts(round):
+                ranges += self._rows_of(commit, base, after.contributors)
+            roster = after
+        pool = roster.leases.pool
+        reached = 0
+        for start, end in sorted([*ranges, *pool.returned]):
+            if start != reached:
+                raise Violation(f"once: rows {min(start, reached)} to {max(start, reached)} are read twice, or never")
+            reached = end
+        if reached != pool.cursor or pool.skipped:
+            raise Violation(f"once: rows were read or returned up to {reached}, and leased up to {pool.cursor}")
+
+    def _rows_of(self, commit: Commit, base: Base, contributing: Sequence[PeerId]) -> list[RowRange]:
+        """The rows that were read for a record, by those whose parts it contains."""
+        pool, terms, rows = base.leases.pool, lease_terms(self._manifest), dict[Ranges, PeerId]()
+        for member in commit.record.members:
+            peer = PeerId(member.peer)
+            leased = first_rows(
+                pool.lease(base.slot(self._manifest, peer), terms.rows, terms.limit), member.steps * terms.step_rows
+            )
+            read = self._read.get(member.root)
+            if read is None or peer in self.liars:
+                read = leased
+            if read != leased:
+                raise Violation(f"once: in round {base.round} {peer} read the rows {read}, and its lease has {leased}")
+            if peer in contributing:
+                if read in rows and len(commit.record.members) > self._manifest.rounds.min_members:
+                    raise Violation(f"once: in round {base.round} {peer} and {rows[read]} read the same rows")
+                rows[read] = peer
+        return [each for ranges in rows for each in ranges]
+
     def _order(self, peer: PeerId, event: StateApplied) -> None:
         before = self._applied.get(peer)
         if before is not None and event.rounds > before + 1:
@@ -193,9 +242,14 @@ class Judge:
             and peer in self._alive[proposer]
             and (peer in node._history.base.electors or not self._may_wait(peer, event.round))
             and peer not in event.members
+            and self._reads_alone(peer, map(PeerId, event.members), node._history.base)
             and now - self._disturbed.get(peer, 0.0) > CALM_S
         ]
         self._left_out.setdefault((event.round, tuple(event.members)), owed)
+
+    def _reads_alone(self, peer: PeerId, others: Iterable[PeerId], base: Base) -> bool:
+        """Whether no other peer drew the same lease: of two newcomers that did, a plan names one."""
+        return not any(base.shares_slots(self._manifest, (peer, other)) for other in others if other != peer)
 
     def _may_wait(self, peer: PeerId, round: int) -> bool:
         """Whether a newcomer may have to wait for its turn, because a peer kept an exchange waiting."""

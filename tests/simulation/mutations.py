@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
@@ -24,12 +24,16 @@ from protocol.allreduce import runner
 from protocol.allreduce.machine import ExchangeMachine
 from protocol.audit import evidence
 from protocol.chain import records
+from protocol.chain.base import Base
+from protocol.chain.leases import LeasePool, Leases
 from protocol.chain.replica import Replica
 from protocol.chain.results import ResultName
 from protocol.chain.store import VoteFiles
+from protocol.node.contributor import Contributor
 from protocol.node.round_runner import RoundRunner
 from protocol.sync import fork_choice
 from protocol.sync.catch_up import CatchUp
+from protocol.wire.hashes import Hash
 from protocol.wire.messages import Commit
 from tests.simulation.disks import FaultyDisk
 
@@ -240,6 +244,50 @@ def _round_skipped() -> Sequence[Any]:
     return [_instead(CatchUp, "replay", skipping), _applied_twice()[1]]
 
 
+# -- once ---------------------------------------------------------------------------------------------------------------
+
+
+def _shared_slots_accepted() -> Sequence[Any]:
+    """Two newcomers that drew the same lease are both members."""
+    return [patch.object(Base, "shares_slots", lambda self, manifest, peers: False)]
+
+
+def _whole_leases_consumed() -> Sequence[Any]:
+    """Who stopped after some steps consumed its whole lease, and nobody minds."""
+
+    def whole(after: Any) -> Any:
+        return lambda self, terms, steps: after(self, terms, dict.fromkeys(steps, terms.rows // terms.step_rows))
+
+    return [_instead(Leases, "after", whole)]
+
+
+def _returned_rows_forgotten() -> Sequence[Any]:
+    """Only rows from the cursor on are leased."""
+
+    def forgetful(after: Any) -> Any:
+        def forgets(self: LeasePool, *arguments: Any) -> LeasePool:
+            pool: LeasePool = after(self, *arguments)
+            return replace(pool, returned=())
+
+        return forgets
+
+    return [_instead(LeasePool, "after", forgetful)]
+
+
+def _another_slot_after_a_restart() -> Sequence[Any]:
+    """Who has died once reads the rows of another order of the holders."""
+
+    def elsewhere(train: Any) -> Any:
+        async def trains(self: Contributor, trainer: Any, base: Base, *arguments: Any) -> Any:
+            if self._settings.incarnation > 1:
+                base = replace(base, leases=replace(base.leases, beacon=Hash(bytes(32))))
+            return await train(self, trainer, base, *arguments)
+
+        return trains
+
+    return [_instead(Contributor, "_train", elsewhere)]
+
+
 MUTATIONS = {
     mutation.name: mutation
     for mutation in (
@@ -269,6 +317,20 @@ MUTATIONS = {
         Mutation("never-synced", "crash", "nothing is synced before it is acted on", "", _never_synced),
         Mutation("unsynced-result-believed", "crash", "a result is named before it is safe", "", _unsynced_result_believed),
         Mutation("sent-before-persisted", "crash", "a vote is sent before it is on disk", "", _sent_before_persisted),
+        Mutation(
+            "shared-slots-accepted", "once", "two members of a record read the same rows", "once:", _shared_slots_accepted
+        ),
+        Mutation(
+            "whole-leases-consumed", "once", "rows that nobody read count as consumed", "once:", _whole_leases_consumed
+        ),
+        Mutation("returned-rows-forgotten", "once", "returned rows are not leased again", "once:", _returned_rows_forgotten),
+        Mutation(
+            "another-slot-after-a-restart",
+            "once",
+            "a peer that died reads the rows of others",
+            "once:",
+            _another_slot_after_a_restart,
+        ),
         Mutation("round-skipped", "order", "a missing result counts as applied", "order:", _round_skipped),
     )
 }

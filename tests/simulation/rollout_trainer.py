@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import trio
 
+from protocol.chain.leases import Ranges
 from protocol.chain.progress import OWN_PROBLEMS
 from protocol.run.manifest import RunManifest
 from protocol.trainer_link import (
@@ -49,7 +50,7 @@ class RolloutTrainer(ArithmeticTrainer):
         manifest: RunManifest,
         seed: int,
         step_s: float,
-        on_contribution: Callable[[memoryview], None],
+        on_contribution: Callable[[memoryview, Ranges | None], None],
         *,
         on_learn: Callable[[int, list[bytes]], None] = lambda round, batches: None,
     ) -> None:

@@ -71,6 +71,7 @@ def simulate(
             worlds.append(World(nursery, folder, seed, peers, weather, signed, driver.agenda))
             try:
                 await scenario(worlds[0])
+                worlds[0].check_leases()
             finally:
                 worlds[0].close()
             nursery.cancel_scope.cancel()

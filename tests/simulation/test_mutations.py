@@ -9,7 +9,7 @@ from tests.simulation.mutations import MUTATIONS
 from tests.simulation.runs import holds, rough_job
 from tests.tiers import first_fast
 
-INVARIANTS = {"agreement", "parity", "mass", "no loss", "progress", "heal", "crash", "order"}
+INVARIANTS = {"agreement", "parity", "mass", "no loss", "progress", "heal", "crash", "order", "once"}
 SEEDS = 60
 """Every mutation is found within so many seeds, most within twelve; `--mutations` looks for the first one."""
 

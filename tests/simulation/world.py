@@ -106,6 +106,12 @@ class World:
         for process in self._processes:
             process.bury()
 
+    def check_leases(self) -> None:
+        """At the end: who read which rows, by the longest chain of an honest peer."""
+        honest = [seat.node for seat in self.up() if seat.node is not None and seat.peer not in self.judge.liars]
+        if honest:
+            self.judge.on_end(max(honest, key=lambda node: node.rounds))
+
     def spawn(self, function: Callable[..., Awaitable[object]], *arguments: object) -> None:
         """Something beside the peers, until the world ends."""
         self._nursery.start_soon(function, *arguments)

@@ -29,7 +29,6 @@ SECTIONS: dict[str, Any] = {
         "schedule": "wsd", "warmup_steps": 2, "cooldown": 0.2, "joiner_warmup_steps": 4,
     },
     "inner_steps": 1000,
-    "max_members": 4,
     "chunk_parameters": 1024,
 }  # fmt: skip
 PARAMETERS = ModelConfig.from_mapping(MODEL).parameters

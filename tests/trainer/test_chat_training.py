@@ -23,6 +23,8 @@ from trainer.optim import InnerLoop
 from trainer.worker import Task, Worker
 
 DATA = {"corpus": "stdlib", "format": "chat", "sequence_length": 64, "sequences_per_step": 4, "held_out_percent": 10}
+COUNT = 4
+"""Rows of a step."""
 
 
 def chats(path: Path) -> Path:
@@ -76,23 +78,23 @@ def test_a_round_lowers_the_loss_of_what_the_assistant_says(kind: str, tmp_path:
         counted.append(tokens)
         return False
 
-    done = worker.compute(Task(0, 0, 30, 0), theta, memoryview(out), after_step)
+    done = worker.compute(Task(0, [[0, 30 * COUNT]], 30, 0), theta, memoryview(out), after_step)
     after = worker.evaluate(worker.model.flat.numpy().copy())
     assert after < before / 2
-    expected = sum(worker.batch(0, 0, step).counted for step in range(30))
+    expected = sum(worker.batch(range(step * COUNT, (step + 1) * COUNT)).counted for step in range(30))
     assert done.tokens == counted[-1] == expected < 30 * 4 * 64, "only tokens that count are counted"
 
 
-def test_the_same_seed_round_and_step_read_the_same_everywhere(tmp_path: Path) -> None:
+def test_the_same_seed_and_rows_read_the_same_everywhere(tmp_path: Path) -> None:
     one, other = Worker(config(tmp_path), small.CPU), Worker(config(tmp_path), small.CPU)
-    read = [worker.batch(3, 1, 2).tokens_bt.tobytes() for worker in (one, other)]
-    assert read[0] == read[1] != one.batch(3, 0, 2).tokens_bt.tobytes()
+    read = [worker.batch([5, 9]).tokens_bt.tobytes() for worker in (one, other)]
+    assert read[0] == read[1] != one.batch([5, 10]).tokens_bt.tobytes()
 
 
 def test_what_does_not_count_has_no_gradient_and_no_loss(tmp_path: Path) -> None:
     worker = Worker(config(tmp_path), small.CPU)
     worker.load(begun(worker))
-    rows = worker.batch(0, 0, 0)
+    rows = worker.batch(range(COUNT))
     assert rows.counts_bt is not None and rows.documents_bt is not None
     tokens, counts = torch.from_numpy(rows.tokens_bt.astype(np.int64)), torch.from_numpy(rows.counts_bt)
     hidden = hidden_states(worker.model, tokens[:, :-1], torch.from_numpy(rows.documents_bt))
@@ -111,7 +113,7 @@ def test_what_does_not_count_has_no_gradient_and_no_loss(tmp_path: Path) -> None
 
 
 def test_micro_batches_of_unequal_counts_give_the_gradient_of_the_whole(tmp_path: Path) -> None:
-    rows = Worker(config(tmp_path), small.CPU).batch(0, 0, 0)
+    rows = Worker(config(tmp_path), small.CPU).batch(range(COUNT))
     assert rows.counts_bt is not None
     rows.counts_bt[0, 1:] &= np.arange(63) < 20  # fewer in one row than in the others
     whole, parts = (InnerLoop(small.model(), small.config().inner) for _ in range(2))

@@ -72,7 +72,7 @@ def test_training_beside_it_is_what_it_is_without() -> None:
                 pieces.advance(4)
             return False
 
-        worker.compute(Task(0, 0, 4, 0), small.theta(), memoryview(out), after_step)
+        worker.compute(Task(0, [[0, 8]], 4, 0), small.theta(), memoryview(out), after_step)
         return bytes(out)
 
     assert contribution(True) == contribution(False)

@@ -1,7 +1,9 @@
 """A round's work is a function of theta and the task."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from kernels import codec
 from kernels.layout import payload_bytes
 from tests.trainer import small
+from trainer.data.rows import Rows
 from trainer.worker import Done, NotFinite, Task, Worker
 
 SIZE = payload_bytes(small.LAYOUT)
@@ -21,19 +24,37 @@ def _compute(worker: Worker, task: Task, **options: Any) -> tuple[Done, bytes]:
 
 
 def test_same_task_gives_the_same_bytes() -> None:
-    task = Task(round=2, lane=3, steps=4, first_step=8)
+    task = Task(round=2, rows=[[6, 9], [20, 25]], steps=4, first_step=8)
     assert _compute(small.worker(), task) == _compute(small.worker(), task)
 
 
-def test_other_lane_reads_other_windows() -> None:
-    one = _compute(small.worker(), Task(0, 0, 3, 0))
-    other = _compute(small.worker(), Task(0, 1, 3, 0))
+def test_other_rows_read_other_windows() -> None:
+    one = _compute(small.worker(), Task(0, [[0, 6]], 3, 0))
+    other = _compute(small.worker(), Task(0, [[6, 12]], 3, 0))
     assert one[1] != other[1]
+
+
+def test_each_step_reads_the_next_rows_of_the_ranges() -> None:
+    worker, read = small.worker(), list[list[int]]()
+    batch = worker.batch
+
+    def noted(numbers: Sequence[int]) -> Rows:
+        read.append([*numbers])
+        return batch(numbers)
+
+    with patch.object(worker, "batch", noted):
+        _compute(worker, Task(round=2, rows=[[6, 9], [20, 26]], steps=3, first_step=8))
+    assert read == [[6, 7], [8, 20], [21, 22]]
+
+
+def test_fewer_rows_than_the_steps_read_are_refused() -> None:
+    with pytest.raises(ValueError, match="4 steps read 8 rows, and the task has 7"):
+        _compute(small.worker(), Task(0, [[0, 3], [9, 13]], 4, 0))
 
 
 def test_contribution_is_theta_minus_the_local_parameters_chunk_by_chunk() -> None:
     worker = small.worker()
-    done, data = _compute(worker, Task(0, 0, 5, 0))
+    done, data = _compute(worker, Task(0, [[0, 10]], 5, 0))
     difference = small.theta() - worker.model.flat.numpy()
     decoded = np.empty_like(difference)
     for span in small.LAYOUT:
@@ -43,7 +64,7 @@ def test_contribution_is_theta_minus_the_local_parameters_chunk_by_chunk() -> No
 
 
 def test_finish_ends_after_the_step_and_counts_what_was_done() -> None:
-    done, _ = _compute(small.worker(), Task(0, 0, 9, 0), after_step=lambda steps, *_: steps == 3)
+    done, _ = _compute(small.worker(), Task(0, [[0, 18]], 9, 0), after_step=lambda steps, *_: steps == 3)
     assert (done.steps, done.tokens) == (3, 3 * 2 * 16)
 
 
@@ -52,7 +73,7 @@ def test_training_lowers_the_loss_on_text_that_can_be_learnt() -> None:
     worker = Worker(small.config(), small.CPU, type(small.corpus())(text, text, "text"))
     theta = small.theta()
     before = worker.evaluate(theta)
-    worker.compute(Task(0, 0, 30, 0), theta, memoryview(bytearray(SIZE)), lambda *_: False)
+    worker.compute(Task(0, [[0, 60]], 30, 0), theta, memoryview(bytearray(SIZE)), lambda *_: False)
     assert before == pytest.approx(math.log(256), rel=0.05)
     assert worker.evaluate(worker.model.flat.numpy().copy()) < 0.7 * before
 
@@ -61,7 +82,7 @@ def test_theta_is_never_written() -> None:
     theta = small.theta()
     theta.flags.writeable = False
     worker = small.worker()
-    worker.compute(Task(0, 0, 2, 0), theta, memoryview(bytearray(SIZE)), lambda *_: False)
+    worker.compute(Task(0, [[0, 4]], 2, 0), theta, memoryview(bytearray(SIZE)), lambda *_: False)
     worker.evaluate(theta)
     assert np.array_equal(theta, small.theta())
 
@@ -69,9 +90,9 @@ def test_theta_is_never_written() -> None:
 def test_loss_that_is_not_a_number_is_an_error_not_a_contribution() -> None:
     theta = np.full(small.PARAMETERS, np.nan, dtype=np.float32)
     with pytest.raises(NotFinite):
-        small.worker().compute(Task(0, 0, 2, 0), theta, memoryview(bytearray(SIZE)), lambda *_: False)
+        small.worker().compute(Task(0, [[0, 4]], 2, 0), theta, memoryview(bytearray(SIZE)), lambda *_: False)
 
 
 def test_more_steps_than_the_round_has_are_refused() -> None:
     with pytest.raises(ValueError, match="1 to 1000 steps"):
-        _compute(small.worker(), Task(0, 0, 1001, 0))
+        _compute(small.worker(), Task(0, [[0, 2002]], 1001, 0))

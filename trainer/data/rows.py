@@ -12,12 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Schedule of the corpus's windows, which is a pure function from seed, round, lane and position to a window.
+# Order of the corpus's windows, which is a pure function from seed and row to a window.
 #
-# Every round has `lanes` disjoint streams of `windows_per_round` windows. All streams of all rounds are laid end to end and
-# mapped through a keyed permutation of the corpus's windows, with a new permutation for each epoch. So no two lanes read the
-# same window within an epoch, a crashed peer does not shift the windows of other peers, and every peer can compute another
-# peer's windows.
+# The rows of a run are numbered from 0, and the record chain leases each row to one peer (`protocol.chain.leases`). The rows
+# of an epoch are mapped through a keyed permutation of the corpus's windows, with a new permutation for each epoch.
 
 
 FEISTEL_ROUNDS = 4
@@ -59,22 +57,16 @@ class Permutation:
 
 
 @dataclass(frozen=True)
-class LaneSchedule:
-    """Assignment of windows to lanes.
-
-    windows: number of training windows in the corpus. lanes: number of streams in a round.
-    """
+class WindowOrder:
+    """Order of a corpus's windows.  windows: number of training windows."""
 
     seed: int
     windows: int
-    lanes: int
-    windows_per_round: int
 
-    def window(self, round_number: int, lane: int, position: int) -> int:
-        """Return the window at `position` (from 0) of a lane's stream in a round."""
-        assert 0 <= lane < self.lanes and 0 <= position < self.windows_per_round and round_number >= 0
-        order = (round_number * self.lanes + lane) * self.windows_per_round + position
-        epoch, index = divmod(order, self.windows)
+    def window(self, row: int) -> int:
+        """Return the window that a row of the run reads."""
+        assert row >= 0
+        epoch, index = divmod(row, self.windows)
         return Permutation.of(self.seed, epoch, self.windows)(index)
 
 

@@ -65,14 +65,14 @@ def test_progress_and_answer_reach_the_one_who_asked() -> None:
 
         async def answer() -> None:
             asked = await far.next()
-            assert (asked["do"], asked["lane"]) == ("compute", 3)
+            assert (asked["do"], asked["round"]) == ("compute", 3)
             await far.say(id=asked["id"], **{"is": "progress"}, steps=1)
             await far.say(id=99, **{"is": "progress"}, steps=2)  # of something abandoned
             await far.say(id=asked["id"], **{"is": "done"}, loss=2.5)
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(answer)
-            got = await channel.ask("compute", lambda message: heard.append(message["steps"]), lane=3)
+            got = await channel.ask("compute", lambda message: heard.append(message["steps"]), round=3)
         assert (got["loss"], heard, channel.busy, process.kills) == (2.5, [1], False, 0)
 
     conversed(scenario)

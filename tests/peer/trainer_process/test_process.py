@@ -31,9 +31,9 @@ from trainer.service import frames
 
 DEADLINE_S = 600
 SECTIONS = small.SECTIONS | {"inner_steps": 10**6}
-LONG = ComputeTask(round=0, lane=0, steps=10**6, first_step=0)
+LONG = ComputeTask(round=0, rows=((0, 2 * 10**6),), steps=10**6, first_step=0)
 """Not at its end before somebody ends it, however slow that somebody is."""
-SHORT = ComputeTask(round=1, lane=2, steps=3, first_step=3)
+SHORT = ComputeTask(round=1, rows=((7, 9), (20, 24)), steps=3, first_step=3)
 SIZE = payload_bytes(small.LAYOUT)
 
 

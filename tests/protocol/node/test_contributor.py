@@ -15,6 +15,7 @@ import trio.testing
 
 from kernels.layout import payload_bytes
 from protocol.chain.base import Base
+from protocol.chain.leases import LeasePool, Leases, count_rows
 from protocol.events.events import ComputeProgress, Event, Notice
 from protocol.events.status import WhyIdle
 from protocol.membership.activity import Activity
@@ -79,16 +80,21 @@ def on_table(folder: Path, check: Callable[[Table], Awaitable[None]], *, with_tr
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
-def test_members_of_the_last_record_train_on_the_lane_of_their_place_and_others_above_those(tmp_path: Path) -> None:
+def test_members_of_the_last_record_train_on_the_rows_of_their_slot_and_others_on_rows_behind_those(tmp_path: Path) -> None:
     async def check(table: Table) -> None:
-        lanes, steps = table.manifest.rounds.max_members, table.manifest.rounds.inner_steps
-        bases = [FAR, *(Base(7, 0, Hash(bytes([draw]) * 32), MEMBERS) for draw in range(20))]
-        for base in bases:
+        steps, spares = table.manifest.rounds.inner_steps, table.manifest.rounds.max_members
+        rows = steps * table.manifest.data.sequences_per_step
+        others = tuple(peer for peer in MEMBERS if peer != ME.peer_id)
+        pool = LeasePool(90 * rows, ((0, rows // 2), (rows, 9 * rows)))
+        member = replace(FAR, leases=Leases(pool, Hash(b"\x05" * 32)))
+        for base in (member, *(Base(7, 0, Hash(bytes([draw]) * 32), others) for draw in range(20))):
             assert await table.contributor.compute(base, table.work) is not None
-        member, *strangers = table.trainer.tasks
-        assert member.lane == MEMBERS.index(ME.peer_id) and (member.steps, member.first_step) == (steps, 7 * steps)
-        assert all(lanes <= task.lane < 2 * lanes for task in strangers)
-        assert len({task.lane for task in strangers}) > 10, "each tip draws another one"
+        first, *strangers = table.trainer.tasks
+        assert first.rows == pool.lease(member.slot(table.manifest, ME.peer_id), rows)
+        assert member.slot(table.manifest, ME.peer_id) < 3 and (first.steps, first.first_step) == (steps, 7 * steps)
+        starts = [start for task in strangers for start, _ in task.rows]
+        assert all(2 * rows <= start < (2 + spares) * rows and start % rows == 0 for start in starts)
+        assert len(set(starts)) > 10, "each tip draws another one"
 
     on_table(tmp_path, check)
 
@@ -107,7 +113,7 @@ def test_when_the_trainer_dies_the_round_is_trained_again_from_its_start(tmp_pat
         table.trainer.deaths.append(TrainerDied("killed"))
         assert await table.contributor.compute(FAR, table.work) is not None
         first, second = table.trainer.tasks
-        assert (first.round, first.lane, first.first_step) == (second.round, second.lane, second.first_step)
+        assert first == second
         assert table.activity.phase is Phase.COMPUTING and table.work.training.is_set()
 
     on_table(tmp_path, check)
@@ -120,6 +126,7 @@ def test_who_begins_late_does_fewer_steps(tmp_path: Path, ahead: int, left: int)
         assert await table.contributor.compute(FAR, table.work, lambda: ahead) is not None
         [task] = table.trainer.tasks
         assert (task.steps, task.first_step, table.work.wanted) == (left, 7 * 10, left)
+        assert count_rows(task.rows) == left * table.manifest.data.sequences_per_step
         assert [event.total_steps for event in table.events if isinstance(event, ComputeProgress)] == [left]
 
     on_table(tmp_path, check)
@@ -245,7 +252,7 @@ def test_a_trainer_claims_no_more_tokens_than_the_makers_of_its_batches_said(tmp
         signed = table.replica.signed
         manifest = signed.manifest.model_copy(update={"rl": RlSection(environment="x")})
         table.contributor._replica = replace(table.replica, signed=replace(signed, manifest=manifest))
-        selection, task = Chosen(), ComputeTask(7, 0, 1, 0)
+        selection, task = Chosen(), ComputeTask(7, (), 1, 0)
         others: Any = selection
         link: Any = table.trainer
         for said, claimed in ((0, 1), (1, 1), (7, 7), (79, 79), (80, 80), (2**30, 80)):
@@ -261,7 +268,7 @@ def test_the_batches_over_which_a_trainer_ends_are_noted(tmp_path: Path) -> None
 
     async def check(table: Table) -> None:
         table.trainer.deaths = [TrainerDied("killed by signal 9")]
-        selection, task = Chosen(), ComputeTask(7, 0, 1, 0)
+        selection, task = Chosen(), ComputeTask(7, (), 1, 0)
         others: Any = selection
         link: Any = table.trainer
         with pytest.raises(TrainerDied):
@@ -281,7 +288,7 @@ def test_what_an_earlier_life_learned_from_is_known_when_its_record_has_come(tmp
     """It may have died before it had the record, and so is it known to have learned only after it has caught up."""
 
     async def check(table: Table) -> None:
-        selection, task, used = Chosen(), ComputeTask(1, 0, 1, 0), UsedBatch(BOB.peer_id, Hash(b"b" * 32), 9)
+        selection, task, used = Chosen(), ComputeTask(1, (), 1, 0), UsedBatch(BOB.peer_id, Hash(b"b" * 32), 9)
         others: Any = selection
         link: Any = table.trainer
         await table.contributor._learn(link, task, table.work, others)

@@ -134,7 +134,8 @@ def test_parameters_are_the_trainers_count() -> None:
 
 
 def test_the_trainer_understands_its_sections() -> None:
-    assert TrainingConfig.from_sections(DEMO.manifest.trainer_sections()).lanes == 2 * DEMO.manifest.rounds.max_members
+    config = TrainingConfig.from_sections(DEMO.manifest.trainer_sections())
+    assert config.inner_steps * config.tokens_per_step == DEMO.manifest.tokens_per_round
 
 
 def test_the_outer_step_follows_from_the_members_unless_the_run_says_otherwise() -> None:

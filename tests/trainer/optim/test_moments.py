@@ -13,7 +13,7 @@ from trainer.optim import TEXT, InnerLoop, MomentsFile
 from trainer.worker import Task, Worker
 
 SIZE = payload_bytes(small.LAYOUT)
-FIRST, SECOND = Task(5, 0, 6, 30), Task(6, 0, 3, 36)
+FIRST, SECOND = Task(5, [[0, 12]], 6, 30), Task(6, [[12, 18]], 3, 36)
 
 
 def worker(folder: Path) -> Worker:

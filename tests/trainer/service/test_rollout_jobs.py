@@ -67,7 +67,7 @@ def test_a_batch_is_made_judged_and_learned_from(jobs: RolloutJobs, worker: Work
     assert [each["reason"] for each in verdicts(jobs, path)] == [""] * 6
 
     out = memoryview(bytearray(payload_bytes(worker.layout)))
-    task, tried = Task(3, 0, 1, 3, [path.name], str(tmp_path)), list[object]()
+    task, tried = Task(3, [], 1, 3, [path.name], str(tmp_path)), list[object]()
     learnt = jobs.learn(task, small.theta(), out, lambda *_: False, tried.append)
     assert learnt.reward is not None and 0 <= learnt.reward <= 1
     assert learnt.tokens >= 1 and learnt.steps >= 1, "a READY says at least one of each"
@@ -109,7 +109,7 @@ def test_one_answer_to_each_task_of_a_set_is_scored_twice(
         ExtendedEnvironment, "_of", lambda self, problem: SimpleNamespace(score=score, is_exact=lambda _: exact)
     )
     out, tried = memoryview(bytearray(payload_bytes(worker.layout))), list[tuple[int, ...]]()
-    task = Task(3, 0, 1, 3, ["batch"], str(tmp_path))
+    task = Task(3, [], 1, 3, ["batch"], str(tmp_path))
     jobs.learn(task, small.theta(), out, lambda *_: False, tried.extend)
     assert [each[:2] for each in tried] == [(5, 3), (9, 3)]
     assert [each[3:] for each in tried] == [(*found, 0)] * 2
@@ -124,7 +124,7 @@ def test_a_kl_term_compares_with_the_file_that_the_task_names(worker: Worker, tm
     for name, weights in (("own", small.theta()), ("other", -small.theta())):
         (tmp_path / name).write_bytes((weights.view(np.uint32) >> 16).astype("<u2").tobytes())
         out = memoryview(bytearray(payload_bytes(worker.layout)))
-        task = Task(3, 0, 1, 3, ["batch"], str(tmp_path), str(tmp_path / name))
+        task = Task(3, [], 1, 3, ["batch"], str(tmp_path), str(tmp_path / name))
         made.append((jobs.learn(task, small.theta(), out, lambda *_: False, lambda _: None).loss, bytes(out)))
     assert made[1][0] > made[0][0] + 0.1, "a distance costs loss"
     assert made[0][1] != made[1][1]
@@ -137,7 +137,7 @@ def test_a_round_whose_batches_are_all_rubbish_ends_with_a_contribution_of_nothi
 ) -> None:
     (tmp_path / "batch").write_bytes(b"rubbish")
     out = memoryview(bytearray(payload_bytes(worker.layout)))
-    learnt = jobs.learn(Task(3, 0, 1, 3, ["batch"], str(tmp_path)), small.theta(), out, lambda *_: False, lambda _: None)
+    learnt = jobs.learn(Task(3, [], 1, 3, ["batch"], str(tmp_path)), small.theta(), out, lambda *_: False, lambda _: None)
     assert (learnt.tokens, learnt.steps, learnt.norm) == (1, 1, 0.0)
 
 
