@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -30,12 +31,12 @@ ONE, OTHER = next(pair for pair in combinations(STRANGERS, 2) if BASE.shares_slo
 """Newcomers that drew the same slot."""
 
 
-def learns_from_rollouts(answer: bool) -> object:
+def learns_from_rollouts(answer: bool) -> AbstractContextManager[object]:
     """Within, the rounds learn from rollouts, or from text."""
     return patch.object(RunManifest, "learns_from_rollouts", lambda self, round: answer)
 
 
-def limited(rows: int) -> object:
+def limited(rows: int) -> AbstractContextManager[object]:
     """Within, the data of every run ends after so many rows."""
     return patch.object(RunManifest, "data_rows", PropertyMock(return_value=rows))
 
