@@ -1,10 +1,12 @@
-"""Losses of pre-training and of reinforcement learning, computed without holding all logits at once.
+"""Losses of pre-training, of preferences and of reinforcement learning, computed without holding all logits at once.
 
     language model  mean over counted tokens of (logsumexp(logits) - logits[target] + z_loss * max(logits)^2)
     policy          minus the mean over counted tokens of min(min(r, delta) A, clip(r, 1 - eps, 1 + eps) A)
+    preference      minus the mean over pairs of (1 - smoothing) log sigmoid(margin) + smoothing log sigmoid(-margin)
 
 The forward pass computes the logits of a chunk of tokens, turns them into their gradient and drops them: only a scalar
 factor of the gradient depends on later computation. Memory beyond inputs and gradients: `chunk_tokens` x vocabulary, twice.
+The loss of preferences has one such factor for each row, so its backward pass computes the logits again.
 
 Logits come from a product in the precision of the hidden states; all later computation is in fp32 (for the policy loss, at
 least fp32). The max-z-loss is from Baichuan 2 (Yang et al. 2023, section 2); its weight is 2e-4 in INTELLECT-1.
@@ -17,6 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
 CHUNK_TOKENS = 4096
 """Number of tokens whose logits are in memory at once: 2 GiB of fp32 with a vocabulary of 128 256."""
@@ -37,11 +40,26 @@ def language_model_loss(
     hidden: (..., dim), float.  output_weight: (vocab, dim), float.  targets: (...), int64.
     mask: (...), bool, true for tokens that count; None if all count. If no token counts, the loss is 0.
     """
+    return language_model_losses(hidden, output_weight, targets, z_loss, mask, chunk_tokens)[0]
+
+
+def language_model_losses(
+    hidden: Tensor,
+    output_weight: Tensor,
+    targets: Tensor,
+    z_loss: float = 0.0,
+    mask: Tensor | None = None,
+    chunk_tokens: int = CHUNK_TOKENS,
+) -> tuple[Tensor, Tensor]:
+    """Return the loss as `language_model_loss` does, and the nats of each token, (...), fp32, without gradient.
+
+    The nats are without the z-loss, and 0 for tokens that do not count.
+    """
     assert hidden.shape[:-1] == targets.shape, f"hidden {tuple(hidden.shape)} against targets {tuple(targets.shape)}"
     assert mask is None or mask.shape == targets.shape
     assert chunk_tokens > 0
     differentiate = torch.is_grad_enabled() and (hidden.requires_grad or output_weight.requires_grad)
-    loss: Tensor = _ChunkedLoss.apply(  # type: ignore[no-untyped-call]
+    loss, nats_t = _ChunkedLoss.apply(  # type: ignore[no-untyped-call]
         hidden.reshape(-1, hidden.shape[-1]),
         output_weight,
         _Targets(targets.reshape(-1), None if mask is None else mask.reshape(-1)),
@@ -49,7 +67,7 @@ def language_model_loss(
         chunk_tokens,
         differentiate,
     )
-    return loss
+    return loss, nats_t.view(targets.shape)
 
 
 class _Targets(NamedTuple):
@@ -69,12 +87,13 @@ class _ChunkedLoss(torch.autograd.Function):
         z_loss: float,
         chunk_tokens: int,
         differentiate: bool,
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor]:
         targets_t, mask_t = targets
         count = targets_t.numel() if mask_t is None else int(mask_t.sum())
         scale = 1.0 / max(1, count)
         product_weight_vd = weight_vd.to(hidden_td.dtype)
         total = torch.zeros((), dtype=torch.float32, device=hidden_td.device)
+        nats_t = torch.zeros(targets_t.shape, dtype=torch.float32, device=hidden_td.device)
         grad_hidden_td = torch.empty_like(hidden_td) if differentiate and hidden_td.requires_grad else None
         grad_weight_vd = (
             torch.zeros_like(weight_vd, dtype=torch.float32) if differentiate and weight_vd.requires_grad else None
@@ -83,7 +102,10 @@ class _ChunkedLoss(torch.autograd.Function):
             span = slice(start, start + chunk_tokens)
             share_t = _shares(mask_t, span, targets_t[span], scale)
             logits_tv = (hidden_td[span] @ product_weight_vd.T).float()
-            total += _loss_of(logits_tv, targets_t[span], share_t, z_loss)
+            nats_t[span] = _nats_of(logits_tv, targets_t[span])
+            total += (nats_t[span] * share_t).sum()
+            if z_loss:
+                total += z_loss * (logits_tv.amax(dim=1).square() * share_t).sum()
             if not differentiate:
                 continue
             gradient_tv = _gradient_in_place(logits_tv, targets_t[span], share_t, z_loss).to(hidden_td.dtype)
@@ -93,7 +115,9 @@ class _ChunkedLoss(torch.autograd.Function):
                 grad_weight_vd += gradient_tv.T @ hidden_td[span]
         ctx.save_for_backward(grad_hidden_td, grad_weight_vd)
         ctx.weight_dtype = weight_vd.dtype
-        return total
+        nats_t = nats_t if mask_t is None else nats_t.where(mask_t, 0.0)
+        ctx.mark_non_differentiable(nats_t)
+        return total, nats_t
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -117,12 +141,8 @@ def _shares(mask_t: Tensor | None, span: slice, targets_t: Tensor, scale: float)
     return mask_t[span].float() * scale
 
 
-def _loss_of(logits_tv: Tensor, targets_t: Tensor, share_t: Tensor, z_loss: float) -> Tensor:
-    of_target_t = logits_tv.gather(1, targets_t[:, None]).squeeze(1)
-    loss_t = torch.logsumexp(logits_tv, dim=1) - of_target_t
-    if z_loss:
-        loss_t = loss_t + z_loss * logits_tv.amax(dim=1).square()
-    return (loss_t * share_t).sum()
+def _nats_of(logits_tv: Tensor, targets_t: Tensor) -> Tensor:
+    return torch.logsumexp(logits_tv, dim=1) - logits_tv.gather(1, targets_t[:, None]).squeeze(1)
 
 
 def _gradient_in_place(logits_tv: Tensor, targets_t: Tensor, share_t: Tensor, z_loss: float) -> Tensor:
@@ -315,3 +335,116 @@ def _policy_terms(logp_t: Tensor, entropy_t: Tensor, tokens: PolicyTokens, terms
         loss_t = loss_t + terms.kl_weight * k3_t
         slope_t = slope_t + terms.kl_weight * (1 - beyond_t.exp())
     return torch.stack([loss_t, clipped_t.to(logp_t.dtype), ratio_t, entropy_t, k3_t]), slope_t
+
+
+# -- the loss of preferences -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PreferenceTerms:
+    """Parameters of the loss of preferences (`preference_loss`).  label_smoothing: assumed share of swapped pairs."""
+
+    beta: float = 0.1
+    label_smoothing: float = 0.0
+
+    def __post_init__(self) -> None:
+        assert self.beta > 0 and 0 <= self.label_smoothing < 0.5
+
+
+class PreferenceTokens(NamedTuple):
+    """Inputs of the loss of preferences for P pairs; row 2 p is chosen, and row 2 p + 1 is rejected.
+
+    targets: (2 P, T), int64. mask: (2 P, T), bool, true for tokens that count. reference_logp: (2 P,), the sums of
+    `row_log_probabilities` under the reference weights.
+    """
+
+    targets: Tensor
+    mask: Tensor
+    reference_logp: Tensor
+
+
+class PreferenceStatistics(NamedTuple):
+    """Loss and margin of each pair, (P,), without gradient.
+
+    margin: beta times the difference of the log-ratios of model and reference, chosen minus rejected; above 0 if the model
+    prefers the chosen text more than the reference does.
+    """
+
+    losses: Tensor
+    margins: Tensor
+
+
+def preference_loss(
+    hidden: Tensor,
+    output_weight: Tensor,
+    tokens: PreferenceTokens,
+    terms: PreferenceTerms,
+    chunk_tokens: int = CHUNK_TOKENS,
+) -> tuple[Tensor, PreferenceStatistics]:
+    """Return the DPO loss, a scalar differentiable in `hidden` and `output_weight`, and the loss and margin of each pair.
+
+        margin = beta ((logp(chosen) - reference(chosen)) - (logp(rejected) - reference(rejected)))
+        L = mean over pairs of - (1 - smoothing) log sigmoid(margin) - smoothing log sigmoid(-margin)
+
+    logp and reference are sums over the counted tokens of a row. Sources: Rafailov et al. 2023 ("Direct Preference
+    Optimization", equation 7); the smoothing is conservative DPO (Mitchell, "A note on DPO with noisy preferences", 2023).
+
+    hidden: (2 P, T, dim), float.  output_weight: (vocab, dim), float.
+    """
+    assert len(tokens.targets) % 2 == 0 and tokens.reference_logp.shape == tokens.targets.shape[:1]
+    logp_b = row_log_probabilities(hidden, output_weight, tokens.targets, tokens.mask, chunk_tokens)
+    ratio_b = logp_b - tokens.reference_logp.detach()
+    margin_p = terms.beta * (ratio_b[0::2] - ratio_b[1::2])
+    smoothing = terms.label_smoothing
+    losses_p = -(1 - smoothing) * logsigmoid(margin_p) - smoothing * logsigmoid(-margin_p)
+    return losses_p.mean(), PreferenceStatistics(losses_p.detach(), margin_p.detach())
+
+
+def row_log_probabilities(
+    hidden: Tensor, output_weight: Tensor, targets: Tensor, mask: Tensor, chunk_tokens: int = CHUNK_TOKENS
+) -> Tensor:
+    """Return the sum of log softmax(logits)[target] over each row's counted tokens, (B,), at least fp32, differentiable.
+
+    hidden: (B, T, dim), float.  output_weight: (vocab, dim), float.  targets: (B, T), int64.  mask: (B, T), bool.
+    """
+    assert hidden.shape[:-1] == targets.shape == mask.shape and chunk_tokens > 0
+    row_t, place_t = mask.nonzero(as_tuple=True)
+    logp_t: Tensor = _ChunkedLogProbabilities.apply(  # type: ignore[no-untyped-call]
+        hidden[row_t, place_t], output_weight, targets[row_t, place_t], chunk_tokens
+    )
+    return torch.zeros(len(targets), dtype=logp_t.dtype, device=logp_t.device).index_add(0, row_t, logp_t)
+
+
+class _ChunkedLogProbabilities(torch.autograd.Function):
+    """Log-probabilities of tokens, (tokens,), from hidden states; the backward pass computes the logits again."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden_td: Tensor, weight_vd: Tensor, targets_t: Tensor, chunk_tokens: int) -> Tensor:
+        ctx.save_for_backward(hidden_td, weight_vd, targets_t)
+        ctx.chunk_tokens = chunk_tokens
+        product_weight_vd = weight_vd.to(hidden_td.dtype)
+        logp_t = torch.zeros(
+            targets_t.shape, dtype=torch.promote_types(hidden_td.dtype, torch.float32), device=hidden_td.device
+        )
+        for start in range(0, targets_t.numel(), chunk_tokens):
+            span = slice(start, start + chunk_tokens)
+            log_p_tv = _log_softmax(hidden_td[span], product_weight_vd, 1.0)
+            logp_t[span] = log_p_tv.gather(1, targets_t[span, None]).squeeze(1)
+        return logp_t
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        hidden_td, weight_vd, targets_t = ctx.saved_tensors
+        slope_t, product_weight_vd = grads[0], weight_vd.to(hidden_td.dtype)
+        grad_hidden_td = torch.empty_like(hidden_td) if ctx.needs_input_grad[0] else None
+        grad_weight_vd = torch.zeros_like(weight_vd, dtype=slope_t.dtype) if ctx.needs_input_grad[1] else None
+        for start in range(0, targets_t.numel(), ctx.chunk_tokens):
+            span = slice(start, start + ctx.chunk_tokens)
+            # gradient of the logits: slope * (one-hot of target - p)
+            gradient_tv = _log_softmax(hidden_td[span], product_weight_vd, 1.0).exp_().mul_(-slope_t[span, None])
+            gradient_tv = gradient_tv.scatter_add_(1, targets_t[span, None], slope_t[span, None]).to(hidden_td.dtype)
+            if grad_hidden_td is not None:
+                torch.mm(gradient_tv, product_weight_vd, out=grad_hidden_td[span])
+            if grad_weight_vd is not None:
+                grad_weight_vd += gradient_tv.T @ hidden_td[span]
+        return grad_hidden_td, None if grad_weight_vd is None else grad_weight_vd.to(weight_vd.dtype), None, None

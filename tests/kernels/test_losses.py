@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.losses import language_model_loss
+from kernels.losses import language_model_loss, language_model_losses
 
 VOCAB, DIM = 23, 8
 
@@ -38,6 +38,18 @@ def test_loss_and_gradients_are_those_of_the_plain_formula(z_loss: float, masked
     torch.testing.assert_close(loss, wanted)
     for got, expected in zip(gradients, wanted_gradients, strict=True):
         torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 5, 4096])
+def test_the_nats_of_each_token_are_without_the_z_loss_and_0_where_none_counts(chunk_tokens: int) -> None:
+    hidden, weight, targets, mask = inputs()
+    wanted = torch.nn.functional.cross_entropy((hidden @ weight.T).flatten(0, 1), targets.flatten(), reduction="none")
+    for counts in (None, mask):
+        loss, nats = language_model_losses(hidden, weight, targets, 0.1, counts, chunk_tokens)
+        expected = wanted.view(3, 7) if counts is None else wanted.view(3, 7) * counts
+        torch.testing.assert_close(nats, expected.detach())
+        assert not nats.requires_grad and loss.requires_grad
+        assert float(loss.detach()) > float(nats.sum() / (21 if counts is None else int(mask.sum())))
 
 
 def test_only_what_asks_for_a_gradient_gets_one() -> None:

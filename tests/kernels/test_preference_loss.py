@@ -1,0 +1,160 @@
+"""The chunked loss of preferences is the plain formula, gradients included; rows of a pair are chosen, then rejected."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.losses import (
+    CHUNK_TOKENS,
+    PreferenceTerms,
+    PreferenceTokens,
+    preference_loss,
+    row_log_probabilities,
+    token_log_probabilities,
+)
+
+VOCAB, DIM, SHAPE = 23, 8, (6, 7)
+F64 = torch.float64
+TERMS = [PreferenceTerms(), PreferenceTerms(0.5), PreferenceTerms(0.3, 0.1), PreferenceTerms(5.0, 0.4)]
+
+
+class Case:
+    """Hidden states, weights and tokens of three pairs, with margins on both sides of 0."""
+
+    def __init__(self, seed: int = 0, dtype: torch.dtype = F64) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.hidden = torch.randn(*SHAPE, DIM, generator=generator, dtype=dtype).requires_grad_()
+        self.weight = torch.randn(VOCAB, DIM, generator=generator, dtype=dtype).requires_grad_()
+        targets = torch.randint(VOCAB, SHAPE, generator=generator)
+        mask = torch.rand(SHAPE, generator=generator) < 0.6
+        logp = self.plain_logp(targets, mask).detach()
+        self.tokens = PreferenceTokens(targets, mask, logp + 2 * torch.randn(SHAPE[0], generator=generator, dtype=dtype))
+
+    def plain_logp(self, targets: Tensor, mask: Tensor) -> Tensor:
+        log_p = torch.log_softmax(self.hidden @ self.weight.T, dim=-1).gather(-1, targets[..., None]).squeeze(-1)
+        return (log_p * mask).sum(dim=1)
+
+    def plain(self, terms: PreferenceTerms) -> tuple[Tensor, Tensor]:
+        """The formula as it is written, with all logits in memory and torch's gradients; and the margins."""
+        ratio = self.plain_logp(self.tokens.targets, self.tokens.mask) - self.tokens.reference_logp
+        margin = terms.beta * (ratio[[0, 2, 4]] - ratio[[1, 3, 5]])
+        rate = terms.label_smoothing
+        return (-(1 - rate) * margin.sigmoid().log() - rate * (-margin).sigmoid().log()).mean(), margin.detach()
+
+
+@pytest.mark.parametrize("terms", TERMS)
+@pytest.mark.parametrize("chunk_tokens", [1, 5, 4096])
+def test_loss_margins_and_gradients_are_those_of_the_plain_formula(terms: PreferenceTerms, chunk_tokens: int) -> None:
+    for seed in range(5):
+        case = Case(seed)
+        wanted, margins = case.plain(terms)
+        wanted_gradients = torch.autograd.grad(wanted * 3, [case.hidden, case.weight])
+        loss, statistics = preference_loss(case.hidden, case.weight, case.tokens, terms, chunk_tokens)
+        gradients = torch.autograd.grad(loss * 3, [case.hidden, case.weight])
+        torch.testing.assert_close(loss, wanted, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(statistics.margins, margins, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(statistics.losses.mean(), wanted.detach(), rtol=1e-12, atol=1e-12)
+        for got, expected in zip(gradients, wanted_gradients, strict=True):
+            torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_gradients_are_finite_differences_of_the_loss() -> None:
+    case, terms = Case(3), PreferenceTerms(0.7, 0.1)
+
+    def loss(hidden: Tensor, weight: Tensor) -> Tensor:
+        return preference_loss(hidden, weight, case.tokens, terms, 4)[0]
+
+    assert torch.autograd.gradcheck(loss, (case.hidden, case.weight), eps=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("beta", [0.1, 0.5])
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_fp32_is_equation_7_computed_in_float64_by_numpy(beta: float, smoothing: float) -> None:
+    case = Case(1, torch.float32)
+    hidden, weight = (each.detach().numpy().astype(np.float64) for each in (case.hidden, case.weight))
+    targets, mask, reference = (each.numpy() for each in case.tokens)
+    logits = hidden @ weight.T
+    log_p = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+    logp = (np.take_along_axis(log_p, targets[..., None], axis=-1)[..., 0] * mask).sum(axis=1)
+    margin = beta * ((logp - reference)[0::2] - (logp - reference)[1::2])
+    wanted = (1 - smoothing) * np.log1p(np.exp(-margin)) + smoothing * np.log1p(np.exp(margin))
+    # d L / d logp of the chosen row: - beta (1 - smoothing - sigmoid(margin)) / pairs; of the rejected row: the opposite
+    slope = -beta * (1 - smoothing - 1 / (1 + np.exp(-margin))) / len(margin)
+    slopes = np.stack([slope, -slope], axis=1).reshape(-1, 1, 1) * mask[..., None]
+    one_hot = np.eye(VOCAB)[targets]
+    wanted_hidden = (slopes * (one_hot - np.exp(log_p))) @ weight
+    wanted_weight = np.einsum("btv,btd->vd", slopes * (one_hot - np.exp(log_p)), hidden)
+    loss, _ = preference_loss(case.hidden, case.weight, case.tokens, PreferenceTerms(beta, smoothing), 5)
+    loss.backward()
+    assert case.hidden.grad is not None and case.weight.grad is not None
+    assert float(loss.detach()) == pytest.approx(wanted.mean(), rel=1e-5)
+    np.testing.assert_allclose(case.hidden.grad.numpy(), wanted_hidden, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(case.weight.grad.numpy(), wanted_weight, rtol=1e-4, atol=1e-6)
+
+
+def test_a_model_that_is_the_reference_has_no_margin_and_the_loss_of_a_coin() -> None:
+    case = Case()
+    same = case.tokens._replace(reference_logp=case.plain_logp(case.tokens.targets, case.tokens.mask).detach())
+    for terms in TERMS:
+        loss, statistics = preference_loss(case.hidden, case.weight, same, terms)
+        assert float(loss.detach()) == pytest.approx(math.log(2)) and statistics.margins.abs().max() < 1e-12
+
+
+def test_a_huge_margin_gives_a_finite_loss_and_gradient() -> None:
+    case = Case()
+    for sign in (-1, 1):
+        far = case.tokens._replace(reference_logp=sign * torch.tensor([1e4, -1e4] * 3, dtype=F64))
+        loss, _ = preference_loss(case.hidden, case.weight, far, PreferenceTerms(0.5, 0.1))
+        [gradient] = torch.autograd.grad(loss, [case.hidden])
+        assert torch.isfinite(loss) and torch.isfinite(gradient).all()
+
+
+def test_row_sums_are_those_of_the_tokens_and_rows_without_counted_tokens_have_none() -> None:
+    case = Case()
+    mask = case.tokens.mask.clone()
+    mask[2] = False
+    sums = row_log_probabilities(case.hidden, case.weight, case.tokens.targets, mask, 3)
+    each = token_log_probabilities(case.hidden, case.weight, case.tokens.targets)
+    torch.testing.assert_close(sums, (each * mask).sum(dim=1))
+    assert sums[2] == 0
+    [gradient] = torch.autograd.grad(sums.sum(), [case.hidden])
+    assert not gradient[~mask].any()
+    none = row_log_probabilities(case.hidden, case.weight, case.tokens.targets, torch.zeros_like(mask))
+    assert none.tolist() == [0.0] * 6
+
+
+def test_bf16_hidden_states_give_fp32_sums() -> None:
+    case = Case(0, torch.float32)
+    half = case.hidden.detach().bfloat16().requires_grad_()
+    loss, _ = preference_loss(half, case.weight, case.tokens, PreferenceTerms(), 5)
+    loss.backward()
+    assert loss.dtype == torch.float32 and half.grad is not None and half.grad.dtype == torch.bfloat16
+    assert case.weight.grad is not None and case.weight.grad.dtype == torch.float32
+
+
+def test_logits_of_all_tokens_are_never_in_memory() -> None:
+    tokens, vocab, chunk = 512, 2048, 32
+    hidden = torch.zeros(2, tokens // 2, DIM, requires_grad=True)
+    weight = torch.zeros(vocab, DIM, requires_grad=True)
+    given = PreferenceTokens(
+        torch.zeros(2, tokens // 2, dtype=torch.int64), torch.ones(2, tokens // 2, dtype=torch.bool), torch.zeros(2)
+    )
+    largest = 0
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            nonlocal largest
+            result = func(*args, **(kwargs or {}))
+            if isinstance(result, Tensor):
+                largest = max(largest, result.numel())
+            return result
+
+    with Watch():
+        preference_loss(hidden, weight, given, PreferenceTerms(), chunk)[0].backward()
+    assert largest <= max(chunk * vocab, vocab * DIM, tokens * DIM)
+    assert chunk < CHUNK_TOKENS
