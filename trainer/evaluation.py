@@ -1,4 +1,4 @@
-"""Held-out loss of the swarm's parameters, measured a few windows at a time.
+"""Held-out loss of the swarm's parameters, overall and by source, measured a few windows at a time.
 
 An evaluation reads the parameters from the memory that the peer shares. For a device with its own memory, they are copied
 over the gradients, which hold nothing between two training steps. So an evaluation needs no memory besides the activations
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +18,8 @@ import torch
 
 from trainer.config import TrainingConfig
 from trainer.data.rows import Reading
-from trainer.models.llama.model import Decoder, loss_of
+from trainer.models.llama.model import Decoder
+from trainer.objective import Objective, SourceTotals
 
 F32 = npt.NDArray[np.float32]
 
@@ -28,6 +30,8 @@ LEAST_TOKENS = 1 << 11
 """Minimum tokens of an evaluation, even if rounds are tiny; a loss over fewer tokens would mean nothing."""
 MOST_TOKENS = 1 << 15
 """Maximum tokens of an evaluation, even if rounds are huge; they are enough to show a change of 1 %."""
+FEW_WINDOWS = 4
+"""Minimum windows of a source, even if its weight is small or 0."""
 BATCH_TOKENS = 1 << 10
 """Number of tokens in a batch. An evaluation can be interrupted between two batches."""
 MOST_LOADS = 4
@@ -55,52 +59,85 @@ def reads_where_it_lies(device: torch.device) -> bool:
     return device.type == "cpu"
 
 
+@dataclass(frozen=True)
+class EvaluationPlan:
+    """Held-out windows to measure.
+
+    shares: weight of each source in the overall loss.  batch: number of windows in a batch.
+    """
+
+    reading: Reading
+    objective: Objective
+    windows: tuple[int, ...]
+    shares: tuple[int, ...]
+    batch: int
+
+    @classmethod
+    def of(cls, reading: Reading, objective: Objective, length: int, tokens: int, row: int = 0) -> EvaluationPlan:
+        """Return windows that are spread over each source's held-out split.
+
+        The sources share `tokens` tokens as the mixture does at this row of the run, and each has a few windows at least.
+        """
+        shares, size = reading.weights(row), length * objective.unit_rows
+        most = max(1, tokens // size)
+        splits = [reading.held_out_of(source) for source in range(len(shares))]
+        whole = sum(share for share, split in zip(shares, splits, strict=True) if split) or 1
+        windows: list[int] = []
+        for share, split in zip(shares, splits, strict=True):
+            count = min(len(split), max(min(FEW_WINDOWS, most), round(most * share / whole)))
+            windows += [split[number * len(split) // count] for number in range(count)]
+        return cls(reading, objective, tuple(windows), shares, max(1, BATCH_TOKENS // size))
+
+
 class Evaluation:
-    """Measurement of the mean loss of `theta` (fp32, unchanged until the end) on windows spread over the held-out split.
+    """Measurement of the mean loss of `theta` (fp32, unchanged until the end) on the windows of a plan.
 
     done, total: numbers of windows.
     """
 
-    def __init__(self, model: Decoder, reading: Reading, length: int, tokens: int, theta: F32) -> None:
-        available = reading.held_out_windows
-        self.total = min(available, max(1, tokens // length))
-        self.done = 0
-        self._losses = 0.0
-        self._counted = 0
-        self._windows = [index * available // self.total for index in range(self.total)]
-        self._reading = reading
+    def __init__(self, model: Decoder, plan: EvaluationPlan, theta: F32) -> None:
+        self.total, self.done = len(plan.windows), 0
+        self._plan, self._totals = plan, SourceTotals(plan.reading.names)
         self._model, self._theta = model, theta
-        self._batch = max(1, BATCH_TOKENS // length)
         self._in_place = reads_where_it_lies(model.flat.device)
         self._view = model.over(_as_tensor(theta) if self._in_place else model.gradient)
 
     @property
     def loss(self) -> float:
-        """Loss in nats per counted token, without the z-loss.  All windows must be done."""
+        """Mean of the sources' losses by their shares, in nats per counted token, without the z-loss.
+
+        For preferences, the mean over the pairs.  All windows must be done.
+        """
         assert self.done == self.total
-        return self._losses / self._counted
+        return self._totals.mean(self._plan.shares)
+
+    @property
+    def totals(self) -> SourceTotals:
+        """Losses by source so far."""
+        return self._totals
 
     def share(self, opportunities: int) -> int:
         """Return the number of windows to measure now; `opportunities` calls, including this one, should cover all."""
         left = self.total - self.done
-        least = self._batch if self._in_place else -(-self.total // MOST_LOADS)
+        least = self._plan.batch if self._in_place else -(-self.total // MOST_LOADS)
         return min(left, max(least, -(-left // opportunities)))
 
     @torch.no_grad()
     def advance(self, windows: int, interrupted: Callable[[], bool] = lambda: False) -> None:
         """Measure `windows` more windows.
 
-        Stop early if `interrupted` returns True after a batch. Do not call this during a step.
+        Stop early if `interrupted` returns True after a batch. Do not call this during a step.  Raises BlockMissing; what
+        was measured before then counts.
         """
         stop = min(self.total, self.done + windows)
         if not self._in_place:
             load(self._theta, self._model.gradient)
         try:
             while self.done < stop:
-                batch = self._windows[self.done : min(stop, self.done + self._batch)]
-                rows = self._reading.rows(batch, held_out=True)
-                self._losses += float(loss_of(self._view, rows, 0.0)) * rows.counted
-                self._counted += rows.counted
+                batch = self._plan.windows[self.done : min(stop, self.done + self._plan.batch)]
+                rows = self._plan.reading.rows(batch, held_out=True)
+                objective = self._plan.objective
+                self._totals.add(objective.measured(rows, objective.loss(self._view, rows, 0.0)))
                 self.done += len(batch)
                 if interrupted():
                     return

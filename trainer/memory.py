@@ -31,6 +31,8 @@ CUDA_CONTEXT_BYTES = 600 * MB
 """GPU memory of a process before it allocates memory."""
 PREFILL_TOKENS = 1024
 """Number of known tokens that a generator computes at once (`trainer.generate.engine.PREFILL_TOKENS`)."""
+REFERENCE_TOKENS = 1 << 12
+"""Number of tokens of preferences whose log-probabilities under the reference weights are computed at once."""
 CHOICE_BYTES = 36
 """Bytes per token of the vocabulary when a token is chosen: logit, 64 random bits in three places, noise (`sampling`)."""
 POLICY_LOGITS = 6
@@ -74,7 +76,10 @@ def trainer_memory(config: TrainingConfig, device: str, work: TrainerWork = Trai
     else:
         rows = max(rl.row_tokens, rl.micro_batch_tokens) if device == "cpu" else rl.row_tokens
         learning = _step_bytes(model, rows, width, POLICY_LOGITS)
-        passes = max(_verifying_bytes(model, rl, width), _comparing_bytes(model, rl, width) if rl.kl_weight else 0)
+        passes = max(
+            _verifying_bytes(model, rl, width),
+            _comparing_bytes(model, max(rl.micro_batch_tokens, rl.row_tokens), width) if rl.kl_weight else 0,
+        )
         used = versions + _state_bytes(model) + max(learning, passes)
         reading = _of_reading(config, device)
         used = max(used, versions + max(reading.host - CPU_PROCESS_BYTES if device == "cpu" else reading.device, 0))
@@ -84,12 +89,15 @@ def trainer_memory(config: TrainingConfig, device: str, work: TrainerWork = Trai
 
 
 def _of_reading(config: TrainingConfig, device: str) -> TrainerMemory:
-    model, length = config.model, config.data.sequence_length
+    model, length, width = config.model, config.data.sequence_length, 4 if device == "cpu" else 2
+    unit = 2 if config.data.format == "preference" else 1
+    at_once = min(config.data.sequences_per_step, max(1, micro_batch(model, length) // unit)) if device == "cpu" else 1
+    needed = _step_bytes(model, at_once * unit * length, width)
+    if unit == 2:
+        needed = max(needed, _comparing_bytes(model, max(REFERENCE_TOKENS, unit * length), width))
     if device == "cpu":
-        rows = min(config.data.sequences_per_step, micro_batch(model, length))
-        return TrainerMemory(CPU_PROCESS_BYTES + _state_bytes(model) + _step_bytes(model, rows * length, 4), 0)
-    on_device = CUDA_CONTEXT_BYTES + _state_bytes(model) + _step_bytes(model, length, 2)
-    return TrainerMemory(CUDA_PROCESS_BYTES, on_device)
+        return TrainerMemory(CPU_PROCESS_BYTES + _state_bytes(model) + needed, 0)
+    return TrainerMemory(CUDA_PROCESS_BYTES, CUDA_CONTEXT_BYTES + _state_bytes(model) + needed)
 
 
 def micro_batch(model: ModelConfig, length: int) -> int:
@@ -139,9 +147,8 @@ def _verifying_bytes(model: ModelConfig, rl: RlConfig, width: int) -> int:
     return weights + tokens * _passing_values(model) * 4 + judged
 
 
-def _comparing_bytes(model: ModelConfig, rl: RlConfig, width: int) -> int:
-    """Return the memory of the KL term's reference weights and a pass with them, before the first step of a version."""
-    tokens = max(rl.micro_batch_tokens, rl.row_tokens)
+def _comparing_bytes(model: ModelConfig, tokens: int, width: int) -> int:
+    """Return the memory of the reference weights and a pass with them over `tokens` tokens, before the first step."""
     logits = POLICY_LOGITS * min(tokens, LOSS_TOKENS) * model.vocab * 4
     return width * model.parameters + tokens * _passing_values(model) * 4 + logits
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -27,7 +27,8 @@ from trainer.config import InnerConfig
 from trainer.data.rows import Rows
 from trainer.memory import micro_batch
 from trainer.models.llama.config import ParameterPlace
-from trainer.models.llama.model import Decoder, loss_of
+from trainer.models.llama.model import Decoder
+from trainer.objective import LanguageModelObjective, Objective, UnitLosses
 from trainer.weights.safetensors_file import F32, ExportFormat, FolderError, header_of, tensors_in, written
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -290,18 +291,29 @@ def warmed(step: int, warmup_steps: int) -> float:
 # ------------------------------------------------------------------------------------------------------------------------
 
 
-class InnerLoop:
-    """Inner loop of a model: its optimiser, and the micro-batch size that fits this device."""
+class StepLoss(NamedTuple):
+    """Loss of a step before its update.  mean: of the whole, with the z-loss.  parts: losses of each micro-batch's units."""
 
-    def __init__(self, model: Decoder, config: InnerConfig) -> None:
+    mean: float
+    parts: tuple[UnitLosses, ...]
+
+
+class InnerLoop:
+    """Inner loop of a model: its optimiser, and the micro-batch size that fits this device.
+
+    objective: the loss on rows; None for the language model's.
+    """
+
+    def __init__(self, model: Decoder, config: InnerConfig, objective: Objective | None = None) -> None:
         self.model = model
         self.config = config
+        self.objective = objective or LanguageModelObjective()
         self.optimiser = AdamW(model, config)
         self._micro_batches = MicroBatches()
         self._joined_at = 0
 
-    def step(self, rows: Rows, place: Place) -> float:
-        """Take one inner step; return the mean loss before the update over the rows' counted tokens, in nats per token."""
+    def step(self, rows: Rows, place: Place) -> StepLoss:
+        """Take one inner step on rows; return their loss before the update."""
         if self.optimiser.steps == 0:
             self._joined_at = place.step
         factor = warmed(self.optimiser.steps, self.config.joiner_warmup_steps) if self._joined_at else 1.0
@@ -309,17 +321,23 @@ class InnerLoop:
         self.optimiser.step(scheduled_rate(self.config, place) * factor)
         return loss
 
-    def _accumulate(self, rows: Rows, part: int) -> float:
+    def _accumulate(self, rows: Rows, part: int) -> StepLoss:
+        """Write the gradient of the rows' mean loss into the model, `part` units at a time."""
         self.model.gradient.zero_()
-        total, counted = 0.0, rows.counted
-        for start in range(0, len(rows), part):
-            some = rows[start : start + part]
-            loss = loss_of(self.model, some, self.config.z_loss) * (some.counted / counted)
+        mean, parts, size = 0.0, [], part * self.objective.unit_rows
+        whole = max(1.0, float(self.objective.weights_u(rows).sum()))
+        for start in range(0, len(rows), size):
+            some = rows[start : start + size]
+            found = self.objective.loss(self.model, some, self.config.z_loss)
+            loss = found.mean * (float(self.objective.weights_u(some).sum()) / whole)
             loss.backward()  # type: ignore[no-untyped-call]
-            total += float(loss.detach())
-        return total
+            mean += float(loss.detach())
+            parts.append(self.objective.measured(some, found))
+        return StepLoss(mean, tuple(parts))
 
     def _at_once(self, rows: Rows) -> int:
-        """Return the rows to try at once: all on a GPU, where too many raise an error; a planned number on a CPU."""
-        on_cpu = self.model.flat.device.type == "cpu"
-        return min(len(rows), micro_batch(self.model.config, rows.length)) if on_cpu else len(rows)
+        """Return the units to try at once: all on a GPU, where too many raise an error; a planned number on a CPU."""
+        units = len(rows) // self.objective.unit_rows
+        if self.model.flat.device.type != "cpu":
+            return units
+        return min(units, max(1, micro_batch(self.model.config, rows.length) // self.objective.unit_rows))

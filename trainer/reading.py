@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from kernels.losses import PreferenceTerms
 from kernels.mixture import MixturePhase, RowMixture
 from trainer.config import TrainingConfig
 from trainer.data import embedded as corpora
@@ -26,6 +27,8 @@ from trainer.data.tokens import ByteTokenizer, Tokenizer, TokenizerFile
 from trainer.environments.environment import Environment, example_tokens
 from trainer.environments.records import ALL
 from trainer.environments.registry import open_named
+from trainer.objective import LanguageModelObjective, Objective, PreferenceObjective
+from trainer.reference import ReferenceLog
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Corpus of an environment's own examples, for a warm start.
@@ -77,6 +80,8 @@ def reading_of(config: TrainingConfig, tokenizer: TemplatedTokenizer) -> Reading
     data = config.data
     if data.sources:
         return mixed_reading(config)
+    if data.format == "preference":
+        raise ValueError("preferences are read from a corpus, and the run names none; add data.sources")
     if data.format == "chat":
         path = _file(config, CHATS)
         return ChatReading(path, tokenizer, data.sequence_length, data.held_out_percent, packed=data.packed)
@@ -106,6 +111,14 @@ def mixed_reading(config: TrainingConfig) -> CorpusReading:
         data.sequence_length,
         DocumentLayout(data.documents),
     )
+
+
+def objective_of(config: TrainingConfig, reading: Reading, folder: Path | None) -> Objective:
+    """Return what a run learns from its rows.  folder: of the trainer's files; None to keep none."""
+    if config.data.format != "preference":
+        return LanguageModelObjective()
+    terms = PreferenceTerms(config.data.beta, config.data.label_smoothing)
+    return PreferenceObjective(terms, ReferenceLog.beside(folder, reading.digest))
 
 
 def environment_of(config: TrainingConfig) -> Environment:

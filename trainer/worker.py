@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, islice
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -22,11 +24,15 @@ from kernels import codec
 from kernels.layout import Layout, chunk_layout, payload_bytes
 from trainer.config import TrainingConfig
 from trainer.data import embedded as corpora
+from trainer.data.corpus import BlockMissing, CorpusReading
 from trainer.data.rows import Reading, Rows, WindowOrder
-from trainer.evaluation import Evaluation, evaluation_tokens, load
+from trainer.evaluation import Evaluation, EvaluationPlan, evaluation_tokens, load
+from trainer.memory import REFERENCE_TOKENS
 from trainer.models.llama.model import Decoder
+from trainer.objective import PreferenceObjective, SourceLoss, SourceTotals, log_probabilities
 from trainer.optim import InnerLoop, MomentsFile, Place
-from trainer.reading import reading_of, tokenizer_of
+from trainer.reading import objective_of, reading_of, tokenizer_of
+from trainer.reference import read_reference
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Result of a round's training, on text or on rollouts: the encoded difference, or an error if it is unusable.
@@ -58,7 +64,7 @@ class Task:
     """Training task of one round, with the fields of `protocol.trainer_link.ComputeTask`.
 
     rollouts: file names of the batches, all in the folder `rollouts_in`, which is given only once to keep frames small.
-    reference: path of the weights with which the KL term compares; empty if there are none.
+    reference: path of the weights with which the KL term, or a loss of preferences, compares; empty if there are none.
     """
 
     round: int
@@ -75,7 +81,8 @@ class Task:
 class Done:
     """Statistics of a `compute`, which has written the contribution region.
 
-    tokens: number of counted tokens. loss: mean over the steps. norm: norm of the difference.
+    tokens: number of counted tokens. loss: mean over the steps. norm: norm of the difference. losses: by source, before each
+    step. margin, accuracy: mean margin of the pairs, and share of pairs with a margin above 0; None without preferences.
 
     reward: mean over the trained rollouts, 0 to 1; None for text. kl: divergence of the policy from the reference weights,
     in nats per token; None in a run without a KL term.
@@ -87,6 +94,21 @@ class Done:
     norm: float
     reward: float | None = None
     kl: float | None = None
+    losses: tuple[SourceLoss, ...] = ()
+    margin: float | None = None
+    accuracy: float | None = None
+
+
+Between = Callable[[BlockMissing | None], bool]
+"""Function called while the worker waits for a block, with the block, and between parts of other work than steps, with None.
+It may wait, or raise an exception to stop the work; it returns True if the round should end."""
+
+
+def refuse_to_wait(missing: BlockMissing | None) -> bool:
+    """Raise the exception for a block that is missing."""
+    if missing is not None:
+        raise missing
+    return False
 
 
 def pick_device(name: str) -> torch.device:
@@ -94,6 +116,16 @@ def pick_device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device(name)
+
+
+def _once_here(read: Callable[[], Rows], between: Between, *, may_stop: bool = False) -> Rows | None:
+    """Return the rows once their blocks are here; None if the round should end before, and `may_stop`."""
+    while True:
+        try:
+            return read()
+        except BlockMissing as missing:
+            if between(missing) and may_stop:
+                return None
 
 
 class Worker:
@@ -123,13 +155,14 @@ class Worker:
             if corpus is None
             else corpora.TextReading(corpus, config.data.sequence_length)
         )
+        self.objective = objective_of(config, self.reading, moments.path.parent if moments is not None else None)
         self.order = WindowOrder(config.seed, self.reading.windows)
 
     @property
     def inner(self) -> InnerLoop:
         """Inner loop that trains on the run's data, created at the first use."""
         if self._inner is None:
-            self._inner = InnerLoop(self.model, self.config.inner)
+            self._inner = InnerLoop(self.model, self.config.inner, self.objective)
             if self._moments is not None:
                 self._moments.restore(self._inner.optimiser)
         return self._inner
@@ -154,11 +187,12 @@ class Worker:
         theta: F32,
         out: memoryview,
         after_step: Callable[[int, float, int, float], bool],
+        between: Between = refuse_to_wait,
     ) -> Done:
         """Train from `theta` and encode the difference into `out`.
 
         after_step(steps, mean loss, tokens, tokens per second) is called after every step; if it returns True, the round
-        ends. Raises NotFinite, and passes on any exception of `after_step`.
+        ends. Raises NotFinite, and passes on any exception of `after_step` and `between`.
         """
         if not 1 <= task.steps <= self.config.inner_steps:
             raise ValueError(f"a round has 1 to {self.config.inner_steps} steps, not {task.steps}")
@@ -166,28 +200,74 @@ class Worker:
         if leased < task.steps * count:
             raise ValueError(f"{task.steps} steps read {task.steps * count} rows, and the task has {leased}")
         numbers = chain.from_iterable(range(start, end) for start, end in task.rows)
+        if isinstance(self.objective, PreferenceObjective):
+            leases = chain.from_iterable(range(start, end) for start, end in task.rows)
+            self._compare(self._windows(islice(leases, task.steps * count)), task.reference, between)
         self.load(theta)
-        losses, tokens, began = 0.0, 0, time.monotonic()
+        losses, tokens, computed, totals = 0.0, 0, 0.0, SourceTotals(self.reading.names)
+        steps, mean = 0, 0.0
         for step in range(task.steps):
-            rows = self.batch(list(islice(numbers, count)))
-            losses += self.inner.step(rows, self._place(task, step))
+            rows = _once_here(partial(self.batch, list(islice(numbers, count))), between, may_stop=steps > 0)
+            if rows is None:
+                break
+            began = time.monotonic()
+            loss = self.inner.step(rows, self._place(task, step))
+            losses, computed = losses + loss.mean, computed + time.monotonic() - began
             steps, mean = step + 1, losses / (step + 1)
             if not math.isfinite(mean):
                 raise NotFinite(f"loss is {mean} at step {steps} of round {task.round}")
+            for part in loss.parts:
+                totals.add(part)
             tokens += rows.counted
-            if after_step(steps, mean, tokens, tokens / max(1e-9, time.monotonic() - began)):
+            if after_step(steps, mean, tokens, tokens / max(1e-9, computed)):
                 break
         norm = encode_difference(theta, self.model.flat, self.layout, out)
-        return Done(tokens, steps, mean, norm)
+        return Done(max(1, tokens), steps, mean, norm, losses=totals.losses, margin=totals.margin, accuracy=totals.accuracy)
+
+    def _windows(self, numbers: Iterable[int]) -> list[int]:
+        """Return the windows of rows of the run."""
+        return list(numbers) if self.reading.in_run_order else [self.order.window(number) for number in numbers]
+
+    def _compare(self, windows: Sequence[int], path: str, between: Between, *, held_out: bool = False) -> None:
+        """Compute the log-probabilities of preferences under the reference weights, where they are not known.
+
+        path: of the reference weights.  Raises ValueError if the weights are needed and there are none.
+        """
+        if not isinstance(self.objective, PreferenceObjective) or not isinstance(self.reading, CorpusReading):
+            return
+        if not held_out:
+            self.objective.log.trim()
+        log, pairs = self.objective.log, {self.reading.pair(each, held_out=held_out): each for each in windows}
+        missing = log.missing(pairs)
+        if missing and not path:
+            raise ValueError("preferences are compared with the weights that the run began with, and those are not here")
+        if not missing:
+            return
+        model = self.model.over(read_reference(Path(path), self.parameters, self.model.flat.device))
+        count = max(1, REFERENCE_TOKENS // (2 * self.config.data.sequence_length))
+        for start in range(0, len(missing), count):
+            some = missing[start : start + count]
+            windows = [pairs[pair] for pair in some]
+            rows = _once_here(partial(self.reading.rows, windows, held_out=held_out), between)
+            assert rows is not None
+            log.put(some, log_probabilities(model, rows))
+            between(None)
 
     def _place(self, task: Task, step: int) -> Place:
         begin, end = task.shares
         return Place(task.first_step + step, begin + (end - begin) * step / self.config.inner_steps)
 
-    def evaluation(self, theta: F32, tokens: int | None = None) -> Evaluation:
-        """Begin an evaluation of `theta` on `tokens` held-out tokens, or on the `evaluation_tokens` of the run."""
+    def evaluation(self, theta: F32, tokens: int | None = None, row: int = 0, reference: str = "") -> Evaluation:
+        """Begin an evaluation of `theta` on `tokens` held-out tokens, or on the `evaluation_tokens` of the run.
+
+        row: row of the run, whose phase weighs the sources.  reference: path of the weights that preferences are compared
+        with.  Raises BlockMissing, and ValueError if the reference weights are needed and missing.
+        """
         tokens = tokens or evaluation_tokens(self.config)
-        return Evaluation(self.model, self.reading, self.config.data.sequence_length, tokens, theta)
+        length = self.config.data.sequence_length
+        plan = EvaluationPlan.of(self.reading, self.objective, length, tokens, row)
+        self._compare(plan.windows, reference, refuse_to_wait, held_out=True)
+        return Evaluation(self.model, plan, theta)
 
     def evaluate(self, theta: F32, tokens: int | None = None) -> float:
         """Return the held-out loss of `theta`, nats per token."""
@@ -199,7 +279,7 @@ class Worker:
         """Return the rows of the run with these numbers."""
         if self.config.data.sources:  # their blocks are shuffled, so rows are read in order
             return self.reading.rows(numbers)
-        return self.reading.rows([self.order.window(number) for number in numbers])
+        return self.reading.rows(self._windows(numbers))
 
     def load(self, theta: F32) -> None:
         """Set the local parameters to `theta`."""

@@ -360,7 +360,7 @@ class TrainerProcess:
         def hear(message: dict[str, Any]) -> None:
             if "tried" in message:
                 tried.extend(Tried(*each) for each in message["tried"])
-            else:
+            elif "waiting" not in message:  # else it waits for a block of the run's corpora
                 progress(message)
 
         answer = await self._ask_alone("compute", hear, task=fields)

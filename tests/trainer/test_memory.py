@@ -18,7 +18,7 @@ from trainer.data.rows import Rows
 from trainer.memory import micro_batch, trainer_memory
 from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.model import Decoder
-from trainer.optim import InnerLoop, Place
+from trainer.optim import InnerLoop, Place, StepLoss
 from trainer.rl.config import RlConfig
 
 SHAPE = ModelConfig.from_mapping(small.MODEL | {"dim": 64, "heads": 4, "kv_heads": 2, "ffn": 160, "layers": 3})
@@ -57,7 +57,7 @@ def test_a_cpu_computes_as_many_sequences_at_once_as_were_planned(monkeypatch: p
     loop, parts = InnerLoop(Decoder(model, small.CPU), small.config().inner), []
     accumulate = loop._accumulate
 
-    def noted(rows: Rows, part: int) -> float:
+    def noted(rows: Rows, part: int) -> StepLoss:
         parts.append(part)
         return accumulate(rows, part)
 
@@ -98,4 +98,4 @@ def test_a_kl_term_costs_a_copy_of_the_reference_while_it_is_compared_with(devic
     having = trainer_memory(replace(config(model), rl=replace(rl, kl_weight=0.1)), device)
     extra = having.host - without.host + having.device - without.device
     assert 0 <= extra <= width * model.parameters
-    assert memory._comparing_bytes(model, rl, width) > width * model.parameters
+    assert memory._comparing_bytes(model, 32, width) > width * model.parameters

@@ -294,6 +294,8 @@ class CorpusReading(Reading):
     Windows of the held-out split are numbered through all sources, one source after the other.
     """
 
+    in_run_order = True
+
     def __init__(self, sources: Sequence[MixedSource], mixture: RowMixture, length: int, documents: DocumentLayout) -> None:
         """Make a reading of rows that predict `length` tokens.  Raises ValueError for sources that cannot be read so."""
         assert len(sources) == mixture.sources
@@ -335,14 +337,10 @@ class CorpusReading(Reading):
         """Kind of all rows."""
         return self._sources[0].folder.corpus.kind
 
-    @property
-    def pairs(self) -> int:
-        """Number of preferences, held-out ones included; each has a number below this one in `Rows.pairs_b`."""
-        return self._pairs[-1] + self.held_out_windows
-
     def weights(self, row: int) -> tuple[int, ...]:
         """Return the weights of the sources in the phase of a row of the run."""
-        return self._mixture.weights(row)
+        weights: tuple[int, ...] = self._mixture.weights(row)
+        return weights
 
     def held_out_of(self, source: int) -> range:
         """Return the held-out windows of a source."""
@@ -352,6 +350,13 @@ class CorpusReading(Reading):
         """Return the source of a row of the run, and its number among the rows of the source's training split."""
         source, index = self._mixture.place(row)
         return source, index % self._rows[source]
+
+    def pair(self, window: int, *, held_out: bool = False) -> int:
+        """Return the number of a window's preference, as in `Rows.pairs_b`."""
+        if held_out:
+            return self._pairs[-1] + window
+        source, row = self.place(window)
+        return self._pairs[source] + row
 
     def rows(self, windows: Sequence[int], *, held_out: bool = False) -> Rows:
         """Return the rows as `Reading.rows` describes, two for each preference.  Raises BlockMissing."""
@@ -368,11 +373,8 @@ class CorpusReading(Reading):
         counts_bt, documents_bt = by_flags(flags_bt)
         if self.kind is RowKind.CHAT:
             return Rows(tokens_bt, counts_bt, documents_bt, sources_b)
-        before = [
-            self._pairs[-1] + self._held_out[source].start if held_out else self._pairs[source] for source, _ in places
-        ]
-        pairs = [start + row for start, (_, row) in zip(before, places, strict=True)]
-        return Rows(tokens_bt, counts_bt, documents_bt, sources_b, np.repeat(np.array(pairs, np.int64), units))
+        pairs = np.array([self.pair(each, held_out=held_out) for each in windows], np.int64)
+        return Rows(tokens_bt, counts_bt, documents_bt, sources_b, np.repeat(pairs, units))
 
     def _held_out_place(self, window: int) -> tuple[int, int]:
         source = next(number for number, span in enumerate(self._held_out) if window in span)

@@ -154,6 +154,8 @@ class Reading(ABC):
     """Number of training windows, numbered from 0; at least 1."""
     held_out_windows: int
     names: tuple[str, ...] = ("data",)
+    in_run_order: bool = False
+    """True if window n is row n of the run; otherwise a permutation of the windows gives the order."""
 
     @abstractmethod
     def rows(self, windows: Sequence[int], *, held_out: bool = False) -> Rows:

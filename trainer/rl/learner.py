@@ -25,6 +25,7 @@ from trainer.config import InnerConfig
 from trainer.evaluation import load
 from trainer.models.llama.model import Decoder, hidden_states
 from trainer.optim import AdamW, MicroBatches, warmed
+from trainer.reference import read_reference
 from trainer.rl.config import RlConfig
 from trainer.rl.groups import Group, advantages, informative
 from trainer.rl.rollout import Rollout
@@ -212,31 +213,6 @@ class Totals:
             groups=len(groups),
             dropped=self.dropped,
         )
-
-
-# ------------------------------------------------------------------------------------------------------------------------
-# Reference parameters for the KL term: a file of their bf16 values, little endian, which the peer process keeps.
-#
-# They are needed only before a version's first step, in one pass without gradients. So they are read again for each version,
-# and take no memory while the trainer learns.
-
-
-BLOCK = 1 << 20
-
-
-def read_reference(path: Path, count: int, device: torch.device) -> Tensor:
-    """Read the `count` parameters in `path`, in the precision that the device computes in: bf16 on a GPU, fp32 elsewhere.
-
-    Raises ValueError if the file has another size, and OSError if it cannot be read.
-    """
-    values = np.memmap(path, dtype=np.dtype("<i2"), mode="r")
-    if values.shape != (count,):
-        raise ValueError(f"the reference weights have {values.size} parameters, and the model has {count}")
-    weights = torch.empty(count, dtype=torch.bfloat16 if device.type == "cuda" else torch.float32, device=device)
-    for start in range(0, count, BLOCK):
-        block = torch.from_numpy(values[start : start + BLOCK].astype(np.int16))
-        weights[start : start + BLOCK] = block.view(torch.bfloat16)
-    return weights
 
 
 # ------------------------------------------------------------------------------------------------------------------------

@@ -4,6 +4,8 @@ Commands: configure, initialise, compute, evaluate (each answered with the comma
 threads, power; in an RL run also keep_version, use_tasks, generate and verify. A command that fails is answered with one
 sentence and ends the process; the peer then starts a new process.
 
+A computation, or an evaluation, that needs a block which is not here yet reports the block, and looks for it again.
+
 An evaluation runs between the other jobs: a few windows after each training step but the last, and one batch after another
 while there is no other job. If it fails, the failure is reported, but the process goes on.
 """
@@ -24,6 +26,7 @@ import torch
 
 from kernels.layout import payload_bytes
 from trainer.config import TrainingConfig
+from trainer.data.corpus import BlockMissing
 from trainer.environments.task_file import ExtendedEnvironment, TaskFile
 from trainer.evaluation import Evaluation
 from trainer.generate.choice import GeneratorName
@@ -255,6 +258,8 @@ EXIT_FAILED = 1
 IDLE_OPPORTUNITIES = 1 << 20
 """Opportunities assumed while no other job runs. The number is so large that an evaluation continues in the smallest pieces,
 because a command may arrive at any time."""
+BLOCK_WAIT_S = 0.25
+"""Seconds between two looks for a block that is not here yet."""
 
 
 class Service:
@@ -360,13 +365,23 @@ class Service:
             self._pace.begin()
             return job.finish
 
+        def between(missing: BlockMissing | None) -> bool:
+            if missing is not None:
+                self._send(job, "progress", waiting=_block(missing))
+                if self._inbox.wait(BLOCK_WAIT_S, job) and not job.abandon:
+                    time.sleep(BLOCK_WAIT_S)  # told to finish, perhaps without a step to finish with
+            self._inbox.wait_while_paused(job)
+            self._inbox.use_threads()
+            self._pace.begin()
+            return job.finish
+
         self._inbox.wait_while_paused(job)
         self._pace.begin()
         if task.rollouts:
             tell = lambda tried: self._send(job, "progress", tried=tried)  # noqa: E731
             done = self._rollouts.learn(task, self._map_theta(), self._contribution, after_step, tell)
         else:
-            done = worker.compute(task, self._map_theta(), self._contribution, after_step)
+            done = worker.compute(task, self._map_theta(), self._contribution, after_step, between)
         return {**asdict(done), "threads": torch.get_num_threads()}
 
     def _store_moments(self) -> None:
@@ -405,14 +420,23 @@ class Service:
             return
         try:
             if self._evaluation is None or self._evaluation[0] is not job:
-                self._evaluation = job, self._ready().evaluation(self._map_theta())
+                row, reference = job.message.get("row", 0), job.message.get("reference", "")
+                self._evaluation = job, self._ready().evaluation(self._map_theta(), row=row, reference=reference)
             evaluation = self._evaluation[1]
             evaluation.advance(evaluation.share(opportunities), lambda: self._inbox.is_urgent(running))
+        except BlockMissing as missing:
+            done, total = (self._evaluation[1].done, self._evaluation[1].total) if self._evaluation else (0, 1)
+            self._send(job, "progress", done=done, total=total, waiting=_block(missing))
+            if running is None:
+                self._inbox.wait(BLOCK_WAIT_S, None)
+            return
         except Exception as error:  # noqa: BLE001 - training matters more than an evaluation
             self._end_evaluation(job, loss=None, reason=_sentence(error))
             return
         if evaluation.done == evaluation.total:
-            self._end_evaluation(job, loss=evaluation.loss)
+            totals = evaluation.totals
+            losses = [asdict(each) for each in totals.losses]
+            self._end_evaluation(job, loss=evaluation.loss, losses=losses, margin=totals.margin, accuracy=totals.accuracy)
         else:
             self._send(job, "progress", done=evaluation.done, total=evaluation.total)
 
@@ -453,6 +477,10 @@ class Service:
             self._connection.sendall(frames.pack({"id": job.id, "is": kind, **fields}))
         except OSError:
             os._exit(EXIT_PEER_GONE)
+
+
+def _block(missing: BlockMissing) -> dict[str, Any]:
+    return {"shard": missing.shard, "number": missing.number}
 
 
 def _sentence(error: Exception) -> str:

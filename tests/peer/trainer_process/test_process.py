@@ -27,6 +27,7 @@ from protocol.chain.outer_state import SharedRegion
 from protocol.events.events import Event, TrainerStarted, TrainerStopped
 from protocol.trainer_link import ComputeTask, Progress, TrainerDied, TrainerGaveUp
 from tests.trainer import small
+from tests.trainer.data import corpora
 from trainer.service import frames
 
 DEADLINE_S = 600
@@ -62,6 +63,10 @@ class Bench:
 
 def nothing(done: int, total: int) -> None:
     """For who does not care how far an evaluation is."""
+
+
+def nothing_heard(progress: Progress) -> None:
+    """For who does not care how far a round is."""
 
 
 def _exists(pid: int) -> bool:
@@ -100,6 +105,38 @@ def with_trainer(
         assert not [pid for pid in bench.started if _exists(pid)]
 
     trio.run(main)
+
+
+def test_a_trainer_waits_for_a_block_and_goes_on_when_it_is_here(tmp_path: Path) -> None:
+    shape = corpora.Shape()
+    corpus = corpora.write_corpus(tmp_path / "corpus", shape, {"web": corpora.texts(1, 2000, 2000)})
+    whole, cache = corpora.cut_into_blocks(corpus, shape, tmp_path / "whole"), tmp_path / "cache"
+
+    async def scenario(bench: Bench) -> None:
+        trainer, theta = bench.trainer, bench.theta.view
+        await trainer.initialise(theta)
+        results: list[Any] = []
+
+        async def measure() -> None:
+            results.append(await trainer.evaluate(theta, lambda done, total: measuring.set()))
+
+        async def compute() -> None:
+            results.append(await trainer.compute(SHORT, theta, nothing_heard))
+
+        measuring = trio.Event()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(measure)
+            await measuring.wait()
+            nursery.start_soon(compute)
+            await trio.testing.wait_all_tasks_blocked()
+            assert not results, "neither ends without its blocks"
+            whole.rename(cache)
+        loss = next(each for each in results if isinstance(each, float))
+        done = next(each for each in results if not isinstance(each, float))
+        assert loss == pytest.approx(np.log(256), rel=0.05) and done.steps == 3
+        assert bench.started == [trainer.pid]
+
+    with_trainer(tmp_path, scenario, sections=corpora.run_sections(corpus, {"web": 1}, cache))
 
 
 def test_trainer_initialises_computes_and_evaluates(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 All parameters are views of one flat fp32 tensor, and their gradients are views of another, in the order of
 `parameter_layout`. So copying the swarm's parameters and taking the difference are each one vector operation.
-`trainer.models.llama.initial` fills the parameters; `loss_of` computes the loss.
+`trainer.models.llama.initial` fills the parameters; `trainer.objective` computes the loss.
 """
 
 from __future__ import annotations
@@ -11,13 +11,10 @@ import math
 from collections.abc import Sequence
 from typing import Protocol
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kernels.losses import language_model_loss
-from trainer.data.rows import Rows
 from trainer.models.llama.config import ModelConfig, parameter_layout
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -212,7 +209,7 @@ def _rotate(heads_bhtd: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 # ------------------------------------------------------------------------------------------------------------------------
-# Loss of a model on windows of tokens, in the precision of its device.
+# Hidden states in the precision of a model's device.
 
 
 def hidden_states(model: Decoder, tokens_bt: Tensor, documents_bt: Tensor | None = None) -> Tensor:
@@ -221,15 +218,3 @@ def hidden_states(model: Decoder, tokens_bt: Tensor, documents_bt: Tensor | None
     with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
         hidden: Tensor = model(tokens_bt, documents_bt)
     return hidden.bfloat16() if device.type == "cuda" else hidden  # the output product is bf16, the rest fp32
-
-
-def loss_of(model: Decoder, rows: Rows, z_loss: float) -> Tensor:
-    """Return the mean loss of the rows' counted tokens, nats per token, with `z_loss` times the max-z loss."""
-    device = model.flat.device
-    tokens = torch.from_numpy(rows.tokens_bt.astype(np.int64)).to(device)
-    counts, documents = (
-        None if each is None else torch.from_numpy(each).to(device) for each in (rows.counts_bt, rows.documents_bt)
-    )
-    hidden = hidden_states(model, tokens[:, :-1], documents)
-    loss: Tensor = language_model_loss(hidden, model.output_weight, tokens[:, 1:], z_loss, counts)
-    return loss

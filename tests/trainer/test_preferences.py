@@ -1,0 +1,192 @@
+"""Learning from preferences: the margin rises, and the reference weights are read once for each pair."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from protocol.corpora.manifest import CorpusKind
+from tests.trainer import small
+from tests.trainer.data.corpora import Shape, preferences, run_sections, write_corpus
+from trainer.config import TrainingConfig
+from trainer.objective import log_probabilities
+from trainer.optim import MomentsFile
+from trainer.reference import ReferenceLog
+from trainer.worker import Done, Task, Worker
+
+ROW, PAIRS = 17, 48
+SHAPE = Shape(CorpusKind.PREFERENCE, row_tokens=ROW, block_tokens=2 * ROW)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = {"a": (preferences(1, PAIRS, ROW), preferences(2, 9, ROW)), "b": (preferences(3, 7, ROW), preferences(4, 5, ROW))}
+    return write_corpus(tmp_path / "corpus", SHAPE, made)
+
+
+@pytest.fixture
+def reference(tmp_path: Path) -> Path:
+    path = tmp_path / "reference.blob"
+    path.write_bytes(torch.from_numpy(small.theta()).bfloat16().view(torch.int16).numpy().tobytes())
+    return path
+
+
+def worker_on(folder: Path, state: Path | None = None, **data: Any) -> Worker:
+    sections = run_sections(folder, {"a": 3, "b": 1}, format="preference", **{"sequences_per_step": 8, "beta": 0.5} | data)
+    if state is not None:
+        state.mkdir(exist_ok=True)
+    moments = None if state is None else MomentsFile(state / "moments.safetensors")
+    return Worker(TrainingConfig.from_sections(sections), small.CPU, moments=moments)
+
+
+def computed(worker: Worker, reference: Path | None, theta: Any = None, steps: int = 1) -> Done:
+    out = memoryview(bytearray(worker.layout[-1].encoded.stop))
+    task = Task(0, [(0, 1000)], steps, 0, reference=str(reference or ""))
+    return worker.compute(task, small.theta() if theta is None else theta, out, lambda *_: False)
+
+
+def test_the_margin_rises_and_so_does_the_share_of_pairs_that_are_told_apart(folder: Path, reference: Path) -> None:
+    worker = worker_on(folder)
+    first = computed(worker, reference)
+    assert first.loss == pytest.approx(np.log(2), abs=1e-2) and abs(first.margin or 0.0) < 0.02
+    computed(worker, reference, steps=30)
+    theta = worker.model.flat.numpy().copy()
+    last = computed(worker_on(folder), reference, theta)
+    assert last.margin is not None and last.margin > 1 and last.accuracy == 1.0
+    assert last.loss < 0.3 and [each.source for each in last.losses] == ["a", "b"]
+    evaluation = worker.evaluation(theta, reference=str(reference))
+    evaluation.advance(evaluation.total)
+    assert evaluation.total == 14, "all held-out pairs"
+    assert evaluation.loss < np.log(2) - 0.2 and (evaluation.totals.margin or 0.0) > 0.5
+    assert worker.evaluate(theta) == evaluation.loss, "what is known needs no weights"
+
+
+def test_tokens_are_those_that_count_and_losses_are_means_over_pairs(folder: Path, reference: Path) -> None:
+    worker = worker_on(folder, sequences_per_step=4)
+    done = computed(worker, reference)
+    rows = worker.batch(range(4))
+    assert len(rows) == 8 and done.tokens == rows.counted == 8 * (ROW - ROW // 2)
+    assert sum(each.tokens for each in done.losses) == done.tokens
+    assert done.loss == pytest.approx(sum(each.loss * each.tokens for each in done.losses) / done.tokens, rel=1e-6)
+
+
+def test_reference_weights_are_read_once_for_each_pair_also_by_a_later_process(
+    folder: Path, reference: Path, tmp_path: Path
+) -> None:
+    worker = worker_on(folder, tmp_path / "state")
+    first = computed(worker, reference, steps=3)
+    worker.store_moments()
+    reference.unlink()
+    assert computed(worker, None).margin is not None
+    later = worker_on(folder, tmp_path / "state")
+    later.store_moments()
+    again = computed(later, None, steps=3)
+    assert again.margin != 0 and again.losses[0].tokens == first.losses[0].tokens
+    assert [path.name for path in (tmp_path / "state").glob("reference-*.f32")] == [f"reference-{later.reading.digest}.f32"]
+
+
+def test_pairs_that_nobody_has_compared_need_the_weights(folder: Path, reference: Path, tmp_path: Path) -> None:
+    worker = worker_on(folder, tmp_path / "state")
+    with pytest.raises(ValueError, match="the weights that the run began with, and those are not here"):
+        computed(worker, None)
+    with pytest.raises(ValueError, match="the weights that the run began with, and those are not here"):
+        worker.evaluation(small.theta())
+    reference.write_bytes(reference.read_bytes()[:-2])
+    with pytest.raises(ValueError, match="the reference weights have"):
+        computed(worker, reference)
+
+
+def test_micro_batches_hold_whole_pairs_and_give_the_gradient_of_the_whole(folder: Path, reference: Path) -> None:
+    worker = worker_on(folder)
+    computed(worker, reference)
+    worker.load(small.theta())
+    rows, found = worker.batch(range(8)), []
+    for part in (8, 3, 1):
+        loss = worker.inner._accumulate(rows, part)
+        found.append((loss.mean, worker.model.gradient.clone(), np.concatenate([each.margins for each in loss.parts])))
+    for mean, gradient, margins in found[1:]:
+        assert mean == pytest.approx(found[0][0], rel=1e-5)
+        torch.testing.assert_close(gradient, found[0][1], rtol=1e-4, atol=1e-7)
+        np.testing.assert_allclose(margins, found[0][2], atol=1e-4)
+
+
+def test_preferences_without_a_corpus_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"preferences are read from a corpus.*add data.sources"):
+        Worker(small.config(data=small.SECTIONS["data"] | {"format": "preference"}), small.CPU)
+
+
+# -- the file ----------------------------------------------------------------------------------------------------------
+
+
+VALUES = np.array([[-1.5, -2.5], [-0.0, 0.0], [-1e-30, -3e4]], np.float32)
+
+
+def test_values_come_back_from_the_file_and_holes_are_unknown(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    log = ReferenceLog(path)
+    assert log.missing([5, 3, 5]) == [3, 5]
+    log.put([7, 3, 100_000], VALUES)
+    log.close()
+    again = ReferenceLog(path)
+    assert again.missing([0, 3, 4, 7, 100_000, 100_001]) == [0, 4, 100_001]
+    assert np.array_equal(again.get([7, 3, 100_000]), VALUES)
+
+
+def test_a_damaged_value_is_unknown(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    ReferenceLog(path).put([0, 1, 2], VALUES)
+    data = np.fromfile(path, "<f4")
+    data[0], data[3] = 1.5, np.nan
+    path.write_bytes(data.tobytes()[:-4])
+    assert ReferenceLog(path).missing([0, 1, 2]) == [0, 1, 2]
+
+
+def test_a_disk_that_fails_costs_the_file_and_not_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    log = ReferenceLog(tmp_path / "log")
+    monkeypatch.setattr("os.pwrite", full)
+    log.put([1, 2, 3], VALUES)
+    assert log.missing([1, 2, 3]) == [] and np.array_equal(log.get([1, 2, 3]), VALUES)
+    log.put([4], VALUES[:1])
+    assert capsys.readouterr().err.count("No space left on device") == 1
+    nowhere = ReferenceLog(tmp_path / "no" / "folder")
+    nowhere.put([1], VALUES[:1])
+    assert nowhere.missing([1, 2]) == [2] and "not kept" in capsys.readouterr().err
+
+
+def test_many_values_without_a_file_are_forgotten_when_other_work_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.reference.MOST_FRESH", 2)
+    log = ReferenceLog(None)
+    log.put([1, 2], VALUES[:2])
+    log.trim()
+    assert log.missing([1, 2, 3]) == [3]
+    log.put([3], VALUES[:1])
+    log.trim()
+    assert log.missing([1, 2, 3]) == [1, 2, 3]
+
+
+def test_the_logs_of_other_data_are_removed(tmp_path: Path) -> None:
+    ReferenceLog.beside(tmp_path, "one").put([0], VALUES[:1])
+    ReferenceLog.beside(tmp_path, "other")
+    assert [path.name for path in tmp_path.iterdir()] == ["reference-other.f32"]
+    assert ReferenceLog.beside(None, "one").missing([0]) == [0]
+
+
+def test_log_probabilities_are_sums_over_what_counts(folder: Path) -> None:
+    rows = worker_on(folder).reading.rows([0, 1])
+    model = small.model()
+    assert rows.counts_bt is not None
+    found = log_probabilities(model, rows)
+    tokens = torch.from_numpy(rows.tokens_bt.astype(np.int64))
+    with torch.no_grad():
+        logp = torch.log_softmax(model(tokens[:, :-1]) @ model.output_weight.T, dim=-1)
+    each = logp.gather(-1, tokens[:, 1:, None])[..., 0] * torch.from_numpy(rows.counts_bt)
+    np.testing.assert_allclose(found.reshape(-1), each.sum(dim=1).numpy(), rtol=1e-5)

@@ -1,0 +1,206 @@
+"""Objectives of training on rows: the language model's, and the preferences'; and statistics of them by source.
+
+An objective turns rows into a loss that can be differentiated, and into the loss of each **unit**, which is a row or a pair
+of rows.  The units' losses cost no pass of their own, and `SourceTotals` adds them up for each source.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from kernels.losses import (
+    PreferenceTerms,
+    PreferenceTokens,
+    language_model_losses,
+    preference_loss,
+    row_log_probabilities,
+)
+from trainer.data.rows import Rows
+from trainer.models.llama.model import Decoder, hidden_states
+from trainer.reference import F32, ReferenceLog
+
+F64 = npt.NDArray[np.float64]
+
+
+class ObjectiveLoss(NamedTuple):
+    """Loss of some rows.  mean: scalar to differentiate.  units_u: (units,), nats of a row, or loss of a pair.
+
+    margins_u: (units,), the pairs' margins; None for other rows.
+    """
+
+    mean: Tensor
+    units_u: Tensor
+    margins_u: Tensor | None = None
+
+
+class Objective(ABC):
+    """Loss on rows.  unit_rows: number of rows in a unit; micro-batches hold whole units."""
+
+    unit_rows = 1
+
+    @abstractmethod
+    def loss(self, model: Decoder, rows: Rows, z_loss: float) -> ObjectiveLoss:
+        """Return the loss of rows, of which there is at least one unit."""
+
+    @abstractmethod
+    def weights_u(self, rows: Rows) -> F64:
+        """Return each unit's weight in the mean, (units,)."""
+
+    def measured(self, rows: Rows, loss: ObjectiveLoss) -> UnitLosses:
+        """Return the units' losses on the host."""
+        step = self.unit_rows
+        sources_b = np.zeros(len(rows), np.int16) if rows.sources_b is None else rows.sources_b
+        return UnitLosses(
+            _on_host(loss.units_u),
+            self.weights_u(rows),
+            rows.counted_b.reshape(-1, step).sum(axis=1).astype(np.float64),
+            sources_b[::step],
+            None if loss.margins_u is None else _on_host(loss.margins_u),
+        )
+
+
+@dataclass(frozen=True)
+class UnitLosses:
+    """Losses of units, each array (units,).  The mean loss is the sum of losses over the sum of weights.
+
+    tokens: counted tokens.  sources: number of each unit's source.  margins: None except for preferences.
+    """
+
+    losses: F64
+    weights: F64
+    tokens: F64
+    sources: npt.NDArray[np.int16]
+    margins: F64 | None = None
+
+
+class LanguageModelObjective(Objective):
+    """Mean loss over the counted tokens, in nats per token."""
+
+    def loss(self, model: Decoder, rows: Rows, z_loss: float) -> ObjectiveLoss:
+        """Return the loss as `Objective.loss` does; the mean is with `z_loss` times the max-z loss."""
+        tokens, counts, documents = _tensors(rows, model)
+        hidden = hidden_states(model, tokens[:, :-1], documents)
+        mean, nats_bt = language_model_losses(hidden, model.output_weight, tokens[:, 1:], z_loss, counts)
+        return ObjectiveLoss(mean, nats_bt.sum(dim=1))
+
+    def weights_u(self, rows: Rows) -> F64:
+        """Return the counted tokens of each row."""
+        return rows.counted_b.astype(np.float64)
+
+
+class PreferenceObjective(Objective):
+    """DPO loss of pairs.  log: log-probabilities under the reference weights, known for all pairs before the loss."""
+
+    unit_rows = 2
+
+    def __init__(self, terms: PreferenceTerms, log: ReferenceLog) -> None:
+        self._terms, self.log = terms, log
+
+    def loss(self, model: Decoder, rows: Rows, z_loss: float) -> ObjectiveLoss:
+        """Return the loss as `Objective.loss` does.  Preferences have no z-loss."""
+        assert rows.pairs_b is not None
+        tokens, counts, documents = _tensors(rows, model)
+        assert counts is not None
+        reference_b = torch.from_numpy(self.log.get(rows.pairs_b[::2].tolist()).reshape(-1)).to(tokens.device)
+        hidden = hidden_states(model, tokens[:, :-1], documents)
+        given = PreferenceTokens(tokens[:, 1:], counts, reference_b)
+        mean, statistics = preference_loss(hidden, model.output_weight, given, self._terms)
+        return ObjectiveLoss(mean, statistics.losses, statistics.margins)
+
+    def weights_u(self, rows: Rows) -> F64:
+        """Return 1 for each pair."""
+        return np.ones(len(rows) // 2)
+
+
+@torch.no_grad()
+def log_probabilities(model: Decoder, rows: Rows) -> F32:
+    """Return the log-probabilities (P, 2) of pairs: of the counted tokens of the chosen and of the rejected row."""
+    tokens, counts, documents = _tensors(rows, model)
+    assert counts is not None
+    hidden = hidden_states(model, tokens[:, :-1], documents)
+    logp_b = row_log_probabilities(hidden, model.output_weight, tokens[:, 1:], counts)
+    found: F32 = logp_b.float().cpu().numpy().reshape(-1, 2)
+    return found
+
+
+def _tensors(rows: Rows, model: Decoder) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Return tokens (B, T + 1), counts and documents (B, T) on the model's device."""
+    device = model.flat.device
+    tokens = torch.from_numpy(rows.tokens_bt.astype(np.int64)).to(device)
+    counts, documents = (
+        None if each is None else torch.from_numpy(each).to(device) for each in (rows.counts_bt, rows.documents_bt)
+    )
+    return tokens, counts, documents
+
+
+def _on_host(values: Tensor) -> F64:
+    found: F64 = values.detach().double().cpu().numpy()
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Statistics by source.
+
+
+@dataclass(frozen=True)
+class SourceLoss:
+    """Mean loss of a source.  tokens: counted tokens.  loss: nats per token; for preferences, the mean over pairs."""
+
+    source: str
+    tokens: int
+    loss: float
+
+
+class SourceTotals:
+    """Sums of losses for each source.  names: of the sources."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = names
+        self._sums = np.zeros((3, len(names)))
+        """Losses, weights and tokens of each source."""
+        self._margin = self._accurate = 0.0
+        self._pairs = 0
+
+    def add(self, units: UnitLosses) -> None:
+        """Add the losses of some units."""
+        for sums, values in zip(self._sums, (units.losses, units.weights, units.tokens), strict=True):
+            sums += np.bincount(units.sources, values, minlength=len(self._names))
+        if units.margins is not None:
+            self._margin += float(units.margins.sum())
+            self._accurate += float((units.margins > 0).sum())
+            self._pairs += len(units.margins)
+
+    @property
+    def losses(self) -> tuple[SourceLoss, ...]:
+        """Mean loss of each source that has a counted token."""
+        return tuple(
+            SourceLoss(name, int(tokens), float(loss / weight))
+            for name, loss, weight, tokens in zip(self._names, *self._sums, strict=True)
+            if weight > 0 and tokens > 0
+        )
+
+    def mean(self, shares: Sequence[float]) -> float:
+        """Return the mean of the sources' losses with these shares, without sources that have no counted token."""
+        known = {each.source: each.loss for each in self.losses}
+        used = [(share, known[name]) for name, share in zip(self._names, shares, strict=True) if name in known]
+        if not any(share for share, _ in used):
+            used = [(1.0, loss) for _, loss in used]
+        return sum(share * loss for share, loss in used) / sum(share for share, _ in used)
+
+    @property
+    def margin(self) -> float | None:
+        """Mean margin of the pairs; None without preferences."""
+        return self._margin / self._pairs if self._pairs else None
+
+    @property
+    def accuracy(self) -> float | None:
+        """Share of pairs with a margin above 0; None without preferences."""
+        return self._accurate / self._pairs if self._pairs else None
