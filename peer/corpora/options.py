@@ -10,8 +10,8 @@ from typing import Any, Self
 
 from peer.errors import ExitCode, PeerError
 from protocol.corpora.manifest import MAX_BLOCK_BYTES, CorpusKind
-from trainer.data.templates import TemplatedTokenizer
-from trainer.data.tokens import ByteTokenizer, TokenizerFile, checked_file
+from trainer.data.templates import TEMPLATES, TemplatedTokenizer
+from trainer.data.tokens import ByteTokenizer, TokenizerFile, checked_file, special_in
 
 MAX_DOCUMENT_BYTES = 64 << 20
 """Largest text of a document, in bytes of UTF-8."""
@@ -37,6 +37,10 @@ class TokenFormat:
     row_tokens: int = 0
     is_checked: bool = False
 
+    def __post_init__(self) -> None:
+        if self.template not in TEMPLATES:
+            raise PeerError(f"there is no template {self.template}; take one of {', '.join(TEMPLATES)}", ExitCode.INPUT)
+
     def open(self) -> TemplatedTokenizer:
         """Return the tokenizer.  Raises `PeerError` for a file that cannot be used."""
         try:
@@ -53,6 +57,22 @@ class TokenFormat:
             return None if self.tokenizer is None else checked_file(self.tokenizer, reserved)
         except ValueError as error:
             raise PeerError(str(error), ExitCode.INPUT) from error
+
+
+def special_token(path: Path, name: str) -> int:
+    """Return the number of a token that is named, or numbered, in a tokenizer.json.  Raises `PeerError`."""
+    if name.isascii() and name.isdigit():
+        return int(name[:20])
+    try:
+        special = special_in(path)
+    except ValueError as error:
+        raise PeerError(str(error), ExitCode.INPUT) from error
+    if name not in special:
+        raise PeerError(
+            f"{path} has no special token {name}, but {', '.join(sorted(special))[:200] or 'none'}; name one of them",
+            ExitCode.INPUT,
+        )
+    return special[name]
 
 
 @dataclass(frozen=True)

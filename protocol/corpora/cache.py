@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -168,9 +168,11 @@ class BlockCache:
                 if block in self._blocks:
                     self._blocks.move_to_end(block)
 
-    def fits(self, block: Block) -> bool:
-        """Return True if there is free space under the cap for one more block."""
-        return self._used_bytes + space_of(block) <= self.cap_bytes
+    def check(self, blocks: Iterable[Block]) -> None:
+        """Forget blocks whose files are gone or have changed in size, so that they are fetched again."""
+        for block in blocks:
+            if self.has(block) and size_of(self.path(block)) != block.size:
+                self._remove(block)
 
     def _make_room(self, size: int) -> None:
         """Remove the blocks that were not needed for the longest time, until `size` more bytes are under the cap."""

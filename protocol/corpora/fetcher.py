@@ -134,6 +134,8 @@ class BlockFetcher:
         self._next: list[Block] = []
         self._uncounted: set[Block] = set()
         """Needed blocks that were not looked for on the disk yet."""
+        self._suspect: set[Block] = set()
+        """Blocks that may have left the disk without our doing."""
         self._is_told_of_space = False
         self._batches: list[_BlockBatch] = []
         self._pauses: dict[Block, _Pause] = {}
@@ -165,6 +167,7 @@ class BlockFetcher:
         needed = {*self._now, *self._next}
         self.store.cache.pin([*self._next, *self._now])
         self._uncounted = (self._uncounted | needed - before) & needed
+        self._suspect |= needed - before
         self._pauses = {block: pause for block, pause in self._pauses.items() if block in needed}
         for batch in self._batches:
             if needed.isdisjoint(batch.blocks):
@@ -177,6 +180,11 @@ class BlockFetcher:
             self._is_told_of_space = True
             text = f"the blocks of one round take {space >> 20} MiB, more than the {cap >> 20} MiB that blocks may take"
             self._session.emit(Notice("warning", f"{text}: allow more, or let this peer do fewer steps"))
+
+    def recheck(self, block: Block) -> None:
+        """Look for a block on the disk again, because the trainer did not find it; if it is gone, it is fetched again."""
+        self._suspect.add(block)
+        self._wake.set()
 
     async def until_here(self, blocks: Sequence[Block]) -> None:
         """Wait until these blocks, which are needed, are on this computer."""
@@ -221,10 +229,11 @@ class BlockFetcher:
         async with trio.open_nursery() as nursery:
             while True:
                 self._wake = wake = trio.Event()
-                needed, uncounted = [*self._now, *self._next], self._uncounted
+                needed, uncounted, suspect = [*self._now, *self._next], self._uncounted, self._suspect
+                self._uncounted, self._suspect = set(), set()
+                await self._offload(self.store.cache.check, suspect)
                 missing: list[Block] = await self._offload(self._missing_of, needed)
                 self.tally[BlockOrigin.DISK] += sum(block.size for block in uncounted - set(missing))
-                self._uncounted -= uncounted
                 await self._offload(self._ahead.look, trio.current_time())
                 missing = [block for block in missing if not self.store.cache.has(block)]  # some may have come meanwhile
                 for batch in self._plan(missing):
@@ -240,7 +249,7 @@ class BlockFetcher:
             if peers and sum(batch.mirror is None for batch in self._batches) < PEER_BATCHES:
                 yield from self._begin(self._for_peers(missing, now), None)
             mirrored = sum(batch.mirror is not None for batch in self._batches)
-            if mirrored < MIRROR_BATCHES and self._mirrors.are_ready(now):
+            if mirrored < MIRROR_BATCHES:
                 yield from self._begin(self._for_mirrors(missing, now), "")
             if len(self._batches) == found:
                 return
@@ -260,7 +269,9 @@ class BlockFetcher:
         return self._free([block for block in missing if block not in pauses], missing, now, mirrored=False)
 
     def _for_mirrors(self, missing: Sequence[Block], now: float) -> list[Block]:
-        return self._free(missing, missing, now, mirrored=True)
+        shards = {block.shard for block in missing}
+        ready = {shard for shard in shards if self._mirrors.are_ready(shard, now)}
+        return self._free([block for block in missing if block.shard in ready], missing, now, mirrored=True)
 
     def _free(self, due: Sequence[Block], missing: Sequence[Block], now: float, *, mirrored: bool) -> list[Block]:
         """Return the blocks to ask peers for, or mirrors if `mirrored`: those first that nobody was asked for.
@@ -278,7 +289,11 @@ class BlockFetcher:
         asked = [batch for batch in self._batches if (batch.mirror is not None) == mirrored]
         not_late = {block for batch in [*asked, *recent] for block in batch.blocks}
         late = [block for block in due if block not in not_late]
-        return late or self._ahead.fitting([*missing, *under_way])
+        return late or [
+            block
+            for block in self._ahead.fitting([*missing, *under_way])
+            if not mirrored or self._mirrors.are_ready(block.shard, now)
+        ]
 
     async def _fetch(self, batch: _BlockBatch) -> None:
         try:

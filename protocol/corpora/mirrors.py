@@ -4,6 +4,7 @@ A mirror is not trusted: every block is checked against its hash.  Policy:
 
 * **Order.**  A hash of our peer ID and the first block draws the order in which the mirrors are asked, so that the load
   spreads over them.  If one fails, the next one goes on with the block that was not read yet.
+* **Absence.**  A mirror that lacks a shard is not asked for it for a while; it may have the shards of another corpus.
 * **Backoff.**  A mirror that fails is not asked for a while, twice as long each time, until a read from it succeeds.
 * **Set aside.**  A mirror that sends wrong bytes, or breaks a rule of `protocol.corpora.ranges`, is not asked again until
   this peer's next start.
@@ -12,13 +13,13 @@ A mirror is not trusted: every block is checked against its hash.  Policy:
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from urllib.parse import urlsplit
 
 import trio
 
-from protocol.corpora.ranges import RangeClient, RangeFailed, RangeForbidden
+from protocol.corpora.ranges import RangeAbsent, RangeClient, RangeFailed, RangeForbidden
 from protocol.corpora.shards import SHARDS, Shard, checked_leaves
 from protocol.events.events import Event, Notice
 from protocol.wire.hashes import HASH_BYTES, Hash, chunk_hash, hash_bytes
@@ -26,6 +27,8 @@ from protocol.wire.identity import PeerId
 
 MAX_MIRRORS = 16
 FIRST_REST_S, MOST_REST_S = 2.0, 300.0
+ABSENT_S, MAX_ABSENT = 300.0, 1024
+"""Seconds until a mirror is asked again for a shard that it lacked; most such shards remembered for a mirror."""
 TOLD_FAILURES = 3
 """Failures in a row after which the user is told."""
 
@@ -35,16 +38,37 @@ Keep = Callable[[int, bytes], Awaitable[None]]
 
 @dataclass
 class _Mirror:
-    """A mirror.  rests_until: trio time.  failures: in a row."""
+    """A mirror.  rests_until: trio time.  failures: in a row.  absent: when it lacked which shards."""
 
     url: str
     rests_until: float = -inf
     failures: int = 0
+    absent: dict[Hash, float] = field(default_factory=dict)
+
+    def may_be_asked(self, shard: Hash, now: float) -> bool:
+        """Return True if the mirror may be asked for this shard now."""
+        return self.rests_until <= now and now - self.absent.get(shard, -inf) >= ABSENT_S
+
+    def lacks(self, shard: Hash, now: float) -> None:
+        """Note that the mirror does not have this shard."""
+        self.absent.pop(shard, None)
+        self.absent[shard] = now
+        if len(self.absent) > MAX_ABSENT:
+            del self.absent[next(iter(self.absent))]
 
     @property
     def host(self) -> str:
         """Its name for people."""
         return urlsplit(self.url).netloc
+
+
+@dataclass(frozen=True)
+class _Range:
+    """Consecutive pieces of a file, and the receiver of each one."""
+
+    start: int
+    sizes: Sequence[int]
+    receive: Callable[[bytes], Awaitable[None]]
 
 
 class Mirrors:
@@ -56,9 +80,9 @@ class Mirrors:
         self._mirrors = [_Mirror(url.rstrip("/")) for url in dict.fromkeys(urls)][:MAX_MIRRORS]
         self._client, self._me, self._emit = client, me, emit
 
-    def are_ready(self, now: float) -> bool:
-        """Return True if there is a mirror that may be asked now.  now: trio time."""
-        return any(mirror.rests_until <= now for mirror in self._mirrors)
+    def are_ready(self, shard: Hash, now: float) -> bool:
+        """Return True if there is a mirror that may be asked for this shard now.  now: trio time."""
+        return any(mirror.may_be_asked(shard, now) for mirror in self._mirrors)
 
     def set_aside(self) -> list[str]:
         """Return the addresses of the mirrors that are not asked again."""
@@ -74,8 +98,8 @@ class Mirrors:
                 raise RangeForbidden("sends hashes that do not have the root in the corpus's manifest")
             found.append(leaves)
 
-        for mirror in self._in_order(shard.block(0).shard, 0):
-            if await self._read(mirror, f"{shard.root.hex()}.leaves", 0, [HASH_BYTES * len(shard)], check):
+        for mirror in self._in_order(shard.root, 0):
+            if await self._read(mirror, shard.root, "leaves", _Range(0, [HASH_BYTES * len(shard)], check)):
                 return found[0]
         return None
 
@@ -98,7 +122,7 @@ class Mirrors:
         for mirror in self._in_order(shard.root, numbers.start):
             on_mirror(mirror.host)
             sizes = [shard.block(number).size for number in left]
-            await self._read(mirror, f"{shard.root.hex()}.shard", shard.spans[left[0]].start, sizes, check)
+            await self._read(mirror, shard.root, "shard", _Range(shard.spans[left[0]].start, sizes, check))
             if not left:
                 return True
         return False
@@ -106,20 +130,22 @@ class Mirrors:
     def _in_order(self, root: Hash, number: int) -> list[_Mirror]:
         """Return the mirrors that may be asked now, in the order in which to ask them."""
         drawn = self._me.encode() + root + number.to_bytes(4, "big")
-        ready = [mirror for mirror in self._mirrors if mirror.rests_until <= trio.current_time()]
+        ready = [mirror for mirror in self._mirrors if mirror.may_be_asked(root, trio.current_time())]
         return sorted(ready, key=lambda mirror: hash_bytes("mirror of a block", drawn + mirror.url.encode()))
 
-    async def _read(
-        self, mirror: _Mirror, name: str, start: int, sizes: Sequence[int], receive: Callable[[bytes], Awaitable[None]]
-    ) -> bool:
+    async def _read(self, mirror: _Mirror, shard: Hash, ending: str, wanted: _Range) -> bool:
         """Read a range of a file of a mirror; return False if it fails."""
+        url = f"{mirror.url}/{SHARDS}/{shard.hex()}.{ending}"
         try:
-            await self._client.read(f"{mirror.url}/{SHARDS}/{name}", start, sizes, receive)
+            await self._client.read(url, wanted.start, wanted.sizes, wanted.receive)
         except RangeForbidden as error:
             mirror.rests_until = inf
             self._emit(
                 Notice("warning", f"the mirror {mirror.host} {error}: it is not asked again; please tell the organiser")
             )
+        except RangeAbsent:
+            mirror.lacks(shard, trio.current_time())
+            self._emit(Notice("debug", f"the mirror {mirror.host} does not have {shard.hex()}.{ending}"))
         except RangeFailed as error:
             mirror.failures += 1
             rest_s = min(FIRST_REST_S * 2 ** (mirror.failures - 1), MOST_REST_S)

@@ -17,6 +17,7 @@ import re
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from urllib.parse import urljoin, urlsplit
 
 import h11
@@ -37,6 +38,10 @@ AddressNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 class RangeFailed(Exception):
     """A range that could not be read; the text is a clause about the server.  It may be tried again later."""
+
+
+class RangeAbsent(RangeFailed):
+    """A file that a server does not have."""
 
 
 class RangeForbidden(RangeFailed):
@@ -82,7 +87,11 @@ class WebDialer:
 
     def tls(self, stream: trio.abc.Stream, host: str) -> trio.SSLStream:
         """Return the stream with TLS, which the server must prove to be `host`."""
-        return trio.SSLStream(stream, ssl.create_default_context(), server_hostname=host, https_compatible=True)
+        return trio.SSLStream(stream, self._context, server_hostname=host, https_compatible=True)
+
+    @cached_property
+    def _context(self) -> ssl.SSLContext:
+        return ssl.create_default_context()
 
 
 @dataclass(frozen=True)
@@ -126,13 +135,20 @@ def is_mirror_url(url: str) -> bool:
 
 
 class RangeClient:
-    """Reader of ranges of files from any static web server."""
+    """Reader of ranges of files from any static web server.
+
+    pay: waits until some received bytes fit the user's limit on traffic, such as `Network.receive_elsewhere`.
+    """
 
     def __init__(
-        self, policy: AddressPolicy | None = None, deadlines: Deadlines | None = None, dialer: WebDialer | None = None
+        self,
+        policy: AddressPolicy | None = None,
+        deadlines: Deadlines | None = None,
+        dialer: WebDialer | None = None,
+        pay: Callable[[int], Awaitable[None]] | None = None,
     ) -> None:
         self._policy, self._deadlines = policy or AddressPolicy(), deadlines or Deadlines()
-        self._dialer = dialer or WebDialer()
+        self._dialer, self._pay = dialer or WebDialer(), pay
 
     async def read(self, url: str, start: int, sizes: Sequence[int], receive: Callable[[bytes], Awaitable[None]]) -> None:
         """Read consecutive pieces of a file, from byte `start` on.
@@ -197,7 +213,7 @@ class RangeClient:
 
     async def _ask(self, stream: trio.abc.Stream, target: _Target, wanted: _Wanted) -> str | None:
         """Ask for the range and read it; return the place to which the server redirects instead, if it does."""
-        answer = _Answer(stream, self._deadlines)
+        answer = _Answer(stream, self._deadlines, self._pay)
         try:
             head = await answer.head(target, wanted)
             if head.status_code in REDIRECTS:
@@ -226,8 +242,8 @@ class _Wanted:
 class _Answer:
     """The answer to one request, as it comes from a stream."""
 
-    def __init__(self, stream: trio.abc.Stream, deadlines: Deadlines) -> None:
-        self._stream, self._deadlines = stream, deadlines
+    def __init__(self, stream: trio.abc.Stream, deadlines: Deadlines, pay: Callable[[int], Awaitable[None]] | None) -> None:
+        self._stream, self._deadlines, self._pay = stream, deadlines, pay
         self._connection = h11.Connection(h11.CLIENT)
 
     async def head(self, target: _Target, wanted: _Wanted) -> h11.Response:
@@ -264,15 +280,18 @@ class _Answer:
                 data = bytes(event.data)
             if not data:
                 raise RangeFailed("is too slow")
+            before = trio.current_time()
+            if self._pay is not None:
+                await self._pay(len(data))
             while data and sizes:
                 room = sizes[-1] - len(piece)
                 piece += data[:room]
                 data = data[room:]
                 if len(piece) == sizes[-1]:
                     sizes.pop()
-                    complete, piece, before = bytes(piece), bytearray(), trio.current_time()
+                    complete, piece = bytes(piece), bytearray()
                     await wanted.receive(complete)
-                    ends_at += trio.current_time() - before
+            ends_at += trio.current_time() - before  # the server is not to blame for our own limits
 
     async def _event(self) -> object:
         while (event := self._connection.next_event()) is h11.NEED_DATA:
@@ -293,6 +312,8 @@ def _check_head(head: h11.Response, wanted: _Wanted) -> None:
         return
     if head.status_code == 200:
         raise RangeForbidden("sends whole files instead of ranges")
+    if head.status_code in (404, 410):
+        raise RangeAbsent("does not have the file")
     if head.status_code != 206:
         raise RangeFailed(f"answers with status {head.status_code}")
     match = _CONTENT_RANGE.fullmatch(_header(head, b"content-range"))

@@ -194,6 +194,10 @@ class Network(Protocol):
         """Return the measured or allowed rates of our links."""
         ...
 
+    async def receive_elsewhere(self, size: int) -> None:
+        """Count `size` bytes that came from a server outside the run as traffic; wait until they fit the user's limit."""
+        ...
+
     def is_moving(self) -> bool:
         """Return True if our own address is gone and we are reconnecting.  A peer's silence then means nothing."""
         ...

@@ -161,6 +161,7 @@ class Stack:
         self._handlers, self._emit = handlers, emit
         self._nursery: trio.Nursery | None = None
         self._links: dict[PeerId, str] = {}
+        self._elsewhere_bytes = 0
         self.reputation = Reputation(trio.current_time, self._on_ban, self._address_group_of)
         self._limits = ResourceLimits(self.reputation)
         self.host = new_host(identity, self.reputation, self._limits)
@@ -237,7 +238,13 @@ class Stack:
     def traffic(self) -> Traffic:
         """Return the payload of all channels since the start."""
         channels = (self.requests, self.gossip, self.bulk)
-        return Traffic(sum(channel.up_bytes for channel in channels), sum(channel.down_bytes for channel in channels))
+        down_bytes = self._elsewhere_bytes + sum(channel.down_bytes for channel in channels)
+        return Traffic(sum(channel.up_bytes for channel in channels), down_bytes)
+
+    async def receive_elsewhere(self, size: int) -> None:
+        """Count `size` bytes from a server outside the run; wait until they fit the user's limit."""
+        self._elsewhere_bytes += size
+        await self._line.down.pay(size)
 
     def link(self, peer: PeerId) -> str:
         """Return the kind of a peer's connection; "" if the peer is not connected."""
@@ -256,7 +263,8 @@ class Stack:
         The headers are estimated for full packets.  Relayed bytes count twice, because we receive and send them.
         """
         meter, bulk, relayed = self.meter, self.bulk, 2 * self.traversal.relay.carried_bytes
-        return int((meter.up_bytes + meter.down_bytes + bulk.up_bytes + bulk.down_bytes + relayed) / PACKET_SHARE)
+        ours = meter.up_bytes + meter.down_bytes + bulk.up_bytes + bulk.down_bytes
+        return int((ours + relayed + self._elsewhere_bytes) / PACKET_SHARE)
 
     def limit(self, up: float | None, down: float | None) -> None:
         """Set the limits on the line from now on (bytes a second, None for no limit)."""
@@ -523,6 +531,12 @@ class Libp2pNetwork:
     def bandwidth(self) -> Bandwidth:
         """Return the measured or allowed rates of our links."""
         return self._stack.bandwidth() if self._stack is not None else Bandwidth(0.0, 0.0)
+
+    async def receive_elsewhere(self, size: int) -> None:
+        """Count `size` bytes that came from a server outside the run; wait until they fit the user's limit."""
+        if self._stack is not None:
+            await self._stack.receive_elsewhere(size)
+        await trio.lowlevel.checkpoint()
 
     def is_moving(self) -> bool:
         """Return True if our own address is gone and we are reconnecting."""

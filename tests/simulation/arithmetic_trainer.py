@@ -1,6 +1,6 @@
 """A trainer that computes nothing but vectors: the difference is a pull towards a common target, plus noise of its own.
 
-It takes simulated time, can be slow, stopped early, paused and killed, and is a pure function of (seed, round, rows).
+It takes simulated time, can be slow, stopped early, paused and killed, and is a pure function of (seed, round, steps, rows).
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from kernels.layout import chunk_layout, payload_bytes
 from protocol.chain.leases import Ranges, first_rows
 from protocol.run.manifest import RunManifest
 from protocol.trainer_link import ComputeTask, Contribution, Progress, TrainerDied
+from protocol.wire import canonical
+from protocol.wire.hashes import hash_bytes
 
 EVALUATION_PARTS = 4
 
@@ -64,15 +66,16 @@ class ArithmeticTrainer:
             steps += 1
             on_progress(Progress(task.round, steps, 1.0, steps * self._tokens_a_step, self._tokens_a_step / self.step_s))
         values = np.frombuffer(theta, np.float32)
-        first = task.rows[0][0] if task.rows else 0
-        noise = np.random.Generator(np.random.Philox(key=[self._seed, task.round << 32 | first])).standard_normal(
+        read = first_rows(task.rows, steps * self._manifest.data.sequences_per_step)
+        drawn = hash_bytes("noise", canonical.encode([self._seed, task.round, steps, [list(each) for each in read]]))
+        noise = np.random.Generator(np.random.Philox(key=int.from_bytes(drawn[:16], "big"))).standard_normal(
             values.size, dtype=np.float32
         )
         delta = (values - self._target) * np.float32(0.05 * steps / task.steps) + noise * np.float32(0.01)
         data = memoryview(bytearray(payload_bytes(self._layout)))
         for span in self._layout:
             encode(delta[span.values], data[span.encoded])
-        self._on_contribution(data, first_rows(task.rows, steps * self._manifest.data.sequences_per_step))
+        self._on_contribution(data, read)
         loss = float(np.mean((values - self._target) ** 2))
         return Contribution(task.round, steps * self._tokens_a_step, steps, loss, norm(delta), data)
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 import trio
 
-from protocol.corpora.mirrors import MOST_REST_S, TOLD_FAILURES, Mirrors
+from protocol.corpora.mirrors import ABSENT_S, MOST_REST_S, TOLD_FAILURES, Mirrors
 from protocol.corpora.ranges import RangeClient
 from protocol.corpora.shards import Shard
 from protocol.disk import StoreFull
@@ -75,7 +75,9 @@ def test_the_load_is_spread_over_the_mirrors() -> None:
     on_the_web(check)
 
 
-@pytest.mark.parametrize("manner", [web.stalling, web.vanishing, web.silent, web.missing, web.short, web.trickling])
+@pytest.mark.parametrize(
+    "manner", [web.stalling, web.vanishing, web.silent, web.missing, web.short, web.trickling, web.other_range]
+)
 def test_another_mirror_goes_on_where_one_failed(manner: Manner) -> None:
     async def check(web: Web) -> None:
         reader = Reader(web)
@@ -120,7 +122,7 @@ def test_leaves_of_another_root_set_a_mirror_aside() -> None:
         for site in reader.sites:
             site.manner = web.liar
         assert await reader.mirrors.read_leaves(FIRST) is None
-        assert len(reader.mirrors.set_aside()) == 3 and not reader.mirrors.are_ready(1e12)
+        assert len(reader.mirrors.set_aside()) == 3 and not reader.mirrors.are_ready(FIRST.root, 1e12)
 
     on_the_web(check)
 
@@ -129,10 +131,10 @@ def test_a_mirror_that_vanished_is_asked_twice_as_late_each_time_and_used_again_
     async def check(web_: Web) -> None:
         reader = Reader(web_, count=1)
         (site,) = reader.sites
-        site.manner = web.missing
+        site.manner = web.babbling
         asked_at = list[float]()
         while trio.current_time() < 1500:
-            if reader.mirrors.are_ready(trio.current_time()):
+            if reader.mirrors.are_ready(FIRST.root, trio.current_time()):
                 asked_at.append(trio.current_time())
                 assert not await reader.blocks()
             await trio.sleep(0.5)
@@ -142,11 +144,30 @@ def test_a_mirror_that_vanished_is_asked_twice_as_late_each_time_and_used_again_
         site.manner = web.honest
         await trio.sleep(MOST_REST_S)
         assert await reader.blocks()
-        site.manner = web.missing
+        site.manner = web.babbling
         reader.got.clear()
         assert not await reader.blocks()
         await trio.sleep(3)
-        assert reader.mirrors.are_ready(trio.current_time()), "a success ends the backoff"
+        assert reader.mirrors.are_ready(FIRST.root, trio.current_time()), "a success ends the backoff"
+
+    on_the_web(check)
+
+
+def test_a_mirror_of_another_corpus_is_asked_for_what_it_has() -> None:
+    other = a_corpus(seed=2)
+    (shard, *_) = other.shards.values()
+
+    async def check(web: Web) -> None:
+        reader = Reader(web, count=1)
+        (site,) = reader.sites
+        assert await reader.mirrors.read_leaves(shard) is None
+        assert not reader.mirrors.are_ready(shard.root, trio.current_time())
+        assert reader.mirrors.are_ready(FIRST.root, trio.current_time()) and await reader.blocks()
+        requests = len(site.requests)
+        assert await reader.mirrors.read_leaves(shard) is None and len(site.requests) == requests
+        await trio.sleep(ABSENT_S)
+        site.files = files_of(other, "/corpus")
+        assert await reader.mirrors.read_leaves(shard) == other.leaves[shard.root] and not reader.warnings()
 
     on_the_web(check)
 

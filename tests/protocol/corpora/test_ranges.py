@@ -21,6 +21,7 @@ from cryptography.x509.oid import NameOID
 from protocol.corpora.ranges import (
     AddressPolicy,
     Deadlines,
+    RangeAbsent,
     RangeClient,
     RangeFailed,
     RangeForbidden,
@@ -75,7 +76,7 @@ def test_a_range_comes_in_its_pieces_and_no_further_byte_is_read(manner: Manner)
         (web.whole, RangeForbidden, "sends whole files instead of ranges", 0),
         (web.other_range, RangeFailed, "sends another range", 0),
         (web.short, RangeFailed, "sends fewer bytes", 0),
-        (web.missing, RangeFailed, "answers with status 404", 0),
+        (web.missing, RangeAbsent, "does not have the file", 0),
         (web.compressing, RangeForbidden, "compresses", 0),
         (web.babbling, RangeFailed, "does not speak HTTP", 0),
         (web.heading, RangeFailed, "does not speak HTTP", 0),
@@ -99,6 +100,21 @@ def test_the_beginning_of_a_whole_file_may_come_as_such() -> None:
         assert b"".join(await read(RangeClient(dialer=web_), start=0)) == CONTENT[: sum(SIZES)]
         await trio.sleep(1)
         assert site.sent < 4 * (64 << 10)
+
+    on_the_web(check)
+
+
+def test_the_users_limit_slows_the_reading_and_is_not_the_servers_fault() -> None:
+    async def check(web_: Web) -> None:
+        web_.add("mirror.test", PUBLIC, a_site(web.chunked))
+        paid = list[int]()
+
+        async def pay(size: int) -> None:
+            paid.append(size)
+            await trio.sleep(60)
+
+        assert await read(RangeClient(dialer=web_, pay=pay)) == WANTED
+        assert sum(SIZES) <= sum(paid) and len(paid) > 1 and trio.current_time() >= 60 * len(paid)
 
     on_the_web(check)
 

@@ -82,3 +82,15 @@ def test_the_benchmark_of_caps_looks_at_the_fullest_window() -> None:
     assert fullest_window(counts, 10.0) == 400
     assert fullest_window(counts, 20.0) == 500
     assert fullest_window(counts[:2], 30.0) == 0
+
+
+def test_bytes_from_servers_outside_the_run_count_and_keep_to_the_limit() -> None:
+    async def main() -> None:
+        async with network(Recorder(), down_limit=CAP) as capped:
+            begun, down, moved = trio.current_time(), capped.traffic().down_bytes, capped.line_bytes()
+            for _ in range(24):
+                await capped.receive_elsewhere(len(DATA) // 24)
+            assert trio.current_time() - begun >= SHORTEST_S
+            assert capped.traffic().down_bytes - down >= len(DATA) and capped.line_bytes() - moved > len(DATA)
+
+    trio.run(main)

@@ -1,0 +1,411 @@
+"""`peer data`: build, import, show, verify and sample corpora."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from peer.commands import add_command, add_group, whole_number
+from peer.errors import ExitCode, PeerError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from peer.commands import Subparsers
+    from peer.corpora.build import BuildProgress, BuildResult
+    from peer.corpora.folder import FinishedCorpus
+    from peer.corpora.inputs import BuildInput
+    from peer.corpora.options import BuildOptions, BuildTally, TokenFormat
+
+
+SOURCE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
+SOURCE_CHARS = 64
+BYTES = "bytes"
+MAX_PERCENT = 100.0
+
+
+def register(subparsers: Subparsers) -> None:
+    """Describe the command lines."""
+    parser = add_command(subparsers, "data", "build corpora from your own data, and look into them", None)
+    group = add_group(parser)
+    _register_build(group)
+    _register_import(group)
+    for name, summary, run in (
+        ("show", "show the sources of a corpus, their tokens, and the beginning of a document", run_show),
+        ("verify", "check every block of a corpus against its hash, and every token against the vocabulary", run_verify),
+        ("sample", "print documents of a corpus as text", run_sample),
+    ):
+        command = add_command(group, name, summary, run)
+        command.add_argument("folder", metavar="FOLDER", help="folder of the corpus")
+        if name == "sample":
+            command.add_argument(
+                "count", metavar="N", nargs="?", type=whole_number(1, 10_000), default=3, help="documents of each source (3)"
+            )
+            command.add_argument("--held-out", action="store_true", help="documents that are held out")
+        command.add_argument("--json", action="store_true", help="JSON for programs")
+
+
+def _register_build(group: Subparsers) -> None:
+    parser = add_command(
+        group,
+        "build",
+        "build a corpus from files, folders and data sets",
+        run_build,
+        epilog="Inputs are files and folders of text and code, .jsonl (.gz, .zst), .parquet, and "
+        "hf:OWNER/NAME[:CONFIG][@SPLIT].  An interrupted build goes on if the same command is given again.",
+    )
+    _add_common(parser)
+    parser.add_argument(
+        "--kind", choices=["text", "chat", "preference"], default="text", help="kind of the rows (default: text)"
+    )
+    parser.add_argument(
+        "--sequence-length",
+        type=whole_number(1, 1 << 17),
+        metavar="TOKENS",
+        help="chats and preferences: predicted tokens of a row, the run's data.sequence_length",
+    )
+    parser.add_argument("--template", metavar="NAME", help="chats and preferences: template (default: the tokenizer's)")
+    parser.add_argument("--text", default="text", metavar="FIELD", help="field of the text; a.b is b in a (default: text)")
+    parser.add_argument(
+        "--where",
+        action="append",
+        type=_condition,
+        default=[],
+        metavar="FIELD=VALUE[,VALUE…]",
+        help="take only rows with one of these values, such as licence=mit,apache-2.0; may be repeated",
+    )
+    parser.add_argument(
+        "--least", type=whole_number(1, 1 << 40), default=1, metavar="CHARACTERS", help="shortest text that is taken (1)"
+    )
+    parser.add_argument(
+        "--most", type=whole_number(1, 1 << 40), metavar="CHARACTERS", help="longest text that is taken (default: any)"
+    )
+    parser.add_argument("--id", metavar="FIELD", help="field that identifies a document (default: its text does)")
+    parser.add_argument(
+        "--workers", type=whole_number(1, 1024), default=0, metavar="N", help="processes (default: one per core)"
+    )
+
+
+def _register_import(group: Subparsers) -> None:
+    parser = add_command(
+        group,
+        "import",
+        "build a corpus from files of tokens",
+        run_import,
+        epilog="Inputs are Megatron's .bin with its .idx, DataTrove's .ds with its .ds.index, and .npy arrays of tokens, "
+        "all made with the tokenizer that is named.",
+    )
+    _add_common(parser)
+
+
+def _add_common(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("out", metavar="OUT", help="new folder for the corpus")
+    parser.add_argument(
+        "inputs", metavar="INPUT", nargs="+", help="an input, or NAME=INPUT to name its source; inputs may share a name"
+    )
+    parser.add_argument(
+        "--tokenizer", required=True, metavar="FOLDER", help="folder with a tokenizer.json, the file itself, or bytes"
+    )
+    parser.add_argument(
+        "--end", metavar="TOKEN", help="end token, by name or number (default: as the tokenizer's folder says)"
+    )
+    parser.add_argument("--source", metavar="NAME", help="source of the inputs without a name (default: each its own)")
+    parser.add_argument(
+        "--held-out", type=_percent, default=1.0, metavar="PERCENT", help="share of the documents that is held out (1)"
+    )
+    parser.add_argument(
+        "--seed", type=whole_number(0, (1 << 63) - 1), default=0, metavar="N", help="key of the order and held-out share (0)"
+    )
+    parser.add_argument(
+        "--block", type=whole_number(1 << 12, 1 << 20), default=1 << 20, metavar="BYTES", help="largest block (1048576)"
+    )
+    parser.add_argument(
+        "--bad", type=_percent, default=1.0, metavar="PERCENT", help="share of bad rows above which the build fails (1)"
+    )
+    parser.add_argument("--json", action="store_true", help="progress and result as JSON lines")
+
+
+def run_build(args: argparse.Namespace) -> int:
+    """Build a corpus."""
+    from peer.corpora.options import BuildOptions, FieldSelection
+
+    where: dict[str, tuple[str, ...]] = {}
+    for name, values in args.where:
+        where[name] = (*where.get(name, ()), *values)
+    options = BuildOptions(
+        tokens=_format(args, args.kind, args.sequence_length, args.template),
+        fields=FieldSelection(args.text, args.id, args.least, args.most, where),
+        held_out_percent=args.held_out,
+        seed=args.seed,
+        block_bytes=args.block,
+        bad_percent=args.bad,
+        workers=args.workers,
+    )
+    return _build(args, [_input(text, args.source) for text in args.inputs], options)
+
+
+def run_import(args: argparse.Namespace) -> int:
+    """Build a corpus of tokens that others made."""
+    from peer.corpora.foreign import token_input
+    from peer.corpora.options import BuildOptions
+
+    tokens = _format(args, "text", None, None)
+    end = tokens.ends[0] if tokens.ends else 0
+    inputs = [token_input(*_named(text, args.source), end) for text in args.inputs]
+    options = BuildOptions(
+        tokens, held_out_percent=args.held_out, seed=args.seed, block_bytes=args.block, bad_percent=args.bad
+    )
+    return _build(args, inputs, options)
+
+
+def _build(args: argparse.Namespace, inputs: list[BuildInput], options: BuildOptions) -> int:
+    from peer.corpora.build import PARTIAL, build
+
+    out = Path(args.out)
+    try:
+        result = build(inputs, options, out, _events() if args.json else _progress_line())
+    except KeyboardInterrupt:
+        again = "" if any(each.is_in_memory for each in inputs) else "give the same command again to go on, or "
+        print(f"\npeer: interrupted; {again}remove {out}{PARTIAL}", file=sys.stderr)
+        raise
+    _print_result(out, result, as_json=args.json)
+    return ExitCode.OK
+
+
+def _input(text: str, source: str | None) -> BuildInput:
+    from peer.corpora.inputs import HUB, BuildInput
+
+    name, where = _split_name(text)
+    if where.startswith(HUB):
+        return BuildInput(
+            name or source or _source_name(where.removeprefix(HUB).partition("@")[0].rpartition("/")[2]), where
+        )
+    return BuildInput(*_named(text, source))
+
+
+def _named(text: str, source: str | None) -> tuple[str, Path]:
+    """Return the source and the path of an input."""
+    name, where = _split_name(text)
+    path = Path(where)
+    return name or source or _source_name(path.absolute().name.partition(".")[0] or path.absolute().name), path
+
+
+def _split_name(text: str) -> tuple[str, str]:
+    """Return the name before an input, and the input; a file whose name has an = is no such pair."""
+    name, equals, where = text.partition("=")
+    return (name, where) if equals and SOURCE_NAME.fullmatch(name) and where and not Path(text).exists() else ("", text)
+
+
+def _source_name(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_.-]+|^[.-]+", "_", text)[:SOURCE_CHARS] or "data"
+
+
+def _format(args: argparse.Namespace, kind: str, length: int | None, template: str | None) -> TokenFormat:
+    """Return the form of the tokens; the tokenizer's folder says what the options leave open."""
+    from peer.corpora.options import TokenFormat, special_token
+    from protocol.corpora.manifest import CorpusKind
+
+    if (kind == "text") != (length is None):
+        raise PeerError("--sequence-length belongs to --kind chat and preference, which need it", ExitCode.USAGE)
+    row_tokens = length + 1 if length is not None else 0
+    if args.tokenizer == BYTES:
+        if args.end not in (None, "0"):
+            raise PeerError("the end token of bytes is 0; leave --end out", ExitCode.USAGE)
+        return TokenFormat(
+            CorpusKind(kind), template=template or ("raw" if kind == "text" else "plain"), row_tokens=row_tokens
+        )
+    from peer.weights.brought import tokenizer_facts
+    from peer.weights.tokenizer_files import check_readable
+
+    path = Path(args.tokenizer)
+    if path.is_dir():
+        check_readable(path)
+        path /= "tokenizer.json"
+    said: dict[str, Any] = {"template": template} if template is not None else {}
+    if args.end is not None:
+        said["ends"] = [special_token(path, args.end)]
+    facts = tokenizer_facts(path, said)
+    return TokenFormat(CorpusKind(kind), path, tuple(facts["ends"]), facts["template"], row_tokens)
+
+
+def _condition(text: str) -> tuple[str, tuple[str, ...]]:
+    name, equals, values = text.partition("=")
+    if not name or not equals:
+        raise argparse.ArgumentTypeError(f"{text} is no condition; write FIELD=VALUE or FIELD=VALUE,VALUE")
+    return name, tuple(values.split(","))
+
+
+def _percent(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < MAX_PERCENT:
+        raise argparse.ArgumentTypeError(f"{text} is no percentage from 0 to below 100")
+    return value
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+# Output.
+
+
+def _events() -> Callable[[BuildProgress], None]:
+    from peer.console.streams import print_json
+
+    def show(progress: BuildProgress) -> None:
+        said = {"tokens_per_s": round(progress.tokens_per_s), "left_s": progress.left_s}
+        print_json({"event": "progress", **asdict(progress), **said})
+
+    return show
+
+
+def _progress_line() -> Callable[[BuildProgress], None]:
+    """Return a function that shows the progress in one line, or does nothing if standard error is not a terminal."""
+    from peer.formatting import amount, duration
+
+    def show(progress: BuildProgress) -> None:
+        share = f"{100 * progress.done / progress.total:3.0f} %" if progress.total else ""
+        left = f", {duration(progress.left_s)} to go" if progress.left_s is not None else ""
+        line = (
+            f"{progress.phase} {share}  {amount(progress.documents)} documents, {amount(progress.tokens)} tokens, "
+            f"{amount(progress.tokens_per_s)} tokens/s{left}"
+        )
+        print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
+
+    return show if sys.stderr.isatty() else lambda progress: None
+
+
+def _print_result(out: Path, result: BuildResult, *, as_json: bool) -> None:
+    from peer.console.streams import print_json
+    from peer.corpora.folder import FinishedCorpus
+
+    corpus = FinishedCorpus(out)
+    if as_json:
+        print_json({"event": "built", **_described(corpus), "tally": result.tally.to_json()})
+        return
+    if sys.stderr.isatty():
+        print("\r\033[K", end="", file=sys.stderr, flush=True)
+    print("\n".join([*_lines(corpus), *_left_out(result.tally)]))
+
+
+def _described(corpus: FinishedCorpus) -> dict[str, Any]:
+    from peer.corpora.folder import summaries
+
+    manifest = corpus.manifest
+    facts = manifest.model_dump(
+        include={"kind", "vocab", "end", "token_bytes", "row_tokens", "block_tokens", "shard_blocks"}
+    )
+    return {
+        "folder": str(corpus.path),
+        "digest": corpus.digest.hex(),
+        "tokenizer": manifest.tokenizer.hex(),
+        **facts,
+        "splits": [asdict(each) for each in summaries(manifest)],
+        "recipe": manifest.recipe,
+    }
+
+
+def _lines(corpus: FinishedCorpus) -> list[str]:
+    from peer.corpora.folder import summaries
+    from peer.formatting import amount, clean, size
+
+    manifest, splits = corpus.manifest, summaries(corpus.manifest)
+    tokens = sum(each.tokens for each in splits)
+    block = size(manifest.block_tokens * manifest.bytes_per_token)
+    lines = [
+        f"corpus      {clean(str(corpus.path), 500)} ({size(tokens * manifest.bytes_per_token)})",
+        f"digest      {corpus.digest.hex()}",
+        f"kind        {manifest.kind.value}" + (f", rows of {manifest.row_tokens - 1} tokens" * bool(manifest.row_tokens)),
+        f"tokenizer   {manifest.tokenizer.hex()[:16] if any(manifest.tokenizer) else BYTES}, {manifest.vocab} tokens",
+        f"blocks      {sum(each.blocks for each in splits)} of {block} in {sum(each.shards for each in splits)} shards",
+        f"{'SOURCE':<24}{'SPLIT':<10}{'TOKENS':>10}{'DOCUMENTS':>11}{'SHARE':>8}",
+    ]
+    for each in splits:
+        which = each.split.replace("_", " ")
+        lines.append(
+            f"{each.source:<24}{which:<10}{amount(each.tokens):>10}{amount(each.documents):>11}{100 * each.share:>6.1f} %"
+        )
+    return lines
+
+
+def _left_out(tally: BuildTally) -> list[str]:
+    """Return the counts of rows left out, and the first of them by name."""
+    from peer.corpora.options import MOST_NAMED
+    from peer.formatting import visible
+
+    lines = []
+    if tally.cut:
+        lines.append(f"cut         {tally.cut} chats that are longer than a row")
+    for is_bad, heading in ((True, "bad"), (False, "left out")):
+        counts = [f"{count} {reason.value}" for reason, count in sorted(tally.left_out.items()) if reason.is_bad == is_bad]
+        if counts:
+            lines.append(f"{heading:<12}{', '.join(counts)}")
+            lines += [f"{'':<12}{visible(str(row))[:200]}" for row in sorted(tally.named[is_bad])[:MOST_NAMED]]
+    return lines
+
+
+SHOWN_CHARACTERS = 400
+
+
+def run_show(args: argparse.Namespace) -> int:
+    """Show a corpus."""
+    from peer.console.streams import print_json
+    from peer.corpora.folder import FinishedCorpus
+    from peer.formatting import visible
+
+    corpus = FinishedCorpus(Path(args.folder))
+    if args.json:
+        print_json(_described(corpus))
+        return ExitCode.OK
+    print("\n".join(_lines(corpus)))
+    for source, text in _samples(corpus, 1, held_out=False):
+        print(f"\n{source}: {visible(text[:SHOWN_CHARACTERS])}{'…' * (len(text) > SHOWN_CHARACTERS)}")
+        break
+    return ExitCode.OK
+
+
+def run_verify(args: argparse.Namespace) -> int:
+    """Check a corpus."""
+    from peer.console.streams import print_json
+    from peer.corpora.folder import FinishedCorpus
+    from peer.formatting import many
+
+    corpus = FinishedCorpus(Path(args.folder))
+    tokens = sum(split.tokens for _, _, split in corpus.splits)
+    shows = sys.stderr.isatty() and not args.json
+    corpus.verify(lambda done: print(f"\rverified {100 * done / tokens:3.0f} %", end="", file=sys.stderr) if shows else None)
+    blocks = sum(corpus.manifest.blocks(split) for _, _, split in corpus.splits)
+    if args.json:
+        print_json({"folder": args.folder, "digest": corpus.digest.hex(), "tokens": tokens, "blocks": blocks})
+    else:
+        print(f"{chr(13) * shows}{args.folder}: all {many(blocks, 'block')} with {many(tokens, 'token')} are as built")
+    return ExitCode.OK
+
+
+def run_sample(args: argparse.Namespace) -> int:
+    """Print documents of each source."""
+    from peer.console.streams import print_json
+    from peer.corpora.folder import FinishedCorpus
+    from peer.formatting import visible
+
+    for source, text in _samples(FinishedCorpus(Path(args.folder)), args.count, held_out=args.held_out):
+        if args.json:
+            print_json({"source": source, "text": text})
+        else:
+            print(f"--- {source}\n{visible(text)}")
+    return ExitCode.OK
+
+
+def _samples(corpus: FinishedCorpus, count: int, *, held_out: bool) -> Iterator[tuple[str, str]]:
+    """Yield the source and the text of the first documents of each source."""
+    from itertools import islice
+
+    tokenizer = corpus.tokenizer()
+    for source, which, split in corpus.splits:
+        if (which == "held out") == held_out:
+            for document in islice(corpus.documents(split), count):
+                yield source, tokenizer.decode(document.tokens.tolist())

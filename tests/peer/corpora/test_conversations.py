@@ -1,0 +1,178 @@
+"""Chats and preferences become rows with flags, as the reader of a run expects them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from peer.corpora.build import build
+from peer.corpora.conversations import Flagged, answers_of, filled, packed
+from peer.corpora.folder import FinishedCorpus
+from peer.corpora.inputs import BuildInput, Document
+from peer.corpora.options import BuildOptions, LeftOut
+from peer.errors import PeerError
+from protocol.corpora.manifest import BEGINS, COUNTS, CorpusKind
+from tests.peer.corpora.makers import chat_tokens, content_of, write_rows
+
+WIDTH = 65
+
+
+def chat(number: int, answer: str = "") -> dict[str, Any]:
+    messages = [("user", f"question {number}"), ("assistant", answer or f"answer {number}")]
+    return {"messages": [{"role": role, "content": content} for role, content in messages]}
+
+
+def built(tmp_path: Path, kind: CorpusKind, rows: list[Any], **options: Any) -> FinishedCorpus:
+    tokens = replace(chat_tokens(tmp_path / "tokenizer.json"), kind=kind, row_tokens=WIDTH)
+    path = write_rows(tmp_path / "rows.jsonl", rows)
+    build([BuildInput("s", path)], BuildOptions(tokens, held_out_percent=0, workers=1, **options), tmp_path / "out")
+    corpus = FinishedCorpus(tmp_path / "out")
+    corpus.verify()
+    return corpus
+
+
+def rows_of(corpus: FinishedCorpus) -> list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
+    found = []
+    for block in corpus.blocks(corpus.manifest.sources[0].train):
+        tokens, flags = corpus.tokens_and_flags(block)
+        found += list(zip(tokens.reshape(-1, WIDTH), flags.reshape(-1, WIDTH), strict=True))
+    return found
+
+
+def test_chats_are_packed_whole_and_their_answers_count(tmp_path: Path) -> None:
+    corpus = built(tmp_path, CorpusKind.CHAT, [chat(number) for number in range(40)])
+    tokenizer = corpus.tokenizer()
+    split = corpus.manifest.sources[0].train
+    counted = sorted(tokenizer.decode(each.tokens[each.counts].tolist()) for each in corpus.documents(split))
+    assert counted == sorted(f"answer {number}<|im_end|>" for number in range(40))
+    assert split.documents == 40
+    assert split.text_bytes == sum(len(f"answer {number}") for number in range(40))
+    for tokens, flags in rows_of(corpus):
+        assert flags[0] & BEGINS and not (flags[0] & COUNTS)
+        assert tokens[0] == tokenizer.special("<|im_start|>")
+        begins = np.flatnonzero(flags & BEGINS)
+        last = tokens[begins[-1] :]
+        assert flags[begins[-1] :].any()
+        assert (flags[begins[-1] :] & COUNTS).any() or (last == corpus.manifest.end).all(), "a chat, or the filling"
+
+
+def test_chat_longer_than_a_row_is_cut_and_one_without_an_answer_in_its_row_is_left_out(tmp_path: Path) -> None:
+    long = {"messages": [{"role": "user", "content": "x" * 99}, {"role": "assistant", "content": "y"}]}
+    tokens = replace(chat_tokens(tmp_path / "tokenizer.json"), kind=CorpusKind.CHAT, row_tokens=WIDTH)
+    path = write_rows(tmp_path / "rows.jsonl", [chat(1, "yes"), chat(2, "z" * 99), long])
+    options = BuildOptions(tokens, held_out_percent=0, workers=1)
+    result = build([BuildInput("s", path)], options, tmp_path / "out")
+    assert result.tally.cut == 1 and result.tally.left_out == {LeftOut.NOTHING: 1}
+    split = result.manifest.sources[0].train
+    corpus = FinishedCorpus(tmp_path / "out")
+    counted = sum(int(each.counts.sum()) for each in corpus.documents(split))
+    assert split.text_bytes == counted - 1, "the end token of the whole chat has no text"
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "jsonl.gz", "jsonl.zst", "parquet"])
+def test_chats_of_every_format_give_the_same_bytes(ending: str, tmp_path: Path) -> None:
+    rows, contents = [chat(number) for number in range(9)], []
+    tokens = replace(chat_tokens(tmp_path / "tokenizer.json"), kind=CorpusKind.CHAT, row_tokens=WIDTH)
+    (tmp_path / "array").mkdir()
+    array = tmp_path / "array" / "a.json"
+    array.write_text(json.dumps(rows))
+    (tmp_path / "array" / "README.md").write_text("no chat")
+    for name, path in (("one", write_rows(tmp_path / f"a.{ending}", rows)), ("other", array), ("third", array.parent)):
+        build([BuildInput("s", path)], BuildOptions(tokens, workers=1), tmp_path / name)
+        contents.append({file: data for file, data in content_of(tmp_path / name).items() if file != "corpus.msgpack"})
+    assert contents[0] == contents[1] == contents[2]
+
+
+def test_bad_chat_is_named_with_its_flaw(tmp_path: Path) -> None:
+    bad = [{"messages": []}, {"messages": [{"role": "user", "content": "x"}]}, {"messages": [], "tools": [1]}]
+    with pytest.raises(PeerError, match=r"3 of 4 rows are bad.*rows.jsonl, row 2: a chat is a record with a list"):
+        built(tmp_path, CorpusKind.CHAT, [chat(1), *bad])
+
+
+def test_chats_given_as_tokens_keep_what_counts(tmp_path: Path) -> None:
+    tokens = replace(chat_tokens(tmp_path / "tokenizer.json"), kind=CorpusKind.CHAT, row_tokens=WIDTH)
+    document = Document("x", tokens=np.array([5, 6, 7, 258]), counts=np.array([True, False, True, True]), text_bytes=3)
+    build([BuildInput("s", [document])], BuildOptions(tokens, held_out_percent=0), tmp_path / "out")
+    ((row, flags),) = rows_of(FinishedCorpus(tmp_path / "out"))
+    assert row[:4].tolist() == [5, 6, 7, 258] and set(row[4:].tolist()) == {258}
+    assert flags[:6].tolist() == [BEGINS, 0, COUNTS, COUNTS, BEGINS, 0]
+
+
+PROMPT = [{"role": "user", "content": "question"}]
+GOOD, BAD = ({"role": "assistant", "content": content} for content in ("good", "bad"))
+PREFERENCES: dict[str, dict[str, Any]] = {
+    "texts": {"prompt": "question", "chosen": "good", "rejected": "bad"},
+    "messages after a prompt": {"prompt": PROMPT, "chosen": [GOOD], "rejected": [BAD]},
+    "messages after a text": {"prompt": "question", "chosen": [GOOD], "rejected": [BAD]},
+    "whole conversations": {"chosen": [*PROMPT, GOOD], "rejected": [*PROMPT, BAD]},
+    "whole conversations and their prompt": {"prompt": "question", "chosen": [*PROMPT, GOOD], "rejected": [*PROMPT, BAD]},
+    "answers with scores": {"prompt": "question", "chosen": "good", "rejected": "bad", "score_chosen": 8, "source": "s"},
+}
+
+
+@pytest.mark.parametrize("form", PREFERENCES)
+def test_preference_of_every_form_is_the_same_pair_of_rows(form: str, tmp_path: Path) -> None:
+    corpus = built(tmp_path, CorpusKind.PREFERENCE, [PREFERENCES[form]])
+    tokenizer = corpus.tokenizer()
+    rows = rows_of(corpus)
+    counted = [tokenizer.decode(tokens[(flags & COUNTS) > 0].tolist()) for tokens, flags in rows]
+    assert counted == ["good<|im_end|>", "bad<|im_end|>"]
+    begun = "<|im_start|>user\nquestion<|im_end|>\n<|im_start|>assistant\n"
+    for tokens, flags in rows:
+        assert tokenizer.decode(tokens.tolist()).startswith(begun)
+        assert np.flatnonzero(flags & BEGINS)[0] == 0
+    split = corpus.manifest.sources[0].train
+    assert (split.documents, split.tokens, split.text_bytes) == (1, 2 * WIDTH, 7)
+
+
+NO_PREFERENCES: dict[str, tuple[dict[str, Any], str]] = {
+    "one answer": ({"prompt": "q", "chosen": "a"}, "a preference is a record with prompt, chosen and rejected"),
+    "no common prompt": ({"chosen": [GOOD], "rejected": [BAD]}, "do not begin with the same prompt; add the field prompt"),
+    "equal answers": ({"prompt": "q", "chosen": "a", "rejected": "a"}, "chosen and rejected are the same"),
+    "a number": ({"prompt": 5, "chosen": "a", "rejected": "b"}, "the content of message 1 of a chat is no text"),
+    "an unknown field": ({"prompt": "q", "chosen": "a", "rejected": "b", "mood": 1}, "has the unknown field 'mood'"),
+}
+
+
+@pytest.mark.parametrize("case", NO_PREFERENCES)
+def test_record_that_is_no_preference_is_refused(case: str) -> None:
+    record, flaw = NO_PREFERENCES[case]
+    with pytest.raises(ValueError, match=flaw):
+        answers_of(record)
+
+
+def test_longer_common_conversation_is_the_prompt() -> None:
+    talk = [*PROMPT, GOOD, {"role": "user", "content": "and?"}]
+    chosen, rejected = answers_of({"chosen": [*talk, GOOD], "rejected": [*talk, BAD]})
+    assert [message.excluded for message in chosen] == [True, True, True, False]
+    assert [message.excluded for message in rejected] == [True, True, True, False]
+
+
+def flagged(length: int, name: int) -> Flagged:
+    return np.full(length, name, np.uint16), np.full(length, COUNTS, np.uint8)
+
+
+@given(st.lists(st.integers(1, 20), max_size=60))
+def test_packing_loses_nothing_and_never_overflows(lengths: list[int]) -> None:
+    chats = [flagged(length, name) for name, length in enumerate(lengths)]
+    rows = list(packed(chats, 20))
+    assert all(sum(len(tokens) for tokens, _ in row) <= 20 for row in rows)
+    assert sorted(int(tokens[0]) for row in rows for tokens, _ in row) == list(range(len(lengths)))
+    firsts = [int(row[0][0][0]) for row in rows]
+    assert firsts == sorted(firsts), "the chat that waits longest begins the next row"
+    for row in rows:
+        tokens, flags = filled(row, 20, 999)
+        assert len(tokens) == len(flags) == 20
+        assert int((flags & COUNTS).sum()) == sum(len(some) for some, _ in row)
+
+
+def test_packing_chooses_the_longest_chat_that_fits() -> None:
+    rows = packed([flagged(length, length) for length in (12, 3, 5, 8, 7)], 20)
+    assert [[len(tokens) for tokens, _ in row] for row in rows] == [[12, 8], [3, 7, 5]]

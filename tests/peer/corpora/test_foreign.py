@@ -1,0 +1,136 @@
+"""Token files of other tools are read as their documents; a file that lies is refused."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from peer.corpora import foreign
+from peer.corpora.build import build
+from peer.corpora.folder import FinishedCorpus
+from peer.corpora.foreign import token_input
+from peer.corpora.options import BuildOptions, LeftOut
+from peer.errors import PeerError
+
+DOCUMENTS = [[1, 2, 3], [4], [5, 6]]
+
+
+def megatron(folder: Path, *, sequences: int = 4, version: int = 1, shift: int = 0) -> Path:
+    """Three documents, of which the first has two sequences."""
+    pieces = [[1, 2], [3], [4], [5, 6]]
+    np.array([token for piece in pieces for token in piece], "<u2").tofile(folder / "a.bin")
+    sizes = np.array([len(piece) for piece in pieces], "<i4")
+    places = np.array([0, 4, 6, 8], "<i8") + shift
+    firsts = np.array([0, 2, 3, 4], "<i8")
+    head = b"MMIDIDX\0\0" + struct.pack("<QBQQ", version, 8, sequences, len(firsts))
+    (folder / "a.idx").write_bytes(head + sizes.tobytes() + places.tobytes() + firsts.tobytes())
+    return folder / "a.bin"
+
+
+def datatrove(folder: Path, width: str = "<u2") -> Path:
+    np.array([token for document in DOCUMENTS for token in document], width).tofile(folder / "a.ds")
+    np.cumsum([len(document) for document in DOCUMENTS]).astype("<u8").tofile(folder / "a.ds.index")
+    return folder / "a.ds"
+
+
+def stream(folder: Path) -> Path:
+    np.save(folder / "a.npy", np.array([1, 2, 3, 0, 4, 0, 5, 6], np.int64))
+    return folder / "a.npy"
+
+
+def table(folder: Path) -> Path:
+    np.save(folder / "a.npy", np.array([[1, 2, 3], [4, 5, 6]], np.uint16))
+    return folder / "a.npy"
+
+
+def documents_in(path: Path, out: Path) -> list[list[int]]:
+    build([token_input("s", path, 0)], BuildOptions(held_out_percent=0), out)
+    corpus = FinishedCorpus(out)
+    return sorted(each.tokens.tolist() for each in corpus.documents(corpus.manifest.sources[0].train))
+
+
+@pytest.mark.parametrize("make", [megatron, datatrove, stream])
+def test_documents_are_those_of_the_file(
+    make: Callable[[Path], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(foreign, "STREAM_TOKENS", 3)
+    assert documents_in(make(tmp_path), tmp_path / "out") == sorted(DOCUMENTS)
+
+
+def test_rows_of_a_table_and_wide_tokens_are_documents(tmp_path: Path) -> None:
+    assert documents_in(table(tmp_path), tmp_path / "out") == [[1, 2, 3], [4, 5, 6]]
+    assert documents_in(datatrove(tmp_path, "<u4"), tmp_path / "other") == sorted(DOCUMENTS)
+
+
+def test_index_may_be_named_instead_of_its_tokens(tmp_path: Path) -> None:
+    assert documents_in(megatron(tmp_path).with_suffix(".idx"), tmp_path / "out") == sorted(DOCUMENTS)
+
+
+def lying(name: str, folder: Path) -> Path:
+    match name:
+        case "sequences beyond the index":
+            return megatron(folder, sequences=1 << 60)
+        case "an unknown version":
+            return megatron(folder, version=2)
+        case "places outside the file":
+            return megatron(folder, shift=1 << 40)
+        case "places before the file":
+            return megatron(folder, shift=-8)
+        case "no magic":
+            path = megatron(folder)
+            path.with_suffix(".idx").write_bytes(b"x" * 100)
+            return path
+        case "no index":
+            (folder / "a.bin").write_bytes(b"")
+            return folder / "a.bin"
+        case "ends that decrease":
+            path = datatrove(folder)
+            np.array([4, 3, 6], "<u8").tofile(folder / "a.ds.index")
+            return path
+        case "tokens that are missing":
+            path = datatrove(folder)
+            path.write_bytes(path.read_bytes()[:-2])
+            return path
+        case "fractions":
+            np.save(folder / "a.npy", np.zeros(3))
+            return folder / "a.npy"
+        case "pickled objects":
+            np.save(folder / "a.npy", np.array([{}], object), allow_pickle=True)
+            return folder / "a.npy"
+        case _:
+            (folder / "a.txt").write_text("text")
+            return folder / "a.txt"
+
+
+SENTENCES = {
+    "sequences beyond the index": "it is too short for its sequences and documents",
+    "an unknown version": "it has version 2 and token type 8",
+    "places outside the file": r"sequence 0 lies outside a\.bin",
+    "places before the file": r"sequence 0 lies outside a\.bin",
+    "no magic": "it is no index of Megatron's",
+    "no index": r"there is no .*a\.idx",
+    "ends that decrease": "its documents do not add up",
+    "tokens that are missing": "its documents do not add up",
+    "fractions": "it has 1 dimensions of float64",
+    "pickled objects": "it is no array",
+    "another file": "is no token file that can be imported; give Megatron's .bin",
+}
+
+
+@pytest.mark.parametrize("case", SENTENCES)
+def test_file_that_lies_is_refused(case: str, tmp_path: Path) -> None:
+    with pytest.raises(PeerError, match=SENTENCES[case]):
+        documents_in(lying(case, tmp_path), tmp_path / "out")
+    assert not (tmp_path / "out").exists() and not (tmp_path / "out.partial").exists()
+
+
+def test_tokens_outside_the_vocabulary_are_bad_rows(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.array([[1, 2], [3, 256], [-1, 5]]))
+    options = BuildOptions(held_out_percent=0, bad_percent=90)
+    result = build([token_input("s", tmp_path / "a.npy", 0)], options, tmp_path / "out")
+    assert result.tally.left_out == {LeftOut.TOKENS: 2}
+    assert "a.npy, row 2: it has tokens outside the tokenizer's 256" in str(result.tally.first(True))

@@ -1,0 +1,245 @@
+"""Every bad input gives its sentence, with file and row, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zstandard
+
+from peer.corpora import inputs as readings
+from peer.corpora.build import PARTIAL, build
+from peer.corpora.inputs import BuildInput, Document
+from peer.corpora.options import BuildOptions, FieldSelection, LeftOut
+from peer.errors import ExitCode, PeerError
+from tests.peer.corpora.makers import jsonl, texts_of, write_rows
+
+GOOD = [{"id": number, "text": f"good {number}"} for number in range(4)]
+TEXT, IDS = FieldSelection(), FieldSelection(identity="id")
+
+
+def alone(**options: Any) -> BuildOptions:
+    """Options of a build without other processes."""
+    return BuildOptions(**options, workers=1)
+
+
+ALL = alone(held_out_percent=0, bad_percent=99)
+
+
+BAD_ROWS: dict[str, tuple[str, bytes, FieldSelection, LeftOut, str]] = {
+    "broken JSON": ("a.jsonl", b'{"text": \n', TEXT, LeftOut.JSON, "it is no JSON (Expecting value at column 10)"),
+    "a row that is no object": ("a.jsonl", b"[1]\n", TEXT, LeftOut.JSON, "it is no JSON object"),
+    "deep nesting": ("a.jsonl", b"[" * 10**6 + b"\n", TEXT, LeftOut.JSON, "it is no JSON that can be read"),
+    "a long number": ("a.jsonl", b'{"text": 1' + b"0" * 5000 + b"}\n", TEXT, LeftOut.JSON, "a long number"),
+    "a missing field": ("a.jsonl", b'{"body": "x"}\n', TEXT, LeftOut.FIELD, "it has no field text, but body; name one"),
+    "a null": ("a.jsonl", b'{"text": null}\n', TEXT, LeftOut.FIELD, "it has no field text"),
+    "no text": ("a.jsonl", b'{"text": 5}\n', TEXT, LeftOut.FIELD, "its field text is no text"),
+    "a missing id": ("a.jsonl", b'{"text": "x"}\n', IDS, LeftOut.FIELD, "it has no field id, which identifies it"),
+    "another encoding": ("a.jsonl", b'{"text": "\xe4"}\n', TEXT, LeftOut.UTF8, "not UTF-8 text at byte 11"),
+    "half a character": ("a.jsonl", b'{"text": "\\ud800"}\n', TEXT, LeftOut.UTF8, "half of a surrogate pair"),
+    "a file in Latin-1": ("a.txt", b"\xe4", TEXT, LeftOut.UTF8, "not UTF-8 text at byte 1; save it as UTF-8"),
+    "a file in UTF-16": ("a.txt", "x".encode("utf-16"), TEXT, LeftOut.UTF8, "UTF-16 text; save it as UTF-8"),
+    "no gzip": ("a.jsonl.gz", b"text", TEXT, LeftOut.BROKEN, "the .gz file is damaged"),
+    "a gzip that ends early": ("a.jsonl.gz", gzip.compress(b"{}")[:-9], TEXT, LeftOut.BROKEN, "the .gz file is cut short"),
+    "no zstd": ("a.jsonl.zst", b"text", TEXT, LeftOut.BROKEN, "the .zst file is damaged"),
+    "no parquet": ("a.parquet", b"text", TEXT, LeftOut.BROKEN, "it is no parquet file that can be read"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD_ROWS)
+def test_bad_row_is_named_and_fatal_only_above_its_share(case: str, tmp_path: Path) -> None:
+    name, data, fields, reason, flaw = BAD_ROWS[case]
+    path, out = tmp_path / name, tmp_path / "out"
+    path.write_bytes(data)
+    inputs = [BuildInput("s", write_rows(tmp_path / "good.jsonl", GOOD)), BuildInput("s", path)]
+    with pytest.raises(PeerError) as error:
+        build(inputs, alone(fields=fields, held_out_percent=0), out)
+    assert f"1 of 5 rows are bad, more than 1 %; the first is {name}, row 1: " in error.value.text
+    assert flaw in error.value.text
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([name, "good.jsonl"])
+    result = build(inputs, alone(fields=fields, held_out_percent=0, bad_percent=50), out)
+    assert result.tally.left_out == {reason: 1}
+    assert sorted(texts_of(out)["s", "train"]) == [row["text"] for row in GOOD]
+
+
+SKIPPED: dict[str, tuple[str, bytes, LeftOut, str]] = {
+    "an empty file": ("a.txt", b" \n", LeftOut.EMPTY, "it is empty"),
+    "an empty text": ("a.jsonl", b'{"text": ""}\n', LeftOut.EMPTY, "it is empty"),
+    "a binary file": ("a.txt", b"a\0b", LeftOut.BINARY, "it is binary"),
+    "a text with an end token": ("a.jsonl", b'{"text": "a\\u0000b"}\n', LeftOut.MARKED, "holds a token that ends a turn"),
+    "a text that is there": ("a.txt", b"good 1", LeftOut.SAME_TEXT, "it has the text of an earlier row"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SKIPPED)
+def test_row_without_use_is_left_out_and_named(case: str, tmp_path: Path) -> None:
+    name, data, reason, flaw = SKIPPED[case]
+    (tmp_path / name).write_bytes(data)
+    inputs = [BuildInput("s", write_rows(tmp_path / "good.jsonl", GOOD)), BuildInput("s", tmp_path / name)]
+    result = build(inputs, alone(held_out_percent=0), tmp_path / "out")
+    assert result.tally.left_out == {reason: 1} and result.tally.bad == 0
+    assert flaw in str(result.tally.first(False))
+
+
+def test_zst_that_ends_early_gives_the_rows_before_its_end(tmp_path: Path) -> None:
+    data = zstandard.compress(jsonl({"text": random.Random(number).randbytes(99).hex()} for number in range(4000)))
+    (tmp_path / "a.jsonl.zst").write_bytes(data[: len(data) // 2])
+    result = build([BuildInput("s", tmp_path / "a.jsonl.zst")], ALL, tmp_path / "out")
+    assert result.tally.left_out[LeftOut.BROKEN] == 1 and result.tally.rows > 1
+    assert "the .zst file is cut short; copy it again" in str(max(result.tally.named[True]))
+
+
+def test_zst_of_several_frames_is_read_whole(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl.zst").write_bytes(b"".join(zstandard.compress(jsonl([row])) for row in GOOD))
+    build([BuildInput("s", tmp_path / "a.jsonl.zst")], ALL, tmp_path / "out")
+    assert len(texts_of(tmp_path / "out")["s", "train"]) == len(GOOD)
+
+
+def test_parquet_without_the_column_makes_all_its_rows_bad(tmp_path: Path) -> None:
+    write_rows(tmp_path / "a.parquet", [{"body": "x"}] * 5)
+    with pytest.raises(PeerError, match=r"5 of 5 rows are bad.*a.parquet, row 1: it has no column text, but body; name one"):
+        build([BuildInput("s", tmp_path / "a.parquet")], alone(), tmp_path / "out")
+
+
+def test_parquet_without_pyarrow_names_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_rows(tmp_path / "a.parquet", [{"text": "x"}])
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(PeerError, match=r"needs pyarrow to be read; install it: pip install 'manyhands\[data\]'"):
+        build([BuildInput("s", tmp_path / "a.parquet")], alone(), tmp_path / "out")
+
+
+def test_equal_ids_are_bad_rows(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "a.jsonl", [*GOOD, {"id": 2, "text": "another"}])
+    with pytest.raises(PeerError, match=r"1 of 5 rows are bad.*a.jsonl, row 5: it has the ID of an earlier row"):
+        build([BuildInput("s", path)], alone(fields=IDS), tmp_path / "out")
+    assert not (tmp_path / f"out{PARTIAL}").exists()
+
+
+def test_line_over_the_limit_is_passed_over_in_bounded_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readings, "MAX_LINE_BYTES", 1000)
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(jsonl(GOOD[:2]) + b'{"text": "' + b"x" * 10**6 + b'"}\n' + jsonl(GOOD[2:]))
+    result = build([BuildInput("s", path)], ALL, tmp_path / "out")
+    assert "a.jsonl, row 3: its line has more than" in str(result.tally.first(True))
+    assert len(texts_of(tmp_path / "out")["s", "train"]) == len(GOOD)
+
+
+def test_document_over_the_limit_is_a_bad_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("inputs", "documents"):
+        monkeypatch.setattr(f"peer.corpora.{module}.MAX_DOCUMENT_BYTES", 1000)
+    (tmp_path / "a.txt").write_text("x" * 1001)
+    write_rows(tmp_path / "b.jsonl", [*GOOD, {"text": "ü" * 501}])
+    inputs = [BuildInput("s", tmp_path / name) for name in ("a.txt", "b.jsonl")]
+    result = build(inputs, ALL, tmp_path / "out")
+    assert result.tally.left_out == {LeftOut.LONG: 2}
+
+
+def test_filters_take_rows_by_length_and_fields(tmp_path: Path) -> None:
+    rows = [
+        {"text": "english text", "meta": {"lang": "en"}, "stars": 3},
+        {"text": "deutscher Text", "meta": {"lang": "de"}, "stars": 3},
+        {"text": "no", "meta": {"lang": "en"}, "stars": 3},
+        {"text": "some other text", "meta": {"lang": "en"}, "stars": 4},
+        {"text": "without fields"},
+        {"text": "a text of too many characters", "meta": {"lang": "en"}, "stars": 3},
+    ]
+    fields = FieldSelection(least=5, most=20, where={"meta.lang": ("en", "fr"), "stars": ("3",)})
+    for ending in ("jsonl", "parquet"):
+        path, out = write_rows(tmp_path / f"a.{ending}", rows), tmp_path / ending
+        result = build([BuildInput("s", path)], alone(fields=fields, held_out_percent=0), out)
+        assert texts_of(out)["s", "train"] == ["english text"]
+        assert result.tally.left_out == {LeftOut.FILTERED: 5}
+
+
+def test_only_the_first_rows_are_named(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [GOOD[0], *[{"text": 1}] * 100]
+    path = write_rows(tmp_path / "a.jsonl", rows)
+    tally = build([BuildInput("s", path)], alone(bad_percent=99.9, held_out_percent=0), tmp_path / "out").tally
+    assert [row[1] for row in tally.to_json()["bad"]] == list(range(2, 22))
+    assert tally.left_out == {LeftOut.FIELD: 100}
+
+
+def test_many_bad_rows_end_the_build_before_all_are_read(tmp_path: Path) -> None:
+    def endless() -> Iterator[Document]:
+        while True:
+            yield Document(text="\ud800")
+
+    with pytest.raises(PeerError, match="rows are bad, more than 1 %"):
+        build([BuildInput("s", endless())], BuildOptions(workers=2), tmp_path / "out")
+
+
+def test_missing_input_and_pipe_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(PeerError, match="there is no .*missing; give files, folders"):
+        build([BuildInput("s", tmp_path / "missing")], alone(), tmp_path / "out")
+    with pytest.raises(PeerError, match="/dev/null is neither a file nor a folder"):
+        build([BuildInput("s", Path("/dev/null"))], alone(), tmp_path / "out")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(PeerError, match="the source s has no document to learn from; its inputs have no rows"):
+        build([BuildInput("s", tmp_path / "empty")], alone(), tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["empty"]
+
+
+def test_seventeen_sources_are_too_many(tmp_path: Path) -> None:
+    inputs = [BuildInput(f"s{number}", [Document(text="x")]) for number in range(17)]
+    with pytest.raises(
+        PeerError, match="a corpus has 1 to 16 sources, and these inputs are 17; give several inputs one name"
+    ):
+        build(inputs, alone(), tmp_path / "out")
+
+
+def stand_in(records: list[Any], calls: list[Any]) -> types.ModuleType:
+    module = types.ModuleType("datasets")
+
+    def load_dataset(path: str, name: str | None, *, split: str, streaming: bool) -> Iterator[Any]:
+        calls.append((path, name, split, streaming))
+        return iter(records)
+
+    module.load_dataset = load_dataset  # type: ignore[attr-defined]
+    return module
+
+
+def test_data_set_of_hugging_face_is_streamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    monkeypatch.setitem(sys.modules, "datasets", stand_in(GOOD, calls))
+    inputs = [BuildInput("s", "hf:owner/name:config@test"), BuildInput("t", "hf:owner/name")]
+    build(inputs, alone(held_out_percent=0), tmp_path / "out")
+    assert calls == [("owner/name", "config", "test", True), ("owner/name", None, "train", True)]
+    found = texts_of(tmp_path / "out")
+    assert sorted(found["s", "train"]) == sorted(found["t", "train"]) == [row["text"] for row in GOOD]
+
+
+def test_lost_connection_to_a_data_set_keeps_what_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = stand_in([], [])
+    monkeypatch.setitem(sys.modules, "datasets", module)
+
+    def breaking(*args: Any, **options: Any) -> Iterator[Any]:
+        yield from GOOD
+        raise ConnectionError("the server went away\nwith details")
+
+    monkeypatch.setattr(module, "load_dataset", breaking)
+    with pytest.raises(PeerError, match="cannot read hf:o/n: the server went away; check the name") as error:
+        build([BuildInput("s", "hf:o/n")], alone(), tmp_path / "out")
+    assert error.value.exit_code is ExitCode.UNREACHABLE
+    assert (tmp_path / f"out{PARTIAL}" / "journal").exists() and not (tmp_path / "out").exists()
+
+
+def test_data_set_without_the_library_names_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(PeerError, match=r"needs the library datasets; install it: pip install 'manyhands\[hf\]'"):
+        build([BuildInput("s", "hf:o/n")], alone(), tmp_path / "out")
+
+
+def test_recipe_names_inputs_and_counts_without_folders(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "a.jsonl", [*GOOD, {"text": ""}])
+    recipe = build([BuildInput("s", path)], alone(), tmp_path / "out").manifest.recipe
+    said = json.loads(recipe)
+    assert said["inputs"] == [{"source": "s", "input": "a.jsonl"}]
+    assert said["left_out"] == {"empty": 1} and said["rows"] == 5
+    assert str(tmp_path) not in recipe

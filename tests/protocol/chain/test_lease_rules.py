@@ -1,0 +1,180 @@
+"""Leases in the chain: the slots of a round, the members that a record may have, and the rows that its records consume."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+from unittest.mock import PropertyMock, patch
+
+import pytest
+
+from protocol.agreement.policy import reading_apart
+from protocol.chain.base import Base
+from protocol.chain.electorate import Roster, base_on
+from protocol.chain.leases import LeasePool, Leases, lease_terms
+from protocol.chain.records import verify_members
+from protocol.run.manifest import RunManifest
+from protocol.run.sections import Goal, Unit
+from protocol.wire.canonical import Malformed
+from protocol.wire.identity import PeerId
+from protocol.wire.messages import Commit, Extension, Member, mask_of
+from tests.protocol.chains import FIVE, a_replica, a_run, grow, next_commit
+from tests.protocol.council import BASE, IDENTITIES, INDEX, PEERS, RECORD, SETTINGS, STATE, members, peers, votes_for
+
+MANIFEST = SETTINGS.manifest
+TERMS = lease_terms(MANIFEST)
+STRANGERS = [peer for peer in peers(len(IDENTITIES)) if peer not in BASE.electors]
+ONE, OTHER = next(pair for pair in combinations(STRANGERS, 2) if BASE.shares_slots(MANIFEST, pair))
+"""Newcomers that drew the same slot."""
+
+
+def learns_from_rollouts(answer: bool) -> AbstractContextManager[object]:
+    """Within, the rounds learn from rollouts, or from text."""
+    return patch.object(RunManifest, "learns_from_rollouts", lambda self, round: answer)
+
+
+def limited(rows: int) -> AbstractContextManager[object]:
+    """Within, the data of every run ends after so many rows."""
+    return patch.object(RunManifest, "data_rows", PropertyMock(return_value=rows))
+
+
+# -- members -------------------------------------------------------------------------------------------------------------
+
+
+def test_electors_and_contributors_read_apart_on_any_pool() -> None:
+    pool = LeasePool(70 * TERMS.rows, ((0, 7 * TERMS.step_rows), (TERMS.rows, 60 * TERMS.rows)))
+    base = replace(BASE, contributors=(*PEERS, ONE), leases=Leases(pool))
+    leases = [base.lease(MANIFEST, peer) for peer in (*PEERS, ONE)]
+    rows = [row for lease in leases for start, end in lease for row in range(start, end)]
+    assert len(set(rows)) == len(rows) == 6 * TERMS.rows
+
+
+def test_a_record_names_one_of_two_newcomers_that_drew_the_same_rows() -> None:
+    assert BASE.lease(MANIFEST, ONE) == BASE.lease(MANIFEST, OTHER)
+    for newcomer in (ONE, OTHER):
+        verify_members(SETTINGS, members(*sorted([*PEERS[:2], newcomer])), BASE, STATE)
+    with pytest.raises(Malformed, match="read the same rows"):
+        verify_members(SETTINGS, members(*sorted([*PEERS[:2], ONE, OTHER])), BASE, STATE)
+
+
+def test_two_newcomers_that_drew_the_same_rows_found_a_run_that_needs_two() -> None:
+    verify_members(SETTINGS, members(*sorted([ONE, OTHER])), BASE, STATE)
+    assert reading_apart(SETTINGS, BASE, [OTHER, ONE]) == [OTHER, ONE]
+
+
+def test_a_plan_takes_the_first_of_those_that_drew_the_same_rows() -> None:
+    free = next(peer for peer in STRANGERS if not BASE.shares_slots(MANIFEST, (peer, ONE)))
+    assert reading_apart(SETTINGS, BASE, [PEERS[0], OTHER, free, ONE]) == [PEERS[0], OTHER, free]
+    assert reading_apart(SETTINGS, BASE, [PEERS[0], ONE, OTHER]) == [PEERS[0], ONE]
+    assert reading_apart(replace(SETTINGS, min_members=3), BASE, [PEERS[0], ONE, OTHER]) == [PEERS[0], ONE, OTHER]
+
+
+def test_no_member_does_more_steps_than_its_lease_has_rows_for() -> None:
+    steps = MANIFEST.rounds.inner_steps
+    verify_members(SETTINGS, members(*PEERS[:2], steps=steps), BASE, STATE)
+    with pytest.raises(Malformed, match="more steps than its lease"):
+        verify_members(SETTINGS, members(*PEERS[:2], steps=steps + 1), BASE, STATE)
+
+
+def test_at_the_end_of_the_data_a_lease_is_shorter_or_empty() -> None:
+    by_slot = sorted(BASE.electors, key=lambda peer: BASE.slot(MANIFEST, peer))
+    with limited(TERMS.rows + 3 * TERMS.step_rows + 1):
+        assert [BASE.count_leased(MANIFEST, peer) // TERMS.step_rows for peer in by_slot] == [20, 3, 0, 0]
+        assert BASE.lease(MANIFEST, by_slot[2]) == ()
+        assert {BASE.slot(MANIFEST, peer) for peer in STRANGERS} == {4}, "no newcomer is sent far behind the last rows"
+        pair = sorted(by_slot[1:3])
+        verify_members(SETTINGS, members(*pair, steps=1, tokens=1), BASE, STATE)
+        for claim, flaw in (({"steps": 4, "tokens": 1}, "steps"), ({"steps": 1, "tokens": 2}, "tokens")):
+            with pytest.raises(Malformed, match=flaw):
+                verify_members(SETTINGS, members(*pair, **claim), BASE, STATE)
+
+
+# -- records -------------------------------------------------------------------------------------------------------------
+
+
+def a_commit(named: Sequence[Member], *, silent: Sequence[str] = ()) -> Commit:
+    """The record of these members on the council's tip; the parts of the silent ones are in no chunk."""
+    mask = mask_of([at for at, member in enumerate(named) if member.peer not in silent], len(named))
+    index = [entry.model_copy(update={"mask": mask}) for entry in INDEX]
+    record = RECORD.model_copy(update={"members": [*named]})
+    return Commit(record=record, index=index, certificate=votes_for(RECORD, PEERS[:4], 0))
+
+
+def a_roster(leases: Leases | None = None) -> Roster:
+    """The roster of the council's base."""
+    start = Roster.start(SETTINGS)
+    return replace(
+        start,
+        electorate=replace(start.electorate, height=5, electors=BASE.electors),
+        contributors=BASE.contributors,
+        leases=leases or Leases(),
+    )
+
+
+def base_of(roster: Roster) -> Base:
+    return base_on(SETTINGS, BASE.round, BASE.tip, roster)
+
+
+def test_a_record_consumes_the_rows_of_the_steps_of_its_contributors_and_the_others_return() -> None:
+    by_slot = sorted(PEERS[:4], key=lambda peer: base_of(a_roster()).slot(MANIFEST, peer))
+    steps = dict(zip(by_slot, (20, 7, 20, 20), strict=True))
+    named = [members(peer, steps=steps[peer])[0] for peer in sorted(by_slot)]
+    pool = a_roster().after(a_commit(named, silent=by_slot[2:3])).leases.pool
+    rows, step = TERMS.rows, TERMS.step_rows
+    assert pool == LeasePool(4 * rows, ((rows + 7 * step, 3 * rows),))
+
+
+def test_a_record_that_learned_from_rollouts_consumes_nothing() -> None:
+    leases = Leases(LeasePool(90, ((3, 9),)), BASE.tip)
+    with learns_from_rollouts(True):
+        assert base_of(a_roster(leases)).lease(MANIFEST, PEERS[0]) == ()
+        assert not BASE.shares_slots(MANIFEST, [ONE, OTHER])
+        assert a_roster(leases).after(a_commit(members(*PEERS[:3]))).leases == leases
+
+
+def test_the_run_is_over_with_its_last_row_and_no_extension_continues_it() -> None:
+    steps = MANIFEST.rounds.inner_steps
+    named = members(*PEERS[:4], steps=steps)
+    with limited(4 * TERMS.rows + TERMS.step_rows - 1):
+        progress = a_roster().after(a_commit(named)).progress
+        short = a_roster().after(a_commit(members(*PEERS[:4], steps=steps - 1))).progress
+    assert progress.is_over and not short.is_over
+    for extension in (None, Extension(total=10**7)):
+        with pytest.raises(Malformed, match="after the end of the run"):
+            replace(progress, goal=Goal(Unit.ROUNDS, 10**6, 0.2)).check(extension)
+
+
+def test_a_run_whose_rows_are_read_goes_on_with_rollouts() -> None:
+    with limited(4 * TERMS.rows), patch.object(RunManifest, "learns_from_rollouts", lambda self, round: round > 5):
+        assert not a_roster().after(a_commit(members(*PEERS[:4], steps=20))).progress.is_over
+
+
+def test_leases_follow_the_chain_back_to_where_a_branch_begins(tmp_path: Path) -> None:
+    """A chain that is given up takes its leases with it: its rows are leased again on the other one."""
+    ours, theirs = (a_replica(a_run(*FIVE[:2]), tmp_path / name) for name in ("ours", "theirs"))
+    for replica in (ours, theirs):
+        grow(replica, 2, FIVE[:2])
+    at_fork = ours.base.leases
+    grow(ours, 3, FIVE[:2], salt=1)
+    for _ in range(2):
+        commit, result = next_commit(theirs, FIVE[:1], voters=FIVE[:2], salt=2)
+        theirs.history.append(commit)
+        ours.store.branches.append("theirs", commit)
+    assert ours.base.leases.pool.cursor > theirs.base.leases.pool.cursor
+    ours.history.switch(2, "theirs", 4)
+    assert ours.base.leases == theirs.base.leases != at_fork
+    ours.history.switch(2, "", 2)
+    assert ours.base.leases == at_fork
+
+
+def test_leases_are_read_from_the_chain_after_a_restart(tmp_path: Path) -> None:
+    replica = a_replica(a_run(*FIVE[:2]), tmp_path)
+    grow(replica, 4, FIVE[:2])
+    again = a_replica(a_run(*FIVE[:2]), tmp_path)
+    assert again.base.leases == replica.base.leases and again.base.leases.pool.cursor > 10
+    assert again.base.lease(again.manifest, PeerId(FIVE[0].peer_id)) == replica.base.lease(
+        replica.manifest, PeerId(FIVE[0].peer_id)
+    )
