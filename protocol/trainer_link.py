@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from protocol.wire.hashes import Hash
 from protocol.wire.rollouts import Reason, Verdict
@@ -77,13 +77,21 @@ class Tried:
     batch: int = 0
 
 
+class SourceFigures(NamedTuple):
+    """Counted tokens of a source in a round, and their mean loss before each step, nats a token.  source: its name."""
+
+    source: str
+    tokens: int
+    loss: float
+
+
 @dataclass(frozen=True)
 class Contribution:
     """Result of a finished compute.  data: codec bytes of the pseudo-gradient, valid until the next compute begins.
 
     reward: mean reward of the rollouts used for training, 0 to 1; None if the trainer trained on text.  kl: distance of the
     policy from the reference weights, nats a token; None if the loss has no KL term, or if the policy did not change.
-    tried: outcomes of the problems that come from a set of tasks.
+    tried: outcomes of the problems that come from a set of tasks.  losses: of each source that was read.
     """
 
     round: int
@@ -95,6 +103,7 @@ class Contribution:
     reward: float | None = None
     tried: tuple[Tried, ...] = ()
     kl: float | None = None
+    losses: tuple[SourceFigures, ...] = ()
 
 
 class TrainerLink(Protocol):

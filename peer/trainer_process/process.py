@@ -40,6 +40,7 @@ from protocol.trainer_link import (
     Progress,
     RolloutVerdict,
     SharedTaskFile,
+    SourceFigures,
     TrainerDied,
     TrainerGaveUp,
     Tried,
@@ -377,6 +378,7 @@ class TrainerProcess:
             answer["reward"],
             tuple(tried),
             answer["kl"],
+            tuple(SourceFigures(each["source"], each["tokens"], each["loss"]) for each in answer["losses"]),
         )
 
     async def evaluate(self, theta: memoryview, on_progress: Callable[[int, int], None]) -> float:

@@ -29,6 +29,7 @@ from protocol.wire.messages import (
     Step,
     Vote,
     check_learned,
+    check_losses,
     members_in,
     ready_of,
     weights_in,
@@ -130,6 +131,7 @@ def check_claims(manifest: RunManifest, base: Base, peer: PeerId, said: Ready | 
         if said.steps > max(1, rows // manifest.data.sequences_per_step):
             raise Malformed("a member that claims more steps than its lease has rows for")
         most = min(most, max(1, rows * manifest.data.sequence_length))
+    check_losses(said.losses, 0 if learns else len(manifest.data.sources))
     if said.tokens > most:
         raise Malformed("a member that claims more tokens than its contribution can have")
 

@@ -79,6 +79,10 @@ class Replica:
         results.demote(name)
         return None
 
+    def named_losses(self, record: Record) -> dict[str, float]:
+        """Return the training losses in a record, by the names of the sources."""
+        return {self.manifest.data.sources[source].name: loss for source, loss in record.losses.items()}
+
     def name_state(self) -> bytes:
         """Return the name of the present state in READYs and records (`protocol.wire.messages.OnState.state`).  Blocking."""
         return self.state.digest() + (self.state.weights_root() if self.manifest.rl is not None else b"")

@@ -8,7 +8,7 @@ times are seconds, losses are nats a token.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -571,7 +571,8 @@ class RecordRatified(Event):
 class RoundCommitted(Event):
     """A record is on disk, about to be applied.
 
-    tip: its hash.  tokens, loss: of all members.  mine: true if we are a member.
+    tip: its hash.  tokens, loss: of all members.  mine: true if we are a member.  losses: of all members on each source of
+    the run's data, by its name; empty without several sources.
     """
 
     round: int
@@ -580,6 +581,7 @@ class RoundCommitted(Event):
     tokens: int
     loss: float
     mine: bool
+    losses: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -188,6 +188,8 @@ class NodeStatus:
     tokens_per_s: the last known rate of training; 0 while paused.
     round_left_s: seconds to the last inner step of this round; None while it does not train.
     loss: training loss of the running round; before its first step, of the last committed round; None if there is neither.
+    losses: training loss of the last committed round on each source of the run's data, by its name; empty without several
+    sources.
     eval_loss, eval_rounds, eval_by: the newest held-out loss known here, the rounds of its state, and the peer that measured
     it or claims to have measured it; None while none is known.
     eval_percent: progress of a measurement by this peer; None while it measures none.
@@ -231,6 +233,7 @@ class NodeStatus:
     tokens_per_s: float = 0.0
     round_left_s: float | None = None
     loss: float | None = None
+    losses: dict[str, float] = field(default_factory=dict)
     eval_loss: float | None = None
     eval_rounds: int | None = None
     eval_by: str | None = None

@@ -38,7 +38,7 @@ from protocol.transport.interface import Session
 from protocol.wire.envelope import MAX_NUMBER, Envelope
 from protocol.wire.hashes import Hash, tree_proof, tree_root
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Learned, Ready, digest_in, weights_in
+from protocol.wire.messages import Learned, Ready, SourceMean, digest_in, losses_from, weights_in
 from protocol.wire.presence import Phase
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -318,6 +318,16 @@ class Contributor:
         lately = range(max(0, history.length - (rl.max_async if rl is not None else 0) - 1), history.length)
         return learned_by((history.commit_at(round).record for round in lately), self._session.me)
 
+    def _losses(self, contribution: Contribution) -> bytes:
+        """Return the losses of the run's sources as a READY states them; empty if there is one source."""
+        numbers = {source.name: number for number, source in enumerate(self._replica.manifest.data.sources)}
+        means = [
+            SourceMean(numbers[each.source], each.tokens, each.loss)
+            for each in contribution.losses
+            if each.source in numbers and each.tokens > 0 and abs(each.loss) <= MAX_NUMBER
+        ]
+        return losses_from(means) if len(numbers) > 1 else b""
+
     def _nothing(self, round: int) -> Contribution:
         """Return a contribution of zeros, which changes no parameter, with the smallest weight (1 token)."""
         zeros = np.zeros(payload_bytes(self._replica.layout), np.uint8)
@@ -357,6 +367,7 @@ class Contributor:
             admission=self._settings.admission,
             rollouts=work.rollouts,
             against=work.against or self._amendments.against(base.tasks),
+            losses=self._losses(contribution),
         )
         envelope = self._session.seal(ready)
         work.commit(contribution, leaves, ready, envelope.raw)

@@ -289,6 +289,7 @@ class Node:
             tokens_per_s=self._heartbeats.tokens_per_s,
             round_left_s=self._round_left_s(work),
             loss=work.loss if work and work.steps else (last.loss if last else None),
+            losses=self._replica.named_losses(last) if last else {},
             eval_loss=held_out.loss,
             eval_rounds=held_out.rounds,
             eval_by=held_out.by,

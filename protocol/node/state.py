@@ -447,6 +447,7 @@ class StateKeeper:
                     sum(m.tokens for m in record.members),
                     record.loss,
                     any(m.peer == self._session.me for m in record.members),
+                    self._replica.named_losses(record),
                 )
             )
             await self._catch_up.tell_rollouts(record.round)

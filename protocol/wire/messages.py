@@ -6,6 +6,7 @@ Each statement has a frozen class.  `pack` seals one; `unpack` opens an envelope
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
 from functools import lru_cache
@@ -129,6 +130,58 @@ def check_learned(learned: Learned, most_batches: int, most_tokens: int) -> None
 
 
 # ------------------------------------------------------------------------------------------------------------------------
+# The losses of a member on the sources of its run, if that mixes several.
+#
+# READY and the record have an entry of `LOSS_BYTES` for each source that the member read, not a map, because a record may
+# have `MAX_MEMBERS` members.
+
+
+MAX_CLAIMED = 2**40
+"""Most tokens that a member can claim."""
+MAX_LOSSES = 16
+"""Most sources for which a member states its losses."""
+_LOSS = struct.Struct(">BQf")
+LOSS_BYTES = _LOSS.size
+
+
+class SourceMean(NamedTuple):
+    """Mean training loss of a member on the rows of one source.
+
+    source: its number among the sources of the run's data.  tokens: tokens that count in the loss.  loss: nats a token.
+    """
+
+    source: int
+    tokens: int
+    loss: float
+
+
+Losses = Annotated[bytes, Field(max_length=LOSS_BYTES * MAX_LOSSES, exclude_if=lambda value: not value)]
+"""Entries of the sources, ascending; empty, and not written, if there is one source."""
+
+
+def losses_from(means: Iterable[SourceMean]) -> bytes:
+    """Return the statement about these sources, at most `MAX_LOSSES`."""
+    return b"".join(_LOSS.pack(*mean) for mean in sorted(means))
+
+
+def losses_in(stated: bytes) -> list[SourceMean]:
+    """Return the losses in a statement that `check_losses` accepted."""
+    return [SourceMean(*entry) for entry in _LOSS.iter_unpack(stated)]
+
+
+def check_losses(stated: bytes, sources: int) -> None:
+    """Raise `Malformed` if these cannot be losses of a run with so many sources."""
+    if len(stated) % LOSS_BYTES:
+        raise Malformed("losses that end in the middle of a source")
+    means = losses_in(stated)
+    numbers = [mean.source for mean in means]
+    if numbers != sorted({*numbers}) or any(number >= sources for number in numbers):
+        raise Malformed("losses of sources that the run does not have, or not in order")
+    if not all(1 <= mean.tokens <= MAX_CLAIMED and abs(mean.loss) <= MAX_NUMBER for mean in means):
+        raise Malformed("a loss of a source that is no number, or of no tokens")
+
+
+# ------------------------------------------------------------------------------------------------------------------------
 # READY, the statement that commits to a contribution, and the part of it that plans and records contain.
 
 
@@ -164,7 +217,7 @@ class Ready(OnState):
     fragment: part of the state that the contribution covers.  serial: grows with every READY of an incarnation; two
     different READYs with one serial prove a lie.  admission: proof that the sender was admitted; empty if the run needs
     none. rollouts: in a run of reinforcement learning, the batches from which the contribution was made.
-    against: the sets of tasks that the sender's counts exclude.
+    against: the sets of tasks that the sender's counts exclude.  losses: of the sources, in a run that mixes several.
     """
 
     KIND: ClassVar[str] = "ready"
@@ -174,7 +227,7 @@ class Ready(OnState):
     base: HashField
     incarnation: Count
     serial: Count
-    tokens: Annotated[int, Field(ge=1, le=2**40)]
+    tokens: Annotated[int, Field(ge=1, le=MAX_CLAIMED)]
     steps: Annotated[int, Field(ge=1, le=1_000_000)]
     loss: Number
     norm: Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -182,6 +235,7 @@ class Ready(OnState):
     admission: Annotated[bytes, Field(max_length=MAX_ADMISSION_BYTES)] = b""
     rollouts: LaterLearned = None
     against: SlotMask = None
+    losses: Losses = b""
 
 
 class Member(Body):
@@ -190,7 +244,7 @@ class Member(Body):
     peer: PeerField
     incarnation: Count
     serial: Count
-    tokens: Annotated[int, Field(ge=1, le=2**40)]
+    tokens: Annotated[int, Field(ge=1, le=MAX_CLAIMED)]
     steps: Annotated[int, Field(ge=1, le=1_000_000)]
     loss: Number
     norm: Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -198,6 +252,7 @@ class Member(Body):
     admission: Annotated[bytes, Field(max_length=MAX_ADMISSION_BYTES)] = b""
     rollouts: LaterLearned = None
     against: SlotMask = None
+    losses: Losses = b""
     signature: SignatureField
 
 
@@ -215,6 +270,7 @@ def member_of(peer: PeerId, ready: Ready, signature: bytes) -> Member:
         admission=ready.admission,
         rollouts=ready.rollouts,
         against=ready.against,
+        losses=ready.losses,
         signature=signature,
     )
 
@@ -237,6 +293,7 @@ def ready_of(member: Member, round: int, fragment: int, base: bytes, state: byte
         admission=member.admission,
         rollouts=member.rollouts,
         against=member.against,
+        losses=member.losses,
     )
 
 
@@ -373,6 +430,15 @@ class Record(OnState):
     def loss(self) -> float:
         """Mean training loss of the members, by tokens, as they claim it; nats a token."""
         return sum(member.loss * member.tokens for member in self.members) / sum(member.tokens for member in self.members)
+
+    @property
+    def losses(self) -> dict[int, float]:
+        """Mean training loss of the members on each source, by tokens, as they claim it; empty without several sources."""
+        sums: dict[int, tuple[int, float]] = {}
+        for each in (each for member in self.members for each in losses_in(member.losses)):
+            tokens, loss = sums.get(each.source, (0, 0.0))
+            sums[each.source] = tokens + each.tokens, loss + each.loss * each.tokens
+        return {source: loss / tokens for source, (tokens, loss) in sorted(sums.items())}
 
 
 class Provenance(Body):

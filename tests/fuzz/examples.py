@@ -34,11 +34,13 @@ from protocol.wire.messages import (
     RecordProposal,
     Report,
     Signature,
+    SourceMean,
     Step,
     UsedBatch,
     ViewChange,
     Vote,
     learned_from,
+    losses_from,
     pack,
 )
 from protocol.wire.presence import Goodbye, Measurement, Role
@@ -127,6 +129,7 @@ BODIES: list[Body] = [
     ),
     Goodbye(incarnation=1, seq=2),
     a_first_ready(base=TIP, serial=1, root=TIP, state_digest=TIP, admission=b"proof"),
+    a_first_ready(base=TIP, root=TIP, state_digest=TIP, losses=losses_from([SourceMean(1, 5, 2.5)])),
     a_first_ready(base=TIP, root=TIP, state_digest=TIP, rollouts=learned_from([UsedBatch(ONE.peer_id, TIP, 9)], 0.5)),
     ROLL,
     Proposal(attempt=1, absent=[], plan=PLAN, rolls=[pack(ONE, RUN, ROLL).raw]),

@@ -107,6 +107,7 @@ EARLY: dict[str, Any] = {
     "tokens_per_s": 0.0,
     "round_left_s": None,
     "loss": None,
+    "losses": {},
     "eval_loss": None,
     "eval_rounds": None,
     "eval_by": None,

@@ -102,6 +102,15 @@ def test_who_commits_no_rounds_sees_the_curve_of_the_held_out_loss() -> None:
     assert "the curve starts with the second round" in training.draw(picture, 58, 9, Look())[-1].plain
 
 
+def test_each_of_several_sources_has_a_line_for_its_loss() -> None:
+    picture = Picture()
+    picture.update(status(losses={"code": 1.25, "web": 3.5}))
+    drawn = [row.plain for row in training.draw(picture, 58, 9, Look())]
+    assert drawn[2:4] == ["  code: loss 1.250", "  web: loss 3.500"]
+    picture.update(status(losses={"code": 1.25}))
+    assert not any("code" in row.plain for row in training.draw(picture, 58, 9, Look())), "the first line says it"
+
+
 @pytest.mark.parametrize("stopped", ["", EVIL])
 def test_the_head_keeps_to_its_room(stopped: str) -> None:
     for width in (30, 78, 198):

@@ -13,7 +13,7 @@ TITLE = "Training"
 
 
 def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
-    """Draw a line of numbers, a line of the held-out loss, and the curve in the remaining lines."""
+    """Draw a line of numbers, a line of the held-out loss, a line for each of several sources, and the curve below."""
     status = picture.status
     mine = status.tokens_per_s if status is not None else 0.0
     swarm = mine + sum(known.tokens_per_s for known in status.swarm if _counts(known, status)) if status else 0.0
@@ -21,6 +21,9 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
     newest = number(losses[-1]) if losses else number(status.loss if status is not None else None)
     head = f"loss {newest}   tokens/s: {amount(mine)} here, {amount(swarm)} in the swarm"
     lines = [line(fit(head, width)), line((fit(_held_out(picture), width), GOOD if picture.evals else FAINT))]
+    if status is not None and len(status.losses) > 1:
+        lines += [line(fit(f"  {source}: loss {number(loss)}", width)) for source, loss in status.losses.items()]
+        lines = lines[: max(2, height)]
     if len(losses) < 2 and status is not None and status.role != "trainer":
         losses = [loss for _, loss, _ in picture.evals]  # a peer that only follows commits no rounds
     if len(losses) < 2:

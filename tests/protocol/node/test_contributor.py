@@ -8,6 +8,7 @@ from dataclasses import replace
 from math import inf, nan
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import trio
@@ -22,13 +23,13 @@ from protocol.membership.activity import Activity
 from protocol.membership.heartbeats import Pace
 from protocol.node.commands import Extensions
 from protocol.node.contributor import Amendments, Contributor, OwnTrainer, Work
-from protocol.run.sections import RlSection
+from protocol.run.sections import RlSection, SourceSection
 from protocol.run.settings import NodeSettings
-from protocol.trainer_link import ComputeTask, Contribution, Progress, TrainerDied, TrainerGaveUp
+from protocol.trainer_link import ComputeTask, Contribution, Progress, SourceFigures, TrainerDied, TrainerGaveUp
 from protocol.transport.handlers import Guard
 from protocol.wire.hashes import Hash, chunk_hash, verify_proof
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Learned, UsedBatch, learned_from
+from protocol.wire.messages import Learned, SourceMean, UsedBatch, learned_from, losses_in
 from protocol.wire.presence import Phase, Role
 from tests.protocol.chains import a_replica, a_run, next_commit
 from tests.protocol.peers import ANN, BOB, ME, TableNetwork, a_session, at_once
@@ -115,6 +116,23 @@ def test_when_the_trainer_dies_the_round_is_trained_again_from_its_start(tmp_pat
         first, second = table.trainer.tasks
         assert first == second
         assert table.activity.phase is Phase.COMPUTING and table.work.training.is_set()
+
+    on_table(tmp_path, check)
+
+
+def test_a_ready_states_the_losses_of_the_sources_that_the_run_mixes(tmp_path: Path) -> None:
+    async def check(table: Table) -> None:
+        made = Contribution(7, 80, 10, 2.0, 1.0, memoryview(table.trainer.data))
+        read = [SourceFigures("web", 60, 2.5), SourceFigures("code", 20, 1.0), SourceFigures("else", 9, 1.0)]
+        stated = replace(made, losses=(*read, SourceFigures("books", 5, nan)))
+        for names, losses in ((["code", "web", "books"], [SourceMean(0, 20, 1.0), SourceMean(1, 60, 2.5)]), (["web"], [])):
+            sources = [SourceSection(name=name, rows=9) for name in names]
+            data = table.manifest.data.model_copy(update={"sources": sources})
+            manifest = table.manifest.model_copy(update={"data": data})
+            mixing = replace(table.replica, signed=replace(table.replica.signed, manifest=manifest))
+            with patch.object(table.contributor, "_replica", mixing):
+                ready, _ = await table.contributor.commit(FAR, Work(table.replica.layout), stated, STATE)
+            assert losses_in(ready.losses) == losses
 
     on_table(tmp_path, check)
 
