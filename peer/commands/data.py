@@ -257,8 +257,7 @@ def _events() -> Callable[[BuildProgress], None]:
     from peer.console.streams import print_json
 
     def show(progress: BuildProgress) -> None:
-        said = {"tokens_per_s": round(progress.tokens_per_s), "left_s": progress.left_s}
-        print_json({"event": "progress", **asdict(progress), **said})
+        print_json({"event": "progress", **asdict(progress)})
 
     return show
 

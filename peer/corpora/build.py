@@ -12,6 +12,7 @@ depend on the documents and the options, not on the batches, their order or the 
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -65,7 +66,7 @@ class BuildProgress:
     """State of a build in progress.
 
     phase: "read" or "write".  documents and tokens: done in this phase.  done and total: bytes of the inputs, or tokens to
-    write; total is None if it is unknown.  seconds: since the phase began here.  begun: `done` at that time.
+    write; total is None if it is unknown.  left_s: estimate of the seconds to the end of the phase; None if it is unknown.
     """
 
     phase: str
@@ -73,21 +74,27 @@ class BuildProgress:
     tokens: int
     done: int
     total: int | None
-    seconds: float
-    begun: int = 0
-    tokens_begun: int = 0
+    tokens_per_s: float
+    left_s: float | None
 
-    @property
-    def tokens_per_s(self) -> float:
-        """Speed in this phase."""
-        return (self.tokens - self.tokens_begun) / self.seconds if self.seconds > 0 else 0.0
 
-    @property
-    def left_s(self) -> float | None:
-        """Estimate of the seconds to the end of the phase; None if it is unknown."""
-        if self.total is None or self.done <= self.begun:
-            return None
-        return (self.total - self.done) * self.seconds / (self.done - self.begun)
+class _Meter:
+    """Speed of a phase.  tokens, done: those of an earlier process, which do not count for the speed."""
+
+    def __init__(self, phase: str, total: int | None, tokens: int, done: int = 0) -> None:
+        self._phase, self._total, self._start = phase, total, time.monotonic()
+        self._tokens, self._done = tokens, done
+
+    def skip(self, done: int) -> None:
+        """Count what an earlier process did."""
+        self._done = done
+
+    def progress(self, documents: int, tokens: int, done: int) -> BuildProgress:
+        """Return the state now."""
+        seconds = max(time.monotonic() - self._start, 1e-9)
+        advance = done - self._done
+        left = (self._total - done) * seconds / advance if self._total is not None and advance > 0 else None
+        return BuildProgress(self._phase, documents, tokens, done, self._total, (tokens - self._tokens) / seconds, left)
 
 
 @dataclass(frozen=True)
@@ -123,9 +130,10 @@ def build(inputs: Sequence[BuildInput], options: BuildOptions, out: Path, tell: 
     except LockHeld as error:
         raise PeerError(f"another process builds {out}; wait for it, or choose another folder") from error
     except OSError as error:
+        remedy = "make room" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "check the path and its permissions"
         raise PeerError(
-            f"cannot write {out}: {error.strerror or error}; make room, and run the command again to go on, or remove "
-            f"{partial}",
+            f"cannot build {out}: {error.filename or 'its files'}: {error.strerror or error}; {remedy}, and run the command "
+            f"again to go on, or remove {partial}",
             ExitCode.RESOURCES,
         ) from error
 
@@ -214,8 +222,7 @@ class _Build:
         if self._splits:
             return  # all rows were read before the first split was written
         done = {batch for record in self._records for batch in record.batches}
-        start, live = time.monotonic(), self._tally.tokens
-        counted, skipped = BuildTally(), 0
+        meter, counted = _Meter("read", summary.total_bytes, self._tally.tokens), BuildTally()
         counted.add(self._tally)
         reached = 0
 
@@ -228,18 +235,7 @@ class _Build:
                 self._records.append(reply.part)
                 self._tally.add(reply.part.tally)
             counted.check(options.bad_percent)
-            self._report(
-                BuildProgress(
-                    "read",
-                    counted.documents,
-                    counted.tokens,
-                    reached,
-                    summary.total_bytes,
-                    time.monotonic() - start,
-                    skipped,
-                    live,
-                )
-            )
+            self._report(meter.progress(counted.documents, counted.tokens, reached))
 
         workers = options.workers or (1 if all(each.is_in_memory for each in self._inputs) else cores())
         pool = (
@@ -250,7 +246,7 @@ class _Build:
         try:
             for batch in batches(self._inputs, options.fields, options.tokens.kind):
                 if batch.number in done:
-                    skipped = batch.done_bytes
+                    meter.skip(batch.done_bytes)
                     continue
                 pool.put(batch)
             pool.finish()
@@ -258,9 +254,9 @@ class _Build:
             pool.close()
         self._tally.check(options.bad_percent, is_end=True)
 
-    def _report(self, progress: BuildProgress, *, is_last: bool = False) -> None:
+    def _report(self, progress: BuildProgress) -> None:
         now = time.monotonic()
-        if is_last or now - self._told >= PROGRESS_S:
+        if now - self._told >= PROGRESS_S or progress.done == progress.total:
             self._told = now
             self._tell(progress)
 
@@ -273,16 +269,14 @@ class _Build:
             tokenizer = replace(self._options.tokens).open()
             counts = self._count(parts, names)
             shape = self._shape(tokenizer, [tokens for tokens, _ in counts])
-            written, total, start = 0, sum(tokens for tokens, _ in counts), time.monotonic()
+            meter, before = _Meter("write", sum(tokens for tokens, _ in counts), 0), (0, 0)
             for group in range(2 * len(names)):
                 if group not in self._splits:
-                    self._splits[group] = split = self._split(parts, group, tokenizer, shape)
+                    stream = _SplitStream(parts, group, self._teller(meter, *before))
+                    self._splits[group] = split = self._split(stream, tokenizer, shape)
                     line = {"split": group, **split.model_dump(exclude={"shards"})}
                     self._journal.write({**line, "shards": [root.hex() for root in split.shards]})
-                written += counts[group][0]
-                documents = sum(count for _, count in counts[: group + 1])
-                seconds = time.monotonic() - start
-                self._report(BuildProgress("write", documents, written, written, total, seconds), is_last=True)
+                before = before[0] + counts[group][0], before[1] + counts[group][1]
         finally:
             parts.close()
         manifest = self._manifest(names, tokenizer, shape)
@@ -291,6 +285,10 @@ class _Build:
         os.rename(self._corpus, self._out)
         sync_folder(self._out.absolute().parent)
         return BuildResult(manifest, self._tally)
+
+    def _teller(self, meter: _Meter, tokens: int, documents: int) -> Callable[[int, int], None]:
+        """Return a function that reports the progress in a split.  tokens, documents: of the splits before it."""
+        return lambda more, written: self._report(meter.progress(documents + more, tokens + written, tokens + written))
 
     def _count(self, parts: Parts, names: Sequence[str]) -> list[tuple[int, int]]:
         """Return the tokens and documents of each split, and count the repeated documents."""
@@ -355,24 +353,24 @@ class _Build:
             )
         return block, min(MAX_SHARD_BLOCKS, max(1, SHARD_BYTES // (block * per_token)))
 
-    def _split(self, parts: Parts, group: int, tokenizer: TemplatedTokenizer, shape: tuple[int, int]) -> Split:
+    def _split(self, stream: _SplitStream, tokenizer: TemplatedTokenizer, shape: tuple[int, int]) -> Split:
         """Write the blocks of a split."""
         form = self._options.tokens
         writer = SplitWriter(self._corpus, shape, tokenizer.dtype.itemsize, has_flags=form.kind is not CorpusKind.TEXT)
-        counts = _SplitCounts()
+        written = 0
         try:
             if form.kind is CorpusKind.TEXT:
-                for data in counts.payloads(parts, group):
+                for data in stream.payloads():
                     writer.add(data)
-                    counts.written += len(data) // tokenizer.dtype.itemsize
+                written = stream.tokens
             else:
-                for tokens, flags in self._rows(counts.payloads(parts, group), tokenizer):
+                for tokens, flags in self._rows(stream.payloads(), tokenizer):
                     writer.add(tokens.tobytes(), flags.tobytes())
-                    counts.written += len(tokens)
+                    written += len(tokens)
             shards = writer.finish()
         finally:
             writer.close()
-        return Split(tokens=counts.written, documents=counts.documents, text_bytes=counts.text_bytes, shards=list(shards))
+        return Split(tokens=written, documents=stream.documents, text_bytes=stream.text_bytes, shards=list(shards))
 
     def _rows(self, payloads: Iterator[bytes], tokenizer: TemplatedTokenizer) -> Iterator[Flagged]:
         """Yield the rows of a split of chats or preferences."""
@@ -425,21 +423,22 @@ class _Build:
             named = named[: len(named) // 2]
 
 
-@dataclass
-class _SplitCounts:
-    """Counts of a split while it is written."""
+class _SplitStream:
+    """Documents of a split in their order, counted as they are yielded.  tell: called with documents and tokens so far."""
 
-    documents: int = 0
-    text_bytes: int = 0
-    written: int = 0
+    def __init__(self, parts: Parts, group: int, tell: Callable[[int, int], None]) -> None:
+        self._parts, self._group, self._tell = parts, group, tell
+        self.documents = self.tokens = self.text_bytes = 0
 
-    def payloads(self, parts: Parts, group: int) -> Iterator[bytes]:
-        """Yield the payloads of a split's documents in their order, and count them."""
-        for some in parts.ranges(group):
+    def payloads(self) -> Iterator[bytes]:
+        """Yield the payloads of the documents."""
+        for some in self._parts.ranges(self._group):
             for document in some.kept:
                 self.documents += 1
+                self.tokens += document.tokens
                 self.text_bytes += document.text_bytes
-                yield parts.payload(document)
+                yield self._parts.payload(document)
+                self._tell(self.documents, self.tokens)
 
 
 def _token_bytes(tokenizer: TemplatedTokenizer) -> Literal[1, 2, 4]:

@@ -132,7 +132,7 @@ def test_partial_build_of_other_options_is_refused(
 
     with monkeypatch.context() as patch:
         patch.setattr(parts.PartWriter, "flush", fill)
-        with pytest.raises(PeerError, match=r"No space left on device; make room, and run the command again to go on"):
+        with pytest.raises(PeerError, match=r"its files: No space left on device; make room, and run"):
             build(inputs, options, tmp_path / "out")
     assert not (tmp_path / "out").exists()
     with pytest.raises(PeerError, match=r"out\.partial is a build of other inputs or options; remove it"):
