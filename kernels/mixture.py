@@ -80,6 +80,10 @@ class RowMixture:
         """Number of sources."""
         return len(self._phases[0].weights)
 
+    def is_read(self, source: int) -> bool:
+        """Return True if a source has a weight above 0 in any phase."""
+        return any(phase.weights[source] > 0 for phase in self._phases)
+
     def weights(self, row: int) -> tuple[int, ...]:
         """Return the weights of the sources in the phase of a row."""
         return self._phases[self._phase_of(row)].weights

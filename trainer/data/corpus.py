@@ -20,7 +20,6 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-import msgpack
 import numpy as np
 import numpy.typing as npt
 
@@ -95,6 +94,8 @@ class StoredCorpus:
     @classmethod
     def read(cls, path: Path) -> Self:
         """Read a manifest.  Raises ValueError with one sentence for a file that is none."""
+        import msgpack  # imported here, because a run without corpora works on a GPU image without it
+
         try:
             with path.open("rb") as file:
                 data = file.read(MAX_MANIFEST_BYTES + 1)
@@ -304,9 +305,11 @@ class CorpusReading(Reading):
         self.names = tuple(source.name for source in sources)
         self._rows = [each.folder.corpus.rows(each.splits.train, length) for each in sources]
         held_out = [each.folder.corpus.rows(each.splits.held_out, length) for each in sources]
-        for name, rows in zip(self.names, self._rows, strict=True):
-            if not rows:
-                raise ValueError(f"the source {name} has no row of data.sequence_length ({length}); make that smaller")
+        for number, rows in enumerate(self._rows):
+            if not rows and mixture.is_read(number):
+                raise ValueError(
+                    f"the source {self.names[number]} has no row of data.sequence_length ({length}); make that smaller"
+                )
         if not any(held_out):
             raise ValueError(
                 f"no source has a held-out row of data.sequence_length ({length}); make that smaller, or hold out more"
@@ -331,6 +334,11 @@ class CorpusReading(Reading):
                     f"the corpus of {each.name} has rows of {corpus.row_tokens - 1} predicted tokens, and "
                     f"data.sequence_length is {self._length}; make them equal"
                 )
+
+    @property
+    def length(self) -> int:
+        """Number of tokens predicted in a row."""
+        return self._length
 
     @property
     def kind(self) -> RowKind:
