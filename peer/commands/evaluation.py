@@ -1,0 +1,90 @@
+"""`peer eval`: the loss of an exported model on the held-out rows of a corpus."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from peer.commands import add_command, whole_number
+from peer.errors import ExitCode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from peer.commands import Subparsers
+    from peer.weights.held_out import HeldOutLoss
+
+
+def register(subparsers: Subparsers) -> None:
+    """Describe the command line."""
+    parser = add_command(
+        subparsers,
+        "eval",
+        "measure a model on the held-out rows of a corpus",
+        run,
+        epilog="Prints the loss in nats per token, the perplexity, and the bits for each byte of text, by source.  Of chats "
+        "the assistant's messages count, and of preferences the chosen answers.",
+    )
+    parser.add_argument("model", metavar="FOLDER", help="a folder with a model, as `peer export` or transformers write it")
+    parser.add_argument("--corpus", metavar="FOLDER", required=True, help="a corpus, as `peer data build` makes it")
+    parser.add_argument(
+        "--tokens",
+        type=whole_number(1, 1 << 40),
+        default=1 << 16,
+        metavar="N",
+        help="held-out tokens of each source, about (default: 65536)",
+    )
+    parser.add_argument(
+        "--length",
+        type=whole_number(1, 1 << 17),
+        metavar="N",
+        help="tokens predicted in a row of text (default: 1024, or fewer if the model reads fewer)",
+    )
+    parser.add_argument(
+        "--documents",
+        choices=["masked", "joined"],
+        default="masked",
+        help="masked: no document in a row sees another (default); joined: a row is one text",
+    )
+    parser.add_argument("--device", default="auto", metavar="NAME", help="cpu, cuda, … (default: a GPU if there is one)")
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, and print a line for each source."""
+    from peer.weights.held_out import HeldOutOptions, measure
+
+    model, corpus = Path(args.model).absolute(), Path(args.corpus).absolute()
+    options = HeldOutOptions(args.tokens, args.length, args.documents, args.device)
+    losses = measure(model, corpus, options, _reporter())
+    if args.json:
+        print(json.dumps({"model": str(model), "corpus": str(corpus), "sources": [_described(each) for each in losses]}))
+        return ExitCode.OK
+    width = max(len("SOURCE"), *(len(each.source) for each in losses))
+    print(f"{'SOURCE':<{width}}  {'TOKENS':>10}  {'LOSS':>8}  {'PERPLEXITY':>11}  BITS PER BYTE")
+    for each in losses:
+        bits = "-" if each.bits_per_byte is None else f"{each.bits_per_byte:.4f}"
+        print(f"{each.source:<{width}}  {each.tokens:>10}  {each.loss:>8.4f}  {each.perplexity:>11.2f}  {bits:>13}")
+    return ExitCode.OK
+
+
+def _described(loss: HeldOutLoss) -> dict[str, object]:
+    """Return the loss as JSON values; null for a number that JSON does not have."""
+    return {
+        "source": loss.source,
+        "tokens": loss.tokens,
+        "loss": loss.loss if math.isfinite(loss.loss) else None,
+        "perplexity": loss.perplexity if math.isfinite(loss.perplexity) else None,
+        "bits_per_byte": loss.bits_per_byte,
+    }
+
+
+def _reporter() -> Callable[[float], None]:
+    def show(share: float) -> None:
+        print(f"\rmeasuring {100 * share:3.0f} %", end="\n" if share == 1 else "", file=sys.stderr, flush=True)
+
+    return show if sys.stderr.isatty() else lambda share: None

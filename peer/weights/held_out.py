@@ -1,0 +1,192 @@
+"""Measurement of an exported model on the held-out rows of a corpus, for `peer eval`.
+
+The model and the rows are computed by the trainer's code, so a loss compares with the held-out losses of a run that reads
+the same corpus in rows of the same length.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from kernels.mixture import MixturePhase, RowMixture
+from peer.errors import ExitCode, PeerError
+from protocol.corpora.manifest import MAX_MANIFEST_BYTES, read_manifest
+from protocol.wire.canonical import Malformed
+from protocol.wire.hashes import HASH_BYTES, chunk_hash
+from trainer.data.corpus import (
+    BlockFolders,
+    BlockMissing,
+    CorpusFolder,
+    CorpusReading,
+    DocumentLayout,
+    MixedSource,
+    RowKind,
+    StoredCorpus,
+)
+from trainer.models.llama.model import Decoder
+from trainer.objective import LanguageModelObjective, SourceTotals
+from trainer.weights.folder import WeightsFolder
+from trainer.weights.safetensors_file import FolderError
+
+MANIFEST, SHARDS, TOKENIZER = "corpus.msgpack", "shards", "tokenizer.json"
+ROW_TOKENS = 1024
+"""Tokens that are predicted in a row of text, unless the model reads fewer."""
+BATCH_TOKENS = 1 << 12
+
+
+@dataclass(frozen=True)
+class HeldOutOptions:
+    """Options of a measurement.
+
+    tokens: most tokens of each source.  length: tokens predicted in a row of text; None for the default.  documents:
+    "masked" or "joined", for text.  device: a name that torch knows, or "auto".
+    """
+
+    tokens: int = 1 << 16
+    length: int | None = None
+    documents: str = "masked"
+    device: str = "auto"
+
+
+@dataclass(frozen=True)
+class HeldOutLoss:
+    """Loss on a source's held-out rows, in nats per token.  tokens: predicted tokens that count.
+
+    bits_per_byte: bits for each byte of the text; None for chats and preferences, of which only a part counts.
+    """
+
+    source: str
+    tokens: int
+    loss: float
+    bits_per_byte: float | None
+
+    @property
+    def perplexity(self) -> float:
+        """Exponential of the loss; infinite if it is too large for a number."""
+        return math.exp(self.loss) if self.loss < 700 else math.inf
+
+
+def measure(
+    model: Path, corpus: Path, options: HeldOutOptions, on_progress: Callable[[float], None] = lambda share: None
+) -> list[HeldOutLoss]:
+    """Return the loss of the model in a folder on each source of a corpus.  Of a preference, the chosen text is measured.
+
+    on_progress: called repeatedly with the share done, from 0 to 1.  Raises `PeerError`.
+    """
+    try:
+        weights = WeightsFolder(model)
+        stored = _stored(corpus)
+        reading = _reading(stored, corpus, weights, options)
+        _compare_tokenizers(model, corpus)
+        decoder = _decoder(weights, options.device)
+        return _measured(decoder, stored, reading, options.tokens, on_progress)
+    except FolderError as error:
+        raise PeerError(str(error), ExitCode.INPUT) from error
+    except BlockMissing as error:
+        raise PeerError(f"{corpus} lacks a block: {error}; copy the whole folder again", ExitCode.INPUT) from error
+    except ValueError as error:
+        raise PeerError(str(error), ExitCode.INPUT) from error
+
+
+def _stored(corpus: Path) -> StoredCorpus:
+    path = corpus / MANIFEST
+    try:
+        with path.open("rb") as file:
+            read_manifest(file.read(MAX_MANIFEST_BYTES + 1))
+    except OSError as error:
+        raise ValueError(
+            f"{corpus} is no corpus: cannot read {MANIFEST}: {error.strerror}; give a folder that `peer data build` made"
+        ) from error
+    except Malformed as error:
+        raise ValueError(f"{path} is damaged: {error}; copy the corpus again, or build it again") from error
+    return StoredCorpus.read(path)
+
+
+def _reading(stored: StoredCorpus, corpus: Path, weights: WeightsFolder, options: HeldOutOptions) -> CorpusReading:
+    vocab, context = weights.config.vocab, weights.config.context
+    if stored.vocab > vocab:
+        raise ValueError(
+            f"the corpus {corpus} has {stored.vocab} tokens, more than the model ({vocab}); give a corpus that was built "
+            "with the model's tokenizer"
+        )
+    if stored.kind is not RowKind.TEXT:
+        if options.length is not None:
+            raise ValueError("the rows of chats and preferences have the length of the corpus; leave --length out")
+        length = stored.row_tokens - 1
+    else:
+        most = max(source.held_out.tokens for source in stored.sources.values()) - 1
+        length = options.length or min(context or ROW_TOKENS, ROW_TOKENS, max(1, most))
+    if not any(stored.rows(source.held_out, length) for source in stored.sources.values()):
+        raise ValueError(
+            f"no source of {corpus} has a held-out row of {length} tokens; make --length smaller, or hold out more"
+        )
+    folder = CorpusFolder(stored, BlockFolders([corpus / SHARDS]))
+    sources = [MixedSource(name, folder, name) for name in stored.sources]
+    read = [int(stored.rows(source.train, length) > 0) for source in stored.sources.values()]
+    if not any(read):
+        raise ValueError(f"no source of {corpus} has a row of {length} tokens to learn from; make --length smaller")
+    return CorpusReading(sources, RowMixture([MixturePhase(0, tuple(read))]), length, DocumentLayout(options.documents))
+
+
+def _compare_tokenizers(model: Path, corpus: Path) -> None:
+    """Warn if the model's tokenizer is not the one with which the corpus was built."""
+    path = model / TOKENIZER
+    with (corpus / MANIFEST).open("rb") as file:
+        wanted = read_manifest(file.read(MAX_MANIFEST_BYTES + 1)).tokenizer
+    found = chunk_hash(path.read_bytes()) if path.is_file() else bytes(HASH_BYTES)
+    if found != wanted:
+        print(
+            f"the corpus {corpus} was built with another tokenizer than {model} has; if they differ in more than their "
+            "form, the losses mean nothing",
+            file=sys.stderr,
+        )
+
+
+def _decoder(weights: WeightsFolder, device: str) -> Decoder:
+    """Return the model on its device, in fp32."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        flat, at = torch.empty(weights.config.parameters, device=device), 0
+    except RuntimeError as error:  # an unknown device, or one without the memory
+        reason = str(error).strip().splitlines()[0][:200]
+        raise ValueError(f"the model cannot be put on the device {device!r}: {reason}; name another --device") from error
+    for block in weights.values():
+        flat[at : at + len(block)] = torch.from_numpy(block)
+        at += len(block)
+    return Decoder(weights.config, flat.device, flat)
+
+
+@torch.no_grad()
+def _measured(
+    decoder: Decoder, stored: StoredCorpus, reading: CorpusReading, tokens: int, on_progress: Callable[[float], None]
+) -> list[HeldOutLoss]:
+    totals, objective = SourceTotals(reading.names), LanguageModelObjective()
+    count = max(1, BATCH_TOKENS // reading.length)
+    windows = [window for source in range(len(reading.names)) for window in _spread(reading, source, tokens)]
+    for start in range(0, len(windows), count):
+        rows = reading.rows(windows[start : start + count], held_out=True)[:: stored.unit_rows]
+        totals.add(objective.measured(rows, objective.loss(decoder, rows, 0.0)))
+        on_progress(min(1.0, (start + count) / len(windows)))
+    found = []
+    for each in totals.losses:
+        split = stored.sources[each.source].held_out
+        bytes_per_token = split.text_bytes / split.tokens
+        bits = None
+        if stored.kind is RowKind.TEXT and bytes_per_token > 0:
+            bits = each.loss / math.log(2) / bytes_per_token
+        found.append(HeldOutLoss(each.source, each.tokens, each.loss, bits))
+    return found
+
+
+def _spread(reading: CorpusReading, source: int, tokens: int) -> Iterator[int]:
+    """Yield windows that are spread over a source's held-out split, with about `tokens` tokens in all."""
+    split = reading.held_out_of(source)
+    count = min(len(split), max(1, tokens // reading.length))
+    return (split[number * len(split) // count] for number in range(count))

@@ -1,0 +1,163 @@
+"""`peer eval`: losses of exported folders on corpora, equal to those of transformers."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from peer.cli import main
+from peer.errors import ExitCode, PeerError
+from peer.weights.held_out import HeldOutOptions, measure
+from protocol.corpora.manifest import CorpusKind
+from tests.trainer.data.corpora import Shape, Stream, preferences, texts, write_corpus
+from tests.trainer.weights.models import CONFIGS, in_blocks, random_parameters
+from trainer.weights.folder import write_folder
+from trainer.weights.safetensors_file import ExportFormat
+
+VOCAB = 300
+FORM = Shape(vocab=VOCAB, token_bytes=2)
+LENGTH = 40
+
+
+def exported(folder: Path, name: str = "llama3", scale: float = 1.0) -> Path:
+    folder.mkdir()
+    config = CONFIGS[name]
+    values = random_parameters(config) * np.float32(scale)
+    write_folder(folder, config, in_blocks(values), ExportFormat.FP32, context=256, eos=None)
+    return folder
+
+
+def corpus(folder: Path) -> tuple[Path, dict[str, Any]]:
+    streams = {"web": texts(1, 900, 700, VOCAB), "code": texts(2, 500, 321, VOCAB)}
+    return write_corpus(folder, FORM, streams), streams
+
+
+def command(capsys: pytest.CaptureFixture[str], *words: object) -> dict[str, Any]:
+    assert main(["eval", *map(str, words), "--json"]) == ExitCode.OK
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+@pytest.mark.parametrize("name", ["llama3", "qwen2, tied", "qwen3"])
+def test_losses_are_those_of_transformers(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    transformers: Any = pytest.importorskip("transformers", reason="install the extra: pip install -e '.[oracle]'")
+    folder, streams = corpus(tmp_path / "corpus")
+    model = exported(tmp_path / "model", name, 0.3)
+    found = command(capsys, model, "--corpus", folder, "--length", LENGTH, "--documents", "joined")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(model, dtype="auto", local_files_only=True).eval()
+    for each in found["sources"]:
+        tokens = torch.from_numpy(streams[each["source"]][1].tokens)
+        rows = -(-(len(tokens) - 1) // LENGTH)
+        starts = [min(row * LENGTH, len(tokens) - LENGTH - 1) for row in range(rows)]
+        batch = torch.stack([tokens[start : start + LENGTH + 1] for start in starts])
+        with torch.no_grad():
+            wanted = float(theirs(batch, labels=batch).loss)
+        assert each["tokens"] == rows * LENGTH
+        assert each["loss"] == pytest.approx(wanted, rel=1e-3)
+        assert each["perplexity"] == pytest.approx(math.exp(wanted), rel=1e-3)
+
+
+def test_masked_documents_have_the_losses_that_they_have_alone(tmp_path: Path) -> None:
+    lengths = [7, 12, 4, 18]
+    rng = np.random.default_rng(0)
+    pieces = [np.append(rng.integers(1, VOCAB, length - 1), 0) for length in lengths]
+    stream = np.append(np.concatenate(pieces), 5)
+    folder = write_corpus(tmp_path / "corpus", FORM, {"web": (Stream(stream), Stream(stream))})
+    model = exported(tmp_path / "model", scale=0.3)
+    [whole] = measure(model, folder, HeldOutOptions(length=len(stream) - 1))
+    alone = 0.0
+    for number, piece in enumerate(pieces):
+        after = pieces[number + 1][0] if number + 1 < len(pieces) else 5  # what the end token predicts
+        single = np.append(piece, after)
+        one = write_corpus(tmp_path / f"corpus{number}", FORM, {"web": (Stream(single), Stream(single))})
+        [found] = measure(model, one, HeldOutOptions(length=len(piece), documents="joined"))
+        alone += found.loss * len(piece)
+    assert whole.loss == pytest.approx(alone / sum(lengths), rel=1e-4)
+    [joined] = measure(model, folder, HeldOutOptions(length=len(stream) - 1, documents="joined"))
+    assert abs(joined.loss - whole.loss) > 1e-3
+
+
+def test_a_model_that_knows_nothing_has_the_loss_of_its_vocabulary(tmp_path: Path) -> None:
+    folder, streams = corpus(tmp_path / "corpus")
+    losses = measure(exported(tmp_path / "model", scale=0.0), folder, HeldOutOptions(length=LENGTH))
+    assert [each.source for each in losses] == ["web", "code"]
+    for each in losses:
+        held_out = streams[each.source][1].tokens
+        text_bytes = len(held_out) - int((held_out == 0).sum())
+        assert each.loss == pytest.approx(math.log(VOCAB), rel=1e-5) and each.perplexity == pytest.approx(VOCAB, rel=1e-4)
+        assert each.bits_per_byte == pytest.approx(math.log2(VOCAB) * len(held_out) / text_bytes, rel=1e-5)
+
+
+def test_few_tokens_are_spread_over_each_source(tmp_path: Path) -> None:
+    folder, _ = corpus(tmp_path / "corpus")
+    shares: list[float] = []
+    losses = measure(exported(tmp_path / "model"), folder, HeldOutOptions(3 * LENGTH, LENGTH), shares.append)
+    assert [each.tokens for each in losses] == [3 * LENGTH, 3 * LENGTH] and shares[-1] == 1.0
+
+
+def test_of_preferences_the_chosen_text_counts(tmp_path: Path) -> None:
+    form = Shape(CorpusKind.PREFERENCE, row_tokens=17, block_tokens=34)
+    folder = write_corpus(tmp_path / "corpus", form, {"a": (preferences(1, 4, 17), preferences(2, 3, 17))})
+    [found] = measure(exported(tmp_path / "model"), folder, HeldOutOptions())
+    assert found.tokens == 3 * 9 and found.bits_per_byte is None and math.isfinite(found.loss)
+
+
+def test_it_prints_a_table_and_warns_of_another_tokenizer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, _ = corpus(tmp_path / "corpus")
+    model = exported(tmp_path / "model")
+    words = ["eval", str(model), "--corpus", str(folder), "--length", "40"]
+    assert main(words) == ExitCode.OK
+    out, warned = capsys.readouterr()
+    assert [line.split()[0] for line in out.splitlines()] == ["SOURCE", "web", "code"] and not warned
+    (model / "tokenizer.json").write_text("{}")
+    assert main(words) == ExitCode.OK
+    assert "built with another tokenizer" in capsys.readouterr().err
+
+
+def _small(folder: Path) -> Path:
+    return write_corpus(folder, Shape(vocab=VOCAB + 1, token_bytes=2), {"web": texts(1, 900, 700, VOCAB)})
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (HeldOutOptions(length=5000), "no source of .* has a held-out row of 5000 tokens; make --length smaller"),
+        (HeldOutOptions(length=600), "no source of .* has a row of 600 tokens to learn from"),
+    ],
+)
+def test_rows_that_the_corpus_does_not_have_are_refused(options: HeldOutOptions, sentence: str, tmp_path: Path) -> None:
+    folder = write_corpus(tmp_path / "corpus", FORM, {"web": texts(1, 300, 700, VOCAB)})
+    with pytest.raises(PeerError, match=sentence):
+        measure(exported(tmp_path / "model"), folder, options)
+
+
+def test_what_cannot_be_measured_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    model, (folder, _) = exported(tmp_path / "model"), corpus(tmp_path / "corpus")
+
+    def refused(model: Path, corpus: Path, options: HeldOutOptions | None = None) -> str:
+        with pytest.raises(PeerError) as caught:
+            measure(model, corpus, options or HeldOutOptions(length=LENGTH))
+        assert caught.value.exit_code == ExitCode.INPUT
+        return str(caught.value)
+
+    assert "is no corpus: cannot read corpus.msgpack" in refused(model, tmp_path)
+    assert "give a folder that transformers has saved" in refused(tmp_path / "nothing", folder)
+    assert "more than the model (300)" in refused(model, _small(tmp_path / "other"))
+    nowhere = HeldOutOptions(length=LENGTH, device="abacus")
+    assert "cannot be put on the device 'abacus'" in refused(model, folder, nowhere)
+    _remove(sorted((folder / "shards").iterdir()))
+    assert "lacks a block" in refused(model, folder)
+    (folder / "corpus.msgpack").write_bytes(b"nonsense")
+    assert "is damaged" in refused(model, folder)
+
+
+def _remove(paths: Sequence[Path]) -> None:
+    for path in paths:
+        path.unlink()
