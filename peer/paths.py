@@ -20,6 +20,8 @@ from pathlib import Path
 
 from peer.errors import ExitCode, PeerError
 
+CORPORA, BLOCKS = "corpora", "blocks"
+"""Folders in a run's folder: links to the corpora that this computer has, and blocks of the others."""
 READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 

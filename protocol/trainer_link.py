@@ -139,6 +139,9 @@ class TrainerLink(Protocol):
         """
         ...
 
+    def report_missing(self, report: Callable[[Hash, int], None]) -> None:
+        """Call `report` with the shard and the number of each block of the corpora that a command waits for, repeatedly."""
+
     def pause(self) -> None:
         """Pause after the present step, until `resume`."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -23,7 +24,8 @@ from kernels.losses import (
     preference_loss,
     row_log_probabilities,
 )
-from trainer.data.rows import Rows
+from trainer.config import TrainingConfig
+from trainer.data.rows import Reading, Rows
 from trainer.models.llama.model import Decoder, hidden_states
 from trainer.reference import F32, ReferenceLog
 
@@ -204,3 +206,11 @@ class SourceTotals:
     def accuracy(self) -> float | None:
         """Share of pairs with a margin above 0; None without preferences."""
         return self._accurate / self._pairs if self._pairs else None
+
+
+def objective_of(config: TrainingConfig, reading: Reading, folder: Path | None) -> Objective:
+    """Return what a run learns from its rows.  folder: of the trainer's files; None to keep none."""
+    if config.data.format != "preference":
+        return LanguageModelObjective()
+    terms = PreferenceTerms(config.data.beta, config.data.label_smoothing)
+    return PreferenceObjective(terms, ReferenceLog.beside(folder, reading.digest))

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 
-from kernels.losses import PreferenceTerms
 from kernels.mixture import MixturePhase, RowMixture
 from trainer.config import TrainingConfig
 from trainer.data import embedded as corpora
@@ -27,8 +26,6 @@ from trainer.data.tokens import ByteTokenizer, Tokenizer, TokenizerFile
 from trainer.environments.environment import Environment, example_tokens
 from trainer.environments.records import ALL
 from trainer.environments.registry import open_named
-from trainer.objective import LanguageModelObjective, Objective, PreferenceObjective
-from trainer.reference import ReferenceLog
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Corpus of an environment's own examples, for a warm start.
@@ -111,14 +108,6 @@ def mixed_reading(config: TrainingConfig) -> CorpusReading:
         data.sequence_length,
         DocumentLayout(data.documents),
     )
-
-
-def objective_of(config: TrainingConfig, reading: Reading, folder: Path | None) -> Objective:
-    """Return what a run learns from its rows.  folder: of the trainer's files; None to keep none."""
-    if config.data.format != "preference":
-        return LanguageModelObjective()
-    terms = PreferenceTerms(config.data.beta, config.data.label_smoothing)
-    return PreferenceObjective(terms, ReferenceLog.beside(folder, reading.digest))
 
 
 def environment_of(config: TrainingConfig) -> Environment:

@@ -29,9 +29,9 @@ from trainer.data.rows import Reading, Rows, WindowOrder
 from trainer.evaluation import Evaluation, EvaluationPlan, evaluation_tokens, load
 from trainer.memory import REFERENCE_TOKENS
 from trainer.models.llama.model import Decoder
-from trainer.objective import PreferenceObjective, SourceLoss, SourceTotals, log_probabilities
+from trainer.objective import PreferenceObjective, SourceLoss, SourceTotals, log_probabilities, objective_of
 from trainer.optim import InnerLoop, MomentsFile, Place
-from trainer.reading import objective_of, reading_of, tokenizer_of
+from trainer.reading import reading_of, tokenizer_of
 from trainer.reference import read_reference
 
 # ------------------------------------------------------------------------------------------------------------------------

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from importlib import import_module
+from ipaddress import ip_network
+from pathlib import Path
 
 import trio
 
@@ -32,7 +34,7 @@ from peer.joining.purpose import purpose_sentence, unusual_data
 from peer.joining.run_source import store_manifest
 from peer.joining.standing import compare_with_anchor, find_standing, keep_admission
 from peer.keyfile import next_incarnation
-from peer.paths import run_dir
+from peer.paths import BLOCKS, CORPORA, run_dir
 from peer.resources.check import check_generator, check_memory, chosen_role
 from peer.resources.computer import raise_open_files, seconds_since_boot
 from peer.resources.core_share import chosen_threads, keep_share
@@ -41,17 +43,18 @@ from peer.rests.keeper import RestJudge, RestKeeper, RestLimits, in_a_thread
 from peer.rests.reasons import Sensors
 from peer.settings.preferences import Preferences
 from peer.settings.values import mapped_addresses
-from peer.trainer_process.process import RolloutProcess, TrainerProcess, TrainerSettings
+from peer.trainer_process.process import RolloutProcess, TrainerPlaces, TrainerProcess, TrainerSettings
 from protocol.chain.outer_state import OuterState
 from protocol.chain.replica import Replica
 from protocol.chain.store import Store
+from protocol.corpora.shards import SHARDS
 from protocol.disk import StoreFull
 from protocol.events.events import Event, Notice, PhaseChanged, RecordRatified, RoundVoted
 from protocol.events.status import NodeStatus, WhyIdle
 from protocol.node.node import Node
 from protocol.run.invitation import make_invitation
 from protocol.run.manifest import Admission, SignedManifest
-from protocol.run.settings import NodeSettings, WeightSettings
+from protocol.run.settings import CorpusSettings, NodeSettings, WeightSettings
 from protocol.sync.supplies import paths_of
 from protocol.transport.dialer import peer_of
 from protocol.transport.inbound_policy import InboundLimits
@@ -185,6 +188,14 @@ class Participation:
         states = (STATES_ON_DISK + STATES_TO_GO_ON) * signed.manifest.stored_bytes if signed is not None else 0
         most = max(0, now.max_disk - states - MARGIN_BYTES) if now.max_disk is not None else None
         return WeightSettings(now.keep_versions, now.weights_cap, most)
+
+    def _corpora(self) -> CorpusSettings:
+        """Return the corpora on this computer: those that the person names, and those that were built for this run here."""
+        now, linked = self._settings.live.now, self._folder / CORPORA
+        links = sorted(linked.iterdir()) if linked.is_dir() else []
+        folders = dict.fromkeys([*map(Path, now.corpus or ()), *(link.resolve() for link in links)])
+        networks = tuple(map(ip_network, now.mirror_networks or ()))
+        return CorpusSettings(tuple(folders), self._folder / BLOCKS, now.block_cache, now.keep_blocks, networks)
 
     # -- status -------------------------------------------------------------------------------------------------------
 
@@ -381,15 +392,20 @@ class Participation:
             wall_clock=time.time,
             boot_clock=seconds_since_boot,
             weights=self._weights(),
+            corpora=self._corpora(),
             serve_while_paused=settings.live.now.serve_while_paused,
         )
 
     def _make_trainer(self, signed: SignedManifest, store: Store, state: OuterState) -> TrainerProcess:
-        files = paths_of(signed.manifest, store.files)
+        corpora = self._corpora()
+        places = TrainerPlaces(
+            paths_of(signed.manifest, store.files),
+            (*(folder / SHARDS for folder in corpora.folders), self._folder / BLOCKS),
+        )
         settings = TrainerSettings.for_run(
             signed.manifest,
             self._folder / "trainer.log",
-            files,
+            places,
             trains=self._role is Role.TRAINER,
             moments=self._folder if self._keeps_moments else None,
             generator=GeneratorName(self._settings.live.now.generator),

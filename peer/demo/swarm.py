@@ -30,7 +30,7 @@ from peer.errors import ExitCode, PeerError
 from peer.formatting import bar, clean, fit
 from peer.installation import child_environment
 from peer.joining.run_source import start_of
-from peer.paths import run_dir
+from peer.paths import data_dir, run_dir
 from peer.resources.check import check_together
 from peer.settings.preferences import without_settings
 from peer.weights.brought import Brought
@@ -122,7 +122,7 @@ def _rounds_of(manifest: RunManifest, peers: int) -> int:
 
 
 def _start(run_file: Path | None) -> Brought | None:
-    return start_of(run_file) if run_file is not None else None
+    return start_of(run_file, data_dir()) if run_file is not None else None
 
 
 def _private(organiser: Identity, manifest: RunManifest, changes: Mapping[str, Any]) -> SignedManifest:

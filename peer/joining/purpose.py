@@ -5,6 +5,7 @@ The same lines appear in `peer run create`, `peer run show` and the first lines 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from peer.formatting import amount, clean, roughly, short
@@ -88,6 +89,8 @@ def _reads(manifest: RunManifest) -> str:
 
 
 def _text(manifest: RunManifest) -> str:
+    if manifest.data.sources:
+        return _mixed(manifest)
     if manifest.data.format == "chat":
         return "the chats of the run (what the assistant says counts)"
     return (
@@ -97,14 +100,35 @@ def _text(manifest: RunManifest) -> str:
     )
 
 
+ROWS = {"text": "text", "chat": "chats (what the assistant says counts)", "preference": "preferences (DPO)"}
+"""Kinds of rows, for people."""
+
+
+def _mixed(manifest: RunManifest) -> str:
+    """Describe the mixture of a run's sources: the shares count rows."""
+    data = manifest.data
+    names = [clean(source.name, 64) for source in data.sources]
+
+    def shares(weights: Sequence[int]) -> str:
+        return ", ".join(
+            f"{name} {100 * weight / sum(weights):.3g} %" for name, weight in zip(names, weights, strict=True) if weight
+        )
+
+    first = shares([source.weight for source in data.sources]) if len(names) > 1 else names[0]
+    later = "".join(f"; from {amount(phase.from_tokens).strip()} tokens {shares(phase.weights)}" for phase in data.phases)
+    rows = data.sequence_length * sum(source.rows for source in data.sources)
+    limit = f", at most {data.epochs} times" if data.epochs else ""
+    return f"{ROWS[data.format]}: {first}{later} (about {amount(rows).strip()} tokens in all{limit})"
+
+
 def unusual_data(manifest: RunManifest) -> str:
     """Return a warning if given weights would be trained on Python's source, which is rarely intended; empty otherwise."""
-    reads_text = manifest.rl is None or manifest.rl.warm_rounds > 0
-    if not manifest.initial_state or not reads_text or manifest.data.format == "chat" or manifest.data.corpus != "stdlib":
+    reads_text = not manifest.data.sources and (manifest.rl is None or manifest.rl.warm_rounds > 0)
+    if not manifest.initial_state or not reads_text or manifest.data.format != "text" or manifest.data.corpus != "stdlib":
         return ""
     return (
         "these weights will learn the source of Python's standard library, as the run file names no other data; for your "
-        'own, add [data] with format = "chat" and from = "chats.jsonl"'
+        'own, add [data] with from = "FOLDER-OR-FILE"'
     )
 
 

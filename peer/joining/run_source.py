@@ -91,6 +91,8 @@ def environment_problem(manifest: RunManifest) -> str | None:
 DEFAULT_PORT = USUAL_PORT
 """TCP port on which a peer listens by default."""
 MAX_OWN_ADDRESSES = 8
+BUILT = "corpora"
+"""Folder in the data directory for corpora that were built for run files."""
 
 
 def create_run(path: Path, data: Path, tell: Tell = lambda what, about: None) -> SignedManifest:
@@ -110,7 +112,7 @@ def create_run(path: Path, data: Path, tell: Tell = lambda what, about: None) ->
 
 def _signed_run(path: Path, data: Path) -> tuple[SignedManifest, Brought | None]:
     """Return the run of a run file, signed as ours, and the run file's data, if any."""
-    identity, start = load_or_create_identity(data), start_of(path)
+    identity, start = load_or_create_identity(data), start_of(path, data)
     manifest = load_run_file(path, identity.peer_id, start)
     problem = environment_problem(manifest)
     if problem is not None:
@@ -118,9 +120,12 @@ def _signed_run(path: Path, data: Path) -> tuple[SignedManifest, Brought | None]
     return sign(identity, manifest), start
 
 
-def start_of(path: Path) -> Brought | None:
-    """Return the data that comes with a run file, if any (`peer.weights.brought`).  Raises `PeerError` or `RunFileError`."""
-    return brought_by(path)
+def start_of(path: Path, data: Path) -> Brought | None:
+    """Return the data that comes with a run file, if any (`peer.weights.brought`).  Raises `PeerError` or `RunFileError`.
+
+    data: data directory, in which corpora are built.
+    """
+    return brought_by(path, data / BUILT)
 
 
 def store_manifest(signed: SignedManifest, data: Path) -> None:

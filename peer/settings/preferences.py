@@ -16,20 +16,24 @@ from peer.settings.values import (
     one_of,
     read_addresses,
     read_count,
+    read_folders,
     read_metrics_port,
     read_name,
+    read_networks,
     read_owners,
     read_port,
     read_power,
     read_rate,
     read_rate_or_off,
     read_schedule,
+    read_share,
     read_size,
     read_switch,
     read_temperature,
     show_power,
     show_rate,
     show_rate_or_off,
+    show_share,
     show_size,
     show_switch,
     show_temperature,
@@ -175,6 +179,26 @@ class Preferences:
         _SIZE,
         live=True,
         unset="as needed",
+    )
+    corpus: tuple[str, ...] | None = _setting(
+        None,
+        "folders of corpora on this computer, with colons between them, to read and serve in place",
+        Notation(read_folders, ":".join, "FOLDER"),
+        unset="none",
+    )
+    block_cache: int = _setting(
+        4_000_000_000, "limit on the disk space of cached blocks of the run's corpora (default: 4GB)", _SIZE
+    )
+    keep_blocks: float = _setting(
+        0.0,
+        "share of the corpora's blocks to fetch and keep for others, within block_cache, e.g. 25 (default: 0, percent)",
+        Notation(read_share, show_share, "PERCENT"),
+    )
+    mirror_networks: tuple[str, ...] | None = _setting(
+        None,
+        "private networks in which mirrors of the corpora may be asked, e.g. 192.168.1.0/24 (default: none)",
+        Notation(read_networks, ",".join, "NETWORK"),
+        unset="only public addresses",
     )
     schedule: Schedule | None = _setting(
         None,

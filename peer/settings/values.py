@@ -6,10 +6,12 @@ A reader raises ValueError with a sentence that names the mistake and a correct 
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 from peer.addresses import multiaddr_of
@@ -191,6 +193,38 @@ def read_owners(text: str) -> tuple[str, ...]:
         if not PEER_ID.fullmatch(owner):
             raise ValueError(f"{owner or 'nothing'} is not a peer ID; `peer id` shows yours on the computer you watch from")
     return owners
+
+
+def read_folders(text: str) -> tuple[str, ...]:
+    """Read paths of folders, with colons between them; a path may begin with ~."""
+    folders = tuple(str(Path(part).expanduser().absolute()) for part in text.split(":") if part)
+    if not 1 <= len(folders) <= MOST_ADDRESSES:
+        raise ValueError(f"1 to {MOST_ADDRESSES} folders, with colons between them")
+    return folders
+
+
+def read_networks(text: str) -> tuple[str, ...]:
+    """Read IP networks, with commas between them."""
+    try:
+        return tuple(str(ipaddress.ip_network(part.strip())) for part in text.split(","))
+    except ValueError as error:
+        raise ValueError(f"{text} is not a list of networks; write 192.168.1.0/24, with commas between several") from error
+
+
+def read_share(text: str) -> float:
+    """Read a percentage, from "25%" or "100"."""
+    try:
+        share = float(text.removesuffix("%"))
+    except ValueError as error:
+        raise ValueError(f"{text} is not a percentage; write 25%") from error
+    if not 0 <= share <= 100:
+        raise ValueError(f"{text} is not a percentage from 0% to 100%")
+    return share / 100
+
+
+def show_share(share: float) -> str:
+    """Return a share as a percentage."""
+    return f"{100 * share:g}%"
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,7 @@ from protocol.trainer_link import (
     Tried,
     VerifyTask,
 )
+from protocol.wire.hashes import Hash
 from protocol.wire.rollouts import Reason, Verdict
 from trainer.generate.choice import GeneratorName
 from trainer.service import frames
@@ -243,6 +244,24 @@ UNMEASURED = "the trainer's power cannot be measured ({device} has no energy cou
 
 
 @dataclass(frozen=True)
+class TrainerPlaces:
+    """Places of a run's data on this computer.
+
+    files: paths, by name, at which the run's files will lie when the trainer is started.  blocks: folders with blocks of its
+    corpora.
+    """
+
+    files: Mapping[str, Path] = field(default_factory=dict)
+    blocks: Sequence[Path] = ()
+
+    @property
+    def sections(self) -> dict[str, Any]:
+        """Input of `trainer.config.TrainingConfig.from_sections`."""
+        here = {name: str(path) for name, path in self.files.items()}
+        return {"files": here, "blocks": [str(folder) for folder in self.blocks]}
+
+
+@dataclass(frozen=True)
 class TrainerSettings:
     """Settings for starting a trainer.
 
@@ -269,19 +288,15 @@ class TrainerSettings:
         cls,
         manifest: RunManifest,
         log_path: Path,
-        files: Mapping[str, Path] | None = None,
+        places: TrainerPlaces | None = None,
         *,
         trains: bool = True,
         moments: Path | None = None,
         generator: GeneratorName = GeneratorName.BUILTIN,
     ) -> TrainerSettings:
-        """Return the settings for the work of `manifest`.
-
-        files: paths, by name, at which the run's files will lie when the trainer is started.
-        """
+        """Return the settings for the work of `manifest`.  places: of the run's data; None if it has none."""
         size = payload_bytes(chunk_layout(manifest.parameters, manifest.chunk_parameters))
-        here = {name: str(path) for name, path in (files or {}).items()}
-        sections = manifest.trainer_sections() | {"files": here}
+        sections = manifest.trainer_sections() | (places or TrainerPlaces()).sections
         return cls(sections, size, log_path, trains, moments=moments, generator=generator)
 
 
@@ -309,6 +324,7 @@ class TrainerProcess:
         self._threads, self._watts = settings.threads, 0.0
         self._paused = False
         self._busy = False
+        self._report_missing: Callable[[Hash, int], None] = lambda shard, number: None
         self.threads = 0
         """CPU threads that the last finished round used at its end."""
         self.device = ""
@@ -361,7 +377,7 @@ class TrainerProcess:
         def hear(message: dict[str, Any]) -> None:
             if "tried" in message:
                 tried.extend(Tried(*each) for each in message["tried"])
-            elif "waiting" not in message:  # else it waits for a block of the run's corpora
+            elif not self._tell_of_missing(message):
                 progress(message)
 
         answer = await self._ask_alone("compute", hear, task=fields)
@@ -384,10 +400,26 @@ class TrainerProcess:
     async def evaluate(self, theta: memoryview, on_progress: Callable[[int, int], None]) -> float:
         """Evaluate as `TrainerLink.evaluate` describes."""
         self._check_theta(theta)
-        answer = await self._ask("evaluate", lambda message: on_progress(message["done"], message["total"]))
+
+        def hear(message: dict[str, Any]) -> None:
+            self._tell_of_missing(message)
+            on_progress(message["done"], message["total"])
+
+        answer = await self._ask("evaluate", hear)
         if answer["loss"] is None:
             raise NotMeasured(answer["reason"])
         return float(answer["loss"])
+
+    def report_missing(self, report: Callable[[Hash, int], None]) -> None:
+        """Report missing blocks as `TrainerLink.report_missing` describes."""
+        self._report_missing = report
+
+    def _tell_of_missing(self, message: dict[str, Any]) -> bool:
+        """Report the block for which a command waits; return False if the message names none."""
+        if (waiting := message.get("waiting")) is None:
+            return False
+        self._report_missing(Hash(bytes.fromhex(waiting["shard"])), waiting["number"])
+        return True
 
     def finish(self) -> None:
         """Stop the running compute after its current step, and contribute its work so far."""

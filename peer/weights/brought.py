@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from peer.corpora.run_data import RunData, names_corpora, run_data, token_format, tokenizer_in
 from peer.errors import ExitCode, PeerError
 from peer.paths import make_private, run_dir
 from peer.weights.tokenizer_files import check_readable, keep_tokenizer
@@ -218,21 +219,25 @@ class Brought:
         self,
         folder: FolderStart | None,
         tokenizer: Path | None,
-        chats: Path | None,
+        facts: Mapping[str, Any],
+        data: Path | RunData | None,
         tasks: Tasks,
-        said: Mapping[str, Any],
     ) -> None:
-        """Read the files.  said: the run file's values for the tokenizer, which take precedence over other files' values."""
+        """Read the files.  facts: fields of the tokenizer's section.  data: a file of chats, or corpora."""
         self._folder = folder
+        self._corpora = data if isinstance(data, RunData) else None
+        chats = data if isinstance(data, Path) else None
         paths = {TOKENIZER: tokenizer, CHATS: chats} | {TASKS + name: path for name, path in tasks.paths.items()}
         self._paths = {name: path for name, path in paths.items() if path is not None}
         self._data = {name: _content(path) for name, path in self._paths.items()}
         self.sections: dict[str, dict[str, Any]] = {}
         if chats is not None:
             self.sections["data"] = {"chats": file_section(self._data[CHATS]).model_dump()}
+        if self._corpora is not None:
+            self.sections["data"] = dict(self._corpora.section)
+            self._data |= self._corpora.files
         if tokenizer is not None:
-            with_file = {"file": file_section(self._data[TOKENIZER]).model_dump()}
-            self.sections["tokenizer"] = tokenizer_facts(tokenizer, said) | with_file
+            self.sections["tokenizer"] = {**facts, "file": file_section(self._data[TOKENIZER]).model_dump()}
         if tasks.paths:
             files = [{"path": name, **file_section(self._data[TASKS + name]).model_dump()} for name in sorted(tasks.paths)]
             self.sections["rl"] = {**tasks.said, "files": files}
@@ -253,6 +258,8 @@ class Brought:
         config = TrainingConfig.from_sections(manifest.trainer_sections() | {"files": paths})
         try:
             tokenizer = tokenizer_of(config)
+            if self._corpora is not None:
+                self._corpora.check(manifest, self._paths.get(TOKENIZER))
             reading = reading_of(config, tokenizer) if CHATS in self._paths else None
             if manifest.rl is not None:
                 self._check_tasks(manifest.rl, tokenizer, tell)
@@ -309,6 +316,8 @@ class Brought:
         for name, file in signed.manifest.files.items():
             if name in self._data:
                 _keep(files, file, self._data[name])
+        if self._corpora is not None:
+            self._corpora.link(run_dir(data, signed.run))
 
 
 def _check_prompts(tasks: Sequence[TaskRecord], rl: RlSection, tokenizer: TemplatedTokenizer) -> None:
@@ -328,13 +337,14 @@ def _check_environment(config: TrainingConfig, rl: RlSection, tokenizer: Templat
                 raise ValueError(f"the prompt of problem {index} of {rl.environment} {flaw}; change [tokenizer] or [rl]")
 
 
-def brought_by(path: Path) -> Brought | None:
+def brought_by(path: Path, built: Path) -> Brought | None:
     """Return the data of a run file; None if it names no data and no environment.  Raises `PeerError` or `RunFileError`.
 
-    The tokenizer.json in a model's folder is used, if there is one and the run file names no other.
+    The tokenizer.json in a model's folder is used, if there is one and the run file names no other.  built: folder below
+    which corpora are built.
     """
     sections = sections_of(path)
-    model, tokenizer, chats = (_named(path, sections.get(name)) for name in ("model", "tokenizer", "data"))
+    model, tokenizer = (_named(path, sections.get(name)) for name in ("model", "tokenizer"))
     said = sections.get("tokenizer", {})
     if tokenizer is not None and tokenizer.is_dir():
         check_readable(tokenizer)
@@ -346,9 +356,17 @@ def brought_by(path: Path) -> Brought | None:
     if tokenizer is None and "tokenizer" in sections and isinstance(said, Mapping) and not {"file", "from"} & set(said):
         raise RunFileError(f'{path.name}: [tokenizer] names no file; add from = "tokenizer.json", or remove the section')
     tasks = _tasks(path, sections.get("rl"))
-    if model is None and tokenizer is None and chats is None and "rl" not in sections:
+    start = FolderStart(model) if model is not None else None
+    section = sections.get("data", {})
+    if tokenizer is None and "tokenizer" not in sections and (found := tokenizer_in(section, path.parent)) is not None:
+        tokenizer, said = found[0], {"ends": found[1]}
+    facts = tokenizer_facts(tokenizer, said) if tokenizer is not None else {}
+    data: Path | RunData | None = _named(path, section)
+    if names_corpora(section, path.parent):
+        data = run_data(section, path.parent, token_format(section, tokenizer, facts), built)
+    if model is None and tokenizer is None and data is None and "rl" not in sections:
         return None
-    return Brought(FolderStart(model) if model is not None else None, tokenizer, chats, tasks, said)
+    return Brought(start, tokenizer, facts, data, tasks)
 
 
 def tell_of_mismatches(manifest: RunManifest, tell: Tell) -> None:

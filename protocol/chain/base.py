@@ -124,6 +124,19 @@ class Base:
         terms = lease_terms(manifest)
         return self.leases.pool.lease(self.slot(manifest, peer), terms.rows, terms.limit)
 
+    def next_lease(self, manifest: RunManifest, peer: PeerId) -> Ranges:
+        """Return the rows that a peer reads in the next round if all holders and the peer consume their leases in this one.
+
+        For fetching ahead: the next record may be different.
+        """
+        if manifest.learns_from_rollouts(self.round + 1):
+            return ()
+        terms = lease_terms(manifest)
+        slots = {*self._holders.values(), self.slot(manifest, peer)}
+        pool = self.leases.pool.after(dict.fromkeys(slots, terms.rows), terms.rows, terms.limit)
+        following = holder_slots(self.leases.beacon, {*self._holders, peer})
+        return pool.lease(following[peer], terms.rows, terms.limit)
+
     def count_leased(self, manifest: RunManifest, peer: PeerId) -> int:
         """Return the number of rows leased to a peer in a round of text."""
         terms = lease_terms(manifest)

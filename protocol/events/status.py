@@ -32,6 +32,7 @@ class WhyIdle(str, Enum):
     WAITING_FOR_ROLLOUTS = "waiting for rollouts"
     FETCHING_TASKS = "fetching tasks"
     FETCHING_REFERENCE = "fetching reference"
+    FETCHING_DATA = "fetching data"
     WAITING_FOR_WEIGHTS = "waiting for weights"
     WAITING_FOR_VERDICTS = "waiting for verdicts"
     NOTHING_TO_CHECK = "nothing to check"
@@ -58,6 +59,7 @@ REMEDIES = {
     WhyIdle.WAITING_FOR_ROLLOUTS: "nothing; or join with more peers `--role rollout`",
     WhyIdle.FETCHING_TASKS: "`peer tasks list` says which set is missing, or cannot be used",
     WhyIdle.FETCHING_REFERENCE: "nothing; or start again a trainer or seed that was in this run before",
+    WhyIdle.FETCHING_DATA: "nothing; or ask the organiser to start a peer that has the corpus",
     WhyIdle.WAITING_FOR_WEIGHTS: "nothing; a coming round brings them",
     WhyIdle.WAITING_FOR_VERDICTS: "nothing; or join with more peers `--role validator`",
     WhyIdle.NOTHING_TO_CHECK: "nothing; batches are dealt by lot",

@@ -20,7 +20,7 @@ from kernels.layout import ChunkSpan, payload_bytes
 from protocol.allreduce.assignment import contribution_leaves
 from protocol.chain.base import Base
 from protocol.chain.credit import learned_by
-from protocol.chain.leases import count_rows, first_rows
+from protocol.chain.leases import Ranges, count_rows, first_rows
 from protocol.chain.progress import RunProgress, TasksInForce
 from protocol.chain.records import most_tokens
 from protocol.chain.replica import Replica
@@ -29,6 +29,7 @@ from protocol.events.status import WhyIdle
 from protocol.membership.activity import Activity, Pause
 from protocol.membership.heartbeats import Pace
 from protocol.node.commands import Extensions
+from protocol.node.corpora import LeasedBlocks
 from protocol.offload import Offload
 from protocol.rollouts.rollouts import Rollouts
 from protocol.rollouts.selection import Selection
@@ -111,11 +112,11 @@ SPARE_STEPS = 1
 class OwnTrainer:
     """The trainer of this peer, which computes nothing while there is a reason to rest.
 
-    link: None if this peer does not train.
+    link: None if this peer does not train.  blocks: fetches what the trainer reads; None in a run without corpora.
     """
 
-    def __init__(self, link: TrainerLink | None, pace: Pace, activity: Activity) -> None:
-        self.link, self.pace, self.activity = link, pace, activity
+    def __init__(self, link: TrainerLink | None, pace: Pace, activity: Activity, blocks: LeasedBlocks | None = None) -> None:
+        self.link, self.pace, self.activity, self._blocks = link, pace, activity, blocks
         self._pause = Pause()
         self._rests: dict[WhyIdle, str] = {}
         """Reasons to compute nothing, each with its sentence; we show the user's own pause, or else the first reason."""
@@ -129,6 +130,11 @@ class OwnTrainer:
     def rests(self) -> bool:
         """True while there is a reason to compute nothing."""
         return self._pause.on
+
+    async def lease(self, rows: Ranges, following: Ranges) -> None:
+        """Have the blocks of these rows fetched for the trainer, and then those of the rows that it reads next."""
+        if self._blocks is not None:
+            await self._blocks.lease(rows, following)
 
     async def rested(self) -> None:
         """Wait until there is no reason to rest."""
@@ -276,6 +282,7 @@ class Contributor:
         task = ComputeTask(base.round, first_rows(lease, wanted * step_rows), wanted, first, shares=shares)
         if self._selection is not None and learns:
             return await self._learn(trainer, task, work, self._selection)
+        await self._own.lease(task.rows, base.next_lease(manifest, self._session.me))
         async with self._selection.alone() if self._selection is not None else nullcontext():
             self._activity.show(Phase.COMPUTING, WhyIdle.BUSY, "")
             work.training.set()
@@ -335,6 +342,8 @@ class Contributor:
 
     def _on_progress(self, work: Work, progress: Progress) -> None:
         work.note(progress)
+        if self._activity.why is WhyIdle.FETCHING_DATA:
+            self._activity.show(Phase.COMPUTING, WhyIdle.BUSY, "")
         pace, total = self._own.pace, work.wanted
         pace.observe(progress)
         self._session.emit(

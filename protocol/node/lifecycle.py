@@ -229,7 +229,15 @@ LOOK_S = 1.0
 
 OWN_WORK = frozenset({WhyIdle.BUSY, WhyIdle.STARTING, WhyIdle.TRAINER_RESTARTING})
 """Reasons to wait that a trainer resolves by itself."""
-FETCHING = frozenset({WhyIdle.CONNECTING, WhyIdle.FETCHING_STATE, WhyIdle.FETCHING_TASKS, WhyIdle.FETCHING_REFERENCE})
+FETCHING = frozenset(
+    {
+        WhyIdle.CONNECTING,
+        WhyIdle.FETCHING_STATE,
+        WhyIdle.FETCHING_TASKS,
+        WhyIdle.FETCHING_REFERENCE,
+        WhyIdle.FETCHING_DATA,
+    }
+)
 """Reasons to wait that any peer can resolve."""
 
 

@@ -21,6 +21,7 @@ from protocol.membership.heartbeats import FailureDetector, Heartbeats, Pace
 from protocol.membership.liveness import Membership
 from protocol.node.commands import Extensions, LineProbe
 from protocol.node.contributor import Amendments, Contributor, OwnTrainer, Work
+from protocol.node.corpora import LeasedBlocks, RunCorpora
 from protocol.node.evaluator import Evaluator
 from protocol.node.exchanges import AuditedResults
 from protocol.node.lifecycle import Departure, Life, LivenessTicker, NodeService, RunEnd, StartupBarrier
@@ -85,9 +86,11 @@ class Node:
         initialise = trainer.initialise if trainer is not None and replica.manifest.genesis is None else None
         self._claims = claims = Claims(replica, membership)
         catalogue = Catalogue(replica.manifest)
-        self._shelves = _shelves_of(replica, catalogue)
+        self._corpora = RunCorpora(replica.manifest, replica.store.files, settings.corpora)
+        self._shelves = _shelves_of(replica, catalogue, self._corpora)
         self._offload, self._swarm = offload, Swarm(session, membership, self._shelves, offload)
         self.files = RunFiles(session, replica.manifest, replica.store.files, self._swarm, offload)
+        self._blocks = self._make_blocks(trainer)
         self.versions = WeightVersions(session, guard, replica, catalogue, offload, self._swarm, settings.weights)
         self.line_probe = LineProbe(session, replica, membership, self._swarm)
         supplies = StateFetcher(session, replica, offload, self._swarm)
@@ -101,7 +104,7 @@ class Node:
         self.tasks = TaskSetCommands(session, self._tasks) if self._tasks is not None else None
         self.extensions = Extensions(session, guard, replica, offload)
         self._rollouts = self._make_rollouts(trainer)
-        self._own_trainer = OwnTrainer(self._trainer, self._pace, activity)
+        self._own_trainer = OwnTrainer(self._trainer, self._pace, activity, self._blocks)
         amendments = Amendments(self.extensions, self._rollouts)
         self._contributor = Contributor(session, replica, settings, offload, self._own_trainer, amendments, self._rollouts)
         self._ratifier = Ratifier(
@@ -112,6 +115,16 @@ class Node:
         self._life = self._make_life(supplies)
         self.goodbye_heard_by: int | None = None
         """Number of peers that confirmed our goodbye; None before we have said it."""
+
+    def _make_blocks(self, trainer: TrainerLink | None) -> LeasedBlocks | None:
+        """Build the fetching of blocks; return None in a run without corpora, or without a folder for them."""
+        session, settings = self._session, self._settings
+        if not self._replica.manifest.data.corpora or settings.corpora.blocks is None:
+            return None
+        blocks = LeasedBlocks(session, self._corpora, self.files, self._swarm, self._activity, self._offload)
+        if trainer is not None:
+            trainer.report_missing(blocks.ask)
+        return blocks
 
     def _make_rollouts(self, trainer: TrainerLink | None) -> Rollouts | None:
         """Build this peer's work with rollouts; return None in a run without rollouts."""
@@ -166,7 +179,7 @@ class Node:
         memories = (self._ejections, self._keeper, self._ratifier, self.extensions)
         services: list[NodeService] = [self._heartbeats, self._ejections, self._ticker, self._ratifier, self._swarm]
         services += [self.files, self.extensions, self.versions]
-        services += [part for part in (self._tasks, self._rollouts) if part is not None]
+        services += [part for part in (self._blocks, self._tasks, self._rollouts) if part is not None]
         await self._life.run(memories, services)
         self.goodbye_heard_by = await self._heartbeats.say_goodbye()
 
@@ -313,7 +326,7 @@ class Node:
         )
 
 
-def _shelves_of(replica: Replica, catalogue: Catalogue) -> Shelves:
+def _shelves_of(replica: Replica, catalogue: Catalogue, corpora: RunCorpora) -> Shelves:
     """Return the shelves of all blobs that a peer serves."""
     store = replica.store
     return Shelves(
@@ -322,5 +335,6 @@ def _shelves_of(replica: Replica, catalogue: Catalogue) -> Shelves:
         StoreShelf(store.rollouts, "rollouts", ROLLOUT_CHUNK_BYTES),
         StoreShelf(store.tasks, "tasks", TASK_CHUNK_BYTES),
         StoreShelf(store.files, "file", FILE_CHUNK_BYTES),
+        corpora,
         StoreShelf(store.reference, "reference", replica.manifest.checkpoint_chunk_bytes),
     )

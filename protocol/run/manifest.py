@@ -180,12 +180,6 @@ class Admission(StrEnum):
     ALLOWLIST = "allowlist"
 
 
-@lru_cache(maxsize=64)
-def _rows_within(phases: tuple[MixturePhase, ...], limits: tuple[int, ...]) -> int | None:
-    """Return `RowMixture.rows_within`, which is asked for with every member of a round."""
-    return RowMixture(phases).rows_within(limits)
-
-
 class RunManifest(Section):
     """A run.  Two runs that differ in any field are different runs."""
 
@@ -317,21 +311,20 @@ class RunManifest(Section):
     @property
     def mixture(self) -> RowMixture:
         """Order of the sources' rows; a run without corpora has one source."""
-        return RowMixture(self._phases)
+        return _mixture(self._phases)
 
     @property
-    def _phases(self) -> list[MixturePhase]:
+    def _phases(self) -> tuple[MixturePhase, ...]:
         own = tuple(source.weight for source in self.data.sources) or (1,)
         mixtures = [own, *(tuple(phase.weights) for phase in self.data.phases)]
-        return [MixturePhase(start, weights) for start, weights in zip(self.data.phase_starts, mixtures, strict=True)]
+        return tuple(MixturePhase(start, weights) for start, weights in zip(self.data.phase_starts, mixtures, strict=True))
 
     @property
     def data_rows(self) -> int | None:
         """Rows of the run before a source would be read more often than `data.epochs` allows; None without a limit."""
         if not self.data.epochs or not self.data.sources:
             return None
-        limits = tuple(source.rows * self.data.epochs for source in self.data.sources)
-        return _rows_within(tuple(self._phases), limits)
+        return _rows_within(self._phases, tuple(source.rows * self.data.epochs for source in self.data.sources))
 
     def learns_from_rollouts(self, round: int) -> bool:
         """Return True if a round's members learn from accepted rollouts; otherwise they read text."""
@@ -394,6 +387,16 @@ class RunManifest(Section):
             "inner_steps": self.rounds.inner_steps,
             "chunk_parameters": self.chunk_parameters,
         }
+
+
+@lru_cache(maxsize=16)
+def _mixture(phases: tuple[MixturePhase, ...]) -> RowMixture:
+    return RowMixture(phases)
+
+
+@lru_cache(maxsize=16)
+def _rows_within(phases: tuple[MixturePhase, ...], limits: tuple[int, ...]) -> int | None:
+    return _mixture(phases).rows_within(limits)
 
 
 @dataclass(frozen=True)

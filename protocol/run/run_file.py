@@ -137,6 +137,8 @@ REPLACED = {
     "(0.2 by default)",
 }
 """Fields of earlier versions, each with its replacement."""
+BROUGHT = {"data": ("from", "text", "id", "where", "least_characters", "most_characters", "sources", "phases")}
+"""Fields of a section that say what a file brings along, where there are others than `from`."""
 PLACEHOLDERS = {"name": "run"}
 """Values that stand in for wrong required fields, so that the others can be checked."""
 
@@ -228,7 +230,9 @@ def _brought(start: Start | None, fields: Mapping[str, Any], name: str) -> dict[
         found["model"] = _begun_with(start.facts, fields, name)
     for section, more in (start.sections if start is not None else {}).items():
         said = fields.get(section, {})
-        found[section] = {key: value for key, value in said.items() if key != "from"} | dict(more)
+        found[section] = {key: value for key, value in said.items() if key not in BROUGHT.get(section, ("from",))} | dict(
+            more
+        )
     for section, kind in (("model", "folder"), ("data", "file of chats"), ("tokenizer", "tokenizer.json")):
         given = found.get(section, fields.get(section))
         if isinstance(given, dict) and "from" in given:

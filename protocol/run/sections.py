@@ -297,7 +297,8 @@ class DataSection(Section):
     def _chat_problems(self) -> Iterator[ManifestProblem]:
         if self.format != "text" and self.chats is None and not self.corpora:
             yield ManifestProblem(
-                ("format", "chats"), f'format is "{self.format}", and no data is named; add from = "{self.format}s.jsonl"'
+                ("format", "chats"),
+                f'format is "{self.format}", and no {self.format}s are named; add from = "{self.format}s.jsonl"',
             )
         if self.format == "text" and self.chats is not None:
             yield ManifestProblem(("format", "chats"), 'chats are named, and format is "text"; format = "chat" would do')

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from ipaddress import IPv4Network, IPv6Network
+from pathlib import Path
 
 import trio
 
@@ -31,6 +33,22 @@ class WeightSettings:
 
 
 @dataclass(frozen=True)
+class CorpusSettings:
+    """Corpora on this computer.
+
+    folders: folders of corpora, which are read and served in place.  blocks: folder of the other blocks; None for a peer
+    that keeps none.  cache_bytes: limit for those, unless the rows of two rounds need more.  keep_share: share of all blocks
+    that this peer fetches, even without reading them.  mirror_networks: networks with mirrors, besides the public Internet.
+    """
+
+    folders: tuple[Path, ...] = ()
+    blocks: Path | None = None
+    cache_bytes: int = 4 << 30
+    keep_share: float = 0.0
+    mirror_networks: tuple[IPv4Network | IPv6Network, ...] = ()
+
+
+@dataclass(frozen=True)
 class NodeSettings:
     """Decisions of the person at this computer.
 
@@ -44,6 +62,7 @@ class NodeSettings:
     wall_clock: unix seconds, for the expiry of tokens alone.
     boot_clock: seconds, by a clock that runs on while the computer is suspended, as trio's does not.
     weights: limits of the versions of the weights on disk.
+    corpora: the corpora on this computer.
     serve_while_paused: others get chunks from this peer even while it rests.
     """
 
@@ -61,4 +80,5 @@ class NodeSettings:
     wall_clock: Callable[[], float] = _no_clock
     boot_clock: Callable[[], float] = trio.current_time
     weights: WeightSettings = WeightSettings()
+    corpora: CorpusSettings = CorpusSettings()
     serve_while_paused: bool = True

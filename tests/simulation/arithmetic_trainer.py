@@ -16,7 +16,7 @@ from protocol.chain.leases import Ranges, first_rows
 from protocol.run.manifest import RunManifest
 from protocol.trainer_link import ComputeTask, Contribution, Progress, TrainerDied
 from protocol.wire import canonical
-from protocol.wire.hashes import hash_bytes
+from protocol.wire.hashes import Hash, hash_bytes
 
 EVALUATION_PARTS = 4
 
@@ -105,6 +105,9 @@ class ArithmeticTrainer:
 
     def pause(self) -> None:
         self._resumed = trio.Event()
+
+    def report_missing(self, report: Callable[[Hash, int], None]) -> None:
+        """Nothing is ever missing: it reads no data."""
 
     def resume(self) -> None:
         self._resumed.set()

@@ -56,7 +56,7 @@ def test_weights_of_a_folder_are_trained_gently_and_python_source_is_warned_of()
     assert manifest.inner.lr == TUNING_RATE == 1e-5 and manifest.inner.warmup_steps > 0
     assert manifest.total_rounds == TUNING_ROUNDS and manifest.total_tokens is None
     assert "the weights of a folder" in dict(purpose_lines(manifest))["trains"]
-    assert 'add [data] with format = "chat"' in unusual_data(manifest)
+    assert 'add [data] with from = "FOLDER-OR-FILE"' in unusual_data(manifest)
     assert not unusual_data(a_run())
 
 

@@ -14,7 +14,7 @@ from peer.errors import ExitCode, PeerError
 from peer.joining.run_source import KnownRun, create_run, find_run, known_runs, store_manifest
 from peer.joining.standing import find_standing
 from peer.paths import run_dir
-from peer.trainer_process.process import TrainerSettings
+from peer.trainer_process.process import TrainerPlaces, TrainerSettings
 from protocol.blobs.store import BlobStore
 from protocol.disk import Disk
 from protocol.run.manifest import RunManifest, SignedManifest, demo_manifest, run_id
@@ -112,7 +112,9 @@ def test_the_tasks_are_files_of_the_run_which_the_organiser_has_and_a_trainer_re
     files.load()
     assert [*signed.manifest.files] == ["tasks/tasks.jsonl"]
     assert all(files.is_right(file.name, file.size, FILE_CHUNK_BYTES) for file in signed.manifest.files.values())
-    settings = TrainerSettings.for_run(signed.manifest, folder / "trainer.log", paths_of(signed.manifest, files))
+    settings = TrainerSettings.for_run(
+        signed.manifest, folder / "trainer.log", TrainerPlaces(paths_of(signed.manifest, files))
+    )
     config = TrainingConfig.from_sections(settings.sections)
     assert open_named(config.environment, config.files).problem(0).prompt == "1+1"
     assert parse_run_file(dump(signed.manifest), PeerId(signed.manifest.organiser)) == signed.manifest

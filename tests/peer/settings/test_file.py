@@ -97,6 +97,10 @@ def test_each_setting_that_moves_nothing_else_is_live() -> None:
     assert {name for name, setting in SETTINGS.items() if not setting.live} == {
         "name",
         "role",
+        "corpus",
+        "block_cache",
+        "keep_blocks",
+        "mirror_networks",
         "port",
         "announce",
         "port_mapping",

@@ -108,7 +108,7 @@ def test_the_end_is_the_one_of_the_tokenizer_where_no_other_file_says_so(tmp_pat
         (RUN.replace("talk.jsonl", "none.jsonl"), CHAT, "none.jsonl: No such file"),
         (RUN.replace('"talk.jsonl"', "3"), CHAT, "[data] from must be the path of a file of chats, in quotes"),
         (RUN.replace('from = "talk.jsonl"', ""), CHAT, "no chats are named; add from"),
-        (RUN.replace('format = "chat"', ""), CHAT, 'format is "text"; format = "chat" would do'),
+        (RUN.replace('format = "chat"', ""), CHAT, "talk.jsonl, row 1: it has no field text, but prompt, completion"),
         (RUN.replace("vocab = 260", "vocab = 258"), 9 * CHAT, "a token that ends a turn has the number 259"),
         (RUN + 'template = "llama3"\n', 9 * CHAT, "has no token '<|begin_of_text|>'"),
         (RUN + 'template = "alpaca"\n', 9 * CHAT, "tokenizer.template is 'alpaca'"),

@@ -1,0 +1,280 @@
+"""Corpora that a run file names in its data section, built in the organiser's data directory if they are not built yet.
+
+`[data] from` names a corpus that `peer data build` made, or a file, a folder or a data set from which one is built here.
+`[[data.sources]]` names several, each with a weight.  A corpus that is built here keeps its folder: the next run file with
+the same inputs and options uses it again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from peer.corpora.build import BuildProgress, build
+from peer.corpora.inputs import BuildInput, files_of
+from peer.corpora.options import BuildOptions, FieldSelection, TokenFormat
+from peer.errors import ExitCode, PeerError
+from peer.paths import CORPORA as LINKS
+from peer.paths import make_private
+from protocol.corpora.fitting import corpora_flaw
+from protocol.corpora.manifest import CorpusKind, CorpusManifest, read_manifest
+from protocol.run.manifest import RunManifest
+from protocol.run.sections import CORPORA, MAX_FILE_BYTES, MAX_WEIGHT, TOKENIZER, DataSection
+from protocol.sync.supplies import file_section
+from protocol.wire.canonical import Malformed
+from protocol.wire.hashes import ZERO_HASH, chunk_hash
+
+MANIFEST = "corpus.msgpack"
+"""Name of the manifest in the folder of a corpus."""
+BUILD_FIELDS = frozenset({"from", "text", "id", "where", "least_characters", "most_characters"})
+"""Fields of the data section that say how a corpus is built; the run's manifest does not have them."""
+HUB = "hf:"
+Tell = Callable[[BuildProgress], None]
+
+
+@dataclass(frozen=True)
+class NamedInput:
+    """Input that a run file names.  name, weight: None if the file gives none."""
+
+    name: str | None
+    origin: Path | str
+    weight: int | None
+
+    @property
+    def folder(self) -> Path | None:
+        """Folder of the corpus that it is; None for data that must be built."""
+        is_corpus = isinstance(self.origin, Path) and (self.origin / MANIFEST).is_file()
+        return self.origin if is_corpus and isinstance(self.origin, Path) else None
+
+    @property
+    def source(self) -> str:
+        """Name of the source that is built from it."""
+        if self.name is not None:
+            return self.name
+        name = self.origin.absolute().name.split(".")[0] if isinstance(self.origin, Path) else self.origin.removeprefix(HUB)
+        cleaned = "".join(each if each.isascii() and (each.isalnum() or each in "_.-") else "-" for each in name)
+        return cleaned.lstrip(".-")[:64] or "text"
+
+
+@dataclass(frozen=True)
+class RunData:
+    """Corpora of a run, in the order of `data.corpora`.  section: fields of the data section."""
+
+    folders: tuple[Path, ...]
+    section: Mapping[str, Any]
+
+    @property
+    def files(self) -> dict[str, bytes]:
+        """Manifests of the corpora, by their names among the files of the run."""
+        return {f"{CORPORA}{number}": (folder / MANIFEST).read_bytes() for number, folder in enumerate(self.folders)}
+
+    def check(self, run: RunManifest, tokenizer: Path | None) -> None:
+        """Check that the corpora fit the run.  Raises ValueError with one sentence.
+
+        tokenizer: the tokenizer.json of the run; None for bytes.
+        """
+        manifests = [_manifest(folder) for folder in self.folders]
+        flaw = corpora_flaw(run, manifests)
+        content = TokenFormat(tokenizer=tokenizer).content()
+        digest = ZERO_HASH if content is None else chunk_hash(content)
+        if not flaw and any(each.tokenizer != digest for each in manifests):
+            flaw = "a corpus was built with another tokenizer than the run's"
+        if flaw:
+            raise ValueError(f"[data] {flaw}; build the corpus for this run")
+
+    def link(self, run_folder: Path) -> None:
+        """Make the corpora known to the organiser's peer, which serves their blocks from where they lie."""
+        names = make_private(run_folder / LINKS)
+        for number, folder in enumerate(self.folders):
+            link = names / str(number)
+            link.unlink(missing_ok=True)
+            link.symlink_to(folder.absolute(), target_is_directory=True)
+
+
+def names_corpora(section: Any, beside: Path) -> bool:
+    """Return True if a data section names data for corpora.
+
+    A file of chats that fits into the files of a run is none: it is a file of the run itself.
+    """
+    if not isinstance(section, Mapping) or "corpora" in section:
+        return False
+    named = section.get("from")
+    if section.get("format") == "chat" and isinstance(named, str):
+        path = beside / Path(named).expanduser()
+        return path.is_dir() or (path.is_file() and path.stat().st_size > MAX_FILE_BYTES)
+    return isinstance(named, str) or isinstance(section.get("sources"), list)
+
+
+def tokenizer_in(section: Any, beside: Path) -> tuple[Path, list[int]] | None:
+    """Return the tokenizer of the corpora that a data section names, and its end token; None if there is none."""
+    named = _inputs(section, beside) if names_corpora(section, beside) else []
+    for folder in (each.folder for each in named if each.folder is not None):
+        if (folder / TOKENIZER).is_file():
+            return folder / TOKENIZER, [_manifest(folder).end]
+    return None
+
+
+def token_format(section: Mapping[str, Any], tokenizer: Path | None, facts: Mapping[str, Any]) -> TokenFormat:
+    """Return the form of the tokens of a run's corpora.  tokenizer: None for bytes.  facts: of the tokenizer section."""
+    try:
+        kind = CorpusKind(section.get("format", "text"))
+    except ValueError as error:
+        raise PeerError('[data] format must be "text", "chat" or "preference"; correct it', ExitCode.INPUT) from error
+    ends = tuple(facts.get("ends", ()))
+    if kind is CorpusKind.TEXT:
+        return TokenFormat(kind, tokenizer, ends)
+    return TokenFormat(kind, tokenizer, ends, facts.get("template", "plain"), _length(section) + 1)
+
+
+def run_data(
+    section: Mapping[str, Any], beside: Path, tokens: TokenFormat, built: Path, tell: Tell = lambda progress: None
+) -> RunData:
+    """Open or build the corpora of a data section.  Raises `PeerError`.
+
+    beside: folder of the run file.  tokens: form of the tokens of corpora that are built.  built: folder below which they
+    are built.  tell: called about the progress of a build.
+    """
+    inputs = _inputs(section, beside)
+    raw = [each for each in inputs if each.folder is None]
+    ours = [_built(raw, _options(section, tokens), built, tell)] if raw else []
+    folders = list(dict.fromkeys([*(each.folder for each in inputs if each.folder is not None), *ours]))
+    manifests = [_manifest(folder) for folder in folders]
+    sources: dict[tuple[int, str], dict[str, Any]] = {}
+    for given in inputs:
+        number = folders.index(given.folder) if given.folder is not None else len(folders) - 1
+        for name, rows in _rows(given, manifests[number], _length(section)):
+            said = {} if given.weight is None else {"weight": given.weight}
+            sources[number, name] = {"name": name, "corpus": number, "rows": rows, **said}
+    fields = {
+        "corpora": [file_section((folder / MANIFEST).read_bytes()).model_dump() for folder in folders],
+        "sources": _weighted([*sources.values()]),
+        "phases": _phases(section.get("phases", []), [name for _, name in sources]),
+    }
+    return RunData(tuple(folders), {name: value for name, value in fields.items() if value})
+
+
+def _inputs(section: Mapping[str, Any], beside: Path) -> list[NamedInput]:
+    """Return the inputs that a data section names, in its order.  Raises `PeerError`."""
+    listed = section.get("sources", [{"from": section.get("from")}])
+    found = [_input(each, beside) for each in listed]
+    if not found or len({each.weight is None for each in found}) > 1:
+        raise PeerError("each of [[data.sources]] needs a weight, or none of them; add the missing ones", ExitCode.INPUT)
+    return found
+
+
+def _input(said: Any, beside: Path) -> NamedInput:
+    if not isinstance(said, Mapping) or not isinstance(said.get("from"), str) or set(said) - {"name", "from", "weight"}:
+        raise PeerError(
+            '[[data.sources]] has name, from and weight, and no other field; write from = "FOLDER-OR-FILE"', ExitCode.INPUT
+        )
+    name, weight, named = said.get("name"), said.get("weight"), said["from"]
+    if not isinstance(name, str | None) or not (weight is None or _is_weight(weight)):
+        raise PeerError(
+            f"[[data.sources]] has a name in quotes, and a weight from 0 to {MAX_WEIGHT}; correct it", ExitCode.INPUT
+        )
+    origin = named if named.startswith(HUB) else beside / Path(named).expanduser()
+    if isinstance(origin, Path) and not origin.exists():
+        raise PeerError(f"{origin} does not exist; correct from in [data]", ExitCode.INPUT)
+    return NamedInput(name, origin, weight)
+
+
+def _is_weight(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_WEIGHT
+
+
+def _length(section: Mapping[str, Any]) -> int:
+    """Return the predicted tokens of a row; 8, the least, for a wrong value, which the run file's check reports."""
+    said = section.get("sequence_length", DataSection.model_fields["sequence_length"].default)
+    return said if isinstance(said, int) and said >= 1 else 8
+
+
+def _options(section: Mapping[str, Any], tokens: TokenFormat) -> BuildOptions:
+    where, said = section.get("where", {}), DataSection.model_fields["held_out_percent"].default
+    names = {name: section.get(name) for name in ("text", "id")}
+    sizes = {name: section.get(name) for name in ("least_characters", "most_characters")}
+    if not isinstance(where, Mapping) or not all(isinstance(each, str | None) for each in names.values()):
+        raise PeerError(
+            "[data] text and id are names of fields, and where is { FIELD = VALUE }; correct them", ExitCode.INPUT
+        )
+    if not all(each is None or (isinstance(each, int) and each >= 0) for each in sizes.values()):
+        raise PeerError("[data] least_characters and most_characters are numbers; correct them", ExitCode.INPUT)
+    fields = FieldSelection(
+        text=names["text"] or "text",
+        identity=names["id"],
+        least=max(1, sizes["least_characters"] or 1),
+        most=sizes["most_characters"],
+        where={name: tuple(map(str, value if isinstance(value, list) else [value])) for name, value in where.items()},
+    )
+    percent = section.get("held_out_percent", said)
+    return BuildOptions(tokens, fields, held_out_percent=percent if isinstance(percent, int) else said)
+
+
+def _built(inputs: Sequence[NamedInput], options: BuildOptions, built: Path, tell: Tell) -> Path:
+    """Build the corpus of these inputs, unless it is built already; return its folder."""
+    chosen = [BuildInput(each.source, each.origin) for each in inputs]
+    folder = built / _key(chosen, options)
+    if not (folder / MANIFEST).is_file():
+        built.mkdir(mode=0o700, parents=True, exist_ok=True)
+        build(chosen, options, folder, tell)
+    return folder
+
+
+def _key(inputs: Sequence[BuildInput], options: BuildOptions) -> str:
+    """Return a name for the corpus of these inputs, which changes whenever a file of theirs does."""
+    digest = hashlib.blake2b(json.dumps(options.described(), sort_keys=True).encode(), digest_size=16)
+    digest.update(options.tokens.content() or b"bytes")
+    digest.update(json.dumps([[each.source, str(each.origin)] for each in inputs]).encode())
+    for file in files_of(each for each in inputs if isinstance(each.origin, Path)):
+        assert file.path is not None, "only data in memory has no path"
+        stat = file.path.stat()
+        digest.update(f"{file.path}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode(errors="surrogateescape"))
+    return digest.hexdigest()
+
+
+def _manifest(folder: Path) -> CorpusManifest:
+    try:
+        return read_manifest((folder / MANIFEST).read_bytes())
+    except (OSError, Malformed) as error:
+        raise PeerError(f"{folder} is no corpus that can be read ({error}); build it again", ExitCode.INPUT) from error
+
+
+def _rows(given: NamedInput, manifest: CorpusManifest, length: int) -> list[tuple[str, int]]:
+    """Return the sources of an input with their rows: the one that it names, or all of a corpus."""
+    name = given.name if given.folder is not None else given.source
+    chosen = [each for each in manifest.sources if name is None or each.name == name]
+    if not chosen:
+        names = ", ".join(each.name for each in manifest.sources)
+        raise PeerError(f"{given.origin} has no source {name}; it has {names}", ExitCode.INPUT)
+    for each in chosen:
+        if not manifest.rows(each.train, length):
+            raise PeerError(
+                f"source {each.name} has {each.train.tokens} tokens to learn from, and a row needs {length + 1}; make "
+                "data.sequence_length smaller, or give more data",
+                ExitCode.INPUT,
+            )
+    return [(each.name, manifest.rows(each.train, length)) for each in chosen]
+
+
+def _weighted(sources: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return sources with weights: those that were given, or else weights in proportion to their rows."""
+    most = max(source["rows"] for source in sources)
+    scale = 1 if len(sources) == 1 else MAX_WEIGHT
+    return [{"weight": max(1, source["rows"] * scale // most), **source} for source in sources]
+
+
+def _phases(said: Any, names: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the phases with their weights in the order of the sources."""
+    phases = []
+    for phase in said if isinstance(said, list) else [{}]:
+        weights = phase.get("weights") if isinstance(phase, dict) else None
+        if not isinstance(weights, Mapping) or not set(weights) <= set(names) or not all(map(_is_weight, weights.values())):
+            raise PeerError(
+                f"[[data.phases]] needs weights = {{ SOURCE = WEIGHT }}, and the sources are {', '.join(names)}; correct it",
+                ExitCode.INPUT,
+            )
+        phases.append({**phase, "weights": [weights.get(name, 0) for name in names]})
+    return phases

@@ -1,0 +1,45 @@
+"""Checks that the corpora of a run fit its manifest: sources, rows, vocabulary and tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from protocol.corpora.manifest import CorpusManifest, CorpusSource
+from protocol.run.manifest import RunManifest
+from protocol.run.sections import SourceSection
+
+
+def corpora_flaw(run: RunManifest, corpora: Sequence[CorpusManifest]) -> str:
+    """Return the first reason why these corpora are not those that the run describes; empty if they are.
+
+    corpora: in the order of `data.corpora`.
+    """
+    assert len(corpora) == len(run.data.corpora)
+    return next(_flaws(run, corpora), "")
+
+
+def _flaws(run: RunManifest, corpora: Sequence[CorpusManifest]) -> Iterator[str]:
+    data = run.data
+    for number, corpus in enumerate(corpora):
+        if corpus.kind.value != data.format:
+            yield f'corpus {number} has rows of the kind "{corpus.kind.value}", and data.format is "{data.format}"'
+        if corpus.vocab > run.model.vocab:
+            yield f"corpus {number} has {corpus.vocab} tokens, more than the model's {run.model.vocab}"
+        if corpus.row_tokens and corpus.row_tokens != data.sequence_length + 1:
+            yield (
+                f"corpus {number} has rows of {corpus.row_tokens - 1} predicted tokens, and data.sequence_length is "
+                f"{data.sequence_length}"
+            )
+    if any(corpus.tokenizer != corpora[0].tokenizer for corpus in corpora):
+        yield "the corpora were built with different tokenizers"
+    for source in data.sources:
+        found = source_in(corpora, source)
+        if found is None:
+            yield f"corpus {source.corpus} has no source {source.name}"
+        elif (rows := corpora[source.corpus].rows(found.train, data.sequence_length)) != source.rows:
+            yield f"source {source.name} has {rows} rows to learn from, and the run says {source.rows}"
+
+
+def source_in(corpora: Sequence[CorpusManifest], source: SourceSection) -> CorpusSource | None:
+    """Return the source that a section names; None if its corpus has none of this name."""
+    return next((each for each in corpora[source.corpus].sources if each.name == source.name), None)
