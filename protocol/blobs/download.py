@@ -7,11 +7,12 @@ claim to have a chunk only makes us ask for it; the caller checks the bytes befo
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import inf
 
-from protocol.blobs.blob import Blob, ChunkSet, Copies, any_of, set_of
+from protocol.blobs.blob import Blob, ChunkSet, Copies, any_of, chunks_in, set_of
 from protocol.wire.identity import PeerId
 
 # ------------------------------------------------------------------------------------------------------------------------
@@ -24,12 +25,12 @@ from protocol.wire.identity import PeerId
 # * **Ties by a seed.**  Among equally rare chunks, pick one with the caller's random generator: peers that begin together
 #   ask for different chunks, and serve them to each other.
 # * **Endgame.**  Once every missing chunk was asked for, an idle source is asked for a chunk that another source owes us:
-#   the chunk that will take longest.  A chunk is asked of at most `COPIES` sources at a time.  The copy that arrives second
-#   is refused.
+#   the chunk that will take longest.  A chunk is asked of at most `COPIES` sources at a time, and of twice as many each time
+#   that it was overdue, up to `MOST_COPIES`: sources may withhold it.  The copy that arrives second is refused.
 
 
-COPIES = 2
-"""Most sources that are asked for one chunk at a time."""
+COPIES, MOST_COPIES = 2, 16
+"""Most sources that are asked for one chunk at a time: if it was never overdue, and however often it was."""
 
 
 class Picker:
@@ -45,6 +46,8 @@ class Picker:
         self._copies = Copies(count)
         self._asked: dict[int, list[PeerId]] = {}
         self._asked_set: ChunkSet = 0
+        self._overdue: Counter[int] = Counter()
+        """Times that each missing chunk was overdue."""
 
     @property
     def missing(self) -> ChunkSet:
@@ -75,6 +78,7 @@ class Picker:
         """Note that a chunk is here."""
         self.here |= 1 << chunk
         self._asked.pop(chunk, None)
+        self._overdue.pop(chunk, None)
         self._asked_set &= ~(1 << chunk)
 
     def release(self, peer: PeerId, chunk: int) -> None:
@@ -85,6 +89,10 @@ class Picker:
         if not peers:
             self._asked.pop(chunk, None)
             self._asked_set &= ~(1 << chunk)
+
+    def overdue(self, chunks: ChunkSet) -> None:
+        """Note that these chunks were overdue once more."""
+        self._overdue.update(chunks_in(chunks & self.missing))
 
     def pick(self, peer: PeerId) -> int | None:
         """Pick a chunk that no source was asked for, and ask this source for it; None if the source has no such chunk."""
@@ -117,7 +125,10 @@ class Picker:
         candidates = [
             chunk
             for chunk, peers in self._asked.items()
-            if held >> chunk & 1 and peer not in peers and len(peers) < COPIES and takes_s(chunk) > longer_than_s
+            if held >> chunk & 1
+            and peer not in peers
+            and len(peers) < min(COPIES << self._overdue[chunk], MOST_COPIES)
+            and (self._overdue[chunk] or takes_s(chunk) > longer_than_s)
         ]
         if not candidates:
             return None
@@ -423,6 +434,8 @@ class Download:
         self._debts: dict[PeerId, dict[int, _Debt]] = {}
         self._late: set[tuple[PeerId, int]] = set()
         """Chunks that were overdue; they are still accepted if they come."""
+        self._withheld: dict[PeerId, ChunkSet] = {}
+        """Chunks that each source has let become overdue since it last brought one."""
         self._owed_bytes = 0
 
     # -- reading ------------------------------------------------------------------------------------------------------
@@ -463,6 +476,11 @@ class Download:
     def has_use_of(self, peer: PeerId) -> bool:
         """Return True if this peer has a missing chunk, as far as we know."""
         return peer in self._sources and bool(self._picker.held_by(peer) & self.missing)
+
+    def is_withholding(self, peer: PeerId) -> bool:
+        """Return True if this source has let every missing chunk that it claims become overdue, and brought none since."""
+        claimed = self._picker.held_by(peer) & self.missing
+        return bool(claimed) and not claimed & ~self._withheld.get(peer, 0)
 
     def has_hope(self) -> bool:
         """Return True if a source owes us a chunk, or has a missing chunk."""
@@ -509,12 +527,14 @@ class Download:
             self._picker.forget(peer)
             self._sources.remove(peer)
             self._debts.pop(peer, None)
+            self._withheld.pop(peer, None)
             self._late = {(late, chunk) for late, chunk in self._late if late != peer}
 
     def _came(self, peer: PeerId | None, chunk: int, now: float) -> None:
         debt = self._debts.get(peer, {}).get(chunk) if peer is not None else None
         if peer is not None and debt is not None:
             self._sources.brought(peer, debt.owed_bytes, now - debt.asked_at)
+            self._withheld.pop(peer, None)
         for other in [*([peer] if peer is not None else []), *self._picker.asked_for(chunk)]:
             self._settle(other, (chunk,))
         self._late = {(late, other) for late, other in self._late if other != chunk}
@@ -527,12 +547,16 @@ class Download:
             self._sources.failed(peer, now)
 
     def _note_overdue(self, now: float) -> None:
+        noted: ChunkSet = 0
         for peer, debts in list(self._debts.items()):
             overdue = [chunk for chunk, debt in debts.items() if debt.overdue_at <= now]
             if overdue:
                 self._settle(peer, overdue)
                 self._late |= {(peer, chunk) for chunk in overdue}
+                self._withheld[peer] = self._withheld.get(peer, 0) | set_of(overdue)
+                noted |= set_of(overdue)
                 self._sources.failed(peer, now)
+        self._picker.overdue(noted)
 
     def _settle(self, peer: PeerId, chunks: Iterable[int]) -> list[int]:
         """Release a source from owing us these chunks; return the chunks that it actually owed."""

@@ -308,6 +308,8 @@ PATIENCE_S, SLOWEST_BYTES_PER_S = 60.0, 32 << 10
 """Seconds without a chunk after which a download is abandoned, whatever chunks other peers claim to have.  Chunks under way
 extend it by the time that they take at this rate.  The beginning of a chunk is not progress: a liar could begin chunks for
 ever."""
+MAX_WAITING = 256
+"""Most peers that wait for a place among the sources."""
 MOST_LANDING_BYTES = 2 * MOST_OWED_BYTES
 """Most bytes of chunks of one blob under way to us; at most a quarter of them from one peer."""
 
@@ -323,10 +325,13 @@ class Fetch:
     ) -> None:
         self.transfer, self.blob = transfer, transfer.blob
         self.offer = OpenOffer(len(self.blob), transfer.here, members.has_member)
-        self._session, self._places, self._on_chunk = session, places, on_chunk
+        self._session, self._members = session, members
+        self._places, self._on_chunk = places, on_chunk
         self._download = Download(self.blob, transfer.here, session.me.encode() + self.blob.name, transfer.wanted)
         self._failure: StoreFailed | None = None
         self._asked: dict[PeerId, float] = {}
+        self._waiting: dict[PeerId, None] = {}
+        """Peers that may have chunks, and will be asked when there is a place for them."""
         self._unanswered: set[PeerId] = set()
         """Peers asked about their chunks that have not answered yet."""
         self._promising: set[PeerId] = set()
@@ -378,14 +383,14 @@ class Fetch:
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
-                for peer in sources[:MOST_SOURCES]:
-                    self._ask(peer)
+                self.add_sources(sources)
                 while self._download.missing and self._failure is None and not self._is_hopeless():
                     with trio.move_on_after(TICK_S):
                         await self._over.wait()
                     self._handle(DownloadTick())
                     self.transfer.update(self.here, self._download.sources, trio.current_time())
                     self._ask_again()
+                    self._ask_waiting()
                 nursery.cancel_scope.cancel()
         finally:
             self._nursery = None
@@ -407,16 +412,14 @@ class Fetch:
 
     def met(self, peer: PeerId, chunks: ChunkSet) -> None:
         """Note that a peer has asked us for this blob and already has these chunks of it."""
-        if peer not in self._asked and self._has_room():
-            self._ask(peer)  # so that it tells us about further chunks that it gets
+        self._consider(peer)  # so that it tells us about further chunks that it gets
         if chunks:
             self._handle(SourceHas(peer, chunks))
 
     def add_sources(self, peers: Sequence[PeerId]) -> None:
         """Ask these peers too about their chunks."""
         for peer in peers:
-            if peer not in self._asked and self._has_room():
-                self._ask(peer)
+            self._consider(peer)
 
     def got(self, peer: PeerId, chunks: ChunkSet) -> None:
         """Note that a source now has these chunks as well."""
@@ -424,21 +427,55 @@ class Fetch:
 
     def gone(self, peer: PeerId) -> None:
         """Forget a peer that is no longer connected."""
+        self._waiting.pop(peer, None)
+        self._drop(peer)
+
+    def _drop(self, peer: PeerId) -> None:
         self._asked.pop(peer, None)
         self._promising.discard(peer)
         self._apart.discard(peer)
         self._handle(SourceGone(peer))
 
     def _has_room(self) -> bool:
-        """Return True if one more peer may be asked about its chunks; forget a useless peer to make room."""
+        """Return True if one more peer may be asked about its chunks; drop a useless peer to make room.
+
+        A peer that withholds all that it claims waits behind all others for another place.
+        """
         if len(self._asked) < MOST_SOURCES:
             return True
-        now = trio.current_time()
+        now, sending = trio.current_time(), {peer for peer, _ in self._landings}
         for peer, at in self._asked.items():
-            if now - at > ASK_TIMEOUT_S and not self._download.has_use_of(peer):
-                self.gone(peer)
+            is_withholding = self._download.is_withholding(peer) and peer not in sending
+            if is_withholding or (now - at > ASK_TIMEOUT_S and not self._download.has_use_of(peer)):
+                self._drop(peer)
+                if is_withholding:
+                    self._wait(peer)
                 return True
         return False
+
+    def _consider(self, peer: PeerId) -> None:
+        """Ask a peer about its chunks now, or when there is a place for it."""
+        if peer not in self._asked and peer not in self._waiting:
+            if not self._waiting and self._has_room():
+                self._ask(peer)
+            else:
+                self._wait(peer)
+
+    def _wait(self, peer: PeerId) -> None:
+        """Let a peer wait for a place; a member takes a stranger's if too many wait."""
+        if len(self._waiting) >= MAX_WAITING and self._members.has_member(peer):
+            stranger = next((other for other in self._waiting if not self._members.has_member(other)), None)
+            self._waiting.pop(stranger or peer, None)
+        if len(self._waiting) < MAX_WAITING:
+            self._waiting[peer] = None
+
+    def _ask_waiting(self) -> None:
+        """Give free places to the peers that have waited longest, to members first."""
+        for peer in sorted(self._waiting, key=lambda peer: not self._members.has_member(peer)):
+            if not self._has_room():
+                return
+            del self._waiting[peer]
+            self._ask(peer)
 
     def _ask(self, peer: PeerId) -> None:
         if self._nursery is not None and peer != self._session.me and peer not in self._download.barred:
@@ -472,8 +509,8 @@ class Fetch:
         self._handle(SourceHas(peer, chunks))
         connected = self._session.network.connected()
         for other in map(PeerId, reply.neighbours):
-            if other in connected and other not in self._asked and self._has_room():
-                self._ask(other)
+            if other in connected:
+                self._consider(other)
 
     # -- chunks -------------------------------------------------------------------------------------------------------
 

@@ -82,6 +82,17 @@ class Beginner(Staller):
             await trio.sleep(5.0)
 
 
+class LastWithholder(Peer):
+    """Serves everything but the last chunk, which it promises and never sends."""
+
+    async def on_request(self, peer: PeerId, kind: str, data: bytes) -> bytes:
+        if kind == "want":
+            chunks = decode_body(ChunksRequest, data).chunks
+            if len(self.table.blob) - 1 in chunks:
+                return ChunksReply(chunks=[], busy=[]).encode()
+        return await super().on_request(peer, kind, data)
+
+
 class AlwaysBusy(Claimer):
     """Has everything, and never any time."""
 

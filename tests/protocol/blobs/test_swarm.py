@@ -21,7 +21,17 @@ from protocol.blobs.uploads import MOST_QUEUE
 from protocol.events.events import Dropped
 from protocol.transport.interface import Refused
 from protocol.wire.envelope import decode_body
-from tests.protocol.blobs.liars import AlwaysBusy, Beginner, Claimer, Corrupter, Flooder, Repeater, Staller, Swallower
+from tests.protocol.blobs.liars import (
+    AlwaysBusy,
+    Beginner,
+    Claimer,
+    Corrupter,
+    Flooder,
+    LastWithholder,
+    Repeater,
+    Staller,
+    Swallower,
+)
 from tests.protocol.blobs.swarm_table import CHUNK_BYTES, Peer, SwarmTable, members_of, on_swarm_table
 from tests.simulation.broadcast import measure
 from tests.tiers import first_fast
@@ -254,6 +264,22 @@ def test_two_liars_among_eight_receivers_cost_a_broadcast_seconds(kind: type[Cla
         assert taken_s < 1.25 * table.least_s + 10.0
 
     on_swarm_table(check)
+
+
+@pytest.mark.parametrize(("crowd", "most_s"), first_fast([(60, 16.0), (200, 16.0)]))
+def test_a_crowd_that_withholds_the_last_chunk_gives_way_to_the_one_that_has_it(crowd: int, most_s: float) -> None:
+    async def check(table: SwarmTable) -> None:
+        withholders, (honest,), (joiner,) = table.add(LastWithholder, crowd), table.add(), table.add()
+        table.strangers.update(peer.id for peer in withholders)
+        await trio.sleep(0.1)
+        for peer in [*withholders, honest]:
+            peer.hold()
+        joiner.fetch([*withholders, honest])
+        taken_s = await table.until_all([joiner], 100)
+        print(f"{crowd} withholders: {taken_s:.1f} s instead of {table.least_s:.1f} s")
+        assert taken_s < table.least_s + most_s
+
+    on_swarm_table(check, chunks=32)
 
 
 @pytest.mark.parametrize("kind", [Claimer, Repeater, Staller, AlwaysBusy, Beginner])
