@@ -99,3 +99,16 @@ def test_a_kl_term_costs_a_copy_of_the_reference_while_it_is_compared_with(devic
     extra = having.host - without.host + having.device - without.device
     assert 0 <= extra <= width * model.parameters
     assert memory._comparing_bytes(model, 32, width) > width * model.parameters
+
+
+@pytest.mark.parametrize(("device", "width"), [("cpu", 4), ("cuda", 2)])
+def test_preferences_need_room_for_pairs_and_for_a_copy_of_the_reference(device: str, width: int) -> None:
+    def needed(model: ModelConfig, kind: str) -> int:
+        text = config(model)
+        estimate = trainer_memory(replace(text, data=replace(text.data, format=kind)), device)
+        return estimate.host + estimate.device
+
+    deep = replace(SHAPE, dim=1024, heads=16, ffn=2816, layers=20, vocab=256)
+    base = needed(deep, "preference") - memory._state_bytes(deep)
+    assert base - (memory.CPU_PROCESS_BYTES if device == "cpu" else memory.CUDA_PROCESS_BYTES) > width * deep.parameters
+    assert needed(SHAPE, "preference") >= needed(SHAPE, "text")
