@@ -13,6 +13,7 @@ Identity: one worker and two give the same digest.  Prints tables, or with --jso
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import random
@@ -44,6 +45,7 @@ VOCABULARY = 16_000
 LINES = 100
 """Lines of a document, 4 kB on the average."""
 BATCH = 1000
+POOL_MB = 20.0
 FILES = ("a.jsonl.zst", "b.parquet", "c")
 
 
@@ -57,8 +59,18 @@ def documents(megabytes: float, seed: int = 0) -> Iterator[str]:
         yield text
 
 
-def write_inputs(folder: Path, megabytes: float, *, small_files: bool = True) -> None:
-    """Write the documents in turn to a .jsonl.zst, a .parquet, and files of text."""
+def numbered_documents(megabytes: float) -> Iterator[str]:
+    """Yield documents that are made fast: a few thousand texts again and again, each time with another first line."""
+    texts, left = list(documents(min(megabytes, POOL_MB))), megabytes * 1e6
+    for number, text in enumerate(itertools.cycle(texts)):
+        if left <= 0:
+            return
+        left -= len(text)
+        yield f"{number}\n{text}"
+
+
+def write_inputs(folder: Path, texts: Iterator[str], *, small_files: bool = True) -> None:
+    """Write documents in turn to a .jsonl.zst, a .parquet, and files of text."""
     (folder / "c").mkdir(parents=True)
     schema = pyarrow.schema([("text", pyarrow.string())])
     rows: list[str] = []
@@ -67,7 +79,7 @@ def write_inputs(folder: Path, megabytes: float, *, small_files: bool = True) ->
         zstandard.ZstdCompressor().stream_writer(raw) as lines,
         pyarrow.parquet.ParquetWriter(folder / "b.parquet", schema) as table,
     ):
-        for number, text in enumerate(documents(megabytes)):
+        for number, text in enumerate(texts):
             kind = number % (10 if small_files else 2)
             if kind == 2:
                 (folder / "c" / f"{number:08}.txt").write_text(text)
@@ -164,7 +176,7 @@ def build_once(folder: Path, tokenizer: str, workers: int) -> Spent:
 def speed(folder: Path, megabytes: float, rounds: int) -> dict[str, object]:
     """Measure the build and the library in turn."""
     inputs, tokenizer = folder / "speed", folder / "tokenizer.json"
-    write_inputs(inputs, megabytes)
+    write_inputs(inputs, documents(megabytes))
     train_tokenizer(tokenizer)
     library, ours = [], []
     for _ in range(rounds):
@@ -192,7 +204,7 @@ def memory(folder: Path, sizes: list[float]) -> list[dict[str, object]]:
     found: list[dict[str, object]] = []
     for megabytes in sizes:
         inputs = folder / "memory"
-        write_inputs(inputs, megabytes, small_files=False)
+        write_inputs(inputs, numbered_documents(megabytes), small_files=False)
         spent = build_once(inputs, "bytes", 2)
         shutil.rmtree(inputs)
         found.append({"megabytes": megabytes, **asdict(spent)})

@@ -31,10 +31,11 @@ BATCH_BYTES = 512 << 10
 BATCH_ROWS = 4096
 """Limits of a batch: bytes, beyond which no row is added, and rows."""
 MAX_LINE_BYTES = 2 * MAX_DOCUMENT_BYTES
-"""Longest line of a file of rows."""
+"""Largest row."""
 HUB = "hf:"
 LINES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".ndjson", ".ndjson.gz", ".ndjson.zst")
-PARQUET_ROWS = 64
+LONG_ROW = "it has more than {} MiB; split it"
+PARQUET_ROWS = 16
 """Rows that are decoded together from a parquet file."""
 PARQUET_REMEDY = "install it: pip install 'manyhands[data]'"
 HUB_REMEDY = "install it: pip install 'manyhands[hf]'"
@@ -277,7 +278,7 @@ def _whole(path: Path) -> Iterator[Content]:
 def _from_lines(path: Path) -> Iterator[Content]:
     for line in lines_of(path, MAX_LINE_BYTES):
         if line is None:
-            yield RowForm.LONG, f"its line has more than {MAX_LINE_BYTES >> 20} MiB; split it", 0
+            yield RowForm.LONG, LONG_ROW.format(MAX_LINE_BYTES >> 20), 0
         else:
             yield RowForm.JSON, line, len(line)
 
@@ -322,11 +323,24 @@ def _from_parquet(path: Path, fields: FieldSelection, kind: CorpusKind) -> Itera
             return
         try:
             for some in file.iter_batches(batch_size=PARQUET_ROWS, columns=columns):
-                size = some.nbytes // max(1, some.num_rows)
-                for record in some.to_pylist():
-                    yield RowForm.RECORD, record, size
+                yield from _records(some)
         except broken as error:
             raise BrokenFile(f"the file breaks off ({_first_line(error)}); copy it again") from error
+
+
+def _records(rows: Any) -> Iterator[Content]:
+    """Yield the records of some rows of a parquet file; large ones are converted one by one."""
+    if rows.nbytes <= MAX_LINE_BYTES:
+        size = rows.nbytes // max(1, rows.num_rows)
+        for record in rows.to_pylist():
+            yield RowForm.RECORD, record, size
+        return
+    for number in range(rows.num_rows):
+        row = rows.slice(number, 1)
+        if row.nbytes > MAX_LINE_BYTES:
+            yield RowForm.LONG, LONG_ROW.format(MAX_LINE_BYTES >> 20), 0
+        else:
+            yield RowForm.RECORD, row.to_pylist()[0], row.nbytes
 
 
 def _columns(names: list[str], fields: FieldSelection) -> list[str]:
@@ -346,7 +360,10 @@ def _from_hub(name: str) -> Iterator[Content]:
     path, _, config = path.partition(":")
     try:
         for record in library.load_dataset(path, config or None, split=split or "train", streaming=True):
-            yield RowForm.RECORD, record, _size(record)
+            if (size := _size(record)) > MAX_LINE_BYTES:
+                yield RowForm.LONG, LONG_ROW.format(MAX_LINE_BYTES >> 20), 0
+            else:
+                yield RowForm.RECORD, record, size
     except Exception as error:  # the library raises errors of many other libraries
         raise PeerError(
             f"cannot read {name}: {_first_line(error)}; check the name and the connection, and run the command again",

@@ -127,8 +127,19 @@ def test_line_over_the_limit_is_passed_over_in_bounded_memory(tmp_path: Path, mo
     path = tmp_path / "a.jsonl"
     path.write_bytes(jsonl(GOOD[:2]) + b'{"text": "' + b"x" * 10**6 + b'"}\n' + jsonl(GOOD[2:]))
     result = build([BuildInput("s", path)], ALL, tmp_path / "out")
-    assert "a.jsonl, row 3: its line has more than" in str(result.tally.first(True))
+    assert "a.jsonl, row 3: it has more than" in str(result.tally.first(True))
     assert len(texts_of(tmp_path / "out")["s", "train"]) == len(GOOD)
+
+
+def test_row_over_the_limit_is_left_out_of_a_parquet_and_a_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readings, "MAX_LINE_BYTES", 1000)
+    rows = [*GOOD[:2], {"id": 9, "text": "x" * 1001}, *GOOD[2:]]
+    monkeypatch.setitem(sys.modules, "datasets", stand_in(rows, []))
+    origins: list[Path | str] = [write_rows(tmp_path / "a.parquet", rows), "hf:o/n"]
+    for number, origin in enumerate(origins):
+        result = build([BuildInput("s", origin)], ALL, tmp_path / str(number))
+        assert result.tally.left_out == {LeftOut.LONG: 1}
+        assert "row 3: it has more than 0 MiB; split it" in str(result.tally.first(True))
 
 
 def test_document_over_the_limit_is_a_bad_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
