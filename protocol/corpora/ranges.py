@@ -110,7 +110,7 @@ class _Target:
             parts = urlsplit(url)
             host, port = parts.hostname or "", parts.port
             path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-            path.encode("ascii")
+            url.encode("ascii")  # names in other alphabets have an ASCII form
         except ValueError as error:
             raise RangeForbidden("names a malformed address") from error
         is_right = parts.scheme in ("http", "https") and host and parts.username is None and len(url) <= MAX_URL_CHARS

@@ -201,6 +201,8 @@ def test_three_redirects_are_followed_and_no_more() -> None:
         "http://a b/",
         "http://me:secret@mirror.test/",
         "http://x:99999/",
+        "http://\xff.test/",
+        "http://mirror.test/\xff",
     ],
 )
 def test_other_addresses_are_no_mirrors(url: str) -> None:
