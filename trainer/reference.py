@@ -28,6 +28,8 @@ MOST_FRESH = 1 << 20
 """Number of pairs that are kept in memory where there is no file."""
 PAIR_BYTES = 8
 LOG_NAME = "reference"
+INITIAL = "initial.bf16"
+"""Name of the file in which a trainer keeps the weights that a run of preferences began with."""
 
 
 def read_reference(path: Path, count: int, device: torch.device) -> Tensor:
@@ -43,6 +45,23 @@ def read_reference(path: Path, count: int, device: torch.device) -> Tensor:
         block = torch.from_numpy(values[start : start + BLOCK].astype(np.int16))
         weights[start : start + BLOCK] = block.view(torch.bfloat16)
     return weights
+
+
+def write_reference(path: Path, theta: F32) -> None:
+    """Write parameters as reference weights, atomically.  Raises OSError."""
+    unfinished = path.with_name(f".{path.name}.new")
+    try:
+        with unfinished.open("wb") as file:
+            for start in range(0, len(theta), BLOCK):
+                block = torch.from_numpy(theta[start : start + BLOCK].copy()).bfloat16()
+                file.write(block.view(torch.int16).numpy().astype("<i2").tobytes())
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(unfinished, path)
+    except OSError:
+        with suppress(OSError):
+            unfinished.unlink()
+        raise
 
 
 class ReferenceLog:

@@ -32,7 +32,7 @@ from trainer.models.llama.model import Decoder
 from trainer.objective import PreferenceObjective, SourceLoss, SourceTotals, log_probabilities, objective_of
 from trainer.optim import InnerLoop, MomentsFile, Place
 from trainer.reading import reading_of, tokenizer_of
-from trainer.reference import read_reference
+from trainer.reference import INITIAL, read_reference, write_reference
 
 # ------------------------------------------------------------------------------------------------------------------------
 # Result of a round's training, on text or on rollouts: the encoded difference, or an error if it is unusable.
@@ -156,6 +156,7 @@ class Worker:
             else corpora.TextReading(corpus, config.data.sequence_length)
         )
         self.objective = objective_of(config, self.reading, moments.path.parent if moments is not None else None)
+        self._initial = moments.path.with_name(INITIAL) if moments is not None else None
         self.order = WindowOrder(config.seed, self.reading.windows)
 
     @property
@@ -202,6 +203,8 @@ class Worker:
         numbers = chain.from_iterable(range(start, end) for start, end in task.rows)
         if isinstance(self.objective, PreferenceObjective):
             leases = chain.from_iterable(range(start, end) for start, end in task.rows)
+            if task.round == 0 and not task.reference and self._initial is not None:
+                write_reference(self._initial, theta)
             self._compare(self._windows(islice(leases, task.steps * count)), task.reference, between)
         self.load(theta)
         losses, tokens, computed, totals = 0.0, 0, 0.0, SourceTotals(self.reading.names)
@@ -231,7 +234,8 @@ class Worker:
     def _compare(self, windows: Sequence[int], path: str, between: Between, *, held_out: bool = False) -> None:
         """Compute the log-probabilities of preferences under the reference weights, where they are not known.
 
-        path: of the reference weights.  Raises ValueError if the weights are needed and there are none.
+        path: of the reference weights; empty for the initial weights that this trainer has kept since round 0.  Raises
+        ValueError if the weights are needed and there are none.
         """
         if not isinstance(self.objective, PreferenceObjective) or not isinstance(self.reading, CorpusReading):
             return
@@ -239,6 +243,8 @@ class Worker:
             self.objective.log.trim()
         log, pairs = self.objective.log, {self.reading.pair(each, held_out=held_out): each for each in windows}
         missing = log.missing(pairs)
+        if not path and self._initial is not None and self._initial.exists():
+            path = str(self._initial)
         if missing and not path:
             raise ValueError("preferences are compared with the weights that the run began with, and those are not here")
         if not missing:

@@ -43,9 +43,9 @@ def worker_on(folder: Path, state: Path | None = None, **data: Any) -> Worker:
     return Worker(TrainingConfig.from_sections(sections), small.CPU, moments=moments)
 
 
-def computed(worker: Worker, reference: Path | None, theta: Any = None, steps: int = 1) -> Done:
+def computed(worker: Worker, reference: Path | None, theta: Any = None, steps: int = 1, round: int = 1) -> Done:
     out = memoryview(bytearray(worker.layout[-1].encoded.stop))
-    task = Task(0, [(0, 1000)], steps, 0, reference=str(reference or ""))
+    task = Task(round, [(0, 1000)], steps, 0, reference=str(reference or ""))
     return worker.compute(task, small.theta() if theta is None else theta, out, lambda *_: False)
 
 
@@ -98,6 +98,21 @@ def test_pairs_that_nobody_has_compared_need_the_weights(folder: Path, reference
     reference.write_bytes(reference.read_bytes()[:-2])
     with pytest.raises(ValueError, match="the reference weights have"):
         computed(worker, reference)
+
+
+def test_a_trainer_that_began_with_the_run_keeps_the_initial_weights_itself(
+    folder: Path, reference: Path, tmp_path: Path
+) -> None:
+    wanted = computed(worker_on(folder), reference, small.theta() * np.float32(1.5))
+    computed(worker_on(folder, tmp_path / "state"), None, round=0)
+    for log in (tmp_path / "state").glob("reference-*.f32"):
+        log.unlink()
+    later = worker_on(folder, tmp_path / "state")
+    assert computed(later, None, small.theta() * np.float32(1.5)).losses == wanted.losses
+    assert {path.name for path in (tmp_path / "state").iterdir()} == {
+        "initial.bf16",
+        f"reference-{later.reading.digest}.f32",
+    }
 
 
 def test_micro_batches_hold_whole_pairs_and_give_the_gradient_of_the_whole(folder: Path, reference: Path) -> None:
