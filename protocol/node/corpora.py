@@ -116,7 +116,7 @@ class LeasedBlocks:
         """Fetch blocks until cancelled.  Raises `CorpusFlawed` and `StoreFailed`."""
         await self._files.until_here()
         store = await self._offload(self._corpora.open)
-        client = RangeClient(AddressPolicy(self._settings.mirror_networks))
+        client = RangeClient(AddressPolicy(self._settings.mirror_networks), pay=self._session.network.receive_elsewhere)
         mirrors = Mirrors(self._manifest.data.mirrors, client, self._session.me, self._session.emit)
         policy = FetchPolicy(self._settings.keep_share)
         fetcher = BlockFetcher(self._session, self._swarm, store, mirrors, self._offload, policy)
@@ -149,6 +149,8 @@ class LeasedBlocks:
             return
         block = known.block(number)
         if block in self._leased[0]:
+            if self._fetcher is not None:
+                self._fetcher.recheck(block)
             self._stalled.set()
             return
         self._asked.pop(block, None)
