@@ -201,7 +201,7 @@ class Judge:
                 read = leased
             if read != leased:
                 raise Violation(f"once: in round {base.round} {peer} read the rows {read}, and its lease has {leased}")
-            if peer in contributing:
+            if read and peer in contributing:
                 if read in rows and len(commit.record.members) > self._manifest.rounds.min_members:
                     raise Violation(f"once: in round {base.round} {peer} and {rows[read]} read the same rows")
                 rows[read] = peer

@@ -127,6 +127,14 @@ def test_a_record_consumes_the_rows_of_the_steps_of_its_contributors_and_the_oth
     assert pool == LeasePool(4 * rows, ((rows + 7 * step, 3 * rows),))
 
 
+def test_the_next_lease_is_foreseen_if_all_holders_do_all_their_steps() -> None:
+    base = base_of(a_roster(Leases(LeasePool(90 * TERMS.rows, ((5, 9 * TERMS.rows),)))))
+    after = a_roster(base.leases).after(a_commit(members(*PEERS[:4], steps=MANIFEST.rounds.inner_steps)))
+    following = base_on(SETTINGS, 6, BASE.tip, after)
+    for peer in PEERS[:4]:
+        assert base.next_lease(MANIFEST, peer) == following.lease(MANIFEST, peer) != base.lease(MANIFEST, peer)
+
+
 def test_a_record_that_learned_from_rollouts_consumes_nothing() -> None:
     leases = Leases(LeasePool(90, ((3, 9),)), BASE.tip)
     with learns_from_rollouts(True):

@@ -1,0 +1,40 @@
+"""A run whose data ends: every row is read, by whoever is there, and the run is over with the last one."""
+
+from __future__ import annotations
+
+from unittest.mock import PropertyMock, patch
+
+import pytest
+import trio
+
+from kernels.layout import chunk_layout, payload_bytes
+from protocol.run.manifest import RunManifest
+from tests.simulation.runs import begin, holds, simulate
+from tests.simulation.world import World, simulated_run
+
+ROWS = 333
+MANIFEST = simulated_run().manifest
+NOTHING = memoryview(bytes(payload_bytes(chunk_layout(MANIFEST.parameters, MANIFEST.chunk_parameters))))
+"""The contribution of a peer whose lease is empty."""
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_limited_data_is_read_to_its_last_row_and_ends_the_run(dies: bool) -> None:
+    async def scenario(world: World) -> None:
+        world.judge.on_contribution(NOTHING, None)
+        await begin(world, 4)
+        if dies:
+            world.faults.kill(world.seats[1])
+
+        def is_over() -> bool:
+            return all(seat.node is not None and seat.node._history.base.progress.is_over for seat in world.up())
+
+        await world.until("the data is read", is_over, within_s=600.0)
+        rounds = world.rounds()
+        await trio.sleep(30.0)
+        assert world.rounds() == rounds, "no record follows"
+        pool = world.up()[0].node._history.base.leases.pool  # type: ignore[union-attr]
+        assert (pool.cursor, pool.returned, pool.skipped) == (ROWS, (), 0)
+
+    with patch.object(RunManifest, "data_rows", PropertyMock(return_value=ROWS)):
+        holds(simulate(3, scenario))
